@@ -1,0 +1,179 @@
+// tokens.h   files of tokens: ours, Megatron-LM's .bin/.idx pair and llm.c's .bin, mapped and checked
+//   ours, little-endian:
+//      0  8  "GPTTOKEN"
+//      8  4  version, 1
+//     12  4  bytes of a token, 2 or 4
+//     16  8  number of tokens n
+//     24  4  vocabulary V: every token is below it
+//     28  4  the end-of-text token
+//     32  8  number of documents
+//     40 24  name of the vocabulary: "bytes" or "bpe", filled with 0
+//     64     n tokens, filled with 0 to a multiple of 8
+//            a checksum for every 64 KiB of the tokens above, the last one for what remains
+//   A reader checks sizes at once, each 64 KiB when it is first touched, and every token it hands out.
+#pragma once
+#include <memory>
+#include <vector>
+#include "../layers/base/checksum.h"
+#include "../layers/base/file.h"
+
+constexpr size_t token_header_bytes = 64, token_chunk_bytes = 64 << 10;
+
+struct TokenFile {
+    MappedFile file;
+    std::string path;
+    size_t begin = 0;  // offset of the first token
+    int width = 2;
+    uint64_t count = 0;
+    int vocabulary = 0;  // 0: the format does not say
+    int end_of_text = -1;
+    std::string kind;            // "bytes", "bpe", or "" where the format does not say
+    size_t checksums = 0;        // their offset; 0: the format has none
+    std::vector<bool> verified;  // chunks
+
+    explicit TokenFile(const std::string& given) : file(given), path(given) {
+        if (file.size == 0) fail("%s: is empty: make it with ./tokenize", path.c_str());
+        std::string index = path.size() > 4 && path.substr(path.size() - 4) == ".bin" ? path.substr(0, path.size() - 4) + ".idx" : "";
+        uint32_t first = file.size >= 4 ? file.read<uint32_t>(0, "a header") : 0;
+        if (file.size >= 8 && memcmp(file.data, "GPTTOKEN", 8) == 0) open_ours();
+        else if (!index.empty() && access(index.c_str(), F_OK) == 0) open_megatron(index);
+        else if (first == 20240520 || first == 20240801) open_llmc(first);
+        else
+            fail("%s: is no token file: wants our \"GPTTOKEN\", llm.c's 20240520, or Megatron-LM's .idx beside a .bin; "
+                 "make one from text with ./tokenize", path.c_str());
+    }
+
+    void open_ours() {
+        file.range(0, token_header_bytes, "the header");
+        uint32_t version = file.read<uint32_t>(8, "version");
+        if (version != 1) fail("%s: has version %u, this program reads 1: make it again with ./tokenize", path.c_str(), version);
+        width = (int)file.read<uint32_t>(12, "width");
+        count = file.read<uint64_t>(16, "count");
+        vocabulary = (int)file.read<uint32_t>(24, "vocabulary");
+        end_of_text = (int)file.read<uint32_t>(28, "end of text");
+        kind = std::string(file.data + 40, strnlen(file.data + 40, 24));
+        begin = token_header_bytes;
+        if ((width != 2 && width != 4) || vocabulary < 2 || end_of_text >= vocabulary)
+            fail("%s: header at offset 12 is damaged: width %d, vocabulary %d, end of text %d", path.c_str(), width,
+                 vocabulary, end_of_text);
+        if (count > file.size) fail_size(count * width);
+        size_t padded = (count * width + 7) / 8 * 8, chunks = (count * width + token_chunk_bytes - 1) / token_chunk_bytes;
+        checksums = begin + padded;
+        if (file.size != checksums + 8 * chunks) fail_size(checksums + 8 * chunks);
+        verified.resize(chunks);
+    }
+    [[noreturn]] void fail_size(size_t wants) const {
+        fail("%s: has %zu bytes, its header wants %zu: truncated or damaged; make it again", path.c_str(), file.size, wants);
+    }
+
+    // llm.c: 256 int32 (magic, version, count), then uint16 (GPT-2, version 1) or uint32 (Llama 3, version 7) tokens
+    void open_llmc(uint32_t magic) {
+        width = magic == 20240520 ? 2 : 4;
+        uint32_t version = file.read<uint32_t>(4, "version");
+        if (version != (width == 2 ? 1u : 7u)) fail("%s: llm.c token file of unknown version %u", path.c_str(), version);
+        count = file.read<uint32_t>(8, "count");
+        begin = 1024;
+        if (file.size != begin + count * width) fail_size(begin + count * width);
+    }
+
+    // Megatron-LM: .idx = "MMIDIDX\0\0", uint64 version 1, uint8 type, uint64 sequences, uint64 documents,
+    // int32 sizes[sequences], int64 pointers[sequences] (bytes into .bin), int64 document bounds[documents];
+    // .bin = the tokens of all sequences, one after the other
+    void open_megatron(const std::string& index_path) {
+        MappedFile index(index_path);
+        if (index.size < 9 || memcmp(index.data, "MMIDIDX\0\0", 9) != 0)
+            fail("%s: is no Megatron-LM index: wants \"MMIDIDX\" at offset 0", index_path.c_str());
+        uint64_t version = index.read<uint64_t>(9, "version"), sequences = index.read<uint64_t>(18, "sequences");
+        uint64_t documents = index.read<uint64_t>(26, "documents");
+        uint8_t type = index.read<uint8_t>(17, "type");
+        if (version != 1) fail("%s: has version %zu, this program reads 1", index_path.c_str(), (size_t)version);
+        if (type != 8 && type != 4) fail("%s: has token type %d, wants 8 (uint16) or 4 (int32)", index_path.c_str(), type);
+        width = type == 8 ? 2 : 4;
+        if (sequences > index.size || documents > index.size || index.size != 34 + sequences * 12 + documents * 8)
+            fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(), index.size,
+                 (size_t)sequences, (size_t)documents);
+        for (uint64_t i = 0; i < sequences; i++) {
+            int32_t size = index.read<int32_t>(34 + 4 * i, "a size");
+            int64_t pointer = index.read<int64_t>(34 + 4 * sequences + 8 * i, "a pointer");
+            if (size < 0 || pointer != (int64_t)(count * width))
+                fail("%s: sequence %zu has size %d and pointer %lld, wants pointer %zu", index_path.c_str(), (size_t)i,
+                     size, (long long)pointer, (size_t)count * width);
+            count += size;
+        }
+        if (file.size != count * width)
+            fail("%s: has %zu bytes, its index %s wants %zu", path.c_str(), file.size, index_path.c_str(), (size_t)count * width);
+    }
+
+    void verify(uint64_t from, uint64_t n) {  // the chunks under tokens [from, from + n)
+        if (!checksums) return;
+        for (size_t c = from * width / token_chunk_bytes; c <= ((from + n) * width - 1) / token_chunk_bytes; c++) {
+            if (verified[c]) continue;
+            size_t offset = begin + c * token_chunk_bytes, bytes = std::min(token_chunk_bytes, begin + count * width - offset);
+            if (checksum(file.data + offset, bytes) != file.read<uint64_t>(checksums + 8 * c, "a checksum"))
+                fail("%s: damaged between offsets %zu and %zu: its checksum differs; make it again", path.c_str(), offset, offset + bytes);
+            verified[c] = true;
+        }
+    }
+
+    // tokens [from, from + n) into out; each below V
+    void read(int* out, uint64_t from, uint64_t n, int V) {
+        if (from > count || n > count - from)
+            fail("%s: has %zu tokens, wants %zu from %zu", path.c_str(), (size_t)count, (size_t)n, (size_t)from);
+        if (n) verify(from, n);
+        const char* p = file.data + begin + from * width;
+        for (uint64_t i = 0; i < n; i++) {
+            uint32_t token = 0;
+            memcpy(&token, p + i * width, width);
+            if (token >= (uint32_t)V)
+                fail("%s: token %u at offset %zu: the vocabulary has %d; choose the --vocabulary the file was made with",
+                     path.c_str(), token, (size_t)(begin + (from + i) * width), V);
+            out[i] = (int)token;
+        }
+    }
+};
+
+// writes our format; the tokens stream through
+struct TokenWriter {
+    FileWriter file;
+    int width, vocabulary, end_of_text;
+    std::string kind, chunk;
+    std::vector<uint64_t> sums;
+    uint64_t count = 0, documents = 0;
+
+    TokenWriter(const std::string& path, const std::string& kind, int vocabulary, int end_of_text)
+        : file(path), width(vocabulary <= 65536 ? 2 : 4), vocabulary(vocabulary), end_of_text(end_of_text), kind(kind) {
+        std::string blank(token_header_bytes, 0);
+        file.write(blank);
+    }
+    void add(const uint32_t* tokens, size_t n) {
+        count += n;
+        for (size_t i = 0; i < n; i++) {
+            chunk.append((const char*)&tokens[i], width);
+            if (chunk.size() == token_chunk_bytes) flush();
+        }
+    }
+    void end_document() {
+        uint32_t token = (uint32_t)end_of_text;
+        add(&token, 1);
+        documents++;
+    }
+    void flush() {
+        sums.push_back(checksum(chunk.data(), chunk.size()));
+        file.write(chunk);
+        chunk.clear();
+    }
+    void finish() {
+        if (!chunk.empty()) flush();
+        file.write(std::string((8 - count * width % 8) % 8, 0));
+        file.write(sums.data(), sums.size() * 8);
+        char header[token_header_bytes] = "GPTTOKEN";
+        uint32_t words[2] = {1, (uint32_t)width}, vocabulary_words[2] = {(uint32_t)vocabulary, (uint32_t)end_of_text};
+        memcpy(header + 8, words, 8);
+        memcpy(header + 16, &count, 8);
+        memcpy(header + 24, vocabulary_words, 8);
+        memcpy(header + 32, &documents, 8);
+        memcpy(header + 40, kind.data(), std::min(kind.size(), (size_t)23));
+        file.write_at(header, sizeof header, 0);
+        file.finish();
+    }
+};

@@ -1,0 +1,227 @@
+// attention.cuh   causal self-attention, the scores in memory: the readable version and the reference
+//   p = softmax(q k^T / sqrt(HS)) over the keys up to the query's own position;  o = p v
+//   qkv, dqkv (B, T, NH, 3, HS): q, k and v of a head lie together   o, dout (B, T, NH, HS)   p, dp (B, NH, T, T)
+//   kept:  p (the block keeps qkv)
+//   backward: dqkv is set; dp is scratch:  dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
+//             dq = ds k   dk = ds^T q
+//   step:  one query, at position t of one sequence, against all rows up to t: generation with qkv as its
+//          key-value cache; scores (NH, t + 1) real is scratch
+//   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count), 10 backward
+#pragma once
+#include "base/gemm.h"
+
+struct AttentionShape {
+    int B, T, NH, HS;
+    long row() const { return 3L * NH * HS; }  // elements of qkv from one position to the next
+    long out() const { return (long)NH * HS; }
+    real scale() const { return 1 / std::sqrt(real(HS)); }
+};
+
+namespace ref {
+
+constexpr int attention_rows = 64;  // queries at a time: keys beyond the last of them are not computed
+
+inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
+    #pragma omp parallel for collapse(2)
+    for (int b = 0; b < a.B; b++)
+        for (int h = 0; h < a.NH; h++) {
+            const floatX* q = qkv + b * a.T * a.row() + 3L * h * a.HS;
+            const floatX *k = q + a.HS, *v = k + a.HS;
+            floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
+            floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
+            for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
+                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
+                gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys,
+                              .k = a.HS, .transpose_b = true, .alpha = a.scale(), .lda = a.row(), .ldb = a.row(),
+                              .ldc = a.T}, s);
+                for (int t = t0; t < keys; t++) {
+                    floatX* row = pb + (long)t * a.T;
+                    real largest = real(row[0]), sum = 0;
+                    for (int j = 0; j <= t; j++) largest = std::max(largest, real(row[j]));
+                    #pragma omp simd reduction(+ : sum)
+                    for (int j = 0; j <= t; j++) sum += std::exp(real(row[j]) - largest);
+                    real inverse = 1 / sum;
+                    #pragma omp simd
+                    for (int j = 0; j <= t; j++) row[j] = floatX(std::exp(real(row[j]) - largest) * inverse);
+                    for (int j = t + 1; j < a.T; j++) row[j] = floatX(0);
+                }
+                gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows, .n = a.HS,
+                              .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
+            }
+        }
+}
+
+inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p, const floatX* qkv,
+                               AttentionShape a, Stream s) {
+    #pragma omp parallel for collapse(2)
+    for (int b = 0; b < a.B; b++)
+        for (int h = 0; h < a.NH; h++) {
+            long at = b * a.T * a.row() + 3L * h * a.HS;
+            const floatX *q = qkv + at, *k = q + a.HS, *v = k + a.HS;
+            floatX *dq = dqkv + at, *dk = dq + a.HS, *dv = dk + a.HS;
+            const floatX* db = dout + b * a.T * a.out() + (long)h * a.HS;
+            const floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
+            floatX* dpb = dp + ((long)b * a.NH + h) * a.T * a.T;
+            // from the last rows, which see every key and set dk and dv, to the first, which add to some of them
+            real beta = 0;
+            for (int t0 = (a.T - 1) / attention_rows * attention_rows; t0 >= 0; t0 -= attention_rows, beta = 1) {
+                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
+                const floatX *dt = db + t0 * a.out(), *pt = pb + (long)t0 * a.T;
+                floatX* dpt = dpb + (long)t0 * a.T;
+                gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows, .transpose_a = true,
+                              .beta = beta, .lda = a.T, .ldb = a.out(), .ldc = a.row()}, s);
+                gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS, .transpose_b = true,
+                              .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
+                for (int t = 0; t < rows; t++) {
+                    floatX* d = dpt + (long)t * a.T;
+                    const floatX* pr = pt + (long)t * a.T;
+                    real sum = 0;
+                    #pragma omp simd reduction(+ : sum)
+                    for (int j = 0; j < keys; j++) sum += real(pr[j]) * real(d[j]);
+                    #pragma omp simd
+                    for (int j = 0; j < keys; j++) d[j] = floatX(real(pr[j]) * (real(d[j]) - sum) * a.scale());
+                }
+                gemm<floatX>({.out = dq + t0 * a.row(), .a = dpt, .b = k, .m = rows, .n = a.HS, .k = keys,
+                              .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
+                gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS, .k = rows,
+                              .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
+            }
+        }
+}
+
+inline void attention_step(floatX* o, real* scores, const floatX* qkv, int t, AttentionShape a, Stream) {
+    #pragma omp parallel for
+    for (int h = 0; h < a.NH; h++) {
+        const floatX *q = qkv + t * a.row() + 3L * h * a.HS, *k = qkv + (3L * h + 1) * a.HS, *v = k + a.HS;
+        real *score = scores + (long)h * (t + 1), largest = 0, sum = 0;
+        for (int j = 0; j <= t; j++) {
+            real dot = 0;
+            #pragma omp simd reduction(+ : dot)
+            for (int c = 0; c < a.HS; c++) dot += real(q[c]) * real(k[j * a.row() + c]);
+            score[j] = dot * a.scale();
+            largest = j ? std::max(largest, score[j]) : score[j];
+        }
+        for (int j = 0; j <= t; j++) sum += score[j] = std::exp(score[j] - largest);
+        for (int c = 0; c < a.HS; c++) {
+            real out = 0;
+            for (int j = 0; j <= t; j++) out += score[j] * real(v[j * a.row() + c]);
+            o[(long)h * a.HS + c] = floatX(out / sum);
+        }
+    }
+}
+
+}  // namespace ref
+
+#if HAS_KERNELS
+namespace gpu {
+
+constexpr int attention_block = 128;
+
+// a warp a row of the scores, in place
+__global__ void softmax_forward_kernel(floatX* p, long rows, int T) {
+    int lane = threadIdx.x % 32;
+    long r = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (r >= rows) return;
+    int t = (int)(r % T);
+    p += r * T;
+    real largest = real(p[0]), sum = 0;
+    for (int j = lane; j <= t; j += 32) largest = real(p[j]) > largest ? real(p[j]) : largest;
+    largest = warp_max(largest);
+    for (int j = lane; j <= t; j += 32) sum += exp(real(p[j]) - largest);
+    real inverse = 1 / warp_sum(sum);
+    for (int j = lane; j < T; j += 32) p[j] = floatX(j <= t ? exp(real(p[j]) - largest) * inverse : 0);
+}
+
+// dp becomes the gradient of the unscaled scores, in place; p is 0 beyond the diagonal, and so is the result
+__global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale, long rows, int T) {
+    int lane = threadIdx.x % 32;
+    long r = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (r >= rows) return;
+    dp += r * T, p += r * T;
+    real sum = 0;
+    for (int j = lane; j < T; j += 32) sum += real(p[j]) * real(dp[j]);
+    sum = warp_sum(sum);
+    for (int j = lane; j < T; j += 32) dp[j] = floatX(real(p[j]) * (real(dp[j]) - sum) * scale);
+}
+
+// a block a head: scores, their softmax, the weighted sum of the values
+__global__ void attention_step_kernel(floatX* o, real* scores, const floatX* qkv, int t, real scale, long row, int HS) {
+    SHARED(real, shared_sum, 1);
+    int h = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const floatX *q = qkv + t * row + 3L * h * HS, *k = qkv + (3L * h + 1) * HS, *v = k + HS;
+    scores += (long)h * (t + 1);
+    for (int j = warp; j <= t; j += warps) {
+        real dot = 0;
+        for (int c = lane; c < HS; c += 32) dot += real(q[c]) * real(k[j * row + c]);
+        dot = warp_sum(dot);
+        if (lane == 0) scores[j] = dot * scale;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        real largest = scores[0], sum = 0;
+        for (int j = lane; j <= t; j += 32) largest = scores[j] > largest ? scores[j] : largest;
+        largest = warp_max(largest);
+        for (int j = lane; j <= t; j += 32) sum += scores[j] = exp(scores[j] - largest);
+        sum = warp_sum(sum);
+        if (lane == 0) shared_sum[0] = sum;
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < HS; c += blockDim.x) {
+        real out = 0;
+        for (int j = 0; j <= t; j++) out += scores[j] * real(v[j * row + c]);
+        o[(long)h * HS + c] = floatX(out / shared_sum[0]);
+    }
+}
+
+// one batched product over the heads for each sequence: neighbours in B and NH do not lie at one stride
+inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
+    long square = (long)a.T * a.T, head = 3L * a.HS;
+    for (int b = 0; b < a.B; b++) {
+        const floatX* q = qkv + b * a.T * a.row();
+        gemm<floatX>({.out = p + b * a.NH * square, .a = q, .b = q + a.HS, .m = a.T, .n = a.T, .k = a.HS,
+                      .transpose_b = true, .alpha = a.scale(), .lda = a.row(), .ldb = a.row(), .batch = a.NH,
+                      .stride_a = head, .stride_b = head, .stride_out = square}, s);
+    }
+    long rows = (long)a.B * a.NH * a.T;
+    LAUNCH(softmax_forward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, p, rows, a.T);
+    for (int b = 0; b < a.B; b++) {
+        const floatX* v = qkv + b * a.T * a.row() + 2 * a.HS;
+        gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T, .n = a.HS, .k = a.T,
+                      .ldb = a.row(), .ldc = a.out(), .batch = a.NH, .stride_a = square, .stride_b = head,
+                      .stride_out = a.HS}, s);
+    }
+}
+
+inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p, const floatX* qkv,
+                               AttentionShape a, Stream s) {
+    long square = (long)a.T * a.T, head = 3L * a.HS;
+    for (int b = 0; b < a.B; b++) {
+        long at = b * a.T * a.row();
+        const floatX *db = dout + b * a.T * a.out(), *pb = p + b * a.NH * square, *v = qkv + at + 2 * a.HS;
+        gemm<floatX>({.out = dqkv + at + 2 * a.HS, .a = pb, .b = db, .m = a.T, .n = a.HS, .k = a.T,
+                      .transpose_a = true, .ldb = a.out(), .ldc = a.row(), .batch = a.NH, .stride_a = square,
+                      .stride_b = a.HS, .stride_out = head}, s);
+        gemm<floatX>({.out = dp + b * a.NH * square, .a = db, .b = v, .m = a.T, .n = a.T, .k = a.HS,
+                      .transpose_b = true, .lda = a.out(), .ldb = a.row(), .batch = a.NH, .stride_a = a.HS,
+                      .stride_b = head, .stride_out = square}, s);
+    }
+    long rows = (long)a.B * a.NH * a.T;
+    LAUNCH(softmax_backward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, dp, p, a.scale(),
+           rows, a.T);
+    for (int b = 0; b < a.B; b++) {
+        long at = b * a.T * a.row();
+        const floatX *q = qkv + at, *k = q + a.HS, *ds = dp + b * a.NH * square;
+        gemm<floatX>({.out = dqkv + at, .a = ds, .b = k, .m = a.T, .n = a.HS, .k = a.T, .ldb = a.row(),
+                      .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head, .stride_out = head}, s);
+        gemm<floatX>({.out = dqkv + at + a.HS, .a = ds, .b = q, .m = a.T, .n = a.HS, .k = a.T, .transpose_a = true,
+                      .ldb = a.row(), .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head,
+                      .stride_out = head}, s);
+    }
+}
+
+inline void attention_step(floatX* o, real* scores, const floatX* qkv, int t, AttentionShape a, Stream s) {
+    LAUNCH(attention_step_kernel, a.NH, attention_block, 0, s, o, scores, qkv, t, a.scale(), a.row(), a.HS);
+}
+
+}  // namespace gpu
+#endif

@@ -1,0 +1,268 @@
+// config.h   what a run is: presets, one table of options, and the refusal of what cannot work
+//   The table `options` makes the parser, --help, the settings print-out and the run's record in checkpoints.
+//   A --config file holds the same names, one per line: `batch 1920`; # begins a comment. The command line wins.
+#pragma once
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <set>
+#include <sstream>
+#include <string>
+#include <variant>
+#include <vector>
+#include "check.h"
+
+struct Preset {
+    const char* name;
+    int layers, hidden, heads, sequence, pad_vocabulary;
+    double learning_rate;
+};
+
+// GPT-2's and GPT-3's sizes (Radford et al. 2019; Brown et al. 2020, table 2.1) and MT-NLG (arXiv 2201.11990)
+constexpr Preset presets[] = {
+    {"124M", 12, 768, 12, 1024, 128, 6.0e-4},    {"350M", 24, 1024, 16, 1024, 128, 3.0e-4},
+    {"774M", 36, 1280, 20, 1024, 128, 2.5e-4},   {"1.3B", 24, 2048, 16, 2048, 128, 2.0e-4},
+    {"1558M", 48, 1600, 25, 1024, 128, 2.0e-4},  {"2.7B", 32, 2560, 32, 2048, 128, 1.6e-4},
+    {"6.7B", 32, 4096, 32, 2048, 128, 1.2e-4},   {"13B", 40, 5120, 40, 2048, 128, 1.0e-4},
+    {"175B", 96, 12288, 96, 2048, 128, 6.0e-5},  {"530B", 105, 20480, 128, 2048, 1024, 5.0e-5},
+};
+constexpr int gpt2_vocabulary = 50257;
+
+struct Options {
+    std::string model = "124M";
+    int layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, pad_vocabulary = 0;
+    std::vector<std::string> train, validation;
+    std::string tokenizer;
+    int batch = 8, micro_batch = 0;
+    long steps = 0, until_tokens = 0;
+    double learning_rate = 0, min_learning_rate = -1;
+    long warmup_tokens = -1, decay_tokens = -1;
+    double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, clip = 1;
+    long seed = 1234;
+    long evaluate_every = 0, evaluate_batches = 20, sample_every = 0;
+    int sample_tokens = 64, top_k = 0;
+    double temperature = 1, top_p = 1;
+    std::string save, resume, metrics, config, generate;
+    long save_every = 0, keep = 2;
+    bool help = false;
+    std::set<std::string> given;  // named on the command line or in the config file
+    bool has(const char* name) const { return given.count(name) > 0; }
+};
+
+using Field = std::variant<int Options::*, long Options::*, double Options::*, bool Options::*,
+                           std::string Options::*, std::vector<std::string> Options::*>;
+struct Option {
+    const char* name;
+    Field field;
+    double least;  // of a number
+    const char* help;
+};
+
+inline const std::vector<Option>& option_table() {
+    using O = Options;
+    static const std::vector<Option> table = {
+        {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 13B 175B 530B"},
+        {"layers", &O::layers, 1, "transformer blocks L (default: the preset's)"},
+        {"hidden", &O::hidden, 1, "channels C (default: the preset's)"},
+        {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},
+        {"sequence", &O::sequence, 1, "tokens in a sequence T (default: the preset's)"},
+        {"vocabulary", &O::vocabulary, 2, "tokens in the vocabulary V (default: the training file's, else 50257)"},
+        {"pad-vocabulary", &O::pad_vocabulary, 1, "V is padded to a multiple of this (default: the preset's)"},
+        {"train", &O::train, 0, "token files to train on: FILE…"},
+        {"validation", &O::validation, 0, "token files to evaluate on: FILE…"},
+        {"tokenizer", &O::tokenizer, 0, "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
+        {"batch", &O::batch, 1, "sequences in a step"},
+        {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
+        {"steps", &O::steps, 0, "stop after this many steps"},
+        {"until-tokens", &O::until_tokens, 1, "stop after this many tokens"},
+        {"learning-rate", &O::learning_rate, 0, "peak (default: the preset's)"},
+        {"min-learning-rate", &O::min_learning_rate, 0, "floor after the decay (default: a tenth of the peak)"},
+        {"warmup-tokens", &O::warmup_tokens, 0, "tokens of linear warm-up (default: a hundredth of the run)"},
+        {"decay-tokens", &O::decay_tokens, 0, "tokens at which the cosine reaches its floor (default: the run)"},
+        {"beta1", &O::beta1, 0, "AdamW"},
+        {"beta2", &O::beta2, 0, "AdamW"},
+        {"epsilon", &O::epsilon, 0, "AdamW"},
+        {"weight-decay", &O::weight_decay, 0, "AdamW; not on biases and layer norms"},
+        {"clip", &O::clip, 0, "largest global gradient norm; 0: no clipping"},
+        {"seed", &O::seed, 0, "of initial weights, order of samples, sampling"},
+        {"evaluate-every", &O::evaluate_every, 0, "steps between evaluations; 0: only at the end"},
+        {"evaluate-batches", &O::evaluate_batches, 1, "micro-batches in an evaluation, at most"},
+        {"sample-every", &O::sample_every, 0, "steps between samples of text; 0: none"},
+        {"sample-tokens", &O::sample_tokens, 1, "tokens in a sample"},
+        {"temperature", &O::temperature, 0, "of sampling; 0: always the likeliest token"},
+        {"top-k", &O::top_k, 0, "sample among the k likeliest tokens; 0: all"},
+        {"top-p", &O::top_p, 0, "sample among the likeliest tokens that have this probability together"},
+        {"save", &O::save, 0, "folder for checkpoints"},
+        {"save-every", &O::save_every, 0, "steps between checkpoints; 0: only at the end"},
+        {"keep", &O::keep, 1, "newest checkpoints to keep"},
+        {"resume", &O::resume, 0, "folder whose newest whole checkpoint to go on from"},
+        {"metrics", &O::metrics, 0, "file for one JSON line a step"},
+        {"config", &O::config, 0, "file of options"},
+        {"generate", &O::generate, 0, "print a continuation of this text, from the checkpoint in --resume"},
+        {"help", &O::help, 0, "this list"},
+    };
+    return table;
+}
+
+// edits (insert, delete, replace) from a to b
+inline int edit_distance(const std::string& a, const std::string& b) {
+    std::vector<int> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) row[j] = (int)j;
+    for (size_t i = 1; i <= a.size(); i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            int change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row[b.size()];
+}
+
+inline std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+    return *std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
+        return edit_distance(word, a) < edit_distance(word, b);
+    });
+}
+
+inline double parse_number(const std::string& name, const std::string& value, double least, bool whole) {
+    char* end = nullptr;
+    errno = 0;
+    double x = strtod(value.c_str(), &end);
+    bool number = !value.empty() && *end == 0 && errno == 0 && std::abs(x) < 9e15;
+    if (!number || (whole && x != (double)(long)x) || x < least)
+        fail("--%s %s: want %s of at least %g", name.c_str(), value.c_str(), whole ? "a whole number" : "a number", least);
+    return x;
+}
+
+inline const Option& find_option(const std::string& name, const std::string& where) {
+    std::vector<std::string> names;
+    for (auto& o : option_table()) {
+        if (name == o.name) return o;
+        names.push_back(o.name);
+    }
+    fail("%sunknown option --%s: did you mean --%s? (--help lists all)", where.c_str(), name.c_str(),
+         nearest(name, names).c_str());
+}
+
+inline void set_option(Options& options, const Option& o, const std::vector<std::string>& values) {
+    bool list = std::holds_alternative<std::vector<std::string> Options::*>(o.field);
+    bool flag = std::holds_alternative<bool Options::*>(o.field);
+    if (list ? values.empty() : values.size() != (flag ? 0 : 1))
+        fail("--%s: has %zu values, wants %s", o.name, values.size(), list ? "at least one" : flag ? "none" : "one");
+    std::visit([&](auto field) {
+        auto& slot = options.*field;
+        using T = std::decay_t<decltype(slot)>;
+        if constexpr (std::is_same_v<T, bool>) slot = true;
+        else if constexpr (std::is_same_v<T, std::string>) slot = values[0];
+        else if constexpr (std::is_same_v<T, std::vector<std::string>>) slot = values;
+        else {
+            double x = parse_number(o.name, values[0], o.least, std::is_integral_v<T>);
+            if (x > (double)std::numeric_limits<T>::max()) fail("--%s %s: too large", o.name, values[0].c_str());
+            slot = (T)x;
+        }
+    }, o.field);
+    options.given.insert(o.name);
+}
+
+inline void read_config(Options& options, const std::string& path) {
+    std::ifstream file(path);
+    if (!file) fail("--config %s: cannot be read: %s", path.c_str(), strerror(errno));
+    std::string line;
+    for (int number = 1; std::getline(file, line); number++) {
+        std::istringstream words(line.substr(0, line.find('#')));
+        std::string name, word;
+        std::vector<std::string> values;
+        if (!(words >> name)) continue;
+        while (words >> word) values.push_back(word);
+        const Option& o = find_option(name, text("%s line %d: ", path.c_str(), number));
+        if (!options.has(o.name)) set_option(options, o, values);
+    }
+}
+
+inline Options parse_options(int argc, char** argv) {
+    Options options;
+    for (int i = 1; i < argc;) {
+        std::string word = argv[i++];
+        if (word.rfind("--", 0) != 0) fail("%s: options begin with --, as in --model 124M (--help lists all)", word.c_str());
+        const Option& o = find_option(word.substr(2), "");
+        bool list = std::holds_alternative<std::vector<std::string> Options::*>(o.field);
+        bool flag = std::holds_alternative<bool Options::*>(o.field);
+        std::vector<std::string> values;
+        while (i < argc && !flag && (values.empty() || list) && strncmp(argv[i], "--", 2) != 0) values.push_back(argv[i++]);
+        set_option(options, o, values);
+    }
+    if (!options.config.empty()) read_config(options, options.config);
+    return options;
+}
+
+inline std::string print_value(const Options& options, const Option& o) {
+    return std::visit([&](auto field) -> std::string {
+        auto& slot = options.*field;
+        using T = std::decay_t<decltype(slot)>;
+        if constexpr (std::is_same_v<T, bool>) return slot ? "yes" : "no";
+        else if constexpr (std::is_same_v<T, std::string>) return slot;
+        else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+            std::string all;
+            for (auto& s : slot) all += (all.empty() ? "" : " ") + s;
+            return all;
+        } else return text("%.10g", (double)slot);
+    }, o.field);
+}
+
+inline std::string help_text() {
+    std::string out = "usage: ./train_gpt --train FILE [--OPTION VALUE]…\n";
+    Options defaults;
+    for (auto& o : option_table()) {
+        std::string value = print_value(defaults, o);
+        bool plain = value.empty() || value == "0" || value == "-1" || value == "no";
+        out += text("  --%-18s %s%s\n", o.name, o.help, plain ? "" : text(" [%s]", value.c_str()).c_str());
+    }
+    return out;
+}
+
+// ---- the model's shape -----------------------------------------------------------------------------------
+
+struct ModelShape {
+    int L = 0, C = 0, NH = 0, T = 0, V = 0, Vp = 0;
+    int HS() const { return C / NH; }
+    bool operator==(const ModelShape&) const = default;
+};
+
+inline const Preset& find_preset(const std::string& name) {
+    std::vector<std::string> names;
+    for (auto& p : presets) {
+        if (name == p.name) return p;
+        names.push_back(p.name);
+    }
+    fail("--model %s: unknown; did you mean %s?", name.c_str(), nearest(name, names).c_str());
+}
+
+inline std::string divisors_near(long of, long wanted) {  // the next divisors of `of`, below and above
+    long below = std::min(of, wanted), above = wanted;
+    while (below > 1 && of % below) below--;
+    while (above < of && of % above) above++;
+    return below == above || above >= of * 2 || of % above ? text("%ld", below) : text("%ld or %ld", below, above);
+}
+
+// preset < options; V: the vocabulary of the training file, or 0
+inline ModelShape model_shape(Options& o, int file_vocabulary) {
+    const Preset& p = find_preset(o.model);
+    if (!o.layers) o.layers = p.layers;
+    if (!o.hidden) o.hidden = p.hidden;
+    if (!o.heads) o.heads = p.heads;
+    if (!o.sequence) o.sequence = p.sequence;
+    if (!o.pad_vocabulary) o.pad_vocabulary = p.pad_vocabulary;
+    if (!o.vocabulary) o.vocabulary = file_vocabulary ? file_vocabulary : gpt2_vocabulary;
+    if (o.hidden % o.heads)
+        fail("--heads %d does not divide --hidden %d: choose --heads %s", o.heads, o.hidden,
+             divisors_near(o.hidden, o.heads).c_str());
+    long padded = ((long)o.vocabulary + o.pad_vocabulary - 1) / o.pad_vocabulary * o.pad_vocabulary;
+    if (padded > std::numeric_limits<int>::max()) fail("--vocabulary %d padded to a multiple of %d: too large",
+                                                       o.vocabulary, o.pad_vocabulary);
+    return {o.layers, o.hidden, o.heads, o.sequence, o.vocabulary, (int)padded};
+}

@@ -1,0 +1,431 @@
+// cuda_on_cpu.h   CUDA kernels executed by g++: a device for checking, not a fast one
+//   A block runs on one OS thread; each of its CUDA threads runs on a fiber, and OpenMP spreads the blocks
+//   over the cores. A fiber goes on to the block's next thread until one blocks, so that a kernel without
+//   barriers never switches. What it is strict about:
+//     order     threads and blocks run in an order shuffled by emulated::seed
+//     memory    cudaMalloc and shared memory start as 0xFF bytes: NaN as a float, -1 as an int
+//     barriers  __syncthreads() or a warp collective that not all threads reach is an Error that names
+//               kernel, block and thread; so does a shuffle by a lane outside its own mask
+//     bounds    every allocation and shared array is one of the heap's, so AddressSanitizer sees each access
+//   Streams run at once and in order.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+#include "check.h"
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulated {
+
+inline unsigned seed = 1;  // of the order in which blocks and threads run
+
+inline uint64_t mix(uint64_t x) {  // splitmix64
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
+    order.resize(n);
+    for (int i = 0; i < n; i++) order[i] = i;
+    for (int i = n - 1; i > 0; i--) std::swap(order[i], order[mix(key + i) % (i + 1)]);
+}
+
+// ---- fibers: a stack each, and a switch without a system call ------------------------------------------
+
+struct Context {
+    void* sp = nullptr;  // where the callee-saved registers lie while it is not running
+#if !defined(__x86_64__) && !defined(__aarch64__)
+    ucontext_t machine;
+#endif
+    const void* stack = nullptr;  // for AddressSanitizer: lowest address and size
+    size_t size = 0;
+    void* fake = nullptr;
+};
+
+#if defined(__x86_64__)
+asm(R"(
+.text
+.weak emulated_switch
+.type emulated_switch, @function
+emulated_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size emulated_switch, .-emulated_switch
+)");
+constexpr int return_word = 6, frame_words = 8;  // in the first frame of a fiber, which `ret` leaves for its entry
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.weak emulated_switch
+.type emulated_switch, %function
+emulated_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+.size emulated_switch, .-emulated_switch
+)");
+constexpr int return_word = 11, frame_words = 20;
+#endif
+extern "C" void emulated_switch(void** save, void* load);
+
+inline void switch_context(Context& from, Context& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&from.fake, to.stack, to.size);
+#endif
+#if defined(__x86_64__) || defined(__aarch64__)
+    emulated_switch(&from.sp, to.sp);
+#else
+    swapcontext(&from.machine, &to.machine);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(from.fake, nullptr, nullptr);
+#endif
+}
+
+constexpr size_t stack_bytes = 128 << 10;
+
+struct Fiber : Context {
+    std::unique_ptr<char[]> memory{new char[stack_bytes]};
+    explicit Fiber(void (*entry)()) {
+        stack = memory.get();
+        size = stack_bytes;
+#if defined(__x86_64__) || defined(__aarch64__)
+        void** top = (void**)((uintptr_t)(memory.get() + stack_bytes) & ~(uintptr_t)15);
+        void** frame = top - frame_words;
+        memset(frame, 0, frame_words * sizeof(void*));
+        frame[return_word] = (void*)entry;
+        sp = frame;
+#else
+        getcontext(&machine);
+        machine.uc_stack.ss_sp = memory.get();
+        machine.uc_stack.ss_size = stack_bytes;
+        makecontext(&machine, entry, 0);
+#endif
+    }
+};
+
+// ---- one block in execution, on one OS thread ----------------------------------------------------------
+
+struct Thread {
+    enum State { Fresh, Ready, AtBlock, AtWarp, Done } state = Fresh;
+    dim3 index;
+    Fiber* fiber = nullptr;
+    void* deposit = nullptr;  // what this lane brought to the warp collective it waits in
+};
+
+struct Warp {
+    unsigned arrived = 0;
+};
+
+struct Shared {
+    const void* key;
+    bool poisoned;
+    std::unique_ptr<char[]> bytes;
+};
+
+struct Worker {
+    Context scheduler;
+    std::vector<std::unique_ptr<Fiber>> fibers;  // pointers: a fiber must not move
+    std::vector<Fiber*> idle;
+    std::vector<Thread> threads;
+    std::vector<Warp> warps;
+    std::vector<int> order, ready;
+    std::vector<Shared> shared;
+    std::vector<char> dynamic_shared;
+    const std::function<void()>* body = nullptr;
+    const char* kernel = "";
+    int next_fresh = 0, current = -1, at_block = 0, done = 0;
+    uint64_t key = 0;
+    std::string error;
+
+    std::string where(int t) const {
+        return text("kernel %s, block (%u,%u,%u), thread (%u,%u,%u)", kernel, blockIdx.x, blockIdx.y, blockIdx.z,
+                    threads[t].index.x, threads[t].index.y, threads[t].index.z);
+    }
+    void enter(int t, Fiber* fiber) {
+        current = t;
+        threads[t].fiber = fiber;
+        threadIdx = threads[t].index;
+    }
+    void wait() {  // leave the running thread; another makes it Ready again
+        int t = current;
+        switch_context(*threads[t].fiber, scheduler);
+        enter(t, threads[t].fiber);
+    }
+    void release(int t) {
+        threads[t].state = Thread::Ready;
+        ready.push_back(t);
+    }
+    [[noreturn]] void stop(const std::string& message) {  // from inside a kernel: its fiber never goes on
+        error = message;
+        switch_context(*threads[current].fiber, scheduler);
+        abort();
+    }
+    void block_barrier() {
+        if (++at_block < (int)threads.size()) {
+            threads[current].state = Thread::AtBlock;
+            return wait();
+        }
+        at_block = 0;
+        for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
+    }
+    void run_block(uint64_t block_key);
+};
+
+inline thread_local Worker* worker = nullptr;
+
+inline void fiber_main() {
+    Worker& w = *worker;
+    Fiber* self = w.idle.back();
+    w.idle.pop_back();
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &w.scheduler.stack, &w.scheduler.size);
+#endif
+    for (;;) {
+        while (w.next_fresh < (int)w.threads.size()) {
+            int t = w.order[w.next_fresh++];
+            w.enter(t, self);
+            try {
+                (*w.body)();
+            } catch (const std::exception& e) {
+                w.stop(w.where(w.current) + ": " + e.what());
+            }
+            w.threads[w.current].state = Thread::Done;
+            w.done++;
+        }
+        w.idle.push_back(self);
+        switch_context(*self, w.scheduler);
+        w.idle.pop_back();  // the scheduler resumes the fiber it finds at the back
+    }
+}
+
+inline void Worker::run_block(uint64_t block_key) {
+    key = block_key;
+    unsigned n = blockDim.x * blockDim.y * blockDim.z;
+    threads.assign(n, Thread());
+    warps.assign((n + 31) / 32, Warp());
+    for (unsigned t = 0; t < n; t++)
+        threads[t].index = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
+    shuffle(order, n, key);
+    for (auto& s : shared) s.poisoned = false;
+    std::fill(dynamic_shared.begin(), dynamic_shared.end(), (char)0xFF);
+    ready.clear();
+    next_fresh = at_block = done = 0;
+    for (uint64_t turn = 0; error.empty(); turn++) {
+        if (!ready.empty()) {
+            std::swap(ready[mix(key ^ (turn << 20)) % ready.size()], ready.back());
+            int t = ready.back();
+            ready.pop_back();
+            switch_context(scheduler, *threads[t].fiber);
+        } else if (next_fresh < (int)n) {
+            if (idle.empty()) {
+                fibers.push_back(std::make_unique<Fiber>(fiber_main));
+                idle.push_back(fibers.back().get());
+            }
+            switch_context(scheduler, *idle.back());
+        } else {
+            break;
+        }
+    }
+    if (error.empty() && done < (int)n) {
+        int stuck = 0;
+        while (threads[stuck].state == Thread::Done) stuck++;
+        error = where(stuck) + text(" waits for ever: %u of %u threads never reach its %s", done, n,
+                                    threads[stuck].state == Thread::AtBlock ? "__syncthreads()" : "warp collective");
+    }
+    if (!error.empty()) {  // parked fibers hold half a kernel: give them up
+        idle.clear();
+        fibers.clear();
+    }
+}
+
+// every lane of mask brings its Args; the last to arrive runs `all` over them, then all go on
+template <class Args>
+void warp_collective(unsigned mask, Args& mine, void (*all)(Args* lanes[32], unsigned mask)) {
+    Worker& w = *worker;
+    int t = w.current, lane = t % 32, first = t - lane;
+    if (!(mask >> lane & 1)) w.stop(w.where(t) + text(": lane %d is not in its own mask %08x", lane, mask));
+    Warp& warp = w.warps[t / 32];
+    w.threads[t].deposit = &mine;
+    warp.arrived |= 1u << lane;
+    if ((warp.arrived & mask) != mask) {
+        w.threads[t].state = Thread::AtWarp;
+        return w.wait();
+    }
+    Args* lanes[32];
+    for (int i = 0; i < 32; i++) lanes[i] = mask >> i & 1 ? (Args*)w.threads[first + i].deposit : nullptr;
+    all(lanes, mask);
+    warp.arrived &= ~mask;
+    for (int i = 0; i < 32; i++) if (i != lane && mask >> i & 1) w.release(first + i);
+}
+
+inline void* shared_array(const void* key, size_t bytes) {
+    for (auto& s : worker->shared) {
+        if (s.key != key) continue;
+        if (!s.poisoned) memset(s.bytes.get(), 0xFF, bytes);
+        s.poisoned = true;
+        return s.bytes.get();
+    }
+    worker->shared.push_back({key, true, std::unique_ptr<char[]>(new char[bytes])});
+    memset(worker->shared.back().bytes.get(), 0xFF, bytes);
+    return worker->shared.back().bytes.get();
+}
+
+inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+    unsigned threads = block.x * block.y * block.z;
+    if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)
+        fail("kernel %s: launched with grid (%u,%u,%u) and block (%u,%u,%u): a block has 1 to 1024 threads, "
+             "grid.y and grid.z 1 to 65535", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z);
+    int blocks = grid.x * grid.y * grid.z;
+    std::vector<int> order;
+    shuffle(order, blocks, mix(seed) ^ 0xB10C);
+    std::string error;
+    #pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < blocks; i++) {
+        static thread_local Worker mine;
+        worker = &mine;
+        mine.body = &body;
+        mine.kernel = kernel;
+        mine.error.clear();
+        mine.dynamic_shared.resize(shared_bytes);
+        blockDim = block, gridDim = grid;
+        blockIdx = dim3(order[i] % grid.x, order[i] / grid.x % grid.y, order[i] / grid.x / grid.y);
+        mine.run_block(mix(seed) ^ mix(order[i]));
+        #pragma omp critical
+        if (error.empty()) error = mine.error;
+    }
+    if (!error.empty()) throw Error(error);
+}
+
+}  // namespace emulated
+
+// ---- what kernels call ---------------------------------------------------------------------------------
+
+inline void __syncthreads() { emulated::worker->block_barrier(); }
+
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+    struct Args {} mine;
+    emulated::warp_collective<Args>(mask, mine, [](Args**, unsigned) {});
+}
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+    struct Args { T value, result; int source; };
+    int lane = emulated::worker->current % 32;
+    Args mine = {value, value, (lane & ~(width - 1)) | (source & (width - 1))};
+    emulated::warp_collective<Args>(mask, mine, [](Args* lanes[32], unsigned) {
+        for (int i = 0; i < 32; i++)
+            if (lanes[i] && lanes[lanes[i]->source]) lanes[i]->result = lanes[lanes[i]->source]->value;
+    });
+    return mine.result;
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+    return __shfl_sync(mask, value, (emulated::worker->current % 32) ^ lanes, width);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, int delta, int width = 32) {
+    int lane = emulated::worker->current % width;
+    return __shfl_sync(mask, value, lane + delta < width ? lane + delta : lane, width);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    struct Args { int predicate; unsigned result; } mine = {predicate, 0};
+    emulated::warp_collective<Args>(mask, mine, [](Args* lanes[32], unsigned) {
+        unsigned votes = 0;
+        for (int i = 0; i < 32; i++) if (lanes[i] && lanes[i]->predicate) votes |= 1u << i;
+        for (int i = 0; i < 32; i++) if (lanes[i]) lanes[i]->result = votes;
+    });
+    return mine.result;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
+template <class T>
+T atomicAdd(T* address, T value) {  // integers only: float atomics would make runs differ
+    static_assert(std::is_integral_v<T>);
+    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+
+// ---- the few runtime calls that device.h makes ---------------------------------------------------------
+
+struct EmulatedStream {};
+using cudaStream_t = EmulatedStream*;
+enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
+inline cudaError_t cudaMalloc(void** p, size_t bytes) {
+    if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
+    memset(*p, 0xFF, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* p) { return free(p), cudaSuccess; }
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+    return memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+    return memset(p, value, bytes), cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }

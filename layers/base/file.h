@@ -1,0 +1,101 @@
+// file.h   files as the operating system has them: mapped for reading, or written aside and then renamed
+//   A FileWriter's file appears under its own name only when finish() has put all of it on the disk; until
+//   then it is PATH.partial, and a run that dies leaves what stood there before.
+#pragma once
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <string>
+#include <string_view>
+#include <utility>
+#include "check.h"
+
+struct MappedFile {
+    std::string path;
+    const char* data = nullptr;
+    size_t size = 0;
+
+    explicit MappedFile(const std::string& path) : path(path) {
+        int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        struct stat info;
+        if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
+        if (!S_ISREG(info.st_mode)) {
+            close(fd);
+            fail("%s: is not a regular file", path.c_str());
+        }
+        size = info.st_size;
+        if (size) {
+            void* p = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+            if (p != MAP_FAILED) data = (const char*)p;
+        }
+        close(fd);
+        if (size && !data) fail("%s: cannot be mapped: %s", path.c_str(), strerror(errno));
+    }
+    MappedFile(MappedFile&& o) noexcept
+        : path(std::move(o.path)), data(std::exchange(o.data, nullptr)), size(std::exchange(o.size, 0)) {}
+    ~MappedFile() {
+        if (data) munmap((void*)data, size);
+    }
+    std::string_view view() const { return {data, size}; }
+    // the bytes [offset, offset + n), or an Error that names what was wanted
+    const char* range(size_t offset, size_t n, const char* what) const {
+        if (offset > size || n > size - offset)
+            fail("%s: truncated: has %zu bytes, wants %zu for %s at offset %zu", path.c_str(), size, n, what, offset);
+        return data + offset;
+    }
+    template <class T>
+    T read(size_t offset, const char* what) const {
+        T value;
+        memcpy(&value, range(offset, sizeof(T), what), sizeof(T));
+        return value;
+    }
+};
+
+struct FileWriter {
+    std::string path, partial;
+    int fd = -1;
+    size_t written = 0;
+
+    explicit FileWriter(const std::string& path) : path(path), partial(path + ".partial") {
+        fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
+    }
+    FileWriter(FileWriter&& o) noexcept
+        : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)), written(o.written) {}
+    ~FileWriter() {  // not finished: nothing remains
+        if (fd < 0) return;
+        close(fd);
+        unlink(partial.c_str());
+    }
+    void write(const void* data, size_t bytes) {
+        write_at(data, bytes, written);
+        written += bytes;
+    }
+    void write_at(const void* data, size_t bytes, size_t offset) {
+        for (const char* p = (const char*)data; bytes;) {
+            ssize_t n = pwrite(fd, p, std::min(bytes, (size_t)1 << 30), (off_t)offset);
+            if (n < 0 && errno == EINTR) continue;
+            if (n <= 0)
+                fail("%s: cannot be written at offset %zu: %s; what stood there before is untouched", path.c_str(),
+                     offset, strerror(n < 0 ? errno : ENOSPC));
+            p += n, bytes -= (size_t)n, offset += (size_t)n;
+        }
+    }
+    void write(std::string_view text) { write(text.data(), text.size()); }
+    void finish() {
+        bool good = fsync(fd) == 0;
+        good = close(std::exchange(fd, -1)) == 0 && good;
+        if (!good || rename(partial.c_str(), path.c_str()) != 0)
+            fail("%s: cannot be finished: %s", path.c_str(), strerror(errno));
+    }
+};
+
+// makes the renames inside a folder durable
+inline void sync_folder(const std::string& path) {
+    int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd) != 0) fail("%s: cannot be synchronised: %s", path.c_str(), strerror(errno));
+    close(fd);
+}
