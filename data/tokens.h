@@ -144,11 +144,16 @@ struct TokenWriter {
         : file(path), width(vocabulary <= 65536 ? 2 : 4), vocabulary(vocabulary), end_of_text(end_of_text), kind(kind) {
         std::string blank(token_header_bytes, 0);
         file.write(blank);
+        chunk.reserve(token_chunk_bytes);
     }
     void add(const uint32_t* tokens, size_t n) {
         count += n;
-        for (size_t i = 0; i < n; i++) {
-            chunk.append((const char*)&tokens[i], width);
+        while (n) {
+            size_t had = chunk.size(), take = std::min(n, (token_chunk_bytes - had) / width);
+            chunk.resize(had + take * width);
+            if (width == 4) memcpy(&chunk[had], tokens, take * 4);
+            else for (size_t i = 0; i < take; i++) ((uint16_t*)&chunk[had])[i] = (uint16_t)tokens[i];
+            tokens += take, n -= take;
             if (chunk.size() == token_chunk_bytes) flush();
         }
     }

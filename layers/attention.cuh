@@ -9,6 +9,7 @@
 //   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count), 10 backward
 #pragma once
 #include "base/gemm.h"
+#include "base/vector_exp.h"
 
 struct AttentionShape {
     int B, T, NH, HS;
@@ -39,10 +40,10 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
                     real largest = real(row[0]), sum = 0;
                     for (int j = 0; j <= t; j++) largest = std::max(largest, real(row[j]));
                     #pragma omp simd reduction(+ : sum)
-                    for (int j = 0; j <= t; j++) sum += std::exp(real(row[j]) - largest);
+                    for (int j = 0; j <= t; j++) sum += vector_exp(real(row[j]) - largest);
                     real inverse = 1 / sum;
                     #pragma omp simd
-                    for (int j = 0; j <= t; j++) row[j] = floatX(std::exp(real(row[j]) - largest) * inverse);
+                    for (int j = 0; j <= t; j++) row[j] = floatX(vector_exp(real(row[j]) - largest) * inverse);
                     for (int j = t + 1; j < a.T; j++) row[j] = floatX(0);
                 }
                 gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows, .n = a.HS,
@@ -101,7 +102,7 @@ inline void attention_step(floatX* o, real* scores, const floatX* qkv, int t, At
             score[j] = dot * a.scale();
             largest = j ? std::max(largest, score[j]) : score[j];
         }
-        for (int j = 0; j <= t; j++) sum += score[j] = std::exp(score[j] - largest);
+        for (int j = 0; j <= t; j++) sum += score[j] = vector_exp(score[j] - largest);
         for (int c = 0; c < a.HS; c++) {
             real out = 0;
             for (int j = 0; j <= t; j++) out += score[j] * real(v[j * a.row() + c]);

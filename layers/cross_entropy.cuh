@@ -5,6 +5,7 @@
 //   talks: nobody          cost: 4*N*V flops, logits read twice and written once: memory bound
 #pragma once
 #include "base/device.h"
+#include "base/vector_exp.h"
 
 namespace ref {
 
@@ -18,13 +19,13 @@ inline void cross_entropy(real* losses, floatX* logits, const int* targets, real
         #pragma omp simd reduction(max : largest)
         for (int v = 0; v < V; v++) largest = real(row[v]) > largest ? real(row[v]) : largest;
         #pragma omp simd reduction(+ : sum)
-        for (int v = 0; v < V; v++) sum += std::exp(real(row[v]) - largest);
+        for (int v = 0; v < V; v++) sum += vector_exp(real(row[v]) - largest);
         real log_sum = largest + std::log(sum);
         losses[n] += log_sum - real(row[targets[n]]);
         if (!want_gradient) continue;
-        real target = std::exp(real(row[targets[n]]) - log_sum) - 1;
+        real target = vector_exp(real(row[targets[n]]) - log_sum) - 1;
         #pragma omp simd
-        for (int v = 0; v < V; v++) row[v] = floatX(std::exp(real(row[v]) - log_sum) * dloss);
+        for (int v = 0; v < V; v++) row[v] = floatX(vector_exp(real(row[v]) - log_sum) * dloss);
         row[targets[n]] = floatX(target * dloss);
         for (int v = V; v < Vp; v++) row[v] = floatX(0);
     }

@@ -5,6 +5,7 @@
 //   talks: nobody          cost: 14*N flops, x read and y written once: memory bound
 #pragma once
 #include "base/device.h"
+#include "base/vector_exp.h"
 
 constexpr real gelu_scale = real(0.7978845608028654), gelu_cubic = real(0.044715);
 
@@ -14,7 +15,7 @@ namespace ref {
 inline real gelu_tanh(real x) {
     real u = gelu_scale * (x + gelu_cubic * x * x * x);
     u = u > 15 ? 15 : u < -15 ? -15 : u;
-    return 1 - 2 / (1 + std::exp(2 * u));
+    return 1 - 2 / (1 + vector_exp(2 * u));
 }
 
 inline void gelu_forward(floatX* y, const floatX* x, long N, Stream) {

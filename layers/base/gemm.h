@@ -1,9 +1,10 @@
-// gemm.h   one call for every matrix product: cuBLASLt on CUDA, the host's BLAS elsewhere
+// gemm.h   one call for every matrix product: gpu is cuBLASLt (the host's BLAS in emulation), ref the host's BLAS
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
 //   a, b are floatX; out is floatX or real. `batch` products whose operands lie `stride` elements apart.
 //   With `bias` (n): added to every row of out; on CUDA only where can_add_bias says so.
 //   cost: 2*m*n*k*batch flops
 #pragma once
+#include <vector>
 #include "device.h"
 
 template <class Out>
@@ -30,10 +31,75 @@ Gemm<Out> packed(Gemm<Out> g) {  // leading dimensions that were not given
     return g;
 }
 
+// CBLAS's own interface, declared here so that a CUDA build without its header compiles
+extern "C" {
+void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda, const float* b,
+                 int ldb, float beta, float* c, int ldc);
+void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double* a, int lda,
+                 const double* b, int ldb, double beta, double* c, int ldc);
+}
+constexpr int cblas_row_major = 101, cblas_as_is = 111;  // 112: transposed
+
+namespace ref {
+
+inline void blas(bool ta, bool tb, int m, int n, int k, float alpha, const float* a, int lda, const float* b, int ldb,
+                 float beta, float* c, int ldc) {
+    cblas_sgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+inline void blas(bool ta, bool tb, int m, int n, int k, double alpha, const double* a, int lda, const double* b,
+                 int ldb, double beta, double* c, int ldc) {
+    cblas_dgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+// a matrix of bf16 as real, for a BLAS that knows no bf16; one that is real already is taken as it lies
+struct Widened {
+    std::vector<real> copy;
+    const real* data;
+    template <class T>
+    Widened(const T* x, long rows, long cols, long ld) {
+        if constexpr (std::is_same_v<T, real>) {
+            data = x;
+        } else {
+            copy.resize(rows ? (rows - 1) * ld + cols : 0);
+            for (size_t i = 0; i < copy.size(); i++) copy[i] = real(x[i]);
+            data = copy.data();
+        }
+    }
+};
+
+template <class Out>
+void gemm(const Gemm<Out>& given, Stream) {
+    Gemm<Out> g = packed(given);
+    for (int i = 0; i < g.batch; i++) {
+        Widened a(g.a + i * g.stride_a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
+        Widened b(g.b + i * g.stride_b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
+        Out* out = g.out + i * g.stride_out;
+        if constexpr (std::is_same_v<Out, real>) {
+            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, g.beta, out, g.ldc);
+            #pragma omp parallel for if (g.bias)
+            for (int r = 0; r < (g.bias ? g.m : 0); r++)
+                for (int c = 0; c < g.n; c++) out[r * g.ldc + c] += real(g.bias[c]);
+        } else {
+            std::vector<real> wide((size_t)g.m * g.n);
+            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, 0, wide.data(), g.n);
+            for (int r = 0; r < g.m; r++)
+                for (int c = 0; c < g.n; c++) {
+                    real old = g.beta == 0 ? 0 : g.beta * real(out[r * g.ldc + c]);
+                    real bias = g.bias ? real(g.bias[c]) : 0;
+                    out[r * g.ldc + c] = Out(wide[(size_t)r * g.n + c] + old + bias);
+                }
+        }
+    }
+}
+
+}  // namespace ref
+
 #if defined(__CUDACC__)
 #include <cublasLt.h>
 #include <map>
 #include <tuple>
+
+namespace gpu {
 
 struct Cublas {
     cublasLtHandle_t handle;
@@ -122,60 +188,9 @@ void gemm(const Gemm<Out>& given, Stream stream) {
     cublasLtMatmulDescDestroy(product);
 }
 
-#else
-#include <cblas.h>
-#include <algorithm>
-#include <vector>
-
-inline void blas(bool ta, bool tb, int m, int n, int k, float alpha, const float* a, int lda, const float* b, int ldb,
-                 float beta, float* c, int ldc) {
-    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, alpha, a, lda,
-                b, ldb, beta, c, ldc);
-}
-inline void blas(bool ta, bool tb, int m, int n, int k, double alpha, const double* a, int lda, const double* b,
-                 int ldb, double beta, double* c, int ldc) {
-    cblas_dgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, alpha, a, lda,
-                b, ldb, beta, c, ldc);
-}
-
-// a matrix of bf16 as real, for a BLAS that knows no bf16; one that is real already is taken as it lies
-struct Widened {
-    std::vector<real> copy;
-    const real* data;
-    template <class T>
-    Widened(const T* x, long rows, long cols, long ld) {
-        if constexpr (std::is_same_v<T, real>) {
-            data = x;
-        } else {
-            copy.resize(rows ? (rows - 1) * ld + cols : 0);
-            for (size_t i = 0; i < copy.size(); i++) copy[i] = real(x[i]);
-            data = copy.data();
-        }
-    }
-};
-
-template <class Out>
-void gemm(const Gemm<Out>& given, Stream) {
-    Gemm<Out> g = packed(given);
-    for (int i = 0; i < g.batch; i++) {
-        Widened a(g.a + i * g.stride_a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
-        Widened b(g.b + i * g.stride_b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
-        Out* out = g.out + i * g.stride_out;
-        if constexpr (std::is_same_v<Out, real>) {
-            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, g.beta, out, g.ldc);
-            #pragma omp parallel for if (g.bias)
-            for (int r = 0; r < (g.bias ? g.m : 0); r++)
-                for (int c = 0; c < g.n; c++) out[r * g.ldc + c] += g.bias[c];
-        } else {
-            std::vector<real> wide((size_t)g.m * g.n);
-            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, 0, wide.data(), g.n);
-            for (int r = 0; r < g.m; r++)
-                for (int c = 0; c < g.n; c++) {
-                    real old = g.beta == 0 ? 0 : g.beta * real(out[r * g.ldc + c]);
-                    real bias = g.bias ? real(g.bias[c]) : 0;
-                    out[r * g.ldc + c] = Out(wide[(size_t)r * g.n + c] + old + bias);
-                }
-        }
-    }
+}  // namespace gpu
+#elif HAS_KERNELS
+namespace gpu {
+using ref::gemm;
 }
 #endif

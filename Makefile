@@ -1,0 +1,111 @@
+# make              finds what this machine has and builds ./train_gpt ./test_gpt ./tokenize ./convert
+# make help         the targets and the settings
+
+DEVICE    ?= auto
+PRECISION ?= auto
+ARCH      ?= native
+SANITIZE  ?=
+CXX       ?= g++
+MULTIARCH := $(shell $(CXX) -print-multiarch 2>/dev/null)
+
+# ---- what is here ------------------------------------------------------------------------------------------
+NVCC     ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+GPU      := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)
+MPICXX   := $(shell command -v mpicxx 2>/dev/null)
+CUDA_DIR := $(patsubst %/bin/nvcc,%,$(NVCC))
+NCCL     := $(firstword $(wildcard $(CUDA_DIR)/include/nccl.h /usr/include/nccl.h))
+
+# a BLAS that shares OpenMP's threads comes first: one with threads of its own fights with ours for the cores
+blas_links = $(shell echo 'extern "C" void cblas_sgemm(); int main() { cblas_sgemm(); }' | \
+	$(CXX) -x c++ - -o /dev/null $(1) 2>/dev/null && echo '$(1)')
+OPENMP_BLAS := $(firstword $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp /usr/lib64/openblas-openmp))
+BLAS ?= $(strip $(if $(OPENMP_BLAS),-L$(OPENMP_BLAS) -Wl$(comma)-rpath$(comma)$(OPENMP_BLAS) -lopenblas,\
+	$(or $(call blas_links,-lopenblaso),$(call blas_links,-lopenblas),$(call blas_links,-lblis),$(call blas_links,-lcblas))))
+comma := ,
+
+ifeq ($(DEVICE),auto)
+  override DEVICE := $(if $(and $(NVCC),$(GPU)),cuda,cpu)
+endif
+ifeq ($(PRECISION),auto)
+  override PRECISION := $(if $(filter cuda,$(DEVICE)),bf16,fp32)
+endif
+ifeq ($(filter $(DEVICE),cuda cpu emulated),)
+  $(error DEVICE=$(DEVICE): choose cuda, cpu, emulated or auto)
+endif
+ifeq ($(filter $(PRECISION),bf16 fp32 fp64),)
+  $(error PRECISION=$(PRECISION): choose bf16, fp32, fp64 or auto)
+endif
+
+# ---- how each variant is compiled --------------------------------------------------------------------------
+BUILD    := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)
+PROGRAMS := train_gpt test_gpt tokenize convert
+CXXFLAGS ?= -O3 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
+HOST     := -std=c++20 -fopenmp -g -Wall -Wextra $(CXXFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
+DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
+GPU_CODE ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
+
+ifeq ($(DEVICE),cuda)
+  ifeq ($(NVCC),)
+    $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or build with DEVICE=cpu)
+  endif
+  COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
+  LINK    := $(NVCC) -Xcompiler -fopenmp
+  LIBS    := -lcublasLt -L/usr/local/nvidia/lib64
+else
+  COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(filter emulated,$(DEVICE)),-DDEVICE_EMULATED) -x c++
+  LINK    := $(CXX) $(HOST)
+  LIBS    :=
+endif
+# nvcc takes -rpath behind -Xlinker
+BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(subst -Wl$(comma)-rpath$(comma),-Xlinker -rpath -Xlinker ,$(BLAS)),$(BLAS))
+
+.PHONY: all found help test bench check clean
+all: found $(PROGRAMS:%=$(BUILD)/%)
+	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
+
+found:
+	@echo "found: nvcc $(or $(NVCC),none) | GPU $(or $(GPU),none) | MPI $(or $(MPICXX),none) | NCCL $(or $(NCCL),none) |" \
+	  "CBLAS $(or $(lastword $(BLAS)),none)$(if $(OPENMP_BLAS), (OpenMP)) -> DEVICE=$(DEVICE) PRECISION=$(PRECISION)"
+ifeq ($(strip $(BLAS)),)
+	@echo "no CBLAS was found: run scripts/install.sh, or set BLAS='-L... -l...'"; exit 1
+endif
+
+help:
+	@echo "make                        build for this machine: ./train_gpt ./test_gpt ./tokenize ./convert"
+	@echo "make DEVICE=cuda|cpu|emulated  choose the device (emulated: the CUDA kernels, executed by g++)"
+	@echo "make PRECISION=bf16|fp32|fp64  of parameters and activations (default: bf16 on cuda, else fp32)"
+	@echo "make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)"
+	@echo "make ARCH=x86-64-v3         for another processor than this one"
+	@echo "make BLAS='-lmkl_rt'        another CBLAS;   make GPU_CODE='-arch=native'  other GPUs than sm_80 and sm_90a"
+	@echo "make test                   all checks: bash scripts/test.sh"
+	@echo "make bench                  speed of a training step beside the BLAS's own"
+	@echo "make check                  the architecture: who includes whom, headers alone, line limits"
+	@echo "make clean                  remove what was built"
+
+-include $(wildcard $(BUILD)/*.d)
+
+$(BUILD)/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/%.o: data/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/%.o: layers/model/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
+
+$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(BUILD)/%.o
+	$(LINK) $< -o $@ $(LIBS) $(BLAS_LIBS)
+$(BUILD)/tokenize: $(BUILD)/tokenize.o
+	$(CXX) $(HOST) $< -o $@
+$(BUILD)/convert: $(BUILD)/convert.o
+	$(CXX) $(HOST) $< -o $@ $(BLAS)
+
+test:
+	bash scripts/test.sh
+bench: all
+	./test_gpt bench
+check:
+	bash scripts/check.sh
+clean:
+	rm -rf build $(PROGRAMS)

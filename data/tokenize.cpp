@@ -1,0 +1,276 @@
+// tokenize.cpp   text files -> token files, and back
+//   ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [--validation 0.1] FILE…
+//   writes PREFIX.bin, or PREFIX.train.bin and PREFIX.validation.bin, and PREFIX.vocab.bpe beside a bpe's
+//   A plain file is one document, a line of a .jsonl file is one; after each comes an end-of-text token.
+//   Text is cut in pieces where no word crosses; all cores encode pieces, one writes them in order.
+#include <omp.h>
+#include <chrono>
+#include <optional>
+#include "../layers/base/config.h"
+#include "../layers/base/rng.h"
+#include "json.h"
+#include "tokenizer.h"
+#include "tokens.h"
+
+namespace {
+
+constexpr char usage[] =
+    "usage: ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [OPTION VALUE]… FILE…\n"
+    "       ./tokenize --decode FILE.bin [--vocabulary bytes|PATH/vocab.bpe] [--output FILE]\n"
+    "  --vocabulary   bytes (V = 257), or GPT-2's vocab.bpe (V = 50257)\n"
+    "  --output       PREFIX.bin, or with --validation PREFIX.train.bin and PREFIX.validation.bin\n"
+    "  --validation   share of the documents set aside, 0 to 1, or the end of the text where it is one document [0]\n"
+    "  --format       text (a file is a document) or jsonl (a line with a \"text\" field is one)\n"
+    "                 [jsonl for names that end in .jsonl, else text]\n"
+    "  --seed         of the choice of documents for validation [1234]\n"
+    "  FILE           - is standard input\n";
+
+struct Arguments {
+    std::string vocabulary, output, decode, format;
+    double validation = 0;
+    long seed = 1234;
+    std::vector<std::string> files;
+};
+
+Arguments parse(int argc, char** argv) {
+    Arguments a;
+    for (int i = 1; i < argc; i++) {
+        std::string word = argv[i];
+        if (word == "--help") {
+            fputs(usage, stdout);
+            exit(0);
+        }
+        if (word.rfind("--", 0) != 0) {
+            a.files.push_back(word);
+            continue;
+        }
+        std::vector<std::string> known = {"vocabulary", "output", "decode", "format", "validation", "seed"};
+        std::string name = word.substr(2);
+        if (std::find(known.begin(), known.end(), name) == known.end())
+            fail("unknown option %s: did you mean --%s? (--help lists all)", word.c_str(), nearest(name, known).c_str());
+        if (i + 1 == argc) fail("%s: wants a value (--help explains)", word.c_str());
+        std::string value = argv[++i];
+        if (name == "vocabulary") a.vocabulary = value;
+        if (name == "output") a.output = value;
+        if (name == "decode") a.decode = value;
+        if (name == "format") a.format = value;
+        if (name == "validation") a.validation = parse_number(name, value, 0, false);
+        if (name == "seed") a.seed = (long)parse_number(name, value, 0, true);
+    }
+    if (a.validation >= 1) fail("--validation %g: wants a share below 1", a.validation);
+    if (!a.format.empty() && a.format != "text" && a.format != "jsonl")
+        fail("--format %s: wants text or jsonl", a.format.c_str());
+    return a;
+}
+
+struct Piece {
+    std::string_view text;
+    bool ends_document;  // of plain text
+    std::unique_ptr<uint32_t[]> tokens;
+    std::vector<size_t> ends;  // of documents, as counts of tokens
+    size_t count = 0;
+    std::string error;
+};
+
+struct Tokenizer {
+    const Arguments& arguments;
+    const Vocabulary& vocabulary;
+    std::optional<TokenWriter> train, validation;
+    std::vector<std::unique_ptr<Encoder>> encoders;
+    std::vector<Piece> pieces;
+    uint64_t documents = 0, bytes = 0;
+    bool to_validation = false;  // where the current document goes
+    std::string name;            // of the file being read
+    size_t line = 1;             // of JSONL, at the start of the next piece
+
+    Tokenizer(const Arguments& a, const Vocabulary& v) : arguments(a), vocabulary(v) {
+        std::string kind = v.kind;
+        train.emplace(a.output + (a.validation > 0 ? ".train.bin" : ".bin"), kind, v.size(), v.end_of_text);
+        if (a.validation > 0) validation.emplace(a.output + ".validation.bin", kind, v.size(), v.end_of_text);
+        for (int t = 0; t < omp_get_max_threads(); t++) encoders.push_back(std::make_unique<Encoder>(v));
+        choose();
+    }
+    void choose() {
+        to_validation = arguments.validation > 0 &&
+                        uniform((uint64_t)arguments.seed, purpose("validation"), documents) < arguments.validation;
+    }
+    void encode_jsonl(Piece& piece, Encoder& encoder) {
+        size_t at = 0;
+        for (size_t number = 0; at < piece.text.size(); number++) {
+            size_t end = std::min(piece.text.find('\n', at), piece.text.size());
+            std::string_view row = piece.text.substr(at, end - at);
+            at = end + 1;
+            if (row.find_first_not_of(" \t\r") == row.npos) continue;
+            try {
+                Json document = Json::parse(row, "document");
+                const std::string& text = document.at("text", "document").string("\"text\"");
+                piece.count = encoder.encode(piece.tokens.get() + piece.count, text) - piece.tokens.get();
+                piece.ends.push_back(piece.count);
+            } catch (const Error& e) {
+                piece.error = text("%zu ", number) + e.what();
+                return;
+            }
+        }
+    }
+    // the pieces gathered so far, in parallel; then written in order
+    void flush(bool jsonl) {
+        #pragma omp parallel for schedule(dynamic)
+        for (size_t i = 0; i < pieces.size(); i++) {
+            Piece& piece = pieces[i];
+            Encoder& encoder = *encoders[omp_get_thread_num()];
+            piece.tokens.reset(new uint32_t[piece.text.size() + 4]);
+            if (jsonl) encode_jsonl(piece, encoder);
+            else {
+                piece.count = encoder.encode(piece.tokens.get(), piece.text) - piece.tokens.get();
+                if (piece.ends_document) piece.ends.push_back(piece.count);
+            }
+        }
+        for (auto& piece : pieces) {
+            if (!piece.error.empty()) {
+                size_t number = strtoul(piece.error.c_str(), nullptr, 10);
+                fail("%s line %zu: %s", name.c_str(), line + number, piece.error.substr(piece.error.find(' ') + 1).c_str());
+            }
+            size_t from = 0;
+            for (size_t end : piece.ends) {
+                writer().add(piece.tokens.get() + from, end - from);
+                writer().end_document();
+                from = end;
+                documents++;
+                choose();
+            }
+            writer().add(piece.tokens.get() + from, piece.count - from);
+            bytes += piece.text.size();
+            if (jsonl) line += std::count(piece.text.begin(), piece.text.end(), '\n');
+        }
+        pieces.clear();
+    }
+    TokenWriter& writer() { return to_validation ? *validation : *train; }
+
+    // the first place at or after `from` where text can be cut without touching a word, or npos
+    static size_t cut(std::string_view s, size_t from, bool jsonl) {
+        for (size_t i = std::max(from, (size_t)1); i < s.size(); i++) {
+            if (jsonl ? s[i - 1] == '\n' : (s[i] == ' ' || s[i] == '\n') && s[i - 1] > 32 && s[i - 1] < 127) return i;
+        }
+        return s.npos;
+    }
+    // encodes whole pieces of s, and all of it if it is the last; returns how much was taken
+    size_t take(std::string_view s, bool last, bool jsonl) {
+        constexpr size_t piece_bytes = 1 << 20;
+        size_t at = 0;
+        bool ended = false;
+        while (at < s.size()) {
+            size_t length = cut(s.substr(at), piece_bytes, jsonl);
+            if (length == s.npos) {
+                if (!last) break;
+                length = s.size() - at;
+                ended = true;
+            }
+            pieces.push_back({s.substr(at, length), ended, nullptr, {}, 0, ""});
+            at += length;
+            if (pieces.size() == 8 * encoders.size()) flush(jsonl);
+        }
+        if (last && !ended && !jsonl) pieces.push_back({"", true, nullptr, {}, 0, ""});  // an empty file
+        flush(jsonl);
+        return at;
+    }
+    void add_file(const std::string& path, bool jsonl) {
+        name = path;
+        line = 1;
+        if (path != "-") {
+            MappedFile file(path);
+            bool lone = !jsonl && arguments.files.size() == 1 && arguments.validation > 0;
+            size_t head = file.size;
+            if (lone) {  // one document: its end is the validation set
+                head = cut(file.view(), (size_t)((double)file.size * (1 - arguments.validation)), false);
+                if (head == std::string::npos) fail("%s: too short to be split: leave out --validation", path.c_str());
+                to_validation = false;
+            }
+            take(file.view().substr(0, head), true, jsonl);
+            if (!lone) return;
+            to_validation = true;
+            take(file.view().substr(head), true, jsonl);
+            return;
+        }
+        if (!jsonl && arguments.validation > 0)
+            fail("standard input is one document of plain text: give a file, or --format jsonl, with --validation");
+        std::string buffer;
+        for (bool last = false; !last;) {
+            size_t had = buffer.size(), want = (size_t)32 << 20;
+            buffer.resize(had + want);
+            size_t got = fread(buffer.data() + had, 1, want, stdin);
+            if (ferror(stdin)) fail("standard input: cannot be read: %s", strerror(errno));
+            buffer.resize(had + got);
+            last = got < want;
+            buffer.erase(0, take(buffer, last, jsonl));
+        }
+    }
+    void finish() {
+        for (auto* w : {&train, &validation}) if (*w) (*w)->finish();
+        if (vocabulary.kind != "bpe") return;
+        FileWriter copy(arguments.output + ".vocab.bpe");
+        copy.write(vocabulary.source);
+        copy.finish();
+    }
+};
+
+int decode(const Arguments& a) {
+    TokenFile file(a.decode);
+    std::string spec = a.vocabulary;
+    if (spec.empty()) {
+        if (file.kind != "bytes") fail("%s: decoding it wants --vocabulary PATH/vocab.bpe", a.decode.c_str());
+        spec = "bytes";
+    }
+    Vocabulary v = Vocabulary::open(spec);
+    if (file.vocabulary && file.vocabulary != v.size())
+        fail("%s: has vocabulary %d, %s has %d: choose the one it was made with", a.decode.c_str(), file.vocabulary,
+             spec.c_str(), v.size());
+    std::optional<FileWriter> out;
+    if (!a.output.empty()) out.emplace(a.output);
+    std::vector<int> tokens(1 << 20);
+    for (uint64_t at = 0; at < file.count; at += tokens.size()) {
+        uint64_t n = std::min((uint64_t)tokens.size(), file.count - at);
+        file.read(tokens.data(), at, n, v.size());
+        std::string text;
+        for (uint64_t i = 0; i < n; i++) {
+            if (tokens[i] != v.end_of_text) text += v.tokens[tokens[i]];
+            else if (at + i + 1 < file.count) text += "<|endoftext|>";
+        }
+        if (out) out->write(text);
+        else if (fwrite(text.data(), 1, text.size(), stdout) != text.size()) fail("standard output: %s", strerror(errno));
+    }
+    if (out) out->finish();
+    return 0;
+}
+
+int tokenize(const Arguments& a) {
+    if (a.vocabulary.empty()) fail("wants --vocabulary bytes or PATH/vocab.bpe (--help explains)");
+    if (a.output.empty()) fail("wants --output PREFIX (--help explains)");
+    if (a.files.empty()) fail("wants a FILE, or - for standard input (--help explains)");
+    Vocabulary v = Vocabulary::open(a.vocabulary);
+    auto start = std::chrono::steady_clock::now();
+    Tokenizer tokenizer(a, v);
+    for (auto& path : a.files) {
+        bool named = path.size() > 6 && path.substr(path.size() - 6) == ".jsonl";
+        tokenizer.add_file(path, a.format.empty() ? named : a.format == "jsonl");
+    }
+    tokenizer.finish();
+    double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    for (auto* w : {&tokenizer.train, &tokenizer.validation})
+        if (*w)
+            printf("%s: %llu tokens of text in %llu documents, vocabulary %d\n", (*w)->file.path.c_str(),
+                   (unsigned long long)((*w)->count - (*w)->documents), (unsigned long long)(*w)->documents, v.size());
+    printf("%.1f MB in %.2f s, %.0f MB/s\n", (double)tokenizer.bytes * 1e-6, s, (double)tokenizer.bytes * 1e-6 / s);
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        Arguments a = parse(argc, argv);
+        return a.decode.empty() ? tokenize(a) : decode(a);
+    } catch (const std::exception& e) {
+        fprintf(stderr, "tokenize: %s\n", e.what());
+        return 1;
+    }
+}

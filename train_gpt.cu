@@ -1,0 +1,356 @@
+// train_gpt.cu   trains a GPT: start, plan, train, evaluate, sample, save
+//   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
+//   Read on from here into layers/model/model.h, then block.h, then the layers in the block's order.
+#include <signal.h>
+#include <optional>
+#include "data/loader.h"
+#include "layers/base/peak.h"
+#include "layers/model/checkpoint.h"
+#include "layers/model/generate.h"
+
+volatile sig_atomic_t stop_requested = 0;
+
+struct Run {
+    Options options;
+    RunState state;
+    long last_step = 0;
+    std::optional<Loader> train, validation;
+    std::optional<Vocabulary> vocabulary;
+    std::vector<Checkpoint> checkpoints;  // to resume from, newest first
+    std::unique_ptr<Model> model;
+    std::unique_ptr<Optimizer> optimizer;
+    double validation_loss = NAN;
+};
+
+// ---- start: settle every open setting, or refuse -----------------------------------------------------------
+
+// a checkpoint brings the model's shape and seed; options that were named must agree with it
+void take_from_checkpoint(Run& run) {
+    Options& o = run.options;
+    const RunState& saved = run.checkpoints[0].state;
+    if (o.has("model")) {
+        const Preset& p = find_preset(o.model);
+        int* settings[] = {&o.layers, &o.hidden, &o.heads, &o.sequence};
+        int values[] = {p.layers, p.hidden, p.heads, p.sequence};
+        const char* names[] = {"layers", "hidden", "heads", "sequence"};
+        for (int i = 0; i < 4; i++)
+            if (!o.has(names[i])) *settings[i] = values[i], o.given.insert(names[i]);
+    }
+    struct { const char* name; int* setting; int saved; } all[] = {
+        {"layers", &o.layers, saved.shape.L},       {"hidden", &o.hidden, saved.shape.C},
+        {"heads", &o.heads, saved.shape.NH},        {"sequence", &o.sequence, saved.shape.T},
+        {"vocabulary", &o.vocabulary, saved.shape.V}};
+    for (auto& a : all) {
+        if (o.has(a.name) && *a.setting != a.saved)
+            fail("--resume %s: the checkpoint has %s %d, the options say %d: leave the option out, or start a new run "
+                 "without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
+        *a.setting = a.saved;
+    }
+    if (o.has("seed") && o.seed != saved.seed)
+        fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(), saved.seed, o.seed);
+    o.seed = saved.seed;
+    run.state = saved;
+}
+
+// the vocabulary to print and read text with: --tokenizer, else the checkpoint's, else the one beside the tokens
+void open_vocabulary(Run& run) {
+    Options& o = run.options;
+    std::string spec = o.tokenizer;
+    if (spec.empty() && !run.checkpoints.empty() && !run.state.tokenizer.empty())
+        spec = run.state.tokenizer == "bytes" ? "bytes" : run.checkpoints[0].folder + "/vocab.bpe";
+    if (spec.empty() && run.train && run.train->files[0].kind == "bytes") spec = "bytes";
+    if (spec.empty() && run.train && run.train->files[0].kind == "bpe") {
+        for (const char* ending : {".train.bin", ".bin"}) {
+            std::string path = o.train[0];
+            if (!path.ends_with(ending)) continue;
+            path = path.substr(0, path.size() - strlen(ending)) + ".vocab.bpe";
+            if (access(path.c_str(), R_OK) == 0) spec = path;
+        }
+    }
+    if (spec.empty() && (o.sample_every || !o.generate.empty()))
+        fail("%s wants to know the vocabulary: give --tokenizer bytes or PATH/vocab.bpe",
+             o.sample_every ? "--sample-every" : "--generate");
+    if (spec.empty()) return;
+    run.vocabulary = Vocabulary::open(spec);
+    if (run.vocabulary->size() != o.vocabulary)
+        fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(), run.vocabulary->size(), o.vocabulary);
+    run.state.tokenizer = run.vocabulary->kind;
+}
+
+void settle_schedule(Run& run) {
+    Options& o = run.options;
+    if (!o.micro_batch) for (o.micro_batch = std::min(4, o.batch); o.batch % o.micro_batch; o.micro_batch--) {}
+    if (o.batch % o.micro_batch)
+        fail("--micro-batch %d does not divide --batch %d: choose %s", o.micro_batch, o.batch,
+             divisors_near(o.batch, o.micro_batch).c_str());
+    double step_tokens = (double)o.batch * o.sequence;
+    if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
+    run.last_step = o.steps;
+    if (o.until_tokens) {
+        long left = (long)std::ceil(((double)o.until_tokens - (double)run.state.tokens) / step_tokens);
+        run.last_step = std::min(run.last_step, run.state.step + std::max(0L, left));
+    }
+    double tokens = (double)run.last_step * step_tokens;
+    if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
+    if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
+    if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)tokens;
+    if (o.warmup_tokens < 0) o.warmup_tokens = o.decay_tokens / 100;
+    if (o.warmup_tokens > o.decay_tokens)
+        fail("--warmup-tokens %ld is more than --decay-tokens %ld: lower it", o.warmup_tokens, o.decay_tokens);
+}
+
+void plan(Run& run) {
+    Options& o = run.options;
+    bool training = o.generate.empty();
+    if (!training && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
+    if (training && o.train.empty()) fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
+    if (!o.resume.empty()) {
+        run.checkpoints = find_checkpoints(o.resume);
+        take_from_checkpoint(run);
+    }
+    if (training) {
+        find_preset(o.model);
+        int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
+        run.train.emplace(o.train, T, (uint64_t)o.seed);
+        if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
+    }
+    run.state.shape = model_shape(o, run.train ? run.train->file_vocabulary() : 0);
+    run.state.seed = o.seed;
+    for (auto* loader : {&run.train, &run.validation}) {
+        if (!*loader) continue;
+        int V = (*loader)->file_vocabulary();
+        if (V && V != o.vocabulary)
+            fail("%s: has a vocabulary of %d, the model of %d: give --vocabulary %d or other files",
+                 (*loader)->files[0].path.c_str(), V, o.vocabulary, V);
+        (*loader)->V = o.vocabulary;
+    }
+    open_vocabulary(run);
+    settle_schedule(run);
+    if (run.train && run.state.windows && run.state.windows != run.train->windows())
+        printf("note: the training set has %llu windows, the checkpoint's had %llu: this is other data\n",
+               (unsigned long long)run.train->windows(), (unsigned long long)run.state.windows);
+    if (run.train) run.state.windows = run.train->windows();
+    if (!o.save.empty() && o.resume != o.save && !list_checkpoints(o.save).empty())
+        fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another folder",
+             o.save.c_str(), o.save.c_str());
+}
+
+// Model FLOPs a token: 6 N + 6 L C T
+double flops_per_token(const Run& run) {
+    const ModelShape& m = run.state.shape;
+    double N = (double)run.model->table.count - (double)m.T * m.C;
+    return 6 * N + 6.0 * m.L * m.C * m.T;
+}
+
+void print_settings(const Run& run) {
+    printf("settings\n");
+    for (auto& option : option_table()) {
+        std::string value = print_value(run.options, option);
+        if (!value.empty() && strcmp(option.name, "help")) printf("  %-18s %s\n", option.name, value.c_str());
+    }
+    std::string device = device_name();
+    double peak = device_peak(device);
+    printf("model     %ld parameters, vocabulary %d padded to %d\n", run.model->table.count, run.state.shape.V,
+           run.state.shape.Vp);
+    printf("device    %s, %s; %s\n", device.c_str(), PRECISION_NAME,
+           peak > 0 ? text("peak %.0f TFLOP/s", peak * 1e-12).c_str() : "peak unknown, so no MFU");
+}
+
+void build(Run& run) {
+    const Options& o = run.options;
+    bool training = o.generate.empty();
+    run.model = std::make_unique<Model>(run.state.shape, training ? o.micro_batch : 1, training);
+    if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
+    run.model->memory(false);
+    std::vector<Arena> arenas = run.model->arenas;
+    if (training) {
+        run.optimizer->memory(*run.model, false);
+        arenas.push_back(run.optimizer->arena);
+        print_settings(run);
+        printf("%s", memory_table(arenas).c_str());
+        fflush(stdout);
+    }
+    run.model->memory(true);
+    if (training) run.optimizer->memory(*run.model, true);
+    if (run.checkpoints.empty()) return initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
+    for (auto& checkpoint : run.checkpoints) {  // the newest that is whole to the last byte
+        try {
+            load_checkpoint(checkpoint, *run.model, run.optimizer.get());
+            uint64_t windows = run.state.windows;
+            run.state = checkpoint.state;
+            run.state.shape = run.model->shape, run.state.windows = windows;
+            if (training) printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
+            return;
+        } catch (const Error& e) {
+            fprintf(stderr, "passed over: %s\n", e.what());
+        }
+    }
+    fail("--resume %s: no checkpoint is whole", o.resume.c_str());
+}
+
+// ---- train, evaluate, sample, save -------------------------------------------------------------------------
+
+// one optimiser step over --batch sequences; returns the mean loss, and the gradient norm through `norm`
+double train_step(Run& run, double rate, double& norm) {
+    Model& m = *run.model;
+    const Options& o = run.options;
+    int T = m.shape.T;
+    Batch batch = {o.micro_batch, T};
+    std::vector<int> windows((size_t)o.micro_batch * (T + 1));
+    double tokens = (double)o.batch * T, loss = 0;
+    clear_losses(m);
+    for (int done = 0; done < o.batch; done += o.micro_batch) {
+        for (int b = 0; b < o.micro_batch; b++)
+            run.train->sample(&windows[(size_t)b * (T + 1)], run.state.samples + done + b);
+        load_batch(m, windows, batch);
+        model_forward(m, batch);
+        model_loss(m, batch, (real)(1 / tokens), true);
+        model_backward(m, batch);
+    }
+    loss = sum_losses(m, batch) / tokens;
+    norm = optimizer_step(m, *run.optimizer, o, rate, run.state.step + 1);
+    run.state.step++, run.state.samples += o.batch, run.state.tokens += (uint64_t)tokens;
+    return loss;
+}
+
+// the mean loss over at most --evaluate-batches micro-batches, spread evenly over the validation set
+double evaluate(Run& run) {
+    Model& m = *run.model;
+    int T = m.shape.T;
+    uint64_t all = run.validation->windows();
+    uint64_t count = std::min(all, (uint64_t)run.options.evaluate_batches * m.B);
+    double sum = 0;
+    for (uint64_t done = 0; done < count; done += m.B) {
+        Batch batch = {(int)std::min((uint64_t)m.B, count - done), T};
+        std::vector<int> windows((size_t)batch.B * (T + 1));
+        for (int b = 0; b < batch.B; b++)
+            run.validation->window(&windows[(size_t)b * (T + 1)], (uint64_t)((double)(done + b) * (double)all / (double)count));
+        load_batch(m, windows, batch);
+        clear_losses(m);
+        model_forward(m, batch);
+        model_loss(m, batch, 0, false);
+        sum += sum_losses(m, batch);
+    }
+    return sum / ((double)count * T);
+}
+
+void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
+    const Options& o = run.options;
+    std::vector<int> tokens = encode_text(*run.vocabulary, prompt);
+    if (tokens.empty()) tokens.push_back(run.vocabulary->end_of_text);
+    Sampling how = {o.temperature, o.top_p, o.top_k, (uint64_t)o.seed, draw};
+    printf("%s", prompt.c_str());
+    generate(*run.model, tokens, o.sample_tokens, how, [&](int token) {
+        if (token == run.vocabulary->end_of_text) return false;
+        fwrite(run.vocabulary->tokens[token].data(), 1, run.vocabulary->tokens[token].size(), stdout);
+        fflush(stdout);
+        return true;
+    });
+    printf("\n");
+}
+
+void save(Run& run) {
+    const Options& o = run.options;
+    std::string record;
+    for (auto& option : option_table()) {
+        std::string value = print_value(o, option);
+        record += (record.empty() ? "{" : ", ") + json_quote(option.name) + ": " + json_quote(value);
+    }
+    save_checkpoint(o.save, run.state, source_of(*run.model, *run.optimizer), record + "}",
+                    run.vocabulary ? &*run.vocabulary : nullptr, o.keep);
+    printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
+}
+
+// the metrics file goes on where the resumed checkpoint stands: later lines belong to steps that are done again
+void open_metrics(const Run& run) {
+    const std::string& path = run.options.metrics;
+    if (path.empty()) return;
+    std::string kept;
+    if (run.state.step > 0 && access(path.c_str(), F_OK) == 0) {
+        MappedFile old(path);
+        std::string_view left = old.view();
+        while (!left.empty() && left.find('\n') != left.npos) {
+            std::string_view line = left.substr(0, left.find('\n'));
+            left.remove_prefix(line.size() + 1);
+            if (Json::parse(line, path).at("step", path).integer(path) > run.state.step) break;
+            kept += std::string(line) + "\n";
+        }
+    }
+    FileWriter file(path);
+    file.write(kept);
+    file.finish();
+}
+
+void report(Run& run, double loss, double rate, double norm, double step_seconds, bool evaluated) {
+    const Options& o = run.options;
+    double speed = (double)o.batch * run.model->shape.T / step_seconds;
+    double peak = device_peak(device_name());
+    if (!o.metrics.empty()) {
+        std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
+                                (unsigned long long)run.state.tokens, loss);
+        if (evaluated) line += text(", \"validation_loss\": %.17g", run.validation_loss);
+        line += text(", \"learning_rate\": %.10g, \"gradient_norm\": %.10g, \"tokens_per_second\": %.6g", rate, norm, speed);
+        if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops_per_token(run) / peak);
+        line += "}\n";
+        FILE* file = fopen(o.metrics.c_str(), "a");
+        if (!file || fwrite(line.data(), 1, line.size(), file) != line.size() || fclose(file))
+            fail("--metrics %s: cannot be written: %s", o.metrics.c_str(), strerror(errno));
+    }
+    static double last_print = 0;
+    bool edge = run.state.step == 1 || run.state.step == run.last_step || evaluated;
+    if (!edge && seconds() - last_print < 1) return;
+    last_print = seconds();
+    double left = (double)(run.last_step - run.state.step) * step_seconds;
+    std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops_per_token(run) / peak) : "";
+    std::string held = evaluated ? text("  validation loss %.4f", run.validation_loss) : "";
+    printf("step %6ld/%ld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s%s  left %ld:%02ld%s\n", run.state.step,
+           run.last_step, loss, rate, norm, speed, mfu.c_str(), (long)left / 60, (long)left % 60, held.c_str());
+    fflush(stdout);
+}
+
+void train(Run& run) {
+    const Options& o = run.options;
+    auto every = [&](long n) { return n && run.state.step % n == 0; };
+    long saved = -1;
+    double pace = 0;  // seconds a step, smoothed
+    if (run.state.step >= run.last_step)
+        printf("nothing to do: the checkpoint is at step %ld, the run ends at %ld\n", run.state.step, run.last_step);
+    while (run.state.step < run.last_step && !stop_requested) {
+        double start = seconds(), norm = 0;
+        double rate = learning_rate((double)run.state.tokens + (double)o.batch * o.sequence, o.learning_rate,
+                                    o.min_learning_rate, (double)o.warmup_tokens, (double)o.decay_tokens);
+        double loss = train_step(run, rate, norm);
+        double took = seconds() - start;
+        pace = pace ? 0.9 * pace + 0.1 * took : took;
+        bool evaluated = run.validation && (every(o.evaluate_every) || run.state.step == run.last_step);
+        if (evaluated) run.validation_loss = evaluate(run);
+        report(run, loss, rate, norm, pace, evaluated);
+        if (!std::isfinite(loss) || !std::isfinite(norm))
+            fail("step %ld: loss %g and gradient norm %g are not finite: lower --learning-rate, and go on from an "
+                 "earlier checkpoint", run.state.step, loss, norm);
+        if (every(o.sample_every)) print_sample(run, "", (uint64_t)run.state.step << 32);
+        if (!o.save.empty() && every(o.save_every)) save(run), saved = run.state.step;
+    }
+    if (stop_requested) printf("stopped by a signal after step %ld\n", run.state.step);
+    if (!o.save.empty() && saved != run.state.step) save(run);
+}
+
+int main(int argc, char** argv) {
+    for (int signal_number : {SIGINT, SIGTERM}) signal(signal_number, [](int) { stop_requested = 1; });
+    signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
+    try {
+        Run run;
+        run.options = parse_options(argc, argv);
+        if (run.options.help) return fputs(help_text().c_str(), stdout), 0;
+        plan(run);
+        build(run);
+        if (!run.options.generate.empty()) return print_sample(run, run.options.generate, 0), 0;
+        open_metrics(run);
+        train(run);
+    } catch (const std::exception& e) {
+        fflush(stdout);
+        fprintf(stderr, "train_gpt: %s\n", e.what());
+        return 1;
+    }
+    return 0;
+}
