@@ -4,7 +4,9 @@
 //   surrogate escape becomes U+FFFD.
 #pragma once
 #include <stdint.h>
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -118,7 +120,8 @@ struct JsonParser {
             while (at < s.size() && s[at] >= '0' && s[at] <= '9') at++;
         };
         if (s[at] == '-') at++;
-        digits();
+        if (s.substr(at, 1) == "0") at++;  // no digit may follow a leading zero
+        else digits();
         if (at < s.size() && s[at] == '.') at++, digits();
         if (at < s.size() && (s[at] == 'e' || s[at] == 'E')) {
             at++;
