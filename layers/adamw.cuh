@@ -23,7 +23,8 @@ struct AdamW {
     }
 };
 
-constexpr int square_sum_parts = 256;  // always summed in the same parts, whatever the threads
+constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
+inline int square_sum_cut(long n) { return n < 4096L * square_sum_parts ? ceil_div(n, 4096) : square_sum_parts; }
 
 namespace ref {
 
@@ -38,9 +39,10 @@ inline void adamw(floatX* parameters, real* master, real* m, real* v, const real
 
 // *out = sum of x^2; scratch: square_sum_parts values
 inline void square_sum(double* out, const real* x, double* scratch, long n, Stream) {
-    long part = (n + square_sum_parts - 1) / square_sum_parts;
+    int parts = square_sum_cut(n);
+    long part = (n + parts - 1) / parts;
     #pragma omp parallel for
-    for (int p = 0; p < square_sum_parts; p++) {
+    for (int p = 0; p < parts; p++) {
         double sum = 0;
         long last = (p + 1) * part < n ? (p + 1) * part : n;
         #pragma omp simd reduction(+ : sum)
@@ -48,7 +50,7 @@ inline void square_sum(double* out, const real* x, double* scratch, long n, Stre
         scratch[p] = sum;
     }
     double sum = 0;
-    for (int p = 0; p < square_sum_parts; p++) sum += scratch[p];
+    for (int p = 0; p < parts; p++) sum += scratch[p];
     *out = sum;
 }
 
@@ -90,13 +92,15 @@ __global__ void square_sum_kernel(double* parts, const real* x, long n) {
     block_sum_to(parts + blockIdx.x, sum);
 }
 
-__global__ void square_sum_add_kernel(double* out, const double* parts) {
-    block_sum_to(out, parts[threadIdx.x]);  // square_sum_parts threads
+__global__ void square_sum_add_kernel(double* out, const double* parts, int count) {
+    static_assert(square_sum_parts <= square_sum_block);
+    block_sum_to(out, (int)threadIdx.x < count ? parts[threadIdx.x] : 0);
 }
 
 inline void square_sum(double* out, const real* x, double* scratch, long n, Stream s) {
-    LAUNCH(square_sum_kernel, square_sum_parts, square_sum_block, 0, s, scratch, x, n);
-    LAUNCH(square_sum_add_kernel, 1, square_sum_parts, 0, s, out, scratch);
+    int parts = square_sum_cut(n);
+    LAUNCH(square_sum_kernel, parts, square_sum_block, 0, s, scratch, x, n);
+    LAUNCH(square_sum_add_kernel, 1, square_sum_block, 0, s, out, scratch, parts);
 }
 
 }  // namespace gpu

@@ -5,7 +5,8 @@
 #pragma once
 #include "base/device.h"
 
-constexpr int column_sum_parts = 32;  // the rows are summed in this many parts, then the parts
+constexpr int column_sum_parts = 32;  // the rows are summed in this many parts at most, then the parts
+inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
 inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 
 namespace ref {
@@ -60,24 +61,26 @@ __global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, cons
     column_sum_part(parts, term, N, C);
 }
 
-__global__ void column_sum_add_kernel(real* out, const real* parts, int C) {
+__global__ void column_sum_add_kernel(real* out, const real* parts, int count, int C) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= C) return;
     real sum = 0;
-    for (int p = 0; p < column_sum_parts; p++) sum += parts[(long)p * C + c];
+    for (int p = 0; p < count; p++) sum += parts[(long)p * C + c];
     out[c] += sum;
 }
 
 inline void column_sum(real* out, const floatX* x, real* scratch, int N, int C, Stream s) {
-    LAUNCH(column_sum_kernel, dim3(ceil_div(C, 32), column_sum_parts), dim3(32, 8), 0, s, scratch, x, N, C);
-    LAUNCH(column_sum_add_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, C);
+    int parts = column_sum_cut(N);
+    LAUNCH(column_sum_kernel, dim3(ceil_div(C, 32), parts), dim3(32, 8), 0, s, scratch, x, N, C);
+    LAUNCH(column_sum_add_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C);
 }
 
 inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean, const real* rstd,
                                   real* scratch, int N, int C, Stream s) {
-    LAUNCH(column_sum_normalised_kernel, dim3(ceil_div(C, 32), column_sum_parts), dim3(32, 8), 0, s, scratch, dy, x,
+    int parts = column_sum_cut(N);
+    LAUNCH(column_sum_normalised_kernel, dim3(ceil_div(C, 32), parts), dim3(32, 8), 0, s, scratch, dy, x,
            mean, rstd, N, C);
-    LAUNCH(column_sum_add_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, C);
+    LAUNCH(column_sum_add_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C);
 }
 
 }  // namespace gpu

@@ -216,8 +216,7 @@ struct Worker {
         threads[t].state = Thread::Ready;
         ready.push_back(t);
     }
-    [[noreturn]] void stop(const std::string& message) {  // from inside a kernel: its fiber never goes on
-        error = message;
+    [[noreturn]] void stop() {  // from inside a kernel, `error` being set: its fiber never goes on
         switch_context(*threads[current].fiber, scheduler);
         abort();
     }
@@ -248,8 +247,9 @@ inline void fiber_main() {
             try {
                 (*w.body)();
             } catch (const std::exception& e) {
-                w.stop(w.where(w.current) + ": " + e.what());
+                w.error = w.where(w.current) + ": " + e.what();
             }
+            if (!w.error.empty()) w.stop();
             w.threads[w.current].state = Thread::Done;
             w.done++;
         }
@@ -304,7 +304,10 @@ template <class Args>
 void warp_collective(unsigned mask, Args& mine, void (*all)(Args* lanes[32], unsigned mask)) {
     Worker& w = *worker;
     int t = w.current, lane = t % 32, first = t - lane;
-    if (!(mask >> lane & 1)) w.stop(w.where(t) + text(": lane %d is not in its own mask %08x", lane, mask));
+    if (!(mask >> lane & 1)) {
+        w.error = w.where(t) + text(": lane %d is not in its own mask %08x", lane, mask);
+        w.stop();
+    }
     Warp& warp = w.warps[t / 32];
     w.threads[t].deposit = &mine;
     warp.arrived |= 1u << lane;
