@@ -1,8 +1,8 @@
 // test_gpt.cu   the checks, in reading order; run from the repository's root
 //   ./test_gpt            all chapters          ./test_gpt gelu program    only these
 //   ./test_gpt bench      speed of a training step beside the BLAS's own
-//   A CPU build proves ref (in fp64 against finite differences and PyTorch); a build with kernels, emulated or on
-//   a GPU, proves gpu against ref. The last line is `N passed, N failed`.
+//   A CPU build proves ref (in fp64 against finite differences and PyTorch); a build with kernels, emulated
+//   or on a GPU, proves gpu against ref. The last line is `N passed, N failed`.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -15,7 +15,7 @@
 #include "layers/model/generate.h"
 namespace fs = std::filesystem;
 
-// ---- what a check is ---------------------------------------------------------------------------------------
+// ---- what a check is --------------------------------------------------------------------------------------
 
 int passed = 0, failed = 0;
 const char* chapter = "";
@@ -33,7 +33,8 @@ void refuses(const std::string& part, Call call) {
     try {
         call();
     } catch (const std::exception& e) {
-        return check(std::string(e.what()).find(part) != std::string::npos, "says \"" + std::string(e.what()) + "\", wants \"" + part + "\"");
+        return check(std::string(e.what()).find(part) != std::string::npos,
+                     "says \"" + std::string(e.what()) + "\", wants \"" + part + "\"");
     }
     check(false, "accepted what should say \"" + part + "\"");
 }
@@ -57,7 +58,8 @@ inline std::vector<double> wide(const std::vector<double>& x) { return x; }
 
 // |got - want| <= tolerance * (|want| + root mean square of want), element by element; NaN never passes
 template <class A, class B>
-void close(const std::string& what, const std::vector<A>& got_, const std::vector<B>& want_, double tolerance) {
+void close(const std::string& what, const std::vector<A>& got_, const std::vector<B>& want_,
+           double tolerance) {
     std::vector<double> got = wide(got_), want = wide(want_);
     double square = 0, worst = 0;
     for (double w : want) square += w * w;
@@ -69,34 +71,41 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
         if (!(error <= worst)) worst = error, at = i;
     }
     if (!(worst <= tolerance)) good = false;
-    check(good, good ? what : text("%s: element %zu of %zu is %.9g, wants %.9g: off by %.2e, at most %.2e", what.c_str(), at,
-                                   got.size(), at < got.size() ? got[at] : 0, at < want.size() ? want[at] : 0, worst, tolerance));
+    check(good, good ? what : text("%s: element %zu of %zu is %.9g, wants %.9g: off by %.2e, at most %.2e",
+                                   what.c_str(), at, got.size(), at < got.size() ? got[at] : 0,
+                                   at < want.size() ? want[at] : 0, worst, tolerance));
 }
 
-// rounding of a result: bf16 keeps 8 bits, so 2^-8 for the store and as much again for rounded intermediates and
-// inputs that were rounded on the way (scores, probabilities); fp32 sums of up to 1000 terms in two different
-// orders differ by about sqrt(1000) * 2^-24 = 2e-6, and a cancellation in layer norm costs another factor 5
+// rounding of a result: bf16 keeps 8 bits, so 2^-8 for the store and as much again for rounded intermediates
+// and inputs that were rounded on the way (scores, probabilities); fp32 sums of up to 1000 terms in two
+// different orders differ by about sqrt(1000) * 2^-24 = 2e-6, and a cancellation in layer norm costs another
+// factor 5
 const double rounding = sizeof(floatX) == 2 ? 2 * std::ldexp(1, -7) : sizeof(floatX) == 4 ? 1e-5 : 1e-12;
 const double sums = sizeof(real) == 4 ? 2e-5 : 1e-12;  // of results kept in real
 
-// ---- rng, options, JSON ------------------------------------------------------------------------------------
+// ---- rng, options, JSON -----------------------------------------------------------------------------------
 
 void test_rng() {
     // known answers of Random123's philox4x32-10
-    auto is = [](Philox p, std::array<uint32_t, 4> want) { check(std::equal(p.x, p.x + 4, want.begin()), "philox known answer"); };
+    auto is = [](Philox p, std::array<uint32_t, 4> want) { check(std::equal(p.x, p.x + 4, want.begin()),
+                                                                 "philox known answer"); };
     is(philox(0, 0, 0), {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
     is(philox(~0ull, ~0ull, ~0ull), {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
-    is(philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88), {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+    is(philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88),
+       {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
     size_t n = 100000;
     auto x = random_values<double>(n, 7);
     double mean = 0, square = 0;
     for (double v : x) mean += v / n, square += v * v / n;
-    check(std::abs(mean) < 5 / std::sqrt(n) && std::abs(square - 1) < 5 * std::sqrt(2.0 / n), "normals have mean 0, variance 1");
+    check(std::abs(mean) < 5 / std::sqrt(n) && std::abs(square - 1) < 5 * std::sqrt(2.0 / n),
+          "normals have mean 0, variance 1");
     std::vector<double> part(1001);
     normals(part.data(), 42, 7, 4321, 1001, 1);
-    check(std::equal(part.begin(), part.end(), x.begin() + 4321), "normals are a function of the element's index");
+    check(std::equal(part.begin(), part.end(), x.begin() + 4321),
+          "normals are a function of the element's index");
     double u = uniform(1, 2, 3);
-    check(u >= 0 && u < 1 && u == uniform(1, 2, 3) && u != uniform(1, 2, 4), "uniform is a function of its index");
+    check(u >= 0 && u < 1 && u == uniform(1, 2, 3) && u != uniform(1, 2, 4),
+          "uniform is a function of its index");
 }
 
 Options options_of(std::vector<std::string> words) {
@@ -121,35 +130,40 @@ void test_options() {
     refuses("of at least 1", [] { options_of({"--layers", "0"}); });
     refuses("too large", [] { options_of({"--layers", "3e9"}); });
     refuses("options begin with --", [] { options_of({"layers"}); });
-    refuses("choose --heads 6 or 8", [] { Options p = options_of({"--heads", "7", "--hidden", "96"}); model_shape(p, 0); });
+    refuses("choose --heads 6 or 8", [] { Options p = options_of({"--heads", "7", "--hidden", "96"});
+                                         model_shape(p, 0); });
     std::string path = scratch_folder + "/run.conf";
     write_file(path, "# a run\nlayers 7   # few\nhidden 64\n\ntrain x y\n");
     o = options_of({"--config", path, "--layers", "9"});
-    check(o.layers == 9 && o.hidden == 64 && o.train.size() == 2, "the command line wins over the config file");
+    check(o.layers == 9 && o.hidden == 64 && o.train.size() == 2,
+          "the command line wins over the config file");
     write_file(path, "layers 7\nhiddn 64\n");
     refuses("line 2: unknown option --hiddn", [&] { options_of({"--config", path}); });
     refuses("cannot be read", [] { options_of({"--config", "/nowhere"}); });
-    struct { const char* name; long count; } counts[] = {{"124M", 124475904}, {"1558M", 1557686400}, {"530B", 529600819200}};
+    struct { const char* name; long count; } counts[] =
+        {{"124M", 124475904}, {"1558M", 1557686400}, {"530B", 529600819200}};
     for (auto& c : counts) {
         Options p = options_of({"--model", c.name});
         ModelShape m = model_shape(p, 0);
         long L = m.L, C = m.C;
         long formula = L * (12 * C * C + 13 * C) + (long)m.Vp * C + (long)m.T * C + 2 * C;
         long count = parameter_table(m).count;
-        check(count == formula && count == c.count, text("%s has %ld parameters, wants %ld", c.name, count, c.count));
+        check(count == formula && count == c.count,
+              text("%s has %ld parameters, wants %ld", c.name, count, c.count));
     }
 }
 
 void test_json() {
     Json j = Json::parse(R"({"a": [1, -2.5e3, true, null], "s": "x\n\u00e9\ud83d\ude00\ud800!"})", "j");
-    check(j.at("a", "j").items[1].number("j") == -2500 && j.at("s", "j").text == "x\n\xc3\xa9\xf0\x9f\x98\x80\xef\xbf\xbd!", "values");
-    for (const char* bad : {"", "{", "[1,]", "{\"a\" 1}", "\"\\x\"", "\"abc", "01", "1.", "tru", "[1] 2", "\"\x01\"", "-"})
-        refuses("not JSON at offset", [&] { Json::parse(bad, "j"); });
+    check(j.at("a", "j").items[1].number("j") == -2500 &&
+          j.at("s", "j").text == "x\n\xc3\xa9\xf0\x9f\x98\x80\xef\xbf\xbd!", "values");
+    for (const char* bad : {"", "{", "[1,]", "{\"a\" 1}", "\"\\x\"", "\"abc", "01", "1.", "tru", "[1] 2",
+                            "\"\x01\"", "-"}) refuses("not JSON at offset", [&] { Json::parse(bad, "j"); });
     refuses("at most 64 levels", [] { Json::parse(std::string(100000, '['), "j"); });
     check(Json::parse(json_quote("a\"\\\n\x02"), "j").text == "a\"\\\n\x02", "quoting and back");
 }
 
-// ---- the emulated device -----------------------------------------------------------------------------------
+// ---- the emulated device ----------------------------------------------------------------------------------
 
 #if defined(DEVICE_EMULATED)
 __global__ void missing_barrier_kernel(int* out) {
@@ -178,16 +192,20 @@ __global__ void warp_kernel(int* out) {
     unsigned odd = __ballot_sync(all_lanes, lane & 1);
     int half = lane < 16 ? __shfl_xor_sync(0x0000ffffu, lane, 3) : __shfl_down_sync(0xffff0000u, lane, 2, 16);
     __syncwarp();
-    out[threadIdx.x] = odd == 0xaaaaaaaau && __any_sync(all_lanes, lane == 7) && !__all_sync(all_lanes, lane == 7)
-        && half == (lane < 16 ? lane ^ 3 : lane % 16 + 2 < 16 ? lane + 2 : lane);
+    out[threadIdx.x] = odd == 0xaaaaaaaau && __any_sync(all_lanes, lane == 7) &&
+        !__all_sync(all_lanes, lane == 7) && half == (lane < 16 ? lane ^ 3 : lane % 16 + 2 < 16 ? lane + 2
+                                                      : lane);
 }
 
 void test_emulated() {
     std::vector<int> out(1024, 0), next(1, 0);
-    refuses("waits for ever: 1 of 64 threads never reach its __syncthreads()", [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, out.data()); });
-    refuses("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits", [&] { LAUNCH(missing_lane_kernel, 1, 32, 0, nullptr, out.data()); });
+    refuses("waits for ever: 1 of 64 threads never reach its __syncthreads()",
+            [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, out.data()); });
+    refuses("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits",
+            [&] { LAUNCH(missing_lane_kernel, 1, 32, 0, nullptr, out.data()); });
     refuses("not in its own mask", [&] { LAUNCH(foreign_mask_kernel, 1, 32, 0, nullptr, out.data()); });
-    refuses("a block has 1 to 1024 threads", [&] { LAUNCH(order_kernel, 1, 1025, 0, nullptr, out.data(), next.data()); });
+    refuses("a block has 1 to 1024 threads", [&] { LAUNCH(order_kernel, 1, 1025, 0, nullptr, out.data(),
+                                                          next.data()); });
     std::vector<float> poison(4, 0);
     LAUNCH(poison_kernel, 1, 4, 0, nullptr, poison.data());
     check(std::isnan(poison[0]) && std::isnan(poison[3]), "shared memory starts as NaN");
@@ -201,7 +219,8 @@ void test_emulated() {
         check(order != first, "another seed, another order of threads");
         first = order;
         std::sort(order.begin(), order.end());
-        check(order[0] == 0 && order[63] == 63 && std::unique(order.begin(), order.end()) == order.end(), "each thread ran once");
+        check(order[0] == 0 && order[63] == 63 && std::unique(order.begin(), order.end()) == order.end(),
+              "each thread ran once");
         LAUNCH(neighbour_kernel, 1, 64, 0, nullptr, out.data(), true);
         for (int i = 0; i < 64; i++) wrong += out[i] != (i + 1) % 64;
         LAUNCH(warp_kernel, 3, 96, 0, nullptr, out.data());
@@ -216,12 +235,13 @@ void test_emulated() {
 }
 #endif
 
-// ---- ref against finite differences ------------------------------------------------------------------------
+// ---- ref against finite differences -----------------------------------------------------------------------
 
-// analytic gradients of sum(weights * output) against central differences, h = 1e-5: the truncation error is of
-// order h^2 = 1e-10, the rounding error 1e-16 / 1e-5 = 1e-11 of the sum
+// analytic gradients of sum(weights * output) against central differences, h = 1e-5: the truncation error is
+// of order h^2 = 1e-10, the rounding error 1e-16 / 1e-5 = 1e-11 of the sum
 template <class Forward>
-void differences(const std::string& what, std::vector<floatX>& input, const std::vector<double>& gradient, Forward forward) {
+void differences(const std::string& what, std::vector<floatX>& input, const std::vector<double>& gradient,
+                 Forward forward) {
     std::vector<double> numeric(input.size());
     const double h = 1e-5;
     for (size_t i = 0; i < input.size(); i++) {
@@ -248,15 +268,18 @@ void test_gradients() {
     using R = std::vector<real>;
     {
         int N = 3, C = 7;
-        X x = random_values<floatX>(N * C, 1), w = random_values<floatX>(C, 2), b = random_values<floatX>(C, 3);
+        X x = random_values<floatX>(N * C, 1), w = random_values<floatX>(C, 2),
+            b = random_values<floatX>(C, 3);
         X y(N * C), r = random_values<floatX>(N * C, 4), dx(N * C, floatX(0));
         R mean(N), rstd(N), dw(C, 0), db(C, 0);
         auto forward = [&] {
-            ref::layernorm_forward(y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(), N, C, nullptr);
+            ref::layernorm_forward(y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(), N, C,
+                                   nullptr);
             return dot(y, r);
         };
         forward();
-        ref::layernorm_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), mean.data(), rstd.data(), nullptr, N, C, nullptr);
+        ref::layernorm_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), mean.data(),
+                                rstd.data(), nullptr, N, C, nullptr);
         differences("layernorm dx", x, wide(dx), forward);
         differences("layernorm dw", w, wide(dw), forward);
         differences("layernorm db", b, wide(db), forward);
@@ -269,11 +292,14 @@ void test_gradients() {
     }
     {
         int N = 4, C = 5, OC = 3;
-        X x = random_values<floatX>(N * C, 7), w = random_values<floatX>(OC * C, 8), b = random_values<floatX>(OC, 9);
+        X x = random_values<floatX>(N * C, 7), w = random_values<floatX>(OC * C, 8),
+            b = random_values<floatX>(OC, 9);
         X y(N * OC), r = random_values<floatX>(N * OC, 10), dx(N * C);
         R dw(OC * C, 0), db(OC, 0);
-        auto forward = [&] { return ref::matmul_forward(y.data(), x.data(), w.data(), b.data(), N, C, OC, nullptr), dot(y, r); };
-        ref::matmul_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), nullptr, N, C, OC, nullptr);
+        auto forward = [&] { return ref::matmul_forward(y.data(), x.data(), w.data(), b.data(), N, C, OC,
+                                                        nullptr), dot(y, r); };
+        ref::matmul_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), nullptr, N, C, OC,
+                             nullptr);
         differences("matmul dx", x, wide(dx), forward);
         differences("matmul dw", w, wide(dw), forward);
         differences("matmul db", b, wide(db), forward);
@@ -282,7 +308,8 @@ void test_gradients() {
         AttentionShape a = {2, T, 2, 3};
         long n = a.B * T * a.row(), m = a.B * T * a.out(), s = (long)a.B * a.NH * T * T;
         X qkv = random_values<floatX>(n, 11), o(m), p(s), r = random_values<floatX>(m, 12), d(n), dp(s);
-        auto forward = [&] { return ref::attention_forward(o.data(), p.data(), qkv.data(), a, nullptr), dot(o, r); };
+        auto forward = [&] { return ref::attention_forward(o.data(), p.data(), qkv.data(), a, nullptr),
+                            dot(o, r); };
         forward();
         ref::attention_backward(d.data(), dp.data(), r.data(), p.data(), qkv.data(), a, nullptr);
         differences(text("attention dqkv, T %d", T), qkv, wide(d), forward);
@@ -307,14 +334,15 @@ void test_gradients() {
         X r = random_values<floatX>(B * T * C, 16);
         std::vector<int> tokens = {1, 1, 4, 0, 1, 4};
         R dwte(V * C, 0), dwpe(T * C, 0);
-        auto forward = [&] { return ref::embedding_forward(x.data(), tokens.data(), wte.data(), wpe.data(), 0, B, T, C, nullptr), dot(x, r); };
+        auto forward = [&] { return ref::embedding_forward(x.data(), tokens.data(), wte.data(), wpe.data(), 0,
+                                                           B, T, C, nullptr), dot(x, r); };
         ref::embedding_backward(dwte.data(), dwpe.data(), tokens.data(), r.data(), B, T, C, nullptr);
         differences("embedding dwte", wte, wide(dwte), forward);
         differences("embedding dwpe", wpe, wide(dwpe), forward);
     }
 }
 
-// ---- gpu against ref ---------------------------------------------------------------------------------------
+// ---- gpu against ref --------------------------------------------------------------------------------------
 
 #if HAS_KERNELS
 // a host vector and its copy on the device
@@ -347,17 +375,23 @@ using R = Both<real>;
 
 void kernels_layernorm() {
     for (auto [N, C] : {std::pair{1, 1}, {3, 31}, {5, 33}, {9, 100}, {130, 257}, {64, 768}}) {
-        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(C, 2)), b(random_values<floatX>(C, 3)), y(N * C);
+        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(C, 2)), b(random_values<floatX>(C, 3)),
+            y(N * C);
         X dy(random_values<floatX>(N * C, 4)), dx(random_values<floatX>(N * C, 5));
-        R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)), scratch(column_sum_scratch(C));
+        R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)),
+            scratch(column_sum_scratch(C));
         std::string size = text(" %d x %d", N, C);
         ref::layernorm_forward(y.ref(), mean.ref(), rstd.ref(), x.ref(), w.ref(), b.ref(), N, C, nullptr);
-        gpu::layernorm_forward(y.device, mean.device, rstd.device, x.device, w.device, b.device, N, C, nullptr);
+        gpu::layernorm_forward(y.device, mean.device, rstd.device, x.device, w.device, b.device, N, C,
+                               nullptr);
         y.agree("layernorm y" + size, rounding);
         mean.agree("layernorm mean" + size, sums), rstd.agree("layernorm rstd" + size, sums);
-        ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), mean.ref(), rstd.ref(), nullptr, N, C, nullptr);
-        gpu::layernorm_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, mean.device, rstd.device, scratch.device, N, C, nullptr);
-        dx.agree("layernorm dx" + size, rounding), dw.agree("layernorm dw" + size, sums), db.agree("layernorm db" + size, sums);
+        ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), mean.ref(),
+                                rstd.ref(), nullptr, N, C, nullptr);
+        gpu::layernorm_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, mean.device,
+                                rstd.device, scratch.device, N, C, nullptr);
+        dx.agree("layernorm dx" + size, rounding), dw.agree("layernorm dw" + size, sums),
+            db.agree("layernorm db" + size, sums);
     }
 }
 
@@ -372,7 +406,8 @@ void kernels_gelu() {
 
 void kernels_matmul() {
     for (auto [N, C, OC] : {std::tuple{1, 1, 1}, {3, 5, 7}, {17, 33, 9}, {64, 40, 72}, {100, 96, 128}}) {
-        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)), b(random_values<floatX>(OC, 3)), y(N * OC), plain(N * OC);
+        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
+            b(random_values<floatX>(OC, 3)), y(N * OC), plain(N * OC);
         X dy(random_values<floatX>(N * OC, 4)), dx(N * C);
         R dw(random_values<real>(OC * C, 5)), db(random_values<real>(OC, 6)), scratch(column_sum_scratch(OC));
         std::string size = text(" %d x %d x %d", N, C, OC);
@@ -382,15 +417,19 @@ void kernels_matmul() {
         ref::matmul_forward(plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC, nullptr);
         gpu::matmul_forward(plain.device, x.device, w.device, nullptr, N, C, OC, nullptr);
         plain.agree("matmul y without bias" + size, rounding);
-        ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC, nullptr);
-        gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch.device, N, C, OC, nullptr);
-        dx.agree("matmul dx" + size, rounding), dw.agree("matmul dw" + size, sums), db.agree("matmul db" + size, sums);
+        ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
+                             nullptr);
+        gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch.device,
+                             N, C, OC, nullptr);
+        dx.agree("matmul dx" + size, rounding), dw.agree("matmul dw" + size, sums),
+            db.agree("matmul db" + size, sums);
     }
 }
 
 void kernels_residual() {
     for (auto [N, C] : {std::pair{1, 1}, {7, 33}, {40, 128}}) {
-        X x(random_values<floatX>(N * C, 1)), f(random_values<floatX>(N * C, 2)), b(random_values<floatX>(C, 3)), y(N * C);
+        X x(random_values<floatX>(N * C, 1)), f(random_values<floatX>(N * C, 2)),
+            b(random_values<floatX>(C, 3)), y(N * C);
         ref::residual_forward(y.ref(), x.ref(), f.ref(), b.ref(), N, C, nullptr);
         gpu::residual_forward(y.device, x.device, f.device, b.device, N, C, nullptr);
         y.agree(text("residual %d x %d", N, C), rounding);
@@ -398,7 +437,8 @@ void kernels_residual() {
 }
 
 void kernels_attention() {
-    for (auto [B, T, NH, HS] : {std::tuple{1, 1, 1, 1}, {2, 17, 3, 5}, {1, 33, 2, 64}, {2, 70, 1, 33}, {1, 127, 2, 16}}) {
+    for (auto [B, T, NH, HS] : {std::tuple{1, 1, 1, 1}, {2, 17, 3, 5}, {1, 33, 2, 64}, {2, 70, 1, 33},
+                                {1, 127, 2, 16}}) {
         AttentionShape a = {B, T, NH, HS};
         long n = B * T * a.row(), m = B * T * a.out(), s = (long)B * NH * T * T;
         X qkv(random_values<floatX>(n, 1)), o(m), p(s), dout(random_values<floatX>(m, 2)), dqkv(n), dp(s);
@@ -415,7 +455,8 @@ void kernels_attention() {
         gpu::attention_step(step.device, scores.device, qkv.device, T - 1, a, nullptr);
         ref::attention_step(step.ref(), scores.ref(), qkv.ref(), T - 1, a, nullptr);
         step.agree("attention step" + size, rounding);
-        close("attention step is the last row" + size, step.back(), std::vector<floatX>(o.host.end() - a.out(), o.host.end()), 2 * rounding);
+        close("attention step is the last row" + size, step.back(),
+              std::vector<floatX>(o.host.end() - a.out(), o.host.end()), 2 * rounding);
     }
 }
 
@@ -442,7 +483,8 @@ void kernels_embedding() {
         std::vector<int> t(N);
         for (int n = 0; n < N; n++) t[n] = (n * n + n / 3) % V;
         Both<int> tokens(t);
-        X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C), dx(random_values<floatX>(N * C, 3));
+        X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C),
+            dx(random_values<floatX>(N * C, 3));
         R dwte(random_values<real>(V * C, 4)), dwpe(random_values<real>((T + 3) * C, 5));
         std::string size = text(" B %d T %d C %d V %d", B, T, C, V);
         ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), wpe.ref(), 3, B, T, C, nullptr);
@@ -460,7 +502,8 @@ void kernels_adamw() {
         for (auto& value : v) value = value * value;
         X p(n);
         R master(w), m(random_values<real>(n, 3)), moment(v), g(random_values<real>(n, 4));
-        AdamW rule = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975), real(0.5)};
+        AdamW rule = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975),
+                      real(0.5)};
         ref::adamw(p.ref(), master.ref(), m.ref(), moment.ref(), g.ref(), rule, n, nullptr);
         gpu::adamw(p.device, master.device, m.device, moment.device, g.device, rule, n, nullptr);
         p.agree(text("adamw parameters %ld", n), rounding), master.agree(text("adamw master %ld", n), sums);
@@ -489,7 +532,7 @@ void test_kernels() {
 }
 #endif
 
-// ---- the model: against PyTorch, and with itself -----------------------------------------------------------
+// ---- the model: against PyTorch, and with itself ----------------------------------------------------------
 
 struct Trial {  // a small model with its optimiser
     Options options;
@@ -509,7 +552,8 @@ struct Trial {  // a small model with its optimiser
         Batch batch = {model.B, model.shape.T};
         clear_losses(model);
         for (int first = 0; first < rows; first += model.B) {
-            load_batch(model, {windows.begin() + first * row, windows.begin() + (first + model.B) * row}, batch);
+            load_batch(model, {windows.begin() + first * row, windows.begin() + (first + model.B) * row},
+                       batch);
             model_forward(model, batch);
             model_loss(model, batch, (real)(1 / tokens), true);
             model_backward(model, batch);
@@ -543,16 +587,19 @@ void test_pytorch() {
     };
     Options o;
     o.weight_decay = number("weight_decay"), o.clip = number("clip");
-    int C = (int)number("hidden"), T = (int)number("sequence"), V = (int)number("vocabulary"), Vp = 16, B = (int)number("batch");
+    int C = (int)number("hidden"), T = (int)number("sequence"), V = (int)number("vocabulary"), Vp = 16,
+        B = (int)number("batch");
     Trial trial(o, {(int)number("layers"), C, (int)number("heads"), T, V, Vp}, B);
     Model& m = trial.model;
     for (size_t t = 0; t < m.table.list.size(); t++) {
         const Parameter& p = m.table.list[t];
         std::vector<real> values(p.size, 0);
-        for (long i = 0; i < p.stored(); i++) values[i] = (real)(p.constant + 0.3 * std::sin(1 + (double)t + 0.7 * (double)i));
+        for (long i = 0; i < p.stored(); i++)
+            values[i] = (real)(p.constant + 0.3 * std::sin(1 + (double)t + 0.7 * (double)i));
         store_parameter(m, &trial.optimizer, p, values);
     }
-    // fp64: PyTorch's own rounding; fp32: sums of some 100 terms through 2 layers; bf16: 2^-8 a rounding, some 20 in a row
+    // fp64: PyTorch's own rounding; fp32: sums of some 100 terms through 2 layers; bf16: 2^-8 a rounding,
+    // some 20 in a row
     double tolerance = sizeof(floatX) == 8 ? 1e-10 : sizeof(floatX) == 4 ? 2e-4 : 0.3;
     std::vector<double> windows = list(j.at("windows", name));
     std::vector<int> w(windows.begin(), windows.end());
@@ -587,11 +634,16 @@ void test_training() {
     {
         Trial a(o, shape, 4), b(o, shape, 1), again(o, shape, 4);
         double first = a.train(windows, 3e-3), loss = first;
-        close("the first loss is about ln V", std::vector<double>{first}, std::vector<double>{std::log((double)V)}, 0.05);
-        close("micro-batches of 1 and of 4", std::vector<double>{b.train(windows, 3e-3)}, std::vector<double>{first}, rounding);
+        close("the first loss is about ln V", std::vector<double>{first},
+              std::vector<double>{std::log((double)V)}, 0.05);
+        close("micro-batches of 1 and of 4", std::vector<double>{b.train(windows, 3e-3)},
+              std::vector<double>{first}, rounding);
         again.train(windows, 3e-3);
-        for (auto& p : a.model.table.list)  // AdamW's first update is the gradient's sign: compare where it is not near 0
-            if (p.decay && sizeof(floatX) == 8) close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p), 1e-6);
+        // AdamW's first update is the gradient's sign: compare where it is not near 0
+        for (auto& p : a.model.table.list)
+            if (p.decay && sizeof(floatX) == 8)
+                close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p),
+                      1e-6);
         for (int i = 1; i < 60; i++) loss = a.train(windows, 3e-3), again.train(windows, 3e-3);
         check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, wants below 0.1", loss));
         bool same = true;
@@ -600,14 +652,17 @@ void test_training() {
         // generation with the key-value cache gives the logits of a whole pass
         std::vector<int> tokens(windows.begin(), windows.begin() + T);
         std::vector<real> cached;
-        for (int n = 1; n <= T; n++) cached = next_logits(a.model, {tokens.begin(), tokens.begin() + n}, n == 1 ? 0 : n - 1);
+        for (int n = 1; n <= T; n++)
+            cached = next_logits(a.model, {tokens.begin(), tokens.begin() + n}, n == 1 ? 0 : n - 1);
         close("logits with the cache", cached, next_logits(a.model, tokens, 0), 4 * rounding);
         std::vector<int> out;
         Sampling greedy = {.temperature = 0};
-        generate(a.model, {tokens[0], tokens[1], tokens[2]}, 8, greedy, [&](int t) { return out.push_back(t), true; });
+        generate(a.model, {tokens[0], tokens[1], tokens[2]}, 8, greedy,
+                 [&](int t) { return out.push_back(t), true; });
         check(std::equal(out.begin(), out.end(), windows.begin() + 3), "the overfitted batch is recited");
         out.clear();
-        generate(a.model, {tokens[0]}, 3 * T, Sampling{.seed = 1}, [&](int t) { return out.push_back(t), t < V; });
+        generate(a.model, {tokens[0]}, 3 * T, Sampling{.seed = 1},
+                 [&](int t) { return out.push_back(t), t < V; });
         check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
     }
     for (ModelShape odd : {ModelShape{1, 3, 1, 1, 2, 2}, {1, 1, 1, 2, 3, 128}, {3, 35, 5, 7, 13, 13}}) {
@@ -615,18 +670,22 @@ void test_training() {
         std::vector<int> w = some_windows(3, odd.T, odd.V);
         double before = trial.train(w, 1e-2), after = before;
         for (int i = 0; i < 20; i++) after = trial.train(w, 1e-2);
-        check(after < before && std::isfinite(after), text("L %d C %d NH %d T %d V %d learns: %.3f -> %.3f", odd.L, odd.C, odd.NH, odd.T, odd.V, before, after));
+        check(after < before && std::isfinite(after),
+              text("L %d C %d NH %d T %d V %d learns: %.3f -> %.3f", odd.L, odd.C, odd.NH, odd.T, odd.V,
+                   before, after));
     }
     double peak = 6e-4, low = 6e-5;
     auto rate = [&](double t) { return learning_rate(t, peak, low, 100, 1000); };
-    check(rate(50) == peak / 2 && rate(100) == peak && std::abs(rate(550) - (peak + low) / 2) < 1e-12 && rate(1000.5) == low && std::abs(rate(1000) - low) < 1e-12,
+    check(rate(50) == peak / 2 && rate(100) == peak && std::abs(rate(550) - (peak + low) / 2) < 1e-12 &&
+          rate(1000.5) == low && std::abs(rate(1000) - low) < 1e-12,
           "learning rate: warm-up, peak, half way, floor");
     std::vector<real> l = {1, 3, 2, real(-INFINITY)};
-    check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 && sample_token(l, {.top_p = 0.6}, 0.99) == 1 &&
-          sample_token(l, {.top_k = 2}, 0.999) == 2 && sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
+    check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 &&
+          sample_token(l, {.top_p = 0.6}, 0.99) == 1 && sample_token(l, {.top_k = 2}, 0.999) == 2 &&
+          sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
 }
 
-// ---- tokens, loader, tokenizer -----------------------------------------------------------------------------
+// ---- tokens, loader, tokenizer ----------------------------------------------------------------------------
 
 std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
     std::string path = scratch_folder + "/" + name;
@@ -641,7 +700,8 @@ std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
 
 void patch(const std::string& path, size_t offset, std::string bytes) {
     int fd = open(path.c_str(), O_WRONLY);
-    if (pwrite(fd, bytes.data(), bytes.size(), (off_t)offset) != (ssize_t)bytes.size()) check(false, "patching " + path);
+    if (pwrite(fd, bytes.data(), bytes.size(), (off_t)offset) != (ssize_t)bytes.size())
+        check(false, "patching " + path);
     close(fd);
 }
 
@@ -651,7 +711,8 @@ void test_loader() {
         for (uint64_t i = 0; i < n; i++) seen.insert(permute(i, n, 9, 0));
         check(seen.size() == n && *seen.rbegin() == n - 1, text("a permutation of %d", (int)n));
     }
-    check(permute(0, 1000, 9, 0) != permute(0, 1000, 9, 1) || permute(1, 1000, 9, 0) != permute(1, 1000, 9, 1), "each epoch has its order");
+    check(permute(0, 1000, 9, 0) != permute(0, 1000, 9, 1) ||
+          permute(1, 1000, 9, 0) != permute(1, 1000, 9, 1), "each epoch has its order");
     check(permute(338999999999ull, 339000000000ull, 9, 0) < 339000000000ull, "of 339e9 windows as well");
     for (int V : {257, 70000}) {  // uint16 and uint32
         std::string a = make_tokens("a.bin", 1001, V), b = make_tokens("b.bin", 57, V, 2);
@@ -661,31 +722,38 @@ void test_loader() {
         std::vector<int> w(9), v(9), all(1001);
         loader.files[0].read(all.data(), 0, 1001, V);
         loader.window(w.data(), 3), loader.window(v.data(), 4);
-        check(w[8] == v[0] && w[0] == all[24] && all[5] == (int)(hash_of(5 * 31 + 1) % V), "windows overlap by one");
+        check(w[8] == v[0] && w[0] == all[24] && all[5] == (int)(hash_of(5 * 31 + 1) % V),
+              "windows overlap by one");
         std::vector<int> count(132, 0);
         for (uint64_t n = 0; n < 2 * 132; n++) count[loader.order(n)]++;
         check(std::count(count.begin(), count.end(), 2) == 132, "every window once an epoch");
     }
     std::string path = make_tokens("c.bin", 100000, 257), whole(MappedFile(path).view());
-    auto reads = [&](int V = 257) { std::vector<int> t(100000); TokenFile(path).read(t.data(), 0, 100000, V); };
+    auto reads = [&](int V = 257) { std::vector<int> t(100000); TokenFile(path).read(t.data(), 0, 100000, V);
+                                   };
     reads();
     refuses("between offsets 64 and", [&] { patch(path, 64, std::string("\1\1", 2)); reads(); });
     write_file(path, whole);
     refuses("damaged between offsets 131136 and", [&] { patch(path, 64 + 2 * 70000, "x"); reads(); });
     write_file(path, whole);
     refuses("the vocabulary has 200", [&] { reads(200); });
-    for (size_t n : {3, 30, 63, 64, 1000, (int)whole.size() - 1}) refuses("", [&] { write_file(path, whole.substr(0, n)); TokenFile f(path); });
+    for (size_t n : {3, 30, 63, 64, 1000, (int)whole.size() - 1})
+        refuses("", [&] { write_file(path, whole.substr(0, n)); TokenFile f(path); });
     refuses("truncated or damaged", [&] { write_file(path, whole.substr(0, 1000)); TokenFile f(path); });
     refuses("is empty", [&] { write_file(path, ""); TokenFile f(path); });
     refuses("is no token file", [&] { write_file(path, "To be, or not to be"); TokenFile f(path); });
     refuses("cannot be read", [&] { TokenFile f("/nowhere.bin"); });
-    refuses("truncated or damaged", [&] { write_file(path, whole); patch(path, 16, std::string(8, '\x7f')); TokenFile f(path); });
+    refuses("truncated or damaged", [&] { write_file(path, whole); patch(path, 16, std::string(8, '\x7f'));
+                                         TokenFile f(path); });
     refuses("version 9", [&] { write_file(path, whole); patch(path, 8, "\x09"); TokenFile f(path); });
     refuses("one window wants", [&] { Loader({make_tokens("d.bin", 8, 257)}, 8, 1); });
-    refuses("must agree", [&] { Loader({make_tokens("d.bin", 100, 257), make_tokens("e.bin", 100, 300)}, 8, 1); });
+    refuses("must agree", [&] { Loader({make_tokens("d.bin", 100, 257), make_tokens("e.bin", 100, 300)}, 8,
+                                       1); });
     // llm.c and Megatron-LM
-    auto bytes = [](auto... values) { std::string s; (s.append((const char*)&values, sizeof values), ...); return s; };
-    std::string header = bytes(20240520, 1, 4) + std::string(1012, 0), tokens = bytes((uint16_t)5, (uint16_t)6, (uint16_t)7, (uint16_t)50000);
+    auto bytes = [](auto... values) { std::string s; (s.append((const char*)&values, sizeof values), ...);
+                                     return s; };
+    std::string header = bytes(20240520, 1, 4) + std::string(1012, 0),
+        tokens = bytes((uint16_t)5, (uint16_t)6, (uint16_t)7, (uint16_t)50000);
     std::vector<int> t(4);
     write_file(path, header + tokens);
     TokenFile(path).read(t.data(), 0, 4, 50257);
@@ -704,7 +772,8 @@ void test_loader() {
     refuses("wants pointer 6", [&] { write_file(index, idx(8, 3, 4)); TokenFile f(path); });
     refuses("its index", [&] { write_file(index, idx(8, 2, 4)); TokenFile f(path); });
     refuses("its header wants", [&] { write_file(index, idx(8, 3, 6).substr(0, 50)); TokenFile f(path); });
-    refuses("is no Megatron-LM index", [&] { write_file(index, "nonsense, but long enough"); TokenFile f(path); });
+    refuses("is no Megatron-LM index", [&] { write_file(index, "nonsense, but long enough");
+                                            TokenFile f(path); });
     fs::remove(index);
 }
 
@@ -715,12 +784,21 @@ void test_tokenizer() {
         return out;
     };
     using W = std::vector<std::string>;
-    check(words("I'll say it's  fine, 'tis\n\n 42nd!! \t x ") == W({"I", "'ll", " say", " it", "'s", " ", " fine", ",", " '", "tis", "\n\n", " 42", "nd", "!!", " \t", " x", " "}), "English");
-    check(words("'S don'T 've'd") == W({"'", "S", " don", "'", "T", " '", "ve", "'d"}), "contractions are lower case, without a space");
-    check(words("\xc3\xa9t\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd \xc2\xbd\xe2\x82\xac") == W({"\xc3\xa9t\xc3\xa9", " \xe4\xbd\xa0\xe5\xa5\xbd", " \xc2\xbd", "\xe2\x82\xac"}), "letters, numbers and signs beyond ASCII");
-    check(words("a\xc2\xa0\xc2\xa0" "b\xe3\x80\x80") == W({"a", "\xc2\xa0", "\xc2\xa0", "b", "\xe3\x80\x80"}), "spaces beyond ASCII");
-    check(words("a\xff\xc0\x80 \xed\xa0\x80 b\xe4\xbd") == W({"a", "\xff\xc0\x80", " \xed\xa0\x80", " b", "\xe4\xbd"}), "bytes that are not UTF-8");
-    check(words("  ") == W({"  "}) && words("").empty() && words(" ") == W({" "}) && words("\n\na") == W({"\n", "\n", "a"}), "edges");
+    check(words("I'll say it's  fine, 'tis\n\n 42nd!! \t x ") == W({"I", "'ll", " say", " it", "'s", " ",
+                                                                    " fine", ",", " '", "tis", "\n\n", " 42",
+                                                                    "nd", "!!", " \t", " x", " "}),
+                                                                    "English");
+    check(words("'S don'T 've'd") == W({"'", "S", " don", "'", "T", " '", "ve", "'d"}),
+          "contractions are lower case, without a space");
+    check(words("\xc3\xa9t\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd \xc2\xbd\xe2\x82\xac") ==
+              W({"\xc3\xa9t\xc3\xa9", " \xe4\xbd\xa0\xe5\xa5\xbd", " \xc2\xbd", "\xe2\x82\xac"}),
+          "letters, numbers and signs beyond ASCII");
+    check(words("a\xc2\xa0\xc2\xa0" "b\xe3\x80\x80") == W({"a", "\xc2\xa0", "\xc2\xa0", "b", "\xe3\x80\x80"}),
+          "spaces beyond ASCII");
+    check(words("a\xff\xc0\x80 \xed\xa0\x80 b\xe4\xbd") == W({"a", "\xff\xc0\x80", " \xed\xa0\x80", " b",
+                                                              "\xe4\xbd"}), "bytes that are not UTF-8");
+    check(words("  ") == W({"  "}) && words("").empty() && words(" ") == W({" "}) &&
+          words("\n\na") == W({"\n", "\n", "a"}), "edges");
     std::string path = scratch_folder + "/small.bpe";
     write_file(path, "#version: 0.2\nh e\nl l\nhe ll\nhell o\n\xc4\xa0 w\nl o\n");
     Vocabulary v = Vocabulary::open(path), bytes = Vocabulary::open("bytes");
@@ -750,12 +828,13 @@ void test_tokenizer() {
     encoder.symbols = start;
     encoder.merge_long();
     check(a == encoder.symbols, "long and short words merge alike");
-    refuses("line 2: \"h qq\"", [&] { write_file(path, "h e\nh q\n"), write_file(path, "#version: 0.2\nh qq\n"), Vocabulary::open(path); });
+    refuses("line 2: \"h qq\"", [&] { write_file(path, "h e\nh q\n"),
+                                     write_file(path, "#version: 0.2\nh qq\n"), Vocabulary::open(path); });
     refuses("cannot be read", [] { Vocabulary::open("/nowhere.bpe"); });
     refuses("has no merges", [&] { write_file(path, "#version: 0.2\n"), Vocabulary::open(path); });
 }
 
-// ---- checkpoints -------------------------------------------------------------------------------------------
+// ---- checkpoints ------------------------------------------------------------------------------------------
 
 void test_checkpoint() {
     Options o;
@@ -768,7 +847,8 @@ void test_checkpoint() {
         save_checkpoint(dir, s, source_of(trial.model, trial.optimizer), "{}", nullptr, keep);
     };
     for (int i = 0; i < 4; i++) trial.train(windows, 1e-2), save(2);
-    check(list_checkpoints(dir) == std::vector<std::string>({"step-00000004", "step-00000003"}), "the newest two are kept");
+    check(list_checkpoints(dir) == std::vector<std::string>({"step-00000004", "step-00000003"}),
+          "the newest two are kept");
     double next = trial.train(windows, 1e-2), after = trial.train(windows, 1e-2);
     Trial other(o, shape, 2);
     std::vector<Checkpoint> found = find_checkpoints(dir);
@@ -804,7 +884,8 @@ void test_checkpoint() {
         for (long r = 0; r < p.shape[0]; r++)
             bytes.append((const char*)&want[r * p.shape[1] + half * columns], columns * sizeof(real));
         size_t n = bytes.size() - at;
-        cut.push_back({p.shape, {0, half * columns}, {p.shape[0], columns}, boxes, (size_t)at, n, checksum(bytes.data() + at, n), sizeof(real) == 8});
+        cut.push_back({p.shape, {0, half * columns}, {p.shape[0], columns}, boxes, (size_t)at, n,
+                       checksum(bytes.data() + at, n), sizeof(real) == 8});
     }
     write_file(boxes, bytes);
     pieces = cut;
@@ -814,11 +895,12 @@ void test_checkpoint() {
     refuses("values", [&] { c.read(got, p, 0); });
 }
 
-// ---- the program -------------------------------------------------------------------------------------------
+// ---- the program ------------------------------------------------------------------------------------------
 
 struct Outcome { int code; std::string out; };  // code: exit status, or 128 + signal
 
-// runs a program with stdout and stderr together; kills it with `kill_signal` after `after` seconds if that is > 0
+// runs a program with stdout and stderr together; kills it with `kill_signal` after `after` seconds if that
+// is > 0
 Outcome run(const std::string& command, double after = 0, int kill_signal = SIGKILL, long file_limit = 0) {
     int fds[2];
     if (pipe(fds)) fail("pipe");
@@ -846,10 +928,12 @@ Outcome run(const std::string& command, double after = 0, int kill_signal = SIGK
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out};
 }
 
-void program_refuses(const std::string& arguments, const std::string& part, const std::string& program = "train_gpt") {
+void program_refuses(const std::string& arguments, const std::string& part,
+                     const std::string& program = "train_gpt") {
     Outcome o = run(programs + "/" + program + " " + arguments);
-    check(o.code == 1 && o.out.find(part) != std::string::npos, text("%s %s: exit code %d, \"%s\", wants 1 and \"%s\"", program.c_str(),
-          arguments.c_str(), o.code, o.out.c_str(), part.c_str()));
+    check(o.code == 1 && o.out.find(part) != std::string::npos,
+          text("%s %s: exit code %d, \"%s\", wants 1 and \"%s\"", program.c_str(), arguments.c_str(), o.code,
+               o.out.c_str(), part.c_str()));
 }
 
 // step -> the line's numbers as text, so that equal means equal to the last bit
@@ -863,7 +947,8 @@ std::map<long, std::string> read_metrics(const std::string& path) {
         left.remove_prefix(left.find('\n') + 1);
         long step = j.at("step", path).integer(path);
         check(!out.count(step), text("%s has step %ld once", path.c_str(), step));
-        out[step] = j.at("loss", path).text + " " + j.at("gradient_norm", path).text + " " + j.at("learning_rate", path).text;
+        out[step] = j.at("loss", path).text + " " + j.at("gradient_norm", path).text + " " +
+            j.at("learning_rate", path).text;
     }
     return out;
 }
@@ -871,9 +956,10 @@ std::map<long, std::string> read_metrics(const std::string& path) {
 void test_resume() {
     std::string tokens = make_tokens("train.bin", 700, 257), s = scratch_folder;
     auto command = [&](const std::string& name) {
-        return programs + "/train_gpt --train " + tokens + " --validation " + tokens + " --layers 2 --hidden 24 --heads 3 --sequence 16 --batch 6"
-               " --micro-batch 2 --steps 120 --learning-rate 1e-2 --evaluate-every 5 --evaluate-batches 2 --save-every 3 --save " + s + "/" + name +
-               " --metrics " + s + "/" + name + ".jsonl";
+        return programs + "/train_gpt --train " + tokens + " --validation " + tokens +
+            " --layers 2 --hidden 24 --heads 3 --sequence 16 --batch 6 --micro-batch 2 --steps 120 "
+            "--learning-rate 1e-2 --evaluate-every 5 --evaluate-batches 2 --save-every 3 --save " + s + "/" +
+            name + " --metrics " + s + "/" + name + ".jsonl";
     };
     Outcome o = run(command("unbroken"));
     check(o.code == 0 && o.out.find("validation loss") != std::string::npos, "a run to its end: " + o.out);
@@ -891,37 +977,49 @@ void test_resume() {
     o = run(command("killed") + (begun ? " --resume " + s + "/killed" : ""));
     check(o.code == 0, "the last resume: " + o.out);
     check(kills >= 3, text("killed %d times, wants 3 or more", kills));
-    check(read_metrics(s + "/killed.jsonl") == want, "kill -9 and --resume give the losses of the unbroken run to the last bit");
-    std::string a(MappedFile(s + "/unbroken/step-00000120/rank-00000.bin").view()), b(MappedFile(s + "/killed/step-00000120/rank-00000.bin").view());
+    check(read_metrics(s + "/killed.jsonl") == want,
+          "kill -9 and --resume give the losses of the unbroken run to the last bit");
+    std::string a(MappedFile(s + "/unbroken/step-00000120/rank-00000.bin").view()),
+        b(MappedFile(s + "/killed/step-00000120/rank-00000.bin").view());
     check(a == b, "and its weights and moments");
     o = run(command("stopped") + " --steps 100000 --save-every 0 --decay-tokens 1e6", 0.5, SIGTERM);
-    check(o.code == 0 && list_checkpoints(s + "/stopped").size() == 1, "SIGTERM: finishes the step, saves, exits with 0: " + o.out);
+    check(o.code == 0 && list_checkpoints(s + "/stopped").size() == 1,
+          "SIGTERM: finishes the step, saves, exits with 0: " + o.out);
     // a disk that is full: the older checkpoint stays
     size_t had = list_checkpoints(s + "/unbroken").size();
-    o = run(programs + "/train_gpt --train " + tokens + " --steps 126 --batch 6 --micro-batch 2 --save " + s + "/unbroken --resume " + s + "/unbroken", 0, 0, 40000);
-    check(o.code == 1 && o.out.find("was not saved") != std::string::npos && o.out.find("older checkpoints are untouched") != std::string::npos, "disk full: " + o.out);
-    check(list_checkpoints(s + "/unbroken").size() == had && find_checkpoints(s + "/unbroken")[0].state.step == 120, "the previous checkpoint stays the newest");
+    o = run(programs + "/train_gpt --train " + tokens + " --steps 126 --batch 6 --micro-batch 2 --save " + s +
+            "/unbroken --resume " + s + "/unbroken", 0, 0, 40000);
+    check(o.code == 1 && o.out.find("was not saved") != std::string::npos &&
+          o.out.find("older checkpoints are untouched") != std::string::npos, "disk full: " + o.out);
+    check(list_checkpoints(s + "/unbroken").size() == had &&
+          find_checkpoints(s + "/unbroken")[0].state.step == 120, "the previous checkpoint stays the newest");
     check(!fs::exists(s + "/unbroken/.step-00000126.partial"), "nothing half written remains");
-    o = run(programs + "/train_gpt --resume " + s + "/unbroken --generate Hi --sample-tokens 5 --tokenizer bytes");
+    o = run(programs + "/train_gpt --resume " + s +
+            "/unbroken --generate Hi --sample-tokens 5 --tokenizer bytes");
     check(o.code == 0 && o.out.substr(0, 2) == "Hi", "--generate: " + o.out);
-    program_refuses("--train " + tokens + " --resume " + s + "/unbroken --layers 3", "the checkpoint has layers 2, the options say 3");
+    program_refuses("--train " + tokens + " --resume " + s + "/unbroken --layers 3",
+                    "the checkpoint has layers 2, the options say 3");
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --model 124M", "the checkpoint has");
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --seed 3", "leave --seed out");
-    program_refuses("--train " + tokens + " --layers 2 --hidden 24 --heads 3 --sequence 16 --save " + s + "/unbroken", "already holds checkpoints");
+    program_refuses("--train " + tokens + " --layers 2 --hidden 24 --heads 3 --sequence 16 --save " + s +
+                    "/unbroken", "already holds checkpoints");
     check(find_checkpoints(s + "/unbroken")[0].state.step == 120, "nothing was written over");
 }
 
 void test_program() {
-    std::string tokens = make_tokens("train.bin", 700, 257), s = scratch_folder, small = " --layers 1 --hidden 8 --heads 2 --sequence 8 ";
+    std::string tokens = make_tokens("train.bin", 700, 257), s = scratch_folder,
+        small = " --layers 1 --hidden 8 --heads 2 --sequence 8 ";
     check(run(programs + "/train_gpt --help").out.find("--micro-batch") != std::string::npos, "--help");
     program_refuses("", "wants --train FILE");
     program_refuses("--modle 124M", "did you mean --model");
     program_refuses("--train " + tokens + " --model 530", "did you mean 530B");
     program_refuses("--train " + tokens + small + "--heads 3", "does not divide --hidden 8");
-    program_refuses("--train " + tokens + small + "--batch 6 --micro-batch 4", "does not divide --batch 6: choose 3 or 6");
+    program_refuses("--train " + tokens + small + "--batch 6 --micro-batch 4",
+                    "does not divide --batch 6: choose 3 or 6");
     program_refuses("--train " + tokens + small + "--vocabulary 300", "give --vocabulary 257");
     program_refuses("--train /nowhere.bin" + small, "cannot be read");
-    program_refuses("--train " + tokens + " --layers 1 --hidden 8 --heads 2 --sequence 700", "one window wants 701");
+    program_refuses("--train " + tokens + " --layers 1 --hidden 8 --heads 2 --sequence 700",
+                    "one window wants 701");
     program_refuses("--train " + tokens + small + "--resume " + s + "/nothing", "holds no whole checkpoint");
     program_refuses("--generate hello", "give --resume DIR");
     program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "was not saved");
@@ -931,20 +1029,30 @@ void test_program() {
     program_refuses("--vocabulary bytes --output " + s + "/x /nowhere.txt", "cannot be read", "tokenize");
     program_refuses("--vocabulry bytes", "did you mean --vocabulary", "tokenize");
     program_refuses("--vocabulary bytes --output " + s + "/x", "wants a FILE", "tokenize");
-    check(!fs::exists(s + "/x.bin") && !fs::exists(s + "/x.bin.partial"), "a refused tokenize leaves nothing");
+    check(!fs::exists(s + "/x.bin") && !fs::exists(s + "/x.bin.partial"),
+          "a refused tokenize leaves nothing");
     write_file(s + "/bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n");
-    program_refuses("--vocabulary bytes --output " + s + "/x " + s + "/bad.jsonl", "bad.jsonl line 2: document: has no \"text\"", "tokenize");
-    write_file(s + "/good.jsonl", "{\"text\": \"a\\u00e9\"}\n\n{\"id\": 1, \"text\": \"\"}\n{\"text\": \"b\"}");
-    check(run(programs + "/tokenize --vocabulary bytes --output " + s + "/j " + s + "/good.jsonl").code == 0, "JSONL");
+    program_refuses("--vocabulary bytes --output " + s + "/x " + s + "/bad.jsonl",
+                    "bad.jsonl line 2: document: has no \"text\"", "tokenize");
+    write_file(s + "/good.jsonl", "{\"text\": \"a\\u00e9\"}\n\n{\"id\": 1, \"text\": \"\"}\n{\"text\": "
+                                  "\"b\"}");
+    check(run(programs + "/tokenize --vocabulary bytes --output " + s + "/j " + s + "/good.jsonl").code == 0,
+          "JSONL");
     TokenFile j(s + "/j.bin");
     std::vector<int> t(j.count);
     j.read(t.data(), 0, j.count, 257);
-    check(t == std::vector<int>({'a', 0xc3, 0xa9, 256, 256, 'b', 256}), "a document a line, each with its end of text");
+    check(t == std::vector<int>({'a', 0xc3, 0xa9, 256, 256, 'b', 256}),
+          "a document a line, each with its end of text");
     std::string command = programs + "/tokenize --vocabulary bytes --output " + s + "/t ";
-    check(run(command + s + "/text.txt").code == 0 && run(programs + "/tokenize --decode " + s + "/t.bin").out == std::string(MappedFile(s + "/text.txt").view()), "text comes back");
-    check(run("sh -c 'cat " + s + "/text.txt | " + programs + "/tokenize --vocabulary bytes --output " + s + "/u -'").code == 0 &&
-          MappedFile(s + "/u.bin").view() == MappedFile(s + "/t.bin").view(), "standard input is like a file");
-    check(run(command + "--validation 0.3 " + s + "/text.txt").code == 0 && TokenFile(s + "/t.train.bin").count + TokenFile(s + "/t.validation.bin").count == 45, "one document is split at its end");
+    check(run(command + s + "/text.txt").code == 0 &&
+          run(programs + "/tokenize --decode " + s +
+              "/t.bin").out == std::string(MappedFile(s + "/text.txt").view()), "text comes back");
+    check(run("sh -c 'cat " + s + "/text.txt | " + programs + "/tokenize --vocabulary bytes --output " + s +
+              "/u -'").code == 0 && MappedFile(s + "/u.bin").view() == MappedFile(s + "/t.bin").view(),
+              "standard input is like a file");
+    check(run(command + "--validation 0.3 " + s + "/text.txt").code == 0 &&
+          TokenFile(s + "/t.train.bin").count + TokenFile(s + "/t.validation.bin").count == 45,
+          "one document is split at its end");
     std::string many;
     for (int i = 0; i < 1000; i++) many += text("{\"text\": \"document %d\"}\n", i);
     write_file(s + "/many.jsonl", many);
@@ -953,12 +1061,13 @@ void test_program() {
     check(held > 60 && held < 140, text("a tenth of 1000 documents is set aside: %d", (int)held));
 }
 
-// ---- bench -------------------------------------------------------------------------------------------------
+// ---- bench ------------------------------------------------------------------------------------------------
 
 // FLOP/s of the matrix products of one block and the logits, forward and backward, run by themselves
 double gemm_rate(const ModelShape& m, int N) {
     long C = m.C, largest = std::max((long)m.Vp, 4 * C);
-    std::vector<floatX> wide_host = random_values<floatX>(std::max(N, (int)C) * largest, 1), out_host(wide_host.size());
+    std::vector<floatX> wide_host = random_values<floatX>(std::max(N, (int)C) * largest, 1),
+        out_host(wide_host.size());
     auto upload = [](const std::vector<floatX>& x) {
         void* p = device_malloc(x.size() * sizeof(floatX), "bench");
         copy_to_device(p, x.data(), x.size() * sizeof(floatX), nullptr);
@@ -972,7 +1081,8 @@ double gemm_rate(const ModelShape& m, int N) {
         synchronize(nullptr);
         double start = seconds();
         flops = 0;
-        for (auto [in, out, times] : {std::tuple{C, 3 * C, m.L}, {C, C, m.L}, {C, 4 * C, m.L}, {4 * C, C, m.L}, {C, (long)m.Vp, 1}}) {
+        for (auto [in, out, times] : {std::tuple{C, 3 * C, m.L}, {C, C, m.L}, {C, 4 * C, m.L},
+                                      {4 * C, C, m.L}, {C, (long)m.Vp, 1}}) {
             for (int i = 0; i < times; i++) {
                 dev::matmul_forward(c, a, b, nullptr, N, (int)in, (int)out, nullptr);
                 dev::matmul_backward(c, sum, nullptr, a, b, b, nullptr, N, (int)in, (int)out, nullptr);
@@ -1006,20 +1116,23 @@ void bench() {
         synchronize(nullptr);
         best = std::min(best, seconds() - start), total += seconds() - start;
     }
-    double flops = 6.0 * ((double)trial.model.table.count - (double)shape.T * shape.C) + 6.0 * shape.L * shape.C * shape.T;
-    printf("GPT-2 124M, B %d, T %d, %s on %s: %.0f tokens/s (best of %d; mean %.0f)\n", B, shape.T, PRECISION_NAME,
-           device_name().c_str(), N / best, steps, N * steps / total);
-    printf("%.1f GFLOP/s, %.1f %% of the %.1f GFLOP/s of the matrix products by themselves\n", flops * N / best * 1e-9,
-           100 * flops * N / best / rate, rate * 1e-9);
-    for (auto& [name, time] : profile.spent) printf("  %-14s %8.1f ms %6.1f %%\n", name.c_str(), 1e3 * time / steps, 100 * time / total);
+    double flops = 6.0 * ((double)trial.model.table.count - (double)shape.T * shape.C) +
+        6.0 * shape.L * shape.C * shape.T;
+    printf("GPT-2 124M, B %d, T %d, %s on %s: %.0f tokens/s (best of %d; mean %.0f)\n", B, shape.T,
+           PRECISION_NAME, device_name().c_str(), N / best, steps, N * steps / total);
+    printf("%.1f GFLOP/s, %.1f %% of the %.1f GFLOP/s of the matrix products by themselves\n",
+           flops * N / best * 1e-9, 100 * flops * N / best / rate, rate * 1e-9);
+    for (auto& [name, time] : profile.spent)
+        printf("  %-14s %8.1f ms %6.1f %%\n", name.c_str(), 1e3 * time / steps, 100 * time / total);
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    printf("memory: planned %.1f MB, %.2f bytes a parameter without activations and scratch; the process's peak, the bench's own matrices included, %.1f MB\n",
-           planned * 1e-6, (planned - (double)trial.model.arenas[2].used - (double)trial.model.arenas[3].used) / (double)trial.model.table.count,
-           (double)usage.ru_maxrss * 1024e-6);
+    double rest = (double)(trial.model.arenas[2].used + trial.model.arenas[3].used);
+    printf("memory: planned %.1f MB, of it %.2f bytes a parameter, the rest activations and scratch; the "
+           "process's peak, the bench's own matrices included, %.1f MB\n", planned * 1e-6,
+           (planned - rest) / (double)trial.model.table.count, (double)usage.ru_maxrss * 1024e-6);
 }
 
-// ---- main --------------------------------------------------------------------------------------------------
+// ---- main -------------------------------------------------------------------------------------------------
 
 struct Chapter { const char* name; void (*run)(); };
 const Chapter chapters[] = {
@@ -1031,7 +1144,8 @@ const Chapter chapters[] = {
 #if HAS_KERNELS
     {"kernels", test_kernels},
 #endif
-    {"pytorch", test_pytorch}, {"training", test_training}, {"loader", test_loader}, {"tokenizer", test_tokenizer},
+    {"pytorch", test_pytorch}, {"training", test_training}, {"loader", test_loader},
+        {"tokenizer", test_tokenizer},
     {"checkpoint", test_checkpoint}, {"resume", test_resume}, {"program", test_program},
 };
 
@@ -1049,7 +1163,8 @@ int main(int argc, char** argv) {
             int before = passed, failures = failed;
             double start = seconds();
             c.run();
-            printf("%-11s %5d passed, %d failed, %.1f s\n", c.name, passed - before, failed - failures, seconds() - start);
+            printf("%-11s %5d passed, %d failed, %.1f s\n", c.name, passed - before, failed - failures,
+                   seconds() - start);
             fflush(stdout);
         }
     } catch (const std::exception& e) {

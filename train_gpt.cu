@@ -22,7 +22,7 @@ struct Run {
     double validation_loss = NAN;
 };
 
-// ---- start: settle every open setting, or refuse -----------------------------------------------------------
+// ---- start: settle every open setting, or refuse ----------------------------------------------------------
 
 // a checkpoint brings the model's shape and seed; options that were named must agree with it
 void take_from_checkpoint(Run& run) {
@@ -42,17 +42,18 @@ void take_from_checkpoint(Run& run) {
         {"vocabulary", &o.vocabulary, saved.shape.V}};
     for (auto& a : all) {
         if (o.has(a.name) && *a.setting != a.saved)
-            fail("--resume %s: the checkpoint has %s %d, the options say %d: leave the option out, or start a new run "
-                 "without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
+            fail("--resume %s: the checkpoint has %s %d, the options say %d: leave the option out, or start "
+                 "a new run without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
         *a.setting = a.saved;
     }
     if (o.has("seed") && o.seed != saved.seed)
-        fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(), saved.seed, o.seed);
+        fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(),
+             saved.seed, o.seed);
     o.seed = saved.seed;
     run.state = saved;
 }
 
-// the vocabulary to print and read text with: --tokenizer, else the checkpoint's, else the one beside the tokens
+// the vocabulary to print and read text with: --tokenizer's, the checkpoint's, or the one beside the tokens
 void open_vocabulary(Run& run) {
     Options& o = run.options;
     std::string spec = o.tokenizer;
@@ -73,13 +74,15 @@ void open_vocabulary(Run& run) {
     if (spec.empty()) return;
     run.vocabulary = Vocabulary::open(spec);
     if (run.vocabulary->size() != o.vocabulary)
-        fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(), run.vocabulary->size(), o.vocabulary);
+        fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(),
+             run.vocabulary->size(), o.vocabulary);
     run.state.tokenizer = run.vocabulary->kind;
 }
 
 void settle_schedule(Run& run) {
     Options& o = run.options;
-    if (!o.micro_batch) for (o.micro_batch = std::min(4, o.batch); o.batch % o.micro_batch; o.micro_batch--) {}
+    if (!o.micro_batch)
+        for (o.micro_batch = std::min(4, o.batch); o.batch % o.micro_batch; o.micro_batch--) {}
     if (o.batch % o.micro_batch)
         fail("--micro-batch %d does not divide --batch %d: choose %s", o.micro_batch, o.batch,
              divisors_near(o.batch, o.micro_batch).c_str());
@@ -96,14 +99,16 @@ void settle_schedule(Run& run) {
     if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)tokens;
     if (o.warmup_tokens < 0) o.warmup_tokens = o.decay_tokens / 100;
     if (o.warmup_tokens > o.decay_tokens)
-        fail("--warmup-tokens %ld is more than --decay-tokens %ld: lower it", o.warmup_tokens, o.decay_tokens);
+        fail("--warmup-tokens %ld is more than --decay-tokens %ld: lower it", o.warmup_tokens,
+             o.decay_tokens);
 }
 
 void plan(Run& run) {
     Options& o = run.options;
     bool training = o.generate.empty();
     if (!training && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
-    if (training && o.train.empty()) fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
+    if (training && o.train.empty())
+        fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
     if (!o.resume.empty()) {
         run.checkpoints = find_checkpoints(o.resume);
         take_from_checkpoint(run);
@@ -131,8 +136,8 @@ void plan(Run& run) {
                (unsigned long long)run.train->windows(), (unsigned long long)run.state.windows);
     if (run.train) run.state.windows = run.train->windows();
     if (!o.save.empty() && o.resume != o.save && !list_checkpoints(o.save).empty())
-        fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another folder",
-             o.save.c_str(), o.save.c_str());
+        fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
+             "folder", o.save.c_str(), o.save.c_str());
 }
 
 // Model FLOPs a token: 6 N + 6 L C T
@@ -150,8 +155,8 @@ void print_settings(const Run& run) {
     }
     std::string device = device_name();
     double peak = device_peak(device);
-    printf("model     %ld parameters, vocabulary %d padded to %d\n", run.model->table.count, run.state.shape.V,
-           run.state.shape.Vp);
+    printf("model     %ld parameters, vocabulary %d padded to %d\n", run.model->table.count,
+           run.state.shape.V, run.state.shape.Vp);
     printf("device    %s, %s; %s\n", device.c_str(), PRECISION_NAME,
            peak > 0 ? text("peak %.0f TFLOP/s", peak * 1e-12).c_str() : "peak unknown, so no MFU");
 }
@@ -188,7 +193,7 @@ void build(Run& run) {
     fail("--resume %s: no checkpoint is whole", o.resume.c_str());
 }
 
-// ---- train, evaluate, sample, save -------------------------------------------------------------------------
+// ---- train, evaluate, sample, save ------------------------------------------------------------------------
 
 // one optimiser step over --batch sequences; returns the mean loss, and the gradient norm through `norm`
 double train_step(Run& run, double rate, double& norm) {
@@ -224,7 +229,8 @@ double evaluate(Run& run) {
         Batch batch = {(int)std::min((uint64_t)m.B, count - done), T};
         std::vector<int> windows((size_t)batch.B * (T + 1));
         for (int b = 0; b < batch.B; b++)
-            run.validation->window(&windows[(size_t)b * (T + 1)], (uint64_t)((double)(done + b) * (double)all / (double)count));
+            run.validation->window(&windows[(size_t)b * (T + 1)],
+                                   (uint64_t)((double)(done + b) * (double)all / (double)count));
         load_batch(m, windows, batch);
         clear_losses(m);
         model_forward(m, batch);
@@ -261,7 +267,7 @@ void save(Run& run) {
     printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
 }
 
-// the metrics file goes on where the resumed checkpoint stands: later lines belong to steps that are done again
+// the metrics file goes on where the resumed checkpoint stands: steps after it will be done again
 void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty()) return;
@@ -289,7 +295,8 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
         std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
                                 (unsigned long long)run.state.tokens, loss);
         if (evaluated) line += text(", \"validation_loss\": %.17g", run.validation_loss);
-        line += text(", \"learning_rate\": %.10g, \"gradient_norm\": %.10g, \"tokens_per_second\": %.6g", rate, norm, speed);
+        line += text(", \"learning_rate\": %.10g, \"gradient_norm\": %.10g, \"tokens_per_second\": %.6g",
+                     rate, norm, speed);
         if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops_per_token(run) / peak);
         line += "}\n";
         FILE* file = fopen(o.metrics.c_str(), "a");
@@ -303,8 +310,9 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
     double left = (double)(run.last_step - run.state.step) * step_seconds;
     std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops_per_token(run) / peak) : "";
     std::string held = evaluated ? text("  validation loss %.4f", run.validation_loss) : "";
-    printf("step %6ld/%ld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s%s  left %ld:%02ld%s\n", run.state.step,
-           run.last_step, loss, rate, norm, speed, mfu.c_str(), (long)left / 60, (long)left % 60, held.c_str());
+    printf("step %6ld/%ld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s%s  left %ld:%02ld%s\n",
+           run.state.step, run.last_step, loss, rate, norm, speed, mfu.c_str(), (long)left / 60,
+           (long)left % 60, held.c_str());
     fflush(stdout);
 }
 
@@ -314,7 +322,8 @@ void train(Run& run) {
     long saved = -1;
     double pace = 0;  // seconds a step, smoothed
     if (run.state.step >= run.last_step)
-        printf("nothing to do: the checkpoint is at step %ld, the run ends at %ld\n", run.state.step, run.last_step);
+        printf("nothing to do: the checkpoint is at step %ld, the run ends at %ld\n", run.state.step,
+               run.last_step);
     while (run.state.step < run.last_step && !stop_requested) {
         double start = seconds(), norm = 0;
         double rate = learning_rate((double)run.state.tokens + (double)o.batch * o.sequence, o.learning_rate,
@@ -326,8 +335,8 @@ void train(Run& run) {
         if (evaluated) run.validation_loss = evaluate(run);
         report(run, loss, rate, norm, pace, evaluated);
         if (!std::isfinite(loss) || !std::isfinite(norm))
-            fail("step %ld: loss %g and gradient norm %g are not finite: lower --learning-rate, and go on from an "
-                 "earlier checkpoint", run.state.step, loss, norm);
+            fail("step %ld: loss %g and gradient norm %g are not finite: lower --learning-rate, and go on "
+                 "from an earlier checkpoint", run.state.step, loss, norm);
         if (every(o.sample_every)) print_sample(run, "", (uint64_t)run.state.step << 32);
         if (!o.save.empty() && every(o.save_every)) save(run), saved = run.state.step;
     }

@@ -16,8 +16,10 @@
 inline void append_utf8(std::string& out, uint32_t c) {
     if (c < 0x80) out += (char)c;
     else if (c < 0x800) out += {(char)(0xC0 | c >> 6), (char)(0x80 | (c & 63))};
-    else if (c < 0x10000) out += {(char)(0xE0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
-    else out += {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 63)), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
+    else if (c < 0x10000)
+        out += {(char)(0xE0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
+    else out += {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 63)), (char)(0x80 | (c >> 6 & 63)),
+                 (char)(0x80 | (c & 63))};
 }
 
 struct Json {
@@ -39,7 +41,8 @@ struct Json {
         char* end = nullptr;
         errno = 0;
         long long value = strtoll(text.c_str(), &end, 10);
-        if (kind != Number || *end || errno) fail("%s: has %s, wants a whole number", name.c_str(), text.c_str());
+        if (kind != Number || *end || errno)
+            fail("%s: has %s, wants a whole number", name.c_str(), text.c_str());
         return value;
     }
     double number(const std::string& name) const {
@@ -74,7 +77,8 @@ struct JsonParser {
         uint32_t value = 0;
         for (int i = 0; i < 4; i++, at++) {
             char c = at < s.size() ? s[at] : 0;
-            int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+            int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' &&
+                c <= 'F' ? c - 'A' + 10 : -1;
             if (digit < 0) refuse("four hexadecimal digits");
             value = value * 16 + (uint32_t)digit;
         }

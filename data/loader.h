@@ -1,8 +1,8 @@
 // loader.h   which window of tokens is sample n: a function of n, with nothing stored but the files' sizes
 //   A window is T + 1 tokens and overlaps the next by one: T inputs and their targets. Several files are one
 //   set; no window crosses from one into the next. Samples go through all windows once an epoch, in an order
-//   that is computed: a Feistel network over the windows' numbers, keyed by seed and epoch. So the position in
-//   training is the number of samples consumed, and resuming is counting on.
+//   that is computed: a Feistel network over the windows' numbers, keyed by seed and epoch. So the position
+//   in training is the number of samples consumed, and resuming is counting on.
 #pragma once
 #include <algorithm>
 #include "../layers/base/rng.h"
@@ -32,7 +32,8 @@ struct Loader {
     uint64_t key;
 
     // rows of tokens that are read must be below V; 0: what the files say
-    Loader(const std::vector<std::string>& paths, int T, uint64_t seed) : T(T), key(seed ^ purpose("order of samples")) {
+    Loader(const std::vector<std::string>& paths, int T, uint64_t seed) : T(T),
+        key(seed ^ purpose("order of samples")) {
         first.push_back(0);
         for (auto& path : paths) {
             files.emplace_back(path);
@@ -41,8 +42,9 @@ struct Loader {
                 fail("%s: has %zu tokens, one window wants %d: choose a --sequence below %zu", path.c_str(),
                      (size_t)f.count, T + 1, (size_t)f.count);
             if (f.kind != files[0].kind || f.vocabulary != files[0].vocabulary)
-                fail("%s: has vocabulary %s of %d, %s has %s of %d: files of one set must agree", path.c_str(),
-                     f.kind.c_str(), f.vocabulary, paths[0].c_str(), files[0].kind.c_str(), files[0].vocabulary);
+                fail("%s: has vocabulary %s of %d, %s has %s of %d: files of one set must agree",
+                     path.c_str(), f.kind.c_str(), f.vocabulary, paths[0].c_str(), files[0].kind.c_str(),
+                     files[0].vocabulary);
             first.push_back(first.back() + (f.count - 1) / T);
         }
     }

@@ -19,9 +19,9 @@ constexpr char usage[] =
     "       ./tokenize --decode FILE.bin [--vocabulary bytes|PATH/vocab.bpe] [--output FILE]\n"
     "  --vocabulary   bytes (V = 257), or GPT-2's vocab.bpe (V = 50257)\n"
     "  --output       PREFIX.bin, or with --validation PREFIX.train.bin and PREFIX.validation.bin\n"
-    "  --validation   share of the documents set aside, 0 to 1, or the end of the text where it is one document [0]\n"
-    "  --format       text (a file is a document) or jsonl (a line with a \"text\" field is one)\n"
-    "                 [jsonl for names that end in .jsonl, else text]\n"
+    "  --validation   share of the documents set aside, 0 to 1, or the end of the text where it is one "
+    "document [0]\n  --format       text (a file is a document) or jsonl (a line with a \"text\" field is "
+    "one)\n                 [jsonl for names that end in .jsonl, else text]\n"
     "  --seed         of the choice of documents for validation [1234]\n"
     "  FILE           - is standard input\n";
 
@@ -47,7 +47,8 @@ Arguments parse(int argc, char** argv) {
         std::vector<std::string> known = {"vocabulary", "output", "decode", "format", "validation", "seed"};
         std::string name = word.substr(2);
         if (std::find(known.begin(), known.end(), name) == known.end())
-            fail("unknown option %s: did you mean --%s? (--help lists all)", word.c_str(), nearest(name, known).c_str());
+            fail("unknown option %s: did you mean --%s? (--help lists all)", word.c_str(),
+                 nearest(name, known).c_str());
         if (i + 1 == argc) fail("%s: wants a value (--help explains)", word.c_str());
         std::string value = argv[++i];
         if (name == "vocabulary") a.vocabulary = value;
@@ -92,7 +93,8 @@ struct Tokenizer {
     }
     void choose() {
         to_validation = arguments.validation > 0 &&
-                        uniform((uint64_t)arguments.seed, purpose("validation"), documents) < arguments.validation;
+                        uniform((uint64_t)arguments.seed, purpose("validation"),
+                                documents) < arguments.validation;
     }
     void encode_jsonl(Piece& piece, Encoder& encoder) {
         size_t at = 0;
@@ -128,7 +130,8 @@ struct Tokenizer {
         for (auto& piece : pieces) {
             if (!piece.error.empty()) {
                 size_t number = strtoul(piece.error.c_str(), nullptr, 10);
-                fail("%s line %zu: %s", name.c_str(), line + number, piece.error.substr(piece.error.find(' ') + 1).c_str());
+                fail("%s line %zu: %s", name.c_str(), line + number,
+                     piece.error.substr(piece.error.find(' ') + 1).c_str());
             }
             size_t from = 0;
             for (size_t end : piece.ends) {
@@ -149,7 +152,8 @@ struct Tokenizer {
     // the first place at or after `from` where text can be cut without touching a word, or npos
     static size_t cut(std::string_view s, size_t from, bool jsonl) {
         for (size_t i = std::max(from, (size_t)1); i < s.size(); i++) {
-            if (jsonl ? s[i - 1] == '\n' : (s[i] == ' ' || s[i] == '\n') && s[i - 1] > 32 && s[i - 1] < 127) return i;
+            if (jsonl ? s[i - 1] == '\n' : (s[i] == ' ' || s[i] == '\n') && s[i - 1] > 32 && s[i - 1] < 127)
+                return i;
         }
         return s.npos;
     }
@@ -182,7 +186,8 @@ struct Tokenizer {
             size_t head = file.size;
             if (lone) {  // one document: its end is the validation set
                 head = cut(file.view(), (size_t)((double)file.size * (1 - arguments.validation)), false);
-                if (head == std::string::npos) fail("%s: too short to be split: leave out --validation", path.c_str());
+                if (head == std::string::npos)
+                    fail("%s: too short to be split: leave out --validation", path.c_str());
                 to_validation = false;
             }
             take(file.view().substr(0, head), true, jsonl);
@@ -192,7 +197,8 @@ struct Tokenizer {
             return;
         }
         if (!jsonl && arguments.validation > 0)
-            fail("standard input is one document of plain text: give a file, or --format jsonl, with --validation");
+            fail("standard input is one document of plain text: give a file, or --format jsonl, with "
+                 "--validation");
         std::string buffer;
         for (bool last = false; !last;) {
             size_t had = buffer.size(), want = (size_t)32 << 20;
@@ -222,8 +228,8 @@ int decode(const Arguments& a) {
     }
     Vocabulary v = Vocabulary::open(spec);
     if (file.vocabulary && file.vocabulary != v.size())
-        fail("%s: has vocabulary %d, %s has %d: choose the one it was made with", a.decode.c_str(), file.vocabulary,
-             spec.c_str(), v.size());
+        fail("%s: has vocabulary %d, %s has %d: choose the one it was made with", a.decode.c_str(),
+             file.vocabulary, spec.c_str(), v.size());
     std::optional<FileWriter> out;
     if (!a.output.empty()) out.emplace(a.output);
     std::vector<int> tokens(1 << 20);
@@ -236,7 +242,8 @@ int decode(const Arguments& a) {
             else if (at + i + 1 < file.count) text += "<|endoftext|>";
         }
         if (out) out->write(text);
-        else if (fwrite(text.data(), 1, text.size(), stdout) != text.size()) fail("standard output: %s", strerror(errno));
+        else if (fwrite(text.data(), 1, text.size(), stdout) != text.size())
+            fail("standard output: %s", strerror(errno));
     }
     if (out) out->finish();
     return 0;
@@ -258,8 +265,10 @@ int tokenize(const Arguments& a) {
     for (auto* w : {&tokenizer.train, &tokenizer.validation})
         if (*w)
             printf("%s: %llu tokens of text in %llu documents, vocabulary %d\n", (*w)->file.path.c_str(),
-                   (unsigned long long)((*w)->count - (*w)->documents), (unsigned long long)(*w)->documents, v.size());
-    printf("%.1f MB in %.2f s, %.0f MB/s\n", (double)tokenizer.bytes * 1e-6, s, (double)tokenizer.bytes * 1e-6 / s);
+                   (unsigned long long)((*w)->count - (*w)->documents), (unsigned long long)(*w)->documents,
+                       v.size());
+    printf("%.1f MB in %.2f s, %.0f MB/s\n", (double)tokenizer.bytes * 1e-6, s,
+           (double)tokenizer.bytes * 1e-6 / s);
     return 0;
 }
 

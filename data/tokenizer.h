@@ -49,7 +49,8 @@ inline Char decode_char(const unsigned char* s, size_t left, const uint8_t* clas
         if ((s[i] & 0xC0) != 0x80) return {Other, 1};
         code = code << 6 | (s[i] & 0x3F);
     }
-    if ((n == 3 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) || (n == 4 && (code < 0x10000 || code > 0x10FFFF)))
+    if ((n == 3 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) ||
+        (n == 4 && (code < 0x10000 || code > 0x10FFFF)))
         return {Other, 1};
     return {(CharClass)classes[code], n};
 }
@@ -139,7 +140,8 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
     v.source = std::string(file.view());
     // GPT-2 writes each byte as a printable character: itself where it is one, else the next from U+0100 on
     std::vector<int> order, rest;
-    for (int b = 0; b < 256; b++) ((b >= 33 && b < 127) || (b >= 161 && b != 173) ? order : rest).push_back(b);
+    for (int b = 0; b < 256; b++)
+        ((b >= 33 && b < 127) || (b >= 161 && b != 173) ? order : rest).push_back(b);
     std::unordered_map<uint32_t, int> byte_of;
     for (int b : order) byte_of[b] = b;
     for (size_t i = 0; i < rest.size(); i++) byte_of[256 + (uint32_t)i] = rest[i];
@@ -167,17 +169,19 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
             if (c == ' ' && which == 0 && i > 0) { which = 1, i++; continue; }
             uint32_t code = c;
             int bytes = 1;
-            if (c >= 0xC2 && c < 0xE0 && i + 1 < words.size()) code = (c & 31u) << 6 | (words[i + 1] & 63u), bytes = 2;
+            if (c >= 0xC2 && c < 0xE0 && i + 1 < words.size())
+                code = (c & 31u) << 6 | (words[i + 1] & 63u), bytes = 2;
             auto found = byte_of.find(code);
             if (found == byte_of.end())
-                fail("%s line %d: has a character outside GPT-2's alphabet: wants a vocab.bpe", path.c_str(), line);
+                fail("%s line %d: has a character outside GPT-2's alphabet: wants a vocab.bpe", path.c_str(),
+                     line);
             half[which] += (char)found->second;
             i += bytes;
         }
         auto left = id.find(half[0]), right = id.find(half[1]);
         if (left == id.end() || right == id.end() || id.count(half[0] + half[1]))
-            fail("%s line %d: \"%.*s\" wants two tokens that stand above it and make a new one", path.c_str(), line,
-                 (int)std::min(words.size(), (size_t)60), words.data());
+            fail("%s line %d: \"%.*s\" wants two tokens that stand above it and make a new one", path.c_str(),
+                 line, (int)std::min(words.size(), (size_t)60), words.data());
         v.add_merge(left->second, right->second, (uint32_t)v.size());
         id[half[0] + half[1]] = (uint32_t)v.size();
         v.tokens.push_back(half[0] + half[1]);
@@ -278,7 +282,8 @@ struct Encoder {
             Pair p = heap.top();
             heap.pop();
             size_t right = next[p.at];
-            if (symbols[p.at] != p.left || right == none || symbols[right] != p.right) continue;  // one has changed
+            // one has changed
+            if (symbols[p.at] != p.left || right == none || symbols[right] != p.right) continue;
             symbols[p.at] = p.token;
             symbols[right] = UINT32_MAX;
             next[p.at] = next[right];

@@ -33,20 +33,23 @@ struct TokenFile {
 
     explicit TokenFile(const std::string& given) : file(given), path(given) {
         if (file.size == 0) fail("%s: is empty: make it with ./tokenize", path.c_str());
-        std::string index = path.size() > 4 && path.substr(path.size() - 4) == ".bin" ? path.substr(0, path.size() - 4) + ".idx" : "";
+        std::string index = path.size() > 4 && path.substr(path.size() - 4) == ".bin"
+            ? path.substr(0, path.size() - 4) + ".idx" : "";
         uint32_t first = file.size >= 4 ? file.read<uint32_t>(0, "a header") : 0;
         if (file.size >= 8 && memcmp(file.data, "GPTTOKEN", 8) == 0) open_ours();
         else if (!index.empty() && access(index.c_str(), F_OK) == 0) open_megatron(index);
         else if (first == 20240520 || first == 20240801) open_llmc(first);
         else
-            fail("%s: is no token file: wants our \"GPTTOKEN\", llm.c's 20240520, or Megatron-LM's .idx beside a .bin; "
-                 "make one from text with ./tokenize", path.c_str());
+            fail("%s: is no token file: wants our \"GPTTOKEN\", llm.c's 20240520, or Megatron-LM's .idx "
+                 "beside a .bin; make one from text with ./tokenize", path.c_str());
     }
 
     void open_ours() {
         file.range(0, token_header_bytes, "the header");
         uint32_t version = file.read<uint32_t>(8, "version");
-        if (version != 1) fail("%s: has version %u, this program reads 1: make it again with ./tokenize", path.c_str(), version);
+        if (version != 1)
+            fail("%s: has version %u, this program reads 1: make it again with ./tokenize", path.c_str(),
+                 version);
         width = (int)file.read<uint32_t>(12, "width");
         count = file.read<uint64_t>(16, "count");
         vocabulary = (int)file.read<uint32_t>(24, "vocabulary");
@@ -54,23 +57,27 @@ struct TokenFile {
         kind = std::string(file.data + 40, strnlen(file.data + 40, 24));
         begin = token_header_bytes;
         if ((width != 2 && width != 4) || vocabulary < 2 || end_of_text >= vocabulary)
-            fail("%s: header at offset 12 is damaged: width %d, vocabulary %d, end of text %d", path.c_str(), width,
-                 vocabulary, end_of_text);
+            fail("%s: header at offset 12 is damaged: width %d, vocabulary %d, end of text %d", path.c_str(),
+                 width, vocabulary, end_of_text);
         if (count > file.size) fail_size(count * width);
-        size_t padded = (count * width + 7) / 8 * 8, chunks = (count * width + token_chunk_bytes - 1) / token_chunk_bytes;
+        size_t padded = (count * width + 7) / 8 * 8,
+            chunks = (count * width + token_chunk_bytes - 1) / token_chunk_bytes;
         checksums = begin + padded;
         if (file.size != checksums + 8 * chunks) fail_size(checksums + 8 * chunks);
         verified.resize(chunks);
     }
     [[noreturn]] void fail_size(size_t wants) const {
-        fail("%s: has %zu bytes, its header wants %zu: truncated or damaged; make it again", path.c_str(), file.size, wants);
+        fail("%s: has %zu bytes, its header wants %zu: truncated or damaged; make it again", path.c_str(),
+             file.size, wants);
     }
 
-    // llm.c: 256 int32 (magic, version, count), then uint16 (GPT-2, version 1) or uint32 (Llama 3, version 7) tokens
+    // llm.c: 256 int32 (magic, version, count), then uint16 (GPT-2, version 1) or uint32 (Llama 3, version 7)
+    // tokens
     void open_llmc(uint32_t magic) {
         width = magic == 20240520 ? 2 : 4;
         uint32_t version = file.read<uint32_t>(4, "version");
-        if (version != (width == 2 ? 1u : 7u)) fail("%s: llm.c token file of unknown version %u", path.c_str(), version);
+        if (version != (width == 2 ? 1u : 7u))
+            fail("%s: llm.c token file of unknown version %u", path.c_str(), version);
         count = file.read<uint32_t>(8, "count");
         begin = 1024;
         if (file.size != begin + count * width) fail_size(begin + count * width);
@@ -83,34 +90,42 @@ struct TokenFile {
         MappedFile index(index_path);
         if (index.size < 9 || memcmp(index.data, "MMIDIDX\0\0", 9) != 0)
             fail("%s: is no Megatron-LM index: wants \"MMIDIDX\" at offset 0", index_path.c_str());
-        uint64_t version = index.read<uint64_t>(9, "version"), sequences = index.read<uint64_t>(18, "sequences");
+        uint64_t version = index.read<uint64_t>(9, "version"),
+            sequences = index.read<uint64_t>(18, "sequences");
         uint64_t documents = index.read<uint64_t>(26, "documents");
         uint8_t type = index.read<uint8_t>(17, "type");
-        if (version != 1) fail("%s: has version %zu, this program reads 1", index_path.c_str(), (size_t)version);
-        if (type != 8 && type != 4) fail("%s: has token type %d, wants 8 (uint16) or 4 (int32)", index_path.c_str(), type);
+        if (version != 1)
+            fail("%s: has version %zu, this program reads 1", index_path.c_str(), (size_t)version);
+        if (type != 8 && type != 4)
+            fail("%s: has token type %d, wants 8 (uint16) or 4 (int32)", index_path.c_str(), type);
         width = type == 8 ? 2 : 4;
-        if (sequences > index.size || documents > index.size || index.size != 34 + sequences * 12 + documents * 8)
-            fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(), index.size,
-                 (size_t)sequences, (size_t)documents);
+        if (sequences > index.size || documents > index.size || index.size != 34 + sequences * 12 +
+            documents * 8)
+            fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(),
+                 index.size, (size_t)sequences, (size_t)documents);
         for (uint64_t i = 0; i < sequences; i++) {
             int32_t size = index.read<int32_t>(34 + 4 * i, "a size");
             int64_t pointer = index.read<int64_t>(34 + 4 * sequences + 8 * i, "a pointer");
             if (size < 0 || pointer != (int64_t)(count * width))
-                fail("%s: sequence %zu has size %d and pointer %lld, wants pointer %zu", index_path.c_str(), (size_t)i,
-                     size, (long long)pointer, (size_t)count * width);
+                fail("%s: sequence %zu has size %d and pointer %lld, wants pointer %zu", index_path.c_str(),
+                     (size_t)i, size, (long long)pointer, (size_t)count * width);
             count += size;
         }
         if (file.size != count * width)
-            fail("%s: has %zu bytes, its index %s wants %zu", path.c_str(), file.size, index_path.c_str(), (size_t)count * width);
+            fail("%s: has %zu bytes, its index %s wants %zu", path.c_str(), file.size, index_path.c_str(),
+                 (size_t)count * width);
     }
 
     void verify(uint64_t from, uint64_t n) {  // the chunks under tokens [from, from + n)
         if (!checksums) return;
-        for (size_t c = from * width / token_chunk_bytes; c <= ((from + n) * width - 1) / token_chunk_bytes; c++) {
+        for (size_t c = from * width / token_chunk_bytes; c <= ((from + n) * width - 1) / token_chunk_bytes;
+             c++) {
             if (verified[c]) continue;
-            size_t offset = begin + c * token_chunk_bytes, bytes = std::min(token_chunk_bytes, begin + count * width - offset);
+            size_t offset = begin + c * token_chunk_bytes,
+                bytes = std::min(token_chunk_bytes, begin + count * width - offset);
             if (checksum(file.data + offset, bytes) != file.read<uint64_t>(checksums + 8 * c, "a checksum"))
-                fail("%s: damaged between offsets %zu and %zu: its checksum differs; make it again", path.c_str(), offset, offset + bytes);
+                fail("%s: damaged between offsets %zu and %zu: its checksum differs; make it again",
+                     path.c_str(), offset, offset + bytes);
             verified[c] = true;
         }
     }
@@ -118,15 +133,16 @@ struct TokenFile {
     // tokens [from, from + n) into out; each below V
     void read(int* out, uint64_t from, uint64_t n, int V) {
         if (from > count || n > count - from)
-            fail("%s: has %zu tokens, wants %zu from %zu", path.c_str(), (size_t)count, (size_t)n, (size_t)from);
+            fail("%s: has %zu tokens, wants %zu from %zu", path.c_str(), (size_t)count, (size_t)n,
+                 (size_t)from);
         if (n) verify(from, n);
         const char* p = file.data + begin + from * width;
         for (uint64_t i = 0; i < n; i++) {
             uint32_t token = 0;
             memcpy(&token, p + i * width, width);
             if (token >= (uint32_t)V)
-                fail("%s: token %u at offset %zu: the vocabulary has %d; choose the --vocabulary the file was made with",
-                     path.c_str(), token, (size_t)(begin + (from + i) * width), V);
+                fail("%s: token %u at offset %zu: the vocabulary has %d; choose the --vocabulary the file "
+                     "was made with", path.c_str(), token, (size_t)(begin + (from + i) * width), V);
             out[i] = (int)token;
         }
     }
@@ -141,7 +157,8 @@ struct TokenWriter {
     uint64_t count = 0, documents = 0;
 
     TokenWriter(const std::string& path, const std::string& kind, int vocabulary, int end_of_text)
-        : file(path), width(vocabulary <= 65536 ? 2 : 4), vocabulary(vocabulary), end_of_text(end_of_text), kind(kind) {
+        : file(path), width(vocabulary <= 65536 ? 2 : 4), vocabulary(vocabulary), end_of_text(end_of_text),
+            kind(kind) {
         std::string blank(token_header_bytes, 0);
         file.write(blank);
         chunk.reserve(token_chunk_bytes);
@@ -172,7 +189,8 @@ struct TokenWriter {
         file.write(std::string((8 - count * width % 8) % 8, 0));
         file.write(sums.data(), sums.size() * 8);
         char header[token_header_bytes] = "GPTTOKEN";
-        uint32_t words[2] = {1, (uint32_t)width}, vocabulary_words[2] = {(uint32_t)vocabulary, (uint32_t)end_of_text};
+        uint32_t words[2] = {1, (uint32_t)width}, vocabulary_words[2] =
+            {(uint32_t)vocabulary, (uint32_t)end_of_text};
         memcpy(header + 8, words, 8);
         memcpy(header + 16, &count, 8);
         memcpy(header + 24, vocabulary_words, 8);

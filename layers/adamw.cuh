@@ -24,12 +24,14 @@ struct AdamW {
 };
 
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
-inline int square_sum_cut(long n) { return n < 4096L * square_sum_parts ? ceil_div(n, 4096) : square_sum_parts; }
+inline int square_sum_cut(long n) {
+    return n < 4096L * square_sum_parts ? ceil_div(n, 4096) : square_sum_parts;
+}
 
 namespace ref {
 
-inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients, const AdamW& rule, long n,
-                  Stream) {
+inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
+                  const AdamW& rule, long n, Stream) {
     #pragma omp parallel for simd
     for (long i = 0; i < n; i++) {
         master[i] = rule.update(master[i], m[i], v[i], gradients[i]);
@@ -59,8 +61,8 @@ inline void square_sum(double* out, const real* x, double* scratch, long n, Stre
 #if HAS_KERNELS
 namespace gpu {
 
-__global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients, AdamW rule,
-                             long n) {
+__global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients,
+                             AdamW rule, long n) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     real w = rule.update(master[i], m[i], v[i], gradients[i]);
@@ -68,8 +70,8 @@ __global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v,
     parameters[i] = floatX(w);
 }
 
-inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients, const AdamW& rule, long n,
-                  Stream s) {
+inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
+                  const AdamW& rule, long n, Stream s) {
     LAUNCH(adamw_kernel, ceil_div(n, 256), 256, 0, s, parameters, master, m, v, gradients, rule, n);
 }
 

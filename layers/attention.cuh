@@ -1,12 +1,15 @@
 // attention.cuh   causal self-attention, the scores in memory: the readable version and the reference
 //   p = softmax(q k^T / sqrt(HS)) over the keys up to the query's own position;  o = p v
-//   qkv, dqkv (B, T, NH, 3, HS): q, k and v of a head lie together   o, dout (B, T, NH, HS)   p, dp (B, NH, T, T)
+//   qkv, dqkv (B, T, NH, 3, HS): q, k and v of a head lie together
+//   o, dout (B, T, NH, HS)   p, dp (B, NH, T, T)
 //   kept:  p (the block keeps qkv)
-//   backward: dqkv is set; dp is scratch:  dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
+//   backward: dqkv is set; dp is scratch
+//             dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
 //             dq = ds k   dk = ds^T q
 //   step:  one query, at position t of one sequence, against all rows up to t: generation with qkv as its
 //          key-value cache; scores (NH, t + 1) real is scratch
-//   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count), 10 backward
+//   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count),
+//                                10*B*NH*T*T*HS backward
 #pragma once
 #include "base/gemm.h"
 #include "base/vector_exp.h"
@@ -33,8 +36,8 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
             for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
                 int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
                 gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys,
-                              .k = a.HS, .transpose_b = true, .alpha = a.scale(), .lda = a.row(), .ldb = a.row(),
-                              .ldc = a.T}, s);
+                              .k = a.HS, .transpose_b = true, .alpha = a.scale(), .lda = a.row(),
+                                  .ldb = a.row(), .ldc = a.T}, s);
                 for (int t = t0; t < keys; t++) {
                     floatX* row = pb + (long)t * a.T;
                     real largest = real(row[0]), sum = 0;
@@ -43,17 +46,18 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
                     for (int j = 0; j <= t; j++) sum += vector_exp(real(row[j]) - largest);
                     real inverse = 1 / sum;
                     #pragma omp simd
-                    for (int j = 0; j <= t; j++) row[j] = floatX(vector_exp(real(row[j]) - largest) * inverse);
+                    for (int j = 0; j <= t; j++)
+                        row[j] = floatX(vector_exp(real(row[j]) - largest) * inverse);
                     for (int j = t + 1; j < a.T; j++) row[j] = floatX(0);
                 }
-                gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows, .n = a.HS,
-                              .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
+                gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,
+                              .n = a.HS, .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
             }
         }
 }
 
-inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p, const floatX* qkv,
-                               AttentionShape a, Stream s) {
+inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p,
+                               const floatX* qkv, AttentionShape a, Stream s) {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -63,16 +67,18 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
             const floatX* db = dout + b * a.T * a.out() + (long)h * a.HS;
             const floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
             floatX* dpb = dp + ((long)b * a.NH + h) * a.T * a.T;
-            // from the last rows, which see every key and set dk and dv, to the first, which add to some of them
+            // from the last rows, which see every key and set dk and dv, to the first, which add to some
             real beta = 0;
-            for (int t0 = (a.T - 1) / attention_rows * attention_rows; t0 >= 0; t0 -= attention_rows, beta = 1) {
+            for (int t0 = (a.T - 1) / attention_rows * attention_rows; t0 >= 0; t0 -= attention_rows,
+                 beta = 1) {
                 int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
                 const floatX *dt = db + t0 * a.out(), *pt = pb + (long)t0 * a.T;
                 floatX* dpt = dpb + (long)t0 * a.T;
-                gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows, .transpose_a = true,
-                              .beta = beta, .lda = a.T, .ldb = a.out(), .ldc = a.row()}, s);
-                gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS, .transpose_b = true,
-                              .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
+                gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows,
+                              .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.out(), .ldc = a.row()},
+                              s);
+                gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS,
+                              .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
                 for (int t = 0; t < rows; t++) {
                     floatX* d = dpt + (long)t * a.T;
                     const floatX* pr = pt + (long)t * a.T;
@@ -80,12 +86,14 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                     #pragma omp simd reduction(+ : sum)
                     for (int j = 0; j < keys; j++) sum += real(pr[j]) * real(d[j]);
                     #pragma omp simd
-                    for (int j = 0; j < keys; j++) d[j] = floatX(real(pr[j]) * (real(d[j]) - sum) * a.scale());
+                    for (int j = 0; j < keys; j++)
+                        d[j] = floatX(real(pr[j]) * (real(d[j]) - sum) * a.scale());
                 }
                 gemm<floatX>({.out = dq + t0 * a.row(), .a = dpt, .b = k, .m = rows, .n = a.HS, .k = keys,
                               .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
                 gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS, .k = rows,
-                              .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
+                              .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.row(), .ldc = a.row()},
+                                  s);
             }
         }
 }
@@ -146,7 +154,8 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
 }
 
 // a block a head: scores, their softmax, the weighted sum of the values
-__global__ void attention_step_kernel(floatX* o, real* scores, const floatX* qkv, int t, real scale, long row, int HS) {
+__global__ void attention_step_kernel(floatX* o, real* scores, const floatX* qkv, int t, real scale, long row,
+                                      int HS) {
     SHARED(real, shared_sum, 1);
     int h = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const floatX *q = qkv + t * row + 3L * h * HS, *k = qkv + (3L * h + 1) * HS, *v = k + HS;
@@ -187,14 +196,14 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
     LAUNCH(softmax_forward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, p, rows, a.T);
     for (int b = 0; b < a.B; b++) {
         const floatX* v = qkv + b * a.T * a.row() + 2 * a.HS;
-        gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T, .n = a.HS, .k = a.T,
-                      .ldb = a.row(), .ldc = a.out(), .batch = a.NH, .stride_a = square, .stride_b = head,
-                      .stride_out = a.HS}, s);
+        gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T, .n = a.HS,
+                      .k = a.T, .ldb = a.row(), .ldc = a.out(), .batch = a.NH, .stride_a = square,
+                      .stride_b = head, .stride_out = a.HS}, s);
     }
 }
 
-inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p, const floatX* qkv,
-                               AttentionShape a, Stream s) {
+inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p,
+                               const floatX* qkv, AttentionShape a, Stream s) {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
@@ -207,16 +216,17 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                       .stride_b = head, .stride_out = square}, s);
     }
     long rows = (long)a.B * a.NH * a.T;
-    LAUNCH(softmax_backward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, dp, p, a.scale(),
-           rows, a.T);
+    LAUNCH(softmax_backward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, dp, p,
+           a.scale(), rows, a.T);
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
         const floatX *q = qkv + at, *k = q + a.HS, *ds = dp + b * a.NH * square;
         gemm<floatX>({.out = dqkv + at, .a = ds, .b = k, .m = a.T, .n = a.HS, .k = a.T, .ldb = a.row(),
-                      .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head, .stride_out = head}, s);
-        gemm<floatX>({.out = dqkv + at + a.HS, .a = ds, .b = q, .m = a.T, .n = a.HS, .k = a.T, .transpose_a = true,
-                      .ldb = a.row(), .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head,
-                      .stride_out = head}, s);
+                      .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head,
+                          .stride_out = head}, s);
+        gemm<floatX>({.out = dqkv + at + a.HS, .a = ds, .b = q, .m = a.T, .n = a.HS, .k = a.T,
+                      .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH, .stride_a = square,
+                      .stride_b = head, .stride_out = head}, s);
     }
 }
 

@@ -75,8 +75,8 @@ inline void column_sum(real* out, const floatX* x, real* scratch, int N, int C, 
     LAUNCH(column_sum_add_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C);
 }
 
-inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean, const real* rstd,
-                                  real* scratch, int N, int C, Stream s) {
+inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean,
+                                  const real* rstd, real* scratch, int N, int C, Stream s) {
     int parts = column_sum_cut(N);
     LAUNCH(column_sum_normalised_kernel, dim3(ceil_div(C, 32), parts), dim3(32, 8), 0, s, scratch, dy, x,
            mean, rstd, N, C);

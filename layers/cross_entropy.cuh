@@ -10,8 +10,8 @@
 namespace ref {
 
 // losses are added to; with want_gradient the logits become dlogits
-inline void cross_entropy(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient, int N,
-                          int V, int Vp, Stream) {
+inline void cross_entropy(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient,
+                          int N, int V, int Vp, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * Vp;
@@ -51,13 +51,14 @@ __device__ real block_reduce(real x, real* lane, Combine combine) {
 }
 
 // a block a row
-__global__ void cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient,
-                                     int V, int Vp) {
+__global__ void cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss,
+                                     bool want_gradient, int V, int Vp) {
     SHARED(real, lane, cross_entropy_block / 32);
     int n = blockIdx.x, target = targets[n];
     floatX* row = logits + (long)n * Vp;
     real largest = real(row[0]), sum = 0;
-    for (int v = threadIdx.x; v < V; v += blockDim.x) largest = real(row[v]) > largest ? real(row[v]) : largest;
+    for (int v = threadIdx.x; v < V; v += blockDim.x)
+        largest = real(row[v]) > largest ? real(row[v]) : largest;
     largest = block_reduce(largest, lane, [](real a, real b) { return a > b ? a : b; });
     for (int v = threadIdx.x; v < V; v += blockDim.x) sum += exp(real(row[v]) - largest);
     sum = block_reduce(sum, lane, [](real a, real b) { return a + b; });
@@ -71,9 +72,10 @@ __global__ void cross_entropy_kernel(real* losses, floatX* logits, const int* ta
     }
 }
 
-inline void cross_entropy(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient, int N,
-                          int V, int Vp, Stream s) {
-    LAUNCH(cross_entropy_kernel, N, cross_entropy_block, 0, s, losses, logits, targets, dloss, want_gradient, V, Vp);
+inline void cross_entropy(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient,
+                          int N, int V, int Vp, Stream s) {
+    LAUNCH(cross_entropy_kernel, N, cross_entropy_block, 0, s, losses, logits, targets, dloss, want_gradient,
+           V, Vp);
 }
 
 }  // namespace gpu

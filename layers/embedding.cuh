@@ -9,8 +9,8 @@
 
 namespace ref {
 
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe, int first, int B,
-                              int T, int C, Stream) {
+inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe, int first,
+                              int B, int T, int C, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < B * T; n++) {
         const floatX *token = wte + (long)tokens[n] * C, *position = wpe + (long)(first + n % T) * C;
@@ -19,8 +19,8 @@ inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, c
     }
 }
 
-inline void embedding_backward(real* dwte, real* dwpe, const int* tokens, const floatX* dx, int B, int T, int C,
-                               Stream) {
+inline void embedding_backward(real* dwte, real* dwpe, const int* tokens, const floatX* dx, int B, int T,
+                               int C, Stream) {
     constexpr int strip = 64;  // a thread owns columns, so no two add to the same place
     #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += strip) {
@@ -41,8 +41,8 @@ inline void embedding_backward(real* dwte, real* dwpe, const int* tokens, const 
 #if HAS_KERNELS
 namespace gpu {
 
-__global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe, int first,
-                                         int N, int T, int C) {
+__global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
+                                         int first, int N, int T, int C) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (long)N * C) return;
     int n = (int)(i / C), c = (int)(i % C);
@@ -50,10 +50,11 @@ __global__ void embedding_forward_kernel(floatX* x, const int* tokens, const flo
 }
 
 // A block stands at position n. Where its token already stood before n there is nothing to do; else the block
-// walks on through all later positions, 128 at a time, and adds the rows of those with the same token, in order.
-// The integer comparisons, N*N in all, are far cheaper than the float atomics they replace, and deterministic.
+// walks on through all later positions, 128 at a time, and adds the rows of those with the same token, in
+// order. The integer comparisons, N*N in all, take the place of float atomics, whose order would not repeat.
 constexpr int embedding_block = 128, embedding_columns = 4;
-__global__ void embedding_token_backward_kernel(real* dwte, const int* tokens, const floatX* dx, int N, int C) {
+__global__ void embedding_token_backward_kernel(real* dwte, const int* tokens, const floatX* dx, int N,
+                                                int C) {
     SHARED(unsigned, same, embedding_block / 32);
     int n = blockIdx.x, token = tokens[n], warp = threadIdx.x / 32;
     int c0 = blockIdx.y * embedding_block * embedding_columns + threadIdx.x;
@@ -89,14 +90,14 @@ __global__ void embedding_position_backward_kernel(real* dwpe, const floatX* dx,
     dwpe[i] += sum;
 }
 
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe, int first, int B,
-                              int T, int C, Stream s) {
-    LAUNCH(embedding_forward_kernel, ceil_div((long)B * T * C, 256), 256, 0, s, x, tokens, wte, wpe, first, B * T, T,
-           C);
+inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe, int first,
+                              int B, int T, int C, Stream s) {
+    LAUNCH(embedding_forward_kernel, ceil_div((long)B * T * C, 256), 256, 0, s, x, tokens, wte, wpe, first,
+           B * T, T, C);
 }
 
-inline void embedding_backward(real* dwte, real* dwpe, const int* tokens, const floatX* dx, int B, int T, int C,
-                               Stream s) {
+inline void embedding_backward(real* dwte, real* dwpe, const int* tokens, const floatX* dx, int B, int T,
+                               int C, Stream s) {
     LAUNCH(embedding_token_backward_kernel, dim3(B * T, ceil_div(C, embedding_block * embedding_columns)),
            embedding_block, 0, s, dwte, tokens, dx, B * T, C);
     LAUNCH(embedding_position_backward_kernel, ceil_div((long)T * C, 256), 256, 0, s, dwpe, dx, B, T, C);

@@ -1,4 +1,5 @@
-// gelu.cuh   y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)      (Hendrycks & Gimpel, 2016)
+// gelu.cuh   y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
+//   (Hendrycks & Gimpel, 2016)
 //   x, y, dy (N)
 //   kept:  nothing (the block keeps x)
 //   backward: dy becomes dx in place

@@ -10,8 +10,8 @@ constexpr real layernorm_epsilon = real(1e-5);
 
 namespace ref {
 
-inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w, const floatX* b,
-                              int N, int C, Stream) {
+inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
+                              const floatX* b, int N, int C, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* xn = x + (long)n * C;
@@ -30,8 +30,9 @@ inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
-inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x, const floatX* w,
-                               const real* mean, const real* rstd, real*, int N, int C, Stream) {
+inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
+                               const floatX* w, const real* mean, const real* rstd, real*, int N, int C,
+                               Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
@@ -50,7 +51,8 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
             dxn[c] = floatX(real(dxn[c]) + r * (g - g_sum - xhat * gx_sum));
         }
     }
-    constexpr int strip = 64;  // columns a thread sums, row after row: the order does not depend on the threads
+    // columns a thread sums, row after row: the order does not depend on the threads
+    constexpr int strip = 64;
     #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += strip) {
         real w_sum[strip] = {}, b_sum[strip] = {};
@@ -109,17 +111,18 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
 
 constexpr int layernorm_block = 128;
 
-inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w, const floatX* b,
-                              int N, int C, Stream s) {
-    LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, mean, rstd, x, w, b,
-           N, C);
+inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
+                              const floatX* b, int N, int C, Stream s) {
+    LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, mean, rstd,
+           x, w, b, N, C);
 }
 
 // scratch: column_sum_scratch(C) values
-inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x, const floatX* w,
-                               const real* mean, const real* rstd, real* scratch, int N, int C, Stream s) {
-    LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x, w, mean,
-           rstd, N, C);
+inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
+                               const floatX* w, const real* mean, const real* rstd, real* scratch, int N,
+                               int C, Stream s) {
+    LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x, w,
+           mean, rstd, N, C);
     column_sum(db, dy, scratch, N, C, s);
     column_sum_normalised(dw, dy, x, mean, rstd, scratch, N, C, s);
 }

@@ -14,8 +14,8 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
     gemm<floatX>({.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true, .bias = b}, s);
 }
 
-inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x, const floatX* w,
-                            real* scratch, int N, int C, int OC, Stream s) {
+inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
+                            const floatX* w, real* scratch, int N, int C, int OC, Stream s) {
     if (db) column_sum(db, dy, scratch, N, OC, s);
     gemm<real>({.out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = 1}, s);
     if (dx) gemm<floatX>({.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC}, s);
@@ -40,8 +40,8 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
 }
 
 // scratch: column_sum_scratch(OC) values
-inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x, const floatX* w,
-                            real* scratch, int N, int C, int OC, Stream s) {
+inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
+                            const floatX* w, real* scratch, int N, int C, int OC, Stream s) {
     if (db) column_sum(db, dy, scratch, N, OC, s);
     gemm<real>({.out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = 1}, s);
     if (dx) gemm<floatX>({.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC}, s);

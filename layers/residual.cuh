@@ -9,7 +9,8 @@
 
 namespace ref {
 
-inline void residual_forward(floatX* y, const floatX* x, const floatX* f, const floatX* b, int N, int C, Stream) {
+inline void residual_forward(floatX* y, const floatX* x, const floatX* f, const floatX* b, int N, int C,
+                             Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         long row = (long)n * C;
@@ -23,12 +24,14 @@ inline void residual_forward(floatX* y, const floatX* x, const floatX* f, const 
 #if HAS_KERNELS
 namespace gpu {
 
-__global__ void residual_forward_kernel(floatX* y, const floatX* x, const floatX* f, const floatX* b, long N, int C) {
+__global__ void residual_forward_kernel(floatX* y, const floatX* x, const floatX* f, const floatX* b, long N,
+                                        int C) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < N * C) y[i] = floatX(real(x[i]) + real(f[i]) + real(b[i % C]));
 }
 
-inline void residual_forward(floatX* y, const floatX* x, const floatX* f, const floatX* b, int N, int C, Stream s) {
+inline void residual_forward(floatX* y, const floatX* x, const floatX* f, const floatX* b, int N, int C,
+                             Stream s) {
     LAUNCH(residual_forward_kernel, ceil_div((long)N * C, 256), 256, 0, s, y, x, f, b, N, C);
 }
 

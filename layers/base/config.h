@@ -1,6 +1,7 @@
 // config.h   what a run is: presets, one table of options, and the refusal of what cannot work
 //   The table `options` makes the parser, --help, the settings print-out and the run's record in checkpoints.
-//   A --config file holds the same names, one per line: `batch 1920`; # begins a comment. The command line wins.
+//   A --config file holds the same names, one per line, as `batch 1920`; # begins a comment; the command
+//   line wins.
 #pragma once
 #include <algorithm>
 #include <cerrno>
@@ -69,19 +70,24 @@ inline const std::vector<Option>& option_table() {
         {"hidden", &O::hidden, 1, "channels C (default: the preset's)"},
         {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},
         {"sequence", &O::sequence, 1, "tokens in a sequence T (default: the preset's)"},
-        {"vocabulary", &O::vocabulary, 2, "tokens in the vocabulary V (default: the training file's, else 50257)"},
-        {"pad-vocabulary", &O::pad_vocabulary, 1, "V is padded to a multiple of this (default: the preset's)"},
+        {"vocabulary", &O::vocabulary, 2, "tokens in the vocabulary V (default: the training file's, else "
+                                          "50257)"},
+        {"pad-vocabulary", &O::pad_vocabulary, 1, "V is padded to a multiple of this (default: the "
+                                                  "preset's)"},
         {"train", &O::train, 0, "token files to train on: FILE…"},
         {"validation", &O::validation, 0, "token files to evaluate on: FILE…"},
-        {"tokenizer", &O::tokenizer, 0, "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
+        {"tokenizer", &O::tokenizer, 0, "bytes, or the vocab.bpe the tokens were made with; to print and "
+                                        "read text"},
         {"batch", &O::batch, 1, "sequences in a step"},
         {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
         {"steps", &O::steps, 0, "stop after this many steps"},
         {"until-tokens", &O::until_tokens, 1, "stop after this many tokens"},
         {"learning-rate", &O::learning_rate, 0, "peak (default: the preset's)"},
-        {"min-learning-rate", &O::min_learning_rate, 0, "floor after the decay (default: a tenth of the peak)"},
+        {"min-learning-rate", &O::min_learning_rate, 0,
+         "floor after the decay (default: a tenth of the peak)"},
         {"warmup-tokens", &O::warmup_tokens, 0, "tokens of linear warm-up (default: a hundredth of the run)"},
-        {"decay-tokens", &O::decay_tokens, 0, "tokens at which the cosine reaches its floor (default: the run)"},
+        {"decay-tokens", &O::decay_tokens, 0, "tokens at which the cosine reaches its floor (default: the "
+                                              "run)"},
         {"beta1", &O::beta1, 0, "AdamW"},
         {"beta2", &O::beta2, 0, "AdamW"},
         {"epsilon", &O::epsilon, 0, "AdamW"},
@@ -135,7 +141,8 @@ inline double parse_number(const std::string& name, const std::string& value, do
     double x = strtod(value.c_str(), &end);
     bool number = !value.empty() && *end == 0 && errno == 0 && std::abs(x) < 9e15;
     if (!number || (whole && x != (double)(long)x) || x < least)
-        fail("--%s %s: want %s of at least %g", name.c_str(), value.c_str(), whole ? "a whole number" : "a number", least);
+        fail("--%s %s: want %s of at least %g", name.c_str(), value.c_str(),
+             whole ? "a whole number" : "a number", least);
     return x;
 }
 
@@ -153,7 +160,8 @@ inline void set_option(Options& options, const Option& o, const std::vector<std:
     bool list = std::holds_alternative<std::vector<std::string> Options::*>(o.field);
     bool flag = std::holds_alternative<bool Options::*>(o.field);
     if (list ? values.empty() : values.size() != (flag ? 0 : 1))
-        fail("--%s: has %zu values, wants %s", o.name, values.size(), list ? "at least one" : flag ? "none" : "one");
+        fail("--%s: has %zu values, wants %s", o.name, values.size(),
+             list ? "at least one" : flag ? "none" : "one");
     std::visit([&](auto field) {
         auto& slot = options.*field;
         using T = std::decay_t<decltype(slot)>;
@@ -162,7 +170,8 @@ inline void set_option(Options& options, const Option& o, const std::vector<std:
         else if constexpr (std::is_same_v<T, std::vector<std::string>>) slot = values;
         else {
             double x = parse_number(o.name, values[0], o.least, std::is_integral_v<T>);
-            if (x > (double)std::numeric_limits<T>::max()) fail("--%s %s: too large", o.name, values[0].c_str());
+            if (x > (double)std::numeric_limits<T>::max())
+                fail("--%s %s: too large", o.name, values[0].c_str());
             slot = (T)x;
         }
     }, o.field);
@@ -188,12 +197,14 @@ inline Options parse_options(int argc, char** argv) {
     Options options;
     for (int i = 1; i < argc;) {
         std::string word = argv[i++];
-        if (word.rfind("--", 0) != 0) fail("%s: options begin with --, as in --model 124M (--help lists all)", word.c_str());
+        if (word.rfind("--", 0) != 0)
+            fail("%s: options begin with --, as in --model 124M (--help lists all)", word.c_str());
         const Option& o = find_option(word.substr(2), "");
         bool list = std::holds_alternative<std::vector<std::string> Options::*>(o.field);
         bool flag = std::holds_alternative<bool Options::*>(o.field);
         std::vector<std::string> values;
-        while (i < argc && !flag && (values.empty() || list) && strncmp(argv[i], "--", 2) != 0) values.push_back(argv[i++]);
+        while (i < argc && !flag && (values.empty() || list) && strncmp(argv[i], "--", 2) != 0)
+            values.push_back(argv[i++]);
         set_option(options, o, values);
     }
     if (!options.config.empty()) read_config(options, options.config);
@@ -225,7 +236,7 @@ inline std::string help_text() {
     return out;
 }
 
-// ---- the model's shape -----------------------------------------------------------------------------------
+// ---- the model's shape ------------------------------------------------------------------------------------
 
 struct ModelShape {
     int L = 0, C = 0, NH = 0, T = 0, V = 0, Vp = 0;
@@ -246,7 +257,8 @@ inline std::string divisors_near(long of, long wanted) {  // the next divisors o
     long below = std::min(of, wanted), above = wanted;
     while (below > 1 && of % below) below--;
     while (above < of && of % above) above++;
-    return below == above || above >= of * 2 || of % above ? text("%ld", below) : text("%ld or %ld", below, above);
+    return below == above || above >= of * 2 || of % above ? text("%ld", below)
+        : text("%ld or %ld", below, above);
 }
 
 // preset < options; V: the vocabulary of the training file, or 0
@@ -262,7 +274,7 @@ inline ModelShape model_shape(Options& o, int file_vocabulary) {
         fail("--heads %d does not divide --hidden %d: choose --heads %s", o.heads, o.hidden,
              divisors_near(o.hidden, o.heads).c_str());
     long padded = ((long)o.vocabulary + o.pad_vocabulary - 1) / o.pad_vocabulary * o.pad_vocabulary;
-    if (padded > std::numeric_limits<int>::max()) fail("--vocabulary %d padded to a multiple of %d: too large",
-                                                       o.vocabulary, o.pad_vocabulary);
+    if (padded > std::numeric_limits<int>::max())
+        fail("--vocabulary %d padded to a multiple of %d: too large", o.vocabulary, o.pad_vocabulary);
     return {o.layers, o.hidden, o.heads, o.sequence, o.vocabulary, (int)padded};
 }

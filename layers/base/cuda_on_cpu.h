@@ -54,7 +54,7 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
     for (int i = n - 1; i > 0; i--) std::swap(order[i], order[mix(key + i) % (i + 1)]);
 }
 
-// ---- fibers: a stack each, and a switch without a system call ------------------------------------------
+// ---- fibers: a stack each, and a switch without a system call ---------------------------------------------
 
 struct Context {
     void* sp = nullptr;  // where the callee-saved registers lie while it is not running
@@ -89,7 +89,8 @@ emulated_switch:
     ret
 .size emulated_switch, .-emulated_switch
 )");
-constexpr int return_word = 6, frame_words = 8;  // in the first frame of a fiber, which `ret` leaves for its entry
+// in the first frame of a fiber, which `ret` leaves for its entry
+constexpr int return_word = 6, frame_words = 8;
 #elif defined(__aarch64__)
 asm(R"(
 .text
@@ -164,7 +165,7 @@ struct Fiber : Context {
     }
 };
 
-// ---- one block in execution, on one OS thread ----------------------------------------------------------
+// ---- one block in execution, on one OS thread -------------------------------------------------------------
 
 struct Thread {
     enum State { Fresh, Ready, AtBlock, AtWarp, Done } state = Fresh;
@@ -199,8 +200,8 @@ struct Worker {
     std::string error;
 
     std::string where(int t) const {
-        return text("kernel %s, block (%u,%u,%u), thread (%u,%u,%u)", kernel, blockIdx.x, blockIdx.y, blockIdx.z,
-                    threads[t].index.x, threads[t].index.y, threads[t].index.z);
+        return text("kernel %s, block (%u,%u,%u), thread (%u,%u,%u)", kernel, blockIdx.x, blockIdx.y,
+                    blockIdx.z, threads[t].index.x, threads[t].index.y, threads[t].index.z);
     }
     void enter(int t, Fiber* fiber) {
         current = t;
@@ -291,7 +292,8 @@ inline void Worker::run_block(uint64_t block_key) {
         int stuck = 0;
         while (threads[stuck].state == Thread::Done) stuck++;
         error = where(stuck) + text(" waits for ever: %u of %u threads never reach its %s", done, n,
-                                    threads[stuck].state == Thread::AtBlock ? "__syncthreads()" : "warp collective");
+                                    threads[stuck].state == Thread::AtBlock ? "__syncthreads()"
+                                        : "warp collective");
     }
     if (!error.empty()) {  // parked fibers hold half a kernel: give them up
         idle.clear();
@@ -334,9 +336,11 @@ inline void* shared_array(const void* key, size_t bytes) {
     return worker->shared.back().bytes.get();
 }
 
-inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                   const std::function<void()>& body) {
     unsigned threads = block.x * block.y * block.z;
-    if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)
+    if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 ||
+        grid.z > 65535)
         fail("kernel %s: launched with grid (%u,%u,%u) and block (%u,%u,%u): a block has 1 to 1024 threads, "
              "grid.y and grid.z 1 to 65535", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z);
     int blocks = grid.x * grid.y * grid.z;
@@ -362,7 +366,7 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
 
 }  // namespace emulated
 
-// ---- what kernels call ---------------------------------------------------------------------------------
+// ---- what kernels call ------------------------------------------------------------------------------------
 
 inline void __syncthreads() { emulated::worker->block_barrier(); }
 
@@ -412,13 +416,15 @@ T atomicAdd(T* address, T value) {  // integers only: float atomics would make r
     return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
 
-// ---- the few runtime calls that device.h makes ---------------------------------------------------------
+// ---- the few runtime calls that device.h makes ------------------------------------------------------------
 
 struct EmulatedStream {};
 using cudaStream_t = EmulatedStream*;
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-inline const char* cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "out of memory"; }
+inline const char* cudaGetErrorString(cudaError_t e) {
+    return e == cudaSuccess ? "no error" : "out of memory";
+}
 inline cudaError_t cudaMalloc(void** p, size_t bytes) {
     if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
     memset(*p, 0xFF, bytes);

@@ -70,7 +70,7 @@ namespace dev = gpu;
 namespace dev = ref;
 #endif
 
-// ---- launching: the one way, so that stream, error check and name are never forgotten --------------------
+// ---- launching: the one way, so that stream, error check and name are never forgotten ---------------------
 
 #if defined(__CUDACC__)
 inline void check_cuda(cudaError_t e, const char* what) {
@@ -93,7 +93,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
     auto& name = *(type(*)[count])emulated::shared_array(&name##_key, sizeof(type) * (count))
 #endif
 
-// ---- memory and order ------------------------------------------------------------------------------------
+// ---- memory and order -------------------------------------------------------------------------------------
 
 #if HAS_KERNELS
 using Stream = cudaStream_t;
@@ -116,7 +116,9 @@ inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  
 inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s), "copy on the device");
 }
-inline void set_zero(void* p, size_t bytes, Stream s) { check_cuda(cudaMemsetAsync(p, 0, bytes, s), "set to zero"); }
+inline void set_zero(void* p, size_t bytes, Stream s) {
+    check_cuda(cudaMemsetAsync(p, 0, bytes, s), "set to zero");
+}
 inline void synchronize(Stream s) { check_cuda(cudaStreamSynchronize(s), "waiting for the device"); }
 #else
 struct NoStream {};
@@ -125,7 +127,8 @@ using Stream = NoStream*;
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     if (posix_memalign(&p, 4096, bytes))
-        fail("%s: %.2f GB cannot be allocated: lower --micro-batch or choose a smaller model", what, bytes * 1e-9);
+        fail("%s: %.2f GB cannot be allocated: lower --micro-batch or choose a smaller model", what,
+             bytes * 1e-9);
     return p;
 }
 inline void device_free(void* p) { free(p); }

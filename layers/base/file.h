@@ -43,7 +43,8 @@ struct MappedFile {
     // the bytes [offset, offset + n), or an Error that names what was wanted
     const char* range(size_t offset, size_t n, const char* what) const {
         if (offset > size || n > size - offset)
-            fail("%s: truncated: has %zu bytes, wants %zu for %s at offset %zu", path.c_str(), size, n, what, offset);
+            fail("%s: truncated: has %zu bytes, wants %zu for %s at offset %zu", path.c_str(), size, n, what,
+                 offset);
         return data + offset;
     }
     template <class T>
@@ -64,7 +65,8 @@ struct FileWriter {
         if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
     }
     FileWriter(FileWriter&& o) noexcept
-        : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)), written(o.written) {}
+        : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)),
+            written(o.written) {}
     ~FileWriter() {  // not finished: nothing remains
         if (fd < 0) return;
         close(fd);
@@ -79,8 +81,8 @@ struct FileWriter {
             ssize_t n = pwrite(fd, p, std::min(bytes, (size_t)1 << 30), (off_t)offset);
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0)
-                fail("%s: cannot be written at offset %zu: %s; what stood there before is untouched", path.c_str(),
-                     offset, strerror(n < 0 ? errno : ENOSPC));
+                fail("%s: cannot be written at offset %zu: %s; what stood there before is untouched",
+                     path.c_str(), offset, strerror(n < 0 ? errno : ENOSPC));
             p += n, bytes -= (size_t)n, offset += (size_t)n;
         }
     }

@@ -1,4 +1,4 @@
-// gemm.h   one call for every matrix product: gpu is cuBLASLt (the host's BLAS in emulation), ref the host's BLAS
+// gemm.h   one call for every matrix product: gpu is cuBLASLt (in emulation the host's BLAS), ref the BLAS
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
 //   a, b are floatX; out is floatX or real. `batch` products whose operands lie `stride` elements apart.
 //   With `bias` (n): added to every row of out; on CUDA only where can_add_bias says so.
@@ -33,8 +33,8 @@ Gemm<Out> packed(Gemm<Out> g) {  // leading dimensions that were not given
 
 // CBLAS's own interface, declared here so that a CUDA build without its header compiles
 extern "C" {
-void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda, const float* b,
-                 int ldb, float beta, float* c, int ldc);
+void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
+                 const float* b, int ldb, float beta, float* c, int ldc);
 void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double* a, int lda,
                  const double* b, int ldb, double beta, double* c, int ldc);
 }
@@ -42,13 +42,15 @@ constexpr int cblas_row_major = 101, cblas_as_is = 111;  // 112: transposed
 
 namespace ref {
 
-inline void blas(bool ta, bool tb, int m, int n, int k, float alpha, const float* a, int lda, const float* b, int ldb,
-                 float beta, float* c, int ldc) {
-    cblas_sgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+inline void blas(bool ta, bool tb, int m, int n, int k, float alpha, const float* a, int lda, const float* b,
+                 int ldb, float beta, float* c, int ldc) {
+    cblas_sgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c,
+                ldc);
 }
-inline void blas(bool ta, bool tb, int m, int n, int k, double alpha, const double* a, int lda, const double* b,
-                 int ldb, double beta, double* c, int ldc) {
-    cblas_dgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+inline void blas(bool ta, bool tb, int m, int n, int k, double alpha, const double* a, int lda,
+                 const double* b, int ldb, double beta, double* c, int ldc) {
+    cblas_dgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c,
+                ldc);
 }
 
 // a matrix of bf16 as real, for a BLAS that knows no bf16; one that is real already is taken as it lies
@@ -75,13 +77,15 @@ void gemm(const Gemm<Out>& given, Stream) {
         Widened b(g.b + i * g.stride_b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
         Out* out = g.out + i * g.stride_out;
         if constexpr (std::is_same_v<Out, real>) {
-            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, g.beta, out, g.ldc);
+            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, g.beta,
+                 out, g.ldc);
             #pragma omp parallel for if (g.bias)
             for (int r = 0; r < (g.bias ? g.m : 0); r++)
                 for (int c = 0; c < g.n; c++) out[r * g.ldc + c] += real(g.bias[c]);
         } else {
             std::vector<real> wide((size_t)g.m * g.n);
-            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, 0, wide.data(), g.n);
+            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, 0,
+                 wide.data(), g.n);
             for (int r = 0; r < g.m; r++)
                 for (int c = 0; c < g.n; c++) {
                     real old = g.beta == 0 ? 0 : g.beta * real(out[r * g.ldc + c]);
@@ -146,11 +150,13 @@ void gemm(const Gemm<Out>& given, Stream stream) {
     cublasOperation_t op_a = g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
     cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
-    auto layout = [&](cublasLtMatrixLayout_t* l, cudaDataType_t type, long rows, long cols, long ld, long stride) {
+    auto layout = [&](cublasLtMatrixLayout_t* l, cudaDataType_t type, long rows, long cols, long ld,
+                      long stride) {
         Cublas::check(cublasLtMatrixLayoutCreate(l, type, rows, cols, ld), "cublasLtMatrixLayoutCreate");
         cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &g.batch, sizeof g.batch);
         int64_t offset = stride;
-        cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset, sizeof offset);
+        cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset,
+                                         sizeof offset);
     };
     layout(&B, cuda_type<floatX>(), g.transpose_b ? g.k : g.n, g.transpose_b ? g.n : g.k, g.ldb, g.stride_b);
     layout(&A, cuda_type<floatX>(), g.transpose_a ? g.m : g.k, g.transpose_a ? g.k : g.m, g.lda, g.stride_a);
@@ -172,9 +178,12 @@ void gemm(const Gemm<Out>& given, Stream stream) {
         int count = 0;
         cublasLtMatmulPreferenceCreate(&preference);
         size_t bytes = Cublas::workspace_bytes;
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-        for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                             sizeof bytes);
+        for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
             cublasLtMatmulPreferenceSetAttribute(preference, which, &align, sizeof align);
         cublasLtMatmulAlgoGetHeuristic(cublas.handle, product, B, A, C, C, preference, 1, &best, &count);
         cublasLtMatmulPreferenceDestroy(preference);
@@ -182,8 +191,9 @@ void gemm(const Gemm<Out>& given, Stream stream) {
                          ": choose sizes that are multiples of 8", g.m, g.n, g.k, g.batch);
         found = cublas.chosen.emplace(shape, best.algo).first;
     }
-    Cublas::check(cublasLtMatmul(cublas.handle, product, &g.alpha, g.b, B, g.a, A, &g.beta, g.out, C, g.out, C,
-                                 &found->second, cublas.workspace, Cublas::workspace_bytes, stream), "cublasLtMatmul");
+    Cublas::check(cublasLtMatmul(cublas.handle, product, &g.alpha, g.b, B, g.a, A, &g.beta, g.out, C, g.out,
+                                 C, &found->second, cublas.workspace, Cublas::workspace_bytes, stream),
+                                 "cublasLtMatmul");
     cublasLtMatrixLayoutDestroy(A), cublasLtMatrixLayoutDestroy(B), cublasLtMatrixLayoutDestroy(C);
     cublasLtMatmulDescDestroy(product);
 }

@@ -1,6 +1,6 @@
 // peak.h   dense bf16 peak of the GPUs people train on, TFLOP/s, from NVIDIA's data sheets
-//   MFU = FLOPs per token * tokens per second / peak, with 6 N + 6 L C T FLOPs per token: N parameters without
-//   the position table, causal attention counted once.
+//   MFU = FLOPs per token * tokens per second / peak, with 6 N + 6 L C T FLOPs per token: N parameters
+//   without the position table, causal attention counted once.
 #pragma once
 #include "device.h"
 
@@ -15,7 +15,8 @@ constexpr Peak peaks[] = {
 inline std::string device_name() {
 #if defined(__CUDACC__)
     cudaDeviceProp properties;
-    check_cuda(cudaGetDeviceProperties(&properties, 0), "no CUDA device can be used: build with make DEVICE=cpu");
+    check_cuda(cudaGetDeviceProperties(&properties, 0),
+               "no CUDA device can be used: build with make DEVICE=cpu");
     return properties.name;
 #else
     return DEVICE_NAME;

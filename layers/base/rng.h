@@ -34,7 +34,7 @@ inline double uniform(uint64_t seed, uint64_t what, uint64_t index) {
     return (r.x[0] * 4294967296.0 + r.x[1]) / 18446744073709551616.0 * (1.0 - 0x1p-53);
 }
 
-// standard normals with global element indices first … first + n - 1 (Box–Muller; four share one Philox block)
+// normals of mean 0 for the elements first … first + n - 1 (Box–Muller; four share one Philox block)
 template <class T>
 void normals(T* out, uint64_t seed, uint64_t what, uint64_t first, long n, double deviation) {
     #pragma omp parallel for

@@ -1,7 +1,8 @@
 // block.h   one transformer block, pre-layer-norm, forward and backward under the same numbers
 //   mid = x + attention(layernorm(x))      y = mid + mlp(layernorm(mid))
 //   x, y, mid (B, T, C)
-//   kept:  what BlockActivations lists; the gradient d (B, T, C) of the block's output becomes that of its input
+//   kept:  what BlockActivations lists
+//   backward: the gradient d (B, T, C) of the block's output becomes that of its input
 //   In generation (Batch.first > 0) one row is computed; the rows before it are in qkv, the key-value cache.
 #pragma once
 #include "../adamw.cuh"
@@ -57,8 +58,8 @@ struct Scratch {
 };
 
 // w[t]: the block's parameters, by BlockTensor
-inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w, const Scratch& scratch,
-                          const ModelShape& m, Batch batch, Stream s) {
+inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
+                          const Scratch& scratch, const ModelShape& m, Batch batch, Stream s) {
     int N = batch.rows(), C = m.C;
     floatX* qkv = a.qkv + (long)batch.first * 3 * C;
     {   // 1. normalise
@@ -104,8 +105,8 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
 }
 
 // scratch.d: the gradient of y on entry, of x on return; g[t] (real): gradients of w[t], added to
-inline void block_backward(const BlockActivations& a, const floatX* const* w, real* const* g, const Scratch& scratch,
-                           const ModelShape& m, Batch batch, Stream s) {
+inline void block_backward(const BlockActivations& a, const floatX* const* w, real* const* g,
+                           const Scratch& scratch, const ModelShape& m, Batch batch, Stream s) {
     int N = batch.rows(), C = m.C;
     floatX *d = scratch.d, *wide = scratch.wide, *branch = scratch.branch;
     real* sums = scratch.sums;
@@ -123,7 +124,8 @@ inline void block_backward(const BlockActivations& a, const floatX* const* w, re
     }
     {   // 5. adds to the stream's gradient
         Section timed("layer norm", s);
-        dev::layernorm_backward(d, g[LN2_W], g[LN2_B], branch, a.mid, w[LN2_W], a.ln2_mean, a.ln2_rstd, sums, N, C, s);
+        dev::layernorm_backward(d, g[LN2_W], g[LN2_B], branch, a.mid, w[LN2_W], a.ln2_mean, a.ln2_rstd, sums,
+                                N, C, s);
     }
     {   // 4.
         Section timed("linears", s);
@@ -139,5 +141,6 @@ inline void block_backward(const BlockActivations& a, const floatX* const* w, re
     }
     // 1. adds to the stream's gradient
     Section timed("layer norm", s);
-    dev::layernorm_backward(d, g[LN1_W], g[LN1_B], branch, a.x, w[LN1_W], a.ln1_mean, a.ln1_rstd, sums, N, C, s);
+    dev::layernorm_backward(d, g[LN1_W], g[LN1_B], branch, a.x, w[LN1_W], a.ln1_mean, a.ln1_rstd, sums, N, C,
+                            s);
 }

@@ -6,8 +6,8 @@
 //     vocab.bpe           where the tokens are a bpe's
 //     index.json          written last: step, samples, tokens, seed, model, tokenizer, options, and the name,
 //                         size and checksum of every other file's table
-//   Tensors are stored whole: q, k and v per head, the vocabulary unpadded. m and v may be missing (an imported
-//   model): they start at 0. A folder without an index.json, or whose sums differ, is no checkpoint.
+//   Tensors are stored whole: q, k and v per head, the vocabulary unpadded. m and v may be missing (an
+//   imported model): they start at 0. A folder without an index.json, or whose sums differ, is no checkpoint.
 #pragma once
 #include <dirent.h>
 #include <filesystem>
@@ -56,10 +56,11 @@ inline void write_pieces(const std::string& folder, const TensorSource& source, 
         for (int kind = 0; kind < (source.moments ? 3 : 1); kind++) {
             source.read(values, p, kind);
             size_t bytes = values.size() * sizeof(real);
-            pieces += text("%s{\"tensor\": %s, \"kind\": \"%s\", \"dtype\": \"%s\", \"shape\": %s, \"start\": %s, "
-                           "\"count\": %s, \"offset\": %zu, \"bytes\": %zu, \"checksum\": \"%016llx\"}",
-                           pieces.empty() ? "\n" : ",\n", json_quote(p.name).c_str(), piece_kinds[kind], real_name,
-                           json_numbers(p.shape).c_str(), json_numbers(std::vector<long>(p.shape.size(), 0)).c_str(),
+            pieces += text("%s{\"tensor\": %s, \"kind\": \"%s\", \"dtype\": \"%s\", \"shape\": %s, "
+                           "\"start\": %s, \"count\": %s, \"offset\": %zu, \"bytes\": %zu, \"checksum\": "
+                           "\"%016llx\"}", pieces.empty() ? "\n" : ",\n", json_quote(p.name).c_str(),
+                           piece_kinds[kind], real_name, json_numbers(p.shape).c_str(),
+                           json_numbers(std::vector<long>(p.shape.size(), 0)).c_str(),
                            json_numbers(p.shape).c_str(), data.written, bytes,
                            (unsigned long long)checksum(values.data(), bytes));
             data.write(values.data(), bytes);
@@ -70,18 +71,21 @@ inline void write_pieces(const std::string& folder, const TensorSource& source, 
     FileWriter table(folder + "/rank-00000.json");
     table.write(pieces);
     table.finish();
-    files = text("[{\"table\": \"rank-00000.json\", \"checksum\": \"%016llx\", \"data\": \"rank-00000.bin\", \"bytes\": %zu}]",
+    files = text("[{\"table\": \"rank-00000.json\", \"checksum\": \"%016llx\", \"data\": "
+                 "\"rank-00000.bin\", \"bytes\": %zu}]",
                  (unsigned long long)checksum(pieces.data(), pieces.size()), size);
 }
 
 inline std::string index_text(const RunState& s, const std::string& options, const std::string& files) {
     std::string body = text(
-        "{\"format\": \"train_gpt checkpoint\", \"version\": 1,\n\"step\": %ld, \"samples\": %llu, \"tokens\": %llu, "
-        "\"seed\": %ld, \"windows\": %llu,\n\"model\": {\"layers\": %d, \"hidden\": %d, \"heads\": %d, \"sequence\": %d, "
-        "\"vocabulary\": %d},\n\"tokenizer\": %s,\n\"options\": %s,\n\"files\": %s", s.step,
-        (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed, (unsigned long long)s.windows, s.shape.L,
-        s.shape.C, s.shape.NH, s.shape.T, s.shape.V, json_quote(s.tokenizer).c_str(), options.c_str(), files.c_str());
-    return body + text(",\n\"checksum\": \"%016llx\"}\n", (unsigned long long)checksum(body.data(), body.size()));
+        "{\"format\": \"train_gpt checkpoint\", \"version\": 1,\n\"step\": %ld, \"samples\": %llu, "
+        "\"tokens\": %llu, \"seed\": %ld, \"windows\": %llu,\n\"model\": {\"layers\": %d, \"hidden\": %d, "
+        "\"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s,\n\"options\": "
+        "%s,\n\"files\": %s", s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
+        (unsigned long long)s.windows, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
+        json_quote(s.tokenizer).c_str(), options.c_str(), files.c_str());
+    return body + text(",\n\"checksum\": \"%016llx\"}\n",
+                       (unsigned long long)checksum(body.data(), body.size()));
 }
 
 // folders of checkpoints in dir, newest first
@@ -100,7 +104,8 @@ inline std::vector<std::string> list_checkpoints(const std::string& dir) {
 inline void save_checkpoint(const std::string& dir, const RunState& state, const TensorSource& source,
                             const std::string& options, const Vocabulary* vocabulary, long keep) {
     namespace fs = std::filesystem;
-    std::string whole = dir + "/" + step_name(state.step), partial = dir + "/." + step_name(state.step) + ".partial";
+    std::string whole = dir + "/" + step_name(state.step),
+        partial = dir + "/." + step_name(state.step) + ".partial";
     try {
         fs::create_directories(dir);
         fs::remove_all(partial);
@@ -122,8 +127,8 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
     } catch (const std::exception& e) {
         std::error_code ignored;
         fs::remove_all(partial, ignored);
-        fail("checkpoint %s was not saved: %s; older checkpoints are untouched: make room or choose another --save",
-             whole.c_str(), e.what());
+        fail("checkpoint %s was not saved: %s; older checkpoints are untouched: make room or choose another "
+             "--save", whole.c_str(), e.what());
     }
     auto all = list_checkpoints(dir);
     for (size_t i = keep; i < all.size(); i++) {
@@ -132,7 +137,7 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
     }
 }
 
-// ---- reading ---------------------------------------------------------------------------------------------
+// ---- reading ----------------------------------------------------------------------------------------------
 
 struct Checkpoint {
     std::string folder;
@@ -164,7 +169,8 @@ struct Checkpoint {
         state.tokenizer = index.at("tokenizer", name).string(name);
         const Json& model = index.at("model", name);
         auto number = [&](const char* key) { return (int)model.at(key, name).integer(name); };
-        state.shape = {number("layers"), number("hidden"), number("heads"), number("sequence"), number("vocabulary"), 0};
+        state.shape = {number("layers"), number("hidden"), number("heads"), number("sequence"),
+                       number("vocabulary"), 0};
         for (auto& f : index.at("files", name).items) read_table(f, name);
     }
     static uint64_t parse_sum(const Json& object, const std::string& name) {
@@ -179,7 +185,8 @@ struct Checkpoint {
         std::string name = folder + "/" + f.at("table", index_name).string(index_name);
         std::string data = folder + "/" + f.at("data", index_name).string(index_name);
         MappedFile file(name);
-        if (checksum(file.data, file.size) != parse_sum(f, index_name)) fail("%s: damaged: its checksum differs", name.c_str());
+        if (checksum(file.data, file.size) != parse_sum(f, index_name))
+            fail("%s: damaged: its checksum differs", name.c_str());
         size_t size = f.at("bytes", index_name).integer(index_name);
         std::error_code missing;
         if (std::filesystem::file_size(data, missing) != size || missing)
@@ -187,22 +194,28 @@ struct Checkpoint {
         Json table = Json::parse(file.view(), name);
         for (auto& p : table.at("pieces", name).items) {
             Piece piece = {numbers(p.at("shape", name), name), numbers(p.at("start", name), name),
-                           numbers(p.at("count", name), name), data, (size_t)p.at("offset", name).integer(name),
-                           (size_t)p.at("bytes", name).integer(name), parse_sum(p, name),
-                           p.at("dtype", name).string(name) == "float64"};
-            pieces[p.at("kind", name).string(name) + " " + p.at("tensor", name).string(name)].push_back(piece);
+                           numbers(p.at("count", name), name), data,
+                               (size_t)p.at("offset", name).integer(name),
+                               (size_t)p.at("bytes", name).integer(name), parse_sum(p, name),
+                               p.at("dtype", name).string(name) == "float64"};
+            pieces[p.at("kind", name).string(name) + " " +
+                   p.at("tensor", name).string(name)].push_back(piece);
         }
     }
-    bool has(const Parameter& p, int kind) const { return pieces.count(piece_kinds[kind] + (" " + p.name)) > 0; }
+    bool has(const Parameter& p, int kind) const {
+        return pieces.count(piece_kinds[kind] + (" " + p.name)) > 0;
+    }
 
     // the whole tensor, put together from its boxes
     void read(std::vector<real>& out, const Parameter& p, int kind) const {
         auto found = pieces.find(piece_kinds[kind] + (" " + p.name));
-        if (found == pieces.end()) fail("%s: has no tensor %s (%s)", folder.c_str(), p.name.c_str(), piece_kinds[kind]);
+        if (found == pieces.end())
+            fail("%s: has no tensor %s (%s)", folder.c_str(), p.name.c_str(), piece_kinds[kind]);
         out.assign(p.stored(), 0);
         long filled = 0;
         for (auto& piece : found->second) {
-            if (piece.shape != p.shape || piece.count.size() != p.shape.size() || piece.start.size() != p.shape.size())
+            if (piece.shape != p.shape || piece.count.size() != p.shape.size() ||
+                piece.start.size() != p.shape.size())
                 fail("%s: tensor %s has shape %s, wants %s", folder.c_str(), p.name.c_str(),
                      json_numbers(piece.shape).c_str(), json_numbers(p.shape).c_str());
             filled += place(out, p, piece);
@@ -219,16 +232,18 @@ struct Checkpoint {
             n *= piece.count[d];
         }
         if (piece.bytes != (size_t)n * (piece.wide ? 8 : 4))
-            fail("%s: tensor %s has a piece of %zu bytes for %ld values", folder.c_str(), p.name.c_str(), piece.bytes, n);
+            fail("%s: tensor %s has a piece of %zu bytes for %ld values", folder.c_str(), p.name.c_str(),
+                 piece.bytes, n);
         const char* from = data.range(piece.offset, piece.bytes, p.name.c_str());
         if (checksum(from, piece.bytes) != piece.sum)
-            fail("%s: damaged between offsets %zu and %zu: its checksum differs", piece.file.c_str(), piece.offset,
-                 piece.offset + piece.bytes);
+            fail("%s: damaged between offsets %zu and %zu: its checksum differs", piece.file.c_str(),
+                 piece.offset, piece.offset + piece.bytes);
         long row = piece.count.back();  // runs of neighbours in both
         for (long at = 0; row && at < n; at += row) {
             long to = 0, rest = at / row;
             std::vector<long> index(p.shape.size(), 0);
-            for (int d = (int)p.shape.size() - 2; d >= 0; d--) index[d] = rest % piece.count[d], rest /= piece.count[d];
+            for (int d = (int)p.shape.size() - 2; d >= 0; d--)
+                index[d] = rest % piece.count[d], rest /= piece.count[d];
             for (size_t d = 0; d < p.shape.size(); d++) to = to * p.shape[d] + piece.start[d] + index[d];
             for (long i = 0; i < row; i++) {
                 if (piece.wide) {
@@ -258,7 +273,8 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir) {
     };
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);
     else for (auto& name : list_checkpoints(dir)) consider(dir + "/" + name);
-    if (out.empty()) fail("--resume %s: holds no whole checkpoint: choose a folder that --save wrote", dir.c_str());
+    if (out.empty())
+        fail("--resume %s: holds no whole checkpoint: choose a folder that --save wrote", dir.c_str());
     return out;
 }
 
@@ -280,7 +296,8 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* o) {
         for (int kind = 1; o && kind < 3; kind++) {
             if (!c.has(p, kind)) continue;
             c.read(values, p, kind);
-            copy_to_device((kind == 1 ? o->m : o->v) + p.offset, values.data(), values.size() * sizeof(real), model.stream);
+            copy_to_device((kind == 1 ? o->m : o->v) + p.offset, values.data(), values.size() * sizeof(real),
+                           model.stream);
             synchronize(model.stream);
         }
     }

@@ -3,10 +3,10 @@
 //   ./convert --from-checkpoint DIR --to-huggingface DIR
 //   safetensors (github.com/huggingface/safetensors, format section):
 //      0  8  n, little-endian
-//      8  n  JSON: name -> {"dtype": F32|F16|BF16|F64, "shape", "data_offsets": [begin, end] after the header}
+//      8  n  JSON: name -> {"dtype": F32|F16|BF16|F64, "shape", "data_offsets": [begin, end]}
 //      8+n   the tensors' bytes
-//   Names are ours already, perhaps behind "transformer.". GPT-2 stores its linear weights (in, out), we (out, in);
-//   its c_attn columns are [q | k | v] by heads, ours are [q k v] in each head.
+//   Names are ours already, perhaps behind "transformer.". GPT-2 stores its linear weights (in, out), we
+//   (out, in); its c_attn columns are [q | k | v] by heads, ours are [q k v] in each head.
 #include "checkpoint.h"
 
 namespace {
@@ -35,7 +35,8 @@ struct Safetensors {
     explicit Safetensors(const std::string& path) : file(path) {
         uint64_t n = file.read<uint64_t>(0, "the header's length");
         if (n > file.size - 8 || n > 100 << 20)
-            fail("%s: truncated or foreign: its header has %llu bytes, the file %zu", path.c_str(), (unsigned long long)n, file.size);
+            fail("%s: truncated or foreign: its header has %llu bytes, the file %zu", path.c_str(),
+                 (unsigned long long)n, file.size);
         header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
         begin = 8 + n;
     }
@@ -47,13 +48,15 @@ struct Safetensors {
         std::string what = file.path + ", " + name;
         std::vector<long> stored = Checkpoint::numbers(t->at("shape", what), what);
         if (stored != shape)
-            fail("%s: has shape %s, config.json wants %s", what.c_str(), json_numbers(stored).c_str(), json_numbers(shape).c_str());
+            fail("%s: has shape %s, config.json wants %s", what.c_str(), json_numbers(stored).c_str(),
+                 json_numbers(shape).c_str());
         std::vector<long> offsets = Checkpoint::numbers(t->at("data_offsets", what), what);
         const std::string& type = t->at("dtype", what).string(what);
         size_t width = type == "F64" ? 8 : type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0, n = 1;
         if (!width) fail("%s: has dtype %s, wants F64, F32, F16 or BF16", what.c_str(), type.c_str());
         for (long d : shape) n *= (size_t)d;
-        if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0] || (size_t)(offsets[1] - offsets[0]) != n * width)
+        if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0] ||
+            (size_t)(offsets[1] - offsets[0]) != n * width)
             fail("%s: has damaged offsets, wants %zu bytes", what.c_str(), n * width);
         const char* from = file.range(begin + (size_t)offsets[0], n * width, name.c_str());
         std::vector<real> out(n);
@@ -79,8 +82,10 @@ struct Placement {
 Placement placement(const Parameter& p, const ModelShape& m) {
     long C = m.C, HS = m.HS();
     auto ends = [&](const char* s) { return p.name.ends_with(s); };
-    auto column = [=](long row) { return row / HS % 3 * C + row / (3 * HS) * HS + row % HS; };  // (head, qkv, channel)
-    if (ends("attn.c_attn.weight")) return {{C, 3 * C}, [=](long i) { return i % C * 3 * C + column(i / C); }};
+    // (head, qkv, channel)
+    auto column = [=](long row) { return row / HS % 3 * C + row / (3 * HS) * HS + row % HS; };
+    if (ends("attn.c_attn.weight"))
+        return {{C, 3 * C}, [=](long i) { return i % C * 3 * C + column(i / C); }};
     if (ends("attn.c_attn.bias")) return {{3 * C}, column};
     long rows = p.shape[0], columns = p.stored() / rows;
     if (ends("c_proj.weight") || ends("c_fc.weight"))
@@ -90,7 +95,8 @@ Placement placement(const Parameter& p, const ModelShape& m) {
 
 int number_in(const Json& config, const char* key, const std::string& name) {
     int64_t value = config.at(key, name).integer(name);
-    if (value < 1 || value > 1 << 24) fail("%s: has %s %lld, wants 1 to %d", name.c_str(), key, (long long)value, 1 << 24);
+    if (value < 1 || value > 1 << 24)
+        fail("%s: has %s %lld, wants 1 to %d", name.c_str(), key, (long long)value, 1 << 24);
     return (int)value;
 }
 
@@ -98,14 +104,16 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
     std::string name = dir + "/config.json";
     MappedFile file(name);
     Json config = Json::parse(file.view(), name);
-    ModelShape m = {number_in(config, "n_layer", name), number_in(config, "n_embd", name), number_in(config, "n_head", name),
-                    number_in(config, "n_positions", name), number_in(config, "vocab_size", name), 0};
+    ModelShape m = {number_in(config, "n_layer", name), number_in(config, "n_embd", name),
+                    number_in(config, "n_head", name), number_in(config, "n_positions", name),
+                    number_in(config, "vocab_size", name), 0};
     m.Vp = m.V;
     if (m.C % m.NH) fail("%s: n_head %d does not divide n_embd %d", name.c_str(), m.NH, m.C);
     auto wants = [&](const char* key, std::vector<std::string> accepted) {
         const Json* value = config.find(key);
         if (value && std::find(accepted.begin(), accepted.end(), value->text) == accepted.end())
-            fail("%s: has %s %s, this program computes %s", name.c_str(), key, value->text.c_str(), accepted[0].c_str());
+            fail("%s: has %s %s, this program computes %s", name.c_str(), key, value->text.c_str(),
+                 accepted[0].c_str());
     };
     wants("model_type", {"gpt2"});
     wants("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
@@ -113,7 +121,8 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
     wants("scale_attn_by_inverse_layer_idx", {"false"});
     if (const Json* e = config.find("layer_norm_epsilon"); e && e->number(name) != (double)1e-5)
         fail("%s: has layer_norm_epsilon %s, this program computes 1e-5", name.c_str(), e->text.c_str());
-    if (const Json* inner = config.find("n_inner"); inner && inner->kind == Json::Number && inner->integer(name) != 4L * m.C)
+    if (const Json* inner = config.find("n_inner");
+        inner && inner->kind == Json::Number && inner->integer(name) != 4L * m.C)
         fail("%s: has n_inner %s, this program computes 4 * n_embd", name.c_str(), inner->text.c_str());
     std::optional<Vocabulary> vocabulary;
     if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
@@ -130,7 +139,8 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
     state.shape = m;
     state.seed = 1234;
     if (vocabulary) state.tokenizer = vocabulary->kind;
-    if (!list_checkpoints(to).empty()) fail("--to %s already holds checkpoints: choose another folder", to.c_str());
+    if (!list_checkpoints(to).empty())
+        fail("--to %s already holds checkpoints: choose another folder", to.c_str());
     save_checkpoint(to, state, source, "{}", vocabulary ? &*vocabulary : nullptr, 1);
     printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), source.table.count);
 }
@@ -143,9 +153,9 @@ void to_huggingface(const std::string& dir, const std::string& to) {
     std::string header;
     size_t offset = 0;
     for (auto& p : table.list) {
-        header += text("%s%s:{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", header.empty() ? "{" : ",",
-                       json_quote("transformer." + p.name).c_str(), json_numbers(placement(p, m).shape).c_str(), offset,
-                       offset + p.stored() * 4);
+        header += text("%s%s:{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
+                       header.empty() ? "{" : ",", json_quote("transformer." + p.name).c_str(),
+                       json_numbers(placement(p, m).shape).c_str(), offset, offset + p.stored() * 4);
         offset += p.stored() * 4;
     }
     header = "{\"__metadata__\":{\"format\":\"pt\"}," + header.substr(1) + "}";
@@ -165,11 +175,12 @@ void to_huggingface(const std::string& dir, const std::string& to) {
     }
     file.finish();
     FileWriter config(to + "/config.json");
-    config.write(text("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n  \"activation_function\": \"gelu_new\",\n"
-                      "  \"n_layer\": %d,\n  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n  \"vocab_size\": %d,\n"
-                      "  \"layer_norm_epsilon\": 1e-05,\n  \"attn_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"resid_pdrop\": 0.0,\n"
-                      "  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
-                      m.L, m.C, m.NH, m.T, m.T, m.V, m.V - 1, m.V - 1));
+    config.write(text("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n  "
+                      "\"activation_function\": \"gelu_new\",\n  \"n_layer\": %d,\n  \"n_embd\": %d,\n  "
+                      "\"n_head\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n  \"vocab_size\": %d,\n  "
+                      "\"layer_norm_epsilon\": 1e-05,\n  \"attn_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  "
+                      "\"resid_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %d,\n  "
+                      "\"eos_token_id\": %d\n}\n", m.L, m.C, m.NH, m.T, m.T, m.V, m.V - 1, m.V - 1));
     config.finish();
     printf("%s: %ld parameters of step %ld\n", to.c_str(), table.count, c.state.step);
 }
@@ -178,21 +189,25 @@ void to_huggingface(const std::string& dir, const std::string& to) {
 
 int main(int argc, char** argv) {
     try {
-        std::map<std::string, std::string> a = {{"from-huggingface", ""}, {"to", ""}, {"tokenizer", ""}, {"from-checkpoint", ""}, {"to-huggingface", ""}};
+        std::map<std::string, std::string> a = {{"from-huggingface", ""}, {"to", ""}, {"tokenizer", ""},
+                                                {"from-checkpoint", ""}, {"to-huggingface", ""}};
         for (int i = 1; i < argc; i += 2) {
             std::string name = strncmp(argv[i], "--", 2) ? argv[i] : argv[i] + 2;
             if (name == "help") return fputs(usage, stdout), 0;
             std::vector<std::string> known;
             for (auto& [key, value] : a) known.push_back(key);
-            if (!a.count(name)) fail("unknown option %s: did you mean --%s? (--help lists all)", argv[i], nearest(name, known).c_str());
+            if (!a.count(name))
+                fail("unknown option %s: did you mean --%s? (--help lists all)", argv[i],
+                     nearest(name, known).c_str());
             if (i + 1 == argc) fail("--%s: wants a value (--help explains)", name.c_str());
             a[name] = argv[i + 1];
         }
         if (!a["from-huggingface"].empty() && !a["to"].empty() && a["from-checkpoint"].empty())
             from_huggingface(a["from-huggingface"], a["to"], a["tokenizer"]);
-        else if (!a["from-checkpoint"].empty() && !a["to-huggingface"].empty() && a["from-huggingface"].empty())
-            to_huggingface(a["from-checkpoint"], a["to-huggingface"]);
-        else fail("wants --from-huggingface with --to, or --from-checkpoint with --to-huggingface\n%s", usage);
+        else if (!a["from-checkpoint"].empty() && !a["to-huggingface"].empty() &&
+                 a["from-huggingface"].empty()) to_huggingface(a["from-checkpoint"], a["to-huggingface"]);
+        else fail("wants --from-huggingface with --to, or --from-checkpoint with --to-huggingface\n%s",
+                  usage);
     } catch (const std::exception& e) {
         fprintf(stderr, "convert: %s\n", e.what());
         return 1;

@@ -1,7 +1,7 @@
 // generate.h   the model speaks: one token after the other, each drawn from softmax(logits / temperature)
-//   The prompt is one forward pass over all its tokens; from then on a token costs one row, and the rows before
-//   it are found in the blocks' qkv, which is the key-value cache. When the sequence is full, its later half
-//   becomes the prompt of a new pass.
+//   The prompt is one forward pass over all its tokens; from then on a token costs one row, and the rows
+//   before it are found in the blocks' qkv, which is the key-value cache. When the sequence is full, its
+//   later half becomes the prompt of a new pass.
 #pragma once
 #include "../base/rng.h"
 #include "model.h"
@@ -43,7 +43,8 @@ inline std::vector<real> next_logits(Model& m, const std::vector<int>& tokens, i
     copy_to_device(m.tokens, tokens.data() + done, batch.T * sizeof(int), m.stream);
     model_forward(m, batch);
     std::vector<floatX> row(m.shape.V);
-    copy_to_host(row.data(), m.logits + (long)(batch.T - 1) * m.shape.Vp, row.size() * sizeof(floatX), m.stream);
+    copy_to_host(row.data(), m.logits + (long)(batch.T - 1) * m.shape.Vp, row.size() * sizeof(floatX),
+                 m.stream);
     return {row.begin(), row.end()};
 }
 

@@ -1,7 +1,7 @@
 // model.h   the whole decoder on one device: its memory, forward, backward
 //   tokens, targets (B, T) int   loss of a position = cross entropy of the next token, natural logarithm
-//   Memory is taken once, at start, in four arenas (parameters, gradients, activations, scratch; the optimiser
-//   has a fifth), and what `memory_table` prints is what is taken.
+//   Memory is taken once, at start, in four arenas (parameters, gradients, activations, scratch; the
+//   optimiser has a fifth), and what `memory_table` prints is what is taken.
 #pragma once
 #include <array>
 #include <memory>
@@ -88,8 +88,8 @@ inline void model_forward(Model& m, Batch batch) {
     int N = batch.rows(), C = shape.C;
     {
         Section timed("embedding", m.stream);
-        dev::embedding_forward(m.blocks[0].x, m.tokens, m.weight(m.table.list[WTE]), m.weight(m.table.list[WPE]),
-                               batch.first, batch.B, batch.T, C, m.stream);
+        dev::embedding_forward(m.blocks[0].x, m.tokens, m.weight(m.table.list[WTE]),
+                               m.weight(m.table.list[WPE]), batch.first, batch.B, batch.T, C, m.stream);
     }
     for (int l = 0; l < shape.L; l++) {
         floatX* y = l + 1 < shape.L ? m.blocks[l + 1].x : m.x_end;
@@ -107,8 +107,8 @@ inline void model_forward(Model& m, Batch batch) {
 // after model_forward: losses added to m.losses; with want_gradient the logits become dloss * their gradient
 inline void model_loss(Model& m, Batch batch, real dloss, bool want_gradient) {
     Section timed("cross entropy", m.stream);
-    dev::cross_entropy(m.losses, m.logits, m.targets, dloss, want_gradient, batch.rows(), m.shape.V, m.shape.Vp,
-                       m.stream);
+    dev::cross_entropy(m.losses, m.logits, m.targets, dloss, want_gradient, batch.rows(), m.shape.V,
+                       m.shape.Vp, m.stream);
 }
 
 // after model_loss with want_gradient: all gradients added to
@@ -125,14 +125,15 @@ inline void model_backward(Model& m, Batch batch) {
         Section timed("layer norm", m.stream);
         set_zero(m.scratch.d, (size_t)N * C * sizeof(floatX), m.stream);
         dev::layernorm_backward(m.scratch.d, m.gradient(m.table.end(LNF_W)), m.gradient(m.table.end(LNF_B)),
-                                m.scratch.branch, m.x_end, m.weight(m.table.end(LNF_W)), m.end_mean, m.end_rstd,
-                                m.scratch.sums, N, C, m.stream);
+                                m.scratch.branch, m.x_end, m.weight(m.table.end(LNF_W)), m.end_mean,
+                                    m.end_rstd, m.scratch.sums, N, C, m.stream);
     }
     for (int l = shape.L - 1; l >= 0; l--)
-        block_backward(m.blocks[l], m.block_weights(l).data(), m.block_gradients(l).data(), m.scratch, shape, batch,
-                       m.stream);
+        block_backward(m.blocks[l], m.block_weights(l).data(), m.block_gradients(l).data(), m.scratch, shape,
+                       batch, m.stream);
     Section timed("embedding", m.stream);
-    dev::embedding_backward(m.gradient(wte), m.gradient(wpe), m.tokens, m.scratch.d, batch.B, batch.T, C, m.stream);
+    dev::embedding_backward(m.gradient(wte), m.gradient(wpe), m.tokens, m.scratch.d, batch.B, batch.T, C,
+                            m.stream);
 }
 
 // windows (B, T + 1) on the host -> tokens and targets on the device

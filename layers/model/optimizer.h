@@ -44,7 +44,8 @@ inline double gradient_norm(Model& model) {
     size_t tensors = model.table.list.size();
     for (size_t i = 0; i < tensors; i++) {
         const Parameter& p = model.table.list[i];
-        dev::square_sum(model.scratch.squares + i, model.gradient(p), model.scratch.square_parts, p.size, model.stream);
+        dev::square_sum(model.scratch.squares + i, model.gradient(p), model.scratch.square_parts, p.size,
+                        model.stream);
     }
     std::vector<double> squares(tensors);
     copy_to_host(squares.data(), model.scratch.squares, tensors * sizeof(double), model.stream);
@@ -59,11 +60,12 @@ inline double optimizer_step(Model& model, Optimizer& o, const Options& options,
     double clip = options.clip > 0 ? std::min(1.0, options.clip / (norm + 1e-6)) : 1;
     Section timed("optimizer", model.stream);
     AdamW rule = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon, 0,
-                  (real)(1 - std::pow(options.beta1, step)), (real)(1 - std::pow(options.beta2, step)), (real)clip};
+                  (real)(1 - std::pow(options.beta1, step)), (real)(1 - std::pow(options.beta2, step)),
+                      (real)clip};
     for (auto& p : model.table.list) {
         rule.decay = p.decay ? (real)options.weight_decay : 0;
-        dev::adamw(model.weights + p.offset, o.master + p.offset, o.m + p.offset, o.v + p.offset, model.gradient(p),
-                   rule, p.size, model.stream);
+        dev::adamw(model.weights + p.offset, o.master + p.offset, o.m + p.offset, o.v + p.offset,
+                   model.gradient(p), rule, p.size, model.stream);
     }
     set_zero(model.gradients, model.table.elements * sizeof(real), model.stream);
     return norm;

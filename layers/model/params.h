@@ -1,6 +1,6 @@
-// params.h   the one table of tensors: initialisation, optimiser, gradient norm, checkpoint and export read it
-//   Names are GPT-2's. All parameters lie in one flat buffer in the order of the table, layer after layer, and
-//   their gradients, master weights and moments in buffers cut alike.
+// params.h   the one table of tensors, read by initialisation, optimiser, gradient norm, checkpoint, export
+//   Names are GPT-2's. All parameters lie in one flat buffer in the order of the table, layer after layer,
+//   and their gradients, master weights and moments in buffers cut alike.
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
 #pragma once
 #include <cmath>
@@ -11,7 +11,8 @@
 struct Parameter {
     std::string name;
     std::vector<long> shape;  // as checkpoints store it: the vocabulary unpadded, q, k and v per head
-    long size;                // elements in the flat buffer; more than the shape's where the vocabulary is padded
+    // elements in the flat buffer; more than the shape's where the vocabulary is padded
+    long size;
     bool decay;               // takes part in weight decay: all but biases and layer norms
     double deviation;         // of the initial normal distribution; 0: constant
     double constant;
@@ -23,7 +24,8 @@ struct Parameter {
     }
 };
 
-enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W, UP_B, DOWN_W, DOWN_B, block_tensors };
+enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W, UP_B, DOWN_W, DOWN_B,
+                  block_tensors };
 enum EndTensor { LNF_W, LNF_B };  // after the last block
 constexpr int WTE = 0, WPE = 1, first_block = 2;  // before the first
 
@@ -32,15 +34,17 @@ struct ParameterTable {
     long elements = 0;  // of a flat buffer, padding between tensors included
     long count = 0;     // of parameters, vocabulary padding included
 
-    void add(const std::string& name, std::vector<long> shape, bool decay, double deviation, double constant = 0,
-             long padded = 0) {
+    void add(const std::string& name, std::vector<long> shape, bool decay, double deviation,
+             double constant = 0, long padded = 0) {
         Parameter p = {name, shape, 0, decay, deviation, constant, elements};
         p.size = padded ? padded : p.stored();
         list.push_back(p);
         count += p.size;
         elements += (p.size + 63) / 64 * 64;
     }
-    const Parameter& block(int layer, BlockTensor t) const { return list[first_block + layer * block_tensors + t]; }
+    const Parameter& block(int layer, BlockTensor t) const {
+        return list[first_block + layer * block_tensors + t];
+    }
     const Parameter& end(EndTensor t) const { return list[list.size() - 2 + t]; }
 };
 

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# A GPT learns, before your eyes, in about two minutes: bash scripts/demo.sh [TEXTFILE]
+# Without TEXTFILE it learns the text of this repository. Everything it writes lies in demo/.
+set -euo pipefail
+given=${1:+$(realpath -- "$1")}
+cd "$(dirname "$0")/.."
+if [ -n "${1:-}" ] && [ ! -f "$given" ]; then
+    echo "demo.sh: $1: is not a file: give a text file, or none" >&2
+    exit 1
+fi
+if [ -n "$given" ] && [ "$(stat -c %s "$given")" -lt 20000 ]; then
+    echo "demo.sh: $1: has $(stat -c %s "$given") bytes, wants at least 20000 to learn from" >&2
+    exit 1
+fi
+bash scripts/install.sh
+
+echo "== build"
+make -s -j2
+rm -rf demo
+mkdir demo
+
+echo "== text -> tokens"
+text=${given:-demo/text.txt}
+if [ -z "$given" ]; then
+    cat README.md Makefile ./*.cu layers/*.cuh layers/*/*.h layers/*/*.cpp data/*.h data/*.cpp scripts/*.sh scripts/*.py > "$text"
+fi
+./tokenize --vocabulary bytes --validation 0.1 --output demo/text "$text"
+
+# sizes that learn fast on two cores
+model="--train demo/text.train.bin --layers 4 --hidden 128 --heads 4 --sequence 128 --batch 16 --micro-batch 16
+       --learning-rate 3e-3"
+./train_gpt $model --steps 8 --metrics demo/pace.jsonl > /dev/null
+steps=$(python3 -c "
+import json
+pace = [json.loads(line)['tokens_per_second'] for line in open('demo/pace.jsonl')][-1]
+print(max(100, min(4000, int(120 * pace / (16 * 128)))))")
+
+echo "== train: $steps steps, about two minutes"
+./train_gpt $model --validation demo/text.validation.bin --steps "$steps" --evaluate-every $(((steps + 4) / 5)) \
+    --evaluate-batches 50 --save demo/checkpoints --metrics demo/metrics.jsonl
+
+echo "== loss curve: demo/loss.svg"
+python3 scripts/plot_loss.py demo/metrics.jsonl demo/loss.svg
+
+prompt=$(head -c 200 "$text" | head -n 1 | cut -c 1-20)
+echo "== the model goes on from \"$prompt\""
+./train_gpt --resume demo/checkpoints --generate "${prompt:-The}" --sample-tokens 400 --temperature 0.8
+
+echo "== what to try next
+  more words:        ./train_gpt --resume demo/checkpoints --generate 'Once' --sample-tokens 500 --temperature 0.7
+  train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --batch 16 --steps $((2 * steps))
+  your own text:     bash scripts/demo.sh FILE
+  GPT-2's tokens:    ./tokenize --vocabulary vocab.bpe --output data FILE…
+  a larger model:    ./train_gpt --model 124M --train data.bin
+  every option:      ./train_gpt --help
+  every check:       bash scripts/test.sh"

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# All checks, on this machine: bash scripts/test.sh. The last line is `N passed, N failed`.
+#   cpu fp64       ref against finite differences and PyTorch, to 1e-7 and 1e-10
+#   cpu fp32       what a user without a GPU runs, whole: data, training, kill -9 and resume, bad input
+#   emulated       every CUDA kernel against ref, in fp32 and bf16, in several orders of threads
+#   cuda           the same on a GPU, where there is one
+# More is checked where ../shared/data has GPT-2's vocabulary and real text.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bash scripts/install.sh || exit 1
+passed=0
+failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+good() { passed=$((passed + 1)); }
+bad() { failed=$((failed + 1)); echo "FAILED  $*"; }
+expect() {  # expect WHAT COMMAND…: the command succeeds
+    local what=$1
+    shift
+    if "$@" > "$work/log" 2>&1; then good; else bad "$what"; tail -5 "$work/log"; fi
+}
+
+variant() {  # variant DEVICE PRECISION [CHAPTER…]: build it, run its chapters, add up what they print
+    local build="build/$1-$2" device=$1 precision=$2
+    shift 2
+    echo "== $device, $precision"
+    if ! make -s -j2 DEVICE="$device" PRECISION="$precision" > "$work/build" 2>&1 || grep -q warning "$work/build"; then
+        bad "the build of $device $precision is not clean"
+        cat "$work/build"
+        return
+    fi
+    "$build/test_gpt" "$@" 2> "$work/stderr" | tee "$work/out"
+    local last
+    last=$(tail -1 "$work/out")
+    if [[ $last =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        bad "$build/test_gpt ended early"
+        tail -5 "$work/stderr"
+    fi
+}
+
+variant cpu fp64
+variant emulated fp32
+variant emulated bf16 kernels pytorch training
+if nvidia-smi -L > /dev/null 2>&1 && command -v nvcc > /dev/null; then
+    variant cuda fp32
+    variant cuda bf16
+fi
+variant cpu fp32  # last, so that ./train_gpt is the one of this machine without a GPU
+
+echo "== whole programs"
+cat Makefile layers/*.cuh > "$work/text.txt"
+expect "tokenize" ./tokenize --vocabulary bytes --validation 0.1 --output "$work/text" "$work/text.txt"
+
+# the trainer in emulation and in ref: the same losses; sums in another order differ by 1e-7 and grow slowly
+run="--train $work/text.train.bin --layers 2 --hidden 32 --heads 2 --sequence 24 --batch 4 --micro-batch 2 --steps 5"
+expect "a run in ref" build/cpu-fp32/train_gpt $run --metrics "$work/ref.jsonl"
+expect "a run in emulation" build/emulated-fp32/train_gpt $run --metrics "$work/emulated.jsonl"
+expect "emulation and ref train alike" python3 - "$work" <<'PYTHON'
+import json, sys
+a, b = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{n}.jsonl")] for n in ("ref", "emulated"))
+assert len(a) == 5 and all(abs(x - y) < 1e-4 for x, y in zip(a, b)), (a, b)
+PYTHON
+
+# a checkpoint to Hugging Face's form and back: the same weights
+expect "a checkpoint" ./train_gpt $run --save "$work/saved"
+expect "to Hugging Face" ./convert --from-checkpoint "$work/saved" --to-huggingface "$work/hf"
+expect "from Hugging Face" ./convert --from-huggingface "$work/hf" --to "$work/back"
+expect "and to it again" ./convert --from-checkpoint "$work/back" --to-huggingface "$work/hf2"
+expect "the same bytes" cmp "$work/hf/model.safetensors" "$work/hf2/model.safetensors"
+expect "it trains on" ./train_gpt --resume "$work/back" --train "$work/text.train.bin" --batch 4 --steps 2 --save "$work/on"
+head -c 5000 "$work/hf/model.safetensors" > "$work/hf2/model.safetensors"
+cp "$work/hf/model.safetensors" "$work/hf/whole"
+refused() {  # refused TEXT COMMAND…: the command fails with 1 and says TEXT
+    local text=$1
+    shift
+    "$@" > "$work/log" 2>&1
+    if [ $? = 1 ] && grep -q -- "$text" "$work/log"; then good; else bad "$* does not say $text"; cat "$work/log"; fi
+}
+refused "truncated" ./convert --from-huggingface "$work/hf2" --to "$work/none"
+printf '\377\377\377\377\377\377\377\177' | dd of="$work/hf/model.safetensors" conv=notrunc status=none
+refused "truncated or foreign" ./convert --from-huggingface "$work/hf" --to "$work/none"
+refused "cannot be read" ./convert --from-huggingface "$work/none" --to "$work/none2"
+sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
+cp "$work/hf/whole" "$work/hf/model.safetensors"
+refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
+refused "did you mean --to-huggingface" ./convert --to-hugingface x
+
+data=../shared/data
+if [ -d "$data" ]; then
+    echo "== GPT-2's vocabulary and real text"
+    expect "GPT-2 tokens" ./tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" $data/tinyshakespeare.txt
+    sum=$(tail -c +65 "$work/ts.bin" | head -c 676050 | sha256sum | cut -d' ' -f1)
+    if [ "$sum" = 25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31 ]; then good; else bad "sha256 $sum"; fi
+    expect "decoding gives it back" bash -c "./tokenize --decode $work/ts.bin --vocabulary $data/gpt2/vocab.bpe |
+        cmp - $data/tinyshakespeare.txt"
+    refused "did you mean" ./tokenize --vocabulry x
+    expect "a larger vocabulary trains" ./train_gpt --train "$work/ts.bin" --layers 1 --hidden 16 --heads 2 --sequence 32 --steps 2
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
