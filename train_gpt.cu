@@ -305,7 +305,7 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
     }
     static double last_print = 0;
     bool edge = run.state.step == 1 || run.state.step == run.last_step || evaluated;
-    if (!edge && seconds() - last_print < 1) return;
+    if (!edge && seconds() - last_print < 2) return;
     last_print = seconds();
     double left = (double)(run.last_step - run.state.step) * step_seconds;
     std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops_per_token(run) / peak) : "";
