@@ -10,6 +10,7 @@
 #include <filesystem>
 #include "data/json.h"
 #include "data/loader.h"
+#include "layers/base/mma.h"
 #include "layers/base/peak.h"
 #include "layers/model/checkpoint.h"
 #include "layers/model/generate.h"
@@ -518,13 +519,43 @@ void kernels_adamw() {
     }
 }
 
+// D (16, 8) = A (16, 16) B (16, 8), both row-major in shared memory, so that B comes in by transposed loads
+__global__ void mma_kernel(float* D, const bf16* A, const bf16* B) {
+    SHARED(uint4, shared, 32 + 16);  // 16 bytes each: a row of A is two of them, a row of B is one
+    bf16 *a = (bf16*)shared, *b = a + 16 * 16;
+    int lane = threadIdx.x;
+    for (int i = lane; i < 16 * 16; i += 32) a[i] = A[i];
+    for (int i = lane; i < 16 * 8; i += 32) b[i] = B[i];
+    __syncwarp();
+    uint32_t ra[4], rb[4];
+    ldmatrix_x4<false>(ra, a + lane % 16 * 16 + lane / 16 * 8);
+    ldmatrix_x4<true>(rb, b + lane % 16 * 8);
+    float d[4] = {0, 0, 0, 0};
+    uint32_t pair[2] = {rb[0], rb[1]};
+    mma_16x8x16(d, ra, pair);
+    for (int i = 0; i < 4; i++) D[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
+}
+
+void kernels_mma() {
+    Both<bf16> A(random_values<bf16>(256, 1)), B(random_values<bf16>(128, 2));
+    Both<float> D(128);
+    for (int i = 0; i < 128; i++) {
+        double sum = 0;
+        for (int k = 0; k < 16; k++)
+            sum += (double)(float)A.host[i / 8 * 16 + k] * (double)(float)B.host[k * 8 + i % 8];
+        D.host[i] = (float)sum;
+    }
+    LAUNCH(mma_kernel, 1, 32, 0, nullptr, D.device, A.device, B.device);
+    D.agree("mma and ldmatrix against a plain product", 1e-5);  // 16 exact products, summed in fp32
+}
+
 void test_kernels() {
 #if defined(DEVICE_EMULATED)
     for (unsigned seed : {1u, 2u, 3u}) {
         emulated::seed = seed;
 #endif
         kernels_layernorm(), kernels_gelu(), kernels_matmul(), kernels_residual(), kernels_attention();
-        kernels_cross_entropy(), kernels_embedding(), kernels_adamw();
+        kernels_cross_entropy(), kernels_embedding(), kernels_adamw(), kernels_mma();
 #if defined(DEVICE_EMULATED)
     }
     emulated::seed = 1;

@@ -35,6 +35,9 @@ struct dim3 {
     unsigned x, y, z;
     dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {

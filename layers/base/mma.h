@@ -1,0 +1,78 @@
+// mma.h   tensor-core building blocks of kernels, on the GPU and in emulation (PTX ISA, mma.m16n8k16, ldmatrix)
+//   Of lane l let g = l / 4 and c = 2 * (l % 4). Each 32-bit register holds two bf16, the lower column first.
+//     a[0] = A[g][c, c+1]   a[1] = A[g+8][c, c+1]   a[2] = A[g][c+8, c+9]   a[3] = A[g+8][c+8, c+9]
+//     b[0] = B[c, c+1][g]   b[1] = B[c+8, c+9][g]
+//     d[0], d[1] = D[g][c, c+1]   d[2], d[3] = D[g+8][c, c+1]
+#pragma once
+#include "device.h"
+
+#if HAS_KERNELS
+
+#if defined(__CUDACC__)
+// D (16, 8) += A (16, 16) B (16, 8), over the lanes of a warp
+__device__ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// four 8 x 8 matrices from shared memory: lanes 8i … 8i+7 bring the rows of matrix i (16 bytes each, aligned);
+// r[i] = M_i[g][c, c+1], or with transpose M_i[c, c+1][g]
+template <bool transpose>
+__device__ inline void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
+    if constexpr (transpose)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+#else
+inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    struct Args {
+        float* d;
+        const uint32_t *a, *b;
+    } mine = {d, a, b};
+    emulated::warp_collective<Args>(all_lanes, mine, [](Args* lanes[32], unsigned) {
+        float A[16][16], B[16][8];
+        auto half = [](uint32_t word, int i) {
+            bf16 x;
+            x.bits = (uint16_t)(word >> 16 * i);
+            return (float)x;
+        };
+        for (int l = 0; l < 32; l++)
+            for (int i = 0; i < 2; i++) {
+                int g = l / 4, c = 2 * (l % 4) + i;
+                A[g][c] = half(lanes[l]->a[0], i), A[g + 8][c] = half(lanes[l]->a[1], i);
+                A[g][c + 8] = half(lanes[l]->a[2], i), A[g + 8][c + 8] = half(lanes[l]->a[3], i);
+                B[c][g] = half(lanes[l]->b[0], i), B[c + 8][g] = half(lanes[l]->b[1], i);
+            }
+        for (int l = 0; l < 32; l++)
+            for (int i = 0; i < 4; i++) {
+                int row = l / 4 + i / 2 * 8, column = 2 * (l % 4) + i % 2;
+                for (int k = 0; k < 16; k++) lanes[l]->d[i] += A[row][k] * B[k][column];
+            }
+    });
+}
+
+template <bool transpose>
+void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {
+    struct Args {
+        uint32_t* r;
+        const bf16* row;
+    } mine = {r, row};
+    if ((uintptr_t)row % 16) fail("ldmatrix: a row at %p is not aligned to 16 bytes", (const void*)row);
+    emulated::warp_collective<Args>(all_lanes, mine, [](Args* lanes[32], unsigned) {
+        for (int l = 0; l < 32; l++)
+            for (int m = 0; m < 4; m++) {
+                int g = l / 4, c = 2 * (l % 4);
+                bf16 low = transpose ? lanes[8 * m + c]->row[g] : lanes[8 * m + g]->row[c];
+                bf16 high = transpose ? lanes[8 * m + c + 1]->row[g] : lanes[8 * m + g]->row[c + 1];
+                lanes[l]->r[m] = low.bits | (uint32_t)high.bits << 16;
+            }
+    });
+}
+#endif
+#endif
