@@ -164,6 +164,7 @@ void print_settings(const Run& run) {
 void build(Run& run) {
     const Options& o = run.options;
     bool training = o.generate.empty();
+    device_name();  // refuses where there is none
     run.model = std::make_unique<Model>(run.state.shape, training ? o.micro_batch : 1, training);
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
     run.model->memory(false);

@@ -72,10 +72,16 @@ namespace dev = ref;
 
 // ---- launching: the one way, so that stream, error check and name are never forgotten ---------------------
 
-#if defined(__CUDACC__)
+#if HAS_KERNELS
+struct DeviceError : std::runtime_error {  // the device itself, not what it was given to do
+    using std::runtime_error::runtime_error;
+};
 inline void check_cuda(cudaError_t e, const char* what) {
-    if (e != cudaSuccess) fail("%s: %s", what, cudaGetErrorString(e));
+    if (e != cudaSuccess) throw DeviceError(std::string(what) + ": " + cudaGetErrorString(e));
 }
+#endif
+
+#if defined(__CUDACC__)
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                   \
     do {                                                                         \
         kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__);      \
@@ -83,9 +89,6 @@ inline void check_cuda(cudaError_t e, const char* what) {
     } while (0)
 #define SHARED(type, name, count) __shared__ type name[count]
 #elif HAS_KERNELS
-inline void check_cuda(cudaError_t e, const char* what) {
-    if (e != cudaSuccess) fail("%s: %s", what, cudaGetErrorString(e));
-}
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     ((void)(stream), emulated::launch(#kernel, (grid), (block), (shared_bytes), [&] { kernel(__VA_ARGS__); }))
 #define SHARED(type, name, count) \
@@ -100,7 +103,9 @@ using Stream = cudaStream_t;
 
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
-    if (cudaMalloc(&p, bytes) != cudaSuccess)
+    cudaError_t e = cudaMalloc(&p, bytes);
+    if (e != cudaErrorMemoryAllocation) check_cuda(e, what);
+    else
         fail("%s: %.2f GB do not fit in the device's memory: lower --micro-batch or choose a smaller model",
              what, bytes * 1e-9);
     return p;

@@ -96,6 +96,8 @@ void gemm(const Gemm<Out>& given, Stream) {
     }
 }
 
+inline size_t gemm_workspace(bool) { return 0; }
+
 }  // namespace ref
 
 #if defined(__CUDACC__)
@@ -178,6 +180,9 @@ void gemm(const Gemm<Out>& given, Stream stream) {
         int count = 0;
         cublasLtMatmulPreferenceCreate(&preference);
         size_t bytes = Cublas::workspace_bytes;
+        uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // parts of a sum are never rounded to bf16
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums,
+                                             sizeof sums);
         cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
                                              sizeof bytes);
         for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -185,7 +190,9 @@ void gemm(const Gemm<Out>& given, Stream stream) {
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
             cublasLtMatmulPreferenceSetAttribute(preference, which, &align, sizeof align);
-        cublasLtMatmulAlgoGetHeuristic(cublas.handle, product, B, A, C, C, preference, 1, &best, &count);
+        cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(cublas.handle, product, B, A, C, C, preference, 1, &best, &count);
+        if (status != CUBLAS_STATUS_NOT_SUPPORTED) Cublas::check(status, "cublasLtMatmulAlgoGetHeuristic");
         cublasLtMatmulPreferenceDestroy(preference);
         if (!count) fail("cuBLASLt has no algorithm for m %d, n %d, k %d, batch %d in " PRECISION_NAME
                          ": choose sizes that are multiples of 8", g.m, g.n, g.k, g.batch);
@@ -198,9 +205,16 @@ void gemm(const Gemm<Out>& given, Stream stream) {
     cublasLtMatmulDescDestroy(product);
 }
 
+// bytes that products take beside their operands; taken now if they were not before
+inline size_t gemm_workspace(bool take) {
+    if (take) Cublas::get();
+    return Cublas::workspace_bytes;
+}
+
 }  // namespace gpu
 #elif HAS_KERNELS
 namespace gpu {
 using ref::gemm;
+using ref::gemm_workspace;
 }
 #endif

@@ -1,4 +1,4 @@
-// mma.h   tensor-core building blocks of kernels, on the GPU and in emulation (PTX ISA, mma.m16n8k16, ldmatrix)
+// mma.h   tensor-core building blocks, on the GPU and in emulation (PTX ISA: mma.m16n8k16, ldmatrix)
 //   Of lane l let g = l / 4 and c = 2 * (l % 4). Each 32-bit register holds two bf16, the lower column first.
 //     a[0] = A[g][c, c+1]   a[1] = A[g+8][c, c+1]   a[2] = A[g][c+8, c+9]   a[3] = A[g+8][c+8, c+9]
 //     b[0] = B[c, c+1][g]   b[1] = B[c+8, c+9][g]
@@ -17,7 +17,7 @@ __device__ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// four 8 x 8 matrices from shared memory: lanes 8i … 8i+7 bring the rows of matrix i (16 bytes each, aligned);
+// four 8 x 8 matrices from shared memory: lanes 8i … 8i+7 bring the rows of matrix i (16 bytes, aligned);
 // r[i] = M_i[g][c, c+1], or with transpose M_i[c, c+1][g]
 template <bool transpose>
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {

@@ -6,7 +6,8 @@
 
 struct Peak { const char* name; double tflops; };
 constexpr Peak peaks[] = {
-    {"B200", 2250},    {"GH200", 989},    {"H200", 989},     {"H100 PCIe", 756}, {"H100", 989},
+    {"B200", 2250},    {"GH200", 989},    {"H200", 989},     {"H100 PCIe", 756},
+    {"H100 NVL", 835}, {"H100", 989},
     {"A100", 312},     {"L40S", 362},     {"A40", 150},      {"L4", 121},        {"RTX 5090", 209.5},
     {"RTX 5080", 112.6}, {"RTX 4090", 165.2}, {"RTX 4080", 97.5}, {"RTX 3090", 71},  {"RTX 3080", 59.5},
 };
@@ -14,18 +15,22 @@ constexpr Peak peaks[] = {
 // the device's own name
 inline std::string device_name() {
 #if defined(__CUDACC__)
-    cudaDeviceProp properties;
-    check_cuda(cudaGetDeviceProperties(&properties, 0),
-               "no CUDA device can be used: build with make DEVICE=cpu");
-    return properties.name;
+    static const std::string name = [] {
+        cudaDeviceProp properties;
+        check_cuda(cudaGetDeviceProperties(&properties, 0),
+                   "no CUDA device can be used (build with make DEVICE=cpu to run without)");
+        return std::string(properties.name);
+    }();
+    return name;
 #else
     return DEVICE_NAME;
 #endif
 }
 
-// FLOP/s, or 0 where it is not known
+// FLOP/s, or 0 where it is not known, as in other precisions than bf16
 inline double device_peak(const std::string& name) {
     for (auto& p : peaks) {
+        if (sizeof(floatX) != 2) return 0;
         size_t at = name.find(p.name);
         char next = at == name.npos || at + strlen(p.name) >= name.size() ? ' ' : name[at + strlen(p.name)];
         if (at != name.npos && !isdigit(next)) return p.tflops * 1e12;  // an RTX A4000 is no A40

@@ -63,6 +63,7 @@ struct Model {
         if (training) add("gradients", [&](Arena& a) { place_gradients(a); });
         add("activations", [&](Arena& a) { place_activations(a); });
         add("scratch", [&](Arena& a) { place_scratch(a); });
+        arenas.push_back({"products", nullptr, dev::gemm_workspace(take)});
         if (!take) return;
         set_zero(weights, table.elements * sizeof(floatX), stream);
         if (training) set_zero(gradients, table.elements * sizeof(real), stream);

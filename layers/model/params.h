@@ -40,7 +40,7 @@ struct ParameterTable {
         p.size = padded ? padded : p.stored();
         list.push_back(p);
         count += p.size;
-        elements += (p.size + 63) / 64 * 64;
+        elements += (p.size + 127) / 128 * 128;
     }
     const Parameter& block(int layer, BlockTensor t) const {
         return list[first_block + layer * block_tensors + t];
