@@ -141,6 +141,15 @@ void test_options() {
     write_file(path, "layers 7\nhiddn 64\n");
     refuses("line 2: unknown option --hiddn", [&] { options_of({"--config", path}); });
     refuses("cannot be read", [] { options_of({"--config", "/nowhere"}); });
+    refuses("is not a regular file", [] { options_of({"--config", "/tmp"}); });
+    refuses("has an empty value", [] { options_of({"--resume", ""}); });
+    refuses("run.conf line 1: --layers x: want a whole",
+            [&] { write_file(path, "layers x\n"), options_of({"--config", path}); });
+    refuses("line 2: layers stands here a second", [&] {
+        write_file(path, "layers 1\nlayers 2\n"), options_of({"--config", path});
+    });
+    refuses("too large, at most 10000", [] { Options p = options_of({"--layers", "20000000"});
+                                            model_shape(p, 0); });
     struct { const char* name; long count; } counts[] =
         {{"124M", 124475904}, {"1558M", 1557686400}, {"530B", 529600819200}};
     for (auto& c : counts) {
@@ -774,7 +783,8 @@ void test_loader() {
     refuses("is empty", [&] { write_file(path, ""); TokenFile f(path); });
     refuses("is no token file", [&] { write_file(path, "To be, or not to be"); TokenFile f(path); });
     refuses("cannot be read", [&] { TokenFile f("/nowhere.bin"); });
-    refuses("truncated or damaged", [&] { write_file(path, whole); patch(path, 16, std::string(8, '\x7f'));
+    refuses("damaged between offsets 0 and 64", [&] { write_file(path, whole);
+                                                     patch(path, 16, std::string(8, '\x7f'));
                                          TokenFile f(path); });
     refuses("version 9", [&] { write_file(path, whole); patch(path, 8, "\x09"); TokenFile f(path); });
     refuses("one window wants", [&] { Loader({make_tokens("d.bin", 8, 257)}, 8, 1); });
@@ -922,8 +932,38 @@ void test_checkpoint() {
     pieces = cut;
     c.read(got, p, 0);
     check(got == want, "a tensor cut in columns comes together");
+    pieces[1].start = {INT64_MAX, 0};
+    refuses("outside its shape", [&] { c.read(got, p, 0); });
+    pieces[1] = cut[0];
+    refuses("two pieces over the same values", [&] { c.read(got, p, 0); });
     pieces.pop_back();
     refuses("values", [&] { c.read(got, p, 0); });
+    // what is kept: the newest that are whole, up to the one just written; nothing that is not a checkpoint
+    // goes
+    std::string keeps = scratch_folder + "/keeps", old = dir;
+    dir = keeps;
+    fs::create_directories(keeps + "/step-by-step1"), fs::create_directories(keeps + "/step-99999999");
+    write_file(keeps + "/step-00000000", "a file");
+    for (trial.step = 1; trial.step <= 4; trial.step++) save(9);
+    patch(keeps + "/step-00000004/rank-00000.json", 30, "x");
+    trial.step = 3;
+    save(2);
+    std::string left;
+    for (auto& name : list_checkpoints(keeps)) left += " " + std::to_string(step_of(name));
+    check(left == " 99999999 4 3 2", "damaged and newer folders neither count nor go, left are" + left);
+    check(fs::exists(keeps + "/step-by-step1") && fs::exists(keeps + "/step-00000000"),
+          "nor does anything else");
+    patch(keeps + "/step-00000002/rank-00000.json", 30, "x");
+    save(2);
+    check(list_checkpoints(keeps).size() == 4 && is_whole(keeps + "/step-00000003"),
+          "saved again over itself");
+    Vocabulary v = Vocabulary::bytes();
+    v.kind = "bpe", v.source = "#version: 0.2\nh e\n";
+    RunState spoken = {5, 10, 50, 7, 3, shape, "bpe"};
+    save_checkpoint(keeps, spoken, source, "{}", &v, 2);
+    check(is_whole(keeps + "/step-00000005"), "a checkpoint with its vocabulary");
+    patch(keeps + "/step-00000005/vocab.bpe", 15, "x");
+    refuses("vocab.bpe: damaged", [&] { Checkpoint damaged(keeps + "/step-00000005"); });
 }
 
 // ---- the program ------------------------------------------------------------------------------------------
@@ -1053,7 +1093,7 @@ void test_program() {
                     "one window wants 701");
     program_refuses("--train " + tokens + small + "--resume " + s + "/nothing", "holds no whole checkpoint");
     program_refuses("--generate hello", "give --resume DIR");
-    program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "was not saved");
+    program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "cannot be written");
     program_refuses("--train " + tokens + small + "--tokenizer /nowhere.bpe", "cannot be read");
     write_file(s + "/text.txt", "To be, or not to be: that is the question.\n");
     program_refuses("--train " + s + "/text.txt" + small, "make one from text with ./tokenize");

@@ -86,6 +86,8 @@ void settle_schedule(Run& run) {
     if (o.batch % o.micro_batch)
         fail("--micro-batch %d does not divide --batch %d: choose %s", o.micro_batch, o.batch,
              divisors_near(o.batch, o.micro_batch).c_str());
+    if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
+    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
     double step_tokens = (double)o.batch * o.sequence;
     if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
     run.last_step = o.steps;
@@ -135,6 +137,13 @@ void plan(Run& run) {
         printf("note: the training set has %llu windows, the checkpoint's had %llu: this is other data\n",
                (unsigned long long)run.train->windows(), (unsigned long long)run.state.windows);
     if (run.train) run.state.windows = run.train->windows();
+    if (!o.save.empty()) {
+        std::error_code e;
+        std::filesystem::create_directories(o.save, e);
+        if (e || access(o.save.c_str(), W_OK) != 0)
+            fail("--save %s: cannot be written: %s", o.save.c_str(),
+                 e ? e.message().c_str() : strerror(errno));
+    }
     if (!o.save.empty() && o.resume != o.save && !list_checkpoints(o.save).empty())
         fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
              "folder", o.save.c_str(), o.save.c_str());
@@ -320,7 +329,7 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
 void train(Run& run) {
     const Options& o = run.options;
     auto every = [&](long n) { return n && run.state.step % n == 0; };
-    long saved = -1;
+    long saved = o.resume == o.save ? run.state.step : -1;  // what --save holds already
     double pace = 0;  // seconds a step, smoothed
     if (run.state.step >= run.last_step)
         printf("nothing to do: the checkpoint is at step %ld, the run ends at %ld\n", run.state.step,

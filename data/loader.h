@@ -39,8 +39,8 @@ struct Loader {
             files.emplace_back(path);
             TokenFile& f = files.back();
             if (f.count < (uint64_t)T + 1)
-                fail("%s: has %zu tokens, one window wants %d: choose a --sequence below %zu", path.c_str(),
-                     (size_t)f.count, T + 1, (size_t)f.count);
+                fail("%s: has %zu tokens, one window wants %ld: choose a --sequence below %zu", path.c_str(),
+                     (size_t)f.count, T + 1L, (size_t)f.count);
             if (f.kind != files[0].kind || f.vocabulary != files[0].vocabulary)
                 fail("%s: has vocabulary %s of %d, %s has %s of %d: files of one set must agree",
                      path.c_str(), f.kind.c_str(), f.vocabulary, paths[0].c_str(), files[0].kind.c_str(),

@@ -211,6 +211,10 @@ struct Tokenizer {
         }
     }
     void finish() {
+        for (auto* w : {&train, &validation})
+            if (*w && (*w)->count == 0)
+                fail("%s: would be empty, since all %llu documents went to the other file: choose another "
+                     "--validation", (*w)->file.path.c_str(), (unsigned long long)documents);
         for (auto* w : {&train, &validation}) if (*w) (*w)->finish();
         if (vocabulary.kind != "bpe") return;
         FileWriter copy(arguments.output + ".vocab.bpe");
@@ -220,6 +224,8 @@ struct Tokenizer {
 };
 
 int decode(const Arguments& a) {
+    if (!a.files.empty() || !a.format.empty() || a.validation > 0)
+        fail("--decode takes --vocabulary and --output, nothing else (--help explains)");
     TokenFile file(a.decode);
     std::string spec = a.vocabulary;
     if (spec.empty()) {

@@ -7,7 +7,8 @@
 //     24  4  vocabulary V: every token is below it
 //     28  4  the end-of-text token
 //     32  8  number of documents
-//     40 24  name of the vocabulary: "bytes" or "bpe", filled with 0
+//     40 16  name of the vocabulary: "bytes" or "bpe", filled with 0
+//     56  8  checksum of the 56 bytes above
 //     64     n tokens, filled with 0 to a multiple of 8
 //            a checksum for every 64 KiB of the tokens above, the last one for what remains
 //   A reader checks sizes at once, each 64 KiB when it is first touched, and every token it hands out.
@@ -54,8 +55,10 @@ struct TokenFile {
         count = file.read<uint64_t>(16, "count");
         vocabulary = (int)file.read<uint32_t>(24, "vocabulary");
         end_of_text = (int)file.read<uint32_t>(28, "end of text");
-        kind = std::string(file.data + 40, strnlen(file.data + 40, 24));
+        kind = std::string(file.data + 40, strnlen(file.data + 40, 16));
         begin = token_header_bytes;
+        if (file.read<uint64_t>(56, "a checksum") != checksum(file.data, 56))
+            fail("%s: damaged between offsets 0 and 64: its checksum differs; make it again", path.c_str());
         if ((width != 2 && width != 4) || vocabulary < 2 || end_of_text >= vocabulary)
             fail("%s: header at offset 12 is damaged: width %d, vocabulary %d, end of text %d", path.c_str(),
                  width, vocabulary, end_of_text);
@@ -195,7 +198,9 @@ struct TokenWriter {
         memcpy(header + 16, &count, 8);
         memcpy(header + 24, vocabulary_words, 8);
         memcpy(header + 32, &documents, 8);
-        memcpy(header + 40, kind.data(), std::min(kind.size(), (size_t)23));
+        memcpy(header + 40, kind.data(), std::min(kind.size(), (size_t)15));
+        uint64_t sum = checksum(header, 56);
+        memcpy(header + 56, &sum, 8);
         file.write_at(header, sizeof header, 0);
         file.finish();
     }

@@ -15,6 +15,7 @@
 #include <variant>
 #include <vector>
 #include "check.h"
+#include "file.h"
 
 struct Preset {
     const char* name;
@@ -162,6 +163,8 @@ inline void set_option(Options& options, const Option& o, const std::vector<std:
     if (list ? values.empty() : values.size() != (flag ? 0 : 1))
         fail("--%s: has %zu values, wants %s", o.name, values.size(),
              list ? "at least one" : flag ? "none" : "one");
+    for (auto& value : values)
+        if (value.empty()) fail("--%s: has an empty value: leave the option out", o.name);
     std::visit([&](auto field) {
         auto& slot = options.*field;
         using T = std::decay_t<decltype(slot)>;
@@ -179,17 +182,25 @@ inline void set_option(Options& options, const Option& o, const std::vector<std:
 }
 
 inline void read_config(Options& options, const std::string& path) {
-    std::ifstream file(path);
-    if (!file) fail("--config %s: cannot be read: %s", path.c_str(), strerror(errno));
+    MappedFile file(path);
+    std::istringstream lines{std::string(file.view())};
+    std::set<std::string> named = options.given;  // on the command line
     std::string line;
-    for (int number = 1; std::getline(file, line); number++) {
+    for (int number = 1; std::getline(lines, line); number++) {
         std::istringstream words(line.substr(0, line.find('#')));
-        std::string name, word;
+        std::string name, word, where = text("%s line %d: ", path.c_str(), number);
         std::vector<std::string> values;
         if (!(words >> name)) continue;
         while (words >> word) values.push_back(word);
-        const Option& o = find_option(name, text("%s line %d: ", path.c_str(), number));
-        if (!options.has(o.name)) set_option(options, o, values);
+        const Option& o = find_option(name, where);
+        if (named.count(o.name)) continue;
+        if (name == "config") fail("%sa config file names no other", where.c_str());
+        if (options.has(o.name)) fail("%s%s stands here a second time", where.c_str(), o.name);
+        try {
+            set_option(options, o, values);
+        } catch (const Error& e) {
+            fail("%s%s", where.c_str(), e.what());
+        }
     }
 }
 
@@ -221,7 +232,8 @@ inline std::string print_value(const Options& options, const Option& o) {
             std::string all;
             for (auto& s : slot) all += (all.empty() ? "" : " ") + s;
             return all;
-        } else return text("%.10g", (double)slot);
+        } else if constexpr (std::is_integral_v<T>) return std::to_string(slot);
+        else return text("%.15g", slot);
     }, o.field);
 }
 
@@ -270,6 +282,12 @@ inline ModelShape model_shape(Options& o, int file_vocabulary) {
     if (!o.sequence) o.sequence = p.sequence;
     if (!o.pad_vocabulary) o.pad_vocabulary = p.pad_vocabulary;
     if (!o.vocabulary) o.vocabulary = file_vocabulary ? file_vocabulary : gpt2_vocabulary;
+    struct { const char* name; int value, most; } sizes[] =
+        {{"layers", o.layers, 10000}, {"hidden", o.hidden, 1 << 20},
+        {"heads", o.heads, 1 << 20}, {"sequence", o.sequence, 1 << 24},
+            {"vocabulary", o.vocabulary, 1 << 28}};
+    for (auto& size : sizes)
+        if (size.value > size.most) fail("--%s %d: too large, at most %d", size.name, size.value, size.most);
     if (o.hidden % o.heads)
         fail("--heads %d does not divide --hidden %d: choose --heads %s", o.heads, o.hidden,
              divisors_near(o.hidden, o.heads).c_str());

@@ -122,6 +122,34 @@ struct Cublas {
         check(cublasLtCreate(&handle), "cublasLtCreate");
         workspace = device_malloc(workspace_bytes, "cuBLASLt workspace");
     }
+    // the library's first choice for out = C (already in its column-major terms)
+    cublasLtMatmulAlgo_t choose(cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t A,
+                                cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, uint32_t align) {
+        cublasLtMatmulPreference_t preference;
+        cublasLtMatmulHeuristicResult_t best;
+        int count = 0;
+        check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+        auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
+            check(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
+                  "a preference");
+        };
+        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+        uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // parts of a sum are never rounded to bf16
+        set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
+        for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, align);
+        cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(handle, product, A, B, C, C, preference, 1, &best, &count);
+        if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "cublasLtMatmulAlgoGetHeuristic");
+        cublasLtMatmulPreferenceDestroy(preference);
+        if (!count)
+            fail("cuBLASLt has no algorithm for a product in " PRECISION_NAME " aligned to %u bytes: choose "
+                                                                              "sizes that are multiples of 8",
+                                                                              align);
+        return best.algo;
+    }
     static void check(cublasStatus_t status, const char* what) {
         if (status != CUBLAS_STATUS_SUCCESS) fail("%s: %s", what, cublasLtGetStatusString(status));
     }
@@ -174,30 +202,8 @@ void gemm(const Gemm<Out>& given, Stream stream) {
     Cublas::Shape shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch,
                            (int)sizeof(Out) * 4 + 2 * (g.bias != nullptr) + (g.beta != 0), (int)align};
     auto found = cublas.chosen.find(shape);
-    if (found == cublas.chosen.end()) {
-        cublasLtMatmulPreference_t preference;
-        cublasLtMatmulHeuristicResult_t best;
-        int count = 0;
-        cublasLtMatmulPreferenceCreate(&preference);
-        size_t bytes = Cublas::workspace_bytes;
-        uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // parts of a sum are never rounded to bf16
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums,
-                                             sizeof sums);
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
-                                             sizeof bytes);
-        for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-            cublasLtMatmulPreferenceSetAttribute(preference, which, &align, sizeof align);
-        cublasStatus_t status =
-            cublasLtMatmulAlgoGetHeuristic(cublas.handle, product, B, A, C, C, preference, 1, &best, &count);
-        if (status != CUBLAS_STATUS_NOT_SUPPORTED) Cublas::check(status, "cublasLtMatmulAlgoGetHeuristic");
-        cublasLtMatmulPreferenceDestroy(preference);
-        if (!count) fail("cuBLASLt has no algorithm for m %d, n %d, k %d, batch %d in " PRECISION_NAME
-                         ": choose sizes that are multiples of 8", g.m, g.n, g.k, g.batch);
-        found = cublas.chosen.emplace(shape, best.algo).first;
-    }
+    if (found == cublas.chosen.end())
+        found = cublas.chosen.emplace(shape, cublas.choose(product, B, A, C, align)).first;
     Cublas::check(cublasLtMatmul(cublas.handle, product, &g.alpha, g.b, B, g.a, A, &g.beta, g.out, C, g.out,
                                  C, &found->second, cublas.workspace, Cublas::workspace_bytes, stream),
                                  "cublasLtMatmul");

@@ -4,8 +4,8 @@
 //     rank-00000.json     {"pieces": [{"tensor", "kind": master|m|v, "dtype", "shape", "start", "count",
 //                         "offset", "bytes", "checksum"}…]}: each piece is a box in a named tensor
 //     vocab.bpe           where the tokens are a bpe's
-//     index.json          written last: step, samples, tokens, seed, model, tokenizer, options, and the name,
-//                         size and checksum of every other file's table
+//     index.json          written last: step, samples, tokens, seed, model, tokenizer and the checksum of its
+//                         vocab.bpe, options, and the name, size and checksum of every other file's table
 //   Tensors are stored whole: q, k and v per head, the vocabulary unpadded. m and v may be missing (an
 //   imported model): they start at 0. A folder without an index.json, or whose sums differ, is no checkpoint.
 #pragma once
@@ -27,6 +27,7 @@ struct RunState {
     uint64_t windows = 0;  // of the training set, to notice another one
     ModelShape shape;
     std::string tokenizer;  // "bytes", "bpe" or ""
+    uint64_t vocabulary_sum = 0;  // of vocab.bpe
 };
 
 // what a checkpoint is made from, whoever holds it: a model in training, or convert
@@ -80,24 +81,59 @@ inline std::string index_text(const RunState& s, const std::string& options, con
     std::string body = text(
         "{\"format\": \"train_gpt checkpoint\", \"version\": 1,\n\"step\": %ld, \"samples\": %llu, "
         "\"tokens\": %llu, \"seed\": %ld, \"windows\": %llu,\n\"model\": {\"layers\": %d, \"hidden\": %d, "
-        "\"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s,\n\"options\": "
-        "%s,\n\"files\": %s", s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
-        (unsigned long long)s.windows, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
-        json_quote(s.tokenizer).c_str(), options.c_str(), files.c_str());
+        "\"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s, \"vocabulary_checksum\": "
+        "\"%016llx\",\n\"options\": %s,\n\"files\": %s", s.step, (unsigned long long)s.samples,
+        (unsigned long long)s.tokens, s.seed, (unsigned long long)s.windows, s.shape.L, s.shape.C, s.shape.NH,
+        s.shape.T, s.shape.V, json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum,
+        options.c_str(), files.c_str());
     return body + text(",\n\"checksum\": \"%016llx\"}\n",
                        (unsigned long long)checksum(body.data(), body.size()));
+}
+
+// the number in "step-<digits>", or -1
+inline long step_of(const std::string& name) {
+    if (name.rfind("step-", 0) != 0 || name.size() < 13 || name.size() > 20) return -1;
+    return name.find_first_not_of("0123456789", 5) == name.npos ? atol(name.c_str() + 5) : -1;
 }
 
 // folders of checkpoints in dir, newest first
 inline std::vector<std::string> list_checkpoints(const std::string& dir) {
     std::vector<std::string> out;
     std::error_code ignored;
-    for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
-        std::string name = entry.path().filename();
-        if (name.size() == 13 && name.rfind("step-", 0) == 0) out.push_back(name);
-    }
-    std::sort(out.rbegin(), out.rend());
+    for (auto& entry : std::filesystem::directory_iterator(dir, ignored))
+        if (step_of(entry.path().filename()) >= 0 && entry.is_directory(ignored))
+            out.push_back(entry.path().filename());
+    std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return step_of(a) > step_of(b); });
     return out;
+}
+
+inline bool is_whole(const std::string& folder);
+
+// of the checkpoints up to `step`, the newest `keep` whole ones stay, and all that is newer than the last of
+// them
+inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
+    namespace fs = std::filesystem;
+    long whole = 0;
+    for (auto& name : list_checkpoints(dir)) {
+        std::string folder = dir + "/" + name;
+        if (step_of(name) > step || whole < keep) {
+            whole += step_of(name) <= step && is_whole(folder);
+            continue;
+        }
+        std::error_code e;
+        // without it, no checkpoint
+        if (fs::remove(folder + "/index.json", e), !e) fs::remove_all(folder, e);
+        if (e)
+            fprintf(stderr, "old checkpoint %s was not removed: %s\n", folder.c_str(), e.message().c_str());
+    }
+}
+
+// two folders change names in one act, so that at no moment there is none
+inline void exchange_folders(const std::string& a, const std::string& b) {
+    if (renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
+    std::filesystem::rename(b, b + ".replaced");  // a file system that cannot
+    std::filesystem::rename(a, b);
+    std::filesystem::remove_all(b + ".replaced");
 }
 
 // appears whole or not at all; then the oldest beyond `keep` go
@@ -111,30 +147,29 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
         fs::remove_all(partial);
         fs::create_directory(partial);
         std::string files;
+        RunState recorded = state;
         write_pieces(partial, source, files);
         if (vocabulary && vocabulary->kind == "bpe") {
             FileWriter copy(partial + "/vocab.bpe");
             copy.write(vocabulary->source);
             copy.finish();
+            recorded.vocabulary_sum = checksum(vocabulary->source.data(), vocabulary->source.size());
         }
         FileWriter index(partial + "/index.json");
-        index.write(index_text(state, options, files));
+        index.write(index_text(recorded, options, files));
         index.finish();
         sync_folder(partial);
-        fs::remove_all(whole);  // stands there only if it was not whole
-        fs::rename(partial, whole);
+        if (!fs::exists(whole)) fs::rename(partial, whole);
+        else exchange_folders(partial, whole);
         sync_folder(dir);
+        fs::remove_all(partial);
     } catch (const std::exception& e) {
         std::error_code ignored;
         fs::remove_all(partial, ignored);
         fail("checkpoint %s was not saved: %s; older checkpoints are untouched: make room or choose another "
              "--save", whole.c_str(), e.what());
     }
-    auto all = list_checkpoints(dir);
-    for (size_t i = keep; i < all.size(); i++) {
-        fs::remove(dir + "/" + all[i] + "/index.json");  // from here on it is no checkpoint
-        fs::remove_all(dir + "/" + all[i]);
-    }
+    drop_old_checkpoints(dir, state.step, keep);
 }
 
 // ---- reading ----------------------------------------------------------------------------------------------
@@ -161,20 +196,36 @@ struct Checkpoint {
             fail("%s: is no checkpoint of this program", name.c_str());
         if (end == std::string_view::npos || parse_sum(index, name) != checksum(file.data, end))
             fail("%s: damaged: its checksum differs", name.c_str());
-        state.step = index.at("step", name).integer(name);
-        state.samples = index.at("samples", name).integer(name);
-        state.tokens = index.at("tokens", name).integer(name);
-        state.seed = index.at("seed", name).integer(name);
-        state.windows = index.at("windows", name).integer(name);
+        auto number = [&](const Json& object, const char* key, int64_t least, int64_t most) {
+            int64_t value = object.at(key, name).integer(name);
+            if (value < least || value > most)
+                fail("%s: has %s %lld, wants %lld to %lld", name.c_str(), key, (long long)value,
+                     (long long)least, (long long)most);
+            return value;
+        };
+        state.step = number(index, "step", 0, 1L << 50);
+        state.samples = number(index, "samples", 0, 1L << 60);
+        state.tokens = number(index, "tokens", 0, 1L << 60);
+        state.seed = number(index, "seed", 0, INT64_MAX);
+        state.windows = number(index, "windows", 0, 1L << 60);
         state.tokenizer = index.at("tokenizer", name).string(name);
-        const Json& model = index.at("model", name);
-        auto number = [&](const char* key) { return (int)model.at(key, name).integer(name); };
-        state.shape = {number("layers"), number("hidden"), number("heads"), number("sequence"),
-                       number("vocabulary"), 0};
+        state.vocabulary_sum = parse_sum(index, name, "vocabulary_checksum");
+        if (state.tokenizer != "" && state.tokenizer != "bytes" && state.tokenizer != "bpe")
+            fail("%s: has tokenizer %s, wants bytes or bpe", name.c_str(), state.tokenizer.c_str());
+        if (state.tokenizer == "bpe") {
+            MappedFile vocabulary(folder + "/vocab.bpe");
+            if (checksum(vocabulary.data, vocabulary.size) != state.vocabulary_sum)
+                fail("%s: damaged: its checksum differs", vocabulary.path.c_str());
+        }
+        const Json& m = index.at("model", name);
+        state.shape = {(int)number(m, "layers", 1, 10000), (int)number(m, "hidden", 1, 1 << 20),
+                       (int)number(m, "heads", 1, 1 << 20), (int)number(m, "sequence", 1, 1 << 24),
+                       (int)number(m, "vocabulary", 2, 1 << 28), 0};
+        if (state.shape.C % state.shape.NH) fail("%s: its heads do not divide its hidden", name.c_str());
         for (auto& f : index.at("files", name).items) read_table(f, name);
     }
-    static uint64_t parse_sum(const Json& object, const std::string& name) {
-        return strtoull(object.at("checksum", name).string(name).c_str(), nullptr, 16);
+    static uint64_t parse_sum(const Json& object, const std::string& name, const char* key = "checksum") {
+        return strtoull(object.at(key, name).string(name).c_str(), nullptr, 16);
     }
     static std::vector<long> numbers(const Json& array, const std::string& name) {
         std::vector<long> out;
@@ -182,8 +233,13 @@ struct Checkpoint {
         return out;
     }
     void read_table(const Json& f, const std::string& index_name) {
-        std::string name = folder + "/" + f.at("table", index_name).string(index_name);
-        std::string data = folder + "/" + f.at("data", index_name).string(index_name);
+        auto inside = [&](const char* key) {
+            const std::string& file = f.at(key, index_name).string(index_name);
+            if (file.find('/') != file.npos)
+                fail("%s: names %s, outside its folder", index_name.c_str(), file.c_str());
+            return folder + "/" + file;
+        };
+        std::string name = inside("table"), data = inside("data");
         MappedFile file(name);
         if (checksum(file.data, file.size) != parse_sum(f, index_name))
             fail("%s: damaged: its checksum differs", name.c_str());
@@ -193,11 +249,13 @@ struct Checkpoint {
             fail("%s: truncated: wants %zu bytes", data.c_str(), size);
         Json table = Json::parse(file.view(), name);
         for (auto& p : table.at("pieces", name).items) {
+            const std::string& type = p.at("dtype", name).string(name);
+            if (type != "float32" && type != "float64") fail("%s: has dtype %s", name.c_str(), type.c_str());
             Piece piece = {numbers(p.at("shape", name), name), numbers(p.at("start", name), name),
                            numbers(p.at("count", name), name), data,
                                (size_t)p.at("offset", name).integer(name),
                                (size_t)p.at("bytes", name).integer(name), parse_sum(p, name),
-                               p.at("dtype", name).string(name) == "float64"};
+                               type == "float64"};
             pieces[p.at("kind", name).string(name) + " " +
                    p.at("tensor", name).string(name)].push_back(piece);
         }
@@ -211,29 +269,44 @@ struct Checkpoint {
         auto found = pieces.find(piece_kinds[kind] + (" " + p.name));
         if (found == pieces.end())
             fail("%s: has no tensor %s (%s)", folder.c_str(), p.name.c_str(), piece_kinds[kind]);
-        out.assign(p.stored(), 0);
         long filled = 0;
-        for (auto& piece : found->second) {
-            if (piece.shape != p.shape || piece.count.size() != p.shape.size() ||
-                piece.start.size() != p.shape.size())
-                fail("%s: tensor %s has shape %s, wants %s", folder.c_str(), p.name.c_str(),
-                     json_numbers(piece.shape).c_str(), json_numbers(p.shape).c_str());
-            filled += place(out, p, piece);
+        for (size_t i = 0; i < found->second.size(); i++) {
+            filled += volume(p, found->second[i]);
+            for (size_t j = 0; j < i; j++)
+                if (overlap(found->second[i], found->second[j]))
+                    fail("%s: tensor %s has two pieces over the same values", folder.c_str(), p.name.c_str());
         }
         if (filled != p.stored())
             fail("%s: tensor %s has %ld of %ld values", folder.c_str(), p.name.c_str(), filled, p.stored());
+        out.resize(p.stored());
+        for (auto& piece : found->second) place(out, p, piece);
     }
-    long place(std::vector<real>& out, const Parameter& p, const Piece& piece) const {
-        MappedFile data(piece.file);
+    // the number of values of a piece, whose box lies in the tensor
+    long volume(const Parameter& p, const Piece& piece) const {
+        if (piece.shape != p.shape || piece.count.size() != p.shape.size() ||
+            piece.start.size() != p.shape.size())
+            fail("%s: tensor %s has shape %s, wants %s", folder.c_str(), p.name.c_str(),
+                 json_numbers(piece.shape).c_str(), json_numbers(p.shape).c_str());
         long n = 1;
         for (size_t d = 0; d < p.shape.size(); d++) {
-            if (piece.start[d] < 0 || piece.count[d] < 0 || piece.start[d] + piece.count[d] > p.shape[d])
+            long start = piece.start[d], count = piece.count[d];
+            if (start < 0 || count < 0 || start > p.shape[d] || count > p.shape[d] - start)
                 fail("%s: tensor %s has a piece outside its shape", folder.c_str(), p.name.c_str());
-            n *= piece.count[d];
+            n *= count;
         }
         if (piece.bytes != (size_t)n * (piece.wide ? 8 : 4))
             fail("%s: tensor %s has a piece of %zu bytes for %ld values", folder.c_str(), p.name.c_str(),
                  piece.bytes, n);
+        return n;
+    }
+    static bool overlap(const Piece& a, const Piece& b) {
+        for (size_t d = 0; d < a.shape.size(); d++)
+            if (a.start[d] + a.count[d] <= b.start[d] || b.start[d] + b.count[d] <= a.start[d]) return false;
+        return true;
+    }
+    void place(std::vector<real>& out, const Parameter& p, const Piece& piece) const {
+        MappedFile data(piece.file);
+        long n = volume(p, piece);
         const char* from = data.range(piece.offset, piece.bytes, p.name.c_str());
         if (checksum(from, piece.bytes) != piece.sum)
             fail("%s: damaged between offsets %zu and %zu: its checksum differs", piece.file.c_str(),
@@ -257,11 +330,19 @@ struct Checkpoint {
                 }
             }
         }
-        return n;
     }
 };
 
-// the newest checkpoint in dir that opens, or dir itself if it is one; says what it passes over
+inline bool is_whole(const std::string& folder) {
+    try {
+        Checkpoint c(folder);
+        return true;
+    } catch (const std::exception&) {
+        return false;
+    }
+}
+
+// the checkpoints in dir that open, newest first, or dir itself if it is one; says what it passes over
 inline std::vector<Checkpoint> find_checkpoints(const std::string& dir) {
     std::vector<Checkpoint> out;
     auto consider = [&](const std::string& folder) {

@@ -17,7 +17,7 @@ constexpr char usage[] =
     "  --from-huggingface  folder with config.json and model.safetensors of a GPT-2\n"
     "  --to                folder for the checkpoint, as train_gpt --save writes it and --resume reads it\n"
     "  --tokenizer         vocab.bpe to put into the checkpoint, so that it can read and print text\n"
-    "  --from-checkpoint   folder that train_gpt --save wrote; its newest whole checkpoint is taken\n"
+    "  --from-checkpoint   folder that train_gpt --save wrote; its newest checkpoint is taken\n"
     "  --to-huggingface    folder for config.json and model.safetensors (fp32)\n";
 
 float half_to_float(uint16_t h) {
@@ -34,11 +34,21 @@ struct Safetensors {
 
     explicit Safetensors(const std::string& path) : file(path) {
         uint64_t n = file.read<uint64_t>(0, "the header's length");
-        if (n > file.size - 8 || n > 100 << 20)
+        if (n > file.size - 8 || n > 16 << 20)
             fail("%s: truncated or foreign: its header has %llu bytes, the file %zu", path.c_str(),
                  (unsigned long long)n, file.size);
         header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
         begin = 8 + n;
+    }
+    // a tensor that is not the model's would be lost silently; masks and the tied head may be there
+    void refuse_unknown(const ParameterTable& table) const {
+        for (auto& [key, value] : header.members) {
+            std::string name = key.rfind("transformer.", 0) == 0 ? key.substr(12) : key;
+            bool known = name == "__metadata__" || name == "lm_head.weight" || name.ends_with(".attn.bias") ||
+                         name.ends_with(".attn.masked_bias");
+            for (auto& p : table.list) known |= name == p.name;
+            if (!known) fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), key.c_str());
+        }
     }
     // the values of a tensor, of the shape given, wherever its name has "transformer." before it or not
     std::vector<real> read(const std::string& name, const std::vector<long>& shape) const {
@@ -119,16 +129,20 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
     wants("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
     wants("tie_word_embeddings", {"true"});
     wants("scale_attn_by_inverse_layer_idx", {"false"});
+    wants("scale_attn_weights", {"true"});
+    wants("add_cross_attention", {"false"});
     if (const Json* e = config.find("layer_norm_epsilon"); e && e->number(name) != (double)1e-5)
         fail("%s: has layer_norm_epsilon %s, this program computes 1e-5", name.c_str(), e->text.c_str());
     if (const Json* inner = config.find("n_inner");
-        inner && inner->kind == Json::Number && inner->integer(name) != 4L * m.C)
+        inner && inner->kind != Json::Null && inner->integer(name) != 4L * m.C)
         fail("%s: has n_inner %s, this program computes 4 * n_embd", name.c_str(), inner->text.c_str());
+    if (m.L > 10000) fail("%s: has n_layer %d, at most 10000", name.c_str(), m.L);
     std::optional<Vocabulary> vocabulary;
     if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
     if (vocabulary && vocabulary->size() != m.V)
         fail("--tokenizer %s: has %d tokens, the model %d", tokenizer.c_str(), vocabulary->size(), m.V);
     Safetensors tensors(dir + "/model.safetensors");
+    tensors.refuse_unknown(parameter_table(m));
     TensorSource source = {parameter_table(m), false, [&](std::vector<real>& out, const Parameter& p, int) {
         Placement there = placement(p, m);
         std::vector<real> theirs = tensors.read(p.name, there.shape);
@@ -146,7 +160,8 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
 }
 
 void to_huggingface(const std::string& dir, const std::string& to) {
-    Checkpoint c = find_checkpoints(dir)[0];
+    std::vector<Checkpoint> found = find_checkpoints(dir);
+    Checkpoint& c = found[0];
     ModelShape m = c.state.shape;
     m.Vp = m.V;
     ParameterTable table = parameter_table(m);
