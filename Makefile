@@ -59,13 +59,20 @@ endif
 # nvcc takes -rpath behind -Xlinker
 BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(subst -Wl$(comma)-rpath$(comma),-Xlinker -rpath -Xlinker ,$(BLAS)),$(BLAS))
 
+# ---- the transport is chosen by linking --------------------------------------------------------------------
+COMM ?= $(if $(MPICXX),mpi,single)
+ifeq ($(COMM),mpi)
+  MPI_COMPILE := -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I%,$(shell $(MPICXX) --showme:compile 2>/dev/null))
+  MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
+endif
+
 .PHONY: all found help test bench check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
 found:
 	@echo "found: nvcc $(or $(NVCC),none) | GPU $(or $(GPU),none) | MPI $(or $(MPICXX),none) | NCCL $(or $(NCCL),none) |" \
-	  "CBLAS $(or $(lastword $(BLAS)),none)$(if $(OPENMP_BLAS), (OpenMP)) -> DEVICE=$(DEVICE) PRECISION=$(PRECISION)"
+	  "CBLAS $(or $(lastword $(BLAS)),none)$(if $(OPENMP_BLAS), (OpenMP)) -> DEVICE=$(DEVICE) PRECISION=$(PRECISION) COMM=$(COMM)"
 ifeq ($(strip $(BLAS)),)
 	@echo "no CBLAS was found: run scripts/install.sh, or set BLAS='-L... -l...'"; exit 1
 endif
@@ -75,6 +82,7 @@ help:
 	@echo "make DEVICE=cuda|cpu|emulated  choose the device (emulated: the CUDA kernels, executed by g++)"
 	@echo "make PRECISION=bf16|fp32|fp64  of parameters and activations (default: bf16 on cuda, else fp32)"
 	@echo "make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)"
+	@echo "make COMM=mpi|single        how ranks talk (default: mpi where mpicxx is found)"
 	@echo "make ARCH=x86-64-v3         for another processor than this one"
 	@echo "make BLAS='-lmkl_rt'        another CBLAS;   make GPU_CODE='-arch=native'  other GPUs than sm_80 and sm_90a"
 	@echo "make test                   all checks: bash scripts/test.sh"
@@ -94,12 +102,20 @@ $(BUILD)/%.o: layers/model/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
 
-$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(BUILD)/%.o
-	$(LINK) $< -o $@ $(LIBS) $(BLAS_LIBS)
+$(BUILD)/comm_%.o: comm/comm_%.cpp Makefile
+	@mkdir -p $(@D)
+	$(COMPILE) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
+
+$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(BUILD)/%.o $(BUILD)/comm_$(COMM).o
+	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(MPI_LINK)
 $(BUILD)/tokenize: $(BUILD)/tokenize.o
 	$(CXX) $(HOST) $< -o $@
-$(BUILD)/convert: $(BUILD)/convert.o
-	$(CXX) $(HOST) $< -o $@ $(BLAS)
+# always on the host, alone
+$(BUILD)/convert_comm.o: comm/comm_single.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/convert: $(BUILD)/convert.o $(BUILD)/convert_comm.o
+	$(CXX) $(HOST) $^ -o $@ $(BLAS)
 
 test:
 	bash scripts/test.sh

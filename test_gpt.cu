@@ -82,7 +82,7 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
 // different orders differ by about sqrt(1000) * 2^-24 = 2e-6, and a cancellation in layer norm costs another
 // factor 5
 const double rounding = sizeof(floatX) == 2 ? 2 * std::ldexp(1, -7) : sizeof(floatX) == 4 ? 1e-5 : 1e-12;
-const double sums = sizeof(real) == 4 ? 2e-5 : 1e-12;  // of results kept in real
+const double sums_tolerance = sizeof(real) == 4 ? 2e-5 : 1e-12;  // of results kept in real
 
 // ---- rng, options, JSON -----------------------------------------------------------------------------------
 
@@ -272,6 +272,31 @@ double dot(const std::vector<floatX>& a, const std::vector<floatX>& b) {
     return sum;
 }
 
+// what `ranks` tensor-parallel ranks would do, one after the other: the three steps with the reductions
+// between
+void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX>& logits,
+                        const std::vector<int>& targets, real dloss, bool want_gradient, int N, int V,
+                            int Vp) {
+    int Vp_r = Vp / ranks;
+    std::vector<real> largest(N, -INFINITY), part(N), sums(2 * N, 0), part_sums(2 * N), ignored(N, 0);
+    std::vector<std::vector<floatX>> own(ranks, std::vector<floatX>(N * Vp_r));
+    auto share = [&](int r) { return Vocabularies{std::clamp(V - r * Vp_r, 0, Vp_r), Vp_r, r * Vp_r}; };
+    for (int i = 0; i < N * Vp; i++) own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r] = logits[i];
+    for (int r = 0; r < ranks; r++) {
+        ref::cross_entropy_max(part.data(), own[r].data(), N, share(r), nullptr);
+        for (int n = 0; n < N; n++) largest[n] = std::max(largest[n], part[n]);
+    }
+    for (int r = 0; r < ranks; r++) {
+        ref::cross_entropy_sum(part_sums.data(), largest.data(), own[r].data(), targets.data(), N, share(r),
+                               nullptr);
+        for (int n = 0; n < 2 * N; n++) sums[n] += part_sums[n];
+    }
+    for (int r = 0; r < ranks; r++)
+        ref::cross_entropy_finish(r ? ignored.data() : losses.data(), own[r].data(), largest.data(),
+                                  sums.data(), targets.data(), dloss, want_gradient, N, share(r), nullptr);
+    for (int i = 0; i < N * Vp; i++) logits[i] = own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r];
+}
+
 void test_gradients() {
     if (sizeof(floatX) != 8) return;  // only fp64 has the digits
     using X = std::vector<floatX>;
@@ -324,7 +349,7 @@ void test_gradients() {
         ref::attention_backward(d.data(), dp.data(), r.data(), p.data(), qkv.data(), a, nullptr);
         differences(text("attention dqkv, T %d", T), qkv, wide(d), forward);
     }
-    {
+    for (int ranks : {1, 2}) {  // of the vocabulary
         int N = 3, V = 5, Vp = 8;
         X logits = random_values<floatX>(N * Vp, 13), work;
         std::vector<int> targets = {4, 0, 2};
@@ -332,21 +357,25 @@ void test_gradients() {
         auto forward = [&] {
             work = logits;
             std::fill(losses.begin(), losses.end(), 0);
-            ref::cross_entropy(losses.data(), work.data(), targets.data(), 0.25, true, N, V, Vp, nullptr);
+            cross_entropy_over(ranks, losses, work, targets, 0.25, true, N, V, Vp);
             return 0.25 * (losses[0] + losses[1] + losses[2]);
         };
         forward();
-        differences("cross entropy dlogits", logits, wide(X(work)), forward);
+        differences(text("cross entropy dlogits over %d ranks", ranks), logits, wide(X(work)), forward);
     }
     {
-        int B = 2, T = 3, C = 4, V = 5;
-        X wte = random_values<floatX>(V * C, 14), wpe = random_values<floatX>(T * C, 15), x(B * T * C);
-        X r = random_values<floatX>(B * T * C, 16);
+        int N = 6, T = 3, C = 4, V = 5;
+        X wte = random_values<floatX>(V * C, 14), wpe = random_values<floatX>(T * C, 15), x(N * C);
+        X r = random_values<floatX>(N * C, 16);
         std::vector<int> tokens = {1, 1, 4, 0, 1, 4};
         R dwte(V * C, 0), dwpe(T * C, 0);
-        auto forward = [&] { return ref::embedding_forward(x.data(), tokens.data(), wte.data(), wpe.data(), 0,
-                                                           B, T, C, nullptr), dot(x, r); };
-        ref::embedding_backward(dwte.data(), dwpe.data(), tokens.data(), r.data(), B, T, C, nullptr);
+        auto forward = [&] {
+            ref::embedding_forward(x.data(), tokens.data(), wte.data(), 0, V, N, C, nullptr);
+            ref::position_forward(x.data(), wpe.data(), 0, 0, N, T, C, nullptr);
+            return dot(x, r);
+        };
+        ref::embedding_backward(dwte.data(), tokens.data(), r.data(), 0, V, N, C, nullptr);
+        ref::position_backward(dwpe.data(), r.data(), 0, N, T, C, nullptr);
         differences("embedding dwte", wte, wide(dwte), forward);
         differences("embedding dwpe", wpe, wide(dwpe), forward);
     }
@@ -395,13 +424,14 @@ void kernels_layernorm() {
         gpu::layernorm_forward(y.device, mean.device, rstd.device, x.device, w.device, b.device, N, C,
                                nullptr);
         y.agree("layernorm y" + size, rounding);
-        mean.agree("layernorm mean" + size, sums), rstd.agree("layernorm rstd" + size, sums);
+        mean.agree("layernorm mean" + size, sums_tolerance),
+            rstd.agree("layernorm rstd" + size, sums_tolerance);
         ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), mean.ref(),
                                 rstd.ref(), nullptr, N, C, nullptr);
         gpu::layernorm_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, mean.device,
                                 rstd.device, scratch.device, N, C, nullptr);
-        dx.agree("layernorm dx" + size, rounding), dw.agree("layernorm dw" + size, sums),
-            db.agree("layernorm db" + size, sums);
+        dx.agree("layernorm dx" + size, rounding), dw.agree("layernorm dw" + size, sums_tolerance),
+            db.agree("layernorm db" + size, sums_tolerance);
     }
 }
 
@@ -431,8 +461,8 @@ void kernels_matmul() {
                              nullptr);
         gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch.device,
                              N, C, OC, nullptr);
-        dx.agree("matmul dx" + size, rounding), dw.agree("matmul dw" + size, sums),
-            db.agree("matmul db" + size, sums);
+        dx.agree("matmul dx" + size, rounding), dw.agree("matmul dw" + size, sums_tolerance),
+            db.agree("matmul db" + size, sums_tolerance);
     }
 }
 
@@ -471,38 +501,66 @@ void kernels_attention() {
 }
 
 void kernels_cross_entropy() {
-    for (auto [N, V, Vp] : {std::tuple{1, 2, 2}, {3, 11, 16}, {5, 257, 384}, {4, 1000, 1024}}) {
-        X logits(random_values<floatX>(N * Vp, 1, 3)), kept(logits.host);
+    for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {5, 257, 384, 100},
+                                   {4, 1000, 1024, 0}, {3, 0, 8, 8}}) {
+        X logits(random_values<floatX>(N * Vp, 1, 3));
         std::vector<int> t(N);
-        for (int n = 0; n < N; n++) t[n] = n * 7919 % V;
+        for (int n = 0; n < N; n++) t[n] = n * 7919 % 1000;
         Both<int> targets(t);
-        R losses(random_values<real>(N, 2));
-        std::string size = text(" N %d V %d Vp %d", N, V, Vp);
-        gpu::cross_entropy(losses.device, kept.device, targets.device, 0, false, N, V, Vp, nullptr);
-        ref::cross_entropy(losses.ref(), kept.ref(), targets.ref(), 0, false, N, V, Vp, nullptr);
-        losses.agree("losses" + size, sums), kept.agree("logits without gradient" + size, 0);
-        ref::cross_entropy(losses.ref(), logits.ref(), targets.ref(), real(0.1), true, N, V, Vp, nullptr);
-        gpu::cross_entropy(losses.device, logits.device, targets.device, real(0.1), true, N, V, Vp, nullptr);
-        losses.agree("losses, added to" + size, sums), logits.agree("dlogits" + size, rounding);
+        R losses(random_values<real>(N, 2)), largest(N), sums(2 * N), kept(random_values<real>(N, 3));
+        Vocabularies v = {V, Vp, first};
+        std::string size = text(" N %d V %d Vp %d from %d", N, V, Vp, first);
+        ref::cross_entropy_max(largest.ref(), logits.ref(), N, v, nullptr);
+        gpu::cross_entropy_max(largest.device, logits.device, N, v, nullptr);
+        if (V == 0) {  // a rank that holds only padding: -inf, until the others' largest comes
+            check(largest.back() == largest.host && std::isinf(largest.host[0]),
+                  "no column, no largest logit");
+            std::fill(largest.host.begin(), largest.host.end(), real(1));
+            copy_to_device(largest.device, largest.ref(), N * sizeof(real), nullptr);
+        }
+        largest.agree("largest" + size, 0);
+        ref::cross_entropy_sum(sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v, nullptr);
+        gpu::cross_entropy_sum(sums.device, largest.device, logits.device, targets.device, N, v, nullptr);
+        sums.agree("sums" + size, sums_tolerance);
+        if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
+        copy_to_device(sums.device, sums.ref(), 2 * N * sizeof(real), nullptr);
+        std::vector<floatX> before = logits.host;
+        for (bool want : {false, true}) {
+            ref::cross_entropy_finish(losses.ref(), logits.ref(), largest.ref(), sums.ref(), targets.ref(),
+                                      real(0.1), want, N, v, nullptr);
+            gpu::cross_entropy_finish(losses.device, logits.device, largest.device, sums.device,
+                                      targets.device, real(0.1), want, N, v, nullptr);
+            losses.agree("losses, added to" + size, sums_tolerance);
+            logits.agree((want ? "dlogits" : "logits without gradient") + size, want ? rounding : 0);
+        }
     }
 }
 
 void kernels_embedding() {
-    for (auto [B, T, C, V] : {std::tuple{1, 1, 1, 2}, {2, 9, 33, 5}, {3, 50, 600, 11}, {2, 130, 16, 300}}) {
-        int N = B * T;
+    for (auto [N, T, C, V] : {std::tuple{1, 1, 1, 2}, {18, 9, 33, 5}, {150, 50, 600, 11},
+                              {260, 130, 16, 300}}) {
         std::vector<int> t(N);
         for (int n = 0; n < N; n++) t[n] = (n * n + n / 3) % V;
         Both<int> tokens(t);
-        X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C),
-            dx(random_values<floatX>(N * C, 3));
+        X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C);
+        X dx(random_values<floatX>(N * C, 3));
         R dwte(random_values<real>(V * C, 4)), dwpe(random_values<real>((T + 3) * C, 5));
-        std::string size = text(" B %d T %d C %d V %d", B, T, C, V);
-        ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), wpe.ref(), 3, B, T, C, nullptr);
-        gpu::embedding_forward(x.device, tokens.device, wte.device, wpe.device, 3, B, T, C, nullptr);
-        x.agree("embedding x" + size, rounding);
-        ref::embedding_backward(dwte.ref(), dwpe.ref(), tokens.ref(), dx.ref(), B, T, C, nullptr);
-        gpu::embedding_backward(dwte.device, dwpe.device, tokens.device, dx.device, B, T, C, nullptr);
-        dwte.agree("embedding dwte" + size, sums), dwpe.agree("embedding dwpe" + size, sums);
+        std::string size = text(" N %d T %d C %d V %d", N, T, C, V);
+        // whole, and a rank's share
+        for (auto [row, rows, offset] : {std::tuple{0, V, 0}, {V / 2, V - V / 2, T / 2}}) {
+            ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), row, rows, N, C, nullptr);
+            gpu::embedding_forward(x.device, tokens.device, wte.device, row, rows, N, C, nullptr);
+            x.agree("embedding x" + size, 0);
+            ref::position_forward(x.ref(), wpe.ref(), offset, 3, N, T, C, nullptr);
+            gpu::position_forward(x.device, wpe.device, offset, 3, N, T, C, nullptr);
+            x.agree("position x" + size, rounding);
+            ref::embedding_backward(dwte.ref(), tokens.ref(), dx.ref(), row, rows, N, C, nullptr);
+            gpu::embedding_backward(dwte.device, tokens.device, dx.device, row, rows, N, C, nullptr);
+            ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, nullptr);
+            gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, nullptr);
+            dwte.agree("embedding dwte" + size, sums_tolerance),
+                dwpe.agree("embedding dwpe" + size, sums_tolerance);
+        }
     }
 }
 
@@ -516,8 +574,9 @@ void kernels_adamw() {
                       real(0.5)};
         ref::adamw(p.ref(), master.ref(), m.ref(), moment.ref(), g.ref(), rule, n, nullptr);
         gpu::adamw(p.device, master.device, m.device, moment.device, g.device, rule, n, nullptr);
-        p.agree(text("adamw parameters %ld", n), rounding), master.agree(text("adamw master %ld", n), sums);
-        m.agree(text("adamw m %ld", n), sums), moment.agree(text("adamw v %ld", n), sums);
+        p.agree(text("adamw parameters %ld", n), rounding),
+            master.agree(text("adamw master %ld", n), sums_tolerance);
+        m.agree(text("adamw m %ld", n), sums_tolerance), moment.agree(text("adamw v %ld", n), sums_tolerance);
         Both<double> sum(1), parts(square_sum_parts);
         ref::square_sum(sum.ref(), g.ref(), parts.ref(), n, nullptr);
         gpu::square_sum(sum.device, g.device, parts.device, n, nullptr);
@@ -580,7 +639,7 @@ struct Trial {  // a small model with its optimiser
     Optimizer optimizer;
     long step = 0;
     explicit Trial(const Options& o, const ModelShape& shape, int B)
-        : options(o), model(shape, B, true), optimizer(model) {
+        : options(o), model(shape, Grid{}, B, true), optimizer(model) {
         model.memory(true);
         optimizer.memory(model, true);
         initialise(model, &optimizer, 7);
@@ -647,7 +706,7 @@ void test_pytorch() {
     load_batch(m, w, batch);
     model_forward(m, batch);
     std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
-    copy_to_host(logits.data(), m.logits, logits.size() * sizeof(floatX), nullptr);
+    copy_to_host(logits.data(), m.end.logits, logits.size() * sizeof(floatX), nullptr);
     for (int n = 0; n < B * T; n++) unpadded.insert(unpadded.end(), &logits[n * Vp], &logits[n * Vp] + V);
     close("logits", unpadded, list(j.at("logits", name)), sizeof(floatX) == 2 ? 0.05 : tolerance);
     std::vector<double> losses, wanted = list(j.at("losses", name));

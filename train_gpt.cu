@@ -12,6 +12,7 @@ volatile sig_atomic_t stop_requested = 0;
 
 struct Run {
     Options options;
+    Grid grid;
     RunState state;
     long last_step = 0;
     std::optional<Loader> train, validation;
@@ -20,6 +21,7 @@ struct Run {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
     double validation_loss = NAN;
+    bool speaks() const { return grid.world.rank == 0; }  // one rank prints
 };
 
 // ---- start: settle every open setting, or refuse ----------------------------------------------------------
@@ -81,11 +83,14 @@ void open_vocabulary(Run& run) {
 
 void settle_schedule(Run& run) {
     Options& o = run.options;
+    int d = run.grid.d, share = o.batch / d;
+    if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
     if (!o.micro_batch)
-        for (o.micro_batch = std::min(4, o.batch); o.batch % o.micro_batch; o.micro_batch--) {}
-    if (o.batch % o.micro_batch)
-        fail("--micro-batch %d does not divide --batch %d: choose %s", o.micro_batch, o.batch,
-             divisors_near(o.batch, o.micro_batch).c_str());
+        for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
+    if (share % o.micro_batch)
+        fail("--micro-batch %d does not divide --batch %d%s: choose %s", o.micro_batch, o.batch,
+             d > 1 ? text(" / %d data-parallel ranks", d).c_str() : "",
+                 divisors_near(share, o.micro_batch).c_str());
     if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
     if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
     double step_tokens = (double)o.batch * o.sequence;
@@ -105,6 +110,23 @@ void settle_schedule(Run& run) {
              o.decay_tokens);
 }
 
+void settle_tensor_parallel(Run& run) {
+    const Options& o = run.options;
+    int t = run.grid.t;
+    if (o.sequence_parallel != "yes" && o.sequence_parallel != "no")
+        fail("--sequence-parallel %s: wants yes or no", o.sequence_parallel.c_str());
+    if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
+    if (o.heads % t)
+        fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",
+             o.heads, t, o.heads, divisors_near(o.heads, t).c_str());
+    if (run.state.shape.Vp % t)
+        fail("a vocabulary padded to %d over %d tensor-parallel ranks: choose --pad-vocabulary %d",
+             run.state.shape.Vp, t, o.pad_vocabulary * t);
+    if (o.sequence % t && o.sequence_parallel == "yes")
+        fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
+             "no", o.sequence, t, t);
+}
+
 void plan(Run& run) {
     Options& o = run.options;
     bool training = o.generate.empty();
@@ -122,6 +144,7 @@ void plan(Run& run) {
         if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
     }
     run.state.shape = model_shape(o, run.train ? run.train->file_vocabulary() : 0);
+    settle_tensor_parallel(run);
     run.state.seed = o.seed;
     for (auto* loader : {&run.train, &run.validation}) {
         if (!*loader) continue;
@@ -133,7 +156,7 @@ void plan(Run& run) {
     }
     open_vocabulary(run);
     settle_schedule(run);
-    if (run.train && run.state.windows && run.state.windows != run.train->windows())
+    if (run.speaks() && run.train && run.state.windows && run.state.windows != run.train->windows())
         printf("note: the training set has %llu windows, the checkpoint's had %llu: this is other data\n",
                (unsigned long long)run.train->windows(), (unsigned long long)run.state.windows);
     if (run.train) run.state.windows = run.train->windows();
@@ -166,6 +189,7 @@ void print_settings(const Run& run) {
     double peak = device_peak(device);
     printf("model     %ld parameters, vocabulary %d padded to %d\n", run.model->table.count,
            run.state.shape.V, run.state.shape.Vp);
+    if (run.grid.world.size > 1) printf("%s", print_grid(run.grid).c_str());
     printf("device    %s, %s; %s\n", device.c_str(), PRECISION_NAME,
            peak > 0 ? text("peak %.0f TFLOP/s", peak * 1e-12).c_str() : "peak unknown, so no MFU");
 }
@@ -174,15 +198,16 @@ void build(Run& run) {
     const Options& o = run.options;
     bool training = o.generate.empty();
     device_name();  // refuses where there is none
-    run.model = std::make_unique<Model>(run.state.shape, training ? o.micro_batch : 1, training);
+    int owners = training && o.zero == 1 ? run.grid.d : 1;
+    run.model = std::make_unique<Model>(run.state.shape, run.grid, training ? o.micro_batch : 1, training,
+                                        training && o.sequence_parallel == "yes", owners);
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
     run.model->memory(false);
     std::vector<Arena> arenas = run.model->arenas;
     if (training) {
         run.optimizer->memory(*run.model, false);
         arenas.push_back(run.optimizer->arena);
-        print_settings(run);
-        printf("%s", memory_table(arenas).c_str());
+        if (run.speaks()) print_settings(run), printf("%s", memory_table(arenas).c_str());
         fflush(stdout);
     }
     run.model->memory(true);
@@ -194,7 +219,8 @@ void build(Run& run) {
             uint64_t windows = run.state.windows;
             run.state = checkpoint.state;
             run.state.shape = run.model->shape, run.state.windows = windows;
-            if (training) printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
+            if (training && run.speaks())
+                printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
             return;
         } catch (const Error& e) {
             fprintf(stderr, "passed over: %s\n", e.what());
@@ -214,7 +240,8 @@ double train_step(Run& run, double rate, double& norm) {
     std::vector<int> windows((size_t)o.micro_batch * (T + 1));
     double tokens = (double)o.batch * T, loss = 0;
     clear_losses(m);
-    for (int done = 0; done < o.batch; done += o.micro_batch) {
+    // micro-batches go round the data-parallel ranks
+    for (int done = run.grid.data * o.micro_batch; done < o.batch; done += run.grid.d * o.micro_batch) {
         for (int b = 0; b < o.micro_batch; b++)
             run.train->sample(&windows[(size_t)b * (T + 1)], run.state.samples + done + b);
         load_batch(m, windows, batch);
@@ -222,7 +249,7 @@ double train_step(Run& run, double rate, double& norm) {
         model_loss(m, batch, (real)(1 / tokens), true);
         model_backward(m, batch);
     }
-    loss = sum_losses(m, batch) / tokens;
+    loss = sum_over(run.grid.dp, sum_losses(m, batch), "loss") / tokens;
     norm = optimizer_step(m, *run.optimizer, o, rate, run.state.step + 1);
     run.state.step++, run.state.samples += o.batch, run.state.tokens += (uint64_t)tokens;
     return loss;
@@ -235,7 +262,7 @@ double evaluate(Run& run) {
     uint64_t all = run.validation->windows();
     uint64_t count = std::min(all, (uint64_t)run.options.evaluate_batches * m.B);
     double sum = 0;
-    for (uint64_t done = 0; done < count; done += m.B) {
+    for (uint64_t done = (uint64_t)run.grid.data * m.B; done < count; done += (uint64_t)run.grid.d * m.B) {
         Batch batch = {(int)std::min((uint64_t)m.B, count - done), T};
         std::vector<int> windows((size_t)batch.B * (T + 1));
         for (int b = 0; b < batch.B; b++)
@@ -247,7 +274,7 @@ double evaluate(Run& run) {
         model_loss(m, batch, 0, false);
         sum += sum_losses(m, batch);
     }
-    return sum / ((double)count * T);
+    return sum_over(run.grid.dp, sum, "validation loss") / ((double)count * T);
 }
 
 void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
@@ -255,14 +282,14 @@ void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
     std::vector<int> tokens = encode_text(*run.vocabulary, prompt);
     if (tokens.empty()) tokens.push_back(run.vocabulary->end_of_text);
     Sampling how = {o.temperature, o.top_p, o.top_k, (uint64_t)o.seed, draw};
-    printf("%s", prompt.c_str());
+    if (run.speaks()) printf("%s", prompt.c_str());
     generate(*run.model, tokens, o.sample_tokens, how, [&](int token) {
         if (token == run.vocabulary->end_of_text) return false;
-        fwrite(run.vocabulary->tokens[token].data(), 1, run.vocabulary->tokens[token].size(), stdout);
-        fflush(stdout);
+        const std::string& bytes = run.vocabulary->tokens[token];
+        if (run.speaks()) fwrite(bytes.data(), 1, bytes.size(), stdout), fflush(stdout);
         return true;
     });
-    printf("\n");
+    if (run.speaks()) printf("\n");
 }
 
 void save(Run& run) {
@@ -274,13 +301,13 @@ void save(Run& run) {
     }
     save_checkpoint(o.save, run.state, source_of(*run.model, *run.optimizer), record + "}",
                     run.vocabulary ? &*run.vocabulary : nullptr, o.keep);
-    printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
+    if (run.speaks()) printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
 }
 
 // the metrics file goes on where the resumed checkpoint stands: steps after it will be done again
 void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
-    if (path.empty()) return;
+    if (path.empty() || !run.speaks()) return;
     std::string kept;
     if (run.state.step > 0 && access(path.c_str(), F_OK) == 0) {
         MappedFile old(path);
@@ -298,6 +325,7 @@ void open_metrics(const Run& run) {
 }
 
 void report(Run& run, double loss, double rate, double norm, double step_seconds, bool evaluated) {
+    if (!run.speaks()) return;
     const Options& o = run.options;
     double speed = (double)o.batch * run.model->shape.T / step_seconds;
     double peak = device_peak(device_name());
@@ -331,10 +359,13 @@ void train(Run& run) {
     auto every = [&](long n) { return n && run.state.step % n == 0; };
     long saved = o.resume == o.save ? run.state.step : -1;  // what --save holds already
     double pace = 0;  // seconds a step, smoothed
-    if (run.state.step >= run.last_step)
+    if (run.speaks() && run.state.step >= run.last_step)
         printf("nothing to do: the checkpoint is at step %ld, the run ends at %ld\n", run.state.step,
                run.last_step);
-    while (run.state.step < run.last_step && !stop_requested) {
+    // a signal may have reached some ranks only: all stop after the same step
+    auto stopped = [&] { return sum_over(run.grid.world, stop_requested, "stop") > 0; };
+    bool stop = false;
+    while (run.state.step < run.last_step && !(stop = stopped())) {
         double start = seconds(), norm = 0;
         double rate = learning_rate((double)run.state.tokens + (double)o.batch * o.sequence, o.learning_rate,
                                     o.min_learning_rate, (double)o.warmup_tokens, (double)o.decay_tokens);
@@ -350,7 +381,7 @@ void train(Run& run) {
         if (every(o.sample_every)) print_sample(run, "", (uint64_t)run.state.step << 32);
         if (!o.save.empty() && every(o.save_every)) save(run), saved = run.state.step;
     }
-    if (stop_requested) printf("stopped by a signal after step %ld\n", run.state.step);
+    if (stop && run.speaks()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (!o.save.empty() && saved != run.state.step) save(run);
 }
 
@@ -358,18 +389,29 @@ int main(int argc, char** argv) {
     for (int signal_number : {SIGINT, SIGTERM}) signal(signal_number, [](int) { stop_requested = 1; });
     signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
     try {
+        comm::start(&argc, &argv);
         Run run;
         run.options = parse_options(argc, argv);
-        if (run.options.help) return fputs(help_text().c_str(), stdout), 0;
+        comm::timeout = run.options.comm_timeout;
+        if (run.options.help) {
+            if (comm::world_rank() == 0) fputs(help_text().c_str(), stdout);
+            return comm::finish(), 0;
+        }
+        run.grid = make_grid(run.options.tensor_parallel);
         plan(run);
         build(run);
-        if (!run.options.generate.empty()) return print_sample(run, run.options.generate, 0), 0;
-        open_metrics(run);
-        train(run);
+        if (run.options.generate.empty()) {
+            open_metrics(run);
+            train(run);
+        } else {
+            print_sample(run, run.options.generate, 0);
+        }
     } catch (const std::exception& e) {
         fflush(stdout);
-        fprintf(stderr, "train_gpt: %s\n", e.what());
-        return 1;
+        std::string who = comm::world_size() > 1 ? text("[rank %d] ", comm::world_rank()) : "";
+        fprintf(stderr, "%strain_gpt: %s\n", who.c_str(), e.what());
+        comm::stop(1);
     }
+    comm::finish();
     return 0;
 }

@@ -9,6 +9,7 @@ missing() {  # the names of what is not there
         "${CXX:-g++}" -std=c++20 -fopenmp -x c++ - -o /dev/null 2>/dev/null || echo compiler
     command -v make >/dev/null || echo make
     command -v python3 >/dev/null || echo python
+    command -v mpicxx >/dev/null && command -v mpirun >/dev/null || echo mpi
     if command -v make >/dev/null && command -v "${CXX:-g++}" >/dev/null; then
         make -s found >/dev/null 2>&1 || echo blas
     else
@@ -24,6 +25,8 @@ packages() {  # packages apt|dnf NAME…
             *-make) echo make ;;
             *-python) echo python3 ;;
             apt-compiler) echo g++ ;;
+            apt-mpi) echo libopenmpi-dev openmpi-bin ;;
+            dnf-mpi) echo openmpi-devel ;;
             apt-blas) echo libopenblas-openmp-dev ;;
             dnf-compiler) echo gcc-c++ ;;
             dnf-blas) echo openblas-devel openblas-openmp ;;
@@ -53,7 +56,7 @@ elif command -v dnf >/dev/null; then
         "${root[@]}" dnf install -y -q $list >/dev/null
     fi
 else
-    command="your package manager: a C++20 compiler with OpenMP, make, python3, and OpenBLAS built for OpenMP"
+    command="your package manager: a C++20 compiler with OpenMP, make, python3, OpenBLAS built for OpenMP, and Open MPI"
 fi
 
 left=$(missing)

@@ -49,6 +49,9 @@ struct Options {
     double temperature = 1, top_p = 1;
     std::string save, resume, metrics, config, generate;
     long save_every = 0, keep = 2;
+    int tensor_parallel = 1, zero = 1;
+    std::string sequence_parallel = "yes";
+    double comm_timeout = 600;
     bool help = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
@@ -107,6 +110,13 @@ inline const std::vector<Option>& option_table() {
         {"keep", &O::keep, 1, "newest checkpoints to keep"},
         {"resume", &O::resume, 0, "folder whose newest whole checkpoint to go on from"},
         {"metrics", &O::metrics, 0, "file for one JSON line a step"},
+        {"tensor-parallel", &O::tensor_parallel, 1,
+         "ranks that share each layer t; the others are data-parallel"},
+        {"sequence-parallel", &O::sequence_parallel, 0,
+         "yes or no: between products cut the rows over t as well"},
+        {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
+        {"comm-timeout", &O::comm_timeout, 1, "seconds after which a call that waits for other ranks ends "
+                                              "the run"},
         {"config", &O::config, 0, "file of options"},
         {"generate", &O::generate, 0, "print a continuation of this text, from the checkpoint in --resume"},
         {"help", &O::help, 0, "this list"},

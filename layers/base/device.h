@@ -144,6 +144,12 @@ inline void set_zero(void* p, size_t bytes, Stream) { memset(p, 0, bytes); }
 inline void synchronize(Stream) {}
 #endif
 
+#if defined(__CUDACC__)
+constexpr bool host_is_device = false;
+#else
+constexpr bool host_is_device = true;
+#endif
+
 inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 
 #if HAS_KERNELS

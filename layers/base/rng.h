@@ -37,6 +37,7 @@ inline double uniform(uint64_t seed, uint64_t what, uint64_t index) {
 // normals of mean 0 for the elements first … first + n - 1 (Box–Muller; four share one Philox block)
 template <class T>
 void normals(T* out, uint64_t seed, uint64_t what, uint64_t first, long n, double deviation) {
+    if (n == 0) return;
     #pragma omp parallel for
     for (long block = (long)(first / 4); block <= (long)((first + n - 1) / 4); block++) {
         Philox r = philox(seed, what, block);

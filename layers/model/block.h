@@ -1,10 +1,16 @@
 // block.h   one transformer block, pre-layer-norm, forward and backward under the same numbers
 //   mid = x + attention(layernorm(x))      y = mid + mlp(layernorm(mid))
-//   x, y, mid (B, T, C)
+//   Over t tensor-parallel ranks (Megatron-LM): each has NH_r = NH / t heads and 4 C / t channels of the MLP.
+//   The products that lead there (qkv, up) need no talk; those that lead back (out, down) give partial sums,
+//   which are reduced, and the bias is added after that, once. With sequence parallelism the rows of the
+//   stream are cut over the ranks between the products: reductions become reduce-scatters, and all rows are
+//   gathered again before the next product; N_r = N / t, else N_r = N.
+//   x, y, mid (N_r, C) with N = B * T rows, those of sequence 0 first
 //   kept:  what BlockActivations lists
-//   backward: the gradient d (B, T, C) of the block's output becomes that of its input
+//   backward: the gradient d (N_r, C) of the block's output becomes that of its input
 //   In generation (Batch.first > 0) one row is computed; the rows before it are in qkv, the key-value cache.
 #pragma once
+#include "../../comm/comm.h"
 #include "../adamw.cuh"
 #include "../attention.cuh"
 #include "../base/arena.h"
@@ -23,124 +29,181 @@ struct Batch {
     int rows() const { return B * T; }
 };
 
+// the tensor-parallel ranks, as a block sees them
+struct Ranks {
+    comm::Group tp;
+    bool sequence = false;  // rows are cut over tp between the products
+    int rows(int N) const { return sequence ? N / tp.size : N; }
+    // rows that a buffer of the stream must hold: generation, which is never cut, needs a whole sequence
+    long room(long B, long T) const { return sequence ? std::max(B * T / tp.size, T) : B * T; }
+};
+
 struct BlockActivations {
     floatX *x, *ln1, *qkv, *p, *o, *mid, *ln2, *up, *act;
     real *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
 
-    void place(Arena& arena, const ModelShape& m, int B) {
-        long N = (long)B * m.T, NC = N * m.C;
-        x = arena.take<floatX>(NC), ln1 = arena.take<floatX>(NC), qkv = arena.take<floatX>(3 * NC);
-        p = arena.take<floatX>((long)B * m.NH * m.T * m.T), o = arena.take<floatX>(NC);
-        mid = arena.take<floatX>(NC), ln2 = arena.take<floatX>(NC);
-        up = arena.take<floatX>(4 * NC), act = arena.take<floatX>(4 * NC);
-        ln1_mean = arena.take<real>(N), ln1_rstd = arena.take<real>(N);
-        ln2_mean = arena.take<real>(N), ln2_rstd = arena.take<real>(N);
+    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
+        long N = (long)B * m.T, N_r = ranks.room(B, m.T), C_r = m.C / ranks.tp.size;
+        x = arena.take<floatX>(N_r * m.C), ln1 = arena.take<floatX>(N_r * m.C);
+        qkv = arena.take<floatX>(N * 3 * C_r);
+        p = arena.take<floatX>((long)B * m.NH / ranks.tp.size * m.T * m.T), o = arena.take<floatX>(N * C_r);
+        mid = arena.take<floatX>(N_r * m.C), ln2 = arena.take<floatX>(N_r * m.C);
+        up = arena.take<floatX>(N * 4 * C_r), act = arena.take<floatX>(N * 4 * C_r);
+        ln1_mean = arena.take<real>(N_r), ln1_rstd = arena.take<real>(N_r);
+        ln2_mean = arena.take<real>(N_r), ln2_rstd = arena.take<real>(N_r);
     }
 };
 
 // what no one needs after the call
 struct Scratch {
-    floatX *branch, *wide, *dp;  // (B, T, C)   (B, T, 4C): gradients of act, up and qkv   (B, NH, T, T)
-    floatX* d;                   // (B, T, C): the gradient of the residual stream
-    real *sums, *scores;         // column_sum's   attention_step's
+    // (N, C) partial sums   (N_r, C) reduced   (N, C) gathered; of one rank: one
+    floatX *branch, *part, *full;
+    floatX *wide, *dp;             // (N, 4 C / t): gradients of act, up and qkv   (B, NH_r, T, T)
+    floatX* d;                     // (N_r, C): the gradient of the residual stream
+    real *sums, *scores;           // column_sum's   attention_step's
     double *squares, *square_parts;  // one for each tensor   square_sum's
+    real* bucket;                  // a bucket of gradients or moments, on its way over data-parallel ranks
 
-    void place(Arena& arena, const ModelShape& m, int B, int tensors, bool training) {
-        long NC = (long)B * m.T * m.C;
-        branch = arena.take<floatX>(NC);
-        scores = arena.take<real>((long)m.NH * m.T);
+    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, const ParameterTable& table,
+               bool training) {
+        long N = (long)B * m.T, N_r = ranks.room(B, m.T), t = ranks.tp.size, largest = 0;
+        branch = arena.take<floatX>(N * m.C);
+        part = ranks.sequence ? arena.take<floatX>(N_r * m.C) : branch;
+        full = ranks.sequence ? arena.take<floatX>(N * m.C) : nullptr;
+        scores = arena.take<real>(m.NH / t * m.T);
         if (!training) return;
-        wide = arena.take<floatX>(4 * NC), d = arena.take<floatX>(NC);
-        dp = arena.take<floatX>((long)B * m.NH * m.T * m.T);
+        wide = arena.take<floatX>(N * 4 * m.C / t), d = arena.take<floatX>(N_r * m.C);
+        dp = arena.take<floatX>((long)B * m.NH / t * m.T * m.T);
         sums = arena.take<real>(column_sum_scratch(4 * m.C));
-        squares = arena.take<double>(tensors), square_parts = arena.take<double>(square_sum_parts);
+        squares = arena.take<double>(table.list.size()), square_parts = arena.take<double>(square_sum_parts);
+        for (auto& b : table.buckets) largest = std::max(largest, b.elements);
+        bucket = table.layout.d > 1 ? arena.take<real>(largest) : nullptr;
     }
 };
 
-// w[t]: the block's parameters, by BlockTensor
+// this rank's rows -> all rows
+inline const floatX* gather_rows(const Ranks& ranks, floatX* full, const floatX* own, int N, int C,
+                                 const char* label, Stream s) {
+    if (!ranks.sequence) return own;
+    comm::all_gather(ranks.tp, full, own, (long)ranks.rows(N) * C, label, s);  // N / t rows -> N rows
+    return full;
+}
+
+// partial sums over all rows -> whole sums over this rank's rows
+inline floatX* reduce_rows(const Ranks& ranks, floatX* own, floatX* partial, int N, int C, const char* label,
+                           Stream s) {
+    if (ranks.sequence) {
+        // N partial -> N / t whole
+        comm::reduce_scatter(ranks.tp, own, partial, (long)ranks.rows(N) * C, label, s);
+        return own;
+    }
+    comm::all_reduce(ranks.tp, partial, (long)N * C, comm::Op::Sum, label, s);  // N partial -> N whole
+    return partial;
+}
+
+// w[t]: this rank's boxes of the block's parameters, by BlockTensor
 inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
-                          const Scratch& scratch, const ModelShape& m, Batch batch, Stream s) {
-    int N = batch.rows(), C = m.C;
-    floatX* qkv = a.qkv + (long)batch.first * 3 * C;
+                          const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
+                          Stream s) {
+    int N = batch.rows(), N_r = ranks.rows(N), C = m.C, C_r = C / ranks.tp.size, NH_r = m.NH / ranks.tp.size;
+    floatX* qkv = a.qkv + (long)batch.first * 3 * C_r;
+    const floatX *rows, *branch;
     {   // 1. normalise
         Section timed("layer norm", s);
-        dev::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, w[LN1_W], w[LN1_B], N, C, s);
+        dev::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, w[LN1_W], w[LN1_B], N_r, C, s);
     }
-    {   // 2. queries, keys and values of every head
+    {   // 2. queries, keys and values of this rank's heads
         Section timed("linears", s);
-        dev::matmul_forward(qkv, a.ln1, w[QKV_W], w[QKV_B], N, C, 3 * C, s);
+        rows = gather_rows(ranks, scratch.full, a.ln1, N, C, "rows for qkv", s);
+        dev::matmul_forward(qkv, rows, w[QKV_W], w[QKV_B], N, C, 3 * C_r, s);
     }
     {   // 3. attention, head by head
         Section timed("attention", s);
-        AttentionShape shape = {batch.B, batch.T, m.NH, m.HS()};
+        AttentionShape shape = {batch.B, batch.T, NH_r, m.HS()};
         if (batch.first == 0) dev::attention_forward(a.o, a.p, a.qkv, shape, s);
         else dev::attention_step(a.o, scratch.scores, a.qkv, batch.first, shape, s);
     }
     {   // 4. mix the heads, add to the stream
         Section timed("linears", s);
-        dev::matmul_forward(scratch.branch, a.o, w[OUT_W], nullptr, N, C, C, s);
+        dev::matmul_forward(scratch.branch, a.o, w[OUT_W], nullptr, N, C_r, C, s);
+        branch = reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of attention", s);
     }
     {
         Section timed("residual", s);
-        dev::residual_forward(a.mid, a.x, scratch.branch, w[OUT_B], N, C, s);
+        dev::residual_forward(a.mid, a.x, branch, w[OUT_B], N_r, C, s);
     }
     {   // 5. normalise
         Section timed("layer norm", s);
-        dev::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, w[LN2_W], w[LN2_B], N, C, s);
+        dev::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
     }
-    {   // 6. up to 4C
+    {   // 6. up to this rank's share of 4C
         Section timed("linears", s);
-        dev::matmul_forward(a.up, a.ln2, w[UP_W], w[UP_B], N, C, 4 * C, s);
+        rows = gather_rows(ranks, scratch.full, a.ln2, N, C, "rows for up", s);
+        dev::matmul_forward(a.up, rows, w[UP_W], w[UP_B], N, C, 4 * C_r, s);
     }
     {   // 7. the nonlinearity
         Section timed("gelu", s);
-        dev::gelu_forward(a.act, a.up, 4L * N * C, s);
+        dev::gelu_forward(a.act, a.up, 4L * N * C_r, s);
     }
     {   // 8. down to C, add to the stream
         Section timed("linears", s);
-        dev::matmul_forward(scratch.branch, a.act, w[DOWN_W], nullptr, N, 4 * C, C, s);
+        dev::matmul_forward(scratch.branch, a.act, w[DOWN_W], nullptr, N, 4 * C_r, C, s);
+        branch = reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of mlp", s);
     }
     Section timed("residual", s);
-    dev::residual_forward(y, a.mid, scratch.branch, w[DOWN_B], N, C, s);
+    dev::residual_forward(y, a.mid, branch, w[DOWN_B], N_r, C, s);
 }
 
-// scratch.d: the gradient of y on entry, of x on return; g[t] (real): gradients of w[t], added to
+// scratch.d: the gradient of y on entry, of x on return; g[t] (real): gradients of w[t], added to. With
+// sequence parallelism those of tensors that every rank holds whole are of its rows alone: to be summed once
+// a step.
 inline void block_backward(const BlockActivations& a, const floatX* const* w, real* const* g,
-                           const Scratch& scratch, const ModelShape& m, Batch batch, Stream s) {
-    int N = batch.rows(), C = m.C;
+                           const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
+                           Stream s) {
+    int N = batch.rows(), N_r = ranks.rows(N), C = m.C, C_r = C / ranks.tp.size, NH_r = m.NH / ranks.tp.size;
     floatX *d = scratch.d, *wide = scratch.wide, *branch = scratch.branch;
+    const floatX* rows;
     real* sums = scratch.sums;
     {   // 8. the stream's gradient is also the branch's
         Section timed("linears", s);
-        dev::matmul_backward(wide, g[DOWN_W], g[DOWN_B], d, a.act, w[DOWN_W], sums, N, 4 * C, C, s);
+        dev::column_sum(g[DOWN_B], d, sums, N_r, C, s);
+        rows = gather_rows(ranks, scratch.full, d, N, C, "gradient rows for down", s);
+        dev::matmul_backward(wide, g[DOWN_W], nullptr, rows, a.act, w[DOWN_W], sums, N, 4 * C_r, C, s);
     }
     {   // 7.
         Section timed("gelu", s);
-        dev::gelu_backward(wide, a.up, 4L * N * C, s);
+        dev::gelu_backward(wide, a.up, 4L * N * C_r, s);
     }
     {   // 6.
         Section timed("linears", s);
-        dev::matmul_backward(branch, g[UP_W], g[UP_B], wide, a.ln2, w[UP_W], sums, N, C, 4 * C, s);
+        rows = gather_rows(ranks, scratch.full, a.ln2, N, C, "rows for up, again", s);
+        dev::matmul_backward(branch, g[UP_W], g[UP_B], wide, rows, w[UP_W], sums, N, C, 4 * C_r, s);
+        branch = reduce_rows(ranks, scratch.part, branch, N, C, "sum of up's gradient", s);
     }
     {   // 5. adds to the stream's gradient
         Section timed("layer norm", s);
         dev::layernorm_backward(d, g[LN2_W], g[LN2_B], branch, a.mid, w[LN2_W], a.ln2_mean, a.ln2_rstd, sums,
-                                N, C, s);
+                                N_r, C, s);
     }
     {   // 4.
         Section timed("linears", s);
-        dev::matmul_backward(branch, g[OUT_W], g[OUT_B], d, a.o, w[OUT_W], sums, N, C, C, s);
+        branch = scratch.branch;
+        dev::column_sum(g[OUT_B], d, sums, N_r, C, s);
+        rows = gather_rows(ranks, scratch.full, d, N, C, "gradient rows for out", s);
+        dev::matmul_backward(branch, g[OUT_W], nullptr, rows, a.o, w[OUT_W], sums, N, C_r, C, s);
     }
     {   // 3. wide holds the gradient of qkv
         Section timed("attention", s);
-        dev::attention_backward(wide, scratch.dp, branch, a.p, a.qkv, {batch.B, batch.T, m.NH, m.HS()}, s);
+        dev::attention_backward(wide, scratch.dp, branch, a.p, a.qkv, {batch.B, batch.T, NH_r, m.HS()}, s);
     }
     {   // 2.
         Section timed("linears", s);
-        dev::matmul_backward(branch, g[QKV_W], g[QKV_B], wide, a.ln1, w[QKV_W], sums, N, C, 3 * C, s);
+        rows = gather_rows(ranks, scratch.full, a.ln1, N, C, "rows for qkv, again", s);
+        dev::matmul_backward(branch, g[QKV_W], g[QKV_B], wide, rows, w[QKV_W], sums, N, C, 3 * C_r, s);
+        branch = reduce_rows(ranks, scratch.part, branch, N, C, "sum of qkv's gradient", s);
     }
     // 1. adds to the stream's gradient
     Section timed("layer norm", s);
-    dev::layernorm_backward(d, g[LN1_W], g[LN1_B], branch, a.x, w[LN1_W], a.ln1_mean, a.ln1_rstd, sums, N, C,
-                            s);
+    dev::layernorm_backward(d, g[LN1_W], g[LN1_B], branch, a.x, w[LN1_W], a.ln1_mean, a.ln1_rstd, sums, N_r,
+                            C, s);
 }

@@ -34,8 +34,12 @@ struct RunState {
 struct TensorSource {
     ParameterTable table;
     bool moments;
-    // the stored() values of kind 0 master, 1 m, 2 v
+    comm::Group world;  // that writes it together
+    bool replica;       // this rank is of the replica that writes
+    // this rank's box of kind 0 master, 1 m, 2 v; every rank calls it, in the same order
     std::function<void(std::vector<real>& out, const Parameter& p, int kind)> read;
+    // of the ranks that hold a box, one writes it
+    bool writes(const Parameter& p) const { return replica && (p.split || table.layout.tensor == 0); }
 };
 
 constexpr const char* piece_kinds[] = {"master", "m", "v"};
@@ -49,32 +53,41 @@ inline std::string json_numbers(const std::vector<long>& v) {
 
 inline std::string step_name(long step) { return text("step-%08ld", step); }
 
+// this rank's file and its table; then `files`, the list of all ranks' files for the index
 inline void write_pieces(const std::string& folder, const TensorSource& source, std::string& files) {
-    FileWriter data(folder + "/rank-00000.bin");
-    std::string pieces;
+    std::string name = text("rank-%05d", source.world.rank), pieces;
+    std::optional<FileWriter> data;
+    if (source.replica) data.emplace(folder + "/" + name + ".bin");
     std::vector<real> values;
-    for (auto& p : source.table.list)
-        for (int kind = 0; kind < (source.moments ? 3 : 1); kind++) {
+    for (int kind = 0; kind < (source.moments ? 3 : 1); kind++)
+        for (auto& p : source.table.list) {
             source.read(values, p, kind);
+            if (!source.writes(p)) continue;
             size_t bytes = values.size() * sizeof(real);
             pieces += text("%s{\"tensor\": %s, \"kind\": \"%s\", \"dtype\": \"%s\", \"shape\": %s, "
                            "\"start\": %s, \"count\": %s, \"offset\": %zu, \"bytes\": %zu, \"checksum\": "
                            "\"%016llx\"}", pieces.empty() ? "\n" : ",\n", json_quote(p.name).c_str(),
                            piece_kinds[kind], real_name, json_numbers(p.shape).c_str(),
-                           json_numbers(std::vector<long>(p.shape.size(), 0)).c_str(),
-                           json_numbers(p.shape).c_str(), data.written, bytes,
+                           json_numbers(p.start).c_str(), json_numbers(p.count).c_str(), data->written, bytes,
                            (unsigned long long)checksum(values.data(), bytes));
-            data.write(values.data(), bytes);
+            data->write(values.data(), bytes);
         }
-    pieces = "{\"pieces\": [" + pieces + "\n]}\n";
-    size_t size = data.written;
-    data.finish();
-    FileWriter table(folder + "/rank-00000.json");
-    table.write(pieces);
-    table.finish();
-    files = text("[{\"table\": \"rank-00000.json\", \"checksum\": \"%016llx\", \"data\": "
-                 "\"rank-00000.bin\", \"bytes\": %zu}]",
-                 (unsigned long long)checksum(pieces.data(), pieces.size()), size);
+    std::vector<int64_t> mine = {0, -1};  // checksum of the table, bytes of the data
+    if (data) {
+        pieces = "{\"pieces\": [" + pieces + "\n]}\n";
+        mine = {(int64_t)checksum(pieces.data(), pieces.size()), (int64_t)data->written};
+        data->finish();
+        FileWriter table(folder + "/" + name + ".json");
+        table.write(pieces);
+        table.finish();
+    }
+    std::vector<int64_t> all = gather_numbers(source.world, mine, "files of a checkpoint");
+    for (int rank = 0; rank < source.world.size; rank++)
+        if (all[2 * rank + 1] >= 0)
+            files += text("%s{\"table\": \"rank-%05d.json\", \"checksum\": \"%016llx\", \"data\": "
+                          "\"rank-%05d.bin\", \"bytes\": %lld}", files.empty() ? "[" : ",\n", rank,
+                          (unsigned long long)all[2 * rank], rank, (long long)all[2 * rank + 1]);
+    files += "]";
 }
 
 inline std::string index_text(const RunState& s, const std::string& options, const std::string& files) {
@@ -143,12 +156,17 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
     std::string whole = dir + "/" + step_name(state.step),
         partial = dir + "/." + step_name(state.step) + ".partial";
     try {
-        fs::create_directories(dir);
-        fs::remove_all(partial);
-        fs::create_directory(partial);
+        bool first = source.world.rank == 0;
+        if (first) {
+            fs::create_directories(dir);
+            fs::remove_all(partial);
+            fs::create_directory(partial);
+        }
+        comm::barrier(source.world, "a new checkpoint's folder");
         std::string files;
         RunState recorded = state;
         write_pieces(partial, source, files);
+        if (!first) return comm::barrier(source.world, "a finished checkpoint");
         if (vocabulary && vocabulary->kind == "bpe") {
             FileWriter copy(partial + "/vocab.bpe");
             copy.write(vocabulary->source);
@@ -170,6 +188,7 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
              "--save", whole.c_str(), e.what());
     }
     drop_old_checkpoints(dir, state.step, keep);
+    comm::barrier(source.world, "a finished checkpoint");
 }
 
 // ---- reading ----------------------------------------------------------------------------------------------
@@ -264,7 +283,7 @@ struct Checkpoint {
         return pieces.count(piece_kinds[kind] + (" " + p.name)) > 0;
     }
 
-    // the whole tensor, put together from its boxes
+    // the rank's box of a tensor, put together from the boxes that were written
     void read(std::vector<real>& out, const Parameter& p, int kind) const {
         auto found = pieces.find(piece_kinds[kind] + (" " + p.name));
         if (found == pieces.end())
@@ -276,10 +295,13 @@ struct Checkpoint {
                 if (overlap(found->second[i], found->second[j]))
                     fail("%s: tensor %s has two pieces over the same values", folder.c_str(), p.name.c_str());
         }
-        if (filled != p.stored())
-            fail("%s: tensor %s has %ld of %ld values", folder.c_str(), p.name.c_str(), filled, p.stored());
+        long whole = Parameter::product(p.shape);
+        if (filled != whole)
+            fail("%s: tensor %s has %ld of %ld values", folder.c_str(), p.name.c_str(), filled, whole);
+        std::vector<real> values(whole);
+        for (auto& piece : found->second) place(values, p, piece);
         out.resize(p.stored());
-        for (auto& piece : found->second) place(out, p, piece);
+        p.each_run([&](long from, long box, long n) { std::copy_n(&values[from], n, out.begin() + box); });
     }
     // the number of values of a piece, whose box lies in the tensor
     long volume(const Parameter& p, const Piece& piece) const {
@@ -359,12 +381,31 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir) {
     return out;
 }
 
-// device <-> host, for a model in training
+// device <-> host, for a model in training. Moments and master weights that data-parallel ranks share are
+// gathered bucket by bucket.
 inline TensorSource source_of(Model& model, Optimizer& o) {
-    return {model.table, true, [&](std::vector<real>& out, const Parameter& p, int kind) {
-        real* from[] = {o.master, o.m, o.v};
+    bool replica = model.grid.data == 0;
+    // bucket and kind that scratch.bucket holds
+    auto gathered = std::make_shared<std::pair<int, int>>(-1, -1);
+    return {model.table, true, model.grid.world, replica,
+            [&model, &o, gathered](std::vector<real>& out, const Parameter& p, int kind) {
+        real* state[] = {o.master, o.m, o.v};
+        real* from;
+        if (kind == 0 && master_is_parameter) from = (real*)model.weights + p.offset;
+        else if (model.table.layout.d == 1) from = state[kind] + p.offset;
+        else {
+            const Bucket& b = model.table.buckets[p.bucket];
+            long slice = b.elements / model.table.layout.d;
+            if (*gathered != std::pair(p.bucket, kind))
+                comm::all_gather(model.grid.dp, model.scratch.bucket,
+                                 // my slice -> all slices
+                                 state[kind] + b.offset / model.table.layout.d, slice, "optimizer state",
+                                 model.stream);
+            *gathered = {p.bucket, kind};
+            from = model.scratch.bucket + (p.offset - b.offset);
+        }
         out.resize(p.stored());
-        copy_to_host(out.data(), from[kind] + p.offset, out.size() * sizeof(real), model.stream);
+        copy_to_host(out.data(), from, out.size() * sizeof(real), model.stream);
     }};
 }
 
@@ -377,9 +418,8 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* o) {
         for (int kind = 1; o && kind < 3; kind++) {
             if (!c.has(p, kind)) continue;
             c.read(values, p, kind);
-            copy_to_device((kind == 1 ? o->m : o->v) + p.offset, values.data(), values.size() * sizeof(real),
-                           model.stream);
-            synchronize(model.stream);
+            values.resize(p.size, 0);
+            store_owned(model, *o, kind == 1 ? o->m : o->v, p, values);
         }
     }
 }

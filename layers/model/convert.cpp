@@ -143,7 +143,8 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
         fail("--tokenizer %s: has %d tokens, the model %d", tokenizer.c_str(), vocabulary->size(), m.V);
     Safetensors tensors(dir + "/model.safetensors");
     tensors.refuse_unknown(parameter_table(m));
-    TensorSource source = {parameter_table(m), false, [&](std::vector<real>& out, const Parameter& p, int) {
+    TensorSource source = {parameter_table(m), false, {}, true,
+                           [&](std::vector<real>& out, const Parameter& p, int) {
         Placement there = placement(p, m);
         std::vector<real> theirs = tensors.read(p.name, there.shape);
         out.resize(p.stored());

@@ -37,14 +37,17 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     return order[last - 1];
 }
 
-// the next-token logits (V) after `tokens`, of which those before `done` have been computed
+// the next-token logits (V) after `tokens`, of which those before `done` have been computed; the same on
+// every rank
 inline std::vector<real> next_logits(Model& m, const std::vector<int>& tokens, int done) {
     Batch batch = {1, (int)tokens.size() - done, done};
-    copy_to_device(m.tokens, tokens.data() + done, batch.T * sizeof(int), m.stream);
-    model_forward(m, batch);
+    copy_to_device(m.end.tokens, tokens.data() + done, batch.T * sizeof(int), m.stream);
+    model_forward(m, batch, Ranks{m.ranks.tp});
+    int Vp_r = m.shape.Vp / m.grid.t;
+    comm::all_gather(m.ranks.tp, m.end.row, m.end.logits + (long)(batch.T - 1) * Vp_r, Vp_r,
+                     "logits of a position", m.stream);  // my columns -> all columns
     std::vector<floatX> row(m.shape.V);
-    copy_to_host(row.data(), m.logits + (long)(batch.T - 1) * m.shape.Vp, row.size() * sizeof(floatX),
-                 m.stream);
+    copy_to_host(row.data(), m.end.row, row.size() * sizeof(floatX), m.stream);
     return {row.begin(), row.end()};
 }
 

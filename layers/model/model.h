@@ -1,53 +1,49 @@
-// model.h   the whole decoder on one device: its memory, forward, backward
+// model.h   this rank's share of the decoder: its memory, forward, backward
 //   tokens, targets (B, T) int   loss of a position = cross entropy of the next token, natural logarithm
 //   Memory is taken once, at start, in four arenas (parameters, gradients, activations, scratch; the
 //   optimiser has a fifth), and what `memory_table` prints is what is taken.
 #pragma once
 #include <array>
+#include <bit>
 #include <memory>
-#include "block.h"
+#include "../../comm/grid.h"
+#include "ends.h"
 
 struct Model {
     ModelShape shape;
+    Grid grid;
+    Ranks ranks;
     int B;          // sequences computed at once
     bool training;  // otherwise only forward: no gradients
     ParameterTable table;
     floatX* weights = nullptr;
     real* gradients = nullptr;
     std::vector<BlockActivations> blocks;
-    floatX *x_end, *ln_end, *logits;  // (B, T, C)  (B, T, C)  (B, T, Vp)
-    real *end_mean, *end_rstd, *losses;  // (B, T)
-    int *tokens, *targets;               // (B, T)
+    EndActivations end;
     Scratch scratch;
     std::vector<Arena> arenas;
     Stream stream = nullptr;
 
-    Model(const ModelShape& shape, int B, bool training)
-        : shape(shape), B(B), training(training), table(parameter_table(shape)), blocks(shape.L) {}
+    // sequence: sequence parallelism; owners: data-parallel ranks that share the optimiser's state
+    Model(const ModelShape& shape, const Grid& grid, int B, bool training, bool sequence = false,
+          int owners = 1) : shape(shape), grid(grid), ranks{grid.tp, sequence && grid.t > 1}, B(B),
+          training(training), table(parameter_table(shape, {grid.t, grid.tensor, owners})), blocks(shape.L) {}
     Model(const Model&) = delete;
     ~Model() {
         for (auto& arena : arenas) device_free(arena.base);
     }
 
-    void place_parameters(Arena& arena) { weights = arena.take<floatX>(table.elements); }
-    void place_gradients(Arena& arena) { gradients = arena.take<real>(table.elements); }
-    void place_scratch(Arena& arena) { scratch.place(arena, shape, B, (int)table.list.size(), training); }
     void place_activations(Arena& arena) {
-        long N = (long)B * shape.T;
         if (training) {
-            for (auto& block : blocks) block.place(arena, shape, B);
+            for (auto& block : blocks) block.place(arena, shape, ranks, B);
         } else {  // the blocks share everything but their key-value cache
-            blocks[0].place(arena, shape, B);
+            blocks[0].place(arena, shape, ranks, B);
             for (int l = 1; l < shape.L; l++) {
                 blocks[l] = blocks[0];
-                blocks[l].qkv = arena.take<floatX>(3 * N * shape.C);
+                blocks[l].qkv = arena.take<floatX>(3L * B * shape.T * shape.C / grid.t);
             }
         }
-        x_end = training ? arena.take<floatX>(N * shape.C) : blocks[0].x;
-        ln_end = arena.take<floatX>(N * shape.C);
-        logits = arena.take<floatX>(N * shape.Vp);
-        end_mean = arena.take<real>(N), end_rstd = arena.take<real>(N), losses = arena.take<real>(N);
-        tokens = arena.take<int>(N), targets = arena.take<int>(N);
+        end.place(arena, shape, ranks, B);
     }
 
     // measures when `take` is false, else allocates; the parameters start at 0
@@ -59,10 +55,10 @@ struct Model {
             else walk(arena);
             arenas.push_back(arena);
         };
-        add("parameters", [&](Arena& a) { place_parameters(a); });
-        if (training) add("gradients", [&](Arena& a) { place_gradients(a); });
+        add("parameters", [&](Arena& a) { weights = a.take<floatX>(table.elements); });
+        if (training) add("gradients", [&](Arena& a) { gradients = a.take<real>(table.elements); });
         add("activations", [&](Arena& a) { place_activations(a); });
-        add("scratch", [&](Arena& a) { place_scratch(a); });
+        add("scratch", [&](Arena& a) { scratch.place(a, shape, ranks, B, table, training); });
         arenas.push_back({"products", nullptr, dev::gemm_workspace(take)});
         if (!take) return;
         set_zero(weights, table.elements * sizeof(floatX), stream);
@@ -83,58 +79,38 @@ struct Model {
     real* gradient(const Parameter& p) const { return gradients + p.offset; }
 };
 
-// logits (B, T, Vp) of the tokens in m.tokens; with Batch.first > 0 of one token that follows those before
-inline void model_forward(Model& m, Batch batch) {
-    const ModelShape& shape = m.shape;
-    int N = batch.rows(), C = shape.C;
-    {
-        Section timed("embedding", m.stream);
-        dev::embedding_forward(m.blocks[0].x, m.tokens, m.weight(m.table.list[WTE]),
-                               m.weight(m.table.list[WPE]), batch.first, batch.B, batch.T, C, m.stream);
+// this rank's logits (N, Vp / t) of the tokens in m.end.tokens; with Batch.first > 0 of one token that
+// follows those before. Generation, whose rows need not divide, passes ranks without sequence parallelism.
+inline void model_forward(Model& m, Batch batch, const Ranks& ranks) {
+    const Parameter &wte = m.table.list[WTE], &wpe = m.table.list[WPE];
+    embed_forward(m.blocks[0].x, m.end.tokens, m.weight(wte), m.weight(wpe), m.scratch, m.shape, ranks, batch,
+                  m.stream);
+    for (int l = 0; l < m.shape.L; l++) {
+        floatX* y = l + 1 < m.shape.L ? m.blocks[l + 1].x : m.end.x;
+        block_forward(y, m.blocks[l], m.block_weights(l).data(), m.scratch, m.shape, ranks, batch, m.stream);
     }
-    for (int l = 0; l < shape.L; l++) {
-        floatX* y = l + 1 < shape.L ? m.blocks[l + 1].x : m.x_end;
-        block_forward(y, m.blocks[l], m.block_weights(l).data(), m.scratch, shape, batch, m.stream);
-    }
-    {
-        Section timed("layer norm", m.stream);
-        dev::layernorm_forward(m.ln_end, m.end_mean, m.end_rstd, m.x_end, m.weight(m.table.end(LNF_W)),
-                               m.weight(m.table.end(LNF_B)), N, C, m.stream);
-    }
-    Section timed("linears", m.stream);
-    dev::matmul_forward(m.logits, m.ln_end, m.weight(m.table.list[WTE]), nullptr, N, C, shape.Vp, m.stream);
+    logits_forward(m.end, m.weight(m.table.end(LNF_W)), m.weight(m.table.end(LNF_B)), m.weight(wte),
+                   m.scratch, m.shape, ranks, batch, m.stream);
 }
+inline void model_forward(Model& m, Batch batch) { model_forward(m, batch, m.ranks); }
 
-// after model_forward: losses added to m.losses; with want_gradient the logits become dloss * their gradient
+// after model_forward: losses added to m.end.losses; with want_gradient the logits become dloss * their
+// gradient
 inline void model_loss(Model& m, Batch batch, real dloss, bool want_gradient) {
-    Section timed("cross entropy", m.stream);
-    dev::cross_entropy(m.losses, m.logits, m.targets, dloss, want_gradient, batch.rows(), m.shape.V,
-                       m.shape.Vp, m.stream);
+    loss_forward(m.end, dloss, want_gradient, m.shape, m.ranks, batch, m.stream);
 }
 
 // after model_loss with want_gradient: all gradients added to
 inline void model_backward(Model& m, Batch batch) {
-    const ModelShape& shape = m.shape;
-    int N = batch.rows(), C = shape.C;
     const Parameter &wte = m.table.list[WTE], &wpe = m.table.list[WPE];
-    {
-        Section timed("linears", m.stream);
-        dev::matmul_backward(m.scratch.branch, m.gradient(wte), nullptr, m.logits, m.ln_end, m.weight(wte),
-                             m.scratch.sums, N, C, shape.Vp, m.stream);
-    }
-    {
-        Section timed("layer norm", m.stream);
-        set_zero(m.scratch.d, (size_t)N * C * sizeof(floatX), m.stream);
-        dev::layernorm_backward(m.scratch.d, m.gradient(m.table.end(LNF_W)), m.gradient(m.table.end(LNF_B)),
-                                m.scratch.branch, m.x_end, m.weight(m.table.end(LNF_W)), m.end_mean,
-                                    m.end_rstd, m.scratch.sums, N, C, m.stream);
-    }
-    for (int l = shape.L - 1; l >= 0; l--)
-        block_backward(m.blocks[l], m.block_weights(l).data(), m.block_gradients(l).data(), m.scratch, shape,
-                       batch, m.stream);
-    Section timed("embedding", m.stream);
-    dev::embedding_backward(m.gradient(wte), m.gradient(wpe), m.tokens, m.scratch.d, batch.B, batch.T, C,
-                            m.stream);
+    logits_backward(m.end, m.weight(m.table.end(LNF_W)), m.weight(wte), m.gradient(m.table.end(LNF_W)),
+                    m.gradient(m.table.end(LNF_B)), m.gradient(wte), m.scratch, m.shape, m.ranks, batch,
+                        m.stream);
+    for (int l = m.shape.L - 1; l >= 0; l--)
+        block_backward(m.blocks[l], m.block_weights(l).data(), m.block_gradients(l).data(), m.scratch,
+                       m.shape, m.ranks, batch, m.stream);
+    embed_backward(m.gradient(wte), m.gradient(wpe), m.end.tokens, m.scratch, m.shape, m.ranks, batch,
+                   m.stream);
 }
 
 // windows (B, T + 1) on the host -> tokens and targets on the device
@@ -145,24 +121,48 @@ inline void load_batch(Model& m, const std::vector<int>& windows, Batch batch) {
             tokens[b * batch.T + t] = windows[b * (batch.T + 1) + t];
             targets[b * batch.T + t] = windows[b * (batch.T + 1) + t + 1];
         }
-    copy_to_device(m.tokens, tokens.data(), tokens.size() * sizeof(int), m.stream);
-    copy_to_device(m.targets, targets.data(), targets.size() * sizeof(int), m.stream);
+    copy_to_device(m.end.tokens, tokens.data(), tokens.size() * sizeof(int), m.stream);
+    copy_to_device(m.end.targets, targets.data(), targets.size() * sizeof(int), m.stream);
     synchronize(m.stream);  // the host's copies end here
 }
 
-// the sum of m.losses over the batch
+// the sum of this replica's losses over the batch
 inline double sum_losses(Model& m, Batch batch) {
     std::vector<real> losses(batch.rows());
-    copy_to_host(losses.data(), m.losses, losses.size() * sizeof(real), m.stream);
+    copy_to_host(losses.data(), m.end.losses, losses.size() * sizeof(real), m.stream);
     double sum = 0;
     for (real loss : losses) sum += loss;
     return sum;
 }
 
-inline void clear_losses(Model& m) { set_zero(m.losses, (size_t)m.B * m.shape.T * sizeof(real), m.stream); }
+inline void clear_losses(Model& m) {
+    set_zero(m.end.losses, (size_t)m.B * m.shape.T * sizeof(real), m.stream);
+}
+
+// numbers on the host of every rank, all of them everywhere
+inline std::vector<int64_t> gather_numbers(const comm::Group& g, const std::vector<int64_t>& mine,
+                                           const char* label) {
+    size_t n = mine.size();
+    std::vector<int64_t> all(n * g.size);
+    int64_t* shared = (int64_t*)device_malloc(all.size() * sizeof(int64_t), label);
+    copy_to_device(shared + g.rank * n, mine.data(), n * sizeof(int64_t), nullptr);
+    comm::all_gather(g, shared, shared + g.rank * n, (long)n, label, nullptr);
+    copy_to_host(all.data(), shared, all.size() * sizeof(int64_t), nullptr);
+    device_free(shared);
+    return all;
+}
+
+// a sum over ranks of a number on the host, always added in the order of the ranks
+inline double sum_over(const comm::Group& g, double x, const char* label) {
+    if (g.size == 1) return x;
+    double sum = 0;
+    for (int64_t bits : gather_numbers(g, {std::bit_cast<int64_t>(x)}, label))
+        sum += std::bit_cast<double>(bits);
+    return sum;
+}
 
 inline std::string memory_table(const std::vector<Arena>& arenas) {
-    std::string out = "memory\n";
+    std::string out = "memory of a rank\n";
     double total = 0;
     for (auto& a : arenas) out += text("  %-12s %9.1f MB\n", a.name, a.used * 1e-6), total += (double)a.used;
     return out + text("  %-12s %9.1f MB\n", "in all", total * 1e-6);

@@ -1,16 +1,48 @@
-// optimizer.h   AdamW over the flat buffers, the gradient norm, the learning rate
-//   master, m, v (elements) real; in fp32 and fp64 builds the parameters are their own master weights
-//   norm = L2 over all gradients; they are scaled by min(1, clip / (norm + 1e-6))
+// optimizer.h   AdamW over the flat buffers, shared by the data-parallel ranks (ZeRO stage 1)
+//   Every bucket of the flat buffers is cut in d equal slices; data-parallel rank i owns slice i: it gets the
+//   sum of the gradients there, holds master weights and moments for it alone, updates it, and all gather the
+//   new parameters. With one owner (--zero 0, or d = 1) each rank owns everything and sums all gradients.
+//   master, m, v (elements / d) real; in fp32 and fp64 builds the parameters are their own master weights
+//   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
+//   talks: reduce-scatter (or all-reduce) of gradients, all-gather of parameters, one sum for the norm
 #pragma once
 #include "../base/rng.h"
 #include "model.h"
 
+// the part of a parameter that this rank owns: n elements from `at` in the flat buffers, `state` in m and v
+struct Owned {
+    int parameter;
+    long at, n, state;
+};
+
+inline std::vector<Owned> owned_pieces(const ParameterTable& table, int owner) {
+    std::vector<Owned> out;
+    long state = 0;
+    std::vector<long> begin;
+    for (auto& b : table.buckets) {
+        begin.push_back(state);
+        state += b.elements / table.layout.d;
+    }
+    for (size_t i = 0; i < table.list.size(); i++) {
+        const Parameter& p = table.list[i];
+        const Bucket& b = table.buckets[p.bucket];
+        long slice = b.elements / table.layout.d, first = b.offset + owner * slice;
+        long from = std::max(first, p.offset), to = std::min(first + slice, p.offset + p.size);
+        if (from < to) out.push_back({(int)i, from, to - from, begin[p.bucket] + from - first});
+    }
+    return out;
+}
+
 struct Optimizer {
     real *master = nullptr, *m = nullptr, *v = nullptr;
     Arena arena = {"optimizer"};
-    long elements;
+    long elements;  // of m and v
+    int owner;      // this rank, among those that share the state
+    std::vector<Owned> owned;
 
-    explicit Optimizer(Model& model) : elements(model.table.elements) {}
+    explicit Optimizer(Model& model)
+        : elements(model.table.elements / model.table.layout.d),
+          owner(model.table.layout.d > 1 ? model.grid.data : 0), owned(owned_pieces(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
     ~Optimizer() { device_free(arena.base); }
 
@@ -22,10 +54,12 @@ struct Optimizer {
         arena = Arena{"optimizer"};
         if (!take) return place(arena);
         arena = allocate("optimizer", [&](Arena& a) { place(a); });
-        if (master_is_parameter) master = (real*)model.weights;
-        else set_zero(master, elements * sizeof(real), model.stream);
+        if (!master_is_parameter) set_zero(master, elements * sizeof(real), model.stream);
         set_zero(m, elements * sizeof(real), model.stream);
         set_zero(v, elements * sizeof(real), model.stream);
+    }
+    real* master_of(Model& model, const Owned& o) const {
+        return master_is_parameter ? (real*)model.weights + o.at : master + o.state;
     }
 };
 
@@ -38,15 +72,43 @@ inline double learning_rate(double tokens, double peak, double floor, double w, 
     return floor + (peak - floor) * 0.5 * (1 + std::cos(M_PI * progress));
 }
 
-// L2 norm over all gradients: a sum for each tensor, then over the table in its order
-inline double gradient_norm(Model& model) {
+// each rank's gradients -> the sums that this rank owns, in place
+inline void reduce_gradients(Model& model) {
+    Section timed("gradient reduction", model.stream);
+    const Grid& grid = model.grid;
+    for (auto& b : model.table.buckets) {
+        real* g = model.gradients + b.offset;
+        if (model.table.layout.d == 1) {
+            // mine -> all's
+            comm::all_reduce(grid.dp, g, b.elements, comm::Op::Sum, "gradients", model.stream);
+            continue;
+        }
+        long slice = b.elements / grid.d;
+        // -> my slice
+        comm::reduce_scatter(grid.dp, model.scratch.bucket, g, slice, "gradients", model.stream);
+        copy_on_device(g + grid.data * slice, model.scratch.bucket, slice * sizeof(real), model.stream);
+    }
+    if (!model.ranks.sequence) return;
+    for (auto& p : model.table.list)  // computed from this rank's rows alone
+        if (!p.split)
+            comm::all_reduce(grid.tp, model.gradient(p), p.size, comm::Op::Sum, p.name.c_str(), model.stream);
+}
+
+// L2 norm over all gradients, each counted once: a sum for each tensor, then over the table in its order
+inline double gradient_norm(Model& model, const Optimizer& o) {
     Section timed("gradient norm", model.stream);
     size_t tensors = model.table.list.size();
-    for (size_t i = 0; i < tensors; i++) {
-        const Parameter& p = model.table.list[i];
-        dev::square_sum(model.scratch.squares + i, model.gradient(p), model.scratch.square_parts, p.size,
-                        model.stream);
+    set_zero(model.scratch.squares, tensors * sizeof(double), model.stream);
+    for (auto& piece : o.owned) {
+        // tensor rank 0 counts it
+        if (!model.table.list[piece.parameter].split && model.grid.tensor > 0) continue;
+        // data rank 0 counts it
+        if (model.table.layout.d == 1 && model.grid.data > 0) continue;
+        dev::square_sum(model.scratch.squares + piece.parameter, model.gradients + piece.at,
+                        model.scratch.square_parts, piece.n, model.stream);
     }
+    comm::all_reduce(model.grid.world, model.scratch.squares, (long)tensors, comm::Op::Sum, "square sums",
+                     model.stream);
     std::vector<double> squares(tensors);
     copy_to_host(squares.data(), model.scratch.squares, tensors * sizeof(double), model.stream);
     double sum = 0;
@@ -56,36 +118,56 @@ inline double gradient_norm(Model& model) {
 
 // one update; step counts from 1; gradients return to 0. Returns the norm before clipping.
 inline double optimizer_step(Model& model, Optimizer& o, const Options& options, double rate, long step) {
-    double norm = gradient_norm(model);
+    reduce_gradients(model);
+    double norm = gradient_norm(model, o);
     double clip = options.clip > 0 ? std::min(1.0, options.clip / (norm + 1e-6)) : 1;
     Section timed("optimizer", model.stream);
     AdamW rule = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon, 0,
                   (real)(1 - std::pow(options.beta1, step)), (real)(1 - std::pow(options.beta2, step)),
                       (real)clip};
-    for (auto& p : model.table.list) {
-        rule.decay = p.decay ? (real)options.weight_decay : 0;
-        dev::adamw(model.weights + p.offset, o.master + p.offset, o.m + p.offset, o.v + p.offset,
-                   model.gradient(p), rule, p.size, model.stream);
+    for (auto& piece : o.owned) {
+        rule.decay = model.table.list[piece.parameter].decay ? (real)options.weight_decay : 0;
+        dev::adamw(model.weights + piece.at, o.master_of(model, piece), o.m + piece.state, o.v + piece.state,
+                   model.gradients + piece.at, rule, piece.n, model.stream);
     }
+    if (model.table.layout.d > 1)
+        for (auto& b : model.table.buckets) {
+            long slice = b.elements / model.grid.d;
+            floatX* w = model.weights + b.offset;
+            comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",
+                             model.stream);
+        }
     set_zero(model.gradients, model.table.elements * sizeof(real), model.stream);
     return norm;
 }
 
-// a tensor's values (p.size of them, padding included) become the master weights and, rounded, the parameters
-inline void store_parameter(Model& model, Optimizer* o, const Parameter& p, const std::vector<real>& values) {
-    std::vector<floatX> rounded(values.begin(), values.end());
-    copy_to_device(model.weights + p.offset, rounded.data(), rounded.size() * sizeof(floatX), model.stream);
-    if (o && !master_is_parameter)
-        copy_to_device(o->master + p.offset, values.data(), values.size() * sizeof(real), model.stream);
+// of a tensor's box (p.size values, padding included) what this rank owns -> master, m or v
+inline void store_owned(Model& model, const Optimizer& o, real* state, const Parameter& p,
+                        const std::vector<real>& values) {
+    for (auto& piece : o.owned)
+        if (model.table.list[piece.parameter].name == p.name)
+            copy_to_device(state + piece.state, values.data() + (piece.at - p.offset), piece.n * sizeof(real),
+                           model.stream);
     synchronize(model.stream);
 }
 
-// values from (seed, tensor's name, element) alone; padded rows of the vocabulary stay 0
+// this rank's box of a tensor becomes parameters and, where owned, master weights
+inline void store_parameter(Model& model, Optimizer* o, const Parameter& p, const std::vector<real>& values) {
+    std::vector<floatX> rounded(values.begin(), values.end());
+    copy_to_device(model.weights + p.offset, rounded.data(), rounded.size() * sizeof(floatX), model.stream);
+    if (o && !master_is_parameter) store_owned(model, *o, o->master, p, values);
+    synchronize(model.stream);
+}
+
+// values from (seed, tensor's name, element of the whole) alone; padded rows of the vocabulary stay 0
 inline void initialise(Model& model, Optimizer* o, uint64_t seed) {
     for (auto& p : model.table.list) {
         std::vector<real> values(p.size, 0);
-        if (p.deviation > 0) normals(values.data(), seed, purpose(p.name), 0, p.stored(), p.deviation);
-        else std::fill(values.begin(), values.end(), (real)p.constant);
+        if (p.deviation == 0) std::fill(values.begin(), values.end(), (real)p.constant);
+        else
+            p.each_run([&](long whole, long box, long n) {
+                normals(values.data() + box, seed, purpose(p.name), (uint64_t)whole, n, p.deviation);
+            });
         store_parameter(model, o, p, values);
     }
 }

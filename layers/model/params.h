@@ -1,6 +1,9 @@
 // params.h   the one table of tensors, read by initialisation, optimiser, gradient norm, checkpoint, export
-//   Names are GPT-2's. All parameters lie in one flat buffer in the order of the table, layer after layer,
-//   and their gradients, master weights and moments in buffers cut alike.
+//   Names are GPT-2's. All parameters of a rank lie in one flat buffer in the order of the table, layer after
+//   layer, and their gradients, master weights and moments in buffers cut alike.
+//   Over t tensor-parallel ranks a split tensor is cut in t equal boxes along one dimension; the others every
+//   rank holds whole. Buckets (the token embedding, the positions, each layer, the end) are padded so that d
+//   data-parallel ranks own equal slices of each, whatever the tensors' borders.
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
 #pragma once
 #include <cmath>
@@ -10,19 +13,39 @@
 
 struct Parameter {
     std::string name;
-    std::vector<long> shape;  // as checkpoints store it: the vocabulary unpadded, q, k and v per head
-    // elements in the flat buffer; more than the shape's where the vocabulary is padded
-    long size;
-    bool decay;               // takes part in weight decay: all but biases and layer norms
-    double deviation;         // of the initial normal distribution; 0: constant
+    // of the whole tensor, as checkpoints store it: q, k, v per head, V unpadded
+    std::vector<long> shape;
+    std::vector<long> start, count;  // this rank's box in it
+    bool split;                      // over tensor-parallel ranks; else every one of them holds it whole
+    long size;                       // elements in the flat buffer; more than the box's where V is padded
+    bool decay;                      // takes part in weight decay: all but biases and layer norms
+    double deviation;                // of the initial normal distribution; 0: constant
     double constant;
-    long offset;              // first element in the flat buffers; the table pads to whole 256-byte lines
-    long stored() const {
+    long offset;                     // first element in the flat buffers
+    int bucket;
+    static long product(const std::vector<long>& dims) {
         long n = 1;
-        for (long d : shape) n *= d;
+        for (long d : dims) n *= d;
         return n;
     }
+    long stored() const { return product(count); }
+    // runs of neighbours: run(first element in the whole tensor, first in the box, how many)
+    template <class Run>
+    void each_run(Run run) const {
+        long inner = 1, at = 0;  // elements from the split dimension inwards
+        size_t d = shape.size();
+        while (d > 0 && count[d - 1] == shape[d - 1]) inner *= shape[--d];
+        long cut = d ? count[d - 1] * inner : inner, rows = 1;
+        for (size_t i = 0; i + 1 < d; i++) rows *= shape[i];
+        for (long row = 0; row < rows; row++, at += cut)
+            run(d ? (row * shape[d - 1] + start[d - 1]) * inner : 0, at, cut);
+    }
 };
+
+struct Bucket { long offset, elements; };
+
+// how a model lies over ranks: t tensor-parallel, of which this is `tensor`, and d owners of each bucket
+struct Layout { int t = 1, tensor = 0, d = 1; };
 
 enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W, UP_B, DOWN_W, DOWN_B,
                   block_tensors };
@@ -30,16 +53,32 @@ enum EndTensor { LNF_W, LNF_B };  // after the last block
 constexpr int WTE = 0, WPE = 1, first_block = 2;  // before the first
 
 struct ParameterTable {
+    Layout layout;
     std::vector<Parameter> list;
+    std::vector<Bucket> buckets;
     long elements = 0;  // of a flat buffer, padding between tensors included
-    long count = 0;     // of parameters, vocabulary padding included
+    long count = 0;     // of the whole model's parameters, vocabulary padding included
 
-    void add(const std::string& name, std::vector<long> shape, bool decay, double deviation,
-             double constant = 0, long padded = 0) {
-        Parameter p = {name, shape, 0, decay, deviation, constant, elements};
-        p.size = padded ? padded : p.stored();
+    void begin_bucket() { buckets.push_back({elements, 0}); }
+    void end_bucket() {
+        long whole = 128L * layout.d;
+        buckets.back().elements = (elements - buckets.back().offset + whole - 1) / whole * whole;
+        elements = buckets.back().offset + buckets.back().elements;
+    }
+    // split: the dimension cut over tensor ranks, or -1; rows: of dimension 0, padding included
+    void add(const std::string& name, std::vector<long> shape, int split, bool decay, double deviation,
+             double constant = 0, long rows = 0) {
+        Parameter p = {name, shape, std::vector<long>(shape.size(), 0), shape, split >= 0, 0, decay,
+                       deviation, constant, elements, (int)buckets.size() - 1};
+        if (!rows) rows = shape[0];
+        count += Parameter::product(shape) / shape[0] * rows;
+        p.size = Parameter::product(shape) / shape[0] * rows / (split >= 0 ? layout.t : 1);
+        if (split >= 0) {
+            long part = (split == 0 ? rows : shape[split]) / layout.t, begin = part * layout.tensor;
+            p.start[split] = std::min(begin, shape[split]);
+            p.count[split] = std::min(begin + part, shape[split]) - p.start[split];
+        }
         list.push_back(p);
-        count += p.size;
         elements += (p.size + 127) / 128 * 128;
     }
     const Parameter& block(int layer, BlockTensor t) const {
@@ -50,28 +89,36 @@ struct ParameterTable {
 
 // N(0, s) with s = sqrt(1 / (3 C)); the two projections that feed the residual stream get s / sqrt(2 L)
 // (arXiv 2201.11990, section 3); biases 0, layer norm weights 1
-inline ParameterTable parameter_table(const ModelShape& m) {
+inline ParameterTable parameter_table(const ModelShape& m, Layout layout = {}) {
     ParameterTable t;
+    t.layout = layout;
     long C = m.C, NH = m.NH, HS = m.HS();
     double s = std::sqrt(1.0 / (3.0 * m.C)), s_out = s / std::sqrt(2.0 * m.L);
-    t.add("wte.weight", {m.V, C}, true, s, 0, (long)m.Vp * C);
-    t.add("wpe.weight", {m.T, C}, true, s);
+    t.begin_bucket();
+    t.add("wte.weight", {m.V, C}, 0, true, s, 0, m.Vp);
+    t.end_bucket(), t.begin_bucket();
+    t.add("wpe.weight", {m.T, C}, -1, true, s);
+    t.end_bucket();
     for (int l = 0; l < m.L; l++) {
         std::string h = "h." + std::to_string(l) + ".";
-        t.add(h + "ln_1.weight", {C}, false, 0, 1);
-        t.add(h + "ln_1.bias", {C}, false, 0);
-        t.add(h + "attn.c_attn.weight", {NH, 3, HS, C}, true, s);
-        t.add(h + "attn.c_attn.bias", {NH, 3, HS}, false, 0);
-        t.add(h + "attn.c_proj.weight", {C, NH, HS}, true, s_out);
-        t.add(h + "attn.c_proj.bias", {C}, false, 0);
-        t.add(h + "ln_2.weight", {C}, false, 0, 1);
-        t.add(h + "ln_2.bias", {C}, false, 0);
-        t.add(h + "mlp.c_fc.weight", {4 * C, C}, true, s);
-        t.add(h + "mlp.c_fc.bias", {4 * C}, false, 0);
-        t.add(h + "mlp.c_proj.weight", {C, 4 * C}, true, s_out);
-        t.add(h + "mlp.c_proj.bias", {C}, false, 0);
+        t.begin_bucket();
+        t.add(h + "ln_1.weight", {C}, -1, false, 0, 1);
+        t.add(h + "ln_1.bias", {C}, -1, false, 0);
+        t.add(h + "attn.c_attn.weight", {NH, 3, HS, C}, 0, true, s);
+        t.add(h + "attn.c_attn.bias", {NH, 3, HS}, 0, false, 0);
+        t.add(h + "attn.c_proj.weight", {C, NH, HS}, 1, true, s_out);
+        t.add(h + "attn.c_proj.bias", {C}, -1, false, 0);
+        t.add(h + "ln_2.weight", {C}, -1, false, 0, 1);
+        t.add(h + "ln_2.bias", {C}, -1, false, 0);
+        t.add(h + "mlp.c_fc.weight", {4 * C, C}, 0, true, s);
+        t.add(h + "mlp.c_fc.bias", {4 * C}, 0, false, 0);
+        t.add(h + "mlp.c_proj.weight", {C, 4 * C}, 1, true, s_out);
+        t.add(h + "mlp.c_proj.bias", {C}, -1, false, 0);
+        t.end_bucket();
     }
-    t.add("ln_f.weight", {C}, false, 0, 1);
-    t.add("ln_f.bias", {C}, false, 0);
+    t.begin_bucket();
+    t.add("ln_f.weight", {C}, -1, false, 0, 1);
+    t.add("ln_f.bias", {C}, -1, false, 0);
+    t.end_bucket();
     return t;
 }
