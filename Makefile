@@ -37,7 +37,7 @@ ifeq ($(filter $(PRECISION),bf16 fp32 fp64),)
 endif
 
 # ---- how each variant is compiled --------------------------------------------------------------------------
-BUILD    := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)
+BUILD    := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)$(if $(findstring command,$(origin COMM)),-$(COMM))
 PROGRAMS := train_gpt test_gpt tokenize convert
 CXXFLAGS ?= -O3 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
 HOST     := -std=c++20 -fopenmp -g -Wall -Wextra $(CXXFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)

@@ -3,6 +3,7 @@
 #   cpu fp64       ref against finite differences and PyTorch, to 1e-7 and 1e-10
 #   cpu fp32       what a user without a GPU runs, whole: data, training, kill -9 and resume, bad input
 #   emulated       every CUDA kernel against ref, in fp32 and bf16, in several orders of threads
+#   parallel       tensor- and data-parallel layouts under mpirun, each equal to one process to 1e-10
 #   cuda           the same on a GPU, where there is one
 # More is checked where ../shared/data has GPT-2's vocabulary and real text.
 set -uo pipefail
@@ -51,6 +52,19 @@ if nvidia-smi -L > /dev/null 2>&1 && command -v nvcc > /dev/null; then
 fi
 variant cpu fp32  # last, so that ./train_gpt is the one of this machine without a GPU
 
+echo "== tensor and data parallel, cpu, fp64"
+if command -v mpirun > /dev/null; then
+    python3 scripts/test_parallel.py build/cpu-fp64 | tee "$work/out"
+    if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        bad "scripts/test_parallel.py ended early"
+    fi
+else
+    bad "mpirun is not here: run scripts/install.sh"
+fi
+
 echo "== whole programs"
 cat Makefile layers/*.cuh > "$work/text.txt"
 expect "tokenize" ./tokenize --vocabulary bytes --validation 0.1 --output "$work/text" "$work/text.txt"
@@ -59,10 +73,13 @@ expect "tokenize" ./tokenize --vocabulary bytes --validation 0.1 --output "$work
 run="--train $work/text.train.bin --layers 2 --hidden 32 --heads 2 --sequence 24 --batch 4 --micro-batch 2 --steps 5"
 expect "a run in ref" build/cpu-fp32/train_gpt $run --metrics "$work/ref.jsonl"
 expect "a run in emulation" build/emulated-fp32/train_gpt $run --metrics "$work/emulated.jsonl"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+expect "the kernels over two tensor-parallel ranks" env OMP_NUM_THREADS=1 mpirun -n 2 build/emulated-fp32/train_gpt $run \
+    --tensor-parallel 2 --pad-vocabulary 128 --metrics "$work/emulated2.jsonl"
 expect "emulation and ref train alike" python3 - "$work" <<'PYTHON'
 import json, sys
-a, b = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{n}.jsonl")] for n in ("ref", "emulated"))
-assert len(a) == 5 and all(abs(x - y) < 1e-4 for x, y in zip(a, b)), (a, b)
+a, b, c = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{n}.jsonl")] for n in ("ref", "emulated", "emulated2"))
+assert len(a) == 5 and all(abs(x - y) < 1e-4 and abs(x - z) < 1e-4 for x, y, z in zip(a, b, c)), (a, b, c)
 PYTHON
 
 # a checkpoint to Hugging Face's form and back: the same weights
