@@ -190,6 +190,7 @@ __global__ void poison_kernel(float* out) {
     out[threadIdx.x] = x[threadIdx.x];
 }
 __global__ void order_kernel(int* out, int* next) { out[atomicAdd(next, 1)] = threadIdx.x; }
+__global__ void stamp_kernel(int* out) { *out = 7; }
 // neighbour's value through shared memory: right only with the barrier, in any order of threads
 __global__ void neighbour_kernel(int* out, bool barrier) {
     SHARED(int, x, 64);
@@ -209,38 +210,73 @@ __global__ void warp_kernel(int* out) {
 
 void test_emulated() {
     std::vector<int> out(1024, 0), next(1, 0);
-    refuses("waits for ever: 1 of 64 threads never reach its __syncthreads()",
-            [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, out.data()); });
-    refuses("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits",
-            [&] { LAUNCH(missing_lane_kernel, 1, 32, 0, nullptr, out.data()); });
-    refuses("not in its own mask", [&] { LAUNCH(foreign_mask_kernel, 1, 32, 0, nullptr, out.data()); });
-    refuses("a block has 1 to 1024 threads", [&] { LAUNCH(order_kernel, 1, 1025, 0, nullptr, out.data(),
-                                                          next.data()); });
+    int *o = out.data(), *n = next.data();
+    auto refused = [](const std::string& part, auto launch) {
+        refuses(part, [&] { launch(), synchronize(nullptr); });
+    };
+    refused("waits for ever: 1 of 64 threads never reach its __syncthreads()",
+            [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, o); });
+    refused("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits",
+            [&] { LAUNCH(missing_lane_kernel, 1, 32, 0, nullptr, o); });
+    refused("not in its own mask", [&] { LAUNCH(foreign_mask_kernel, 1, 32, 0, nullptr, o); });
+    refused("a block has 1 to 1024 threads", [&] { LAUNCH(order_kernel, 1, 1025, 0, nullptr, o, n); });
     std::vector<float> poison(4, 0);
-    LAUNCH(poison_kernel, 1, 4, 0, nullptr, poison.data());
+    float* p = poison.data();
+    LAUNCH(poison_kernel, 1, 4, 0, nullptr, p);
+    synchronize(nullptr);
     check(std::isnan(poison[0]) && std::isnan(poison[3]), "shared memory starts as NaN");
     std::vector<int> first;
     int wrong = 0;
     for (unsigned seed = 1; seed <= 4; seed++) {
         emulated::seed = seed;
         next[0] = 0;
-        LAUNCH(order_kernel, 1, 64, 0, nullptr, out.data(), next.data());
+        LAUNCH(order_kernel, 1, 64, 0, nullptr, o, n);
+        synchronize(nullptr);
         std::vector<int> order(out.begin(), out.begin() + 64);
         check(order != first, "another seed, another order of threads");
         first = order;
         std::sort(order.begin(), order.end());
         check(order[0] == 0 && order[63] == 63 && std::unique(order.begin(), order.end()) == order.end(),
               "each thread ran once");
-        LAUNCH(neighbour_kernel, 1, 64, 0, nullptr, out.data(), true);
+        LAUNCH(neighbour_kernel, 1, 64, 0, nullptr, o, true);
+        synchronize(nullptr);
         for (int i = 0; i < 64; i++) wrong += out[i] != (i + 1) % 64;
-        LAUNCH(warp_kernel, 3, 96, 0, nullptr, out.data());
+        LAUNCH(warp_kernel, 3, 96, 0, nullptr, o);
+        synchronize(nullptr);
         for (int i = 0; i < 96; i++) wrong += out[i] != 1;
     }
     check(wrong == 0, text("barriers and warp votes: %d wrong values", wrong));
-    LAUNCH(neighbour_kernel, 1, 64, 0, nullptr, out.data(), false);
+    LAUNCH(neighbour_kernel, 1, 64, 0, nullptr, o, false);
+    synchronize(nullptr);
     int stale = 0;
     for (int i = 0; i < 64; i++) stale += out[i] == -1;
     check(stale > 0, "without its barrier a kernel reads poison");
+    // two streams: the second reads what the first writes, with an event between them and without
+    int early[2] = {0, 0};
+    for (bool with_event : {true, false}) {
+        cudaStream_t a, b;
+        cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking);
+        cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
+        Event written, read;
+        for (unsigned round = 0; round < 100; round++) {
+            emulated::seed = round + 1;
+            int *from = &out[2 * round], *to = from + 1;
+            *from = -1;
+            LAUNCH(stamp_kernel, 1, 1, 0, a, from);
+            written.record(a);
+            if (with_event) written.hold(b);
+            copy_on_device(to, from, sizeof(int), b);
+            read.record(b);
+            read.hold(a);
+            set_zero(from, sizeof(int), a);
+            synchronize(a), synchronize(b);
+            early[with_event] += *to < 0;
+            check(*from == 0, "a stream keeps its order");
+        }
+        cudaStreamDestroy(a), cudaStreamDestroy(b);
+    }
+    check(early[true] == 0, "an event orders two streams");
+    check(early[false] > 10, text("without it the second is too early: %d of 100 times", early[false]));
     emulated::seed = 1;
 }
 #endif
@@ -639,26 +675,26 @@ struct Trial {  // a small model with its optimiser
     Optimizer optimizer;
     long step = 0;
     explicit Trial(const Options& o, const ModelShape& shape, int B)
-        : options(o), model(shape, Grid{}, B, true), optimizer(model) {
+        : options(o), model(shape, Grid{}, {.B = B}), optimizer(model) {
         model.memory(true);
         optimizer.memory(model, true);
         initialise(model, &optimizer, 7);
     }
     // the mean loss over windows (batch, T + 1), micro-batch by micro-batch, and one update
     double train(const std::vector<int>& windows, double rate, bool update = true) {
-        int row = model.shape.T + 1, rows = (int)windows.size() / row;
+        int row = model.shape.T + 1, B = model.setup.B, rows = (int)windows.size() / row;
         double tokens = (double)rows * model.shape.T;
-        Batch batch = {model.B, model.shape.T};
+        Batch batch = {B, model.shape.T};
+        Slot& slot = model.slots[0];
         clear_losses(model);
-        for (int first = 0; first < rows; first += model.B) {
-            load_batch(model, {windows.begin() + first * row, windows.begin() + (first + model.B) * row},
+        for (int first = 0; first < rows; first += B) {
+            load_batch(model, slot, {windows.begin() + first * row, windows.begin() + (first + B) * row},
                        batch);
-            model_forward(model, batch);
-            model_loss(model, batch, (real)(1 / tokens), true);
-            model_backward(model, batch);
+            chunk_forward(model, 0, slot, 0, batch, model.ranks);
+            chunk_backward(model, 0, slot, 0, 0, batch, (real)(1 / tokens), first + B == rows);
         }
         if (update) optimizer_step(model, optimizer, options, rate, ++step);
-        return sum_losses(model, batch) / tokens;
+        return sum_losses(model) / tokens;
     }
     std::vector<real> weights(const Parameter& p) {
         std::vector<floatX> out(p.stored());
@@ -703,8 +739,9 @@ void test_pytorch() {
     std::vector<double> windows = list(j.at("windows", name));
     std::vector<int> w(windows.begin(), windows.end());
     Batch batch = {B, T};
-    load_batch(m, w, batch);
-    model_forward(m, batch);
+    load_batch(m, m.slots[0], w, batch);
+    chunk_forward(m, 0, m.slots[0], 0, batch, m.ranks);
+    model_logits(m, m.slots[0], batch, m.ranks);
     std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
     copy_to_host(logits.data(), m.end.logits, logits.size() * sizeof(floatX), nullptr);
     for (int n = 0; n < B * T; n++) unpadded.insert(unpadded.end(), &logits[n * Vp], &logits[n * Vp] + V);
@@ -715,7 +752,7 @@ void test_pytorch() {
         if (step > 0) continue;
         for (auto& p : m.table.list) {
             std::vector<real> g(p.stored());
-            copy_to_host(g.data(), m.gradient(p), g.size() * sizeof(real), nullptr);
+            copy_to_host(g.data(), m.gradients + p.offset, g.size() * sizeof(real), nullptr);
             std::vector<double> want = list(j.at("gradients", name).at(p.name, name));
             close("gradient of " + p.name, g, want, tolerance);
         }

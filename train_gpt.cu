@@ -1,176 +1,17 @@
-// train_gpt.cu   trains a GPT: start, plan, train, evaluate, sample, save
+// train_gpt.cu   trains a GPT: start, build, train, evaluate, sample, save
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
-//   Read on from here into layers/model/model.h, then block.h, then the layers in the block's order.
+//   Read on from here into layers/model/model.h, stage.h and block.h, then the layers in the block's order.
 #include <signal.h>
-#include <optional>
-#include "data/loader.h"
+#include <sys/resource.h>
+#include "comm/schedule.h"
 #include "layers/base/peak.h"
-#include "layers/model/checkpoint.h"
 #include "layers/model/generate.h"
+#include "layers/model/replicas.h"
+#include "layers/model/run.h"
 
 volatile sig_atomic_t stop_requested = 0;
 
-struct Run {
-    Options options;
-    Grid grid;
-    RunState state;
-    long last_step = 0;
-    std::optional<Loader> train, validation;
-    std::optional<Vocabulary> vocabulary;
-    std::vector<Checkpoint> checkpoints;  // to resume from, newest first
-    std::unique_ptr<Model> model;
-    std::unique_ptr<Optimizer> optimizer;
-    double validation_loss = NAN;
-    bool speaks() const { return grid.world.rank == 0; }  // one rank prints
-};
-
-// ---- start: settle every open setting, or refuse ----------------------------------------------------------
-
-// a checkpoint brings the model's shape and seed; options that were named must agree with it
-void take_from_checkpoint(Run& run) {
-    Options& o = run.options;
-    const RunState& saved = run.checkpoints[0].state;
-    if (o.has("model")) {
-        const Preset& p = find_preset(o.model);
-        int* settings[] = {&o.layers, &o.hidden, &o.heads, &o.sequence};
-        int values[] = {p.layers, p.hidden, p.heads, p.sequence};
-        const char* names[] = {"layers", "hidden", "heads", "sequence"};
-        for (int i = 0; i < 4; i++)
-            if (!o.has(names[i])) *settings[i] = values[i], o.given.insert(names[i]);
-    }
-    struct { const char* name; int* setting; int saved; } all[] = {
-        {"layers", &o.layers, saved.shape.L},       {"hidden", &o.hidden, saved.shape.C},
-        {"heads", &o.heads, saved.shape.NH},        {"sequence", &o.sequence, saved.shape.T},
-        {"vocabulary", &o.vocabulary, saved.shape.V}};
-    for (auto& a : all) {
-        if (o.has(a.name) && *a.setting != a.saved)
-            fail("--resume %s: the checkpoint has %s %d, the options say %d: leave the option out, or start "
-                 "a new run without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
-        *a.setting = a.saved;
-    }
-    if (o.has("seed") && o.seed != saved.seed)
-        fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(),
-             saved.seed, o.seed);
-    o.seed = saved.seed;
-    run.state = saved;
-}
-
-// the vocabulary to print and read text with: --tokenizer's, the checkpoint's, or the one beside the tokens
-void open_vocabulary(Run& run) {
-    Options& o = run.options;
-    std::string spec = o.tokenizer;
-    if (spec.empty() && !run.checkpoints.empty() && !run.state.tokenizer.empty())
-        spec = run.state.tokenizer == "bytes" ? "bytes" : run.checkpoints[0].folder + "/vocab.bpe";
-    if (spec.empty() && run.train && run.train->files[0].kind == "bytes") spec = "bytes";
-    if (spec.empty() && run.train && run.train->files[0].kind == "bpe") {
-        for (const char* ending : {".train.bin", ".bin"}) {
-            std::string path = o.train[0];
-            if (!path.ends_with(ending)) continue;
-            path = path.substr(0, path.size() - strlen(ending)) + ".vocab.bpe";
-            if (access(path.c_str(), R_OK) == 0) spec = path;
-        }
-    }
-    if (spec.empty() && (o.sample_every || !o.generate.empty()))
-        fail("%s wants to know the vocabulary: give --tokenizer bytes or PATH/vocab.bpe",
-             o.sample_every ? "--sample-every" : "--generate");
-    if (spec.empty()) return;
-    run.vocabulary = Vocabulary::open(spec);
-    if (run.vocabulary->size() != o.vocabulary)
-        fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(),
-             run.vocabulary->size(), o.vocabulary);
-    run.state.tokenizer = run.vocabulary->kind;
-}
-
-void settle_schedule(Run& run) {
-    Options& o = run.options;
-    int d = run.grid.d, share = o.batch / d;
-    if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
-    if (!o.micro_batch)
-        for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
-    if (share % o.micro_batch)
-        fail("--micro-batch %d does not divide --batch %d%s: choose %s", o.micro_batch, o.batch,
-             d > 1 ? text(" / %d data-parallel ranks", d).c_str() : "",
-                 divisors_near(share, o.micro_batch).c_str());
-    if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
-    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
-    double step_tokens = (double)o.batch * o.sequence;
-    if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
-    run.last_step = o.steps;
-    if (o.until_tokens) {
-        long left = (long)std::ceil(((double)o.until_tokens - (double)run.state.tokens) / step_tokens);
-        run.last_step = std::min(run.last_step, run.state.step + std::max(0L, left));
-    }
-    double tokens = (double)run.last_step * step_tokens;
-    if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
-    if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
-    if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)tokens;
-    if (o.warmup_tokens < 0) o.warmup_tokens = o.decay_tokens / 100;
-    if (o.warmup_tokens > o.decay_tokens)
-        fail("--warmup-tokens %ld is more than --decay-tokens %ld: lower it", o.warmup_tokens,
-             o.decay_tokens);
-}
-
-void settle_tensor_parallel(Run& run) {
-    const Options& o = run.options;
-    int t = run.grid.t;
-    if (o.sequence_parallel != "yes" && o.sequence_parallel != "no")
-        fail("--sequence-parallel %s: wants yes or no", o.sequence_parallel.c_str());
-    if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
-    if (o.heads % t)
-        fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",
-             o.heads, t, o.heads, divisors_near(o.heads, t).c_str());
-    if (run.state.shape.Vp % t)
-        fail("a vocabulary padded to %d over %d tensor-parallel ranks: choose --pad-vocabulary %d",
-             run.state.shape.Vp, t, o.pad_vocabulary * t);
-    if (o.sequence % t && o.sequence_parallel == "yes")
-        fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
-             "no", o.sequence, t, t);
-}
-
-void plan(Run& run) {
-    Options& o = run.options;
-    bool training = o.generate.empty();
-    if (!training && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
-    if (training && o.train.empty())
-        fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
-    if (!o.resume.empty()) {
-        run.checkpoints = find_checkpoints(o.resume);
-        take_from_checkpoint(run);
-    }
-    if (training) {
-        find_preset(o.model);
-        int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
-        run.train.emplace(o.train, T, (uint64_t)o.seed);
-        if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
-    }
-    run.state.shape = model_shape(o, run.train ? run.train->file_vocabulary() : 0);
-    settle_tensor_parallel(run);
-    run.state.seed = o.seed;
-    for (auto* loader : {&run.train, &run.validation}) {
-        if (!*loader) continue;
-        int V = (*loader)->file_vocabulary();
-        if (V && V != o.vocabulary)
-            fail("%s: has a vocabulary of %d, the model of %d: give --vocabulary %d or other files",
-                 (*loader)->files[0].path.c_str(), V, o.vocabulary, V);
-        (*loader)->V = o.vocabulary;
-    }
-    open_vocabulary(run);
-    settle_schedule(run);
-    if (run.speaks() && run.train && run.state.windows && run.state.windows != run.train->windows())
-        printf("note: the training set has %llu windows, the checkpoint's had %llu: this is other data\n",
-               (unsigned long long)run.train->windows(), (unsigned long long)run.state.windows);
-    if (run.train) run.state.windows = run.train->windows();
-    if (!o.save.empty()) {
-        std::error_code e;
-        std::filesystem::create_directories(o.save, e);
-        if (e || access(o.save.c_str(), W_OK) != 0)
-            fail("--save %s: cannot be written: %s", o.save.c_str(),
-                 e ? e.message().c_str() : strerror(errno));
-    }
-    if (!o.save.empty() && o.resume != o.save && !list_checkpoints(o.save).empty())
-        fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
-             "folder", o.save.c_str(), o.save.c_str());
-}
+// ---- build ------------------------------------------------------------------------------------------------
 
 // Model FLOPs a token: 6 N + 6 L C T
 double flops_per_token(const Run& run) {
@@ -187,94 +28,203 @@ void print_settings(const Run& run) {
     }
     std::string device = device_name();
     double peak = device_peak(device);
-    printf("model     %ld parameters, vocabulary %d padded to %d\n", run.model->table.count,
+    printf("model     %ld parameters, vocabulary %d padded to %d\n", parameter_table(run.state.shape).count,
            run.state.shape.V, run.state.shape.Vp);
     if (run.grid.world.size > 1) printf("%s", print_grid(run.grid).c_str());
     printf("device    %s, %s; %s\n", device.c_str(), PRECISION_NAME,
            peak > 0 ? text("peak %.0f TFLOP/s", peak * 1e-12).c_str() : "peak unknown, so no MFU");
 }
 
-void build(Run& run) {
+// how micro-batches pass through the pipeline
+PipelineShape pipeline_shape(Options& o, const Grid& grid) {
+    PipelineShape s = {o.pipeline_parallel, o.batch / grid.d / o.micro_batch, o.pipeline_chunks, 1};
+    if (s.v == 1) s.N = s.m;
+    else s.N = o.has("pipeline-group") ? o.pipeline_group : default_group(s.p, s.m);
+    if (o.generate.empty()) check_pipeline(s);
+    if (s.v > 1) o.pipeline_group = s.N;
+    return s;
+}
+
+Setup setup_of(const Run& run, const Schedule& schedule) {
     const Options& o = run.options;
-    bool training = o.generate.empty();
-    device_name();  // refuses where there is none
-    int owners = training && o.zero == 1 ? run.grid.d : 1;
-    run.model = std::make_unique<Model>(run.state.shape, run.grid, training ? o.micro_batch : 1, training,
-                                        training && o.sequence_parallel == "yes", owners);
-    if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
-    run.model->memory(false);
-    std::vector<Arena> arenas = run.model->arenas;
-    if (training) {
-        run.optimizer->memory(*run.model, false);
-        arenas.push_back(run.optimizer->arena);
-        if (run.speaks()) print_settings(run), printf("%s", memory_table(arenas).c_str());
-        fflush(stdout);
+    int v = o.pipeline_chunks;
+    if (!o.generate.empty()) return {.training = false, .chunks = v, .slots = v, .streams = 0};
+    return {o.micro_batch, true, o.sequence_parallel == "yes", o.recompute == "full", schedule.shape.m > 1,
+            o.zero == 1 ? run.grid.d : 1, v, schedule.slots, schedule.inputs, schedule.gradients};
+}
+
+// the arenas of a rank on a stage, measured
+std::vector<Arena> measure(const Run& run, const PipelineShape& shape, int stage) {
+    Grid place = run.grid;
+    place.stage = stage;
+    Model model(run.state.shape, place, setup_of(run, make_schedule(stage, shape)));
+    Optimizer optimizer(model);
+    model.memory(false), optimizer.memory(model, false);
+    std::vector<Arena> arenas = model.arenas;
+    arenas.push_back(optimizer.arena);
+    return arenas;
+}
+
+void print_plan(const Run& run, const PipelineShape& shape) {
+    print_settings(run);
+    std::vector<std::string> titles;
+    std::vector<std::vector<Arena>> memory;
+    for (int stage = 0; stage < run.grid.p; stage++) {
+        if (run.grid.p > 4 && stage > 1 && stage < run.grid.p - 1) continue;
+        titles.push_back(run.grid.p == 1 ? "a rank" : text("stage %d", stage));
+        memory.push_back(measure(run, shape, stage));
     }
-    run.model->memory(true);
-    if (training) run.optimizer->memory(*run.model, true);
-    if (run.checkpoints.empty()) return initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
-    for (auto& checkpoint : run.checkpoints) {  // the newest that is whole to the last byte
+    printf("%s", memory_table(titles, memory).c_str());
+    fflush(stdout);
+}
+
+// the newest checkpoint that every rank finds whole to the last byte
+void resume(Run& run) {
+    bool training = run.options.generate.empty();
+    for (auto& checkpoint : run.checkpoints) {
+        double damaged = 0;
         try {
             load_checkpoint(checkpoint, *run.model, run.optimizer.get());
-            uint64_t windows = run.state.windows;
-            run.state = checkpoint.state;
-            run.state.shape = run.model->shape, run.state.windows = windows;
-            if (training && run.speaks())
-                printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
-            return;
         } catch (const Error& e) {
             fprintf(stderr, "passed over: %s\n", e.what());
+            damaged = 1;
+        }
+        if (comm::sum_over(run.grid.world, damaged, "damaged checkpoints") > 0) continue;
+        uint64_t windows = run.state.windows;
+        run.state = checkpoint.state;
+        run.state.shape = run.model->shape, run.state.windows = windows;
+        if (training && run.speaks())
+            printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
+        return;
+    }
+    fail("--resume %s: no checkpoint is whole", run.options.resume.c_str());
+}
+
+void build(Run& run, const Schedule& schedule) {
+    const Options& o = run.options;
+    bool training = o.generate.empty();
+    if (training && run.speaks()) print_plan(run, schedule.shape);
+    run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(run, schedule));
+    if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
+    run.model->memory(true);
+    if (training) run.optimizer->memory(*run.model, true);
+    if (run.checkpoints.empty()) initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
+    else resume(run);
+}
+
+// ---- the pipeline: a schedule's instructions, one after the other --------------------------------------------
+
+// fills windows (B, T + 1), if there are any to fill, with a micro-batch of this replica; says its size
+using Load = std::function<Batch(int micro, std::vector<int>* windows)>;
+
+// the messages from list[at] on that stand in one group; returns the last
+size_t exchange(Model& m, const std::vector<Instruction>& list, size_t at, const Load& load) {
+    using I = Instruction;
+    Grid& g = m.grid;
+    size_t end = at;
+    while (end + 1 < list.size() && list[end + 1].group == list[at].group) end++;
+    comm::group_begin();
+    for (size_t i = at; i <= end; i++) {
+        const I& op = list[i];
+        Batch batch = load(op.micro, nullptr);
+        if (op.kind == I::SendForward) post_send(m, g.forward_out, m.slots[op.slot].y, "activations", batch);
+        if (op.kind == I::SendBackward)
+            post_send(m, g.backward_out, m.streams[op.gradient].x, "their gradient", batch);
+        if (op.kind == I::ReceiveForward)
+            post_receive(m, g.forward_in, m.inputs[op.input], "activations", batch);
+        if (op.kind == I::ReceiveBackward)
+            post_receive(m, g.backward_in, m.streams[op.gradient], "their gradient", batch);
+    }
+    comm::group_end();
+    for (size_t i = at; i <= end; i++) {
+        const I& op = list[i];
+        if (op.kind == I::SendForward) m.slots[op.slot].sent = comm::mark(g.forward_out.channel);
+        if (op.kind == I::SendBackward) m.streams[op.gradient].sent = comm::mark(g.backward_out.channel);
+        if (op.kind == I::ReceiveForward) m.inputs[op.input].arrived = comm::mark(g.forward_in.channel);
+        if (op.kind == I::ReceiveBackward) m.streams[op.gradient].arrived = comm::mark(g.backward_in.channel);
+    }
+    return end;
+}
+
+// all micro-batches through this rank's stage; losses are added to end.losses on the last
+void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
+    std::vector<int> windows;
+    for (size_t i = 0; i < schedule.list.size(); i++) {
+        const Instruction& op = schedule.list[i];
+        if (!op.computes()) {
+            i = exchange(m, schedule.list, i, load);
+            continue;
+        }
+        Slot& slot = m.slots[op.slot];
+        Batch batch = load(op.micro, nullptr);
+        if (op.kind == Instruction::Forward) {
+            if (m.first(op.chunk) || m.last(op.chunk))
+                load(op.micro, &windows), load_batch(m, slot, windows, batch);
+            await_message(m, m.inputs[op.input], "activations, whole", batch);
+            chunk_forward(m, op.chunk, slot, op.input, batch, m.ranks);
+            if (!schedule.shape.training && m.last(op.chunk)) model_loss(m, slot, batch);
+        } else {
+            await_message(m, m.streams[op.gradient], "their gradient, whole", batch);
+            chunk_backward(m, op.chunk, slot, op.input, op.gradient, batch, dloss,
+                           op.micro == schedule.shape.m - 1);
         }
     }
-    fail("--resume %s: no checkpoint is whole", o.resume.c_str());
+    finish_messages(m);
 }
 
 // ---- train, evaluate, sample, save ------------------------------------------------------------------------
 
+// what the last stage has in end.losses, over all replicas; also whether a signal has reached any rank
+double sum_all_losses(Run& run, bool& stop) {
+    const Grid& g = run.grid;
+    double loss = g.last() && g.tensor == 0 ? sum_losses(*run.model) : 0, sum = 0;
+    std::vector<int64_t> all =
+        comm::gather_numbers(g.world, {std::bit_cast<int64_t>(loss), stop_requested}, "loss");
+    for (size_t i = 0; i < all.size(); i += 2) sum += std::bit_cast<double>(all[i]), stop |= all[i + 1] > 0;
+    return sum;
+}
+
 // one optimiser step over --batch sequences; returns the mean loss, and the gradient norm through `norm`
-double train_step(Run& run, double rate, double& norm) {
+double train_step(Run& run, const Schedule& schedule, double rate, double& norm, bool& stop) {
     Model& m = *run.model;
     const Options& o = run.options;
-    int T = m.shape.T;
-    Batch batch = {o.micro_batch, T};
-    std::vector<int> windows((size_t)o.micro_batch * (T + 1));
-    double tokens = (double)o.batch * T, loss = 0;
+    int T = m.shape.T, B = o.micro_batch;
+    double tokens = (double)o.batch * T;
     clear_losses(m);
     // micro-batches go round the data-parallel ranks
-    for (int done = run.grid.data * o.micro_batch; done < o.batch; done += run.grid.d * o.micro_batch) {
-        for (int b = 0; b < o.micro_batch; b++)
-            run.train->sample(&windows[(size_t)b * (T + 1)], run.state.samples + done + b);
-        load_batch(m, windows, batch);
-        model_forward(m, batch);
-        model_loss(m, batch, (real)(1 / tokens), true);
-        model_backward(m, batch);
-    }
-    loss = sum_over(run.grid.dp, sum_losses(m, batch), "loss") / tokens;
+    execute(m, schedule, [&](int micro, std::vector<int>* windows) -> Batch {
+        if (windows) windows->resize((size_t)B * (T + 1));
+        for (int b = 0; windows && b < B; b++)
+            run.train->sample(&(*windows)[(size_t)b * (T + 1)],
+                              run.state.samples + ((uint64_t)micro * run.grid.d + run.grid.data) * B + b);
+        return {B, T};
+    }, (real)(1 / tokens));
+    double loss = sum_all_losses(run, stop) / tokens;
     norm = optimizer_step(m, *run.optimizer, o, rate, run.state.step + 1);
     run.state.step++, run.state.samples += o.batch, run.state.tokens += (uint64_t)tokens;
     return loss;
 }
 
 // the mean loss over at most --evaluate-batches micro-batches, spread evenly over the validation set
-double evaluate(Run& run) {
+double evaluate(Run& run, bool& stop) {
     Model& m = *run.model;
+    const Grid& g = run.grid;
     int T = m.shape.T;
-    uint64_t all = run.validation->windows();
-    uint64_t count = std::min(all, (uint64_t)run.options.evaluate_batches * m.B);
-    double sum = 0;
-    for (uint64_t done = (uint64_t)run.grid.data * m.B; done < count; done += (uint64_t)run.grid.d * m.B) {
-        Batch batch = {(int)std::min((uint64_t)m.B, count - done), T};
-        std::vector<int> windows((size_t)batch.B * (T + 1));
-        for (int b = 0; b < batch.B; b++)
-            run.validation->window(&windows[(size_t)b * (T + 1)],
-                                   (uint64_t)((double)(done + b) * (double)all / (double)count));
-        load_batch(m, windows, batch);
-        clear_losses(m);
-        model_forward(m, batch);
-        model_loss(m, batch, 0, false);
-        sum += sum_losses(m, batch);
-    }
-    return sum_over(run.grid.dp, sum, "validation loss") / ((double)count * T);
+    uint64_t all = run.validation->windows(), B = m.setup.B;
+    uint64_t count = std::min(all, run.options.evaluate_batches * B), batches = (count + B - 1) / B;
+    int mine = (int)((batches + g.d - 1 - g.data) / g.d);  // micro-batches go round here as well
+    PipelineShape shape = {g.p, mine, run.options.pipeline_chunks, g.p, false};
+    clear_losses(m);
+    execute(m, make_schedule(g.stage, shape), [&](int micro, std::vector<int>* windows) -> Batch {
+        uint64_t first = ((uint64_t)micro * g.d + g.data) * B;
+        Batch batch = {(int)std::min(B, count - first), T};
+        if (windows) windows->resize((size_t)batch.B * (T + 1));
+        for (int b = 0; windows && b < batch.B; b++)
+            run.validation->window(&(*windows)[(size_t)b * (T + 1)],
+                                   (uint64_t)((double)(first + b) * (double)all / (double)count));
+        return batch;
+    }, 0);
+    return sum_all_losses(run, stop) / ((double)count * T);
 }
 
 void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
@@ -301,6 +251,7 @@ void save(Run& run) {
     }
     save_checkpoint(o.save, run.state, source_of(*run.model, *run.optimizer), record + "}",
                     run.vocabulary ? &*run.vocabulary : nullptr, o.keep);
+    run.model->clear_gradients();  // their memory was used
     if (run.speaks()) printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
 }
 
@@ -328,7 +279,7 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
     if (!run.speaks()) return;
     const Options& o = run.options;
     double speed = (double)o.batch * run.model->shape.T / step_seconds;
-    double peak = device_peak(device_name());
+    double peak = device_peak(device_name()) * run.grid.world.size;
     if (!o.metrics.empty()) {
         std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
                                 (unsigned long long)run.state.tokens, loss);
@@ -354,7 +305,7 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
     fflush(stdout);
 }
 
-void train(Run& run) {
+void train(Run& run, const Schedule& schedule) {
     const Options& o = run.options;
     auto every = [&](long n) { return n && run.state.step % n == 0; };
     long saved = o.resume == o.save ? run.state.step : -1;  // what --save holds already
@@ -362,27 +313,70 @@ void train(Run& run) {
     if (run.speaks() && run.state.step >= run.last_step)
         printf("nothing to do: the checkpoint is at step %ld, the run ends at %ld\n", run.state.step,
                run.last_step);
-    // a signal may have reached some ranks only: all stop after the same step
-    auto stopped = [&] { return sum_over(run.grid.world, stop_requested, "stop") > 0; };
-    bool stop = false;
-    while (run.state.step < run.last_step && !(stop = stopped())) {
+    bool stop = false;  // a signal may have reached some ranks only: all stop after the same step
+    while (run.state.step < run.last_step && !stop) {
         double start = seconds(), norm = 0;
         double rate = learning_rate((double)run.state.tokens + (double)o.batch * o.sequence, o.learning_rate,
                                     o.min_learning_rate, (double)o.warmup_tokens, (double)o.decay_tokens);
-        double loss = train_step(run, rate, norm);
+        double loss = train_step(run, schedule, rate, norm, stop);
         double took = seconds() - start;
         pace = pace ? 0.9 * pace + 0.1 * took : took;
         bool evaluated = run.validation && (every(o.evaluate_every) || run.state.step == run.last_step);
-        if (evaluated) run.validation_loss = evaluate(run);
+        if (evaluated) run.validation_loss = evaluate(run, stop);
         report(run, loss, rate, norm, pace, evaluated);
         if (!std::isfinite(loss) || !std::isfinite(norm))
             fail("step %ld: loss %g and gradient norm %g are not finite: lower --learning-rate, and go on "
                  "from an earlier checkpoint", run.state.step, loss, norm);
+        if (every(o.check_every)) check_replicas(*run.model, *run.optimizer);
         if (every(o.sample_every)) print_sample(run, "", (uint64_t)run.state.step << 32);
         if (!o.save.empty() && every(o.save_every)) save(run), saved = run.state.step;
     }
     if (stop && run.speaks()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (!o.save.empty() && saved != run.state.step) save(run);
+}
+
+// from the least to the most that a rank has said and taken
+void print_traffic(const Run& run) {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    std::vector<int64_t> all = comm::gather_numbers(
+        run.grid.world, {comm::traffic.calls, comm::traffic.bytes, usage.ru_maxrss * 1024}, "traffic");
+    if (!run.speaks() || run.grid.world.size == 1) return;
+    double least[3], most[3];
+    for (size_t i = 0; i < all.size(); i++) {
+        double x = (double)all[i];
+        least[i % 3] = i < 3 ? x : std::min(least[i % 3], x), most[i % 3] = i < 3 ? x : std::max(most[i % 3], x);
+    }
+    printf("a rank    %.0f to %.0f calls, %.3g to %.3g MB put into them; %.1f to %.1f MB resident at most\n", least[0],
+           most[0], least[1] * 1e-6, most[1] * 1e-6, least[2] * 1e-6, most[2] * 1e-6);
+}
+
+// settles everything that can be settled without memory or messages; all ranks go on, or all end
+Schedule start(Run& run, int argc, char** argv) {
+    auto together = [](auto phase) {
+        std::string complaint;
+        try {
+            phase();
+        } catch (const std::exception& e) {
+            complaint = e.what();
+        }
+        comm::agree(complaint);
+    };
+    Options& o = run.options;
+    Schedule schedule;
+    together([&] { o = parse_options(argc, argv); });
+    comm::timeout = o.comm_timeout;
+    if (o.help) return schedule;
+    comm::agree_on(option_facts(o));
+    together([&] {
+        run.grid = place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
+        settle(run);
+        schedule = make_schedule(run.grid.stage, pipeline_shape(o, run.grid));
+        device_name();  // refuses where there is none
+    });
+    comm::agree_on(file_facts(run));
+    run.grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
+    return schedule;
 }
 
 int main(int argc, char** argv) {
@@ -391,18 +385,16 @@ int main(int argc, char** argv) {
     try {
         comm::start(&argc, &argv);
         Run run;
-        run.options = parse_options(argc, argv);
-        comm::timeout = run.options.comm_timeout;
+        Schedule schedule = start(run, argc, argv);
         if (run.options.help) {
-            if (comm::world_rank() == 0) fputs(help_text().c_str(), stdout);
+            if (run.speaks()) fputs(help_text().c_str(), stdout);
             return comm::finish(), 0;
         }
-        run.grid = make_grid(run.options.tensor_parallel);
-        plan(run);
-        build(run);
+        build(run, schedule);
         if (run.options.generate.empty()) {
             open_metrics(run);
-            train(run);
+            train(run, schedule);
+            print_traffic(run);
         } else {
             print_sample(run, run.options.generate, 0);
         }

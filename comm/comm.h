@@ -1,16 +1,26 @@
-// comm.h   what ranks say to each other; one of comm_single, comm_mpi (and, on GPUs, comm_nccl) is linked
+// comm.h   what ranks say to each other; one of comm_single, comm_mpi, comm_nccl is linked
 //   A Group is an ordered set of ranks; every member makes the same calls in the same order.
 //     all_reduce       x (n)               each rank: a part          -> each rank: the whole, SUM or MAX
 //     reduce_scatter   in (size * n)       each rank: a part          -> out (n): the whole's slice `rank`
+//                      (out may be in + rank * n)
 //     all_gather       in (n)              each rank: its slice       -> out (size * n): all slices in order
 //                      (in may be out + rank * n)
 //     broadcast        x (n)               root's                     -> each rank: root's
+//     send, receive    x (n)               to and from a rank of the group; between group_begin() and
+//                      group_end() they are posted together, so that two ranks may send to each other
 //   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy.
-//   Each call carries a label; a call that does not end within comm::timeout seconds ends the run, and every
-//   rank that waits prints its label and its last calls.
+//   On the compute stream (nullptr) a call has its place among the computations. On a channel it runs beside
+//   them, after what the channel was given before:
+//     fork(channel, compute)   what the channel gets from now on sees all that `compute` has been given so far
+//     mark(channel)            a moment in the channel
+//     join(compute, mark)      what `compute` gets from now on sees all that the channel got up to the mark
+//   A group's calls go to one channel, or to the compute stream, at a time; on a channel they work in place.
+//   Each call carries a label; one that does not end within comm::timeout seconds ends the run: every rank
+//   of its group that still answers prints its last calls, and those that never came are named.
 //   One rank's failure ends all ranks: comm::stop.
 #pragma once
 #include <stdint.h>
+#include <string>
 #include <type_traits>
 #include <vector>
 #include "../layers/base/device.h"
@@ -23,11 +33,18 @@ enum class Op { Sum, Max };
 struct Group {
     const char* name = "self";
     int rank = 0, size = 1;        // of this process in it
-    std::vector<int> members = {};  // world ranks
+    std::vector<int> members = {0};  // world ranks
     void* handle = nullptr;
 };
 
+struct Mark {
+    Stream channel = nullptr;
+    long calls = 0;  // of the channel, up to here
+};
+
 inline double timeout = 600;  // seconds
+struct Traffic { long calls = 0, bytes = 0; };
+inline Traffic traffic;  // what this rank has put into calls so far
 
 // ---- what a transport provides ----------------------------------------------------------------------------
 
@@ -36,7 +53,17 @@ void finish();
 [[noreturn]] void stop(int code);  // ends every rank
 int world_rank();
 int world_size();
-Group make_group(const char* name, const std::vector<int>& members);  // called by every rank of the world
+Group make_group(const char* name, const std::vector<int>& members);  // called by its members
+// numbers in the host's memory: every member's, one after the other
+std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);
+void barrier(const Group& g, const char* label);
+
+Stream make_channel(const char* name);
+void fork(Stream channel, Stream compute);
+Mark mark(Stream channel);
+void join(Stream compute, const Mark& m);
+void group_begin();
+void group_end();
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s);
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
@@ -44,7 +71,8 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s);
 void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s);
-void barrier(const Group& g, const char* label);
+void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s);
+void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s);
 
 // ---- what the program calls -------------------------------------------------------------------------------
 
@@ -60,23 +88,49 @@ constexpr Type type_of() {
 }
 constexpr long bytes_of(Type type) { return type == Type::Bf16 ? 2 : type == Type::Fp32 ? 4 : 8; }
 
+inline void count(long bytes) { traffic.calls++, traffic.bytes += bytes; }
+
 template <class T>
 void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s) {
-    if (g.size > 1) all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
+    if (g.size == 1) return;
+    count(n * (long)sizeof(T));
+    all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
 }
 template <class T>
 void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
+    if (g.size > 1) count(g.size * n * (long)sizeof(T)),
+        reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
     else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
 }
 template <class T>
 void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
+    if (g.size > 1) count(n * (long)sizeof(T)), all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
     else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
 }
 template <class T>
 void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream s) {
-    if (g.size > 1) broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
+    if (g.size == 1) return;
+    count(g.rank == root ? n * (long)sizeof(T) : 0);
+    broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
+}
+template <class T>
+void send(const Group& g, const T* x, long n, int to, const char* label, Stream s) {
+    count(n * (long)sizeof(T));
+    send_bytes(g, x, n, type_of<T>(), to, label, s);
+}
+template <class T>
+void receive(const Group& g, T* x, long n, int from, const char* label, Stream s) {
+    count(0);
+    receive_bytes(g, x, n, type_of<T>(), from, label, s);
+}
+
+// a sum over ranks of a number on the host, always added in the order of the ranks
+inline double sum_over(const Group& g, double x, const char* label) {
+    int64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    double sum = 0, value;
+    for (int64_t each : gather_numbers(g, {bits}, label)) memcpy(&value, &each, sizeof value), sum += value;
+    return sum;
 }
 
 }  // namespace comm

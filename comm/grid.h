@@ -1,40 +1,95 @@
-// grid.h   who stands where: rank = tensor + t * data, and the groups along each axis
-//   The ranks of a tensor group are neighbours, so that they share a node: theirs is the largest traffic.
+// grid.h   who stands where, and over which lines they talk: rank = tensor + t * (data + d * stage)
+//   The ranks of a tensor group are neighbours, so that they share a node: theirs is the largest traffic. Then
+//   come the replicas of a stage, and a pipeline neighbour is t * d ranks away:
+//
+//                 data 0         data 1             t = 2, d = 2, p = 3; a box is a tensor group
+//     stage 0   [ 0   1 ]      [ 2   3 ]   <- the data group of rank 0 is {0, 2}
+//     stage 1   [ 4   5 ]      [ 6   7 ]
+//     stage 2   [ 8   9 ]      [10  11 ]   <- its pipeline is {0, 4, 8}; first and last hold the embedding
+//
+//   A Link is one direction between two stages, with a channel of its own: nothing waits behind anything else.
+//   With several chunks a stage (wrap) the last stage is also linked to the first.
 #pragma once
+#include <algorithm>
 #include <string>
 #include "../layers/base/check.h"
 #include "comm.h"
 
-struct Grid {
-    int t = 1, d = 1;            // ranks along each axis
-    int tensor = 0, data = 0;    // this rank's place
-    comm::Group tp, dp, world;
-
-    int rank_of(int tensor, int data) const { return tensor + t * data; }
+struct Link {
+    comm::Group group;  // from, to
+    Stream channel = nullptr;
 };
 
-// collective over the world
-inline Grid make_grid(int t) {
-    int world = comm::world_size(), rank = comm::world_rank();
-    if (world % t)
-        fail("--tensor-parallel %d does not divide the %d ranks that were started: start a multiple of %d", t,
-             world, t);
+struct Grid {
+    int t = 1, d = 1, p = 1;                // ranks along each axis
+    int tensor = 0, data = 0, stage = 0;    // this rank's place
+    comm::Group tp, dp, pp, world;
+    comm::Group tied;                       // the two that hold the token embedding: first and last stage
+    Link forward_in, forward_out, backward_in, backward_out;
+    Stream reduction = nullptr;             // the channel of gradients and parameters over dp
+
+    int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
+    bool first() const { return stage == 0; }
+    bool last() const { return stage == p - 1; }
+    bool holds_tied() const { return p > 1 && (first() || last()); }
+};
+
+// the place of a rank, without groups
+inline Grid place_in_grid(int rank, int world, int t, int p) {
+    if (world % (t * p)) {
+        std::string near = text("%d", (world / (t * p) + 1) * t * p);
+        if (world > t * p) near = text("%d or %s", world / (t * p) * t * p, near.c_str());
+        fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks that were started: "
+             "start %s, or choose others", t, p, world, near.c_str());
+    }
     Grid g;
-    g.t = t, g.d = world / t;
-    g.tensor = rank % t, g.data = rank / t;
-    std::vector<int> tp, dp, all;
-    for (int i = 0; i < t; i++) tp.push_back(g.rank_of(i, g.data));
-    for (int i = 0; i < g.d; i++) dp.push_back(g.rank_of(g.tensor, i));
-    for (int i = 0; i < world; i++) all.push_back(i);
-    g.tp = comm::make_group("tensor", tp), g.dp = comm::make_group("data", dp),
-        g.world = comm::make_group("world", all);
+    g.t = t, g.p = p, g.d = world / (t * p);
+    g.tensor = rank % t, g.data = rank / t % g.d, g.stage = rank / t / g.d;
     return g;
 }
 
-// a line for each data-parallel replica: the ranks of its tensor group
+// collective over the world; the pairs of neighbours are made in one order everywhere
+inline Grid make_grid(int t, int p, bool wrap) {
+    Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
+    std::vector<int> tp, dp, pp, all;
+    for (int i = 0; i < t; i++) tp.push_back(g.rank_of(i, g.data, g.stage));
+    for (int i = 0; i < g.d; i++) dp.push_back(g.rank_of(g.tensor, i, g.stage));
+    for (int i = 0; i < p; i++) pp.push_back(g.rank_of(g.tensor, g.data, i));
+    for (int i = 0; i < t * g.d * p; i++) all.push_back(i);
+    g.world = comm::make_group("world", all);
+    g.tp = comm::make_group("tensor", tp), g.dp = comm::make_group("data", dp);
+    g.reduction = comm::make_channel("reduction");
+    if (p == 1) return g;
+    g.pp = comm::make_group("pipeline", pp);
+    if (g.holds_tied()) g.tied = comm::make_group("tied embedding", {pp.front(), pp.back()});
+    for (int from = 0; from < (wrap ? p : p - 1); from++) {
+        int to = (from + 1) % p;
+        if (g.stage != from && g.stage != to) continue;
+        Link forward = {comm::make_group("forward", {pp[from], pp[to]}), comm::make_channel("forward")};
+        Link backward = {comm::make_group("backward", {pp[to], pp[from]}), comm::make_channel("backward")};
+        (g.stage == from ? g.forward_out : g.forward_in) = forward;
+        (g.stage == from ? g.backward_in : g.backward_out) = backward;
+    }
+    return g;
+}
+
+// a line for each stage and replica, the middle left out where there are many: the ranks of its tensor group
 inline std::string print_grid(const Grid& g) {
-    std::string out = text("grid: %d ranks = %d tensor x %d data\n", g.t * g.d, g.t, g.d);
-    for (int d = 0; d < g.d && d < 16; d++)
-        out += text("  data %-3d tensor group: ranks %d to %d\n", d, g.rank_of(0, d), g.rank_of(g.t - 1, d));
+    std::string out = text("grid      %d ranks = %d tensor x %d data x %d pipeline\n", g.t * g.d * g.p, g.t, g.d,
+                           g.p);
+    auto shown = [](int i, int n) { return n <= 8 || i < 4 || i >= n - 2; };
+    for (int s = 0; s < g.p; s++) {
+        if (!shown(s, g.p)) {
+            if (s == 4) out += "  …\n";
+            continue;
+        }
+        out += text("  stage %-3d", s);
+        for (int d = 0; d < g.d; d++) {
+            if (!shown(d, g.d)) out += d == 4 ? "  …" : "";
+            else if (g.t == 1) out += text("  [%d]", g.rank_of(0, d, s));
+            else out += text("  [%d to %d]", g.rank_of(0, d, s), g.rank_of(g.t - 1, d, s));
+        }
+        out += "\n";
+    }
     return out;
 }

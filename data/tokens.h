@@ -119,6 +119,12 @@ struct TokenFile {
                  (size_t)count * width);
     }
 
+    // of its size, its header and its end; in our format the end holds the checksums of everything
+    uint64_t fingerprint() const {
+        size_t part = std::min(file.size, (size_t)1 << 16);
+        return checksum(file.data, part) ^ checksum(file.data + file.size - part, part) * 31 ^ file.size;
+    }
+
     void verify(uint64_t from, uint64_t n) {  // the chunks under tokens [from, from + n)
         if (!checksums) return;
         for (size_t c = from * width / token_chunk_bytes; c <= ((from + n) * width - 1) / token_chunk_bytes;

@@ -1,4 +1,4 @@
-// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and the square sums for clipping
+// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), the square sums for clipping, a sum of gradients
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   parameters (n) floatX   master, m, v, gradients (n) real; master may be the parameters themselves
@@ -39,6 +39,12 @@ inline void adamw(floatX* parameters, real* master, real* m, real* v, const real
     }
 }
 
+// sum += x, of gradients (n) real
+inline void add_to(real* sum, const real* x, long n, Stream) {
+    #pragma omp parallel for simd
+    for (long i = 0; i < n; i++) sum[i] += x[i];
+}
+
 // *out = sum of x^2; scratch: square_sum_parts values
 inline void square_sum(double* out, const real* x, double* scratch, long n, Stream) {
     int parts = square_sum_cut(n);
@@ -73,6 +79,14 @@ __global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v,
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
                   const AdamW& rule, long n, Stream s) {
     LAUNCH(adamw_kernel, ceil_div(n, 256), 256, 0, s, parameters, master, m, v, gradients, rule, n);
+}
+
+__global__ void add_to_kernel(real* sum, const real* x, long n) {
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) sum[i] += x[i];
+}
+inline void add_to(real* sum, const real* x, long n, Stream s) {
+    LAUNCH(add_to_kernel, ceil_div(n, 256), 256, 0, s, sum, x, n);
 }
 
 constexpr int square_sum_block = 256;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every layout trains the same model as one process: python3 scripts/test_parallel.py BUILD_FOLDER
 
-Runs train_gpt of an fp64 CPU build under mpirun over tensor- and data-parallel layouts and compares the losses of
+Runs train_gpt of an fp64 CPU build under mpirun over tensor-, pipeline- and data-parallel layouts and compares the losses of
 six steps, the validation loss, gradient norms and all final parameters and moments with one process: 1e-10, absolute
 plus relative. A sum over ranks in another order differs by about 1e-16 a term; AdamW's division by sqrt(v) magnifies
 that where a gradient is 0 in truth (the key bias), so parameters are compared at the scale of the learning rate.
@@ -23,7 +23,7 @@ passed = failed = 0
 environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                    OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_mpi_yield_when_idle="1",
                    OMPI_MCA_btl_vader_single_copy_mechanism="none")
-MODEL = ("--layers 2 --hidden 16 --heads 4 --sequence 8 --vocabulary 257 --pad-vocabulary 264 --batch 12 --micro-batch 1 "
+MODEL = ("--layers 4 --hidden 16 --heads 4 --sequence 8 --vocabulary 257 --pad-vocabulary 264 --batch 12 --micro-batch 1 "
          "--steps 6 --learning-rate 1e-2 --clip 0.5 --evaluate-every 3 --evaluate-batches 5").split()
 
 
@@ -36,7 +36,7 @@ def check(good, what):
         print("FAILED ", what)
 
 
-def run(ranks, arguments, timeout=120):
+def run(ranks, arguments, timeout=60):
     command = [f"{build}/train_gpt", *arguments]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
@@ -80,57 +80,177 @@ subprocess.run([f"{build}/tokenize", "--vocabulary", "bytes", "--validation", "0
 DATA = ["--train", f"{text}.train.bin", "--validation", f"{text}.validation.bin"]
 KEYS = ("loss", "gradient_norm", "validation_loss")
 
+
+def layouts():
+    """Every t, p, d of at most 8 ranks, with each of the other choices that mean something there."""
+    for t, p, d in ((t, p, d) for t in (1, 2, 4) for p in (1, 2, 4) for d in (1, 2, 3) if 1 < t * p * d <= 8):
+        basic = {"tensor-parallel": t, "pipeline-parallel": p}
+        for sequence in ("yes", "no") if t > 1 else ("yes",):
+            for zero in (0, 1) if d > 1 else (1,):
+                yield t * p * d, {**basic, "sequence-parallel": sequence, "zero": zero}
+        yield t * p * d, {**basic, "recompute": "full", "check-every": 2}
+        if p == 2:
+            for recompute in ("full", "none"):
+                yield t * p * d, {**basic, "pipeline-chunks": 2, "recompute": recompute}
+    yield 1, {"recompute": "full"}
+    yield 2, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5}  # 12 = 5 + 5 + 2: a short last group
+    yield 4, {"pipeline-parallel": 4, "pipeline-group": 4}
+
+
+def words(options):
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
 start = time.time()
 train("one", 1, [])
 one, want = metrics("one"), values("one")
-for t in (1, 2, 4):
-    for d in (1, 2, 3):
-        for sequence in ("yes", "no") if t > 1 else ("no",):
-            for zero in (0, 1) if d > 1 else (1,):
-                if t * d == 1 or t * d > 8:
-                    continue
-                name = f"t{t}_d{d}_{sequence}_zero{zero}"
-                if not train(name, t * d, ["--tensor-parallel", str(t), "--sequence-parallel", sequence, "--zero", str(zero)]):
-                    continue
-                got = metrics(name)
-                for key in KEYS:
-                    check(near([m[key] for m in got if key in m], [m[key] for m in one if key in m]), f"{name}: {key}")
-                # one process reads what the layout wrote, and writes it again whole
-                check(run(1, [*DATA, *MODEL, "--resume", f"{work}/{name}", "--save", f"{work}/{name}_one"]).returncode == 0,
-                      f"{name}: one process reads the checkpoint")
-                have = values(name + "_one")
-                for key in want:
-                    check(near(have[key], want[key], 1.0 if key[1] == "master" else 1e-3), f"{name}: {key}")
+for ranks, options in layouts():
+    name = "_".join(f"{key.split('-')[0]}{value}" for key, value in options.items()) + f"_of{ranks}"
+    if not train(name, ranks, words(options)):
+        continue
+    got = metrics(name)
+    for key in KEYS:
+        check(near([m[key] for m in got if key in m], [m[key] for m in one if key in m]), f"{name}: {key}")
+    # one process reads what the layout wrote, and writes it again whole
+    check(run(1, [*DATA, *MODEL, "--resume", f"{work}/{name}", "--save", f"{work}/{name}_one"]).returncode == 0,
+          f"{name}: one process reads the checkpoint")
+    have = values(name + "_one")
+    for key in want:
+        check(near(have[key], want[key], 1.0 if key[1] == "master" else 1e-3), f"{name}: {key}")
+    shutil.rmtree(f"{work}/{name}"), shutil.rmtree(f"{work}/{name}_one")
 print(f"layouts: {time.time() - start:.0f} s")
 
+# odd numbers of micro-batches, fewer than stages too, and micro-batches of several sequences
+for batch, micro, options in ((5, 1, {"pipeline-parallel": 4}), (2, 1, {"pipeline-parallel": 4}), (7, 1, {"pipeline-parallel": 2}),
+                              (1, 1, {"pipeline-parallel": 2}), (6, 2, {"pipeline-parallel": 2, "tensor-parallel": 2}),
+                              (3, 1, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 3}),
+                              (7, 1, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5})):
+    size = ["--batch", str(batch), "--micro-batch", str(micro)]
+    train(f"batch{batch}", 1, size)
+    train(f"batch{batch}_pipeline", options.get("tensor-parallel", 1) * options["pipeline-parallel"], [*size, *words(options)])
+    for key in KEYS:
+        check(near([m[key] for m in metrics(f"batch{batch}_pipeline") if key in m],
+                   [m[key] for m in metrics(f"batch{batch}") if key in m]), f"batch {batch}, {options}: {key}")
+    for name in (f"batch{batch}", f"batch{batch}_pipeline"):
+        shutil.rmtree(f"{work}/{name}")
+
 # saved in one layout, resumed in another: the losses of the unbroken run
-train("saved", 4, ["--tensor-parallel", "2", "--steps", "3", "--decay-tokens", "576", "--warmup-tokens", "5"])
-for name, ranks, t in (("to4", 4, 4), ("to1", 1, 1), ("to2", 2, 1)):
+save = {"decay-tokens": 576, "warmup-tokens": 5}
+train("saved", 8, words({"tensor-parallel": 2, "pipeline-parallel": 2, "steps": 3, **save}))
+for name, ranks, options in (("4x1x2", 8, {"tensor-parallel": 4}), ("1x4x1", 4, {"pipeline-parallel": 4}), ("1x1x1", 1, {}),
+                             ("2x2x1", 4, {"tensor-parallel": 2, "pipeline-parallel": 2, "pipeline-chunks": 2}),
+                             ("1x1x3", 3, {"zero": 0})):
     shutil.copytree(f"{work}/saved", f"{work}/{name}")
     shutil.copy(f"{work}/saved.jsonl", f"{work}/{name}.jsonl")
-    if train(name, ranks, ["--tensor-parallel", str(t), "--decay-tokens", "576", "--warmup-tokens", "5"], resume=name):
+    if train(name, ranks, words({**options, **save}), resume=name):
         check(near([m["loss"] for m in metrics(name)], [m["loss"] for m in one]), f"{name}: losses go on as unbroken")
 
 # the model speaks alike in every layout
 speak = ["--resume", f"{work}/one", "--tokenizer", "bytes", "--generate", "ab", "--sample-tokens", "30"]
 said = run(1, speak).stdout
-for ranks in (2, 4):
-    result = run(ranks, [*speak, "--tensor-parallel", str(ranks)])
-    check(result.stdout == said and len(said) > 4, f"generation over {ranks} ranks: {result.stdout!r}, wants {said!r}")
+for ranks, options in ((2, {"tensor-parallel": 2}), (4, {"tensor-parallel": 4}), (2, {"pipeline-parallel": 2}),
+                       (8, {"pipeline-parallel": 4, "tensor-parallel": 2}), (2, {"pipeline-parallel": 2, "pipeline-chunks": 2})):
+    result = run(ranks, [*speak, *words(options)])
+    check(result.stdout == said and len(said) > 4, f"generation, {options}: {result.stdout!r}, wants {said!r}")
+
+# and while it trains
+sampling = ["--steps", "1", "--tokenizer", "bytes", "--sample-every", "1", "--sample-tokens", "20", "--temperature", "0"]
+said = run(1, [*DATA, *MODEL, *sampling]).stdout.split("left 0:00")[-1].split("\na rank ")[0].rstrip("\n")
+for ranks, options in ((2, {"pipeline-parallel": 2, "recompute": "full"}), (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),
+                       (2, {"pipeline-parallel": 2, "pipeline-chunks": 2}), (1, {"recompute": "full"})):
+    got = run(ranks, [*DATA, *MODEL, *sampling, *words(options)]).stdout.split("left 0:00")[-1].split("\na rank ")[0].rstrip("\n")
+    check(got == said and len(said) > 20, f"a sample in training, {options}: {got!r}, wants {said!r}")
 
 # bad input: every rank ends, one message names what would work
 for ranks, extra, message in (
         (3, ["--tensor-parallel", "2"], "does not divide the 3 ranks"),
+        (6, ["--tensor-parallel", "2", "--pipeline-parallel", "2"], "start 4 or 8"),
         (3, ["--tensor-parallel", "3"], "choose a --tensor-parallel that divides 4"),
         (2, ["--batch", "7"], "choose a multiple of 2"),
         (2, ["--tensor-parallel", "2", "--pad-vocabulary", "257"], "choose --pad-vocabulary"),
         (2, ["--tensor-parallel", "2", "--sequence", "9"], "choose a multiple of 2"),
+        (3, ["--pipeline-parallel", "3"], "4 layers over 3 pipeline stages: choose a --pipeline-parallel of 1 2 4, or --layers 3 or 6"),
+        (8, ["--pipeline-parallel", "8"], "4 layers over 8 pipeline stages: choose a --pipeline-parallel of 1 2 4, or --layers 8"),
+        (2, ["--pipeline-parallel", "2", "--pipeline-chunks", "3"], "over 2 pipeline stages of 3 chunks"),
+        (2, ["--pipeline-parallel", "2", "--pipeline-chunks", "2", "--batch", "1"], "wants at least 2 micro-batches"),
+        (4, ["--pipeline-parallel", "4", "--layers", "8", "--pipeline-chunks", "2", "--pipeline-group", "5"], "choose one of 4 6 7 8 12"),
+        (2, ["--pipeline-chunks", "2"], "on one pipeline stage"),
+        (2, ["--recompute", "half"], "wants full or none"),
+        (2, ["--zero", "2"], "wants 0 or 1"),
+        (2, ["--no-such", "2"], "unknown option"),
         (2, ["--train", f"{work}/nothing.bin"], "cannot be read")):
     begin = time.time()
     result = run(ranks, [*DATA, *MODEL, *extra])
-    check(result.returncode not in (0, -1) and message in result.stderr and re.search(r"\[rank \d\]", result.stderr),
+    said = [line for line in result.stderr.split("\n") if "train_gpt:" in line]
+    check(result.returncode == 1 and len(said) == 1 and message in said[0] and said[0].startswith(f"[all {ranks} ranks]"),
           f"{extra} over {ranks} ranks: {result.returncode} {result.stderr[-300:]}")
     check(time.time() - begin < 20, f"{extra}: ended after {time.time() - begin:.0f} s")
+
+# ranks that were started differently
+shutil.copy(f"{text}.train.bin", f"{work}/other.bin")
+with open(f"{work}/other.bin", "r+b") as f:
+    f.seek(70), f.write(b"zz")
+os.makedirs(f"{work}/here"), os.makedirs(f"{work}/there")
+shutil.copy(f"{text}.train.bin", f"{work}/here/data.bin"), shutil.copy(f"{work}/other.bin", f"{work}/there/data.bin")
+shutil.copy(f"{build}/train_gpt", f"{work}/other_build")
+with open(f"{work}/other_build", "ab") as f:
+    f.write(b" ")
+program = f"{build}/train_gpt"
+for first, second, message in (
+        ([program, *DATA, *MODEL], [program, *DATA, *MODEL, "--batch", "24"], "rank 1: --batch differs from rank 0's"),
+        ([program, *DATA, *MODEL], [f"{work}/other_build", *DATA, *MODEL], "rank 1: the program differs"),
+        (["sh", "-c", f"cd {work}/here && exec {program} --train data.bin {' '.join(MODEL)}"],
+         ["sh", "-c", f"cd {work}/there && exec {program} --train data.bin {' '.join(MODEL)}"], "rank 1: the training set differs"),
+        (["sh", "-c", f"cd {work}/here && exec {program} --train data.bin {' '.join(MODEL)}"],
+         ["sh", "-c", f"cd / && exec {program} --train data.bin {' '.join(MODEL)}"], "[rank 1] train_gpt: data.bin: cannot be read")):
+    result = subprocess.run(["mpirun", "-n", "1", *first, ":", "-n", "1", *second], env=environment, capture_output=True,
+                            encoding="latin-1", timeout=60)
+    check(result.returncode == 1 and message in result.stderr and result.stderr.count("train_gpt:") == 1,
+          f"{message}: {result.returncode} {result.stderr[-400:]}")
+
+# one rank's failure ends all, with its message: the folder of a rank's checkpoint goes away while it saves
+begin = time.time()
+process = subprocess.Popen(["mpirun", "-n", "4", program, *DATA, *MODEL, "--pipeline-parallel", "2", "--steps", "1000000",
+                            "--decay-tokens", "1e6"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="latin-1")
+time.sleep(2)
+victims = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+os.kill(int(victims[1]), 9)
+try:
+    process.communicate(timeout=20)
+    check(process.returncode != 0 and len(victims) == 4, f"a killed rank ends the run: {process.returncode}")
+except subprocess.TimeoutExpired:
+    process.kill()
+    check(False, "a killed rank leaves the others hanging")
+
+# a rank that stops answering is named, and where the others wait
+process = subprocess.Popen(["mpirun", "-n", "4", program, *DATA, *MODEL, "--pipeline-parallel", "2", "--steps", "1000000",
+                            "--decay-tokens", "1e6", "--comm-timeout", "2"], env=environment, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.PIPE, encoding="latin-1")
+time.sleep(2)
+victims = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+os.kill(int(victims[2]), 19)
+try:
+    said = process.communicate(timeout=30)[1]
+    check(process.returncode != 0 and "rank 2 never came to call" in said and "does not answer" in said and "its last calls" in said,
+          f"a stopped rank is named: {said[-1500:]}")
+except subprocess.TimeoutExpired:
+    process.kill()
+    check(False, "a stopped rank leaves the others hanging")
+
+# SIGTERM to one rank alone: all stop after the same step, and save
+process = subprocess.Popen(["mpirun", "-n", "4", program, *DATA, *MODEL, "--pipeline-parallel", "2", "--tensor-parallel", "2",
+                            "--steps", "1000000", "--decay-tokens", "1e6", "--save", f"{work}/stopped"], env=environment,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="latin-1")
+time.sleep(2)
+victims = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+os.kill(int(victims[3]), 15)
+try:
+    out, errors = process.communicate(timeout=20)
+    check(process.returncode == 0 and "stopped by a signal" in out and len(os.listdir(f"{work}/stopped")) == 1,
+          f"SIGTERM to one rank: {process.returncode} {out[-200:]} {errors[-300:]}")
+except subprocess.TimeoutExpired:
+    process.kill()
+    check(False, "SIGTERM to one rank leaves a hang")
 
 shutil.rmtree(work)
 print(f"{passed} passed, {failed} failed")

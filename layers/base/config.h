@@ -49,8 +49,9 @@ struct Options {
     double temperature = 1, top_p = 1;
     std::string save, resume, metrics, config, generate;
     long save_every = 0, keep = 2;
-    int tensor_parallel = 1, zero = 1;
-    std::string sequence_parallel = "yes";
+    int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
+    std::string sequence_parallel = "yes", recompute = "none";
+    long check_every = 0;
     double comm_timeout = 600;
     bool help = false;
     std::set<std::string> given;  // named on the command line or in the config file
@@ -111,10 +112,19 @@ inline const std::vector<Option>& option_table() {
         {"resume", &O::resume, 0, "folder whose newest whole checkpoint to go on from"},
         {"metrics", &O::metrics, 0, "file for one JSON line a step"},
         {"tensor-parallel", &O::tensor_parallel, 1,
-         "ranks that share each layer t; the others are data-parallel"},
+         "ranks that share each layer t; the ranks left over are data-parallel"},
         {"sequence-parallel", &O::sequence_parallel, 0,
          "yes or no: between products cut the rows over t as well"},
+        {"pipeline-parallel", &O::pipeline_parallel, 1, "stages p that the layers are cut into"},
+        {"pipeline-chunks", &O::pipeline_chunks, 1,
+         "chunks of layers on each stage v; more than 1: interleaved 1F1B"},
+        {"pipeline-group", &O::pipeline_group, 1,
+         "micro-batches that pass a chunk before the next begins (default: p, or the next that is possible)"},
+        {"recompute", &O::recompute, 0,
+         "full: keep only the input of each block and compute it again in backward; none"},
         {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
+        {"check-every", &O::check_every, 0,
+         "steps between comparisons of all that ranks hold alike; 0: none"},
         {"comm-timeout", &O::comm_timeout, 1, "seconds after which a call that waits for other ranks ends "
                                               "the run"},
         {"config", &O::config, 0, "file of options"},

@@ -7,7 +7,7 @@
 //     barriers  __syncthreads() or a warp collective that not all threads reach is an Error that names
 //               kernel, block and thread; so does a shuffle by a lane outside its own mask
 //     bounds    every allocation and shared array is one of the heap's, so AddressSanitizer sees each access
-//   Streams run at once and in order.
+//   Streams and events: streams_on_cpu.h.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -418,26 +418,3 @@ T atomicAdd(T* address, T value) {  // integers only: float atomics would make r
     static_assert(std::is_integral_v<T>);
     return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
-
-// ---- the few runtime calls that device.h makes ------------------------------------------------------------
-
-struct EmulatedStream {};
-using cudaStream_t = EmulatedStream*;
-enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-inline const char* cudaGetErrorString(cudaError_t e) {
-    return e == cudaSuccess ? "no error" : "out of memory";
-}
-inline cudaError_t cudaMalloc(void** p, size_t bytes) {
-    if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
-    memset(*p, 0xFF, bytes);
-    return cudaSuccess;
-}
-inline cudaError_t cudaFree(void* p) { return free(p), cudaSuccess; }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-    return memcpy(to, from, bytes), cudaSuccess;
-}
-inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
-    return memset(p, value, bytes), cudaSuccess;
-}
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include "check.h"
@@ -19,7 +20,7 @@
 #define HAS_KERNELS 1
 #define DEVICE_NAME "cuda"
 #elif defined(DEVICE_EMULATED)
-#include "cuda_on_cpu.h"
+#include "streams_on_cpu.h"
 #define HAS_KERNELS 1
 #define DEVICE_NAME "emulated"
 #else
@@ -90,7 +91,8 @@ inline void check_cuda(cudaError_t e, const char* what) {
 #define SHARED(type, name, count) __shared__ type name[count]
 #elif HAS_KERNELS
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    ((void)(stream), emulated::launch(#kernel, (grid), (block), (shared_bytes), [&] { kernel(__VA_ARGS__); }))
+    emulated::launch_later((stream), #kernel, (grid), (block), (shared_bytes), \
+                           [](auto... arguments) { kernel(arguments...); }, __VA_ARGS__)
 #define SHARED(type, name, count) \
     static char name##_key;       \
     auto& name = *(type(*)[count])emulated::shared_array(&name##_key, sizeof(type) * (count))
@@ -101,6 +103,11 @@ inline void check_cuda(cudaError_t e, const char* what) {
 #if HAS_KERNELS
 using Stream = cudaStream_t;
 
+inline Stream make_stream() {
+    Stream s;
+    check_cuda(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "a stream");
+    return s;
+}
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     cudaError_t e = cudaMalloc(&p, bytes);
@@ -114,21 +121,58 @@ inline void device_free(void* p) { cudaFree(p); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s), "copy to the device");
 }
-inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  // waits for it
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s), "copy to the host");
-    check_cuda(cudaStreamSynchronize(s), "copy to the host");
-}
 inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s), "copy on the device");
 }
 inline void set_zero(void* p, size_t bytes, Stream s) {
     check_cuda(cudaMemsetAsync(p, 0, bytes, s), "set to zero");
 }
+#if defined(__CUDACC__)
+inline void (*while_waiting)(double seconds) = nullptr;  // called now and then while the host waits
+inline void synchronize(Stream s) {
+    auto start = std::chrono::steady_clock::now();
+    for (long turn = 0; while_waiting; turn++) {
+        cudaError_t e = cudaStreamQuery(s);
+        if (e != cudaErrorNotReady) return check_cuda(e, "waiting for the device");
+        std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+        if (turn % 1024 == 1023) while_waiting(waited.count());
+    }
+    check_cuda(cudaStreamSynchronize(s), "waiting for the device");
+}
+// which of this machine's devices the process works on; several may share one
+inline void use_device(int local_rank) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
+        check_cuda(cudaSetDevice(local_rank % devices), "choosing a device");
+}
+#else
 inline void synchronize(Stream s) { check_cuda(cudaStreamSynchronize(s), "waiting for the device"); }
+inline void use_device(int) {}
+#endif
+inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  // waits for it
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s), "copy to the host");
+    synchronize(s);
+}
+
+// a moment in a stream; record() moves it
+struct Event {
+    cudaEvent_t event;
+    Event() { check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event"); }
+    ~Event() { cudaEventDestroy(event); }
+    Event(const Event&) = delete;
+    void record(Stream s) { check_cuda(cudaEventRecord(event, s), "recording an event"); }
+    void hold(Stream s) { check_cuda(cudaStreamWaitEvent(s, event, 0), "waiting for an event"); }
+    bool reached() {
+        cudaError_t e = cudaEventQuery(event);
+        if (e != cudaErrorNotReady) check_cuda(e, "asking for an event");
+        return e == cudaSuccess;
+    }
+};
 #else
 struct NoStream {};
 using Stream = NoStream*;
 
+inline Stream make_stream() { return nullptr; }
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     if (posix_memalign(&p, 4096, bytes))
@@ -142,6 +186,13 @@ inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { mem
 inline void copy_on_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
 inline void set_zero(void* p, size_t bytes, Stream) { memset(p, 0, bytes); }
 inline void synchronize(Stream) {}
+inline void use_device(int) {}
+
+struct Event {  // computation is done when the call returns
+    void record(Stream) {}
+    void hold(Stream) {}
+    bool reached() { return true; }
+};
 #endif
 
 #if defined(__CUDACC__)

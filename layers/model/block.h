@@ -39,12 +39,13 @@ struct Ranks {
 };
 
 struct BlockActivations {
-    floatX *x, *ln1, *qkv, *p, *o, *mid, *ln2, *up, *act;
+    floatX* x = nullptr;  // placed by who owns the blocks
+    floatX *ln1, *qkv, *p, *o, *mid, *ln2, *up, *act;
     real *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), C_r = m.C / ranks.tp.size;
-        x = arena.take<floatX>(N_r * m.C), ln1 = arena.take<floatX>(N_r * m.C);
+        ln1 = arena.take<floatX>(N_r * m.C);
         qkv = arena.take<floatX>(N * 3 * C_r);
         p = arena.take<floatX>((long)B * m.NH / ranks.tp.size * m.T * m.T), o = arena.take<floatX>(N * C_r);
         mid = arena.take<floatX>(N_r * m.C), ln2 = arena.take<floatX>(N_r * m.C);
@@ -59,25 +60,21 @@ struct Scratch {
     // (N, C) partial sums   (N_r, C) reduced   (N, C) gathered; of one rank: one
     floatX *branch, *part, *full;
     floatX *wide, *dp;             // (N, 4 C / t): gradients of act, up and qkv   (B, NH_r, T, T)
-    floatX* d;                     // (N_r, C): the gradient of the residual stream
     real *sums, *scores;           // column_sum's   attention_step's
     double *squares, *square_parts;  // one for each tensor   square_sum's
-    real* bucket;                  // a bucket of gradients or moments, on its way over data-parallel ranks
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, const ParameterTable& table,
                bool training) {
-        long N = (long)B * m.T, N_r = ranks.room(B, m.T), t = ranks.tp.size, largest = 0;
+        long N = (long)B * m.T, N_r = ranks.room(B, m.T), t = ranks.tp.size;
         branch = arena.take<floatX>(N * m.C);
         part = ranks.sequence ? arena.take<floatX>(N_r * m.C) : branch;
         full = ranks.sequence ? arena.take<floatX>(N * m.C) : nullptr;
         scores = arena.take<real>(m.NH / t * m.T);
         if (!training) return;
-        wide = arena.take<floatX>(N * 4 * m.C / t), d = arena.take<floatX>(N_r * m.C);
+        wide = arena.take<floatX>(N * 4 * m.C / t);
         dp = arena.take<floatX>((long)B * m.NH / t * m.T * m.T);
         sums = arena.take<real>(column_sum_scratch(4 * m.C));
-        squares = arena.take<double>(table.list.size()), square_parts = arena.take<double>(square_sum_parts);
-        for (auto& b : table.buckets) largest = std::max(largest, b.elements);
-        bucket = table.layout.d > 1 ? arena.take<real>(largest) : nullptr;
+        squares = arena.take<double>(table.tensors), square_parts = arena.take<double>(square_sum_parts);
     }
 };
 
@@ -101,7 +98,8 @@ inline floatX* reduce_rows(const Ranks& ranks, floatX* own, floatX* partial, int
     return partial;
 }
 
-// w[t]: this rank's boxes of the block's parameters, by BlockTensor
+// w[t]: this rank's boxes of the block's parameters, by BlockTensor; without y, only what backward reads is
+// computed, again
 inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
                           const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
                           Stream s) {
@@ -145,6 +143,7 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
         Section timed("gelu", s);
         dev::gelu_forward(a.act, a.up, 4L * N * C_r, s);
     }
+    if (!y) return;
     {   // 8. down to C, add to the stream
         Section timed("linears", s);
         dev::matmul_forward(scratch.branch, a.act, w[DOWN_W], nullptr, N, 4 * C_r, C, s);
@@ -154,14 +153,14 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     dev::residual_forward(y, a.mid, branch, w[DOWN_B], N_r, C, s);
 }
 
-// scratch.d: the gradient of y on entry, of x on return; g[t] (real): gradients of w[t], added to. With
+// d (N_r, C): the gradient of y on entry, of x on return; g[t] (real): gradients of w[t], added to. With
 // sequence parallelism those of tensors that every rank holds whole are of its rows alone: to be summed once
 // a step.
-inline void block_backward(const BlockActivations& a, const floatX* const* w, real* const* g,
+inline void block_backward(floatX* d, const BlockActivations& a, const floatX* const* w, real* const* g,
                            const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
                            Stream s) {
     int N = batch.rows(), N_r = ranks.rows(N), C = m.C, C_r = C / ranks.tp.size, NH_r = m.NH / ranks.tp.size;
-    floatX *d = scratch.d, *wide = scratch.wide, *branch = scratch.branch;
+    floatX *wide = scratch.wide, *branch = scratch.branch;
     const floatX* rows;
     real* sums = scratch.sums;
     {   // 8. the stream's gradient is also the branch's

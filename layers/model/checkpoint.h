@@ -39,7 +39,9 @@ struct TensorSource {
     // this rank's box of kind 0 master, 1 m, 2 v; every rank calls it, in the same order
     std::function<void(std::vector<real>& out, const Parameter& p, int kind)> read;
     // of the ranks that hold a box, one writes it
-    bool writes(const Parameter& p) const { return replica && (p.split || table.layout.tensor == 0); }
+    bool writes(const Parameter& p) const {
+        return replica && !p.copy && (p.split || table.layout.tensor == 0);
+    }
 };
 
 constexpr const char* piece_kinds[] = {"master", "m", "v"};
@@ -81,7 +83,7 @@ inline void write_pieces(const std::string& folder, const TensorSource& source, 
         table.write(pieces);
         table.finish();
     }
-    std::vector<int64_t> all = gather_numbers(source.world, mine, "files of a checkpoint");
+    std::vector<int64_t> all = comm::gather_numbers(source.world, mine, "files of a checkpoint");
     for (int rank = 0; rank < source.world.size; rank++)
         if (all[2 * rank + 1] >= 0)
             files += text("%s{\"table\": \"rank-%05d.json\", \"checksum\": \"%016llx\", \"data\": "
@@ -382,10 +384,11 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir) {
 }
 
 // device <-> host, for a model in training. Moments and master weights that data-parallel ranks share are
-// gathered bucket by bucket.
+// gathered bucket by bucket, in the memory of the gradients: call clear_gradients() at the end.
 inline TensorSource source_of(Model& model, Optimizer& o) {
     bool replica = model.grid.data == 0;
-    // bucket and kind that scratch.bucket holds
+    model.await_parameters();
+    // bucket and kind that were gathered last
     auto gathered = std::make_shared<std::pair<int, int>>(-1, -1);
     return {model.table, true, model.grid.world, replica,
             [&model, &o, gathered](std::vector<real>& out, const Parameter& p, int kind) {
@@ -396,13 +399,12 @@ inline TensorSource source_of(Model& model, Optimizer& o) {
         else {
             const Bucket& b = model.table.buckets[p.bucket];
             long slice = b.elements / model.table.layout.d;
+            real* whole = model.gradients + b.offset;
             if (*gathered != std::pair(p.bucket, kind))
-                comm::all_gather(model.grid.dp, model.scratch.bucket,
-                                 // my slice -> all slices
-                                 state[kind] + b.offset / model.table.layout.d, slice, "optimizer state",
-                                 model.stream);
+                comm::all_gather(model.grid.dp, whole, state[kind] + b.offset / model.table.layout.d, slice,
+                                 "optimizer state", model.stream);  // my slice -> all slices
             *gathered = {p.bucket, kind};
-            from = model.scratch.bucket + (p.offset - b.offset);
+            from = whole + (p.offset - b.offset);
         }
         out.resize(p.stored());
         copy_to_host(out.data(), from, out.size() * sizeof(real), model.stream);

@@ -6,20 +6,16 @@
 #include "block.h"
 
 struct EndActivations {
-    floatX *x, *ln, *logits;                  // (N_r, C)  (N_r, C)  (N, Vp / t)
+    floatX *ln, *logits;                      // (N_r, C)  (N, Vp / t)
     real *mean, *rstd;                        // (N_r)
     real *losses, *largest, *sums;            // (N)  (N)  (2, N)
-    int *tokens, *targets;                    // (N)
-    floatX* row;                              // (Vp): one position's logits of the whole vocabulary
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T);
-        x = arena.take<floatX>(N_r * m.C), ln = arena.take<floatX>(N_r * m.C);
+        ln = arena.take<floatX>(N_r * m.C);
         logits = arena.take<floatX>(N * (m.Vp / ranks.tp.size));
         mean = arena.take<real>(N_r), rstd = arena.take<real>(N_r);
         losses = arena.take<real>(N), largest = arena.take<real>(N), sums = arena.take<real>(2 * N);
-        tokens = arena.take<int>(N), targets = arena.take<int>(N);
-        row = arena.take<floatX>(m.Vp);
     }
 };
 
@@ -43,25 +39,26 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
                           s);
 }
 
-inline void embed_backward(real* dwte, real* dwpe, const int* tokens, const Scratch& scratch,
+// d (N_r, C): the gradient of x
+inline void embed_backward(real* dwte, real* dwpe, const floatX* d, const int* tokens, const Scratch& scratch,
                            const ModelShape& m, const Ranks& ranks, Batch batch, Stream s) {
     Section timed("embedding", s);
     int N = batch.rows(), N_r = ranks.rows(N);
     Vocabularies v = own_vocabulary(m, ranks);
-    dev::position_backward(dwpe, scratch.d, ranks.sequence ? ranks.tp.rank * N_r : 0, N_r, batch.T, m.C, s);
-    const floatX* rows = gather_rows(ranks, scratch.full, scratch.d, N, m.C,
+    dev::position_backward(dwpe, d, ranks.sequence ? ranks.tp.rank * N_r : 0, N_r, batch.T, m.C, s);
+    const floatX* rows = gather_rows(ranks, scratch.full, d, N, m.C,
                                      "gradient rows for the embedding", s);
     dev::embedding_backward(dwte, tokens, rows, v.first, v.Vp, N, m.C, s);
 }
 
-// logits (N, Vp_r) from e.x
-inline void logits_forward(const EndActivations& e, const floatX* w, const floatX* b, const floatX* wte,
+// logits (N, Vp_r) from x (N_r, C)
+inline void logits_forward(const EndActivations& e, const floatX* x, const floatX* w, const floatX* b, const floatX* wte,
                            const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
                                Stream s) {
     int N = batch.rows();
     {
         Section timed("layer norm", s);
-        dev::layernorm_forward(e.ln, e.mean, e.rstd, e.x, w, b, ranks.rows(N), m.C, s);
+        dev::layernorm_forward(e.ln, e.mean, e.rstd, x, w, b, ranks.rows(N), m.C, s);
     }
     Section timed("linears", s);
     const floatX* rows = gather_rows(ranks, scratch.full, e.ln, N, m.C, "rows for the logits", s);
@@ -69,22 +66,22 @@ inline void logits_forward(const EndActivations& e, const floatX* w, const float
 }
 
 // losses added to; with want_gradient the logits become dloss * their gradient
-inline void loss_forward(const EndActivations& e, real dloss, bool want_gradient, const ModelShape& m,
+inline void loss_forward(const EndActivations& e, const int* targets, real dloss, bool want_gradient, const ModelShape& m,
                          const Ranks& ranks, Batch batch, Stream s) {
     Section timed("cross entropy", s);
     int N = batch.rows();
     Vocabularies v = own_vocabulary(m, ranks);
     dev::cross_entropy_max(e.largest, e.logits, N, v, s);
     comm::all_reduce(ranks.tp, e.largest, N, comm::Op::Max, "largest logit", s);  // of my columns -> of all
-    dev::cross_entropy_sum(e.sums, e.largest, e.logits, e.targets, N, v, s);
+    dev::cross_entropy_sum(e.sums, e.largest, e.logits, targets, N, v, s);
     // my columns -> all
     comm::all_reduce(ranks.tp, e.sums, 2L * N, comm::Op::Sum, "sum of exp and target", s);
-    dev::cross_entropy_finish(e.losses, e.logits, e.largest, e.sums, e.targets, dloss, want_gradient, N, v,
+    dev::cross_entropy_finish(e.losses, e.logits, e.largest, e.sums, targets, dloss, want_gradient, N, v,
                               s);
 }
 
-// from dlogits: scratch.d becomes the gradient of e.x; dw, db, dwte added to
-inline void logits_backward(const EndActivations& e, const floatX* w, const floatX* wte, real* dw, real* db,
+// from dlogits: d (N_r, C) becomes the gradient of x; dw, db, dwte added to
+inline void logits_backward(floatX* d, const EndActivations& e, const floatX* x, const floatX* w, const floatX* wte, real* dw, real* db,
                             real* dwte, const Scratch& scratch, const ModelShape& m, const Ranks& ranks,
                             Batch batch, Stream s) {
     int N = batch.rows(), N_r = ranks.rows(N), C = m.C;
@@ -97,6 +94,6 @@ inline void logits_backward(const EndActivations& e, const floatX* w, const floa
         dln = reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of the logits' gradient", s);
     }
     Section timed("layer norm", s);
-    set_zero(scratch.d, (size_t)N_r * C * sizeof(floatX), s);
-    dev::layernorm_backward(scratch.d, dw, db, dln, e.x, w, e.mean, e.rstd, scratch.sums, N_r, C, s);
+    set_zero(d, (size_t)N_r * C * sizeof(floatX), s);
+    dev::layernorm_backward(d, dw, db, dln, x, w, e.mean, e.rstd, scratch.sums, N_r, C, s);
 }

@@ -4,7 +4,7 @@
 //   later half becomes the prompt of a new pass.
 #pragma once
 #include "../base/rng.h"
-#include "model.h"
+#include "stage.h"
 
 struct Sampling {
     double temperature = 1, top_p = 1;  // temperature 0: the likeliest
@@ -38,16 +38,32 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
 }
 
 // the next-token logits (V) after `tokens`, of which those before `done` have been computed; the same on
-// every rank
+// every rank. The row passes through the stages, chunk c in slot c, and the last stage tells all.
 inline std::vector<real> next_logits(Model& m, const std::vector<int>& tokens, int done) {
+    if (m.setup.recompute) done = 0;  // slots keep no keys and values
     Batch batch = {1, (int)tokens.size() - done, done};
-    copy_to_device(m.end.tokens, tokens.data() + done, batch.T * sizeof(int), m.stream);
-    model_forward(m, batch, Ranks{m.ranks.tp});
-    int Vp_r = m.shape.Vp / m.grid.t;
-    comm::all_gather(m.ranks.tp, m.end.row, m.end.logits + (long)(batch.T - 1) * Vp_r, Vp_r,
-                     "logits of a position", m.stream);  // my columns -> all columns
+    Ranks ranks = {m.ranks.tp};
+    Grid& grid = m.grid;
+    long values = (long)batch.T * m.shape.C;
+    Buffer& input = m.inputs[0];
+    if (grid.first())
+        copy_to_device(m.slots[0].tokens, tokens.data() + done, batch.T * sizeof(int), m.stream);
+    for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
+        if (!m.first(chunk))
+            comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", m.stream);
+        chunk_forward(m, chunk, m.slots[chunk], 0, batch, ranks);
+        if (!m.last(chunk))
+            comm::send(grid.forward_out.group, m.slots[chunk].y, values, 1, "rows of generation", m.stream);
+    }
+    if (grid.last()) {
+        int Vp_r = m.shape.Vp / grid.t;
+        model_logits(m, m.slots[m.setup.chunks - 1], batch, ranks);
+        comm::all_gather(m.ranks.tp, m.row, m.end.logits + (long)(batch.T - 1) * Vp_r, Vp_r,
+                         "logits of a position", m.stream);  // my columns -> all columns
+    }
+    comm::broadcast(grid.pp, m.row, m.shape.Vp, grid.p - 1, "logits of a position", m.stream);
     std::vector<floatX> row(m.shape.V);
-    copy_to_host(row.data(), m.end.row, row.size() * sizeof(floatX), m.stream);
+    copy_to_host(row.data(), m.row, row.size() * sizeof(floatX), m.stream);
     return {row.begin(), row.end()};
 }
 

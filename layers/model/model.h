@@ -1,7 +1,11 @@
-// model.h   this rank's share of the decoder: its memory, forward, backward
-//   tokens, targets (B, T) int   loss of a position = cross entropy of the next token, natural logarithm
+// model.h   this rank's share of the decoder: its tables and its memory
 //   Memory is taken once, at start, in four arenas (parameters, gradients, activations, scratch; the
 //   optimiser has a fifth), and what `memory_table` prints is what is taken.
+//   Activations are numbered, so that several micro-batches can be under way in a pipeline:
+//     slots[i]      of one chunk of layers, from its forward to its backward
+//     inputs[i]     (N_r, C): what the chunk's first layer reads; received, or the embedding
+//     streams[i]    (N_r, C): the gradient of the residual stream, from the chunk's output down to its input
+//   With recomputation a slot holds only the inputs of its layers, and all layers share one working set.
 #pragma once
 #include <array>
 #include <bit>
@@ -9,41 +13,89 @@
 #include "../../comm/grid.h"
 #include "ends.h"
 
+// how much of everything
+struct Setup {
+    int B = 1;                // sequences computed at once
+    bool training = true;     // otherwise only forward: no gradients
+    bool sequence = false;    // sequence parallelism
+    bool recompute = false;   // blocks are computed again in backward
+    bool accumulates = false; // several micro-batches a step
+    int owners = 1;           // data-parallel ranks that share the optimiser's state
+    int chunks = 1;           // of layers on a stage
+    int slots = 1, inputs = 1, streams = 1;
+};
+
+struct Slot {
+    std::vector<BlockActivations> blocks;  // of the chunk's layers
+    floatX* y;                             // (N_r, C): the chunk's output
+    int *tokens, *targets;                 // (N), on the first and last stage
+    comm::Mark sent;                       // y is on its way until then
+};
+struct Buffer {
+    floatX* x;
+    comm::Mark arrived, sent;
+};
+
 struct Model {
     ModelShape shape;
     Grid grid;
+    Setup setup;
     Ranks ranks;
-    int B;          // sequences computed at once
-    bool training;  // otherwise only forward: no gradients
     ParameterTable table;
     floatX* weights = nullptr;
     real* gradients = nullptr;
-    std::vector<BlockActivations> blocks;
-    EndActivations end;
+    real* logits_gradient = nullptr;  // of the token embedding, from the logits: summed apart, so that the
+                                      // order of the sum is that of a pipeline; else it is the embedding's own
+    std::vector<Slot> slots;
+    std::vector<Buffer> inputs, streams;
+    BlockActivations working;         // with recomputation: of the layer at work
+    EndActivations end;               // on the last stage
+    floatX* row;                      // (Vp): one position's logits of the whole vocabulary
     Scratch scratch;
     std::vector<Arena> arenas;
+    std::vector<comm::Mark> gathered; // of each bucket's parameters, after an update
     Stream stream = nullptr;
 
-    // sequence: sequence parallelism; owners: data-parallel ranks that share the optimiser's state
-    Model(const ModelShape& shape, const Grid& grid, int B, bool training, bool sequence = false,
-          int owners = 1) : shape(shape), grid(grid), ranks{grid.tp, sequence && grid.t > 1}, B(B),
-          training(training), table(parameter_table(shape, {grid.t, grid.tensor, owners})), blocks(shape.L) {}
+    Model(const ModelShape& shape, const Grid& grid, const Setup& setup) : shape(shape), grid(grid), setup(setup),
+        ranks{grid.tp, setup.sequence && grid.t > 1},
+        table(parameter_table(shape, {grid.t, grid.tensor, setup.owners, grid.p, grid.stage, setup.chunks})),
+        slots(setup.slots), inputs(setup.inputs), streams(setup.streams), gathered(table.buckets.size()) {}
     Model(const Model&) = delete;
     ~Model() {
         for (auto& arena : arenas) device_free(arena.base);
     }
 
+    int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
+    bool first(int chunk) const { return table.layout.first(chunk); }
+    bool last(int chunk) const { return table.layout.last(chunk); }
+
     void place_activations(Arena& arena) {
-        if (training) {
-            for (auto& block : blocks) block.place(arena, shape, ranks, B);
-        } else {  // the blocks share everything but their key-value cache
-            blocks[0].place(arena, shape, ranks, B);
-            for (int l = 1; l < shape.L; l++) {
-                blocks[l] = blocks[0];
-                blocks[l].qkv = arena.take<floatX>(3L * B * shape.T * shape.C / grid.t);
+        long N = (long)setup.B * shape.T, size = ranks.room(setup.B, shape.T) * shape.C;
+        if (setup.recompute) working.place(arena, shape, ranks, setup.B);
+        for (Slot& slot : slots) {
+            slot.blocks.assign(chunk_layers(), working);
+            for (auto& block : slot.blocks) {
+                bool keeps_cache = !setup.training && &block != &slots[0].blocks[0];
+                if (keeps_cache) {  // generation shares everything but the key-value cache
+                    block = slots[0].blocks[0];
+                    block.qkv = arena.take<floatX>(3 * N * shape.C / grid.t);
+                } else if (!setup.recompute) {
+                    block.place(arena, shape, ranks, setup.B);
+                }
+                block.x = &block != &slot.blocks[0] ? arena.take<floatX>(size) : nullptr;
             }
+            slot.y = arena.take<floatX>(size);
+            if (grid.first() || grid.last()) slot.tokens = arena.take<int>(N), slot.targets = arena.take<int>(N);
         }
-        end.place(arena, shape, ranks, B);
+        for (auto* buffers : {&inputs, &streams})
+            for (auto& buffer : *buffers) buffer.x = arena.take<floatX>(size);
+        row = arena.take<floatX>(shape.Vp);
+        if (grid.last()) end.place(arena, shape, ranks, setup.B);
+    }
+    void place_gradients(Arena& arena) {
+        gradients = arena.take<real>(table.elements);
+        if (grid.p == 1 && setup.accumulates) logits_gradient = arena.take<real>(table.list[table.wte].size);
+        else if (grid.last()) logits_gradient = gradients ? gradients + table.list[table.wte].offset : nullptr;
     }
 
     // measures when `take` is false, else allocates; the parameters start at 0
@@ -56,15 +108,21 @@ struct Model {
             arenas.push_back(arena);
         };
         add("parameters", [&](Arena& a) { weights = a.take<floatX>(table.elements); });
-        if (training) add("gradients", [&](Arena& a) { gradients = a.take<real>(table.elements); });
+        if (setup.training) add("gradients", [&](Arena& a) { place_gradients(a); });
         add("activations", [&](Arena& a) { place_activations(a); });
-        add("scratch", [&](Arena& a) { scratch.place(a, shape, ranks, B, table, training); });
+        add("scratch", [&](Arena& a) { scratch.place(a, shape, ranks, setup.B, table, setup.training); });
         arenas.push_back({"products", nullptr, dev::gemm_workspace(take)});
         if (!take) return;
         set_zero(weights, table.elements * sizeof(floatX), stream);
-        if (training) set_zero(gradients, table.elements * sizeof(real), stream);
+        if (setup.training) clear_gradients();
+    }
+    void clear_gradients() {
+        set_zero(gradients, table.elements * sizeof(real), stream);
+        if (grid.p == 1 && setup.accumulates)
+            set_zero(logits_gradient, table.list[table.wte].size * sizeof(real), stream);
     }
 
+    // layer: counted over this rank's chunks
     std::array<const floatX*, block_tensors> block_weights(int layer) const {
         std::array<const floatX*, block_tensors> w;
         for (int t = 0; t < block_tensors; t++) w[t] = weights + table.block(layer, BlockTensor(t)).offset;
@@ -75,95 +133,30 @@ struct Model {
         for (int t = 0; t < block_tensors; t++) g[t] = gradients + table.block(layer, BlockTensor(t)).offset;
         return g;
     }
-    const floatX* weight(const Parameter& p) const { return weights + p.offset; }
-    real* gradient(const Parameter& p) const { return gradients + p.offset; }
+    const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
+    real* gradient(int parameter) const { return gradients + table.list[parameter].offset; }
+
+    // waits until a parameter's bucket holds what the last update gathered
+    void await(const Parameter& p) {
+        comm::join(stream, gathered[p.bucket]);
+        gathered[p.bucket] = {};
+    }
+    void await_parameters() {
+        for (auto& p : table.list) await(p);
+    }
 };
 
-// this rank's logits (N, Vp / t) of the tokens in m.end.tokens; with Batch.first > 0 of one token that
-// follows those before. Generation, whose rows need not divide, passes ranks without sequence parallelism.
-inline void model_forward(Model& m, Batch batch, const Ranks& ranks) {
-    const Parameter &wte = m.table.list[WTE], &wpe = m.table.list[WPE];
-    embed_forward(m.blocks[0].x, m.end.tokens, m.weight(wte), m.weight(wpe), m.scratch, m.shape, ranks, batch,
-                  m.stream);
-    for (int l = 0; l < m.shape.L; l++) {
-        floatX* y = l + 1 < m.shape.L ? m.blocks[l + 1].x : m.end.x;
-        block_forward(y, m.blocks[l], m.block_weights(l).data(), m.scratch, m.shape, ranks, batch, m.stream);
+inline std::string memory_table(const std::vector<std::string>& titles,
+                                const std::vector<std::vector<Arena>>& ranks) {
+    std::string out = text("memory, MB     ");
+    for (auto& title : titles) out += text("%12s", title.c_str());
+    std::vector<double> total(ranks.size(), 0);
+    for (size_t i = 0; i < ranks[0].size(); i++) {
+        out += text("\n  %-13s", ranks[0][i].name);
+        for (size_t r = 0; r < ranks.size(); r++)
+            out += text("%12.1f", ranks[r][i].used * 1e-6), total[r] += (double)ranks[r][i].used;
     }
-    logits_forward(m.end, m.weight(m.table.end(LNF_W)), m.weight(m.table.end(LNF_B)), m.weight(wte),
-                   m.scratch, m.shape, ranks, batch, m.stream);
-}
-inline void model_forward(Model& m, Batch batch) { model_forward(m, batch, m.ranks); }
-
-// after model_forward: losses added to m.end.losses; with want_gradient the logits become dloss * their
-// gradient
-inline void model_loss(Model& m, Batch batch, real dloss, bool want_gradient) {
-    loss_forward(m.end, dloss, want_gradient, m.shape, m.ranks, batch, m.stream);
-}
-
-// after model_loss with want_gradient: all gradients added to
-inline void model_backward(Model& m, Batch batch) {
-    const Parameter &wte = m.table.list[WTE], &wpe = m.table.list[WPE];
-    logits_backward(m.end, m.weight(m.table.end(LNF_W)), m.weight(wte), m.gradient(m.table.end(LNF_W)),
-                    m.gradient(m.table.end(LNF_B)), m.gradient(wte), m.scratch, m.shape, m.ranks, batch,
-                        m.stream);
-    for (int l = m.shape.L - 1; l >= 0; l--)
-        block_backward(m.blocks[l], m.block_weights(l).data(), m.block_gradients(l).data(), m.scratch,
-                       m.shape, m.ranks, batch, m.stream);
-    embed_backward(m.gradient(wte), m.gradient(wpe), m.end.tokens, m.scratch, m.shape, m.ranks, batch,
-                   m.stream);
-}
-
-// windows (B, T + 1) on the host -> tokens and targets on the device
-inline void load_batch(Model& m, const std::vector<int>& windows, Batch batch) {
-    std::vector<int> tokens(batch.rows()), targets(batch.rows());
-    for (int b = 0; b < batch.B; b++)
-        for (int t = 0; t < batch.T; t++) {
-            tokens[b * batch.T + t] = windows[b * (batch.T + 1) + t];
-            targets[b * batch.T + t] = windows[b * (batch.T + 1) + t + 1];
-        }
-    copy_to_device(m.end.tokens, tokens.data(), tokens.size() * sizeof(int), m.stream);
-    copy_to_device(m.end.targets, targets.data(), targets.size() * sizeof(int), m.stream);
-    synchronize(m.stream);  // the host's copies end here
-}
-
-// the sum of this replica's losses over the batch
-inline double sum_losses(Model& m, Batch batch) {
-    std::vector<real> losses(batch.rows());
-    copy_to_host(losses.data(), m.end.losses, losses.size() * sizeof(real), m.stream);
-    double sum = 0;
-    for (real loss : losses) sum += loss;
-    return sum;
-}
-
-inline void clear_losses(Model& m) {
-    set_zero(m.end.losses, (size_t)m.B * m.shape.T * sizeof(real), m.stream);
-}
-
-// numbers on the host of every rank, all of them everywhere
-inline std::vector<int64_t> gather_numbers(const comm::Group& g, const std::vector<int64_t>& mine,
-                                           const char* label) {
-    size_t n = mine.size();
-    std::vector<int64_t> all(n * g.size);
-    int64_t* shared = (int64_t*)device_malloc(all.size() * sizeof(int64_t), label);
-    copy_to_device(shared + g.rank * n, mine.data(), n * sizeof(int64_t), nullptr);
-    comm::all_gather(g, shared, shared + g.rank * n, (long)n, label, nullptr);
-    copy_to_host(all.data(), shared, all.size() * sizeof(int64_t), nullptr);
-    device_free(shared);
-    return all;
-}
-
-// a sum over ranks of a number on the host, always added in the order of the ranks
-inline double sum_over(const comm::Group& g, double x, const char* label) {
-    if (g.size == 1) return x;
-    double sum = 0;
-    for (int64_t bits : gather_numbers(g, {std::bit_cast<int64_t>(x)}, label))
-        sum += std::bit_cast<double>(bits);
-    return sum;
-}
-
-inline std::string memory_table(const std::vector<Arena>& arenas) {
-    std::string out = "memory of a rank\n";
-    double total = 0;
-    for (auto& a : arenas) out += text("  %-12s %9.1f MB\n", a.name, a.used * 1e-6), total += (double)a.used;
-    return out + text("  %-12s %9.1f MB\n", "in all", total * 1e-6);
+    out += text("\n  %-13s", "in all");
+    for (double t : total) out += text("%12.1f", t * 1e-6);
+    return out + "\n";
 }

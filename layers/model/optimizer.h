@@ -4,10 +4,13 @@
 //   new parameters. With one owner (--zero 0, or d = 1) each rank owns everything and sums all gradients.
 //   master, m, v (elements / d) real; in fp32 and fp64 builds the parameters are their own master weights
 //   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
-//   talks: reduce-scatter (or all-reduce) of gradients, all-gather of parameters, one sum for the norm
+//   talks, in this order: reduce-scatter (or all-reduce) of gradients over d, begun in backward; the sum over t
+//   of tensors that every tensor rank holds whole, under sequence parallelism; the sum of the tied embedding's
+//   gradient over first and last stage; the sum for the norm; the all-gather of parameters over d, bucket by
+//   bucket, which the next forward waits for where it reads them
 #pragma once
 #include "../base/rng.h"
-#include "model.h"
+#include "stage.h"
 
 // the part of a parameter that this rank owns: n elements from `at` in the flat buffers, `state` in m and v
 struct Owned {
@@ -72,43 +75,40 @@ inline double learning_rate(double tokens, double peak, double floor, double w, 
     return floor + (peak - floor) * 0.5 * (1 + std::cos(M_PI * progress));
 }
 
-// each rank's gradients -> the sums that this rank owns, in place
-inline void reduce_gradients(Model& model) {
+// after the last backward: each rank's gradients -> the sums that this rank owns, in place
+inline void finish_gradients(Model& model) {
     Section timed("gradient reduction", model.stream);
     const Grid& grid = model.grid;
-    for (auto& b : model.table.buckets) {
-        real* g = model.gradients + b.offset;
-        if (model.table.layout.d == 1) {
-            // mine -> all's
-            comm::all_reduce(grid.dp, g, b.elements, comm::Op::Sum, "gradients", model.stream);
-            continue;
-        }
-        long slice = b.elements / grid.d;
-        // -> my slice
-        comm::reduce_scatter(grid.dp, model.scratch.bucket, g, slice, "gradients", model.stream);
-        copy_on_device(g + grid.data * slice, model.scratch.bucket, slice * sizeof(real), model.stream);
-    }
-    if (!model.ranks.sequence) return;
-    for (auto& p : model.table.list)  // computed from this rank's rows alone
-        if (!p.split)
-            comm::all_reduce(grid.tp, model.gradient(p), p.size, comm::Op::Sum, p.name.c_str(), model.stream);
+    if (grid.d > 1) comm::join(model.stream, comm::mark(grid.reduction));
+    if (model.ranks.sequence)
+        for (auto& p : model.table.list)  // computed from this rank's rows alone
+            if (!p.split)
+                comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
+                                 model.stream);
+    if (!grid.holds_tied()) return;
+    const Bucket& b = model.table.buckets[model.table.list[model.table.wte].bucket];
+    long slice = b.elements / model.table.layout.d;
+    real* mine = model.gradients + b.offset + (model.table.layout.d > 1 ? grid.data * slice : 0);
+    // from the lookup, from the logits -> the whole
+    comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// L2 norm over all gradients, each counted once: a sum for each tensor, then over the table in its order
+// L2 norm over all gradients, each counted once: a sum for each tensor, then over the whole model's tensors in
+// their order
 inline double gradient_norm(Model& model, const Optimizer& o) {
     Section timed("gradient norm", model.stream);
-    size_t tensors = model.table.list.size();
+    int tensors = model.table.tensors;
     set_zero(model.scratch.squares, tensors * sizeof(double), model.stream);
     for (auto& piece : o.owned) {
-        // tensor rank 0 counts it
-        if (!model.table.list[piece.parameter].split && model.grid.tensor > 0) continue;
-        // data rank 0 counts it
-        if (model.table.layout.d == 1 && model.grid.data > 0) continue;
-        dev::square_sum(model.scratch.squares + piece.parameter, model.gradients + piece.at,
-                        model.scratch.square_parts, piece.n, model.stream);
+        const Parameter& p = model.table.list[piece.parameter];
+        bool elsewhere = p.copy ||                                    // the first stage counts it
+            (!p.split && model.grid.tensor > 0) ||                    // tensor rank 0 does
+            (model.table.layout.d == 1 && model.grid.data > 0);       // data rank 0 does
+        if (!elsewhere)
+            dev::square_sum(model.scratch.squares + p.number, model.gradients + piece.at,
+                            model.scratch.square_parts, piece.n, model.stream);
     }
-    comm::all_reduce(model.grid.world, model.scratch.squares, (long)tensors, comm::Op::Sum, "square sums",
-                     model.stream);
+    comm::all_reduce(model.grid.world, model.scratch.squares, tensors, comm::Op::Sum, "square sums", model.stream);
     std::vector<double> squares(tensors);
     copy_to_host(squares.data(), model.scratch.squares, tensors * sizeof(double), model.stream);
     double sum = 0;
@@ -118,26 +118,34 @@ inline double gradient_norm(Model& model, const Optimizer& o) {
 
 // one update; step counts from 1; gradients return to 0. Returns the norm before clipping.
 inline double optimizer_step(Model& model, Optimizer& o, const Options& options, double rate, long step) {
-    reduce_gradients(model);
+    finish_gradients(model);
     double norm = gradient_norm(model, o);
     double clip = options.clip > 0 ? std::min(1.0, options.clip / (norm + 1e-6)) : 1;
     Section timed("optimizer", model.stream);
     AdamW rule = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon, 0,
                   (real)(1 - std::pow(options.beta1, step)), (real)(1 - std::pow(options.beta2, step)),
                       (real)clip};
-    for (auto& piece : o.owned) {
-        rule.decay = model.table.list[piece.parameter].decay ? (real)options.weight_decay : 0;
-        dev::adamw(model.weights + piece.at, o.master_of(model, piece), o.m + piece.state, o.v + piece.state,
-                   model.gradients + piece.at, rule, piece.n, model.stream);
-    }
-    if (model.table.layout.d > 1)
-        for (auto& b : model.table.buckets) {
-            long slice = b.elements / model.grid.d;
-            floatX* w = model.weights + b.offset;
-            comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",
-                             model.stream);
+    size_t next = 0;  // pieces stand in the order of the buckets
+    for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
+        for (; next < o.owned.size(); next++) {
+            const Owned& piece = o.owned[next];
+            const Parameter& p = model.table.list[piece.parameter];
+            if (p.bucket != (int)bucket) break;
+            rule.decay = p.decay ? (real)options.weight_decay : 0;
+            dev::adamw(model.weights + piece.at, o.master_of(model, piece), o.m + piece.state,
+                       o.v + piece.state, model.gradients + piece.at, rule, piece.n, model.stream);
         }
-    set_zero(model.gradients, model.table.elements * sizeof(real), model.stream);
+        if (model.table.layout.d == 1) continue;
+        const Bucket& b = model.table.buckets[bucket];
+        long slice = b.elements / model.grid.d;
+        floatX* w = model.weights + b.offset;
+        comm::fork(model.grid.reduction, model.stream);
+        // my slice -> all slices, under the next forward
+        comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",
+                         model.grid.reduction);
+        model.gathered[bucket] = comm::mark(model.grid.reduction);
+    }
+    model.clear_gradients();
     return norm;
 }
 

@@ -1,0 +1,72 @@
+// agree.h   ranks that were started differently, or cannot start, are noticed before anything begins
+//   Both are collective over the world. Where they refuse, the message is printed once, all ranks end with 1.
+#pragma once
+#include <cstdio>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+#include "../layers/base/checksum.h"
+#include "comm.h"
+
+namespace comm {
+
+inline std::string rank_list(const std::vector<int>& ranks) {
+    std::string out;
+    for (size_t i = 0; i < ranks.size(); i++) {
+        size_t end = i;
+        while (end + 1 < ranks.size() && ranks[end + 1] == ranks[end] + 1) end++;
+        out += text(i ? " %d" : "%d", ranks[i]);
+        if (end > i) out += text(" to %d", ranks[end]);
+        i = end;
+    }
+    return out;
+}
+
+// the group of all ranks, before there is a grid
+inline const Group& everyone() {
+    static Group world = [] {
+        std::vector<int> all;
+        for (int i = 0; i < world_size(); i++) all.push_back(i);
+        return make_group("everyone", all);
+    }();
+    return world;
+}
+
+// goes on if no rank has a complaint
+inline void agree(const std::string& complaint) {
+    uint64_t mine = complaint.empty() ? 0 : checksum(complaint.data(), complaint.size()) | 1;
+    std::map<int64_t, std::vector<int>> who;
+    std::vector<int64_t> all = gather_numbers(everyone(), {(int64_t)mine}, "who cannot start");
+    for (size_t rank = 0; rank < all.size(); rank++) if (all[rank]) who[all[rank]].push_back((int)rank);
+    if (who.empty()) return;
+    fflush(stdout);
+    if (mine && who[(int64_t)mine][0] == world_rank()) {
+        std::string ranks = all.size() == 1 ? ""
+            : who[(int64_t)mine].size() == all.size() ? text("[all %zu ranks] ", all.size())
+            : "[rank " + rank_list(who[(int64_t)mine]) + "] ";
+        fprintf(stderr, "%strain_gpt: %s\n", ranks.c_str(), complaint.c_str());
+    }
+    finish();
+    exit(1);
+}
+
+// what must be the same everywhere: its name, its checksum, and what to do where it is not
+struct Fact { std::string name; uint64_t sum; const char* advice; };
+inline void agree_on(const std::vector<Fact>& facts) {
+    std::vector<int64_t> mine;
+    for (auto& f : facts) mine.push_back((int64_t)f.sum);
+    std::vector<int64_t> all = gather_numbers(everyone(), mine, "what must be the same");
+    std::string complaint;
+    for (size_t i = 0; i < facts.size() && complaint.empty(); i++) {
+        std::vector<int> differ;
+        for (int rank = 1; rank < world_size(); rank++)
+            if (all[rank * facts.size() + i] != all[i]) differ.push_back(rank);
+        if (!differ.empty())
+            complaint = text("rank %s: %s differs from rank 0's: %s", rank_list(differ).c_str(),
+                             facts[i].name.c_str(), facts[i].advice);
+    }
+    agree(complaint);
+}
+
+}  // namespace comm

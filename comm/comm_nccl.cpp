@@ -1,0 +1,143 @@
+// comm_nccl.cpp   the transport over NCCL: one communicator a group, made known over MPI
+//   Calls go into the stream they are given; a channel is a stream of its own, ordered against the compute
+//   stream by events. While the host waits for the device, the oldest unfinished call is watched.
+#include <nccl.h>
+#include <deque>
+#include "mpi_world.h"
+
+namespace comm {
+namespace {
+
+void check_nccl(ncclResult_t result, const char* what) {
+    if (result != ncclSuccess && result != ncclInProgress)
+        fail("NCCL, %s: %s (%s): NCCL_DEBUG=INFO says more", what, ncclGetErrorString(result),
+             ncclGetLastError(nullptr));
+}
+ncclComm_t comm_of(const Group& g) { return (ncclComm_t)handle_of(g).nccl; }
+ncclDataType_t type_nccl(Type type) {
+    return type == Type::Bf16 ? ncclBfloat16 : type == Type::Fp32 ? ncclFloat32
+        : type == Type::Fp64 ? ncclFloat64 : ncclInt64;
+}
+
+// calls that may not have ended, oldest first
+struct Watched {
+    std::string here;
+    Group group;
+    Stream stream;
+    std::unique_ptr<Event> ended;
+};
+std::deque<Watched> watched;
+bool together = false;
+
+void look(double waited) {
+    while (!watched.empty() && watched.front().ended && watched.front().ended->reached()) watched.pop_front();
+    std::string here = watched.empty() ? "a computation" : watched.front().here;
+    answer_questions(here);
+    if (!watched.empty()) {
+        ncclResult_t error = ncclSuccess;
+        ncclCommGetAsyncError(comm_of(watched.front().group), &error);
+        check_nccl(error, here.c_str());
+        if (waited > timeout) find_who_hangs(here, watched.front().group.members);
+    }
+}
+
+void end_watched() {
+    for (auto& w : watched)
+        if (!w.ended) w.ended = std::make_unique<Event>(), w.ended->record(w.stream);
+    if (watched.size() > 1024) watched.erase(watched.begin(), watched.end() - 512);
+}
+
+template <class Post>
+void give(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
+    watched.push_back({note(g, what, label, n), g, s, nullptr});
+    check_nccl(post(comm_of(g)), watched.back().here.c_str());
+    if (!together) end_watched();
+}
+
+struct Channel {
+    Stream stream;
+    Event forked;
+    static constexpr int moments = 1024;  // a mark older than that is met by a later one: the order is kept
+    std::vector<std::unique_ptr<Event>> marks;
+    long given = 0;
+};
+std::map<Stream, std::unique_ptr<Channel>> channels;
+
+}  // namespace
+
+void start(int* argc, char*** argv) {
+    if (!launched()) return;
+    start_mpi(argc, argv);
+    while_waiting = look;
+}
+
+Group make_group(const char* name, const std::vector<int>& members) {
+    Group g = make_mpi_group(name, members);
+    if (g.size == 1) return g;
+    ncclUniqueId id;
+    if (g.rank == 0) check_nccl(ncclGetUniqueId(&id), "a group's id");
+    MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, handle_of(g).mpi);
+    ncclComm_t comm;
+    check_nccl(ncclCommInitRank(&comm, g.size, id, g.rank), name);
+    handle_of(g).nccl = comm;
+    return g;
+}
+
+Stream make_channel(const char*) {
+    Stream s = make_stream();
+    channels[s] = std::make_unique<Channel>();
+    channels[s]->stream = s;
+    for (int i = 0; i < Channel::moments; i++) channels[s]->marks.push_back(std::make_unique<Event>());
+    return s;
+}
+void fork(Stream channel, Stream compute) {
+    Channel& c = *channels[channel];
+    c.forked.record(compute);
+    c.forked.hold(channel);
+}
+Mark mark(Stream channel) {
+    Channel& c = *channels[channel];
+    c.marks[++c.given % Channel::moments]->record(channel);
+    return {channel, c.given};
+}
+void join(Stream compute, const Mark& m) {
+    if (m.channel) channels[m.channel]->marks[m.calls % Channel::moments]->hold(compute);
+}
+void group_begin() {
+    together = true;
+    check_nccl(ncclGroupStart(), "the start of a group");
+}
+void group_end() {
+    together = false;
+    check_nccl(ncclGroupEnd(), "the end of a group");
+    end_watched();
+}
+
+void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
+    give(g, "all-reduce", label, n, s, [&](ncclComm_t c) {
+        return ncclAllReduce(x, x, n, type_nccl(type), op == Op::Sum ? ncclSum : ncclMax, c, s);
+    });
+}
+void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
+                          Stream s) {
+    give(g, "reduce-scatter", label, n, s, [&](ncclComm_t c) {
+        return ncclReduceScatter(in, out, n, type_nccl(type), ncclSum, c, s);
+    });
+}
+void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
+                      Stream s) {
+    give(g, "all-gather", label, n, s,
+         [&](ncclComm_t c) { return ncclAllGather(in, out, n, type_nccl(type), c, s); });
+}
+void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
+    give(g, "broadcast", label, n, s,
+         [&](ncclComm_t c) { return ncclBroadcast(x, x, n, type_nccl(type), root, c, s); });
+}
+void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
+    give(g, "send", label, n, s, [&](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });
+}
+void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
+    give(g, "receive", label, n, s, [&](ncclComm_t c) { return ncclRecv(x, n, type_nccl(type), from, c, s); });
+}
+
+}  // namespace comm

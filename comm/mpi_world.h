@@ -1,0 +1,210 @@
+// mpi_world.h   what both transports over MPI share: start and end, host numbers, and the finder of hangs
+//   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
+//   Whoever waits as well answers with the call it waits in, and prints its last calls; whoever does not
+//   answer computes, is stopped, or is gone.
+#pragma once
+#include <mpi.h>
+#include <sched.h>
+#include <unistd.h>
+#include <climits>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include "comm.h"
+
+namespace comm {
+namespace {
+
+bool running = false;
+MPI_Comm control;  // of the world, for questions and answers alone
+constexpr int question_tag = 1, answer_tag = 2, remembered = 8;
+constexpr double patience = 3;  // seconds for an answer
+std::string last_calls[remembered];
+long calls = 0;
+
+struct Handle {
+    MPI_Comm mpi;
+    void* nccl = nullptr;
+    long calls = 0;  // of this group
+    std::string name;
+    std::vector<int> members;
+};
+Handle& handle_of(const Group& g) { return *(Handle*)g.handle; }
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// the call's name, the same on every rank that makes it
+std::string note(const Group& g, const char* what, const char* label, long n) {
+    Handle& h = handle_of(g);
+    std::string call = text("call %ld of %s: %s of %s, %ld values", ++h.calls, h.name.c_str(), what, label, n);
+    last_calls[calls++ % remembered] = call;
+    return call;
+}
+
+void print_last_calls(const char* why) {
+    static bool printed = false;
+    if (printed) return;
+    printed = true;
+    std::string message = text("[rank %d] %s; its last calls:\n", world_rank(), why);
+    for (long i = std::max(0L, calls - remembered); i < calls; i++)
+        message += "    " + last_calls[i % remembered] + "\n";
+    fputs(message.c_str(), stderr);
+}
+
+// answers those who ask where this rank is
+void answer_questions(const std::string& here) {
+    int asked = 0;
+    MPI_Status status;
+    MPI_Iprobe(MPI_ANY_SOURCE, question_tag, control, &asked, &status);
+    if (!asked) return;
+    MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, question_tag, control, MPI_STATUS_IGNORE);
+    print_last_calls(("waits in " + here).c_str());
+    MPI_Request request;
+    auto* kept = new std::string(here);  // the run is about to end
+    MPI_Isend(kept->data(), (int)kept->size(), MPI_BYTE, status.MPI_SOURCE, answer_tag, control, &request);
+}
+
+[[noreturn]] void find_who_hangs(const std::string& here, const std::vector<int>& members) {
+    print_last_calls(text("waits since %.0f s in %s", timeout, here.c_str()).c_str());
+    std::map<int, std::string> answers;
+    MPI_Request request;
+    int others = 0;
+    for (int rank : members)
+        if (rank != world_rank()) {
+            MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
+            others++;
+        }
+    for (double start = now(); now() - start < patience && (int)answers.size() < others;) {
+        answer_questions(here);
+        int answered = 0;
+        MPI_Status status;
+        MPI_Iprobe(MPI_ANY_SOURCE, answer_tag, control, &answered, &status);
+        if (!answered) {
+            sched_yield();
+            continue;
+        }
+        int size = 0;
+        MPI_Get_count(&status, MPI_BYTE, &size);
+        std::string answer(size, 0);
+        MPI_Recv(answer.data(), size, MPI_BYTE, status.MPI_SOURCE, answer_tag, control, MPI_STATUS_IGNORE);
+        answers[status.MPI_SOURCE] = answer;
+    }
+    std::string message;
+    for (int rank : members) {
+        if (rank == world_rank() || answers[rank] == here) continue;
+        message += text("[rank %d] rank %d never came to %s: it %s\n", world_rank(), rank, here.c_str(),
+                        answers[rank].empty() ? "does not answer: it computes, is stopped or is gone"
+                            : ("waits in " + answers[rank]).c_str());
+    }
+    fputs(message.c_str(), stderr);
+    for (double start = now(); now() - start < 1;) answer_questions(here);  // the others ask as well
+    stop(1);
+}
+
+// gives the processor away, and looks now and then whether anybody asks or the time is up
+class Patience {
+    double start = now();
+    long turns = 0;
+
+public:
+    void turn(const std::string& here, const std::vector<int>& members) {
+        if (++turns > 100) sched_yield();
+        if (turns % 256) return;
+        answer_questions(here);
+        if (now() - start > timeout) find_who_hangs(here, members);
+    }
+};
+
+void wait_for(MPI_Request request, const std::string& here, const Group& g) {
+    Patience patience;
+    for (int done = 0;;) {
+        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (done) return;
+        patience.turn(here, g.members);
+    }
+}
+
+// by mpirun or srun; a program started by hand needs no MPI
+bool launched() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK"})
+        if (getenv(name)) return true;
+    return false;
+}
+
+void start_mpi(int* argc, char*** argv) {
+    MPI_Init(argc, argv);
+    running = true;
+    MPI_Comm_dup(MPI_COMM_WORLD, &control);
+    MPI_Comm host;
+    int local_rank = 0;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &local_rank);
+    MPI_Comm_free(&host);
+    use_device(local_rank);
+}
+
+Group make_mpi_group(const char* name, const std::vector<int>& members) {
+    Group g = {name, 0, (int)members.size(), members, nullptr};
+    for (int i = 0; i < g.size; i++) if (members[i] == world_rank()) g.rank = i;
+    if (g.size == 1) return g;
+    MPI_Group world, group;
+    auto* h = new Handle;  // until the end of the run
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Group_incl(world, g.size, members.data(), &group);
+    MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &h->mpi);
+    MPI_Group_free(&group), MPI_Group_free(&world);
+    h->members = members;
+    h->name = text("group %s, ranks", name);
+    for (int i = 0; i < g.size; i++) {
+        if (i == 4 && g.size > 8) h->name += " …", i = g.size - 2;
+        h->name += text(" %d", members[i]);
+    }
+    g.handle = h;
+    return g;
+}
+
+}  // namespace
+
+void finish() {
+    if (running) MPI_Finalize();
+}
+void stop(int code) {
+    fflush(stdout), fflush(stderr);
+    if (running) MPI_Abort(MPI_COMM_WORLD, code);
+    _Exit(code);
+}
+int world_rank() {
+    int rank = 0;
+    if (running) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    return rank;
+}
+int world_size() {
+    int size = 1;
+    if (running) MPI_Comm_size(MPI_COMM_WORLD, &size);
+    return size;
+}
+
+std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label) {
+    if (g.size == 1) return mine;
+    std::vector<int64_t> all(mine.size() * g.size);
+    MPI_Request request;
+    std::string here = note(g, "gathering", label, (long)mine.size());
+    MPI_Iallgather(mine.data(), (int)mine.size(), MPI_INT64_T, all.data(), (int)mine.size(), MPI_INT64_T,
+                   handle_of(g).mpi, &request);
+    wait_for(request, here, g);
+    return all;
+}
+void barrier(const Group& g, const char* label) {
+    if (g.size == 1) return;
+    MPI_Request request;
+    std::string here = note(g, "barrier", label, 0);
+    MPI_Ibarrier(handle_of(g).mpi, &request);
+    wait_for(request, here, g);
+}
+
+}  // namespace comm

@@ -1,0 +1,307 @@
+// schedule.h   what a pipeline stage does in a step, in order: 1F1B, interleaved 1F1B, and forward alone
+//   The model is cut in p * v chunks of layers; chunk c of stage r is number c * p + r, so that with v > 1 the
+//   last stage hands on to the first. m micro-batches pass through all of them, forward and back.
+//     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) N) forwards
+//     then one forward, one backward, …; then the backwards that are left
+//     order of forwards: groups of N micro-batches; in a group chunk by chunk, in a chunk one micro-batch
+//     after the other. Order of backwards: the same with the chunks reversed. v > 1 wants p <= N <= m, and m a
+//     multiple of N or m mod N >= p (arXiv 2104.04473; Megatron-LM's general group size).
+//   Messages stand between the computations. Before computation k stands one group: what computation k - 1
+//   made is sent, and what k + 1 will need is received, one computation ahead. All of a group is posted at
+//   once, so that neighbours who send to each other meet; it has at most one message of a kind. Between two neighbours the messages of a direction
+//   keep their order.
+//   Memory is numbered: a slot (the activations of a chunk, from Forward to Backward), an input (what the
+//   chunk's first layer reads), a gradient. Who writes into memory that was sent from waits for that send.
+#pragma once
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+#include "../layers/base/check.h"
+
+struct PipelineShape {
+    int p = 1, m = 1, v = 1, N = 1;  // stages, micro-batches, chunks a stage, micro-batches a group
+    bool training = true;            // otherwise forward alone, with N = p
+};
+
+struct Instruction {
+    enum Kind { Forward, Backward, SendForward, ReceiveForward, SendBackward, ReceiveBackward } kind;
+    int micro, chunk;       // of a message: those of the computation here that makes or takes it
+    int slot = -1;          // of activations
+    int input = -1;         // where the chunk's input lies
+    int gradient = -1;      // where the chunk's gradient lies
+    int group = -1;         // messages with the same number are posted together; computations have none
+    bool computes() const { return kind <= Backward; }
+    bool sends() const { return kind == SendForward || kind == SendBackward; }
+};
+
+struct Schedule {
+    PipelineShape shape;
+    int stage;
+    std::vector<Instruction> list;
+    int slots = 0, inputs = 0, gradients = 0;  // how many of each
+};
+
+// gradients of a stage: one in work, one received ahead, one on its way. The first stage sends those of its
+// later chunks to the last, which takes them up N - p computations later than a neighbour would.
+inline int gradient_buffers(int stage, const PipelineShape& s) {
+    if (!s.training) return 0;
+    return s.p == 1 ? 1 : 3 + (s.v > 1 && stage == 0 ? s.N - s.p : 0);
+}
+
+// ---- which numbers are possible ----------------------------------------------------------------------------
+
+inline bool legal_group(int p, int m, int N) { return p <= N && N <= m && (m % N == 0 || m % N >= p); }
+
+// the group size for m micro-batches: p if that is possible, else the next one that is; 0: none is
+inline int default_group(int p, int m) {
+    for (int N = p; N <= m; N++) if (legal_group(p, m, N)) return N;
+    return 0;
+}
+
+inline void check_pipeline(const PipelineShape& s) {
+    if (s.v == 1) return;
+    if (s.p == 1)
+        fail("--pipeline-chunks %d on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
+             s.v);
+    if (!default_group(s.p, s.m))
+        fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
+             "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1", s.v, s.p,
+             s.m, s.p);
+    if (legal_group(s.p, s.m, s.N)) return;
+    std::string good;
+    for (int N = s.p; N <= s.m; N++)
+        if (legal_group(s.p, s.m, N) && (std::abs(N - s.N) < 12 || s.m < 24)) good += text(" %d", N);
+    fail("--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving at "
+         "least %d: choose one of%s", s.N, s.m, s.p, s.p, s.m, s.m, s.p,
+         good.empty() ? text(" %d", default_group(s.p, s.m)).c_str() : good.c_str());
+}
+
+// ---- the order of computations -----------------------------------------------------------------------------
+
+// the k-th forward of every stage; backwards have the chunks reversed
+inline Instruction kth(Instruction::Kind kind, int k, const PipelineShape& s) {
+    int group = k / (s.N * s.v), first = group * s.N, size = std::min(s.N, s.m - first);
+    int at = k - first * s.v, chunk = at / size;
+    return {kind, first + at % size, kind == Instruction::Backward ? s.v - 1 - chunk : chunk};
+}
+
+inline std::vector<Instruction> computations(int stage, const PipelineShape& s) {
+    int all = s.m * s.v, after = s.p - stage - 1;
+    int warm = std::min(all, s.v == 1 ? after : 2 * after + (s.v - 1) * s.N);
+    std::vector<Instruction> out;
+    if (!s.training) warm = all;
+    for (int k = 0; k < warm; k++) out.push_back(kth(Instruction::Forward, k, s));
+    for (int k = 0; s.training && k < all; k++) {
+        if (warm + k < all) out.push_back(kth(Instruction::Forward, warm + k, s));
+        out.push_back(kth(Instruction::Backward, k, s));
+    }
+    return out;
+}
+
+// ---- messages and memory -----------------------------------------------------------------------------------
+
+struct Pool {  // numbers in use; the longest unused is taken first
+    std::vector<int> unused;
+    int made = 0;
+    int take(int at_least = 0) {
+        while (made < at_least) unused.push_back(made++);
+        if (unused.empty()) unused.push_back(made++);
+        int n = unused.front();
+        unused.erase(unused.begin());
+        return n;
+    }
+    void give(int n) { unused.push_back(n); }
+};
+
+inline bool takes_message(const Instruction& i, int stage, const PipelineShape& s) {
+    int number = i.chunk * s.p + stage;
+    return i.kind == Instruction::Forward ? number > 0 : number < s.p * s.v - 1;
+}
+inline bool makes_message(const Instruction& i, int stage, const PipelineShape& s) {
+    int number = i.chunk * s.p + stage;
+    return i.kind == Instruction::Forward ? number < s.p * s.v - 1 : number > 0;
+}
+
+inline Schedule make_schedule(int stage, const PipelineShape& s) {
+    using I = Instruction;
+    Schedule out = {s, stage, {}, 0, 0, gradient_buffers(stage, s)};
+    std::vector<I> work = computations(stage, s);
+    std::map<std::pair<int, int>, I> kept;  // (micro, chunk) -> its forward, until its backward
+    Pool slots, inputs;
+    int next_gradient = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in work, one received ahead
+    auto place = [&](I& i) {  // memory for what computation i reads
+        if (i.kind == I::Forward) i.input = inputs.take(least);
+        else i.gradient = next_gradient++ % out.gradients;
+    };
+    auto message = [&](I i, bool send, int group) {
+        bool forward = i.kind == I::Forward;
+        i.kind = send ? (forward ? I::SendForward : I::SendBackward)
+            : forward ? I::ReceiveForward : I::ReceiveBackward;
+        i.group = group;
+        out.list.push_back(i);
+    };
+    int n = (int)work.size();
+    for (int k = 0; k <= n; k++) {
+        if (k > 0 && makes_message(work[k - 1], stage, s)) message(work[k - 1], true, k + 1);
+        for (int ahead : {k, k + 1}) {
+            if (ahead >= n || (s.p > 1 ? ahead == k && k > 0 : ahead > k)) continue;
+            place(work[ahead]);
+            if (takes_message(work[ahead], stage, s)) message(work[ahead], false, ahead);
+        }
+        if (k == n) break;
+        I& i = work[k];
+        std::pair<int, int> key(i.micro, i.chunk);
+        if (i.kind == I::Forward) {
+            i.slot = slots.take();
+            kept[key] = i;
+        } else {
+            i.slot = kept[key].slot, i.input = kept[key].input;
+        }
+        out.list.push_back(i);
+        if (i.kind == I::Backward || !s.training) slots.give(i.slot), inputs.give(i.input);
+    }
+    out.slots = slots.made, out.inputs = inputs.made;
+    return out;
+}
+
+// "F0 F1 B0 …", with the chunk before the letter where there are several; with `messages` also those, in the
+// brackets of their group: "[r0 r1] F0 [s0 r2] F1 …" (s, r: forward; S, R: backward)
+inline std::string print_schedule(const Schedule& s, bool messages = false) {
+    std::string out;
+    int group = -1;
+    for (auto& i : s.list) {
+        if (!messages && !i.computes()) continue;
+        if (group >= 0 && i.group != group) out += "]";
+        out += out.empty() ? "" : " ";
+        if (i.group >= 0 && i.group != group) out += "[";
+        group = i.group;
+        if (s.shape.v > 1) out += text("%d", i.chunk);
+        out += text("%c%d", "FBsrSR"[i.kind], i.micro);
+    }
+    return out + (group >= 0 ? "]" : "");
+}
+
+// ---- the proof: all stages played by hand ------------------------------------------------------------------
+
+// A stage goes on until it must wait; a message arrives when it has been sent and its receive is posted. The
+// answer is "", or what is wrong: memory overwritten, a message that is not the one expected, a wait for ever.
+class ScheduleChecker {
+    using I = Instruction;
+    struct Direction { std::vector<std::pair<int, int>> sent, received; };  // (micro, number of the taker)
+    struct Stage {
+        size_t at = 0;
+        std::map<int, std::pair<int, int>> slot, input;                // in use by (micro, chunk)
+        std::map<int, std::pair<Direction*, size_t>> slot_sent, gradient_sent;  // last send from it
+        std::map<std::pair<int, int>, size_t> arrival[2];              // which message of its direction
+        std::map<std::pair<int, int>, int> done[2];
+        size_t peak = 0;
+    };
+    const std::vector<Schedule>& all;
+    PipelineShape s;
+    std::vector<Direction> forward, backward;  // [r]: out of stage r
+    std::vector<Stage> stages;
+
+    Direction& into(int stage, bool is_forward) {
+        return is_forward ? forward[(stage + s.p - 1) % s.p] : backward[(stage + 1) % s.p];
+    }
+    static bool sent_on(const std::map<int, std::pair<Direction*, size_t>>& last, int memory) {
+        auto found = last.find(memory);
+        return found == last.end() || found->second.second < found->second.first->received.size();
+    }
+    [[noreturn]] void complain(int stage, const I& i, const char* what) const {
+        Schedule one = {s, stage, {i}};
+        fail("stage %d, %s: %s", stage, print_schedule(one, true).c_str(), what);
+    }
+    // does i; false: it must wait
+    bool step(int r, const I& i) {
+        Stage& me = stages[r];
+        std::pair<int, int> key(i.micro, i.chunk);
+        int number = i.chunk * s.p + r;
+        bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
+        for (size_t other = me.at; other-- > 0 && i.group >= 0 && all[r].list[other].group == i.group;)
+            if (all[r].list[other].kind == i.kind) complain(r, i, "two of a kind in one group");
+        if (i.sends()) {
+            Direction& d = is_forward ? forward[r] : backward[r];
+            if (!me.done[!is_forward].count(key)) complain(r, i, "sent before it is computed");
+            (is_forward ? me.slot_sent[i.slot] : me.gradient_sent[i.gradient]) = {&d, d.sent.size()};
+            d.sent.push_back({i.micro, is_forward ? number + 1 : number - 1});
+            return true;
+        }
+        if (!i.computes()) {
+            if (!is_forward && !sent_on(me.gradient_sent, i.gradient)) return false;
+            if (is_forward && !me.input.insert({i.input, key}).second) complain(r, i, "its input is in use");
+            Direction& d = into(r, is_forward);
+            me.arrival[!is_forward][key] = d.received.size();
+            d.received.push_back({i.micro, number});
+            return true;
+        }
+        if (is_forward && !sent_on(me.slot_sent, i.slot)) return false;
+        if (takes_message(i, r, s)) {
+            Direction& d = into(r, is_forward);
+            auto found = me.arrival[!is_forward].find(key);
+            if (found == me.arrival[!is_forward].end()) complain(r, i, "computed before its receive");
+            if (found->second >= d.sent.size()) return false;
+            if (d.sent[found->second] != d.received[found->second]) complain(r, i, "gets another's message");
+        } else if (is_forward) {
+            if (!me.input.insert({i.input, key}).second) complain(r, i, "its input is in use");
+        } else if (!sent_on(me.gradient_sent, i.gradient)) {
+            return false;
+        }
+        if (is_forward) {
+            if (!me.slot.insert({i.slot, key}).second) complain(r, i, "its slot is in use");
+            if (i.slot >= all[r].slots || i.input >= all[r].inputs) complain(r, i, "more memory than said");
+            me.peak = std::max(me.peak, me.slot.size());
+        } else {
+            if (!me.slot.count(i.slot) || me.slot[i.slot] != key) complain(r, i, "its slot holds another");
+            if (i.gradient >= all[r].gradients) complain(r, i, "more memory than said");
+        }
+        if (!me.input.count(i.input) || me.input[i.input] != key) complain(r, i, "its input is another's");
+        if (me.done[!is_forward][key]++) complain(r, i, "done twice");
+        if (!is_forward || !s.training) me.slot.erase(i.slot), me.input.erase(i.input);
+        return true;
+    }
+    void finish() {
+        for (int r = 0; r < s.p; r++) {
+            for (int kind = 0; kind < (s.training ? 2 : 1); kind++)
+                if ((int)stages[r].done[kind].size() != s.m * s.v)
+                    fail("stage %d: %zu of %d computations", r, stages[r].done[kind].size(), s.m * s.v);
+            for (auto* d : {&forward[r], &backward[r]})
+                if (d->sent != d->received) fail("stage %d: a message is not received as sent", r);
+            int after = s.p - r - 1;
+            int most = s.v == 1 ? std::min(s.m, after + 1)
+                : std::min(s.m * s.v, 2 * after + (s.v - 1) * s.N + 1);
+            if (s.training && (int)stages[r].peak != most)
+                fail("stage %d: %zu in flight, the formula says %d", r, stages[r].peak, most);
+        }
+    }
+
+public:
+    explicit ScheduleChecker(const std::vector<Schedule>& all) : all(all), s(all[0].shape), forward(s.p),
+        backward(s.p), stages(s.p) {}
+
+    std::string check() {
+        try {
+            bool moved = true;
+            while (moved) {
+                moved = false;
+                for (int r = 0; r < s.p; r++)
+                    for (auto& list = all[r].list; stages[r].at < list.size(); stages[r].at++, moved = true)
+                        if (!step(r, list[stages[r].at])) break;
+            }
+            for (int r = 0; r < s.p; r++)
+                if (stages[r].at < all[r].list.size()) complain(r, all[r].list[stages[r].at], "waits for ever");
+            finish();
+        } catch (const Error& e) {
+            return e.what();
+        }
+        return "";
+    }
+};
+
+inline std::vector<Schedule> all_stages(const PipelineShape& s) {
+    std::vector<Schedule> all;
+    for (int r = 0; r < s.p; r++) all.push_back(make_schedule(r, s));
+    return all;
+}

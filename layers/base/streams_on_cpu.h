@@ -1,0 +1,126 @@
+// streams_on_cpu.h   streams, events and memory of the device that cuda_on_cpu.h emulates
+//   Work given to a stream is kept, and runs when somebody waits for it, or earlier: whenever work is given or
+//   an event is asked for, a random number of streams go on by a random amount, keyed by emulated::seed. Within
+//   a stream work keeps its order; between streams nothing but events does. So an event that is missing makes
+//   results wrong, sooner or later.
+#pragma once
+#include <deque>
+#include <functional>
+#include <string>
+#include "cuda_on_cpu.h"
+
+struct EmulatedStream {
+    std::deque<std::function<void()>> work;
+    uint64_t given = 0, done = 0;
+};
+struct EmulatedEvent {
+    EmulatedStream* stream = nullptr;
+    uint64_t at = 0;  // reached when the stream has done this much
+};
+using cudaStream_t = EmulatedStream*;
+using cudaEvent_t = EmulatedEvent*;
+enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorNotReady };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+constexpr unsigned cudaEventDisableTiming = 2, cudaStreamNonBlocking = 1;
+
+namespace emulated {
+
+inline EmulatedStream default_stream;
+inline std::vector<EmulatedStream*> streams = {&default_stream};
+inline uint64_t turns = 0;
+
+inline EmulatedStream& stream_of(cudaStream_t s) { return s ? *s : default_stream; }
+
+inline void run_until(EmulatedStream& s, uint64_t at) {
+    while (s.done < at) {
+        std::function<void()> next = std::move(s.work.front());
+        s.work.pop_front();
+        s.done++;
+        next();  // an event that it waits for makes the other stream run
+    }
+}
+
+// the device goes on for a while
+inline void some_time_passes() {
+    for (uint64_t luck = mix(mix(seed) + turns++); luck % 4 != 0; luck = mix(luck)) {
+        EmulatedStream& s = *streams[luck / 4 % streams.size()];
+        run_until(s, s.done + std::min(s.given - s.done, luck / 1024 % 6));
+    }
+}
+
+inline void give(cudaStream_t s, std::function<void()> work) {
+    EmulatedStream& stream = stream_of(s);
+    stream.work.push_back(std::move(work));
+    stream.given++;
+    some_time_passes();
+}
+
+// a kernel's turn comes later; its arguments are taken now
+template <class Kernel, class... Arguments>
+void launch_later(cudaStream_t s, const char* name, dim3 grid, dim3 block, size_t shared_bytes, Kernel kernel,
+                  Arguments... arguments) {
+    give(s, [=] { launch(name, grid, block, shared_bytes, [=] { kernel(arguments...); }); });
+}
+
+}  // namespace emulated
+
+inline const char* cudaGetErrorString(cudaError_t e) {
+    return e == cudaSuccess ? "no error" : "out of memory";
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    emulated::run_until(emulated::stream_of(s), emulated::stream_of(s).given);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMalloc(void** p, size_t bytes) {
+    if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
+    memset(*p, 0xFF, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* p) {
+    for (auto* s : emulated::streams) cudaStreamSynchronize(s);
+    return free(p), cudaSuccess;
+}
+// from the host's memory the copy is taken at once, as from pageable memory; the rest when its turn comes
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t s) {
+    if (kind == cudaMemcpyHostToDevice) {
+        std::string taken((const char*)from, bytes);
+        emulated::give(s, [to, taken = std::move(taken)] { memcpy(to, taken.data(), taken.size()); });
+    } else {
+        emulated::give(s, [to, from, bytes] { memcpy(to, from, bytes); });
+    }
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
+    emulated::give(s, [p, value, bytes] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
+    emulated::streams.push_back(*s = new EmulatedStream);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    cudaStreamSynchronize(s);
+    std::erase(emulated::streams, s);
+    delete s;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+    *e = new EmulatedEvent;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    EmulatedStream& stream = emulated::stream_of(s);
+    *e = {&stream, stream.given};
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    emulated::some_time_passes();
+    return !e->stream || e->stream->done >= e->at ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+    EmulatedEvent recorded = *e;  // as it stands now
+    if (recorded.stream) emulated::give(s, [recorded] { emulated::run_until(*recorded.stream, recorded.at); });
+    return cudaSuccess;
+}

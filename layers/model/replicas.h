@@ -1,0 +1,54 @@
+// replicas.h   what several ranks hold alike must stay alike: --check-every N compares it, bit by bit
+//   over t      tensors that every tensor rank holds whole: parameters, and what is owned of master, m and v
+//   over d      all parameters; with one owner (--zero 0) master, m and v too
+//   first and last stage   the token embedding: parameters, and what is owned of master, m and v
+#pragma once
+#include "../../comm/agree.h"
+#include "optimizer.h"
+
+inline uint64_t device_checksum(const void* p, size_t bytes, uint64_t before, Stream s) {
+    std::vector<char> host(bytes + sizeof before);
+    if (bytes) copy_to_host(host.data(), p, bytes, s);
+    memcpy(host.data() + bytes, &before, sizeof before);
+    return checksum(host.data(), host.size());
+}
+
+// names the first tensor and the ranks that differ; collective over the world
+inline void check_replicas(Model& model, const Optimizer& o) {
+    model.await_parameters();
+    const ParameterTable& table = model.table;
+    std::vector<uint64_t> weights, state(table.list.size(), 0);
+    for (auto& p : table.list)
+        weights.push_back(device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
+    for (auto& piece : o.owned)
+        for (real* values : {o.master, o.m, o.v})
+            if (values)
+                state[piece.parameter] = device_checksum(values + piece.state, piece.n * sizeof(real),
+                                                         state[piece.parameter], model.stream);
+    struct { const comm::Group& group; bool tied, whole, with_state; } all[] = {
+        {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.d == 1},
+        {model.grid.tied, true, false, true}};
+    for (auto& [group, tied, whole, with_state] : all) {
+        if (group.size == 1) continue;
+        std::vector<int64_t> mine;
+        std::vector<const Parameter*> tensors;
+        for (size_t i = 0; i < table.list.size(); i++) {
+            if ((tied && (int)i != table.wte) || (whole && table.list[i].split)) continue;
+            mine.push_back((int64_t)weights[i]);
+            mine.push_back(with_state ? (int64_t)state[i] : 0);
+            tensors.push_back(&table.list[i]);
+        }
+        std::vector<int64_t> each = comm::gather_numbers(group, mine, "checksums of replicas");
+        for (size_t i = 0; i < mine.size(); i++) {
+            std::vector<int> differ;
+            for (int r = 1; r < group.size; r++)
+                if (each[r * mine.size() + i] != each[i]) differ.push_back(group.members[r]);
+            if (differ.empty()) continue;
+            std::string ranks = comm::rank_list(differ);
+            fail("--check-every: %s of %s on rank %s differs from rank %d's: replicas have drifted apart: go on "
+                 "from an earlier checkpoint, and have the memory of those ranks' hosts checked",
+                 i % 2 ? "optimizer state" : "parameters", tensors[i / 2]->name.c_str(), ranks.c_str(),
+                 group.members[0]);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+// stage.h   what a pipeline stage computes, chunk by chunk, and the messages between stages
+//   tokens, targets (B, T) int   loss of a position = cross entropy of the next token, natural logarithm
+//   A message is (N_r, C) values of the residual stream or of its gradient. Where every tensor-parallel rank
+//   holds all rows, each sends its t-th of the values, and they are gathered where they arrive.
+//   A bucket's gradients go to their reduction over data-parallel ranks as soon as the last micro-batch has
+//   added to them; the new parameters of a bucket are waited for where they are first read.
+#pragma once
+#include "model.h"
+
+// ---- gradients, over the data-parallel ranks ---------------------------------------------------------------
+
+// each rank's gradients -> the sums, on all (one owner) or each its slice; runs beside the computations
+inline void reduce_bucket(Model& m, int bucket) {
+    const Bucket& b = m.table.buckets[bucket];
+    const comm::Group& dp = m.grid.dp;
+    real* g = m.gradients + b.offset;
+    if (dp.size == 1) return;
+    comm::fork(m.grid.reduction, m.stream);
+    if (m.table.layout.d == 1) {
+        // mine -> all's
+        comm::all_reduce(dp, g, b.elements, comm::Op::Sum, "gradients", m.grid.reduction);
+    } else {
+        long slice = b.elements / dp.size;  // -> my slice
+        comm::reduce_scatter(dp, g + dp.rank * slice, g, slice, "gradients", m.grid.reduction);
+    }
+}
+
+// ---- computations ------------------------------------------------------------------------------------------
+
+// windows (B, T + 1) on the host -> tokens and targets of a slot
+inline void load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch) {
+    std::vector<int> tokens(batch.rows()), targets(batch.rows());
+    for (int b = 0; b < batch.B; b++)
+        for (int t = 0; t < batch.T; t++) {
+            tokens[b * batch.T + t] = windows[b * (batch.T + 1) + t];
+            targets[b * batch.T + t] = windows[b * (batch.T + 1) + t + 1];
+        }
+    copy_to_device(slot.tokens, tokens.data(), tokens.size() * sizeof(int), m.stream);
+    copy_to_device(slot.targets, targets.data(), targets.size() * sizeof(int), m.stream);
+    synchronize(m.stream);  // the host's copies end here
+}
+
+// inputs[input] or, in the first chunk, the slot's tokens -> slot.y; with Batch.first > 0 of one token that
+// follows those before. Generation, whose rows need not divide, passes ranks without sequence parallelism.
+inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batch, const Ranks& ranks) {
+    int n = m.chunk_layers();
+    comm::join(m.stream, slot.sent);
+    slot.sent = {};
+    floatX* x = m.inputs[input].x;
+    if (m.first(chunk)) {
+        m.await(m.table.list[m.table.wte]), m.await(m.table.list[m.table.wpe]);
+        embed_forward(x, slot.tokens, m.weight(m.table.wte), m.weight(m.table.wpe), m.scratch, m.shape, ranks,
+                      batch, m.stream);
+    }
+    for (int l = 0; l < n; l++) {
+        BlockActivations a = slot.blocks[l];
+        if (l == 0) a.x = x;
+        m.await(m.table.block(chunk * n + l, LN1_W));
+        block_forward(l + 1 < n ? slot.blocks[l + 1].x : slot.y, a, m.block_weights(chunk * n + l).data(),
+                      m.scratch, m.shape, ranks, batch, m.stream);
+    }
+}
+
+// on the last chunk: this rank's logits (N, Vp / t) from slot.y
+inline void model_logits(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
+    m.await(m.table.list[m.table.wte]), m.await(m.table.list[m.table.lnf]);
+    logits_forward(m.end, slot.y, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.weight(m.table.wte),
+                   m.scratch, m.shape, ranks, batch, m.stream);
+}
+// and the losses, added to end.losses
+inline void model_loss(Model& m, const Slot& slot, Batch batch) {
+    model_logits(m, slot, batch, m.ranks);
+    loss_forward(m.end, slot.targets, 0, false, m.shape, m.ranks, batch, m.stream);
+}
+
+// streams[s]: the gradient of slot.y on entry (the last chunk computes losses, logits and their gradient here),
+// of the input on return. All gradients are added to; in the step's last micro-batch they go to reduction.
+inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int stream, Batch batch, real dloss,
+                           bool last_micro) {
+    const ParameterTable& t = m.table;
+    int n = m.chunk_layers();
+    floatX *d = m.streams[stream].x, *x = m.inputs[input].x;
+    auto complete = [&](const Parameter& p) {
+        if (last_micro) reduce_bucket(m, p.bucket);
+    };
+    comm::join(m.stream, m.streams[stream].sent);
+    m.streams[stream].sent = {};
+    if (m.last(chunk)) {
+        model_logits(m, slot, batch, m.ranks);
+        loss_forward(m.end, slot.targets, dloss, true, m.shape, m.ranks, batch, m.stream);
+        logits_backward(d, m.end, slot.y, m.weight(t.lnf), m.weight(t.wte), m.gradient(t.lnf),
+                        m.gradient(t.lnf + 1), m.logits_gradient, m.scratch, m.shape, m.ranks, batch, m.stream);
+        complete(t.list[t.lnf]);
+        if (m.grid.p > 1) complete(t.list[t.wte]);
+    }
+    for (int l = n - 1; l >= 0; l--) {
+        BlockActivations a = slot.blocks[l];
+        if (l == 0) a.x = x;
+        int layer = chunk * n + l;
+        auto w = m.block_weights(layer);
+        if (m.setup.recompute) block_forward(nullptr, a, w.data(), m.scratch, m.shape, m.ranks, batch, m.stream);
+        block_backward(d, a, w.data(), m.block_gradients(layer).data(), m.scratch, m.shape, m.ranks, batch,
+                       m.stream);
+        complete(t.block(layer, LN1_W));
+    }
+    if (!m.first(chunk)) return;
+    embed_backward(m.gradient(t.wte), m.gradient(t.wpe), d, slot.tokens, m.scratch, m.shape, m.ranks, batch,
+                   m.stream);
+    if (last_micro && m.logits_gradient && m.logits_gradient != m.gradient(t.wte))
+        dev::add_to(m.gradient(t.wte), m.logits_gradient, t.list[t.wte].size, m.stream);
+    complete(t.list[t.wte]), complete(t.list[t.wpe]);
+}
+
+// the sum of this replica's losses; on the last stage
+inline double sum_losses(Model& m) {
+    std::vector<real> losses((size_t)m.setup.B * m.shape.T);
+    copy_to_host(losses.data(), m.end.losses, losses.size() * sizeof(real), m.stream);
+    double sum = 0;
+    for (real loss : losses) sum += loss;
+    return sum;
+}
+inline void clear_losses(Model& m) {
+    if (m.grid.last()) set_zero(m.end.losses, (size_t)m.setup.B * m.shape.T * sizeof(real), m.stream);
+}
+
+// ---- messages between stages -------------------------------------------------------------------------------
+
+struct Share { long offset, n; };  // of a message's values, what this rank sends and receives
+inline Share message_share(const Model& m, const Ranks& ranks, Batch batch) {
+    long values = (long)ranks.rows(batch.rows()) * m.shape.C;
+    if (ranks.sequence) return {0, values};
+    return {values / m.grid.t * m.grid.tensor, values / m.grid.t};
+}
+
+// the marks to join before x is written again, or read
+inline void post_send(Model& m, const Link& link, const floatX* x, const char* label, Batch batch) {
+    Share share = message_share(m, m.ranks, batch);
+    comm::fork(link.channel, m.stream);
+    comm::send(link.group, x + share.offset, share.n, 1, label, link.channel);
+}
+inline void post_receive(Model& m, const Link& link, Buffer& to, const char* label, Batch batch) {
+    Share share = message_share(m, m.ranks, batch);
+    comm::join(m.stream, to.sent);
+    to.sent = {};
+    comm::fork(link.channel, m.stream);
+    comm::receive(link.group, to.x + share.offset, share.n, 0, label, link.channel);
+}
+// what has arrived becomes whole
+inline void await_message(Model& m, Buffer& from, const char* label, Batch batch) {
+    if (!from.arrived.channel) return;
+    comm::join(m.stream, from.arrived);
+    from.arrived = {};
+    if (m.ranks.sequence || m.grid.t == 1) return;
+    Share share = message_share(m, m.ranks, batch);
+    comm::all_gather(m.grid.tp, from.x, from.x + share.offset, share.n, label, m.stream);  // my t-th -> all
+}
+
+// nothing is on its way between stages any more
+inline void finish_messages(Model& m) {
+    if (m.grid.p == 1) return;
+    for (Link* link : {&m.grid.forward_in, &m.grid.forward_out, &m.grid.backward_in, &m.grid.backward_out})
+        if (link->channel) comm::join(m.stream, comm::mark(link->channel));
+}
