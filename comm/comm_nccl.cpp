@@ -32,7 +32,7 @@ bool together = false;
 void look(double waited) {
     while (!watched.empty() && watched.front().ended && watched.front().ended->reached()) watched.pop_front();
     std::string here = watched.empty() ? "a computation" : watched.front().here;
-    answer_questions(here);
+    answer_questions(here, watched.empty() ? std::vector<int>() : watched.front().group.members);
     if (!watched.empty()) {
         ncclResult_t error = ncclSuccess;
         ncclCommGetAsyncError(comm_of(watched.front().group), &error);

@@ -1,7 +1,7 @@
 // mpi_world.h   what both transports over MPI share: start and end, host numbers, and the finder of hangs
 //   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
-//   Whoever waits as well answers with the call it waits in, and prints its last calls; whoever does not
-//   answer computes, is stopped, or is gone.
+//   Whoever waits as well answers with the call it waits in and for whom, and prints its last calls; those are
+//   asked in turn. Whoever does not answer computes, is stopped, or is gone: the others wait for it.
 #pragma once
 #include <mpi.h>
 #include <sched.h>
@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include "comm.h"
 
@@ -56,53 +57,66 @@ void print_last_calls(const char* why) {
     fputs(message.c_str(), stderr);
 }
 
-// answers those who ask where this rank is
-void answer_questions(const std::string& here) {
+// answers those who ask where this rank is: the call, and the ranks that make it
+void answer_questions(const std::string& here, const std::vector<int>& members) {
     int asked = 0;
     MPI_Status status;
     MPI_Iprobe(MPI_ANY_SOURCE, question_tag, control, &asked, &status);
     if (!asked) return;
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, question_tag, control, MPI_STATUS_IGNORE);
     print_last_calls(("waits in " + here).c_str());
+    auto* answer = new std::string(here);  // kept: the run is about to end
+    for (int rank : members) *answer += text("\n%d", rank);
     MPI_Request request;
-    auto* kept = new std::string(here);  // the run is about to end
-    MPI_Isend(kept->data(), (int)kept->size(), MPI_BYTE, status.MPI_SOURCE, answer_tag, control, &request);
+    MPI_Isend(answer->data(), (int)answer->size(), MPI_BYTE, status.MPI_SOURCE, answer_tag, control, &request);
+}
+
+// an answer that has come: who, where, and with whom
+bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
+    int answered = 0, size = 0;
+    MPI_Status status;
+    MPI_Iprobe(MPI_ANY_SOURCE, answer_tag, control, &answered, &status);
+    if (!answered) return false;
+    MPI_Get_count(&status, MPI_BYTE, &size);
+    std::string answer(size, 0);
+    MPI_Recv(answer.data(), size, MPI_BYTE, status.MPI_SOURCE, answer_tag, control, MPI_STATUS_IGNORE);
+    rank = status.MPI_SOURCE;
+    std::istringstream lines(answer);
+    std::getline(lines, where);
+    members.clear();
+    for (int member; lines >> member;) members.push_back(member);
+    return true;
 }
 
 [[noreturn]] void find_who_hangs(const std::string& here, const std::vector<int>& members) {
     print_last_calls(text("waits since %.0f s in %s", timeout, here.c_str()).c_str());
-    std::map<int, std::string> answers;
-    MPI_Request request;
-    int others = 0;
-    for (int rank : members)
-        if (rank != world_rank()) {
-            MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
-            others++;
-        }
-    for (double start = now(); now() - start < patience && (int)answers.size() < others;) {
-        answer_questions(here);
-        int answered = 0;
-        MPI_Status status;
-        MPI_Iprobe(MPI_ANY_SOURCE, answer_tag, control, &answered, &status);
-        if (!answered) {
-            sched_yield();
-            continue;
-        }
-        int size = 0;
-        MPI_Get_count(&status, MPI_BYTE, &size);
-        std::string answer(size, 0);
-        MPI_Recv(answer.data(), size, MPI_BYTE, status.MPI_SOURCE, answer_tag, control, MPI_STATUS_IGNORE);
-        answers[status.MPI_SOURCE] = answer;
+    std::map<int, std::string> answers = {{world_rank(), here}};  // "" until one has come
+    double last = now();
+    auto ask = [&](const std::vector<int>& ranks) {
+        MPI_Request request;
+        for (int rank : ranks)
+            if (answers.insert({rank, ""}).second)
+                MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request), last = now();
+    };
+    ask(members);
+    while (now() - last < patience) {
+        int rank;
+        std::string where;
+        std::vector<int> others;
+        answer_questions(here, members);
+        if (take_answer(rank, where, others)) answers[rank] = where, ask(others);
+        else sched_yield();
     }
-    std::string message;
-    for (int rank : members) {
-        if (rank == world_rank() || answers[rank] == here) continue;
-        message += text("[rank %d] rank %d never came to %s: it %s\n", world_rank(), rank, here.c_str(),
-                        answers[rank].empty() ? "does not answer: it computes, is stopped or is gone"
-                            : ("waits in " + answers[rank]).c_str());
+    std::string silent, elsewhere;
+    for (auto& [rank, where] : answers) {
+        if (where.empty()) silent += text(" %d", rank);
+        else if (where != here) elsewhere += text("    rank %d waits in %s\n", rank, where.c_str());
     }
-    fputs(message.c_str(), stderr);
-    for (double start = now(); now() - start < 1;) answer_questions(here);  // the others ask as well
+    std::string message = text("[rank %d] ", world_rank());
+    if (silent.empty()) message += "all wait for one another:\n";
+    else message += text("waits for rank%s, which does not answer: it computes, is stopped or is gone\n", silent.c_str());
+    fputs((message + elsewhere).c_str(), stderr);
+    for (double start = now(); now() - start < 1;) answer_questions(here, members);  // the others ask as well
     stop(1);
 }
 
@@ -115,7 +129,7 @@ public:
     void turn(const std::string& here, const std::vector<int>& members) {
         if (++turns > 100) sched_yield();
         if (turns % 256) return;
-        answer_questions(here);
+        answer_questions(here, members);
         if (now() - start > timeout) find_who_hangs(here, members);
     }
 };

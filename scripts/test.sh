@@ -52,9 +52,9 @@ if nvidia-smi -L > /dev/null 2>&1 && command -v nvcc > /dev/null; then
 fi
 variant cpu fp32  # last, so that ./train_gpt is the one of this machine without a GPU
 
-echo "== tensor and data parallel, cpu, fp64"
+echo "== tensor, pipeline and data parallel"
 if command -v mpirun > /dev/null; then
-    python3 scripts/test_parallel.py build/cpu-fp64 | tee "$work/out"
+    python3 scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32 | tee "$work/out"
     if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))

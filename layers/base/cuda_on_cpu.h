@@ -42,7 +42,8 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-inline unsigned seed = 1;  // of the order in which blocks and threads run
+// of the order in which blocks, threads and streams run; of whole programs: EMULATED_SEED=N
+inline unsigned seed = getenv("EMULATED_SEED") ? (unsigned)atoi(getenv("EMULATED_SEED")) : 1;
 
 inline uint64_t mix(uint64_t x) {  // splitmix64
     x += 0x9E3779B97F4A7C15ull;
