@@ -60,8 +60,20 @@ endif
 BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(subst -Wl$(comma)-rpath$(comma),-Xlinker -rpath -Xlinker ,$(BLAS)),$(BLAS))
 
 # ---- the transport is chosen by linking --------------------------------------------------------------------
-COMM ?= $(if $(MPICXX),mpi,single)
-ifeq ($(COMM),mpi)
+COMM ?= $(if $(MPICXX),$(if $(and $(filter cuda,$(DEVICE)),$(NCCL)),nccl,mpi),single)
+ifeq ($(filter $(COMM),nccl mpi single),)
+  $(error COMM=$(COMM): choose nccl, mpi or single)
+endif
+ifeq ($(COMM),nccl)
+  ifneq ($(DEVICE),cuda)
+    $(error COMM=nccl wants DEVICE=cuda: choose COMM=mpi)
+  endif
+  NCCL_LINK := -L$(CUDA_DIR)/lib -lnccl
+endif
+ifneq ($(COMM),single)
+  ifeq ($(MPICXX),)
+    $(error COMM=$(COMM): mpicxx was not found: run scripts/install.sh, or choose COMM=single)
+  endif
   MPI_COMPILE := -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I%,$(shell $(MPICXX) --showme:compile 2>/dev/null))
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
@@ -82,7 +94,7 @@ help:
 	@echo "make DEVICE=cuda|cpu|emulated  choose the device (emulated: the CUDA kernels, executed by g++)"
 	@echo "make PRECISION=bf16|fp32|fp64  of parameters and activations (default: bf16 on cuda, else fp32)"
 	@echo "make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)"
-	@echo "make COMM=mpi|single        how ranks talk (default: mpi where mpicxx is found)"
+	@echo "make COMM=nccl|mpi|single   how ranks talk (default: nccl on cuda where it and mpicxx are found, else mpi, else single)"
 	@echo "make ARCH=x86-64-v3         for another processor than this one"
 	@echo "make BLAS='-lmkl_rt'        another CBLAS;   make GPU_CODE='-arch=native'  other GPUs than sm_80 and sm_90a"
 	@echo "make test                   all checks: bash scripts/test.sh"
@@ -107,7 +119,7 @@ $(BUILD)/comm_%.o: comm/comm_%.cpp Makefile
 	$(COMPILE) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
 
 $(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(BUILD)/%.o $(BUILD)/comm_$(COMM).o
-	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(MPI_LINK)
+	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
 $(BUILD)/tokenize: $(BUILD)/tokenize.o
 	$(CXX) $(HOST) $< -o $@
 # always on the host, alone

@@ -284,7 +284,7 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
         std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
                                 (unsigned long long)run.state.tokens, loss);
         if (evaluated) line += text(", \"validation_loss\": %.17g", run.validation_loss);
-        line += text(", \"learning_rate\": %.10g, \"gradient_norm\": %.10g, \"tokens_per_second\": %.6g",
+        line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %.17g, \"tokens_per_second\": %.6g",
                      rate, norm, speed);
         if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops_per_token(run) / peak);
         line += "}\n";
