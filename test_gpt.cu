@@ -1,6 +1,7 @@
 // test_gpt.cu   the checks, in reading order; run from the repository's root
 //   ./test_gpt            all chapters          ./test_gpt gelu program    only these
 //   ./test_gpt bench      speed of a training step beside the BLAS's own
+//   mpirun -n 4 ./test_gpt ranks      what ranks say to each other
 //   A CPU build proves ref (in fp64 against finite differences and PyTorch); a build with kernels, emulated
 //   or on a GPU, proves gpu against ref. The last line is `N passed, N failed`.
 #include <fcntl.h>
@@ -951,6 +952,135 @@ void test_layouts() {
                 }
 }
 
+// ---- ranks: every call, of every type, on the compute stream and on a channel --------------------------------
+
+template <class T>
+void ranks_calls(const comm::Group& g, Stream channel, const char* type) {
+    constexpr int n = 1000;  // small whole numbers, so that every type sums them exactly
+    auto value = [](int rank, int i) { return (double)((rank * 7 + i * 3) % 11) - 4; };
+    auto whole = [&](int i) {
+        double sum = 0;
+        for (int r = 0; r < g.size; r++) sum += value(r, i);
+        return sum;
+    };
+    std::vector<T> host((size_t)n * g.size), out(host.size());
+    T* x = (T*)device_malloc(host.size() * sizeof(T), "a test");
+    T* y = (T*)device_malloc(host.size() * sizeof(T), "a test");
+    // fills x, makes the call where it belongs, fetches `from` into out
+    auto call = [&](Stream where, T* from, auto make) {
+        for (size_t i = 0; i < host.size(); i++) host[i] = T((float)value(g.rank, (int)i));
+        copy_to_device(x, host.data(), host.size() * sizeof(T), nullptr);
+        set_zero(y, host.size() * sizeof(T), nullptr);
+        if (where) comm::fork(where, nullptr);
+        make(where);
+        if (where) comm::join(nullptr, comm::mark(where));
+        copy_to_host(out.data(), from, out.size() * sizeof(T), nullptr);
+    };
+    auto expect = [&](const char* what, bool on_channel, int from, int count, auto wanted) {
+        int wrong = 0;
+        for (int i = 0; i < count; i++) wrong += (double)(float)out[from + i] != wanted(i);
+        check(wrong == 0, text("%s, %s%s: %d of %d values wrong", what, type, on_channel ? ", on a channel" : "",
+                               wrong, count));
+    };
+    int size = n * g.size, left = (g.rank + g.size - 1) % g.size, right = (g.rank + 1) % g.size;
+    for (Stream s : {(Stream) nullptr, channel}) {
+        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::Op::Sum, "a test", s); });
+        expect("all-reduce, sum", s, 0, size, whole);
+        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::Op::Max, "a test", s); });
+        expect("all-reduce, max", s, 0, size, [&](int i) {
+            double most = value(0, i);
+            for (int r = 1; r < g.size; r++) most = std::max(most, value(r, i));
+            return most;
+        });
+        call(s, x, [&](Stream s) { comm::reduce_scatter(g, x + g.rank * n, x, n, "a test", s); });
+        expect("reduce-scatter in place", s, g.rank * n, n, [&](int i) { return whole(g.rank * n + i); });
+        call(s, x, [&](Stream s) { comm::all_gather(g, x, x + g.rank * n, n, "a test", s); });
+        expect("all-gather in place", s, 0, size, [&](int i) { return value(i / n, i); });
+        call(s, x, [&](Stream s) { comm::broadcast(g, x, n, g.size - 1, "a test", s); });
+        expect("broadcast", s, 0, n, [&](int i) { return value(g.size - 1, i); });
+        if (g.size > 1) {
+            call(s, y, [&](Stream s) {  // everybody sends to the right: only together can this end
+                comm::group_begin();
+                comm::send(g, x, n, right, "a test", s);
+                comm::receive(g, y, n, left, "a test", s);
+                comm::group_end();
+            });
+            expect("send and receive", s, 0, n, [&](int i) { return value(left, i); });
+        }
+    }
+    call(nullptr, y, [&](Stream s) { comm::reduce_scatter(g, y, x, n, "a test", s); });
+    expect("reduce-scatter", false, 0, n, [&](int i) { return whole(g.rank * n + i); });
+    call(nullptr, y, [&](Stream s) { comm::all_gather(g, y, x, n, "a test", s); });
+    expect("all-gather", false, 0, size, [&](int i) { return value(i / n, i % n); });
+    device_free(x), device_free(y);
+}
+
+// a replica that differs in one bit is found, with its tensor and rank
+void ranks_replicas(int t, int p, int zero, const char* tensor, bool moments, int rank, const char* part) {
+    if (comm::world_size() % (t * p)) return;
+    Grid grid = make_grid(t, p, false);
+    ModelShape shape = {4, 16, 4, 8, 257, 264};
+    Model model(shape, grid, {.sequence = t > 1, .owners = zero ? grid.d : 1});
+    Optimizer o(model);
+    model.memory(true), o.memory(model, true);
+    initialise(model, &o, 7);
+    auto complaint = [&] {
+        std::string said;
+        try {
+            check_replicas(model, o);
+        } catch (const Error& e) {
+            said = e.what();
+        }
+        double all = comm::sum_over(grid.world, !said.empty(), "who complains");
+        return all == 0 ? "none" : said;
+    };
+    check(complaint() == "none", "replicas that are alike");
+    real one = 1;
+    floatX x = floatX(0.125f);
+    for (auto& piece : o.owned)
+        if (comm::world_rank() == rank && moments && model.table.list[piece.parameter].name == tensor)
+            copy_to_device(o.m + piece.state, &one, sizeof one, nullptr);
+    for (auto& q : model.table.list)
+        if (comm::world_rank() == rank && !moments && q.name == tensor)
+            copy_to_device(model.weights + q.offset, &x, sizeof x, nullptr);
+    std::string said = complaint();
+    check(said != "none", text("a change in %s over t %d p %d is noticed", tensor, t, p));
+    bool mine = said.find(part) != std::string::npos;
+    check(comm::sum_over(grid.world, mine, "who names it") > 0, text("%s, wants %s", said.c_str(), part));
+}
+
+void test_ranks() {
+    const comm::Group& world = comm::everyone();
+    Stream channel = comm::make_channel("a test");
+    ranks_calls<bf16>(world, channel, "bf16"), ranks_calls<float>(world, channel, "fp32");
+    ranks_calls<double>(world, channel, "fp64"), ranks_calls<int64_t>(world, channel, "int64");
+    std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
+    bool right = true;
+    for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;
+    check(right, "numbers of all ranks");
+    check(comm::rank_list({0, 1, 2, 5, 7, 8}) == "0 to 2 5 7 to 8", "a list of ranks");
+    // two channels, the second after the first by way of the compute stream, many times over
+    Stream second = comm::make_channel("another");
+    double* x = (double*)device_malloc(sizeof(double), "a test");
+    double one = 1, got = 0, want = 1;
+    copy_to_device(x, &one, sizeof one, nullptr);
+    for (int i = 0; i < 20; i++, want *= world.size) {
+        Stream s = i % 2 ? second : channel;
+        comm::fork(s, nullptr);
+        comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", s);
+        comm::join(nullptr, comm::mark(s));
+    }
+    copy_to_host(&got, x, sizeof got, nullptr);
+    device_free(x);
+    check(got == want, text("a chain over two channels: %g, wants %g", got, want));
+    if (world.size != 4) return;
+    ranks_replicas(2, 1, 1, "h.1.ln_2.weight", false, 3, "parameters of h.1.ln_2.weight on rank 3 differs from rank");
+    ranks_replicas(1, 1, 1, "h.3.attn.c_attn.bias", false, 2, "parameters of h.3.attn.c_attn.bias on rank 2 differs");
+    ranks_replicas(1, 2, 0, "h.2.mlp.c_fc.weight", true, 3, "optimizer state of h.2.mlp.c_fc.weight on rank 3");
+    ranks_replicas(2, 2, 1, "wte.weight", true, 2, "optimizer state of wte.weight on rank 2 differs from rank 0");
+    ranks_replicas(2, 2, 1, "h.0.mlp.c_proj.bias", true, 1, "optimizer state of h.0.mlp.c_proj.bias on rank 1");
+}
+
 // ---- tokens, loader, tokenizer ----------------------------------------------------------------------------
 
 std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
@@ -1442,12 +1572,13 @@ const Chapter chapters[] = {
     {"kernels", test_kernels},
 #endif
     {"pytorch", test_pytorch}, {"training", test_training}, {"schedule", test_schedule},
-    {"layouts", test_layouts}, {"loader", test_loader},
+    {"layouts", test_layouts}, {"ranks", test_ranks}, {"loader", test_loader},
         {"tokenizer", test_tokenizer},
     {"checkpoint", test_checkpoint}, {"resume", test_resume}, {"program", test_program},
 };
 
 int main(int argc, char** argv) {
+    comm::start(&argc, &argv);
     std::vector<std::string> wanted(argv + 1, argv + argc);
     programs = fs::absolute(argv[0]).parent_path();
     scratch_folder = fs::temp_directory_path() / text("test_gpt.%d", getpid());
@@ -1461,7 +1592,8 @@ int main(int argc, char** argv) {
             int before = passed, failures = failed;
             double start = seconds();
             c.run();
-            printf("%-11s %5d passed, %d failed, %.1f s\n", c.name, passed - before, failed - failures,
+            if (comm::everyone().rank == 0)
+                printf("%-11s %5d passed, %d failed, %.1f s\n", c.name, passed - before, failed - failures,
                    seconds() - start);
             fflush(stdout);
         }
@@ -1470,6 +1602,10 @@ int main(int argc, char** argv) {
     }
     fs::remove_all(scratch_folder);
     if (passed + failed == 0) check(false, "no such chapter");
+    passed = (int)comm::sum_over(comm::everyone(), passed, "passed");
+    failed = (int)comm::sum_over(comm::everyone(), failed, "failed");
+    comm::finish();
+    if (comm::everyone().rank > 0) return failed > 0;
     printf("%s, %s: %d passed, %d failed\n", DEVICE_NAME, PRECISION_NAME, passed, failed);
     return failed > 0;
 }

@@ -65,6 +65,16 @@ std::vector<Arena> measure(const Run& run, const PipelineShape& shape, int stage
     return arenas;
 }
 
+// what was printed for this rank's stage is what it has taken
+void check_memory(const Run& run, const PipelineShape& shape) {
+    std::vector<Arena> planned = measure(run, shape, run.grid.stage), taken = run.model->arenas;
+    taken.push_back(run.optimizer->arena);
+    for (size_t i = 0; i < planned.size(); i++)
+        if (planned[i].used != taken[i].used)
+            fail("%s: %zu bytes were planned, %zu taken: a defect of this program", planned[i].name,
+                 planned[i].used, taken[i].used);
+}
+
 void print_plan(const Run& run, const PipelineShape& shape) {
     print_settings(run);
     std::vector<std::string> titles;
@@ -107,7 +117,7 @@ void build(Run& run, const Schedule& schedule) {
     run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(run, schedule));
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
     run.model->memory(true);
-    if (training) run.optimizer->memory(*run.model, true);
+    if (training) run.optimizer->memory(*run.model, true), check_memory(run, schedule.shape);
     if (run.checkpoints.empty()) initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
     else resume(run);
 }

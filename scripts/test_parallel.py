@@ -37,8 +37,8 @@ def check(good, what):
         print("FAILED ", what)
 
 
-def run(ranks, arguments, timeout=60, folder=None, **variables):
-    command = [f"{folder or build}/train_gpt", *arguments]
+def run(ranks, arguments, timeout=60, folder=None, program="train_gpt", **variables):
+    command = [f"{folder or build}/{program}", *arguments]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
     try:
@@ -101,6 +101,16 @@ def layouts():
 def words(options):
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
+
+# what ranks say to each other, call by call
+for folder in (build, emulated):
+    for ranks in (2, 3, 4):
+        result = run(ranks, ["ranks"], folder=folder, program="test_gpt")
+        print("".join(line + "\n" for line in result.stdout.split("\n") if "FAILED" in line), end="")
+        counts = re.search(r"(\d+) passed, (\d+) failed\n$", result.stdout)
+        check(counts is not None and result.returncode == 0, f"test_gpt ranks over {ranks}: {result.stderr[-500:]}")
+        if counts:
+            passed, failed = passed + int(counts[1]), failed + int(counts[2])
 
 start = time.time()
 train("one", 1, [])

@@ -23,8 +23,11 @@ template <class Walk>
 Arena allocate(const char* name, Walk walk) {
     Arena arena = {name};
     walk(arena);
-    arena.base = (char*)device_malloc(arena.used ? arena.used : 1, name);
+    size_t measured = arena.used;
+    arena.base = (char*)device_malloc(measured ? measured : 1, name);
     arena.used = 0;
     walk(arena);
+    if (arena.used != measured)
+        fail("%s: %zu bytes were measured, %zu placed: a defect of this program", name, measured, arena.used);
     return arena;
 }

@@ -28,6 +28,7 @@ inline void check_replicas(Model& model, const Optimizer& o) {
     struct { const comm::Group& group; bool tied, whole, with_state; } all[] = {
         {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.d == 1},
         {model.grid.tied, true, false, true}};
+    std::string complaint;  // all groups compare before one complains
     for (auto& [group, tied, whole, with_state] : all) {
         if (group.size == 1) continue;
         std::vector<int64_t> mine;
@@ -43,12 +44,12 @@ inline void check_replicas(Model& model, const Optimizer& o) {
             std::vector<int> differ;
             for (int r = 1; r < group.size; r++)
                 if (each[r * mine.size() + i] != each[i]) differ.push_back(group.members[r]);
-            if (differ.empty()) continue;
-            std::string ranks = comm::rank_list(differ);
-            fail("--check-every: %s of %s on rank %s differs from rank %d's: replicas have drifted apart: go on "
-                 "from an earlier checkpoint, and have the memory of those ranks' hosts checked",
-                 i % 2 ? "optimizer state" : "parameters", tensors[i / 2]->name.c_str(), ranks.c_str(),
-                 group.members[0]);
+            if (!differ.empty() && complaint.empty())
+                complaint = text("--check-every: %s of %s on rank %s differs from rank %d's: replicas have drifted "
+                                 "apart: go on from an earlier checkpoint, and have the memory of those ranks' "
+                                 "hosts checked", i % 2 ? "optimizer state" : "parameters",
+                                 tensors[i / 2]->name.c_str(), comm::rank_list(differ).c_str(), group.members[0]);
         }
     }
+    if (!complaint.empty()) fail("%s", complaint.c_str());
 }
