@@ -19,7 +19,7 @@
 #include "layers/model/replicas.h"
 namespace fs = std::filesystem;
 
-// ---- what a check is --------------------------------------------------------------------------------------
+// ---- what a check is -------------------------------------------------------------------------------------
 
 int passed = 0, failed = 0;
 const char* chapter = "";
@@ -87,7 +87,7 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
 const double rounding = sizeof(floatX) == 2 ? 2 * std::ldexp(1, -7) : sizeof(floatX) == 4 ? 1e-5 : 1e-12;
 const double sums_tolerance = sizeof(real) == 4 ? 2e-5 : 1e-12;  // of results kept in real
 
-// ---- rng, options, JSON -----------------------------------------------------------------------------------
+// ---- rng, options, JSON ----------------------------------------------------------------------------------
 
 void test_rng() {
     // known answers of Random123's philox4x32-10
@@ -176,7 +176,7 @@ void test_json() {
     check(Json::parse(json_quote("a\"\\\n\x02"), "j").text == "a\"\\\n\x02", "quoting and back");
 }
 
-// ---- the emulated device ----------------------------------------------------------------------------------
+// ---- the emulated device ---------------------------------------------------------------------------------
 
 #if defined(DEVICE_EMULATED)
 __global__ void missing_barrier_kernel(int* out) {
@@ -284,7 +284,7 @@ void test_emulated() {
 }
 #endif
 
-// ---- ref against finite differences -----------------------------------------------------------------------
+// ---- ref against finite differences ----------------------------------------------------------------------
 
 // analytic gradients of sum(weights * output) against central differences, h = 1e-5: the truncation error is
 // of order h^2 = 1e-10, the rounding error 1e-16 / 1e-5 = 1e-11 of the sum
@@ -420,7 +420,7 @@ void test_gradients() {
     }
 }
 
-// ---- gpu against ref --------------------------------------------------------------------------------------
+// ---- gpu against ref -------------------------------------------------------------------------------------
 
 #if HAS_KERNELS
 // a host vector and its copy on the device
@@ -670,7 +670,7 @@ void test_kernels() {
 }
 #endif
 
-// ---- the model: against PyTorch, and with itself ----------------------------------------------------------
+// ---- the model: against PyTorch, and with itself ---------------------------------------------------------
 
 struct Trial {  // a small model with its optimiser
     Options options;
@@ -824,7 +824,7 @@ void test_training() {
           sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
 }
 
-// ---- pipelines: every schedule is played by hand -----------------------------------------------------------
+// ---- pipelines: every schedule is played by hand ---------------------------------------------------------
 
 void check_schedule(const PipelineShape& s) {
     std::string complaint = ScheduleChecker(all_stages(s)).check();
@@ -894,18 +894,21 @@ void test_schedule() {
     spoilt("two of a kind", plain, [&](auto& all) {
         find(all[1], I::ReceiveForward, 1)->group = find(all[1], I::ReceiveForward, 0)->group;
     });
-    spoilt("the formula says", plain, [&](auto& all) {  // one forward more than needed before the first backward
-        all = all_stages({4, 6, 1, 6});
-        auto b = find(all[0], I::Backward, 0), f = find(all[0], I::Forward, 4);
-        I late = *b;
-        auto last = find(all[0], I::Backward, 4);
-        f->slot = last->slot = 4, f->input = last->input = 8, all[0].slots = 5, all[0].inputs = 9;
-        all[0].list.erase(b);
-        all[0].list.insert(find(all[0], I::Forward, 4) + 1, late);
-    });
-    spoilt("waits for ever", {10, 24, 2, 24}, [&](auto& all) {  // too few gradients for the way back to the end
-        for (auto& i : all[0].list) if (i.gradient >= 0) i.gradient %= 3;
-    });
+    spoilt("the formula says", plain,
+           [&](auto& all) {  // one forward more than needed before the first backward
+               all = all_stages({4, 6, 1, 6});
+               auto b = find(all[0], I::Backward, 0), f = find(all[0], I::Forward, 4);
+               I late = *b;
+               auto last = find(all[0], I::Backward, 4);
+               f->slot = last->slot = 4, f->input = last->input = 8, all[0].slots = 5, all[0].inputs = 9;
+               all[0].list.erase(b);
+               all[0].list.insert(find(all[0], I::Forward, 4) + 1, late);
+           });
+    spoilt("waits for ever", {10, 24, 2, 24},
+           [&](auto& all) {  // too few gradients for the way back to the end
+               for (auto& i : all[0].list)
+                   if (i.gradient >= 0) i.gradient %= 3;
+           });
     refuses("choose --pipeline-parallel 2 or more", [] { check_pipeline({1, 4, 2, 4}); });
     refuses("wants at least 4 micro-batches", [] { check_pipeline({4, 3, 2, 4}); });
     refuses("choose one of 4 6 7 8 12", [] { check_pipeline({4, 12, 2, 5}); });
@@ -947,12 +950,13 @@ void test_layouts() {
                             }
                         }
                     for (auto& q : whole.list) alike = alike && counted[q.number] == q.stored();
-                    check(alike && copies == (p > 1 ? t : 0), text("t %d p %d v %d d %d: every value once", t, p, v, d));
+                    check(alike && copies == (p > 1 ? t : 0),
+                          text("t %d p %d v %d d %d: every value once", t, p, v, d));
                     check(cut, text("t %d p %d v %d d %d: owned pieces", t, p, v, d));
                 }
 }
 
-// ---- ranks: every call, of every type, on the compute stream and on a channel --------------------------------
+// ---- ranks: every call, of every type, on the compute stream and on a channel ----------------------------
 
 template <class T>
 void ranks_calls(const comm::Group& g, Stream channel, const char* type) {
@@ -979,8 +983,8 @@ void ranks_calls(const comm::Group& g, Stream channel, const char* type) {
     auto expect = [&](const char* what, bool on_channel, int from, int count, auto wanted) {
         int wrong = 0;
         for (int i = 0; i < count; i++) wrong += (double)(float)out[from + i] != wanted(i);
-        check(wrong == 0, text("%s, %s%s: %d of %d values wrong", what, type, on_channel ? ", on a channel" : "",
-                               wrong, count));
+        check(wrong == 0, text("%s, %s%s: %d of %d values wrong", what, type,
+                               on_channel ? ", on a channel" : "", wrong, count));
     };
     int size = n * g.size, left = (g.rank + g.size - 1) % g.size, right = (g.rank + 1) % g.size;
     for (Stream s : {(Stream) nullptr, channel}) {
@@ -1074,14 +1078,19 @@ void test_ranks() {
     device_free(x);
     check(got == want, text("a chain over two channels: %g, wants %g", got, want));
     if (world.size != 4) return;
-    ranks_replicas(2, 1, 1, "h.1.ln_2.weight", false, 3, "parameters of h.1.ln_2.weight on rank 3 differs from rank");
-    ranks_replicas(1, 1, 1, "h.3.attn.c_attn.bias", false, 2, "parameters of h.3.attn.c_attn.bias on rank 2 differs");
-    ranks_replicas(1, 2, 0, "h.2.mlp.c_fc.weight", true, 3, "optimizer state of h.2.mlp.c_fc.weight on rank 3");
-    ranks_replicas(2, 2, 1, "wte.weight", true, 2, "optimizer state of wte.weight on rank 2 differs from rank 0");
-    ranks_replicas(2, 2, 1, "h.0.mlp.c_proj.bias", true, 1, "optimizer state of h.0.mlp.c_proj.bias on rank 1");
+    ranks_replicas(2, 1, 1, "h.1.ln_2.weight", false, 3,
+                   "parameters of h.1.ln_2.weight on rank 3 differs from rank");
+    ranks_replicas(1, 1, 1, "h.3.attn.c_attn.bias", false, 2,
+                   "parameters of h.3.attn.c_attn.bias on rank 2 differs");
+    ranks_replicas(1, 2, 0, "h.2.mlp.c_fc.weight", true, 3,
+                   "optimizer state of h.2.mlp.c_fc.weight on rank 3");
+    ranks_replicas(2, 2, 1, "wte.weight", true, 2,
+                   "optimizer state of wte.weight on rank 2 differs from rank 0");
+    ranks_replicas(2, 2, 1, "h.0.mlp.c_proj.bias", true, 1,
+                   "optimizer state of h.0.mlp.c_proj.bias on rank 1");
 }
 
-// ---- tokens, loader, tokenizer ----------------------------------------------------------------------------
+// ---- tokens, loader, tokenizer ---------------------------------------------------------------------------
 
 std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
     std::string path = scratch_folder + "/" + name;
@@ -1231,7 +1240,7 @@ void test_tokenizer() {
     refuses("has no merges", [&] { write_file(path, "#version: 0.2\n"), Vocabulary::open(path); });
 }
 
-// ---- checkpoints ------------------------------------------------------------------------------------------
+// ---- checkpoints -----------------------------------------------------------------------------------------
 
 void test_checkpoint() {
     Options o;
@@ -1322,7 +1331,7 @@ void test_checkpoint() {
     refuses("vocab.bpe: damaged", [&] { Checkpoint damaged(keeps + "/step-00000005"); });
 }
 
-// ---- the program ------------------------------------------------------------------------------------------
+// ---- the program -----------------------------------------------------------------------------------------
 
 struct Outcome { int code; std::string out; };  // code: exit status, or 128 + signal
 
@@ -1488,7 +1497,7 @@ void test_program() {
     check(held > 60 && held < 140, text("a tenth of 1000 documents is set aside: %d", (int)held));
 }
 
-// ---- bench ------------------------------------------------------------------------------------------------
+// ---- bench -----------------------------------------------------------------------------------------------
 
 // FLOP/s of the matrix products of one block and the logits, forward and backward, run by themselves
 double gemm_rate(const ModelShape& m, int N) {
@@ -1559,7 +1568,7 @@ void bench() {
            (planned - rest) / (double)trial.model.table.count, (double)usage.ru_maxrss * 1024e-6);
 }
 
-// ---- main -------------------------------------------------------------------------------------------------
+// ---- main ------------------------------------------------------------------------------------------------
 
 struct Chapter { const char* name; void (*run)(); };
 const Chapter chapters[] = {

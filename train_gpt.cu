@@ -11,7 +11,7 @@
 
 volatile sig_atomic_t stop_requested = 0;
 
-// ---- build ------------------------------------------------------------------------------------------------
+// ---- build -----------------------------------------------------------------------------------------------
 
 // Model FLOPs a token: 6 N + 6 L C T
 double flops_per_token(const Run& run) {
@@ -22,7 +22,7 @@ double flops_per_token(const Run& run) {
 
 void print_settings(const Run& run) {
     printf("settings\n");
-    for (auto& option : option_table()) {
+    for (auto& option : option_table) {
         std::string value = print_value(run.options, option);
         if (!value.empty() && strcmp(option.name, "help")) printf("  %-18s %s\n", option.name, value.c_str());
     }
@@ -122,7 +122,7 @@ void build(Run& run, const Schedule& schedule) {
     else resume(run);
 }
 
-// ---- the pipeline: a schedule's instructions, one after the other --------------------------------------------
+// ---- the pipeline: a schedule's instructions, one after the other ----------------------------------------
 
 // fills windows (B, T + 1), if there are any to fill, with a micro-batch of this replica; says its size
 using Load = std::function<Batch(int micro, std::vector<int>* windows)>;
@@ -182,7 +182,7 @@ void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
     finish_messages(m);
 }
 
-// ---- train, evaluate, sample, save ------------------------------------------------------------------------
+// ---- train, evaluate, sample, save -----------------------------------------------------------------------
 
 // what the last stage has in end.losses, over all replicas; also whether a signal has reached any rank
 double sum_all_losses(Run& run, bool& stop) {
@@ -255,7 +255,7 @@ void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
 void save(Run& run) {
     const Options& o = run.options;
     std::string record;
-    for (auto& option : option_table()) {
+    for (auto& option : option_table) {
         std::string value = print_value(o, option);
         record += (record.empty() ? "{" : ", ") + json_quote(option.name) + ": " + json_quote(value);
     }
@@ -285,7 +285,8 @@ void open_metrics(const Run& run) {
     file.finish();
 }
 
-void report(Run& run, double loss, double rate, double norm, double step_seconds, bool evaluated) {
+void report(Run& run, double loss, double rate, double norm, double took, double step_seconds,
+            bool evaluated) {
     if (!run.speaks()) return;
     const Options& o = run.options;
     double speed = (double)o.batch * run.model->shape.T / step_seconds;
@@ -294,8 +295,8 @@ void report(Run& run, double loss, double rate, double norm, double step_seconds
         std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
                                 (unsigned long long)run.state.tokens, loss);
         if (evaluated) line += text(", \"validation_loss\": %.17g", run.validation_loss);
-        line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %.17g, \"tokens_per_second\": %.6g",
-                     rate, norm, speed);
+        line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %.17g, \"seconds\": %.6g, "
+                     "\"tokens_per_second\": %.6g", rate, norm, took, speed);
         if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops_per_token(run) / peak);
         line += "}\n";
         FILE* file = fopen(o.metrics.c_str(), "a");
@@ -333,7 +334,7 @@ void train(Run& run, const Schedule& schedule) {
         pace = pace ? 0.9 * pace + 0.1 * took : took;
         bool evaluated = run.validation && (every(o.evaluate_every) || run.state.step == run.last_step);
         if (evaluated) run.validation_loss = evaluate(run, stop);
-        report(run, loss, rate, norm, pace, evaluated);
+        report(run, loss, rate, norm, took, pace, evaluated);
         if (!std::isfinite(loss) || !std::isfinite(norm))
             fail("step %ld: loss %g and gradient norm %g are not finite: lower --learning-rate, and go on "
                  "from an earlier checkpoint", run.state.step, loss, norm);
@@ -355,10 +356,11 @@ void print_traffic(const Run& run) {
     double least[3], most[3];
     for (size_t i = 0; i < all.size(); i++) {
         double x = (double)all[i];
-        least[i % 3] = i < 3 ? x : std::min(least[i % 3], x), most[i % 3] = i < 3 ? x : std::max(most[i % 3], x);
+        least[i % 3] = i < 3 ? x : std::min(least[i % 3], x),
+                  most[i % 3] = i < 3 ? x : std::max(most[i % 3], x);
     }
-    printf("a rank    %.0f to %.0f calls, %.3g to %.3g MB put into them; %.1f to %.1f MB resident at most\n", least[0],
-           most[0], least[1] * 1e-6, most[1] * 1e-6, least[2] * 1e-6, most[2] * 1e-6);
+    printf("a rank    %.0f to %.0f calls, %.3g to %.3g MB put into them; %.1f to %.1f MB resident at most\n",
+           least[0], most[0], least[1] * 1e-6, most[1] * 1e-6, least[2] * 1e-6, most[2] * 1e-6);
 }
 
 // settles everything that can be settled without memory or messages; all ranks go on, or all end
@@ -379,7 +381,8 @@ Schedule start(Run& run, int argc, char** argv) {
     if (o.help) return schedule;
     comm::agree_on(option_facts(o));
     together([&] {
-        run.grid = place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
+        run.grid =
+            place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
         settle(run);
         schedule = make_schedule(run.grid.stage, pipeline_shape(o, run.grid));
         device_name();  // refuses where there is none

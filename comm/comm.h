@@ -11,7 +11,7 @@
 //   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy.
 //   On the compute stream (nullptr) a call has its place among the computations. On a channel it runs beside
 //   them, after what the channel was given before:
-//     fork(channel, compute)   what the channel gets from now on sees all that `compute` has been given so far
+//     fork(channel, compute)   what the channel gets from now on sees all that `compute` has got so far
 //     mark(channel)            a moment in the channel
 //     join(compute, mark)      what `compute` gets from now on sees all that the channel got up to the mark
 //   A group's calls go to one channel, or to the compute stream, at a time; on a channel they work in place.
@@ -46,7 +46,7 @@ inline double timeout = 600;  // seconds
 struct Traffic { long calls = 0, bytes = 0; };
 inline Traffic traffic;  // what this rank has put into calls so far
 
-// ---- what a transport provides ----------------------------------------------------------------------------
+// ---- what a transport provides ---------------------------------------------------------------------------
 
 void start(int* argc, char*** argv);  // before anything else; without a launcher the world is one rank
 void finish();
@@ -74,7 +74,7 @@ void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s);
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s);
 
-// ---- what the program calls -------------------------------------------------------------------------------
+// ---- what the program calls ------------------------------------------------------------------------------
 
 template <class T>
 constexpr Type type_of() {

@@ -163,10 +163,14 @@ void group_end() {
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    give({g, "all-reduce", label, n, [=](MPI_Request* r, Stream copies) {
-        data->load(copies);
-        MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)n, type_mpi(type), op_mpi(type, op), handle_of(g).mpi, r);
-    }, [=](Stream copies) { data->store(copies); }}, s);
+    give({g, "all-reduce", label, n,
+          [=](MPI_Request* r, Stream copies) {
+              data->load(copies);
+              MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)n, type_mpi(type), op_mpi(type, op),
+                             handle_of(g).mpi, r);
+          },
+          [=](Stream copies) { data->store(copies); }},
+         s);
 }
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {

@@ -137,7 +137,8 @@ void send_bytes(const Group& g, const void* x, long n, Type type, int to, const 
     give(g, "send", label, n, s, [&](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });
 }
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
-    give(g, "receive", label, n, s, [&](ncclComm_t c) { return ncclRecv(x, n, type_nccl(type), from, c, s); });
+    give(g, "receive", label, n, s,
+         [&](ncclComm_t c) { return ncclRecv(x, n, type_nccl(type), from, c, s); });
 }
 
 }  // namespace comm

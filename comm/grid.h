@@ -1,14 +1,14 @@
 // grid.h   who stands where, and over which lines they talk: rank = tensor + t * (data + d * stage)
-//   The ranks of a tensor group are neighbours, so that they share a node: theirs is the largest traffic. Then
-//   come the replicas of a stage, and a pipeline neighbour is t * d ranks away:
+//   The ranks of a tensor group are neighbours, so that they share a node: theirs is the largest traffic.
+//   Then come the replicas of a stage, and a pipeline neighbour is t * d ranks away:
 //
 //                 data 0         data 1             t = 2, d = 2, p = 3; a box is a tensor group
 //     stage 0   [ 0   1 ]      [ 2   3 ]   <- the data group of rank 0 is {0, 2}
 //     stage 1   [ 4   5 ]      [ 6   7 ]
 //     stage 2   [ 8   9 ]      [10  11 ]   <- its pipeline is {0, 4, 8}; first and last hold the embedding
 //
-//   A Link is one direction between two stages, with a channel of its own: nothing waits behind anything else.
-//   With several chunks a stage (wrap) the last stage is also linked to the first.
+//   A Link is one direction between two stages, with a channel of its own: nothing waits behind anything
+//   else. With several chunks a stage (wrap) the last stage is also linked to the first.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -75,8 +75,8 @@ inline Grid make_grid(int t, int p, bool wrap) {
 
 // a line for each stage and replica, the middle left out where there are many: the ranks of its tensor group
 inline std::string print_grid(const Grid& g) {
-    std::string out = text("grid      %d ranks = %d tensor x %d data x %d pipeline\n", g.t * g.d * g.p, g.t, g.d,
-                           g.p);
+    std::string out =
+        text("grid      %d ranks = %d tensor x %d data x %d pipeline\n", g.t * g.d * g.p, g.t, g.d, g.p);
     auto shown = [](int i, int n) { return n <= 8 || i < 4 || i >= n - 2; };
     for (int s = 0; s < g.p; s++) {
         if (!shown(s, g.p)) {

@@ -1,7 +1,7 @@
 // mpi_world.h   what both transports over MPI share: start and end, host numbers, and the finder of hangs
 //   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
-//   Whoever waits as well answers with the call it waits in and for whom, and prints its last calls; those are
-//   asked in turn. Whoever does not answer computes, is stopped, or is gone: the others wait for it.
+//   Whoever waits as well answers with the call it waits in and for whom, and prints its last calls; those
+//   are asked in turn. Whoever does not answer computes, is stopped, or is gone: the others wait for it.
 #pragma once
 #include <mpi.h>
 #include <sched.h>
@@ -42,7 +42,8 @@ double now() {
 // the call's name, the same on every rank that makes it
 std::string note(const Group& g, const char* what, const char* label, long n) {
     Handle& h = handle_of(g);
-    std::string call = text("call %ld of %s: %s of %s, %ld values", ++h.calls, h.name.c_str(), what, label, n);
+    std::string call =
+        text("call %ld of %s: %s of %s, %ld values", ++h.calls, h.name.c_str(), what, label, n);
     last_calls[calls++ % remembered] = call;
     return call;
 }
@@ -68,7 +69,8 @@ void answer_questions(const std::string& here, const std::vector<int>& members) 
     auto* answer = new std::string(here);  // kept: the run is about to end
     for (int rank : members) *answer += text("\n%d", rank);
     MPI_Request request;
-    MPI_Isend(answer->data(), (int)answer->size(), MPI_BYTE, status.MPI_SOURCE, answer_tag, control, &request);
+    MPI_Isend(answer->data(), (int)answer->size(), MPI_BYTE, status.MPI_SOURCE, answer_tag, control,
+              &request);
 }
 
 // an answer that has come: who, where, and with whom
@@ -114,7 +116,9 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     }
     std::string message = text("[rank %d] ", world_rank());
     if (silent.empty()) message += "all wait for one another:\n";
-    else message += text("waits for rank%s, which does not answer: it computes, is stopped or is gone\n", silent.c_str());
+    else
+        message += text("waits for rank%s, which does not answer: it computes, is stopped or is gone\n",
+                        silent.c_str());
     fputs((message + elsewhere).c_str(), stderr);
     for (double start = now(); now() - start < 1;) answer_questions(here, members);  // the others ask as well
     stop(1);

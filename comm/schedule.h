@@ -1,15 +1,15 @@
 // schedule.h   what a pipeline stage does in a step, in order: 1F1B, interleaved 1F1B, and forward alone
-//   The model is cut in p * v chunks of layers; chunk c of stage r is number c * p + r, so that with v > 1 the
-//   last stage hands on to the first. m micro-batches pass through all of them, forward and back.
+//   The model is cut in p * v chunks of layers; chunk c of stage r is number c * p + r, so that with v > 1
+//   the last stage hands on to the first. m micro-batches pass through all of them, forward and back.
 //     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) N) forwards
 //     then one forward, one backward, …; then the backwards that are left
 //     order of forwards: groups of N micro-batches; in a group chunk by chunk, in a chunk one micro-batch
-//     after the other. Order of backwards: the same with the chunks reversed. v > 1 wants p <= N <= m, and m a
-//     multiple of N or m mod N >= p (arXiv 2104.04473; Megatron-LM's general group size).
+//     after the other. Order of backwards: the same with the chunks reversed. v > 1 wants p <= N <= m, and m
+//     a multiple of N or m mod N >= p (arXiv 2104.04473; Megatron-LM's general group size).
 //   Messages stand between the computations. Before computation k stands one group: what computation k - 1
 //   made is sent, and what k + 1 will need is received, one computation ahead. All of a group is posted at
-//   once, so that neighbours who send to each other meet; it has at most one message of a kind. Between two neighbours the messages of a direction
-//   keep their order.
+//   once, so that neighbours who send to each other meet; it has at most one message of a kind. Between two
+//   neighbours the messages of a direction keep their order.
 //   Memory is numbered: a slot (the activations of a chunk, from Forward to Backward), an input (what the
 //   chunk's first layer reads), a gradient. Who writes into memory that was sent from waits for that send.
 #pragma once
@@ -50,7 +50,7 @@ inline int gradient_buffers(int stage, const PipelineShape& s) {
     return s.p == 1 ? 1 : 3 + (s.v > 1 && stage == 0 ? s.N - s.p : 0);
 }
 
-// ---- which numbers are possible ----------------------------------------------------------------------------
+// ---- which numbers are possible --------------------------------------------------------------------------
 
 inline bool legal_group(int p, int m, int N) { return p <= N && N <= m && (m % N == 0 || m % N >= p); }
 
@@ -66,19 +66,22 @@ inline void check_pipeline(const PipelineShape& s) {
         fail("--pipeline-chunks %d on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
              s.v);
     if (!default_group(s.p, s.m))
-        fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
-             "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1", s.v, s.p,
-             s.m, s.p);
+        fail(
+            "--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
+            "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1",
+            s.v, s.p, s.m, s.p);
     if (legal_group(s.p, s.m, s.N)) return;
     std::string good;
     for (int N = s.p; N <= s.m; N++)
         if (legal_group(s.p, s.m, N) && (std::abs(N - s.N) < 12 || s.m < 24)) good += text(" %d", N);
-    fail("--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving at "
-         "least %d: choose one of%s", s.N, s.m, s.p, s.p, s.m, s.m, s.p,
-         good.empty() ? text(" %d", default_group(s.p, s.m)).c_str() : good.c_str());
+    fail(
+        "--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving at "
+        "least %d: choose one of%s",
+        s.N, s.m, s.p, s.p, s.m, s.m, s.p,
+        good.empty() ? text(" %d", default_group(s.p, s.m)).c_str() : good.c_str());
 }
 
-// ---- the order of computations -----------------------------------------------------------------------------
+// ---- the order of computations ---------------------------------------------------------------------------
 
 // the k-th forward of every stage; backwards have the chunks reversed
 inline Instruction kth(Instruction::Kind kind, int k, const PipelineShape& s) {
@@ -100,7 +103,7 @@ inline std::vector<Instruction> computations(int stage, const PipelineShape& s) 
     return out;
 }
 
-// ---- messages and memory -----------------------------------------------------------------------------------
+// ---- messages and memory ---------------------------------------------------------------------------------
 
 struct Pool {  // numbers in use; the longest unused is taken first
     std::vector<int> unused;
@@ -183,10 +186,10 @@ inline std::string print_schedule(const Schedule& s, bool messages = false) {
     return out + (group >= 0 ? "]" : "");
 }
 
-// ---- the proof: all stages played by hand ------------------------------------------------------------------
+// ---- the proof: all stages played by hand ----------------------------------------------------------------
 
 // A stage goes on until it must wait; a message arrives when it has been sent and its receive is posted. The
-// answer is "", or what is wrong: memory overwritten, a message that is not the one expected, a wait for ever.
+// answer is "", or what is wrong: memory overwritten, another message than expected, a wait for ever.
 class ScheduleChecker {
     using I = Instruction;
     struct Direction { std::vector<std::pair<int, int>> sent, received; };  // (micro, number of the taker)
@@ -291,7 +294,8 @@ public:
                         if (!step(r, list[stages[r].at])) break;
             }
             for (int r = 0; r < s.p; r++)
-                if (stages[r].at < all[r].list.size()) complain(r, all[r].list[stages[r].at], "waits for ever");
+                if (stages[r].at < all[r].list.size())
+                    complain(r, all[r].list[stages[r].at], "waits for ever");
             finish();
         } catch (const Error& e) {
             return e.what();

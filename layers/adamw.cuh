@@ -1,4 +1,4 @@
-// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), the square sums for clipping, a sum of gradients
+// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and sums over gradients
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   parameters (n) floatX   master, m, v, gradients (n) real; master may be the parameters themselves

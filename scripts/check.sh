@@ -27,13 +27,17 @@ for file in $files; do
     done < <(sed -n 's/^ *#include "\([^"]*\)".*/\1/p' "$file")
 done
 
+if grep -ln 'comm/schedule.h"' layers/*.cuh layers/*/*; then complain "a layer or model knows the schedule"; fi
+
 # ---- each header compiles alone, with and without kernels ----------------------------------------------------
 alone() {  # alone HEADER [DEFINE]
-    if [ "$1" = layers/base/cuda_on_cpu.h ] && [ -z "${2:-}" ]; then return; fi
-    ${CXX:-g++} -std=c++20 -fopenmp -fsyntax-only -w -x c++ ${2:-} "$1" ||
+    if [[ $1 = layers/base/*_on_cpu.h ]] && [ -z "${2:-}" ]; then return; fi
+    if [ "$1" = comm/mpi_world.h ] && [ -z "$mpi" ]; then return; fi
+    ${CXX:-g++} -std=c++20 -fopenmp -fsyntax-only -w -x c++ $mpi ${2:-} "$1" ||
         { echo "check: $1 does not compile alone ${2:-}"; return 1; }
 }
 export -f alone
+export mpi=$(mpicxx --showme:compile 2>/dev/null || true)
 for device in "" -DDEVICE_EMULATED; do
     ls layers/*.cuh layers/*/*.h data/*.h comm/*.h 2>/dev/null |
         xargs -P "$(nproc)" -I{} bash -c "alone {} $device" || bad=1

@@ -294,6 +294,24 @@ except subprocess.TimeoutExpired:
     process.kill()
     check(False, "SIGTERM to one rank leaves a hang")
 
+# the launchers: as many ranks as hosts have slots; started again they go on. Slurm's own commands are played here.
+with open(f"{work}/hosts", "w") as f:
+    f.write("# one host\n\nlocalhost slots=4\n")
+for name, line in (("srun", 'while [[ $1 = --* ]]; do shift; done; exec mpirun -n 4 "$@"'), ("scontrol", f"echo $* > {work}/scontrol.log")):
+    with open(f"{work}/{name}", "w") as f:
+        f.write(f"#!/usr/bin/env bash\n{line}\n")
+    os.chmod(f"{work}/{name}", 0o755)
+for name, start_with in (("mpirun", ["scripts/launch_mpirun.sh", f"{work}/hosts", "4"]), ("slurm", ["scripts/launch_slurm.sh"])):
+    for steps, message in (("2", f"saved     {work}/{name}/step-00000002"), ("4", f"resumed   {work}/{name}/step-00000002")):
+        command = ["bash", *start_with, *DATA, *MODEL, "--tensor-parallel", "2", "--pipeline-parallel", "2",
+                   "--save", f"{work}/{name}", "--steps", steps]
+        result = subprocess.run(command, env=dict(environment, PATH=f"{work}:{os.environ['PATH']}", SLURM_JOB_ID="7"),
+                                capture_output=True, encoding="latin-1", timeout=60)
+        check(result.returncode == 0 and message in result.stdout and "4 ranks = 2 tensor x 1 data x 2 pipeline" in result.stdout,
+              f"{start_with[0]}, {steps} steps: {result.returncode} {result.stdout[-300:]} {result.stderr[-300:]}")
+result = subprocess.run(["bash", "scripts/launch_mpirun.sh", f"{work}/nothing", "4", "--steps", "1"], capture_output=True, text=True)
+check(result.returncode == 1 and "cannot be read" in result.stderr, f"a hostfile that is not there: {result.stderr}")
+
 shutil.rmtree(work)
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0)

@@ -67,22 +67,25 @@ struct Option {
     const char* help;
 };
 
-inline const std::vector<Option>& option_table() {
+inline const std::vector<Option> option_table = [] {
     using O = Options;
-    static const std::vector<Option> table = {
+    return std::vector<Option>{
         {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 13B 175B 530B"},
         {"layers", &O::layers, 1, "transformer blocks L (default: the preset's)"},
         {"hidden", &O::hidden, 1, "channels C (default: the preset's)"},
         {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},
         {"sequence", &O::sequence, 1, "tokens in a sequence T (default: the preset's)"},
-        {"vocabulary", &O::vocabulary, 2, "tokens in the vocabulary V (default: the training file's, else "
-                                          "50257)"},
-        {"pad-vocabulary", &O::pad_vocabulary, 1, "V is padded to a multiple of this (default: the "
-                                                  "preset's)"},
+        {"vocabulary", &O::vocabulary, 2,
+         "tokens in the vocabulary V (default: the training file's, else "
+         "50257)"},
+        {"pad-vocabulary", &O::pad_vocabulary, 1,
+         "V is padded to a multiple of this (default: the "
+         "preset's)"},
         {"train", &O::train, 0, "token files to train on: FILE…"},
         {"validation", &O::validation, 0, "token files to evaluate on: FILE…"},
-        {"tokenizer", &O::tokenizer, 0, "bytes, or the vocab.bpe the tokens were made with; to print and "
-                                        "read text"},
+        {"tokenizer", &O::tokenizer, 0,
+         "bytes, or the vocab.bpe the tokens were made with; to print and "
+         "read text"},
         {"batch", &O::batch, 1, "sequences in a step"},
         {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
         {"steps", &O::steps, 0, "stop after this many steps"},
@@ -91,8 +94,9 @@ inline const std::vector<Option>& option_table() {
         {"min-learning-rate", &O::min_learning_rate, 0,
          "floor after the decay (default: a tenth of the peak)"},
         {"warmup-tokens", &O::warmup_tokens, 0, "tokens of linear warm-up (default: a hundredth of the run)"},
-        {"decay-tokens", &O::decay_tokens, 0, "tokens at which the cosine reaches its floor (default: the "
-                                              "run)"},
+        {"decay-tokens", &O::decay_tokens, 0,
+         "tokens at which the cosine reaches its floor (default: the "
+         "run)"},
         {"beta1", &O::beta1, 0, "AdamW"},
         {"beta2", &O::beta2, 0, "AdamW"},
         {"epsilon", &O::epsilon, 0, "AdamW"},
@@ -112,27 +116,25 @@ inline const std::vector<Option>& option_table() {
         {"resume", &O::resume, 0, "folder whose newest whole checkpoint to go on from"},
         {"metrics", &O::metrics, 0, "file for one JSON line a step"},
         {"tensor-parallel", &O::tensor_parallel, 1,
-         "ranks that share each layer t; the ranks left over are data-parallel"},
+         "ranks that share each layer t; what is left is data-parallel"},
         {"sequence-parallel", &O::sequence_parallel, 0,
          "yes or no: between products cut the rows over t as well"},
         {"pipeline-parallel", &O::pipeline_parallel, 1, "stages p that the layers are cut into"},
         {"pipeline-chunks", &O::pipeline_chunks, 1,
-         "chunks of layers on each stage v; more than 1: interleaved 1F1B"},
+         "chunks of layers on a stage v; more than 1: interleaved 1F1B"},
         {"pipeline-group", &O::pipeline_group, 1,
-         "micro-batches that pass a chunk before the next begins (default: p, or the next that is possible)"},
-        {"recompute", &O::recompute, 0,
-         "full: keep only the input of each block and compute it again in backward; none"},
+         "micro-batches before the next chunk (default: p if possible)"},
+        {"recompute", &O::recompute, 0, "full: keep only the input of each block, compute it again; none"},
         {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
-        {"check-every", &O::check_every, 0,
-         "steps between comparisons of all that ranks hold alike; 0: none"},
-        {"comm-timeout", &O::comm_timeout, 1, "seconds after which a call that waits for other ranks ends "
-                                              "the run"},
+        {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},
+        {"comm-timeout", &O::comm_timeout, 1,
+         "seconds after which a call that waits for other ranks ends "
+         "the run"},
         {"config", &O::config, 0, "file of options"},
         {"generate", &O::generate, 0, "print a continuation of this text, from the checkpoint in --resume"},
         {"help", &O::help, 0, "this list"},
     };
-    return table;
-}
+}();
 
 // edits (insert, delete, replace) from a to b
 inline int edit_distance(const std::string& a, const std::string& b) {
@@ -169,7 +171,7 @@ inline double parse_number(const std::string& name, const std::string& value, do
 
 inline const Option& find_option(const std::string& name, const std::string& where) {
     std::vector<std::string> names;
-    for (auto& o : option_table()) {
+    for (auto& o : option_table) {
         if (name == o.name) return o;
         names.push_back(o.name);
     }
@@ -260,7 +262,7 @@ inline std::string print_value(const Options& options, const Option& o) {
 inline std::string help_text() {
     std::string out = "usage: ./train_gpt --train FILE [--OPTION VALUE]…\n";
     Options defaults;
-    for (auto& o : option_table()) {
+    for (auto& o : option_table) {
         std::string value = print_value(defaults, o);
         bool plain = value.empty() || value == "0" || value == "-1" || value == "no";
         out += text("  --%-18s %s%s\n", o.name, o.help, plain ? "" : text(" [%s]", value.c_str()).c_str());
@@ -268,7 +270,7 @@ inline std::string help_text() {
     return out;
 }
 
-// ---- the model's shape ------------------------------------------------------------------------------------
+// ---- the model's shape -----------------------------------------------------------------------------------
 
 struct ModelShape {
     int L = 0, C = 0, NH = 0, T = 0, V = 0, Vp = 0;

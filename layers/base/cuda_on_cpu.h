@@ -58,7 +58,7 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
     for (int i = n - 1; i > 0; i--) std::swap(order[i], order[mix(key + i) % (i + 1)]);
 }
 
-// ---- fibers: a stack each, and a switch without a system call ---------------------------------------------
+// ---- fibers: a stack each, and a switch without a system call --------------------------------------------
 
 struct Context {
     void* sp = nullptr;  // where the callee-saved registers lie while it is not running
@@ -169,7 +169,7 @@ struct Fiber : Context {
     }
 };
 
-// ---- one block in execution, on one OS thread -------------------------------------------------------------
+// ---- one block in execution, on one OS thread ------------------------------------------------------------
 
 struct Thread {
     enum State { Fresh, Ready, AtBlock, AtWarp, Done } state = Fresh;
@@ -370,7 +370,7 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
 
 }  // namespace emulated
 
-// ---- what kernels call ------------------------------------------------------------------------------------
+// ---- what kernels call -----------------------------------------------------------------------------------
 
 inline void __syncthreads() { emulated::worker->block_barrier(); }
 

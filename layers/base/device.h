@@ -71,7 +71,7 @@ namespace dev = gpu;
 namespace dev = ref;
 #endif
 
-// ---- launching: the one way, so that stream, error check and name are never forgotten ---------------------
+// ---- launching: the one way, so that stream, error check and name are never forgotten --------------------
 
 #if HAS_KERNELS
 struct DeviceError : std::runtime_error {  // the device itself, not what it was given to do
@@ -98,7 +98,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
     auto& name = *(type(*)[count])emulated::shared_array(&name##_key, sizeof(type) * (count))
 #endif
 
-// ---- memory and order -------------------------------------------------------------------------------------
+// ---- memory and order ------------------------------------------------------------------------------------
 
 #if HAS_KERNELS
 using Stream = cudaStream_t;

@@ -1,8 +1,8 @@
 // streams_on_cpu.h   streams, events and memory of the device that cuda_on_cpu.h emulates
-//   Work given to a stream is kept, and runs when somebody waits for it, or earlier: whenever work is given or
-//   an event is asked for, a random number of streams go on by a random amount, keyed by emulated::seed. Within
-//   a stream work keeps its order; between streams nothing but events does. So an event that is missing makes
-//   results wrong, sooner or later.
+//   Work given to a stream is kept, and runs when somebody waits for it, or earlier: whenever work is given
+//   or an event is asked for, a random number of streams go on by a random amount, keyed by emulated::seed.
+//   Within a stream work keeps its order; between streams nothing but events does. So an event that is
+//   missing makes results wrong, sooner or later.
 #pragma once
 #include <deque>
 #include <functional>
@@ -121,6 +121,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t e) {
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     EmulatedEvent recorded = *e;  // as it stands now
-    if (recorded.stream) emulated::give(s, [recorded] { emulated::run_until(*recorded.stream, recorded.at); });
+    if (recorded.stream)
+        emulated::give(s, [recorded] { emulated::run_until(*recorded.stream, recorded.at); });
     return cudaSuccess;
 }

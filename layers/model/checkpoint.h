@@ -193,7 +193,7 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
     comm::barrier(source.world, "a finished checkpoint");
 }
 
-// ---- reading ----------------------------------------------------------------------------------------------
+// ---- reading ---------------------------------------------------------------------------------------------
 
 struct Checkpoint {
     std::string folder;

@@ -52,9 +52,9 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* d, const int* t
 }
 
 // logits (N, Vp_r) from x (N_r, C)
-inline void logits_forward(const EndActivations& e, const floatX* x, const floatX* w, const floatX* b, const floatX* wte,
-                           const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
-                               Stream s) {
+inline void logits_forward(const EndActivations& e, const floatX* x, const floatX* w, const floatX* b,
+                           const floatX* wte, const Scratch& scratch, const ModelShape& m, const Ranks& ranks,
+                           Batch batch, Stream s) {
     int N = batch.rows();
     {
         Section timed("layer norm", s);
@@ -66,8 +66,8 @@ inline void logits_forward(const EndActivations& e, const floatX* x, const float
 }
 
 // losses added to; with want_gradient the logits become dloss * their gradient
-inline void loss_forward(const EndActivations& e, const int* targets, real dloss, bool want_gradient, const ModelShape& m,
-                         const Ranks& ranks, Batch batch, Stream s) {
+inline void loss_forward(const EndActivations& e, const int* targets, real dloss, bool want_gradient,
+                         const ModelShape& m, const Ranks& ranks, Batch batch, Stream s) {
     Section timed("cross entropy", s);
     int N = batch.rows();
     Vocabularies v = own_vocabulary(m, ranks);
@@ -81,9 +81,9 @@ inline void loss_forward(const EndActivations& e, const int* targets, real dloss
 }
 
 // from dlogits: d (N_r, C) becomes the gradient of x; dw, db, dwte added to
-inline void logits_backward(floatX* d, const EndActivations& e, const floatX* x, const floatX* w, const floatX* wte, real* dw, real* db,
-                            real* dwte, const Scratch& scratch, const ModelShape& m, const Ranks& ranks,
-                            Batch batch, Stream s) {
+inline void logits_backward(floatX* d, const EndActivations& e, const floatX* x, const floatX* w,
+                            const floatX* wte, real* dw, real* db, real* dwte, const Scratch& scratch,
+                            const ModelShape& m, const Ranks& ranks, Batch batch, Stream s) {
     int N = batch.rows(), N_r = ranks.rows(N), C = m.C;
     const floatX* dln;
     {

@@ -44,8 +44,9 @@ struct Model {
     ParameterTable table;
     floatX* weights = nullptr;
     real* gradients = nullptr;
-    real* logits_gradient = nullptr;  // of the token embedding, from the logits: summed apart, so that the
-                                      // order of the sum is that of a pipeline; else it is the embedding's own
+    // of the token embedding, from the logits: summed apart, so that the order of the sum is that of a
+    // pipeline; with one micro-batch, and on the last of several stages, it is the embedding's own
+    real* logits_gradient = nullptr;
     std::vector<Slot> slots;
     std::vector<Buffer> inputs, streams;
     BlockActivations working;         // with recomputation: of the layer at work
@@ -56,10 +57,17 @@ struct Model {
     std::vector<comm::Mark> gathered; // of each bucket's parameters, after an update
     Stream stream = nullptr;
 
-    Model(const ModelShape& shape, const Grid& grid, const Setup& setup) : shape(shape), grid(grid), setup(setup),
-        ranks{grid.tp, setup.sequence && grid.t > 1},
-        table(parameter_table(shape, {grid.t, grid.tensor, setup.owners, grid.p, grid.stage, setup.chunks})),
-        slots(setup.slots), inputs(setup.inputs), streams(setup.streams), gathered(table.buckets.size()) {}
+    Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
+        : shape(shape),
+          grid(grid),
+          setup(setup),
+          ranks{grid.tp, setup.sequence && grid.t > 1},
+          table(
+              parameter_table(shape, {grid.t, grid.tensor, setup.owners, grid.p, grid.stage, setup.chunks})),
+          slots(setup.slots),
+          inputs(setup.inputs),
+          streams(setup.streams),
+          gathered(table.buckets.size()) {}
     Model(const Model&) = delete;
     ~Model() {
         for (auto& arena : arenas) device_free(arena.base);
@@ -85,7 +93,8 @@ struct Model {
                 block.x = &block != &slot.blocks[0] ? arena.take<floatX>(size) : nullptr;
             }
             slot.y = arena.take<floatX>(size);
-            if (grid.first() || grid.last()) slot.tokens = arena.take<int>(N), slot.targets = arena.take<int>(N);
+            if (grid.first() || grid.last())
+                slot.tokens = arena.take<int>(N), slot.targets = arena.take<int>(N);
         }
         for (auto* buffers : {&inputs, &streams})
             for (auto& buffer : *buffers) buffer.x = arena.take<floatX>(size);
@@ -95,7 +104,8 @@ struct Model {
     void place_gradients(Arena& arena) {
         gradients = arena.take<real>(table.elements);
         if (grid.p == 1 && setup.accumulates) logits_gradient = arena.take<real>(table.list[table.wte].size);
-        else if (grid.last()) logits_gradient = gradients ? gradients + table.list[table.wte].offset : nullptr;
+        else if (grid.last())
+            logits_gradient = gradients ? gradients + table.list[table.wte].offset : nullptr;
     }
 
     // measures when `take` is false, else allocates; the parameters start at 0

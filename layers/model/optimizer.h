@@ -4,10 +4,12 @@
 //   new parameters. With one owner (--zero 0, or d = 1) each rank owns everything and sums all gradients.
 //   master, m, v (elements / d) real; in fp32 and fp64 builds the parameters are their own master weights
 //   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
-//   talks, in this order: reduce-scatter (or all-reduce) of gradients over d, begun in backward; the sum over t
-//   of tensors that every tensor rank holds whole, under sequence parallelism; the sum of the tied embedding's
-//   gradient over first and last stage; the sum for the norm; the all-gather of parameters over d, bucket by
-//   bucket, which the next forward waits for where it reads them
+//   talks, in this order:
+//     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
+//     2. under sequence parallelism, the sum over t of gradients that every tensor rank has whole
+//     3. the sum of the tied embedding's gradient over first and last stage
+//     4. the sum for the norm
+//     5. all-gather of parameters over d, by bucket; the next forward waits for them where it reads them
 #pragma once
 #include "../base/rng.h"
 #include "stage.h"
@@ -93,8 +95,7 @@ inline void finish_gradients(Model& model) {
     comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// L2 norm over all gradients, each counted once: a sum for each tensor, then over the whole model's tensors in
-// their order
+// L2 norm over all gradients, each counted once: a sum for each tensor, then over the whole model's tensors
 inline double gradient_norm(Model& model, const Optimizer& o) {
     Section timed("gradient norm", model.stream);
     int tensors = model.table.tensors;
@@ -108,7 +109,8 @@ inline double gradient_norm(Model& model, const Optimizer& o) {
             dev::square_sum(model.scratch.squares + p.number, model.gradients + piece.at,
                             model.scratch.square_parts, piece.n, model.stream);
     }
-    comm::all_reduce(model.grid.world, model.scratch.squares, tensors, comm::Op::Sum, "square sums", model.stream);
+    comm::all_reduce(model.grid.world, model.scratch.squares, tensors, comm::Op::Sum, "square sums",
+                     model.stream);
     std::vector<double> squares(tensors);
     copy_to_host(squares.data(), model.scratch.squares, tensors * sizeof(double), model.stream);
     double sum = 0;

@@ -5,9 +5,9 @@
 //   rank holds whole. Buckets (the token embedding, the positions, each layer, the end) are padded so that d
 //   data-parallel ranks own equal slices of each, whatever the tensors' borders.
 //   Over p pipeline stages of v chunks a rank's table lists what its stage holds: stage r has the layers
-//   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c, the first stage the embeddings, the last
-//   the final layer norm and, for the logits, a copy of the token embedding. The copy is a bucket of its own, cut
-//   like the original; it is not counted in the norm and not saved.
+//   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c; the first stage has the embeddings,
+//   the last the final layer norm and, for the logits, a copy of the token embedding. The copy is a bucket of
+//   its own, cut like the original; it is not counted in the norm and not saved.
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
 #pragma once
 #include <cmath>
@@ -50,8 +50,8 @@ struct Parameter {
 
 struct Bucket { long offset, elements; };
 
-// how a model lies over ranks: t tensor-parallel, of which this is `tensor`; d owners of each bucket; p pipeline
-// stages, of which this is `stage`, with v chunks of layers each
+// how a model lies over ranks: t tensor-parallel, of which this is `tensor`; d owners of each bucket; p
+// pipeline stages, of which this is `stage`, with v chunks of layers each
 struct Layout {
     int t = 1, tensor = 0, d = 1, p = 1, stage = 0, v = 1;
     int chunk_layers(int L) const { return L / (p * v); }
@@ -105,7 +105,9 @@ struct ParameterTable {
         elements += (p.size + 127) / 128 * 128;
     }
     // layer: counted over this rank's chunks
-    const Parameter& block(int layer, BlockTensor t) const { return list[blocks + layer * block_tensors + t]; }
+    const Parameter& block(int layer, BlockTensor t) const {
+        return list[blocks + layer * block_tensors + t];
+    }
 
 private:
     bool adding = true;

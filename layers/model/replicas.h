@@ -19,7 +19,8 @@ inline void check_replicas(Model& model, const Optimizer& o) {
     const ParameterTable& table = model.table;
     std::vector<uint64_t> weights, state(table.list.size(), 0);
     for (auto& p : table.list)
-        weights.push_back(device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
+        weights.push_back(
+            device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
     for (auto& piece : o.owned)
         for (real* values : {o.master, o.m, o.v})
             if (values)
@@ -45,10 +46,12 @@ inline void check_replicas(Model& model, const Optimizer& o) {
             for (int r = 1; r < group.size; r++)
                 if (each[r * mine.size() + i] != each[i]) differ.push_back(group.members[r]);
             if (!differ.empty() && complaint.empty())
-                complaint = text("--check-every: %s of %s on rank %s differs from rank %d's: replicas have drifted "
-                                 "apart: go on from an earlier checkpoint, and have the memory of those ranks' "
-                                 "hosts checked", i % 2 ? "optimizer state" : "parameters",
-                                 tensors[i / 2]->name.c_str(), comm::rank_list(differ).c_str(), group.members[0]);
+                complaint = text(
+                    "--check-every: %s of %s on rank %s differs from rank %d's: replicas have drifted "
+                    "apart: go on from an earlier checkpoint, and have the memory of those ranks' "
+                    "hosts checked",
+                    i % 2 ? "optimizer state" : "parameters", tensors[i / 2]->name.c_str(),
+                    comm::rank_list(differ).c_str(), group.members[0]);
         }
     }
     if (!complaint.empty()) fail("%s", complaint.c_str());

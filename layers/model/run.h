@@ -178,7 +178,7 @@ inline void settle(Run& run) {
              "folder", o.save.c_str(), o.save.c_str());
 }
 
-// ---- what must be the same on every rank --------------------------------------------------------------------
+// ---- what must be the same on every rank -----------------------------------------------------------------
 
 inline uint64_t file_sum(const std::string& path) {
     MappedFile file(path);
@@ -186,8 +186,9 @@ inline uint64_t file_sum(const std::string& path) {
 }
 
 inline std::vector<comm::Fact> option_facts(const Options& o) {
-    std::vector<comm::Fact> facts = {{"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
-    for (auto& option : option_table()) {
+    std::vector<comm::Fact> facts = {
+        {"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
+    for (auto& option : option_table) {
         std::string value = print_value(o, option);
         facts.push_back({text("--%s", option.name), checksum(value.data(), value.size()),
                          "start all ranks with the same options"});

@@ -7,7 +7,7 @@
 #pragma once
 #include "model.h"
 
-// ---- gradients, over the data-parallel ranks ---------------------------------------------------------------
+// ---- gradients, over the data-parallel ranks -------------------------------------------------------------
 
 // each rank's gradients -> the sums, on all (one owner) or each its slice; runs beside the computations
 inline void reduce_bucket(Model& m, int bucket) {
@@ -25,7 +25,7 @@ inline void reduce_bucket(Model& m, int bucket) {
     }
 }
 
-// ---- computations ------------------------------------------------------------------------------------------
+// ---- computations ----------------------------------------------------------------------------------------
 
 // windows (B, T + 1) on the host -> tokens and targets of a slot
 inline void load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch) {
@@ -73,8 +73,8 @@ inline void model_loss(Model& m, const Slot& slot, Batch batch) {
     loss_forward(m.end, slot.targets, 0, false, m.shape, m.ranks, batch, m.stream);
 }
 
-// streams[s]: the gradient of slot.y on entry (the last chunk computes losses, logits and their gradient here),
-// of the input on return. All gradients are added to; in the step's last micro-batch they go to reduction.
+// streams[s]: the gradient of slot.y on entry (the last chunk computes losses and logits here), of the input
+// on return. All gradients are added to; in the step's last micro-batch they go to reduction.
 inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int stream, Batch batch, real dloss,
                            bool last_micro) {
     const ParameterTable& t = m.table;
@@ -89,7 +89,8 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
         model_logits(m, slot, batch, m.ranks);
         loss_forward(m.end, slot.targets, dloss, true, m.shape, m.ranks, batch, m.stream);
         logits_backward(d, m.end, slot.y, m.weight(t.lnf), m.weight(t.wte), m.gradient(t.lnf),
-                        m.gradient(t.lnf + 1), m.logits_gradient, m.scratch, m.shape, m.ranks, batch, m.stream);
+                        m.gradient(t.lnf + 1), m.logits_gradient, m.scratch, m.shape, m.ranks, batch,
+                        m.stream);
         complete(t.list[t.lnf]);
         if (m.grid.p > 1) complete(t.list[t.wte]);
     }
@@ -98,7 +99,8 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
         if (l == 0) a.x = x;
         int layer = chunk * n + l;
         auto w = m.block_weights(layer);
-        if (m.setup.recompute) block_forward(nullptr, a, w.data(), m.scratch, m.shape, m.ranks, batch, m.stream);
+        if (m.setup.recompute)
+            block_forward(nullptr, a, w.data(), m.scratch, m.shape, m.ranks, batch, m.stream);
         block_backward(d, a, w.data(), m.block_gradients(layer).data(), m.scratch, m.shape, m.ranks, batch,
                        m.stream);
         complete(t.block(layer, LN1_W));
@@ -123,7 +125,7 @@ inline void clear_losses(Model& m) {
     if (m.grid.last()) set_zero(m.end.losses, (size_t)m.setup.B * m.shape.T * sizeof(real), m.stream);
 }
 
-// ---- messages between stages -------------------------------------------------------------------------------
+// ---- messages between stages -----------------------------------------------------------------------------
 
 struct Share { long offset, n; };  // of a message's values, what this rank sends and receives
 inline Share message_share(const Model& m, const Ranks& ranks, Batch batch) {
