@@ -94,10 +94,13 @@ std::vector<std::unique_ptr<Channel>> channels;
 bool together = false;         // between group_begin and group_end
 std::vector<Call> collected;   // on the compute stream
 
+void advance_channels() {
+    for (auto& c : channels) c->advance();
+}
+
 void wait_for(Call& call) {
     Patience patience;
     for (;;) {
-        for (auto& c : channels) c->advance();
         call.test(nullptr);
         if (call.done) return;
         patience.turn(call.here, call.group.members);
@@ -146,9 +149,7 @@ void join(Stream, const Mark& m) {
     if (!m.channel) return;
     Channel& c = *(Channel*)m.channel;
     Patience patience;
-    while (c.done < m.calls) {
-        for (auto& each : channels) each->advance();
-        if (c.done >= m.calls) return;
+    for (advance_channels(); c.done < m.calls;) {
         Call& next = c.queue.front();
         patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);

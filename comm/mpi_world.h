@@ -124,6 +124,8 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     stop(1);
 }
 
+void advance_channels();  // what the transport has to do while this rank waits
+
 // gives the processor away, and looks now and then whether anybody asks or the time is up
 class Patience {
     double start = now();
@@ -131,6 +133,7 @@ class Patience {
 
 public:
     void turn(const std::string& here, const std::vector<int>& members) {
+        advance_channels();
         if (++turns > 100) sched_yield();
         if (turns % 256) return;
         answer_questions(here, members);

@@ -166,14 +166,16 @@ print(f"fp32 and emulated: {time.time() - begin:.0f} s")
 for batch, micro, options in ((5, 1, {"pipeline-parallel": 4}), (2, 1, {"pipeline-parallel": 4}), (7, 1, {"pipeline-parallel": 2}),
                               (1, 1, {"pipeline-parallel": 2}), (6, 2, {"pipeline-parallel": 2, "tensor-parallel": 2}),
                               (3, 1, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 3}),
-                              (7, 1, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5})):
-    size = ["--batch", str(batch), "--micro-batch", str(micro)]
-    train(f"batch{batch}", 1, size)
-    train(f"batch{batch}_pipeline", options.get("tensor-parallel", 1) * options["pipeline-parallel"], [*size, *words(options)])
+                              (7, 1, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5}),
+                              (10, 1, {"pipeline-parallel": 4, "pipeline-chunks": 2, "pipeline-group": 6, "layers": 8}),
+                              (8, 2, {"pipeline-parallel": 3, "pipeline-chunks": 2, "layers": 12, "recompute": "full"})):
+    size = ["--batch", str(batch), "--micro-batch", str(micro), "--layers", str(options.get("layers", 4))]
+    train("alone", 1, size)
+    train("pipeline", options.get("tensor-parallel", 1) * options["pipeline-parallel"], [*size, *words(options)])
     for key in KEYS:
-        check(near([m[key] for m in metrics(f"batch{batch}_pipeline") if key in m],
-                   [m[key] for m in metrics(f"batch{batch}") if key in m]), f"batch {batch}, {options}: {key}")
-    for name in (f"batch{batch}", f"batch{batch}_pipeline"):
+        check(near([m[key] for m in metrics("pipeline") if key in m], [m[key] for m in metrics("alone") if key in m]),
+              f"batch {batch}, {options}: {key}")
+    for name in ("alone", "pipeline"):
         shutil.rmtree(f"{work}/{name}")
 
 # saved in one layout, resumed in another: the losses of the unbroken run
@@ -250,8 +252,11 @@ for first, second, message in (
     check(result.returncode == 1 and message in result.stderr and result.stderr.count("train_gpt:") == 1,
           f"{message}: {result.returncode} {result.stderr[-400:]}")
 
-# one rank's failure ends all, with its message: the folder of a rank's checkpoint goes away while it saves
+# one rank's failure ends all, with its message
 begin = time.time()
+result = run(4, [*DATA, *MODEL, "--metrics", "/proc/nothing"])
+check(result.returncode == 1 and result.stderr.count("[rank 0] train_gpt: /proc/nothing") == 1 and time.time() - begin < 10,
+      f"metrics that rank 0 cannot write: {result.returncode} {result.stderr[-300:]}")
 process = subprocess.Popen(["mpirun", "-n", "4", program, *DATA, *MODEL, "--pipeline-parallel", "2", "--steps", "1000000",
                             "--decay-tokens", "1e6"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="latin-1")
 time.sleep(2)
