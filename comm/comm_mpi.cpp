@@ -79,6 +79,9 @@ struct Channel {
     long given = 0, done = 0;  // calls
     std::shared_ptr<Event> after;
 
+    explicit Channel(const char* name) : name(name), copies(make_stream()) {}
+    Channel(const Channel&) = delete;
+    ~Channel() { destroy_stream(copies); }
     void advance() {
         for (auto& call : queue) {
             if (!call.posted) {
@@ -136,7 +139,7 @@ void start(int* argc, char*** argv) {
 Group make_group(const char* name, const std::vector<int>& members) { return make_mpi_group(name, members); }
 
 Stream make_channel(const char* name) {
-    channels.push_back(std::make_unique<Channel>(Channel{name, make_stream(), {}, 0, 0, nullptr}));
+    channels.push_back(std::make_unique<Channel>(name));
     return (Stream)channels.back().get();
 }
 void fork(Stream channel, Stream compute) {

@@ -108,6 +108,7 @@ inline Stream make_stream() {
     check_cuda(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "a stream");
     return s;
 }
+inline void destroy_stream(Stream s) { cudaStreamDestroy(s); }
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     cudaError_t e = cudaMalloc(&p, bytes);
@@ -173,6 +174,7 @@ struct NoStream {};
 using Stream = NoStream*;
 
 inline Stream make_stream() { return nullptr; }
+inline void destroy_stream(Stream) {}
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     if (posix_memalign(&p, 4096, bytes))
