@@ -2,62 +2,55 @@
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
 //   Read on from here into layers/model/model.h, stage.h and block.h, then the layers in the block's order.
 #include <signal.h>
-#include <sys/resource.h>
 #include "comm/schedule.h"
-#include "layers/base/peak.h"
 #include "layers/model/generate.h"
 #include "layers/model/replicas.h"
-#include "layers/model/run.h"
+#include "layers/model/report.h"
 
 volatile sig_atomic_t stop_requested = 0;
 
 // ---- build -----------------------------------------------------------------------------------------------
 
-// Model FLOPs a token: 6 N + 6 L C T
-double flops_per_token(const Run& run) {
-    const ModelShape& m = run.state.shape;
-    double N = (double)run.model->table.count - (double)m.T * m.C;
-    return 6 * N + 6.0 * m.L * m.C * m.T;
-}
+// how the micro-batches of a step pass through a stage, for each batch that the run has
+using Schedules = std::map<int, Schedule>;
 
-void print_settings(const Run& run) {
-    printf("settings\n");
-    for (auto& option : option_table) {
-        std::string value = print_value(run.options, option);
-        if (!value.empty() && strcmp(option.name, "help")) printf("  %-18s %s\n", option.name, value.c_str());
+Schedules make_schedules(const Options& o, const Grid& grid, int stage) {
+    Schedules all;
+    for (int batch = o.ramp_start ? o.ramp_start : o.batch; batch <= o.batch; batch += o.ramp_increment) {
+        PipelineShape s = {o.pipeline_parallel, batch / grid.d / o.micro_batch, o.pipeline_chunks, 1};
+        if (s.v == 1) s.N = s.m;
+        else s.N = o.pipeline_group && (batch == o.batch || legal_group(s.p, s.m, o.pipeline_group))
+            ? o.pipeline_group : default_group(s.p, s.m);
+        check_pipeline(s);
+        all[batch] = make_schedule(stage, s);
+        if (batch == o.batch) break;
     }
-    std::string device = device_name();
-    double peak = device_peak(device);
-    printf("model     %ld parameters, vocabulary %d padded to %d\n", parameter_table(run.state.shape).count,
-           run.state.shape.V, run.state.shape.Vp);
-    if (run.grid.world.size > 1) printf("%s", print_grid(run.grid).c_str());
-    printf("device    %s, %s; %s\n", device.c_str(), PRECISION_NAME,
-           peak > 0 ? text("peak %.0f TFLOP/s", peak * 1e-12).c_str() : "peak unknown, so no MFU");
+    return all;
 }
 
-// how micro-batches pass through the pipeline
-PipelineShape pipeline_shape(Options& o, const Grid& grid) {
-    PipelineShape s = {o.pipeline_parallel, o.batch / grid.d / o.micro_batch, o.pipeline_chunks, 1};
-    if (s.v == 1) s.N = s.m;
-    else s.N = o.has("pipeline-group") ? o.pipeline_group : default_group(s.p, s.m);
-    if (o.generate.empty()) check_pipeline(s);
-    if (s.v > 1) o.pipeline_group = s.N;
+Setup setup_of(const Run& run, const Schedules& schedules) {
+    const Options& o = run.options;
+    int v = o.pipeline_chunks, d = run.grid.d;
+    if (!o.generate.empty()) return {.training = false, .chunks = v, .slots = v, .streams = 0};
+    Setup s = {.B = o.micro_batch,
+               .sequence = o.sequence_parallel == "yes",
+               .recompute = o.recompute == "full",
+               .owners = o.zero == 1 ? d : 1,
+               .chunks = v};
+    s.micro_batches = run.validation ? (o.evaluate_batches + d - 1) / d : 1;
+    for (auto& [batch, schedule] : schedules) {
+        s.micro_batches = std::max(s.micro_batches, schedule.shape.m);
+        s.slots = std::max(s.slots, schedule.slots), s.inputs = std::max(s.inputs, schedule.inputs);
+        s.streams = std::max(s.streams, schedule.gradients);
+    }
     return s;
 }
 
-Setup setup_of(const Run& run, const Schedule& schedule) {
-    const Options& o = run.options;
-    int v = o.pipeline_chunks;
-    if (!o.generate.empty()) return {.training = false, .chunks = v, .slots = v, .streams = 0};
-    return {o.micro_batch, true, o.sequence_parallel == "yes", o.recompute == "full", schedule.shape.m > 1,
-            o.zero == 1 ? run.grid.d : 1, v, schedule.slots, schedule.inputs, schedule.gradients};
-}
-
 // the arenas of a rank on a stage, measured
-std::vector<Arena> measure(const Run& run, const PipelineShape& shape, int stage) {
+std::vector<Arena> measure(const Run& run, int stage) {
     Grid place = run.grid;
     place.stage = stage;
-    Model model(run.state.shape, place, setup_of(run, make_schedule(stage, shape)));
+    Model model(run.state.shape, place, setup_of(run, make_schedules(run.options, place, stage)));
     Optimizer optimizer(model);
     model.memory(false), optimizer.memory(model, false);
     std::vector<Arena> arenas = model.arenas;
@@ -66,8 +59,8 @@ std::vector<Arena> measure(const Run& run, const PipelineShape& shape, int stage
 }
 
 // what was printed for this rank's stage is what it has taken
-void check_memory(const Run& run, const PipelineShape& shape) {
-    std::vector<Arena> planned = measure(run, shape, run.grid.stage), taken = run.model->arenas;
+void check_memory(const Run& run) {
+    std::vector<Arena> planned = measure(run, run.grid.stage), taken = run.model->arenas;
     taken.push_back(run.optimizer->arena);
     for (size_t i = 0; i < planned.size(); i++)
         if (planned[i].used != taken[i].used)
@@ -75,14 +68,14 @@ void check_memory(const Run& run, const PipelineShape& shape) {
                  planned[i].used, taken[i].used);
 }
 
-void print_plan(const Run& run, const PipelineShape& shape) {
+void print_plan(const Run& run) {
     print_settings(run);
     std::vector<std::string> titles;
     std::vector<std::vector<Arena>> memory;
     for (int stage = 0; stage < run.grid.p; stage++) {
         if (run.grid.p > 4 && stage > 1 && stage < run.grid.p - 1) continue;
         titles.push_back(run.grid.p == 1 ? "a rank" : text("stage %d", stage));
-        memory.push_back(measure(run, shape, stage));
+        memory.push_back(measure(run, stage));
     }
     printf("%s", memory_table(titles, memory).c_str());
     fflush(stdout);
@@ -93,13 +86,16 @@ void resume(Run& run) {
     bool training = run.options.generate.empty();
     for (auto& checkpoint : run.checkpoints) {
         double damaged = 0;
+        if (run.optimizer) run.optimizer->clear(*run.model);  // of what a damaged one has left
         try {
             load_checkpoint(checkpoint, *run.model, run.optimizer.get());
         } catch (const Error& e) {
             fprintf(stderr, "passed over: %s\n", e.what());
             damaged = 1;
         }
-        if (comm::sum_over(run.grid.world, damaged, "damaged checkpoints") > 0) continue;
+        comm::agree_on({{"the checkpoint " + checkpoint.folder, file_sum(checkpoint.folder + "/index.json"),
+                         "give a folder that all hosts share"}});
+        if (comm::sum_over(comm::everyone(), damaged, "damaged checkpoints") > 0) continue;
         uint64_t windows = run.state.windows;
         run.state = checkpoint.state;
         run.state.shape = run.model->shape, run.state.windows = windows;
@@ -107,17 +103,17 @@ void resume(Run& run) {
             printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
         return;
     }
-    fail("--resume %s: no checkpoint is whole", run.options.resume.c_str());
+    comm::agree(text("--resume %s: no checkpoint is whole", run.options.resume.c_str()));
 }
 
-void build(Run& run, const Schedule& schedule) {
+void build(Run& run, const Schedules& schedules) {
     const Options& o = run.options;
     bool training = o.generate.empty();
-    if (training && run.speaks()) print_plan(run, schedule.shape);
-    run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(run, schedule));
+    if (training && run.speaks()) print_plan(run);
+    run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(run, schedules));
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
     run.model->memory(true);
-    if (training) run.optimizer->memory(*run.model, true), check_memory(run, schedule.shape);
+    if (training) run.optimizer->memory(*run.model, true), check_memory(run);
     if (run.checkpoints.empty()) initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
     else resume(run);
 }
@@ -172,10 +168,11 @@ void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
                 load(op.micro, &windows), load_batch(m, slot, windows, batch);
             await_message(m, m.inputs[op.input], "activations, whole", batch);
             chunk_forward(m, op.chunk, slot, op.input, batch, m.ranks);
-            if (!schedule.shape.training && m.last(op.chunk)) model_loss(m, slot, batch);
+            if (!schedule.shape.training && m.last(op.chunk))
+                model_loss(m, slot, op.micro, batch, 0, false);
         } else {
             await_message(m, m.streams[op.gradient], "their gradient, whole", batch);
-            chunk_backward(m, op.chunk, slot, op.input, op.gradient, batch, dloss,
+            chunk_backward(m, op.chunk, slot, op.input, op.gradient, op.micro, batch, dloss,
                            op.micro == schedule.shape.m - 1);
         }
     }
@@ -184,35 +181,63 @@ void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
 
 // ---- train, evaluate, sample, save -----------------------------------------------------------------------
 
-// what the last stage has in end.losses, over all replicas; also whether a signal has reached any rank
-double sum_all_losses(Run& run, bool& stop) {
+// the losses of all replicas, summed by sets of the blend; also whether a signal has reached any rank.
+// set_of: for each sequence of this replica's micro-batches
+std::vector<double> sum_losses(Run& run, int micro_batches, const std::vector<int>& set_of, int sets,
+                               bool& stop) {
     const Grid& g = run.grid;
-    double loss = g.last() && g.tensor == 0 ? sum_losses(*run.model) : 0, sum = 0;
-    std::vector<int64_t> all =
-        comm::gather_numbers(g.world, {std::bit_cast<int64_t>(loss), stop_requested}, "loss");
-    for (size_t i = 0; i < all.size(); i += 2) sum += std::bit_cast<double>(all[i]), stop |= all[i + 1] > 0;
+    std::vector<double> mine(sets, 0), sum(sets, 0);
+    if (g.last() && g.tensor == 0) {
+        std::vector<double> losses = sequence_losses(*run.model, micro_batches);
+        for (size_t i = 0; i < losses.size(); i++) mine[set_of.empty() ? 0 : set_of[i]] += losses[i];
+    }
+    std::vector<int64_t> numbers = {stop_requested};
+    for (double x : mine) numbers.push_back(std::bit_cast<int64_t>(x));
+    std::vector<int64_t> all = comm::gather_numbers(g.world, numbers, "losses");
+    for (size_t i = 0; i < all.size(); i += numbers.size()) {
+        stop |= all[i] > 0;
+        for (int set = 0; set < sets; set++) sum[set] += std::bit_cast<double>(all[i + 1 + set]);
+    }
     return sum;
 }
 
-// one optimiser step over --batch sequences; returns the mean loss, and the gradient norm through `norm`
-double train_step(Run& run, const Schedule& schedule, double rate, double& norm, bool& stop) {
+// one optimiser step; the loss is the mean over its tokens
+StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
     Model& m = *run.model;
     const Options& o = run.options;
-    int T = m.shape.T, B = o.micro_batch;
-    double tokens = (double)o.batch * T;
-    clear_losses(m);
+    const Grid& g = run.grid;
+    double start = seconds();
+    int batch = batch_after(o, run.state.samples), T = m.shape.T, B = o.micro_batch;
+    const Schedule& schedule = schedules.at(batch);
+    double tokens = (double)batch * T;
+    std::vector<SetChoice> chosen = run.train->choose(run.state.samples, batch);
     // micro-batches go round the data-parallel ranks
+    auto sequence = [&](int micro, int b) { return (micro * g.d + g.data) * B + b; };
+    clear_losses(m);
     execute(m, schedule, [&](int micro, std::vector<int>* windows) -> Batch {
         if (windows) windows->resize((size_t)B * (T + 1));
         for (int b = 0; windows && b < B; b++)
-            run.train->sample(&(*windows)[(size_t)b * (T + 1)],
-                              run.state.samples + ((uint64_t)micro * run.grid.d + run.grid.data) * B + b);
+            run.train->sample(&(*windows)[(size_t)b * (T + 1)], chosen[sequence(micro, b)]);
         return {B, T};
     }, (real)(1 / tokens));
-    double loss = sum_all_losses(run, stop) / tokens;
-    norm = optimizer_step(m, *run.optimizer, o, rate, run.state.step + 1);
-    run.state.step++, run.state.samples += o.batch, run.state.tokens += (uint64_t)tokens;
-    return loss;
+    std::vector<int> set_of;
+    for (int micro = 0; micro < schedule.shape.m; micro++)
+        for (int b = 0; b < B; b++) set_of.push_back(chosen[sequence(micro, b)].set);
+    StepResult result;
+    std::vector<double> sums =
+        sum_losses(run, schedule.shape.m, set_of, (int)run.train->sets.size(), stop), count(sums.size(), 0);
+    for (auto& c : chosen) count[c.set] += T;
+    for (size_t set = 0; set < sums.size(); set++) {
+        result.loss += sums[set] / tokens;
+        if (sums.size() > 1 && count[set] > 0)
+            result.losses.push_back({run.train->given[set].name, sums[set] / count[set]});
+    }
+    result.rate = learning_rate((double)run.state.tokens + tokens, o.learning_rate, o.min_learning_rate,
+                                (double)o.warmup_tokens, (double)o.decay_tokens);
+    result.norm = optimizer_step(m, *run.optimizer, o, result.rate, run.state.step + 1);
+    run.state.step++, run.state.samples += batch, run.state.tokens += (uint64_t)tokens;
+    result.took = seconds() - start;
+    return result;
 }
 
 // the mean loss over at most --evaluate-batches micro-batches, spread evenly over the validation set
@@ -234,7 +259,7 @@ double evaluate(Run& run, bool& stop) {
                                    (uint64_t)((double)(first + b) * (double)all / (double)count));
         return batch;
     }, 0);
-    return sum_all_losses(run, stop) / ((double)count * T);
+    return sum_losses(run, mine, {}, 1, stop)[0] / ((double)count * T);
 }
 
 void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
@@ -265,106 +290,39 @@ void save(Run& run) {
     if (run.speaks()) printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
 }
 
-// the metrics file goes on where the resumed checkpoint stands: steps after it will be done again
-void open_metrics(const Run& run) {
-    const std::string& path = run.options.metrics;
-    if (path.empty() || !run.speaks()) return;
-    std::string kept;
-    if (run.state.step > 0 && access(path.c_str(), F_OK) == 0) {
-        MappedFile old(path);
-        std::string_view left = old.view();
-        while (!left.empty() && left.find('\n') != left.npos) {
-            std::string_view line = left.substr(0, left.find('\n'));
-            left.remove_prefix(line.size() + 1);
-            if (Json::parse(line, path).at("step", path).integer(path) > run.state.step) break;
-            kept += std::string(line) + "\n";
-        }
-    }
-    FileWriter file(path);
-    file.write(kept);
-    file.finish();
-}
-
-void report(Run& run, double loss, double rate, double norm, double took, double step_seconds,
-            bool evaluated) {
-    if (!run.speaks()) return;
-    const Options& o = run.options;
-    double speed = (double)o.batch * run.model->shape.T / step_seconds;
-    double peak = device_peak(device_name()) * run.grid.world.size;
-    if (!o.metrics.empty()) {
-        std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
-                                (unsigned long long)run.state.tokens, loss);
-        if (evaluated) line += text(", \"validation_loss\": %.17g", run.validation_loss);
-        line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %.17g, \"seconds\": %.6g, "
-                     "\"tokens_per_second\": %.6g", rate, norm, took, speed);
-        if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops_per_token(run) / peak);
-        line += "}\n";
-        FILE* file = fopen(o.metrics.c_str(), "a");
-        if (!file || fwrite(line.data(), 1, line.size(), file) != line.size() || fclose(file))
-            fail("--metrics %s: cannot be written: %s", o.metrics.c_str(), strerror(errno));
-    }
-    static double last_print = 0;
-    bool edge = run.state.step == 1 || run.state.step == run.last_step || evaluated;
-    if (!edge && seconds() - last_print < 2) return;
-    last_print = seconds();
-    double left = (double)(run.last_step - run.state.step) * step_seconds;
-    std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops_per_token(run) / peak) : "";
-    std::string held = evaluated ? text("  validation loss %.4f", run.validation_loss) : "";
-    printf("step %6ld/%ld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s%s  left %ld:%02ld%s\n",
-           run.state.step, run.last_step, loss, rate, norm, speed, mfu.c_str(), (long)left / 60,
-           (long)left % 60, held.c_str());
-    fflush(stdout);
-}
-
-void train(Run& run, const Schedule& schedule) {
+void train(Run& run, const Schedules& schedules) {
     const Options& o = run.options;
     auto every = [&](long n) { return n && run.state.step % n == 0; };
     long saved = o.resume == o.save ? run.state.step : -1;  // what --save holds already
-    double pace = 0;  // seconds a step, smoothed
+    double pace = 0;  // seconds a token, smoothed
     if (run.speaks() && run.state.step >= run.last_step)
-        printf("nothing to do: the checkpoint is at step %ld, the run ends at %ld\n", run.state.step,
+        printf("nothing to do: the run is at step %ld, and ends at %ld\n", run.state.step,
                run.last_step);
     bool stop = false;  // a signal may have reached some ranks only: all stop after the same step
     while (run.state.step < run.last_step && !stop) {
-        double start = seconds(), norm = 0;
-        double rate = learning_rate((double)run.state.tokens + (double)o.batch * o.sequence, o.learning_rate,
-                                    o.min_learning_rate, (double)o.warmup_tokens, (double)o.decay_tokens);
-        double loss = train_step(run, schedule, rate, norm, stop);
-        double took = seconds() - start;
-        pace = pace ? 0.9 * pace + 0.1 * took : took;
+        uint64_t before = run.state.tokens;
+        StepResult r = train_step(run, schedules, stop);
+        double each = r.took / (double)(run.state.tokens - before);
+        pace = pace ? 0.9 * pace + 0.1 * each : each;
         bool evaluated = run.validation && (every(o.evaluate_every) || run.state.step == run.last_step);
         if (evaluated) run.validation_loss = evaluate(run, stop);
-        report(run, loss, rate, norm, took, pace, evaluated);
-        if (!std::isfinite(loss) || !std::isfinite(norm))
-            fail("step %ld: loss %g and gradient norm %g are not finite: lower --learning-rate, and go on "
-                 "from an earlier checkpoint", run.state.step, loss, norm);
+        report(run, r, 1 / pace, evaluated);
+        if (!std::isfinite(r.loss) || !std::isfinite(r.norm))
+            comm::agree(
+                text("step %ld: loss %g and gradient norm %g are not finite: lower --learning-rate, and "
+                     "go on from an earlier checkpoint",
+                     run.state.step, r.loss, r.norm));
         if (every(o.check_every)) check_replicas(*run.model, *run.optimizer);
         if (every(o.sample_every)) print_sample(run, "", (uint64_t)run.state.step << 32);
         if (!o.save.empty() && every(o.save_every)) save(run), saved = run.state.step;
     }
+    run.model->await_parameters();  // the last update's
     if (stop && run.speaks()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (!o.save.empty() && saved != run.state.step) save(run);
 }
 
-// from the least to the most that a rank has said and taken
-void print_traffic(const Run& run) {
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    std::vector<int64_t> all = comm::gather_numbers(
-        run.grid.world, {comm::traffic.calls, comm::traffic.bytes, usage.ru_maxrss * 1024}, "traffic");
-    if (!run.speaks() || run.grid.world.size == 1) return;
-    double least[3], most[3];
-    for (size_t i = 0; i < all.size(); i++) {
-        double x = (double)all[i];
-        least[i % 3] = i < 3 ? x : std::min(least[i % 3], x),
-                  most[i % 3] = i < 3 ? x : std::max(most[i % 3], x);
-    }
-    printf("a rank    %.0f to %.0f calls, %.3g to %.3g MB put into them; %.1f to %.1f MB resident at most\n",
-           least[0], most[0], least[1] * 1e-6, most[1] * 1e-6, least[2] * 1e-6, most[2] * 1e-6);
-}
-
 // settles everything that can be settled without memory or messages; all ranks go on, or all end
-Schedule start(Run& run, int argc, char** argv) {
+Schedules start(Run& run, int argc, char** argv) {
     auto together = [](auto phase) {
         std::string complaint;
         try {
@@ -375,38 +333,42 @@ Schedule start(Run& run, int argc, char** argv) {
         comm::agree(complaint);
     };
     Options& o = run.options;
-    Schedule schedule;
+    Schedules schedules;
     together([&] { o = parse_options(argc, argv); });
     comm::timeout = o.comm_timeout;
-    if (o.help) return schedule;
     comm::agree_on(option_facts(o));
+    if (o.help) return schedules;
     together([&] {
         run.grid =
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
         settle(run);
-        schedule = make_schedule(run.grid.stage, pipeline_shape(o, run.grid));
+        if (o.generate.empty()) schedules = make_schedules(o, run.grid, run.grid.stage);
+        if (o.pipeline_chunks > 1 && !schedules.empty())
+            o.pipeline_group = schedules.rbegin()->second.shape.N;
         device_name();  // refuses where there is none
+        check_metrics(run);
     });
     comm::agree_on(file_facts(run));
+    check_shared(run);
     run.grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
-    return schedule;
+    return schedules;
 }
 
 int main(int argc, char** argv) {
     for (int signal_number : {SIGINT, SIGTERM}) signal(signal_number, [](int) { stop_requested = 1; });
     signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
+    Run run;  // outlives the catch: freeing memory may wait for a device that waits for ever
     try {
         comm::start(&argc, &argv);
-        Run run;
-        Schedule schedule = start(run, argc, argv);
+        Schedules schedules = start(run, argc, argv);
         if (run.options.help) {
             if (run.speaks()) fputs(help_text().c_str(), stdout);
             return comm::finish(), 0;
         }
-        build(run, schedule);
+        build(run, schedules);
         if (run.options.generate.empty()) {
             open_metrics(run);
-            train(run, schedule);
+            train(run, schedules);
             print_traffic(run);
         } else {
             print_sample(run, run.options.generate, 0);

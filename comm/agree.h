@@ -23,16 +23,6 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     return out;
 }
 
-// the group of all ranks, before there is a grid
-inline const Group& everyone() {
-    static Group world = [] {
-        std::vector<int> all;
-        for (int i = 0; i < world_size(); i++) all.push_back(i);
-        return make_group("everyone", all);
-    }();
-    return world;
-}
-
 // goes on if no rank has a complaint
 inline void agree(const std::string& complaint) {
     uint64_t mine = complaint.empty() ? 0 : checksum(complaint.data(), complaint.size()) | 1;

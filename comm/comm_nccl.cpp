@@ -22,6 +22,7 @@ ncclDataType_t type_nccl(Type type) {
 // calls that may not have ended, oldest first
 struct Watched {
     std::string here;
+    long number;
     Group group;
     Stream stream;
     std::unique_ptr<Event> ended;
@@ -31,28 +32,38 @@ bool together = false;
 
 void advance_channels() {}  // the device does it
 
-void look(double waited) {
+void forget_ended() {
     while (!watched.empty() && watched.front().ended && watched.front().ended->reached()) watched.pop_front();
+}
+
+// the time that counts is how long the oldest call has been the oldest
+void look(double) {
+    static long oldest = 0;
+    static double since = 0;
+    forget_ended();
+    long number = watched.empty() ? -1 : watched.front().number;
+    if (number != oldest) oldest = number, since = now();
     std::string here = watched.empty() ? "a computation" : watched.front().here;
     answer_questions(here, watched.empty() ? std::vector<int>() : watched.front().group.members);
     if (!watched.empty()) {
         ncclResult_t error = ncclSuccess;
         ncclCommGetAsyncError(comm_of(watched.front().group), &error);
         check_nccl(error, here.c_str());
-        if (waited > timeout) find_who_hangs(here, watched.front().group.members);
+        if (now() - since > timeout) find_who_hangs(here, watched.front().group.members);
     }
 }
 
 void end_watched() {
     for (auto& w : watched)
         if (!w.ended) w.ended = std::make_unique<Event>(), w.ended->record(w.stream);
-    if (watched.size() > 1024) watched.erase(watched.begin(), watched.end() - 512);
+    forget_ended();
 }
 
 template <class Post>
 void give(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
-    watched.push_back({note(g, what, label, n), g, s, nullptr});
-    check_nccl(post(comm_of(g)), watched.back().here.c_str());
+    std::string here = note(g, what, label, n);
+    watched.push_back({here, calls, g, s, nullptr});
+    check_nccl(post(comm_of(g)), here.c_str());
     if (!together) end_watched();
 }
 
@@ -65,9 +76,30 @@ struct Channel {
 };
 std::map<Stream, std::unique_ptr<Channel>> channels;
 
+// NCCL connects two ranks when they first talk, and the host waits for it; a host that waits in the middle
+// of a schedule may keep from its neighbours what they wait for. So all connections are made here.
+void connect(const Group& g, const char* name) {
+    auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
+    set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
+    all_reduce_bytes(g, x, 1, Type::Int64, Op::Sum, "connecting", nullptr);
+    reduce_scatter_bytes(g, x + g.rank, x, 1, Type::Int64, "connecting", nullptr);
+    all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
+    broadcast_bytes(g, x, 1, Type::Int64, 0, "connecting", nullptr);
+    group_begin();
+    send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
+    receive_bytes(g, x + g.size + 1, 1, Type::Int64, (g.rank + g.size - 1) % g.size, "connecting", nullptr);
+    group_end();
+    synchronize(nullptr);
+    device_free(x);
+}
+
 }  // namespace
 
+// All kernels are loaded at the start: a load may wait for the device, which may wait for another rank. Every
+// stream gets a queue of its own on the device: channels must not stand behind one another.
 void start(int* argc, char*** argv) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     if (!launched()) return;
     start_mpi(argc, argv);
     while_waiting = look;
@@ -82,6 +114,7 @@ Group make_group(const char* name, const std::vector<int>& members) {
     ncclComm_t comm;
     check_nccl(ncclCommInitRank(&comm, g.size, id, g.rank), name);
     handle_of(g).nccl = comm;
+    connect(g, name);
     return g;
 }
 

@@ -15,6 +15,7 @@ void finish() {}
 void stop(int code) { _Exit(code); }
 int world_rank() { return 0; }
 int world_size() { return 1; }
+Group everyone() { return {}; }
 Group make_group(const char* name, const std::vector<int>& members) { return {name, 0, 1, members, nullptr}; }
 std::vector<int64_t> gather_numbers(const Group&, const std::vector<int64_t>& mine, const char*) {
     return mine;

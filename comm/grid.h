@@ -36,9 +36,9 @@ struct Grid {
 
 // the place of a rank, without groups
 inline Grid place_in_grid(int rank, int world, int t, int p) {
-    if (world % (t * p)) {
-        std::string near = text("%d", (world / (t * p) + 1) * t * p);
-        if (world > t * p) near = text("%d or %s", world / (t * p) * t * p, near.c_str());
+    if (long one = (long)t * p; world % one) {
+        std::string near = text("%ld", (world / one + 1) * one);
+        if (world > one) near = text("%ld or %s", world / one * one, near.c_str());
         fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks that were started: "
              "start %s, or choose others", t, p, world, near.c_str());
     }

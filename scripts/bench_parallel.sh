@@ -18,6 +18,7 @@ run() {  # run NAME RANKS THREADS [OPTION VALUE]…
         --hidden 768 --heads 12 --sequence 128 --batch 32 --micro-batch 1 --steps 3 --metrics "$work/step" "$@" > "$work/log" 2>&1 ||
         { tail -20 "$work/log"; exit 1; }
     cat "$work/step" >> "$work/$name.jsonl"
+    rm "$work/step"
 }
 for _ in 1 2 3; do
     run "one rank" 1 2

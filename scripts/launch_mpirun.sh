@@ -7,12 +7,12 @@
 # holds checkpoints, the run goes on from the newest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 3 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
+[ $# -ge 3 ] || { sed -n '2,8s/^# //p' "$0"; exit 1; }
 hosts=$1 each=$2
 shift 2
 [ -r "$hosts" ] || { echo "launch_mpirun.sh: $hosts cannot be read: give a file with a line a host" >&2; exit 1; }
 [[ $each =~ ^[1-9][0-9]*$ ]] || { echo "launch_mpirun.sh: $each ranks per host: wants a number" >&2; exit 1; }
-count=$(grep -cvE '^ *(#|$)' "$hosts" || true)
+count=$(grep -cvE '^[[:space:]]*(#|$)' "$hosts" || true)
 [ "$count" -gt 0 ] || { echo "launch_mpirun.sh: $hosts names no host" >&2; exit 1; }
 
 resume=()

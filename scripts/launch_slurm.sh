@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
 [ -x ./train_gpt ] || { echo "launch_slurm.sh: no ./train_gpt in $PWD: run make there, and sbatch from there" >&2; exit 1; }
-[ $# -ge 1 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
+[ $# -ge 1 ] || { sed -n '2,6s/^# //p' "$0"; exit 1; }
 
 save=
 resume=()

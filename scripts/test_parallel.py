@@ -95,7 +95,6 @@ def layouts():
                 yield t * p * d, {**basic, "pipeline-chunks": 2, "recompute": recompute}
     yield 1, {"recompute": "full"}
     yield 2, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5}  # 12 = 5 + 5 + 2: a short last group
-    yield 4, {"pipeline-parallel": 4, "pipeline-group": 4}
 
 
 def words(options):
@@ -189,6 +188,22 @@ for name, ranks, options in (("4x1x2", 8, {"tensor-parallel": 4}), ("1x4x1", 4, 
     if train(name, ranks, words({**options, **save}), resume=name):
         check(near([m["loss"] for m in metrics(name)], [m["loss"] for m in one]), f"{name}: losses go on as unbroken")
 
+# a blend of two sets and a growing batch: in a pipeline of two replicas as in one process, and resumed in the middle
+blend = ["--train", f"0.7:{text}.train.bin", f"0.3:{text}.validation.bin", "--batch", "8", "--ramp-start", "2",
+         "--ramp-increment", "2", "--ramp-tokens", "160", "--steps", "8", "--decay-tokens", "320", "--warmup-tokens", "5"]
+for name, ranks, extra, resume in (("blend1", 1, [], None), ("blend4", 4, ["--pipeline-parallel", "2"], None),
+                                   ("blend_half", 2, ["--pipeline-parallel", "2", "--steps", "4"], None),
+                                   ("blend_half", 2, ["--recompute", "full"], "blend_half")):
+    train(name, ranks, [*blend, *extra], resume=resume)
+one_blend = metrics("blend1")
+# 20 samples of ramp in three parts: 2 a step from 0, 4 from 6.7, 6 from 13.3, 8 after 20; 8 tokens each
+check([m["tokens"] for m in one_blend] == [16, 32, 48, 64, 96, 128, 176, 240], f"the ramp: {[m['tokens'] for m in one_blend]}")
+check(all(set(m["losses"]) <= {"text", "text.validation"} for m in one_blend) and len(one_blend[-1]["losses"]) == 2, "a loss for each set")
+for name in ("blend4", "blend_half"):
+    check(near([m["loss"] for m in metrics(name)], [m["loss"] for m in one_blend]) and
+          all(near([a["losses"][k] for k in a["losses"]], [b["losses"].get(k, 0) for k in a["losses"]])
+              for a, b in zip(metrics(name), one_blend)), f"{name}: the losses of one process, for each set")
+
 # the model speaks alike in every layout
 speak = ["--resume", f"{work}/one", "--tokenizer", "bytes", "--generate", "ab", "--sample-tokens", "30"]
 said = run(1, speak).stdout
@@ -219,6 +234,13 @@ for ranks, extra, message in (
         (2, ["--pipeline-parallel", "2", "--pipeline-chunks", "2", "--batch", "1"], "wants at least 2 micro-batches"),
         (4, ["--pipeline-parallel", "4", "--layers", "8", "--pipeline-chunks", "2", "--pipeline-group", "5"], "choose one of 4 6 7 8 12"),
         (2, ["--pipeline-chunks", "2"], "on one pipeline stage"),
+        (2, ["--pipeline-parallel", "2", "--pipeline-group", "4"], "wants --pipeline-chunks 2 or more"),
+        (2, ["--pipeline-parallel", "2", "--pipeline-chunks", "2147483647"], "4 layers over 2 pipeline stages of 2147483647 chunks"),
+        (1, ["--tensor-parallel", "65536", "--pipeline-parallel", "65536"], "does not divide the 1 ranks"),
+        (2, ["--batch", "2147483646"], "micro-batches a step on each replica"),
+        (2, ["--metrics", f"{text}.validation.bin"], "is there, and"),
+        (2, ["--ramp-start", "3", "--ramp-tokens", "1000"], "choose a ramp in multiples of 2, or data-parallel ranks of 1 3"),
+        (2, ["--ramp-start", "4", "--ramp-increment", "3", "--ramp-tokens", "1000"], "does not reach --batch 12"),
         (2, ["--recompute", "half"], "wants full or none"),
         (2, ["--zero", "2"], "wants 0 or 1"),
         (2, ["--no-such", "2"], "unknown option"),
@@ -226,7 +248,7 @@ for ranks, extra, message in (
     begin = time.time()
     result = run(ranks, [*DATA, *MODEL, *extra])
     said = [line for line in result.stderr.split("\n") if "train_gpt:" in line]
-    check(result.returncode == 1 and len(said) == 1 and message in said[0] and said[0].startswith(f"[all {ranks} ranks]"),
+    check(result.returncode == 1 and len(said) == 1 and message in said[0] and said[0].startswith(f"[all {ranks} ranks]" if message != "is there, and" and ranks > 1 else ("train_gpt", "[rank 0]")),
           f"{extra} over {ranks} ranks: {result.returncode} {result.stderr[-300:]}")
     check(time.time() - begin < 20, f"{extra}: ended after {time.time() - begin:.0f} s")
 
@@ -246,7 +268,10 @@ for first, second, message in (
         (["sh", "-c", f"cd {work}/here && exec {program} --train data.bin {' '.join(MODEL)}"],
          ["sh", "-c", f"cd {work}/there && exec {program} --train data.bin {' '.join(MODEL)}"], "rank 1: the training set differs"),
         (["sh", "-c", f"cd {work}/here && exec {program} --train data.bin {' '.join(MODEL)}"],
-         ["sh", "-c", f"cd / && exec {program} --train data.bin {' '.join(MODEL)}"], "[rank 1] train_gpt: data.bin: cannot be read")):
+         ["sh", "-c", f"cd / && exec {program} --train data.bin {' '.join(MODEL)}"], "[rank 1] train_gpt: data.bin: cannot be read"),
+        (["sh", "-c", f"cd {work}/here && exec {program} {' '.join([*DATA, *MODEL])} --save saved"],
+         ["sh", "-c", f"cd {work}/there && exec {program} {' '.join([*DATA, *MODEL])} --save saved"], "is not the folder that rank 0 has"),
+        ([program, "--help"], [program, *DATA, *MODEL], "rank 1: --")):
     result = subprocess.run(["mpirun", "-n", "1", *first, ":", "-n", "1", *second], env=environment, capture_output=True,
                             encoding="latin-1", timeout=60)
     check(result.returncode == 1 and message in result.stderr and result.stderr.count("train_gpt:") == 1,
@@ -255,7 +280,7 @@ for first, second, message in (
 # one rank's failure ends all, with its message
 begin = time.time()
 result = run(4, [*DATA, *MODEL, "--metrics", "/proc/nothing"])
-check(result.returncode == 1 and result.stderr.count("[rank 0] train_gpt: /proc/nothing") == 1 and time.time() - begin < 10,
+check(result.returncode == 1 and result.stderr.count("[rank 0] train_gpt: --metrics /proc/nothing") == 1 and time.time() - begin < 10,
       f"metrics that rank 0 cannot write: {result.returncode} {result.stderr[-300:]}")
 process = subprocess.Popen(["mpirun", "-n", "4", program, *DATA, *MODEL, "--pipeline-parallel", "2", "--steps", "1000000",
                             "--decay-tokens", "1e6"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="latin-1")

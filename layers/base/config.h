@@ -38,7 +38,8 @@ struct Options {
     int layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, pad_vocabulary = 0;
     std::vector<std::string> train, validation;
     std::string tokenizer;
-    int batch = 8, micro_batch = 0;
+    int batch = 8, micro_batch = 0, ramp_start = 0, ramp_increment = 0;
+    long ramp_tokens = 0;
     long steps = 0, until_tokens = 0;
     double learning_rate = 0, min_learning_rate = -1;
     long warmup_tokens = -1, decay_tokens = -1;
@@ -81,13 +82,16 @@ inline const std::vector<Option> option_table = [] {
         {"pad-vocabulary", &O::pad_vocabulary, 1,
          "V is padded to a multiple of this (default: the "
          "preset's)"},
-        {"train", &O::train, 0, "token files to train on: FILE…"},
+        {"train", &O::train, 0, "token files to train on: FILE… as one set, WEIGHT:FILE… or NAME.blend"},
         {"validation", &O::validation, 0, "token files to evaluate on: FILE…"},
         {"tokenizer", &O::tokenizer, 0,
          "bytes, or the vocab.bpe the tokens were made with; to print and "
          "read text"},
         {"batch", &O::batch, 1, "sequences in a step"},
         {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
+        {"ramp-start", &O::ramp_start, 1, "sequences in the first step; grows to --batch"},
+        {"ramp-increment", &O::ramp_increment, 1, "by this many at a time (default: --ramp-start)"},
+        {"ramp-tokens", &O::ramp_tokens, 1, "over this many tokens"},
         {"steps", &O::steps, 0, "stop after this many steps"},
         {"until-tokens", &O::until_tokens, 1, "stop after this many tokens"},
         {"learning-rate", &O::learning_rate, 0, "peak (default: the preset's)"},
@@ -164,7 +168,7 @@ inline double parse_number(const std::string& name, const std::string& value, do
     double x = strtod(value.c_str(), &end);
     bool number = !value.empty() && *end == 0 && errno == 0 && std::abs(x) < 9e15;
     if (!number || (whole && x != (double)(long)x) || x < least)
-        fail("--%s %s: want %s of at least %g", name.c_str(), value.c_str(),
+        fail("--%s %s: want %s from %g to 9e15", name.c_str(), value.c_str(),
              whole ? "a whole number" : "a number", least);
     return x;
 }
@@ -215,8 +219,9 @@ inline void read_config(Options& options, const std::string& path) {
         if (!(words >> name)) continue;
         while (words >> word) values.push_back(word);
         const Option& o = find_option(name, where);
-        if (named.count(o.name)) continue;
         if (name == "config") fail("%sa config file names no other", where.c_str());
+        if (!values.empty() && values[0] == "=") fail("%swrite `%s VALUE`, without =", where.c_str(), o.name);
+        if (named.count(o.name)) continue;
         if (options.has(o.name)) fail("%s%s stands here a second time", where.c_str(), o.name);
         try {
             set_option(options, o, values);
@@ -232,6 +237,9 @@ inline Options parse_options(int argc, char** argv) {
         std::string word = argv[i++];
         if (word.rfind("--", 0) != 0)
             fail("%s: options begin with --, as in --model 124M (--help lists all)", word.c_str());
+        if (size_t equals = word.find('='); equals != word.npos)
+            fail("%s: write %s %s, with a space", word.c_str(), word.substr(0, equals).c_str(),
+                 word.substr(equals + 1).c_str());
         const Option& o = find_option(word.substr(2), "");
         bool list = std::holds_alternative<std::vector<std::string> Options::*>(o.field);
         bool flag = std::holds_alternative<bool Options::*>(o.field);
@@ -293,6 +301,17 @@ inline std::string divisors_near(long of, long wanted) {  // the next divisors o
     while (above < of && of % above) above++;
     return below == above || above >= of * 2 || of % above ? text("%ld", below)
         : text("%ld or %ld", below, above);
+}
+
+// sequences in the step that begins after `samples`: from ramp_start by ramp_increment to batch, in equal
+// parts of ramp_tokens (Megatron-LM's --rampup-batch-size)
+inline int batch_after(const Options& o, uint64_t samples) {
+    if (!o.ramp_start) return o.batch;
+    double ramp = (double)o.ramp_tokens / o.sequence;
+    int increments = (o.batch - o.ramp_start) / o.ramp_increment;
+    if ((double)samples > ramp || increments == 0) return o.batch;
+    int done = (int)((double)samples / (ramp / increments));
+    return std::min(o.batch, o.ramp_start + o.ramp_increment * done);
 }
 
 // preset < options; V: the vocabulary of the training file, or 0

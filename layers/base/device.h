@@ -135,6 +135,7 @@ inline void synchronize(Stream s) {
     for (long turn = 0; while_waiting; turn++) {
         cudaError_t e = cudaStreamQuery(s);
         if (e != cudaErrorNotReady) return check_cuda(e, "waiting for the device");
+        cudaGetLastError();  // that was no error
         std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
         if (turn % 1024 == 1023) while_waiting(waited.count());
     }
@@ -151,6 +152,7 @@ inline void synchronize(Stream s) { check_cuda(cudaStreamSynchronize(s), "waitin
 inline void use_device(int) {}
 #endif
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  // waits for it
+    synchronize(s);  // here, where somebody watches, and not inside the copy
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s), "copy to the host");
     synchronize(s);
 }
@@ -165,7 +167,8 @@ struct Event {
     void hold(Stream s) { check_cuda(cudaStreamWaitEvent(s, event, 0), "waiting for an event"); }
     bool reached() {
         cudaError_t e = cudaEventQuery(event);
-        if (e != cudaErrorNotReady) check_cuda(e, "asking for an event");
+        if (e == cudaErrorNotReady) cudaGetLastError();  // that was no error
+        else check_cuda(e, "asking for an event");
         return e == cudaSuccess;
     }
 };

@@ -244,6 +244,10 @@ struct Checkpoint {
                        (int)number(m, "vocabulary", 2, 1 << 28), 0};
         if (state.shape.C % state.shape.NH) fail("%s: its heads do not divide its hidden", name.c_str());
         for (auto& f : index.at("files", name).items) read_table(f, name);
+        ModelShape whole = state.shape;
+        whole.Vp = whole.V;
+        for (auto& p : parameter_table(whole).list)
+            if (!has(p, 0)) fail("%s: has no tensor %s", name.c_str(), p.name.c_str());
     }
     static uint64_t parse_sum(const Json& object, const std::string& name, const char* key = "checksum") {
         return strtoull(object.at(key, name).string(name).c_str(), nullptr, 16);
@@ -373,7 +377,7 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir) {
         try {
             out.emplace_back(folder);
         } catch (const Error& e) {
-            fprintf(stderr, "passed over: %s\n", e.what());
+            if (comm::world_rank() == 0) fprintf(stderr, "passed over: %s\n", e.what());
         }
     };
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);

@@ -8,14 +8,16 @@
 struct EndActivations {
     floatX *ln, *logits;                      // (N_r, C)  (N, Vp / t)
     real *mean, *rstd;                        // (N_r)
-    real *losses, *largest, *sums;            // (N)  (N)  (2, N)
+    real *losses;                             // (micro_batches, N)
+    real *largest, *sums;                     // (N)  (2, N)
 
-    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
+    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, int micro_batches) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T);
+        losses = arena.take<real>(micro_batches * N);
         ln = arena.take<floatX>(N_r * m.C);
         logits = arena.take<floatX>(N * (m.Vp / ranks.tp.size));
         mean = arena.take<real>(N_r), rstd = arena.take<real>(N_r);
-        losses = arena.take<real>(N), largest = arena.take<real>(N), sums = arena.take<real>(2 * N);
+        largest = arena.take<real>(N), sums = arena.take<real>(2 * N);
     }
 };
 
@@ -65,9 +67,9 @@ inline void logits_forward(const EndActivations& e, const floatX* x, const float
     dev::matmul_forward(e.logits, rows, wte, nullptr, N, m.C, m.Vp / ranks.tp.size, s);
 }
 
-// losses added to; with want_gradient the logits become dloss * their gradient
-inline void loss_forward(const EndActivations& e, const int* targets, real dloss, bool want_gradient,
-                         const ModelShape& m, const Ranks& ranks, Batch batch, Stream s) {
+// losses (N) added to; with want_gradient the logits become dloss * their gradient
+inline void loss_forward(real* losses, const EndActivations& e, const int* targets, real dloss,
+                         bool want_gradient, const ModelShape& m, const Ranks& ranks, Batch batch, Stream s) {
     Section timed("cross entropy", s);
     int N = batch.rows();
     Vocabularies v = own_vocabulary(m, ranks);
@@ -76,7 +78,7 @@ inline void loss_forward(const EndActivations& e, const int* targets, real dloss
     dev::cross_entropy_sum(e.sums, e.largest, e.logits, targets, N, v, s);
     // my columns -> all
     comm::all_reduce(ranks.tp, e.sums, 2L * N, comm::Op::Sum, "sum of exp and target", s);
-    dev::cross_entropy_finish(e.losses, e.logits, e.largest, e.sums, targets, dloss, want_gradient, N, v,
+    dev::cross_entropy_finish(losses, e.logits, e.largest, e.sums, targets, dloss, want_gradient, N, v,
                               s);
 }
 

@@ -19,7 +19,7 @@ struct Setup {
     bool training = true;     // otherwise only forward: no gradients
     bool sequence = false;    // sequence parallelism
     bool recompute = false;   // blocks are computed again in backward
-    bool accumulates = false; // several micro-batches a step
+    int micro_batches = 1;    // whose losses are kept apart; more than 1: gradients are accumulated
     int owners = 1;           // data-parallel ranks that share the optimiser's state
     int chunks = 1;           // of layers on a stage
     int slots = 1, inputs = 1, streams = 1;
@@ -99,11 +99,12 @@ struct Model {
         for (auto* buffers : {&inputs, &streams})
             for (auto& buffer : *buffers) buffer.x = arena.take<floatX>(size);
         row = arena.take<floatX>(shape.Vp);
-        if (grid.last()) end.place(arena, shape, ranks, setup.B);
+        if (grid.last()) end.place(arena, shape, ranks, setup.B, setup.micro_batches);
     }
     void place_gradients(Arena& arena) {
         gradients = arena.take<real>(table.elements);
-        if (grid.p == 1 && setup.accumulates) logits_gradient = arena.take<real>(table.list[table.wte].size);
+        if (grid.p == 1 && setup.micro_batches > 1)
+            logits_gradient = arena.take<real>(table.list[table.wte].size);
         else if (grid.last())
             logits_gradient = gradients ? gradients + table.list[table.wte].offset : nullptr;
     }
@@ -128,7 +129,7 @@ struct Model {
     }
     void clear_gradients() {
         set_zero(gradients, table.elements * sizeof(real), stream);
-        if (grid.p == 1 && setup.accumulates)
+        if (grid.p == 1 && setup.micro_batches > 1)
             set_zero(logits_gradient, table.list[table.wte].size * sizeof(real), stream);
     }
 
@@ -161,12 +162,16 @@ inline std::string memory_table(const std::vector<std::string>& titles,
     std::string out = text("memory, MB     ");
     for (auto& title : titles) out += text("%12s", title.c_str());
     std::vector<double> total(ranks.size(), 0);
+    size_t all = 0;
+    for (auto& arena : ranks[0]) all += arena.used;
+    int digits = all < 10e6 ? 3 : 1;
     for (size_t i = 0; i < ranks[0].size(); i++) {
         out += text("\n  %-13s", ranks[0][i].name);
         for (size_t r = 0; r < ranks.size(); r++)
-            out += text("%12.1f", ranks[r][i].used * 1e-6), total[r] += (double)ranks[r][i].used;
+            out += text("%12.*f", digits, (double)ranks[r][i].used * 1e-6),
+                total[r] += (double)ranks[r][i].used;
     }
     out += text("\n  %-13s", "in all");
-    for (double t : total) out += text("%12.1f", t * 1e-6);
+    for (double t : total) out += text("%12.*f", digits, t * 1e-6);
     return out + "\n";
 }

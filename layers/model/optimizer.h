@@ -59,9 +59,11 @@ struct Optimizer {
         arena = Arena{"optimizer"};
         if (!take) return place(arena);
         arena = allocate("optimizer", [&](Arena& a) { place(a); });
-        if (!master_is_parameter) set_zero(master, elements * sizeof(real), model.stream);
-        set_zero(m, elements * sizeof(real), model.stream);
-        set_zero(v, elements * sizeof(real), model.stream);
+        clear(model);
+    }
+    void clear(Model& model) {
+        for (real* state : {master, m, v})
+            if (state) set_zero(state, elements * sizeof(real), model.stream);
     }
     real* master_of(Model& model, const Owned& o) const {
         return master_is_parameter ? (real*)model.weights + o.at : master + o.state;

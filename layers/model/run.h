@@ -2,9 +2,10 @@
 //   preset < checkpoint < option. What is settled is printed, and recorded in checkpoints.
 #pragma once
 #include <unistd.h>
+#include <numeric>
 #include <optional>
 #include "../../comm/agree.h"
-#include "../../data/loader.h"
+#include "../../data/blend.h"
 #include "checkpoint.h"
 
 struct Run {
@@ -12,7 +13,9 @@ struct Run {
     Grid grid;
     RunState state;
     long last_step = 0;
-    std::optional<Loader> train, validation;
+    uint64_t last_tokens = 0;
+    std::optional<Blend> train;
+    std::optional<Loader> validation;
     std::optional<Vocabulary> vocabulary;
     std::vector<Checkpoint> checkpoints;  // to resume from, newest first
     std::unique_ptr<Model> model;
@@ -56,10 +59,10 @@ inline void open_vocabulary(Run& run) {
     std::string spec = o.tokenizer;
     if (spec.empty() && !run.checkpoints.empty() && !run.state.tokenizer.empty())
         spec = run.state.tokenizer == "bytes" ? "bytes" : run.checkpoints[0].folder + "/vocab.bpe";
-    if (spec.empty() && run.train && run.train->files[0].kind == "bytes") spec = "bytes";
-    if (spec.empty() && run.train && run.train->files[0].kind == "bpe") {
+    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bytes") spec = "bytes";
+    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bpe") {
         for (const char* ending : {".train.bin", ".bin"}) {
-            std::string path = o.train[0];
+            std::string path = run.train->given[0].files[0];
             if (!path.ends_with(ending)) continue;
             path = path.substr(0, path.size() - strlen(ending)) + ".vocab.bpe";
             if (access(path.c_str(), R_OK) == 0) spec = path;
@@ -76,26 +79,67 @@ inline void open_vocabulary(Run& run) {
     run.state.tokenizer = run.vocabulary->kind;
 }
 
-inline void settle_schedule(Run& run) {
+// the batch, and each that the ramp passes through, must be whole micro-batches on every replica
+inline void settle_batch(Run& run) {
     Options& o = run.options;
-    int d = run.grid.d, share = o.batch / d;
+    int d = run.grid.d;
+    if (!o.ramp_start && (o.ramp_increment || o.ramp_tokens))
+        fail("--ramp-increment and --ramp-tokens want --ramp-start as well");
+    if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
+    if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
+    if (o.ramp_start > o.batch || (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment))
+        fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
+             "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
+    int common =
+        o.ramp_start ? std::gcd(o.ramp_start, o.batch > o.ramp_start ? o.ramp_increment : 0) : o.batch;
+    std::string good;
+    for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
+    if (common % d)
+        fail(
+            "--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
+            "of "
+            "%d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp, without it",
+            o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
+    int share = common / d;
+    if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
+        fail(
+            "--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
+            "--micro-batch, "
+            "or a smaller --batch",
+            o.batch, 1 << 16);
     if (!o.micro_batch)
         for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
     if (share % o.micro_batch)
-        fail("--micro-batch %d does not divide --batch %d%s: choose %s", o.micro_batch, o.batch,
+        fail("--micro-batch %d does not divide %s %d%s: choose %s", o.micro_batch,
+             o.ramp_start ? "the ramp's common divisor" : "--batch", common,
              d > 1 ? text(" / %d data-parallel ranks", d).c_str() : "",
-                 divisors_near(share, o.micro_batch).c_str());
+             divisors_near(share, o.micro_batch).c_str());
+}
+
+inline void settle_schedule(Run& run) {
+    Options& o = run.options;
+    if (o.generate.empty()) settle_batch(run);
+    else o.micro_batch = 1;
     if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
     if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
-    double step_tokens = (double)o.batch * o.sequence;
     if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
-    run.last_step = o.steps;
-    if (o.until_tokens) {
-        long left = (long)std::ceil(((double)o.until_tokens - (double)run.state.tokens) / step_tokens);
-        run.last_step = std::min(run.last_step, run.state.step + std::max(0L, left));
+    // steps are counted one by one, because batches may grow
+    uint64_t samples = run.state.samples, T = (uint64_t)o.sequence;
+    run.last_step = run.state.step;
+    uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
+    for (uint64_t done = run.state.tokens; run.last_step < o.steps && done < enough; run.last_step++) {
+        int B = batch_after(o, samples);
+        samples += B, done += B * T;
+        if (B == o.batch && (!o.ramp_start || (double)samples * (double)T > (double)o.ramp_tokens)) {
+            // from here on all are alike
+            uint64_t left = enough > done ? (enough - done + B * T - 1) / (B * T) : 0;
+            left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
+            run.last_step += (long)left, samples += left * B, done += left * B * T;
+        }
     }
-    double tokens = (double)run.last_step * step_tokens;
+    run.last_tokens = std::max(run.state.tokens, samples * T);
+    double tokens = (double)samples * (double)T;
     if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
     if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
     if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)tokens;
@@ -123,14 +167,16 @@ inline void settle_parallel(Run& run) {
     if (o.sequence % t && o.sequence_parallel == "yes")
         fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
              "no", o.sequence, t, t);
-    int L = o.layers, p = run.grid.p, v = o.pipeline_chunks;
+    long L = o.layers, p = run.grid.p, v = o.pipeline_chunks;
+    if (v == 1 && o.has("pipeline-group"))
+        fail("--pipeline-group %d wants --pipeline-chunks 2 or more", o.pipeline_group);
     if (L % (p * v) == 0) return;
-    std::string good, layers = text("%d", (L / (p * v) + 1) * p * v);
-    if (L > p * v) layers = text("%d or ", L / (p * v) * p * v) + layers;
-    for (int i = 1; i <= L; i++)
-        if (L % (i * v) == 0 && i != p) good += text(" %d", i);
-    fail("%d layers over %d pipeline stages%s: choose a --pipeline-parallel of%s, or --layers %s", L, p,
-         v > 1 ? text(" of %d chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
+    std::string good, layers = text("%ld", (L / (p * v) + 1) * p * v);
+    if (L > p * v) layers = text("%ld or ", L / (p * v) * p * v) + layers;
+    for (long i = 1; i <= L; i++)
+        if (L % (i * v) == 0 && i != p) good += text(" %ld", i);
+    fail("%ld layers over %ld pipeline stages%s: choose a --pipeline-parallel of%s, or --layers %s", L, p,
+         v > 1 ? text(" of %ld chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
 }
 
 inline void settle(Run& run) {
@@ -152,13 +198,18 @@ inline void settle(Run& run) {
     run.state.shape = model_shape(o, run.train ? run.train->file_vocabulary() : 0);
     settle_parallel(run);
     run.state.seed = o.seed;
-    for (auto* loader : {&run.train, &run.validation}) {
-        if (!*loader) continue;
-        int V = (*loader)->file_vocabulary();
+    auto agrees = [&](const TokenFile& file, int V) {
         if (V && V != o.vocabulary)
             fail("%s: has a vocabulary of %d, the model of %d: give --vocabulary %d or other files",
-                 (*loader)->files[0].path.c_str(), V, o.vocabulary, V);
-        (*loader)->V = o.vocabulary;
+                 file.path.c_str(), V, o.vocabulary, V);
+    };
+    if (run.train) {
+        agrees(run.train->sets[0].files[0], run.train->file_vocabulary());
+        run.train->set_vocabulary(o.vocabulary);
+    }
+    if (run.validation) {
+        agrees(run.validation->files[0], run.validation->file_vocabulary());
+        run.validation->V = o.vocabulary;
     }
     open_vocabulary(run);
     settle_schedule(run);
@@ -197,14 +248,34 @@ inline std::vector<comm::Fact> option_facts(const Options& o) {
 }
 
 inline std::vector<comm::Fact> file_facts(const Run& run) {
-    auto sum = [](const std::optional<Loader>& loader) {
-        uint64_t all = 0;
-        if (loader) for (auto& f : loader->files) all = all * 31 + f.fingerprint();
-        return all;
+    uint64_t train = 0, validation = 0;
+    auto add = [](uint64_t& sum, const Loader& loader) {
+        for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
     };
+    if (run.train) for (auto& set : run.train->sets) add(train, set);
+    if (run.validation) add(validation, *run.validation);
     uint64_t resumed = 0;
     if (!run.checkpoints.empty()) resumed = file_sum(run.checkpoints[0].folder + "/index.json");
-    return {{"the training set", sum(run.train), "copy the same files to all hosts"},
-            {"the validation set", sum(run.validation), "copy the same files to all hosts"},
+    return {{"the training set", train, "copy the same files to all hosts"},
+            {"the validation set", validation, "copy the same files to all hosts"},
             {"the checkpoint to resume", resumed, "give a folder that all hosts share"}};
+}
+
+// --save must be one folder for all ranks: rank 0 puts a file there, which all must see. Collective.
+inline void check_shared(const Run& run) {
+    if (run.options.save.empty() || comm::world_size() == 1) return;
+    std::string probe = run.options.save + "/.seen-by-all-ranks", complaint;
+    if (run.speaks()) {
+        FILE* file = fopen(probe.c_str(), "w");
+        if (!file || fclose(file)) complaint = text("--save %s: cannot be written", run.options.save.c_str());
+    }
+    comm::agree(complaint);
+    if (access(probe.c_str(), F_OK) != 0)
+        complaint = text(
+            "--save %s: is not the folder that rank 0 has under this name: give a folder that all "
+            "hosts share",
+            run.options.save.c_str());
+    comm::barrier(comm::everyone(), "all have looked");
+    if (run.speaks()) remove(probe.c_str());
+    comm::agree(complaint);
 }

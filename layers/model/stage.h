@@ -35,6 +35,7 @@ inline void load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Ba
             tokens[b * batch.T + t] = windows[b * (batch.T + 1) + t];
             targets[b * batch.T + t] = windows[b * (batch.T + 1) + t + 1];
         }
+    synchronize(m.stream);  // a large copy would wait itself, where nobody watches
     copy_to_device(slot.tokens, tokens.data(), tokens.size() * sizeof(int), m.stream);
     copy_to_device(slot.targets, targets.data(), targets.size() * sizeof(int), m.stream);
     synchronize(m.stream);  // the host's copies end here
@@ -67,16 +68,17 @@ inline void model_logits(Model& m, const Slot& slot, Batch batch, const Ranks& r
     logits_forward(m.end, slot.y, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.weight(m.table.wte),
                    m.scratch, m.shape, ranks, batch, m.stream);
 }
-// and the losses, added to end.losses
-inline void model_loss(Model& m, const Slot& slot, Batch batch) {
+// and the losses of a micro-batch
+inline void model_loss(Model& m, const Slot& slot, int micro, Batch batch, real dloss, bool want_gradient) {
     model_logits(m, slot, batch, m.ranks);
-    loss_forward(m.end, slot.targets, 0, false, m.shape, m.ranks, batch, m.stream);
+    loss_forward(m.end.losses + (long)micro * m.setup.B * m.shape.T, m.end, slot.targets, dloss,
+                 want_gradient, m.shape, m.ranks, batch, m.stream);
 }
 
 // streams[s]: the gradient of slot.y on entry (the last chunk computes losses and logits here), of the input
 // on return. All gradients are added to; in the step's last micro-batch they go to reduction.
-inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int stream, Batch batch, real dloss,
-                           bool last_micro) {
+inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int stream, int micro, Batch batch,
+                           real dloss, bool last_micro) {
     const ParameterTable& t = m.table;
     int n = m.chunk_layers();
     floatX *d = m.streams[stream].x, *x = m.inputs[input].x;
@@ -86,8 +88,7 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
     comm::join(m.stream, m.streams[stream].sent);
     m.streams[stream].sent = {};
     if (m.last(chunk)) {
-        model_logits(m, slot, batch, m.ranks);
-        loss_forward(m.end, slot.targets, dloss, true, m.shape, m.ranks, batch, m.stream);
+        model_loss(m, slot, micro, batch, dloss, true);
         logits_backward(d, m.end, slot.y, m.weight(t.lnf), m.weight(t.wte), m.gradient(t.lnf),
                         m.gradient(t.lnf + 1), m.logits_gradient, m.scratch, m.shape, m.ranks, batch,
                         m.stream);
@@ -113,16 +114,19 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
     complete(t.list[t.wte]), complete(t.list[t.wpe]);
 }
 
-// the sum of this replica's losses; on the last stage
-inline double sum_losses(Model& m) {
-    std::vector<real> losses((size_t)m.setup.B * m.shape.T);
-    copy_to_host(losses.data(), m.end.losses, losses.size() * sizeof(real), m.stream);
-    double sum = 0;
-    for (real loss : losses) sum += loss;
-    return sum;
+// the sum of the losses of each sequence of the first `micro_batches`; on the last stage
+inline std::vector<double> sequence_losses(Model& m, int micro_batches) {
+    std::vector<real> losses((size_t)micro_batches * m.setup.B * m.shape.T);
+    if (!losses.empty())
+        copy_to_host(losses.data(), m.end.losses, losses.size() * sizeof(real), m.stream);
+    std::vector<double> sums((size_t)micro_batches * m.setup.B, 0);
+    for (size_t i = 0; i < losses.size(); i++) sums[i / m.shape.T] += losses[i];
+    return sums;
 }
 inline void clear_losses(Model& m) {
-    if (m.grid.last()) set_zero(m.end.losses, (size_t)m.setup.B * m.shape.T * sizeof(real), m.stream);
+    if (m.grid.last())
+        set_zero(m.end.losses, (size_t)m.setup.micro_batches * m.setup.B * m.shape.T * sizeof(real),
+                 m.stream);
 }
 
 // ---- messages between stages -----------------------------------------------------------------------------

@@ -1,0 +1,153 @@
+// blend.h   several sets of tokens, mixed by weight: which set, and which of its samples, is sample n
+//   Sample n comes from the set with the largest w[i] * max(n, 1) - taken[i], the first of equals: the rule
+//   of
+//   MT-NLG's training code, which keeps each set about one sample from its share (with MT-NLG's weights never
+//   more than 1.05). The weights are scaled to sum 1. Nothing is stored: the counts at sample n are counted
+//   from 0, at some 1e7 samples a second, once at the start and then onwards. So a blend's whole state is n.
+//   A set is a token file, or several that count as one; given as
+//     FILE…                 one set
+//     WEIGHT:FILE…          a set each, as 0.14336:books3.bin 0.19336:owt2.bin
+//     NAME.blend            a text file with a line `WEIGHT FILE` for each set; paths are relative to it
+#pragma once
+#include <cmath>
+#include <string>
+#include <vector>
+#include "loader.h"
+
+struct SetChoice {
+    int set;
+    uint64_t index;  // in the set, counted over all its epochs
+};
+
+struct Mixture {
+    std::vector<double> weights;
+    std::vector<uint64_t> taken;
+    uint64_t n = 0;  // samples chosen so far
+
+    explicit Mixture(std::vector<double> given) : weights(std::move(given)), taken(weights.size(), 0) {
+        double sum = 0;
+        for (double w : weights) sum += w;
+        for (double& w : weights) w /= sum;
+    }
+    SetChoice next() {
+        double at = n > 0 ? (double)n : 1, most = -INFINITY;
+        int best = 0;
+        for (size_t i = 0; i < weights.size(); i++) {
+            double behind = weights[i] * at - (double)taken[i];
+            if (behind > most) most = behind, best = (int)i;
+        }
+        n++;
+        return {best, taken[best]++};
+    }
+    // goes to sample `to`; backwards means from the beginning again
+    void seek(uint64_t to) {
+        if (to < n) n = 0, taken.assign(taken.size(), 0);
+        while (n < to) next();
+    }
+};
+
+struct WeightedFiles {
+    std::string name;  // for the metrics: the file without folder and ending
+    double weight;
+    std::vector<std::string> files;
+};
+
+inline std::string set_name(const std::string& path) {
+    std::string name = path.substr(path.rfind('/') + 1);
+    for (const char* ending : {".bin", ".idx", ".train"})
+        if (name.size() > strlen(ending) && name.ends_with(ending)) name.resize(name.size() - strlen(ending));
+    return name;
+}
+
+// the weight that text begins with, and where the rest begins; 0 if it begins with none
+inline double leading_weight(const std::string& text, size_t* rest, char separator) {
+    char* end = nullptr;
+    double weight = strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != separator || text[0] == '/' || text[0] == '.') return 0;
+    *rest = (size_t)(end - text.c_str()) + 1;
+    if (!(weight > 0) || !std::isfinite(weight))
+        fail("%s: has weight %g, wants a number above 0", text.c_str(), weight);
+    return weight;
+}
+
+inline std::vector<WeightedFiles> read_blend(const std::string& path) {
+    MappedFile file(path);
+    std::string all(file.view()), folder = path.substr(0, path.rfind('/') + 1);
+    std::vector<WeightedFiles> sets;
+    int number = 0;
+    for (size_t at = 0; at < all.size(); number++) {
+        size_t end = std::min(all.find('\n', at), all.size()), rest = 0;
+        std::string line = all.substr(at, end - at);
+        at = end + 1;
+        line = line.substr(0, line.find('#'));
+        while (!line.empty() && isspace((unsigned char)line.back())) line.pop_back();
+        if (line.empty()) continue;
+        for (char& c : line) if (c == '\t') c = ' ';
+        double weight = leading_weight(line, &rest, ' ');
+        if (weight == 0)
+            fail("%s line %d: \"%s\": wants WEIGHT FILE, as 0.14336 books3.bin", path.c_str(), number + 1,
+                 line.c_str());
+        std::string name = line.substr(line.find_first_not_of(' ', rest));
+        sets.push_back({set_name(name), weight, {name[0] == '/' ? name : folder + name}});
+    }
+    if (sets.empty()) fail("%s: names no set: wants a line WEIGHT FILE for each", path.c_str());
+    return sets;
+}
+
+// what was given on the command line -> sets
+inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& given) {
+    if (given.size() == 1 && given[0].ends_with(".blend")) return read_blend(given[0]);
+    std::vector<WeightedFiles> weighted;
+    for (auto& word : given) {
+        size_t rest = 0;
+        double weight = leading_weight(word, &rest, ':');
+        if (weight > 0) weighted.push_back({set_name(word.substr(rest)), weight, {word.substr(rest)}});
+    }
+    if (weighted.empty()) return {{set_name(given[0]), 1, given}};
+    if (weighted.size() != given.size())
+        fail("some of the %zu sets have a weight and some have none: write WEIGHT:FILE for each, or for none",
+             given.size());
+    return weighted;
+}
+
+// the training set: sample n of the blend
+struct Blend {
+    std::vector<WeightedFiles> given;
+    std::vector<Loader> sets;
+    Mixture mixture;
+
+    static std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
+        std::vector<double> weights;
+        for (auto& s : sets) weights.push_back(s.weight);
+        return weights;
+    }
+    Blend(const std::vector<std::string>& names, int T, uint64_t seed)
+        : given(parse_sets(names)), mixture(weights_of(given)) {
+        for (size_t i = 0; i < given.size(); i++) {
+            // the first set's order is that of a set alone
+            sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].name) * i : 0));
+            auto &a = sets[0].files[0], &b = sets[i].files[0];
+            if (a.kind != b.kind || a.vocabulary != b.vocabulary)
+                fail("%s: has vocabulary %s of %d, %s has %s of %d: sets of one blend must agree",
+                     b.path.c_str(), b.kind.c_str(), b.vocabulary, a.path.c_str(), a.kind.c_str(),
+                     a.vocabulary);
+        }
+    }
+    uint64_t windows() const {
+        uint64_t sum = 0;
+        for (auto& s : sets) sum += s.windows();
+        return sum;
+    }
+    int file_vocabulary() const { return sets[0].file_vocabulary(); }
+    void set_vocabulary(int V) {
+        for (auto& s : sets) s.V = V;
+    }
+    // where samples first, … first + count - 1 come from
+    std::vector<SetChoice> choose(uint64_t first, uint64_t count) {
+        std::vector<SetChoice> out;
+        mixture.seek(first);
+        for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
+        return out;
+    }
+    void sample(int* out, const SetChoice& c) { sets[c.set].sample(out, c.index); }
+};
