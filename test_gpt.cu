@@ -131,7 +131,7 @@ void test_options() {
     refuses("did you mean 124M", [] { find_preset("123M"); });
     refuses("wants one", [] { options_of({"--layers"}); });
     refuses("want a whole number", [] { options_of({"--layers", "2.5"}); });
-    refuses("of at least 1", [] { options_of({"--layers", "0"}); });
+    refuses("want a whole number from 1", [] { options_of({"--layers", "0"}); });
     refuses("too large", [] { options_of({"--layers", "3e9"}); });
     refuses("options begin with --", [] { options_of({"layers"}); });
     refuses("choose --heads 6 or 8", [] { Options p = options_of({"--heads", "7", "--hidden", "96"});
