@@ -1037,7 +1037,7 @@ void ranks_replicas(int t, int p, int zero, const char* tensor, bool moments, in
         } catch (const Error& e) {
             said = e.what();
         }
-        double all = comm::sum_over(grid.world, !said.empty(), "who complains");
+        double all = comm::sum_over(grid.world, {(double)!said.empty()}, "who complains")[0];
         return all == 0 ? "none" : said;
     };
     check(complaint() == "none", "replicas that are alike");
@@ -1052,14 +1052,13 @@ void ranks_replicas(int t, int p, int zero, const char* tensor, bool moments, in
     std::string said = complaint();
     check(said != "none", text("a change in %s over t %d p %d is noticed", tensor, t, p));
     bool mine = said.find(part) != std::string::npos;
-    check(comm::sum_over(grid.world, mine, "who names it") > 0, text("%s, wants %s", said.c_str(), part));
+    check(comm::sum_over(grid.world, {(double)mine}, "who names it")[0] > 0,
+          text("%s, wants %s", said.c_str(), part));
 }
 
 void test_ranks() {
-    std::vector<int> members;
-    for (int i = 0; i < comm::world_size(); i++) members.push_back(i);
-    comm::Group world = comm::make_group("a test", members);
-    Stream channel = comm::make_channel("a test");
+    comm::Group world = comm::make_group("a test", comm::everyone().members);
+    Stream channel = comm::make_channel();
     ranks_calls<bf16>(world, channel, "bf16"), ranks_calls<float>(world, channel, "fp32");
     ranks_calls<double>(world, channel, "fp64"), ranks_calls<int64_t>(world, channel, "int64");
     std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
@@ -1068,7 +1067,7 @@ void test_ranks() {
     check(right, "numbers of all ranks");
     check(comm::rank_list({0, 1, 2, 5, 7, 8}) == "0 to 2 5 7 to 8", "a list of ranks");
     // two channels, the second after the first by way of the compute stream, many times over
-    Stream second = comm::make_channel("another");
+    Stream second = comm::make_channel();
     double* x = (double*)device_malloc(sizeof(double), "a test");
     double one = 1, got = 0, want = 1;
     copy_to_device(x, &one, sizeof one, nullptr);
@@ -1677,8 +1676,9 @@ int main(int argc, char** argv) {
     }
     fs::remove_all(scratch_folder);
     if (passed + failed == 0) check(false, "no such chapter");
-    passed = (int)comm::sum_over(comm::everyone(), passed, "passed");
-    failed = (int)comm::sum_over(comm::everyone(), failed, "failed");
+    std::vector<double> all =
+        comm::sum_over(comm::everyone(), {(double)passed, (double)failed}, "passed and failed");
+    passed = (int)all[0], failed = (int)all[1];
     comm::finish();
     if (comm::everyone().rank > 0) return failed > 0;
     printf("%s, %s: %d passed, %d failed\n", DEVICE_NAME, PRECISION_NAME, passed, failed);

@@ -37,9 +37,10 @@ Setup setup_of(const Run& run, const Schedules& schedules) {
                .recompute = o.recompute == "full",
                .owners = o.zero == 1 ? d : 1,
                .chunks = v};
-    s.micro_batches = run.validation ? (o.evaluate_batches + d - 1) / d : 1;
+    if (run.validation) s.losses = (int)((o.evaluate_batches + d - 1) / d);
     for (auto& [batch, schedule] : schedules) {
-        s.micro_batches = std::max(s.micro_batches, schedule.shape.m);
+        s.accumulates |= schedule.shape.m > 1;
+        s.losses = std::max(s.losses, schedule.shape.m);
         s.slots = std::max(s.slots, schedule.slots), s.inputs = std::max(s.inputs, schedule.inputs);
         s.streams = std::max(s.streams, schedule.gradients);
     }
@@ -93,9 +94,7 @@ void resume(Run& run) {
             fprintf(stderr, "passed over: %s\n", e.what());
             damaged = 1;
         }
-        comm::agree_on({{"the checkpoint " + checkpoint.folder, file_sum(checkpoint.folder + "/index.json"),
-                         "give a folder that all hosts share"}});
-        if (comm::sum_over(comm::everyone(), damaged, "damaged checkpoints") > 0) continue;
+        if (comm::sum_over(comm::everyone(), {damaged}, "damaged checkpoints")[0] > 0) continue;
         uint64_t windows = run.state.windows;
         run.state = checkpoint.state;
         run.state.shape = run.model->shape, run.state.windows = windows;
@@ -123,31 +122,33 @@ void build(Run& run, const Schedules& schedules) {
 // fills windows (B, T + 1), if there are any to fill, with a micro-batch of this replica; says its size
 using Load = std::function<Batch(int micro, std::vector<int>* windows)>;
 
+// where a message goes or comes from
+struct Message { Link& link; Buffer& buffer; const char* label; };
+Message message_of(Model& m, const Instruction& op) {
+    Grid& g = m.grid;
+    switch (op.kind) {
+        case Instruction::SendForward: return {g.forward_out, m.slots[op.slot].y, "activations"};
+        case Instruction::ReceiveForward: return {g.forward_in, m.inputs[op.input], "activations"};
+        case Instruction::SendBackward: return {g.backward_out, m.streams[op.gradient], "their gradient"};
+        default: return {g.backward_in, m.streams[op.gradient], "their gradient"};
+    }
+}
+
 // the messages from list[at] on that stand in one group; returns the last
 size_t exchange(Model& m, const std::vector<Instruction>& list, size_t at, const Load& load) {
-    using I = Instruction;
-    Grid& g = m.grid;
     size_t end = at;
     while (end + 1 < list.size() && list[end + 1].group == list[at].group) end++;
     comm::group_begin();
     for (size_t i = at; i <= end; i++) {
-        const I& op = list[i];
-        Batch batch = load(op.micro, nullptr);
-        if (op.kind == I::SendForward) post_send(m, g.forward_out, m.slots[op.slot].y, "activations", batch);
-        if (op.kind == I::SendBackward)
-            post_send(m, g.backward_out, m.streams[op.gradient].x, "their gradient", batch);
-        if (op.kind == I::ReceiveForward)
-            post_receive(m, g.forward_in, m.inputs[op.input], "activations", batch);
-        if (op.kind == I::ReceiveBackward)
-            post_receive(m, g.backward_in, m.streams[op.gradient], "their gradient", batch);
+        Message x = message_of(m, list[i]);
+        Batch batch = load(list[i].micro, nullptr);
+        if (list[i].sends()) post_send(m, x.link, x.buffer, x.label, batch);
+        else post_receive(m, x.link, x.buffer, x.label, batch);
     }
     comm::group_end();
     for (size_t i = at; i <= end; i++) {
-        const I& op = list[i];
-        if (op.kind == I::SendForward) m.slots[op.slot].sent = comm::mark(g.forward_out.channel);
-        if (op.kind == I::SendBackward) m.streams[op.gradient].sent = comm::mark(g.backward_out.channel);
-        if (op.kind == I::ReceiveForward) m.inputs[op.input].arrived = comm::mark(g.forward_in.channel);
-        if (op.kind == I::ReceiveBackward) m.streams[op.gradient].arrived = comm::mark(g.backward_in.channel);
+        Message x = message_of(m, list[i]);
+        (list[i].sends() ? x.buffer.sent : x.buffer.arrived) = comm::mark(x.link.channel);
     }
     return end;
 }
@@ -186,19 +187,16 @@ void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
 std::vector<double> sum_losses(Run& run, int micro_batches, const std::vector<int>& set_of, int sets,
                                bool& stop) {
     const Grid& g = run.grid;
-    std::vector<double> mine(sets, 0), sum(sets, 0);
+    std::vector<double> sums(sets, 0);
     if (g.last() && g.tensor == 0) {
         std::vector<double> losses = sequence_losses(*run.model, micro_batches);
-        for (size_t i = 0; i < losses.size(); i++) mine[set_of.empty() ? 0 : set_of[i]] += losses[i];
+        for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
     }
-    std::vector<int64_t> numbers = {stop_requested};
-    for (double x : mine) numbers.push_back(std::bit_cast<int64_t>(x));
-    std::vector<int64_t> all = comm::gather_numbers(g.world, numbers, "losses");
-    for (size_t i = 0; i < all.size(); i += numbers.size()) {
-        stop |= all[i] > 0;
-        for (int set = 0; set < sets; set++) sum[set] += std::bit_cast<double>(all[i + 1 + set]);
-    }
-    return sum;
+    sums.push_back(stop_requested);
+    sums = comm::sum_over(g.world, sums, "losses");
+    stop |= sums.back() > 0;
+    sums.pop_back();
+    return sums;
 }
 
 // one optimiser step; the loss is the mean over its tokens

@@ -20,6 +20,7 @@
 //   One rank's failure ends all ranks: comm::stop.
 #pragma once
 #include <stdint.h>
+#include <bit>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -59,7 +60,7 @@ Group everyone();  // the world, for numbers on the host alone; before there is 
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);
 void barrier(const Group& g, const char* label);
 
-Stream make_channel(const char* name);
+Stream make_channel();
 void fork(Stream channel, Stream compute);
 Mark mark(Stream channel);
 void join(Stream compute, const Mark& m);
@@ -125,12 +126,13 @@ void receive(const Group& g, T* x, long n, int from, const char* label, Stream s
     receive_bytes(g, x, n, type_of<T>(), from, label, s);
 }
 
-// a sum over ranks of a number on the host, always added in the order of the ranks
-inline double sum_over(const Group& g, double x, const char* label) {
-    int64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    double sum = 0, value;
-    for (int64_t each : gather_numbers(g, {bits}, label)) memcpy(&value, &each, sizeof value), sum += value;
+// sums over ranks of numbers on the host, always added in the order of the ranks
+inline std::vector<double> sum_over(const Group& g, const std::vector<double>& x, const char* label) {
+    std::vector<int64_t> bits;
+    for (double each : x) bits.push_back(std::bit_cast<int64_t>(each));
+    std::vector<int64_t> all = gather_numbers(g, bits, label);
+    std::vector<double> sum(x.size(), 0);
+    for (size_t i = 0; i < all.size(); i++) sum[i % x.size()] += std::bit_cast<double>(all[i]);
     return sum;
 }
 

@@ -73,13 +73,12 @@ struct Call {
 };
 
 struct Channel {
-    const char* name;
     Stream copies;             // for staging, on a device
     std::deque<Call> queue;    // posted or not, in order
     long given = 0, done = 0;  // calls
     std::shared_ptr<Event> after;
 
-    explicit Channel(const char* name) : name(name), copies(make_stream()) {}
+    Channel() : copies(make_stream()) {}
     Channel(const Channel&) = delete;
     ~Channel() { destroy_stream(copies); }
     void advance() {
@@ -138,8 +137,8 @@ void start(int* argc, char*** argv) {
 }
 Group make_group(const char* name, const std::vector<int>& members) { return make_mpi_group(name, members); }
 
-Stream make_channel(const char* name) {
-    channels.push_back(std::make_unique<Channel>(name));
+Stream make_channel() {
+    channels.push_back(std::make_unique<Channel>());
     return (Stream)channels.back().get();
 }
 void fork(Stream channel, Stream compute) {

@@ -37,7 +37,7 @@ void forget_ended() {
 }
 
 // the time that counts is how long the oldest call has been the oldest
-void look(double) {
+void look() {
     static long oldest = 0;
     static double since = 0;
     forget_ended();
@@ -68,7 +68,6 @@ void give(const Group& g, const char* what, const char* label, long n, Stream s,
 }
 
 struct Channel {
-    Stream stream;
     Event forked;
     static constexpr int moments = 1024;  // a mark older than that is met by a later one: the order is kept
     std::vector<std::unique_ptr<Event>> marks;
@@ -118,10 +117,9 @@ Group make_group(const char* name, const std::vector<int>& members) {
     return g;
 }
 
-Stream make_channel(const char*) {
+Stream make_channel() {
     Stream s = make_stream();
     channels[s] = std::make_unique<Channel>();
-    channels[s]->stream = s;
     for (int i = 0; i < Channel::moments; i++) channels[s]->marks.push_back(std::make_unique<Event>());
     return s;
 }

@@ -51,22 +51,21 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
 // collective over the world; the pairs of neighbours are made in one order everywhere
 inline Grid make_grid(int t, int p, bool wrap) {
     Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
-    std::vector<int> tp, dp, pp, all;
+    std::vector<int> tp, dp, pp;
     for (int i = 0; i < t; i++) tp.push_back(g.rank_of(i, g.data, g.stage));
     for (int i = 0; i < g.d; i++) dp.push_back(g.rank_of(g.tensor, i, g.stage));
     for (int i = 0; i < p; i++) pp.push_back(g.rank_of(g.tensor, g.data, i));
-    for (int i = 0; i < t * g.d * p; i++) all.push_back(i);
-    g.world = comm::make_group("world", all);
+    g.world = comm::make_group("world", comm::everyone().members);
     g.tp = comm::make_group("tensor", tp), g.dp = comm::make_group("data", dp);
-    g.reduction = comm::make_channel("reduction");
+    g.reduction = comm::make_channel();
     if (p == 1) return g;
     g.pp = comm::make_group("pipeline", pp);
     if (g.holds_tied()) g.tied = comm::make_group("tied embedding", {pp.front(), pp.back()});
     for (int from = 0; from < (wrap ? p : p - 1); from++) {
         int to = (from + 1) % p;
         if (g.stage != from && g.stage != to) continue;
-        Link forward = {comm::make_group("forward", {pp[from], pp[to]}), comm::make_channel("forward")};
-        Link backward = {comm::make_group("backward", {pp[to], pp[from]}), comm::make_channel("backward")};
+        Link forward = {comm::make_group("forward", {pp[from], pp[to]}), comm::make_channel()};
+        Link backward = {comm::make_group("backward", {pp[to], pp[from]}), comm::make_channel()};
         (g.stage == from ? g.forward_out : g.forward_in) = forward;
         (g.stage == from ? g.backward_in : g.backward_out) = backward;
     }

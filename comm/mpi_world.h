@@ -31,7 +31,6 @@ struct Handle {
     void* nccl = nullptr;
     long calls = 0;  // of this group
     std::string name;
-    std::vector<int> members;
 };
 Handle& handle_of(const Group& g) { return *(Handle*)g.handle; }
 
@@ -180,7 +179,6 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
     MPI_Group_incl(world, g.size, members.data(), &group);
     MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &h->mpi);
     MPI_Group_free(&group), MPI_Group_free(&world);
-    h->members = members;
     h->name = text("group %s, ranks", name);
     for (int i = 0; i < g.size; i++) {
         if (i == 4 && g.size > 8) h->name += " …", i = g.size - 2;

@@ -67,19 +67,16 @@ inline void check_pipeline(const PipelineShape& s) {
         fail("--pipeline-chunks %d on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
              s.v);
     if (!default_group(s.p, s.m))
-        fail(
-            "--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
-            "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1",
-            s.v, s.p, s.m, s.p);
+        fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
+             "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1",
+             s.v, s.p, s.m, s.p);
     if (legal_group(s.p, s.m, s.N)) return;
     std::string good;
     for (int N = s.p; N <= s.m; N++)
         if (legal_group(s.p, s.m, N) && (std::abs(N - s.N) < 12 || s.m < 24)) good += text(" %d", N);
-    fail(
-        "--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving at "
-        "least %d: choose one of%s",
-        s.N, s.m, s.p, s.p, s.m, s.m, s.p,
-        good.empty() ? text(" %d", default_group(s.p, s.m)).c_str() : good.c_str());
+    fail("--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving "
+         "at least %d: choose one of%s", s.N, s.m, s.p, s.p, s.m, s.m, s.p,
+         good.empty() ? text(" %d", default_group(s.p, s.m)).c_str() : good.c_str());
 }
 
 // ---- the order of computations ---------------------------------------------------------------------------

@@ -126,11 +126,7 @@ struct Blend {
         for (size_t i = 0; i < given.size(); i++) {
             // the first set's order is that of a set alone
             sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].name) * i : 0));
-            auto &a = sets[0].files[0], &b = sets[i].files[0];
-            if (a.kind != b.kind || a.vocabulary != b.vocabulary)
-                fail("%s: has vocabulary %s of %d, %s has %s of %d: sets of one blend must agree",
-                     b.path.c_str(), b.kind.c_str(), b.vocabulary, a.path.c_str(), a.kind.c_str(),
-                     a.vocabulary);
+            must_agree(sets[i].files[0], sets[0].files[0], "sets of one blend");
         }
     }
     uint64_t windows() const {

@@ -25,6 +25,12 @@ inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t round
     return index;
 }
 
+inline void must_agree(const TokenFile& a, const TokenFile& b, const char* who) {
+    if (a.kind != b.kind || a.vocabulary != b.vocabulary)
+        fail("%s: has vocabulary %s of %d, %s has %s of %d: %s must agree", a.path.c_str(), a.kind.c_str(),
+             a.vocabulary, b.path.c_str(), b.kind.c_str(), b.vocabulary, who);
+}
+
 struct Loader {
     std::vector<TokenFile> files;
     std::vector<uint64_t> first;  // window of each file, and at the end the number of all
@@ -41,10 +47,7 @@ struct Loader {
             if (f.count < (uint64_t)T + 1)
                 fail("%s: has %zu tokens, one window wants %ld: choose a --sequence below %zu", path.c_str(),
                      (size_t)f.count, T + 1L, (size_t)f.count);
-            if (f.kind != files[0].kind || f.vocabulary != files[0].vocabulary)
-                fail("%s: has vocabulary %s of %d, %s has %s of %d: files of one set must agree",
-                     path.c_str(), f.kind.c_str(), f.vocabulary, paths[0].c_str(), files[0].kind.c_str(),
-                     files[0].vocabulary);
+            must_agree(f, files[0], "files of one set");
             first.push_back(first.back() + (f.count - 1) / T);
         }
     }

@@ -15,11 +15,8 @@ shift 2
 count=$(grep -cvE '^[[:space:]]*(#|$)' "$hosts" || true)
 [ "$count" -gt 0 ] || { echo "launch_mpirun.sh: $hosts names no host" >&2; exit 1; }
 
-resume=()
-for ((i = 1; i < $#; i++)); do
-    next=$((i + 1))
-    if [ "${!i}" = --save ] && compgen -G "${!next}/step-*/index.json" > /dev/null; then resume=(--resume "${!next}"); fi
-done
+. scripts/resume_from_save.sh
+resume_from_save "$@"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec mpirun --hostfile "$hosts" -n $((count * each)) --map-by "ppr:$each:node" --bind-to none \
     -x OMP_NUM_THREADS $(compgen -e | sed -n 's/^\(NCCL_.*\|CUDA_.*\)$/-x \1/p') "$PWD/train_gpt" "$@" "${resume[@]}"

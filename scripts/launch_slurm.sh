@@ -16,13 +16,8 @@ cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
 [ -x ./train_gpt ] || { echo "launch_slurm.sh: no ./train_gpt in $PWD: run make there, and sbatch from there" >&2; exit 1; }
 [ $# -ge 1 ] || { sed -n '2,6s/^# //p' "$0"; exit 1; }
 
-save=
-resume=()
-for ((i = 1; i < $#; i++)); do
-    next=$((i + 1))
-    if [ "${!i}" = --save ]; then save=${!next}; fi
-done
-if [ -n "$save" ] && compgen -G "$save/step-*/index.json" > /dev/null; then resume=(--resume "$save"); fi
+. scripts/resume_from_save.sh
+resume_from_save "$@"
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 log=$(mktemp)
 srun --mpi="${SLURM_MPI_TYPE:-pmix}" --kill-on-bad-exit=1 ./train_gpt "$@" "${resume[@]}" | tee "$log"

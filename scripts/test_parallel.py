@@ -262,6 +262,10 @@ shutil.copy(f"{build}/train_gpt", f"{work}/other_build")
 with open(f"{work}/other_build", "ab") as f:
     f.write(b" ")
 program = f"{build}/train_gpt"
+# two folders of checkpoints with the same newest one: it may be damaged, and then the older ones count
+run(1, [*DATA, *MODEL, "--save", f"{work}/here/old", "--save-every", "3"])
+shutil.copytree(f"{work}/here/old", f"{work}/there/old")
+shutil.rmtree(f"{work}/there/old/step-00000003")
 for first, second, message in (
         ([program, *DATA, *MODEL], [program, *DATA, *MODEL, "--batch", "24"], "rank 1: --batch differs from rank 0's"),
         ([program, *DATA, *MODEL], [f"{work}/other_build", *DATA, *MODEL], "rank 1: the program differs"),
@@ -271,6 +275,9 @@ for first, second, message in (
          ["sh", "-c", f"cd / && exec {program} --train data.bin {' '.join(MODEL)}"], "[rank 1] train_gpt: data.bin: cannot be read"),
         (["sh", "-c", f"cd {work}/here && exec {program} {' '.join([*DATA, *MODEL])} --save saved"],
          ["sh", "-c", f"cd {work}/there && exec {program} {' '.join([*DATA, *MODEL])} --save saved"], "is not the folder that rank 0 has"),
+        (["sh", "-c", f"cd {work}/here && exec {program} {' '.join([*DATA, *MODEL])} --resume old"],
+         ["sh", "-c", f"cd {work}/there && exec {program} {' '.join([*DATA, *MODEL])} --resume old"],
+         "rank 1: the folder of --resume differs"),
         ([program, "--help"], [program, *DATA, *MODEL], "rank 1: --")):
     result = subprocess.run(["mpirun", "-n", "1", *first, ":", "-n", "1", *second], env=environment, capture_output=True,
                             encoding="latin-1", timeout=60)

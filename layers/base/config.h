@@ -77,16 +77,13 @@ inline const std::vector<Option> option_table = [] {
         {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},
         {"sequence", &O::sequence, 1, "tokens in a sequence T (default: the preset's)"},
         {"vocabulary", &O::vocabulary, 2,
-         "tokens in the vocabulary V (default: the training file's, else "
-         "50257)"},
+         "tokens in the vocabulary V (default: the training file's, else 50257)"},
         {"pad-vocabulary", &O::pad_vocabulary, 1,
-         "V is padded to a multiple of this (default: the "
-         "preset's)"},
+         "V is padded to a multiple of this (default: the preset's)"},
         {"train", &O::train, 0, "token files to train on: FILE… as one set, WEIGHT:FILE… or NAME.blend"},
         {"validation", &O::validation, 0, "token files to evaluate on: FILE…"},
         {"tokenizer", &O::tokenizer, 0,
-         "bytes, or the vocab.bpe the tokens were made with; to print and "
-         "read text"},
+         "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
         {"batch", &O::batch, 1, "sequences in a step"},
         {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
         {"ramp-start", &O::ramp_start, 1, "sequences in the first step; grows to --batch"},
@@ -99,8 +96,7 @@ inline const std::vector<Option> option_table = [] {
          "floor after the decay (default: a tenth of the peak)"},
         {"warmup-tokens", &O::warmup_tokens, 0, "tokens of linear warm-up (default: a hundredth of the run)"},
         {"decay-tokens", &O::decay_tokens, 0,
-         "tokens at which the cosine reaches its floor (default: the "
-         "run)"},
+         "tokens at which the cosine reaches its floor (default: the run)"},
         {"beta1", &O::beta1, 0, "AdamW"},
         {"beta2", &O::beta2, 0, "AdamW"},
         {"epsilon", &O::epsilon, 0, "AdamW"},
@@ -132,8 +128,7 @@ inline const std::vector<Option> option_table = [] {
         {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
         {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},
         {"comm-timeout", &O::comm_timeout, 1,
-         "seconds after which a call that waits for other ranks ends "
-         "the run"},
+         "seconds after which a call that waits for other ranks ends the run"},
         {"config", &O::config, 0, "file of options"},
         {"generate", &O::generate, 0, "print a continuation of this text, from the checkpoint in --resume"},
         {"help", &O::help, 0, "this list"},

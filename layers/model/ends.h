@@ -8,7 +8,7 @@
 struct EndActivations {
     floatX *ln, *logits;                      // (N_r, C)  (N, Vp / t)
     real *mean, *rstd;                        // (N_r)
-    real *losses;                             // (micro_batches, N)
+    real *losses;                             // (Setup.losses, N)
     real *largest, *sums;                     // (N)  (2, N)
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, int micro_batches) {

@@ -53,7 +53,7 @@ inline std::vector<real> next_logits(Model& m, const std::vector<int>& tokens, i
             comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", m.stream);
         chunk_forward(m, chunk, m.slots[chunk], 0, batch, ranks);
         if (!m.last(chunk))
-            comm::send(grid.forward_out.group, m.slots[chunk].y, values, 1, "rows of generation", m.stream);
+            comm::send(grid.forward_out.group, m.slots[chunk].y.x, values, 1, "rows of generation", m.stream);
     }
     if (grid.last()) {
         int Vp_r = m.shape.Vp / grid.t;

@@ -19,21 +19,21 @@ struct Setup {
     bool training = true;     // otherwise only forward: no gradients
     bool sequence = false;    // sequence parallelism
     bool recompute = false;   // blocks are computed again in backward
-    int micro_batches = 1;    // whose losses are kept apart; more than 1: gradients are accumulated
+    bool accumulates = false; // several micro-batches a step
+    int losses = 1;           // micro-batches whose losses are kept apart, in a step or an evaluation
     int owners = 1;           // data-parallel ranks that share the optimiser's state
     int chunks = 1;           // of layers on a stage
     int slots = 1, inputs = 1, streams = 1;
 };
 
+struct Buffer {
+    floatX* x;                 // (N_r, C)
+    comm::Mark arrived, sent;  // to be joined before it is read, before it is written again
+};
 struct Slot {
     std::vector<BlockActivations> blocks;  // of the chunk's layers
-    floatX* y;                             // (N_r, C): the chunk's output
+    Buffer y;                              // the chunk's output
     int *tokens, *targets;                 // (N), on the first and last stage
-    comm::Mark sent;                       // y is on its way until then
-};
-struct Buffer {
-    floatX* x;
-    comm::Mark arrived, sent;
 };
 
 struct Model {
@@ -92,18 +92,20 @@ struct Model {
                 }
                 block.x = &block != &slot.blocks[0] ? arena.take<floatX>(size) : nullptr;
             }
-            slot.y = arena.take<floatX>(size);
+            slot.y.x = arena.take<floatX>(size);
             if (grid.first() || grid.last())
                 slot.tokens = arena.take<int>(N), slot.targets = arena.take<int>(N);
         }
         for (auto* buffers : {&inputs, &streams})
             for (auto& buffer : *buffers) buffer.x = arena.take<floatX>(size);
         row = arena.take<floatX>(shape.Vp);
-        if (grid.last()) end.place(arena, shape, ranks, setup.B, setup.micro_batches);
+        if (grid.last()) end.place(arena, shape, ranks, setup.B, setup.losses);
     }
+    // the token embedding's two gradients are summed apart
+    bool sums_apart() const { return grid.p == 1 && setup.accumulates; }
     void place_gradients(Arena& arena) {
         gradients = arena.take<real>(table.elements);
-        if (grid.p == 1 && setup.micro_batches > 1)
+        if (sums_apart())
             logits_gradient = arena.take<real>(table.list[table.wte].size);
         else if (grid.last())
             logits_gradient = gradients ? gradients + table.list[table.wte].offset : nullptr;
@@ -129,7 +131,7 @@ struct Model {
     }
     void clear_gradients() {
         set_zero(gradients, table.elements * sizeof(real), stream);
-        if (grid.p == 1 && setup.micro_batches > 1)
+        if (sums_apart())
             set_zero(logits_gradient, table.list[table.wte].size * sizeof(real), stream);
     }
 

@@ -44,10 +44,8 @@ inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::st
         try {
             lines.push_back({Json::parse(line, path).at("step", path).integer(path), line});
         } catch (const Error&) {
-            fail(
-                "--metrics %s: is there, and line %zu is no line of metrics: choose another file, or remove "
-                "it",
-                path.c_str(), lines.size() + 1);
+            fail("--metrics %s: is there, and line %zu is no line of metrics: choose another file, or "
+                 "remove it", path.c_str(), lines.size() + 1);
         }
     }
     if (lines.empty() && old.size > 0)

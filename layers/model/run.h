@@ -96,18 +96,14 @@ inline void settle_batch(Run& run) {
     std::string good;
     for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
     if (common % d)
-        fail(
-            "--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
-            "of "
-            "%d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp, without it",
-            o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
+        fail("--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
+             "of %d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp, without "
+             "it",
+             o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
     int share = common / d;
     if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
-        fail(
-            "--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
-            "--micro-batch, "
-            "or a smaller --batch",
-            o.batch, 1 << 16);
+        fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
+             "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
     if (!o.micro_batch)
         for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
     if (share % o.micro_batch)
@@ -131,8 +127,7 @@ inline void settle_schedule(Run& run) {
     for (uint64_t done = run.state.tokens; run.last_step < o.steps && done < enough; run.last_step++) {
         int B = batch_after(o, samples);
         samples += B, done += B * T;
-        if (B == o.batch && (!o.ramp_start || (double)samples * (double)T > (double)o.ramp_tokens)) {
-            // from here on all are alike
+        if (B == o.batch) {  // from here on all are alike
             uint64_t left = enough > done ? (enough - done + B * T - 1) / (B * T) : 0;
             left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
             run.last_step += (long)left, samples += left * B, done += left * B * T;
@@ -254,11 +249,11 @@ inline std::vector<comm::Fact> file_facts(const Run& run) {
     };
     if (run.train) for (auto& set : run.train->sets) add(train, set);
     if (run.validation) add(validation, *run.validation);
-    uint64_t resumed = 0;
-    if (!run.checkpoints.empty()) resumed = file_sum(run.checkpoints[0].folder + "/index.json");
+    uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is taken
+    for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
     return {{"the training set", train, "copy the same files to all hosts"},
             {"the validation set", validation, "copy the same files to all hosts"},
-            {"the checkpoint to resume", resumed, "give a folder that all hosts share"}};
+            {"the folder of --resume", resumed, "give a folder that all hosts share"}};
 }
 
 // --save must be one folder for all ranks: rank 0 puts a file there, which all must see. Collective.
@@ -271,10 +266,8 @@ inline void check_shared(const Run& run) {
     }
     comm::agree(complaint);
     if (access(probe.c_str(), F_OK) != 0)
-        complaint = text(
-            "--save %s: is not the folder that rank 0 has under this name: give a folder that all "
-            "hosts share",
-            run.options.save.c_str());
+        complaint = text("--save %s: is not the folder that rank 0 has under this name: give a folder that "
+                         "all hosts share", run.options.save.c_str());
     comm::barrier(comm::everyone(), "all have looked");
     if (run.speaks()) remove(probe.c_str());
     comm::agree(complaint);

@@ -27,6 +27,12 @@ inline void reduce_bucket(Model& m, int bucket) {
 
 // ---- computations ----------------------------------------------------------------------------------------
 
+// before a buffer is written again
+inline void await_sent(Model& m, Buffer& buffer) {
+    comm::join(m.stream, buffer.sent);
+    buffer.sent = {};
+}
+
 // windows (B, T + 1) on the host -> tokens and targets of a slot
 inline void load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch) {
     std::vector<int> tokens(batch.rows()), targets(batch.rows());
@@ -45,8 +51,7 @@ inline void load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Ba
 // follows those before. Generation, whose rows need not divide, passes ranks without sequence parallelism.
 inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batch, const Ranks& ranks) {
     int n = m.chunk_layers();
-    comm::join(m.stream, slot.sent);
-    slot.sent = {};
+    await_sent(m, slot.y);
     floatX* x = m.inputs[input].x;
     if (m.first(chunk)) {
         m.await(m.table.list[m.table.wte]), m.await(m.table.list[m.table.wpe]);
@@ -57,7 +62,7 @@ inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batc
         BlockActivations a = slot.blocks[l];
         if (l == 0) a.x = x;
         m.await(m.table.block(chunk * n + l, LN1_W));
-        block_forward(l + 1 < n ? slot.blocks[l + 1].x : slot.y, a, m.block_weights(chunk * n + l).data(),
+        block_forward(l + 1 < n ? slot.blocks[l + 1].x : slot.y.x, a, m.block_weights(chunk * n + l).data(),
                       m.scratch, m.shape, ranks, batch, m.stream);
     }
 }
@@ -65,7 +70,7 @@ inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batc
 // on the last chunk: this rank's logits (N, Vp / t) from slot.y
 inline void model_logits(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
     m.await(m.table.list[m.table.wte]), m.await(m.table.list[m.table.lnf]);
-    logits_forward(m.end, slot.y, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.weight(m.table.wte),
+    logits_forward(m.end, slot.y.x, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.weight(m.table.wte),
                    m.scratch, m.shape, ranks, batch, m.stream);
 }
 // and the losses of a micro-batch
@@ -85,11 +90,10 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
     auto complete = [&](const Parameter& p) {
         if (last_micro) reduce_bucket(m, p.bucket);
     };
-    comm::join(m.stream, m.streams[stream].sent);
-    m.streams[stream].sent = {};
+    await_sent(m, m.streams[stream]);
     if (m.last(chunk)) {
         model_loss(m, slot, micro, batch, dloss, true);
-        logits_backward(d, m.end, slot.y, m.weight(t.lnf), m.weight(t.wte), m.gradient(t.lnf),
+        logits_backward(d, m.end, slot.y.x, m.weight(t.lnf), m.weight(t.wte), m.gradient(t.lnf),
                         m.gradient(t.lnf + 1), m.logits_gradient, m.scratch, m.shape, m.ranks, batch,
                         m.stream);
         complete(t.list[t.lnf]);
@@ -109,7 +113,7 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
     if (!m.first(chunk)) return;
     embed_backward(m.gradient(t.wte), m.gradient(t.wpe), d, slot.tokens, m.scratch, m.shape, m.ranks, batch,
                    m.stream);
-    if (last_micro && m.logits_gradient && m.logits_gradient != m.gradient(t.wte))
+    if (last_micro && m.sums_apart())
         dev::add_to(m.gradient(t.wte), m.logits_gradient, t.list[t.wte].size, m.stream);
     complete(t.list[t.wte]), complete(t.list[t.wpe]);
 }
@@ -125,29 +129,27 @@ inline std::vector<double> sequence_losses(Model& m, int micro_batches) {
 }
 inline void clear_losses(Model& m) {
     if (m.grid.last())
-        set_zero(m.end.losses, (size_t)m.setup.micro_batches * m.setup.B * m.shape.T * sizeof(real),
+        set_zero(m.end.losses, (size_t)m.setup.losses * m.setup.B * m.shape.T * sizeof(real),
                  m.stream);
 }
 
 // ---- messages between stages -----------------------------------------------------------------------------
 
 struct Share { long offset, n; };  // of a message's values, what this rank sends and receives
-inline Share message_share(const Model& m, const Ranks& ranks, Batch batch) {
-    long values = (long)ranks.rows(batch.rows()) * m.shape.C;
-    if (ranks.sequence) return {0, values};
+inline Share message_share(const Model& m, Batch batch) {
+    long values = (long)m.ranks.rows(batch.rows()) * m.shape.C;
+    if (m.ranks.sequence) return {0, values};
     return {values / m.grid.t * m.grid.tensor, values / m.grid.t};
 }
 
-// the marks to join before x is written again, or read
-inline void post_send(Model& m, const Link& link, const floatX* x, const char* label, Batch batch) {
-    Share share = message_share(m, m.ranks, batch);
+inline void post_send(Model& m, const Link& link, const Buffer& from, const char* label, Batch batch) {
+    Share share = message_share(m, batch);
     comm::fork(link.channel, m.stream);
-    comm::send(link.group, x + share.offset, share.n, 1, label, link.channel);
+    comm::send(link.group, from.x + share.offset, share.n, 1, label, link.channel);
 }
 inline void post_receive(Model& m, const Link& link, Buffer& to, const char* label, Batch batch) {
-    Share share = message_share(m, m.ranks, batch);
-    comm::join(m.stream, to.sent);
-    to.sent = {};
+    Share share = message_share(m, batch);
+    await_sent(m, to);
     comm::fork(link.channel, m.stream);
     comm::receive(link.group, to.x + share.offset, share.n, 0, label, link.channel);
 }
@@ -157,7 +159,7 @@ inline void await_message(Model& m, Buffer& from, const char* label, Batch batch
     comm::join(m.stream, from.arrived);
     from.arrived = {};
     if (m.ranks.sequence || m.grid.t == 1) return;
-    Share share = message_share(m, m.ranks, batch);
+    Share share = message_share(m, batch);
     comm::all_gather(m.grid.tp, from.x, from.x + share.offset, share.n, label, m.stream);  // my t-th -> all
 }
 
