@@ -2,84 +2,62 @@
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
 //   Read on from here into layers/model/model.h, stage.h and block.h, then the layers in the block's order.
 #include <signal.h>
-#include "comm/schedule.h"
 #include "layers/model/generate.h"
 #include "layers/model/replicas.h"
-#include "layers/model/report.h"
+#include "plan/advice.h"
+#include "plan/hosts.h"
+#include "plan/ledger.h"
+#include "plan/picture.h"
+#include "plan/trace.h"
 
 volatile sig_atomic_t stop_requested = 0;
 
-// ---- build -----------------------------------------------------------------------------------------------
+// ---- plan ------------------------------------------------------------------------------------------------
 
-// how the micro-batches of a step pass through a stage, for each batch that the run has
-using Schedules = std::map<int, Schedule>;
-
-Schedules make_schedules(const Options& o, const Grid& grid, int stage) {
-    Schedules all;
-    for (int batch = o.ramp_start ? o.ramp_start : o.batch; batch <= o.batch; batch += o.ramp_increment) {
-        PipelineShape s = {o.pipeline_parallel, batch / grid.d / o.micro_batch, o.pipeline_chunks, 1};
-        if (s.v == 1) s.N = s.m;
-        else s.N = o.pipeline_group && (batch == o.batch || legal_group(s.p, s.m, o.pipeline_group))
-            ? o.pipeline_group : default_group(s.p, s.m);
-        check_pipeline(s);
-        all[batch] = make_schedule(stage, s);
-        if (batch == o.batch) break;
-    }
-    return all;
-}
-
-Setup setup_of(const Run& run, const Schedules& schedules) {
+// what the run would hold, say, compute and take
+void plan(const Run& run) {
     const Options& o = run.options;
-    int v = o.pipeline_chunks, d = run.grid.d;
-    if (!o.generate.empty()) return {.training = false, .chunks = v, .slots = v, .streams = 0};
-    Setup s = {.B = o.micro_batch,
-               .sequence = o.sequence_parallel == "yes",
-               .recompute = o.recompute == "full",
-               .owners = o.zero == 1 ? d : 1,
-               .chunks = v};
-    if (run.validation) s.losses = (int)((o.evaluate_batches + d - 1) / d);
-    for (auto& [batch, schedule] : schedules) {
-        s.accumulates |= schedule.shape.m > 1;
-        s.losses = std::max(s.losses, schedule.shape.m);
-        s.slots = std::max(s.slots, schedule.slots), s.inputs = std::max(s.inputs, schedule.inputs);
-        s.streams = std::max(s.streams, schedule.gradients);
+    const Hardware& h = choose_hardware(o.hardware, true);
+    if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
+    Plan p = make_plan(o, run.state.shape, run.grid, h, run.state.samples, true);
+    p.counts = count_steps(o, run.state.samples, run.state.step, run.last_step);
+    if (!o.plan_json.empty() && o.plan_json != "-") {
+        FileWriter file(o.plan_json);
+        file.write(plan_json(p)), file.finish();
     }
-    return s;
+    if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
+    else fputs(plan_text(p).c_str(), stdout);
+    if (!o.hosts.empty()) fputs(Placement(p, o.hosts).print().c_str(), stdout);
+    if (!o.timeline.empty()) {
+        if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
+        save_picture(o.timeline, draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p)));
+    }
+    if (!p.fits())
+        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", (double)p.most_bytes() * 1e-9, h.name,
+             h.memory * 1e-9, what_would_fit(run, h).c_str());
 }
 
-// the arenas of a rank on a stage, measured
-std::vector<Arena> measure(const Run& run, int stage) {
-    Grid place = run.grid;
-    place.stage = stage;
-    Model model(run.state.shape, place, setup_of(run, make_schedules(run.options, place, stage)));
-    Optimizer optimizer(model);
-    model.memory(false), optimizer.memory(model, false);
-    std::vector<Arena> arenas = model.arenas;
-    arenas.push_back(optimizer.arena);
-    return arenas;
-}
-
-// what was printed for this rank's stage is what it has taken
-void check_memory(const Run& run) {
-    std::vector<Arena> planned = measure(run, run.grid.stage), taken = run.model->arenas;
-    taken.push_back(run.optimizer->arena);
-    for (size_t i = 0; i < planned.size(); i++)
-        if (planned[i].used != taken[i].used)
-            fail("%s: %zu bytes were planned, %zu taken: a defect of this program", planned[i].name,
-                 planned[i].used, taken[i].used);
-}
+// ---- build -----------------------------------------------------------------------------------------------
 
 void print_plan(const Run& run) {
     print_settings(run);
-    std::vector<std::string> titles;
-    std::vector<std::vector<Arena>> memory;
-    for (int stage = 0; stage < run.grid.p; stage++) {
-        if (run.grid.p > 4 && stage > 1 && stage < run.grid.p - 1) continue;
-        titles.push_back(run.grid.p == 1 ? "a rank" : text("stage %d", stage));
-        memory.push_back(measure(run, stage));
-    }
-    printf("%s", memory_table(titles, memory).c_str());
+    const Grid& g = run.grid;
+    std::vector<StagePlan> stages;
+    for (int stage = 0; stage < g.p; stage++)
+        if (g.p <= 4 || stage <= 1 || stage == g.p - 1)
+            stages.push_back(plan_stage(run.options, run.state.shape, g, stage, run.state.samples));
+    printf("%s", memory_table(stages).c_str());
     fflush(stdout);
+}
+
+// what was printed for this rank's stage is what it has taken
+void check_memory(const Run& run, const StagePlan& planned) {
+    std::vector<Arena> taken = run.model->arenas;
+    taken.push_back(run.optimizer->arena);
+    for (size_t i = 0; i < planned.memory.size(); i++)
+        if (planned.memory[i].used != taken[i].used)
+            fail("%s: %zu bytes were planned, %zu taken: a defect of this program", planned.memory[i].name,
+                 planned.memory[i].used, taken[i].used);
 }
 
 // the newest checkpoint that every rank finds whole to the last byte
@@ -105,14 +83,14 @@ void resume(Run& run) {
     comm::agree(text("--resume %s: no checkpoint is whole", run.options.resume.c_str()));
 }
 
-void build(Run& run, const Schedules& schedules) {
+void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
     const Options& o = run.options;
     bool training = o.generate.empty();
     if (training && run.speaks()) print_plan(run);
-    run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(run, schedules));
+    run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(o, run.grid, schedules));
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
     run.model->memory(true);
-    if (training) run.optimizer->memory(*run.model, true), check_memory(run);
+    if (training) run.optimizer->memory(*run.model, true), check_memory(run, planned);
     if (run.checkpoints.empty()) initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
     else resume(run);
 }
@@ -168,11 +146,13 @@ void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
             if (m.first(op.chunk) || m.last(op.chunk))
                 load(op.micro, &windows), load_batch(m, slot, windows, batch);
             await_message(m, m.inputs[op.input], "activations, whole", batch);
+            Traced timed(Span::Forward, op.micro, op.chunk, m.stream);
             chunk_forward(m, op.chunk, slot, op.input, batch, m.ranks);
             if (!schedule.shape.training && m.last(op.chunk))
                 model_loss(m, slot, op.micro, batch, 0, false);
         } else {
             await_message(m, m.streams[op.gradient], "their gradient, whole", batch);
+            Traced timed(Span::Backward, op.micro, op.chunk, m.stream);
             chunk_backward(m, op.chunk, slot, op.input, op.gradient, op.micro, batch, dloss,
                            op.micro == schedule.shape.m - 1);
         }
@@ -232,6 +212,7 @@ StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
     }
     result.rate = learning_rate((double)run.state.tokens + tokens, o.learning_rate, o.min_learning_rate,
                                 (double)o.warmup_tokens, (double)o.decay_tokens);
+    Traced timed(Span::Update, -1, -1, m.stream);
     result.norm = optimizer_step(m, *run.optimizer, o, result.rate, run.state.step + 1);
     run.state.step++, run.state.samples += batch, run.state.tokens += (uint64_t)tokens;
     result.took = seconds() - start;
@@ -288,8 +269,20 @@ void save(Run& run) {
     if (run.speaks()) printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
 }
 
-void train(Run& run, const Schedules& schedules) {
+// the step that was just traced, of the first replica; collective over the world
+void save_trace(Run& run, const PipelineShape& shape, double took) {
+    const Grid& g = run.grid;
+    std::vector<Span> mine = tracing.stop(g.stage, run.model->stream);
+    std::vector<Span> all = gather_spans(g.world, mine, g.tensor == 0 && g.data == 0);
+    if (!run.speaks()) return;
+    save_picture(run.options.trace, {text("step %ld of the run", run.state.step), shape.p, shape.m, shape.v,
+                                     took, all});
+    printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
+}
+
+void train(Run& run, const Schedules& schedules, const StagePlan& planned) {
     const Options& o = run.options;
+    Ledger ledger;
     auto every = [&](long n) { return n && run.state.step % n == 0; };
     long saved = o.resume == o.save ? run.state.step : -1;  // what --save holds already
     double pace = 0;  // seconds a token, smoothed
@@ -299,7 +292,13 @@ void train(Run& run, const Schedules& schedules) {
     bool stop = false;  // a signal may have reached some ranks only: all stop after the same step
     while (run.state.step < run.last_step && !stop) {
         uint64_t before = run.state.tokens;
+        const Schedule& schedule = schedules.at(batch_after(o, run.state.samples));
+        bool traced = !o.trace.empty() && run.state.step + 1 == o.trace_step;
+        if (traced) tracing.start(run.grid.world, run.model->stream);
+        ledger.open(planned.work.at(batch_after(o, run.state.samples)));
         StepResult r = train_step(run, schedules, stop);
+        ledger.close();
+        if (traced) save_trace(run, schedule.shape, r.took);
         double each = r.took / (double)(run.state.tokens - before);
         pace = pace ? 0.9 * pace + 0.1 * each : each;
         bool evaluated = run.validation && (every(o.evaluate_every) || run.state.step == run.last_step);
@@ -317,6 +316,7 @@ void train(Run& run, const Schedules& schedules) {
     run.model->await_parameters();  // the last update's
     if (stop && run.speaks()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (!o.save.empty() && saved != run.state.step) save(run);
+    ledger.print(run, planned, 0, pace * (double)o.batch * o.sequence);
 }
 
 // settles everything that can be settled without memory or messages; all ranks go on, or all end
@@ -337,15 +337,23 @@ Schedules start(Run& run, int argc, char** argv) {
     comm::agree_on(option_facts(o));
     if (o.help) return schedules;
     together([&] {
-        run.grid =
-            place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
+        check_plan_options(o);
+        bool planning = !o.plan.empty();
+        // a search settles one replica: the number of ranks need not suit the layout that it begins with
+        int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel
+            : planning ? o.world_size : comm::world_size();
+        run.grid = place_in_grid(planning ? 0 : comm::world_rank(), world, o.tensor_parallel,
+                                 o.pipeline_parallel);
         settle(run);
-        if (o.generate.empty()) schedules = make_schedules(o, run.grid, run.grid.stage);
+        if (planning) return (void)(run.grid.world.size = o.world_size);
+        if (o.generate.empty())
+            schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())
             o.pipeline_group = schedules.rbegin()->second.shape.N;
         device_name();  // refuses where there is none
         check_metrics(run);
     });
+    if (!o.plan.empty()) return schedules;
     comm::agree_on(file_facts(run));
     check_shared(run);
     run.grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
@@ -363,11 +371,17 @@ int main(int argc, char** argv) {
             if (run.speaks()) fputs(help_text().c_str(), stdout);
             return comm::finish(), 0;
         }
-        build(run, schedules);
+        if (!run.options.plan.empty()) {
+            if (run.speaks()) plan(run);
+            return comm::finish(), 0;
+        }
+        StagePlan planned;
+        if (run.options.generate.empty())
+            planned = plan_stage(run.options, run.state.shape, run.grid, run.grid.stage, run.state.samples);
+        build(run, schedules, planned);
         if (run.options.generate.empty()) {
             open_metrics(run);
-            train(run, schedules);
-            print_traffic(run);
+            train(run, schedules, planned);
         } else {
             print_sample(run, run.options.generate, 0);
         }

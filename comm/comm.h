@@ -21,6 +21,7 @@
 #pragma once
 #include <stdint.h>
 #include <bit>
+#include <map>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -44,8 +45,15 @@ struct Mark {
 };
 
 inline double timeout = 600;  // seconds
-struct Traffic { long calls = 0, bytes = 0; };
-inline Traffic traffic;  // what this rank has put into calls so far
+
+enum class Collective { AllReduce, ReduceScatter, AllGather, Message };
+// what each of `ranks` sends of a whole of so many bytes, by the ring algorithm (Patarasuk and Yuan, 2009)
+constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
+    return kind == Collective::Message ? bytes
+        : (kind == Collective::AllReduce ? 2 : 1) * (bytes * (ranks - 1) / ranks);
+}
+struct Traffic { long calls = 0, sent = 0; };  // sent: bytes, counted so
+inline std::map<std::string, Traffic> traffic;  // of this rank so far, by the group's name
 
 // ---- what a transport provides ---------------------------------------------------------------------------
 
@@ -90,39 +98,43 @@ constexpr Type type_of() {
 }
 constexpr long bytes_of(Type type) { return type == Type::Bf16 ? 2 : type == Type::Fp32 ? 4 : 8; }
 
-inline void count(long bytes) { traffic.calls++, traffic.bytes += bytes; }
+inline void count(const Group& g, Collective kind, long bytes) {
+    Traffic& t = traffic[g.name];
+    t.calls++, t.sent += sent_bytes(kind, g.size, bytes);
+}
 
 template <class T>
 void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s) {
     if (g.size == 1) return;
-    count(n * (long)sizeof(T));
+    count(g, Collective::AllReduce, n * (long)sizeof(T));
     all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
 }
 template <class T>
 void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) count(g.size * n * (long)sizeof(T)),
+    if (g.size > 1) count(g, Collective::ReduceScatter, g.size * n * (long)sizeof(T)),
         reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
     else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
 }
 template <class T>
 void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) count(n * (long)sizeof(T)), all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
+    if (g.size > 1) count(g, Collective::AllGather, g.size * n * (long)sizeof(T)),
+        all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
     else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
 }
 template <class T>
 void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream s) {
     if (g.size == 1) return;
-    count(g.rank == root ? n * (long)sizeof(T) : 0);
+    count(g, Collective::Message, g.rank == root ? n * (long)sizeof(T) : 0);
     broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
 }
 template <class T>
 void send(const Group& g, const T* x, long n, int to, const char* label, Stream s) {
-    count(n * (long)sizeof(T));
+    count(g, Collective::Message, n * (long)sizeof(T));
     send_bytes(g, x, n, type_of<T>(), to, label, s);
 }
 template <class T>
 void receive(const Group& g, T* x, long n, int from, const char* label, Stream s) {
-    count(0);
+    count(g, Collective::Message, 0);
     receive_bytes(g, x, n, type_of<T>(), from, label, s);
 }
 

@@ -34,7 +34,7 @@ struct Grid {
     bool holds_tied() const { return p > 1 && (first() || last()); }
 };
 
-// the place of a rank, without groups
+// the place of a rank; of its groups only the sizes
 inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
         std::string near = text("%ld", (world / one + 1) * one);
@@ -45,6 +45,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     Grid g;
     g.t = t, g.p = p, g.d = world / (t * p);
     g.tensor = rank % t, g.data = rank / t % g.d, g.stage = rank / t / g.d;
+    g.tp.size = t, g.tp.rank = g.tensor, g.dp.size = g.d, g.dp.rank = g.data, g.world.size = world;
     return g;
 }
 

@@ -12,12 +12,13 @@ allowed() {  # allowed FOLDER INCLUDED_FOLDER
         comm) [[ $2 = comm || $2 = layers/base ]] ;;
         data) [[ $2 = data || $2 = layers/base ]] ;;
         layers) [[ $2 = layers || $2 = layers/base ]] ;;
-        layers/model) [[ $2 != . ]] ;;
+        layers/model) [[ $2 != . && $2 != plan ]] ;;
+        plan) [[ $2 != . ]] ;;
         .) true ;;
         *) false ;;
     esac
 }
-files=$(ls ./*.cu layers/*.cuh layers/*/*.h layers/*/*.cpp data/*.h data/*.cpp comm/*.h comm/*.cpp 2>/dev/null || true)
+files=$(ls ./*.cu layers/*.cuh layers/*/*.h layers/*/*.cpp data/*.h data/*.cpp comm/*.h comm/*.cpp plan/*.h 2>/dev/null || true)
 for file in $files; do
     file=${file#./}
     from=$(dirname "$file")
@@ -39,7 +40,7 @@ alone() {  # alone HEADER [DEFINE]
 export -f alone
 export mpi=$(mpicxx --showme:compile 2>/dev/null || true)
 for device in "" -DDEVICE_EMULATED; do
-    ls layers/*.cuh layers/*/*.h data/*.h comm/*.h 2>/dev/null |
+    ls layers/*.cuh layers/*/*.h data/*.h comm/*.h plan/*.h 2>/dev/null |
         xargs -P "$(nproc)" -I{} bash -c "alone {} $device" || bad=1
 done
 

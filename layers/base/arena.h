@@ -1,19 +1,35 @@
 // arena.h   a range of memory handed out piece by piece; the same walk measures it and places it
 //   An Arena without a base only counts: run a walk once to learn the bytes, allocate, run it again to get
-//   the pointers. So the memory table that is printed is exactly the memory that is taken.
+//   the pointers. So the memory table that is printed is exactly the memory that is taken. What is only
+//   counted may be counted for another precision than this build's.
 #pragma once
 #include "device.h"
+
+// bytes of a value of floatX, of a real
+struct Precision {
+    const char* name = PRECISION_NAME;
+    size_t x = sizeof(floatX), real = sizeof(::real);
+    bool master() const { return x != real; }  // weights are held a second time, unrounded
+};
 
 struct Arena {
     const char* name;
     char* base = nullptr;
     size_t used = 0;
+    Precision precision = {};
     static constexpr size_t alignment = 256;
 
+    floatX* take_x(size_t count) { return (floatX*)bytes(count * precision.x); }
+    ::real* take_real(size_t count) { return (::real*)bytes(count * precision.real); }
     template <class T>
     T* take(size_t count) {
-        T* p = base ? (T*)(base + used) : nullptr;
-        used += (count * sizeof(T) + alignment - 1) / alignment * alignment;
+        return (T*)bytes(count * sizeof(T));
+    }
+
+private:
+    void* bytes(size_t n) {
+        void* p = base ? base + used : nullptr;
+        used += (n + alignment - 1) / alignment * alignment;
         return p;
     }
 };

@@ -54,6 +54,9 @@ struct Options {
     std::string sequence_parallel = "yes", recompute = "none";
     long check_every = 0;
     double comm_timeout = 600;
+    int world_size = 0;
+    std::string plan, plan_json, hardware, hosts, timeline, trace;
+    long trace_step = 2;
     bool help = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
@@ -66,6 +69,7 @@ struct Option {
     Field field;
     double least;  // of a number
     const char* help;
+    const char* bare = nullptr;  // its value where none is given
 };
 
 inline const std::vector<Option> option_table = [] {
@@ -86,7 +90,7 @@ inline const std::vector<Option> option_table = [] {
          "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
         {"batch", &O::batch, 1, "sequences in a step"},
         {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
-        {"ramp-start", &O::ramp_start, 1, "sequences in the first step; grows to --batch"},
+        {"ramp-start", &O::ramp_start, 0, "sequences in the first step; grows to --batch; 0: no ramp"},
         {"ramp-increment", &O::ramp_increment, 1, "by this many at a time (default: --ramp-start)"},
         {"ramp-tokens", &O::ramp_tokens, 1, "over this many tokens"},
         {"steps", &O::steps, 0, "stop after this many steps"},
@@ -129,6 +133,20 @@ inline const std::vector<Option> option_table = [] {
         {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},
         {"comm-timeout", &O::comm_timeout, 1,
          "seconds after which a call that waits for other ranks ends the run"},
+        {"plan", &O::plan, 0,
+         "print what the run would hold, say and take, without starting it; search: the ten fastest layouts",
+         "this"},
+        {"plan-json", &O::plan_json, 0,
+         "with --plan: the same as JSON, to a FILE or to - (nothing else then)"},
+        {"world-size", &O::world_size, 1,
+         "ranks; with --plan those to plan for (default: t p), else those that must have been started"},
+        {"hardware", &O::hardware, 0,
+         "machine to plan for: dgx-a100 dgx-h100 dgx-h200 here (default: the one that is here, else "
+         "dgx-a100)"},
+        {"hosts", &O::hosts, 0, "with --plan: file with a line a host, to say which ranks stand where"},
+        {"timeline", &O::timeline, 0, "with --plan: a step drawn, as FILE.svg or, for Chrome, FILE.json"},
+        {"trace", &O::trace, 0, "a step of the run itself, drawn so"},
+        {"trace-step", &O::trace_step, 1, "the step of --trace, counted from the start"},
         {"config", &O::config, 0, "file of options"},
         {"generate", &O::generate, 0, "print a continuation of this text, from the checkpoint in --resume"},
         {"help", &O::help, 0, "this list"},
@@ -181,6 +199,7 @@ inline const Option& find_option(const std::string& name, const std::string& whe
 inline void set_option(Options& options, const Option& o, const std::vector<std::string>& values) {
     bool list = std::holds_alternative<std::vector<std::string> Options::*>(o.field);
     bool flag = std::holds_alternative<bool Options::*>(o.field);
+    if (o.bare && values.empty()) return set_option(options, o, {o.bare});
     if (list ? values.empty() : values.size() != (flag ? 0 : 1))
         fail("--%s: has %zu values, wants %s", o.name, values.size(),
              list ? "at least one" : flag ? "none" : "one");
@@ -307,6 +326,15 @@ inline int batch_after(const Options& o, uint64_t samples) {
     if ((double)samples > ramp || increments == 0) return o.batch;
     int done = (int)((double)samples / (ramp / increments));
     return std::min(o.batch, o.ramp_start + o.ramp_increment * done);
+}
+
+// the batches of the steps that begin after `samples` or later
+inline std::vector<int> batches_from(const Options& o, uint64_t samples) {
+    std::vector<int> all;
+    for (int batch = batch_after(o, samples); batch < o.batch; batch += o.ramp_increment)
+        all.push_back(batch);
+    all.push_back(o.batch);
+    return all;
 }
 
 // preset < options; V: the vocabulary of the training file, or 0

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include "check.h"
@@ -69,6 +70,10 @@ namespace dev = gpu;
 #else
 namespace dev = ref;
 #endif
+
+inline double seconds() {  // since some moment, the same for all processes of this machine
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // ---- launching: the one way, so that stream, error check and name are never forgotten --------------------
 
@@ -196,6 +201,34 @@ struct Event {  // computation is done when the call returns
     bool reached() { return true; }
 };
 #endif
+
+// when a stream gets somewhere; it must live until then
+struct Moment {
+#if defined(__CUDACC__)
+    cudaEvent_t event = nullptr;
+    Moment() = default;
+    ~Moment() { if (event) cudaEventDestroy(event); }
+    void record(Stream s) {
+        if (!event) check_cuda(cudaEventCreate(&event), "an event");
+        check_cuda(cudaEventRecord(event, s), "recording an event");
+    }
+    double since(const Moment& begin) const {  // seconds
+        float ms = 0;
+        check_cuda(cudaEventElapsedTime(&ms, begin.event, event), "the time between events");
+        return ms * 1e-3;
+    }
+#else
+    double at = 0;
+    Moment() = default;
+#if HAS_KERNELS
+    void record(Stream s) { emulated::give(s, [this] { at = seconds(); }); }
+#else
+    void record(Stream) { at = seconds(); }
+#endif
+    double since(const Moment& begin) const { return at - begin.at; }
+#endif
+    Moment(const Moment&) = delete;
+};
 
 #if defined(__CUDACC__)
 constexpr bool host_is_device = false;

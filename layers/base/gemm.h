@@ -20,6 +20,8 @@ struct Gemm {
     const floatX* bias = nullptr;
 };
 
+constexpr size_t cublas_workspace = 32 << 20;  // bytes
+
 // cuBLASLt adds a bias in its epilogue when rows are whole 16-byte vectors, and not in fp64
 inline bool can_add_bias(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
@@ -110,7 +112,6 @@ namespace gpu {
 struct Cublas {
     cublasLtHandle_t handle;
     void* workspace;
-    static constexpr size_t workspace_bytes = 32 << 20;
     using Shape = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
     std::map<Shape, cublasLtMatmulAlgo_t> chosen;
 
@@ -120,7 +121,7 @@ struct Cublas {
     }
     Cublas() {
         check(cublasLtCreate(&handle), "cublasLtCreate");
-        workspace = device_malloc(workspace_bytes, "cuBLASLt workspace");
+        workspace = device_malloc(cublas_workspace, "cuBLASLt workspace");
     }
     // the library's first choice for out = C (already in its column-major terms)
     cublasLtMatmulAlgo_t choose(cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t A,
@@ -133,7 +134,7 @@ struct Cublas {
             check(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
                   "a preference");
         };
-        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, cublas_workspace);
         uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // parts of a sum are never rounded to bf16
         set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
         for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -205,7 +206,7 @@ void gemm(const Gemm<Out>& given, Stream stream) {
     if (found == cublas.chosen.end())
         found = cublas.chosen.emplace(shape, cublas.choose(product, B, A, C, align)).first;
     Cublas::check(cublasLtMatmul(cublas.handle, product, &g.alpha, g.b, B, g.a, A, &g.beta, g.out, C, g.out,
-                                 C, &found->second, cublas.workspace, Cublas::workspace_bytes, stream),
+                                 C, &found->second, cublas.workspace, cublas_workspace, stream),
                                  "cublasLtMatmul");
     cublasLtMatrixLayoutDestroy(A), cublasLtMatrixLayoutDestroy(B), cublasLtMatrixLayoutDestroy(C);
     cublasLtMatmulDescDestroy(product);
@@ -214,7 +215,7 @@ void gemm(const Gemm<Out>& given, Stream stream) {
 // bytes that products take beside their operands; taken now if they were not before
 inline size_t gemm_workspace(bool take) {
     if (take) Cublas::get();
-    return Cublas::workspace_bytes;
+    return cublas_workspace;
 }
 
 }  // namespace gpu

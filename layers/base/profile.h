@@ -1,15 +1,10 @@
 // profile.h   where a step's time goes, by the names of its steps; off unless profile.on
 //   { Section timed("attention", stream); … }  adds the seconds until the brace, the stream's work included
 #pragma once
-#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
 #include "device.h"
-
-inline double seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct Profile {
     bool on = false;

@@ -34,8 +34,11 @@ struct Ranks {
     comm::Group tp;
     bool sequence = false;  // rows are cut over tp between the products
     int rows(int N) const { return sequence ? N / tp.size : N; }
-    // rows that a buffer of the stream must hold: generation, which is never cut, needs a whole sequence
-    long room(long B, long T) const { return sequence ? std::max(B * T / tp.size, T) : B * T; }
+    bool samples = false;   // text is generated as well, which is never cut
+    // rows that a buffer of the stream must hold
+    long room(long B, long T) const {
+        return !sequence ? B * T : samples ? std::max(B * T / tp.size, T) : B * T / tp.size;
+    }
 };
 
 struct BlockActivations {
@@ -45,13 +48,13 @@ struct BlockActivations {
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), C_r = m.C / ranks.tp.size;
-        ln1 = arena.take<floatX>(N_r * m.C);
-        qkv = arena.take<floatX>(N * 3 * C_r);
-        p = arena.take<floatX>((long)B * m.NH / ranks.tp.size * m.T * m.T), o = arena.take<floatX>(N * C_r);
-        mid = arena.take<floatX>(N_r * m.C), ln2 = arena.take<floatX>(N_r * m.C);
-        up = arena.take<floatX>(N * 4 * C_r), act = arena.take<floatX>(N * 4 * C_r);
-        ln1_mean = arena.take<real>(N_r), ln1_rstd = arena.take<real>(N_r);
-        ln2_mean = arena.take<real>(N_r), ln2_rstd = arena.take<real>(N_r);
+        ln1 = arena.take_x(N_r * m.C);
+        qkv = arena.take_x(N * 3 * C_r);
+        p = arena.take_x((long)B * m.NH / ranks.tp.size * m.T * m.T), o = arena.take_x(N * C_r);
+        mid = arena.take_x(N_r * m.C), ln2 = arena.take_x(N_r * m.C);
+        up = arena.take_x(N * 4 * C_r), act = arena.take_x(N * 4 * C_r);
+        ln1_mean = arena.take_real(N_r), ln1_rstd = arena.take_real(N_r);
+        ln2_mean = arena.take_real(N_r), ln2_rstd = arena.take_real(N_r);
     }
 };
 
@@ -66,14 +69,14 @@ struct Scratch {
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, const ParameterTable& table,
                bool training) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), t = ranks.tp.size;
-        branch = arena.take<floatX>(N * m.C);
-        part = ranks.sequence ? arena.take<floatX>(N_r * m.C) : branch;
-        full = ranks.sequence ? arena.take<floatX>(N * m.C) : nullptr;
-        scores = arena.take<real>(m.NH / t * m.T);
+        branch = arena.take_x(N * m.C);
+        part = ranks.sequence ? arena.take_x(N_r * m.C) : branch;
+        full = ranks.sequence ? arena.take_x(N * m.C) : nullptr;
+        scores = arena.take_real(m.NH / t * m.T);
         if (!training) return;
-        wide = arena.take<floatX>(N * 4 * m.C / t);
-        dp = arena.take<floatX>((long)B * m.NH / t * m.T * m.T);
-        sums = arena.take<real>(column_sum_scratch(4 * m.C));
+        wide = arena.take_x(N * 4 * m.C / t);
+        dp = arena.take_x((long)B * m.NH / t * m.T * m.T);
+        sums = arena.take_real(column_sum_scratch(4 * m.C));
         squares = arena.take<double>(table.tensors), square_parts = arena.take<double>(square_sum_parts);
     }
 };

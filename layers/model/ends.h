@@ -13,11 +13,11 @@ struct EndActivations {
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, int micro_batches) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T);
-        losses = arena.take<real>(micro_batches * N);
-        ln = arena.take<floatX>(N_r * m.C);
-        logits = arena.take<floatX>(N * (m.Vp / ranks.tp.size));
-        mean = arena.take<real>(N_r), rstd = arena.take<real>(N_r);
-        largest = arena.take<real>(N), sums = arena.take<real>(2 * N);
+        losses = arena.take_real(micro_batches * N);
+        ln = arena.take_x(N_r * m.C);
+        logits = arena.take_x(N * (m.Vp / ranks.tp.size));
+        mean = arena.take_real(N_r), rstd = arena.take_real(N_r);
+        largest = arena.take_real(N), sums = arena.take_real(2 * N);
     }
 };
 

@@ -18,12 +18,15 @@ struct Setup {
     int B = 1;                // sequences computed at once
     bool training = true;     // otherwise only forward: no gradients
     bool sequence = false;    // sequence parallelism
+    bool samples = false;     // text is generated in between
     bool recompute = false;   // blocks are computed again in backward
     bool accumulates = false; // several micro-batches a step
     int losses = 1;           // micro-batches whose losses are kept apart, in a step or an evaluation
     int owners = 1;           // data-parallel ranks that share the optimiser's state
     int chunks = 1;           // of layers on a stage
     int slots = 1, inputs = 1, streams = 1;
+    Precision precision = {};                            // this build's, but in plans
+    size_t workspace = dev::gemm_workspace(false);       // of products, likewise
 };
 
 struct Buffer {
@@ -61,7 +64,7 @@ struct Model {
         : shape(shape),
           grid(grid),
           setup(setup),
-          ranks{grid.tp, setup.sequence && grid.t > 1},
+          ranks{grid.tp, setup.sequence && grid.t > 1, setup.samples},
           table(
               parameter_table(shape, {grid.t, grid.tensor, setup.owners, grid.p, grid.stage, setup.chunks})),
           slots(setup.slots),
@@ -86,27 +89,27 @@ struct Model {
                 bool keeps_cache = !setup.training && &block != &slots[0].blocks[0];
                 if (keeps_cache) {  // generation shares everything but the key-value cache
                     block = slots[0].blocks[0];
-                    block.qkv = arena.take<floatX>(3 * N * shape.C / grid.t);
+                    block.qkv = arena.take_x(3 * N * shape.C / grid.t);
                 } else if (!setup.recompute) {
                     block.place(arena, shape, ranks, setup.B);
                 }
-                block.x = &block != &slot.blocks[0] ? arena.take<floatX>(size) : nullptr;
+                block.x = &block != &slot.blocks[0] ? arena.take_x(size) : nullptr;
             }
-            slot.y.x = arena.take<floatX>(size);
+            slot.y.x = arena.take_x(size);
             if (grid.first() || grid.last())
                 slot.tokens = arena.take<int>(N), slot.targets = arena.take<int>(N);
         }
         for (auto* buffers : {&inputs, &streams})
-            for (auto& buffer : *buffers) buffer.x = arena.take<floatX>(size);
-        row = arena.take<floatX>(shape.Vp);
+            for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
+        row = arena.take_x(shape.Vp);
         if (grid.last()) end.place(arena, shape, ranks, setup.B, setup.losses);
     }
     // the token embedding's two gradients are summed apart
     bool sums_apart() const { return grid.p == 1 && setup.accumulates; }
     void place_gradients(Arena& arena) {
-        gradients = arena.take<real>(table.elements);
+        gradients = arena.take_real(table.elements);
         if (sums_apart())
-            logits_gradient = arena.take<real>(table.list[table.wte].size);
+            logits_gradient = arena.take_real(table.list[table.wte].size);
         else if (grid.last())
             logits_gradient = gradients ? gradients + table.list[table.wte].offset : nullptr;
     }
@@ -115,16 +118,16 @@ struct Model {
     void memory(bool take) {
         arenas.clear();
         auto add = [&](const char* name, auto walk) {
-            Arena arena = {name};
+            Arena arena = {name, nullptr, 0, setup.precision};
             if (take) arena = allocate(name, walk);
             else walk(arena);
             arenas.push_back(arena);
         };
-        add("parameters", [&](Arena& a) { weights = a.take<floatX>(table.elements); });
+        add("parameters", [&](Arena& a) { weights = a.take_x(table.elements); });
         if (setup.training) add("gradients", [&](Arena& a) { place_gradients(a); });
         add("activations", [&](Arena& a) { place_activations(a); });
         add("scratch", [&](Arena& a) { scratch.place(a, shape, ranks, setup.B, table, setup.training); });
-        arenas.push_back({"products", nullptr, dev::gemm_workspace(take)});
+        arenas.push_back({"products", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
         if (!take) return;
         set_zero(weights, table.elements * sizeof(floatX), stream);
         if (setup.training) clear_gradients();
@@ -158,22 +161,3 @@ struct Model {
         for (auto& p : table.list) await(p);
     }
 };
-
-inline std::string memory_table(const std::vector<std::string>& titles,
-                                const std::vector<std::vector<Arena>>& ranks) {
-    std::string out = text("memory, MB     ");
-    for (auto& title : titles) out += text("%12s", title.c_str());
-    std::vector<double> total(ranks.size(), 0);
-    size_t all = 0;
-    for (auto& arena : ranks[0]) all += arena.used;
-    int digits = all < 10e6 ? 3 : 1;
-    for (size_t i = 0; i < ranks[0].size(); i++) {
-        out += text("\n  %-13s", ranks[0][i].name);
-        for (size_t r = 0; r < ranks.size(); r++)
-            out += text("%12.*f", digits, (double)ranks[r][i].used * 1e-6),
-                total[r] += (double)ranks[r][i].used;
-    }
-    out += text("\n  %-13s", "in all");
-    for (double t : total) out += text("%12.*f", digits, t * 1e-6);
-    return out + "\n";
-}

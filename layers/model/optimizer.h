@@ -52,11 +52,11 @@ struct Optimizer {
     ~Optimizer() { device_free(arena.base); }
 
     void place(Arena& a) {
-        if (!master_is_parameter) master = a.take<real>(elements);
-        m = a.take<real>(elements), v = a.take<real>(elements);
+        if (a.precision.master()) master = a.take_real(elements);
+        m = a.take_real(elements), v = a.take_real(elements);
     }
     void memory(Model& model, bool take) {
-        arena = Arena{"optimizer"};
+        arena = Arena{"optimizer", nullptr, 0, model.setup.precision};
         if (!take) return place(arena);
         arena = allocate("optimizer", [&](Arena& a) { place(a); });
         clear(model);

@@ -1,6 +1,5 @@
-// report.h   what a run says: its settings, a line a step, a JSON line a step in --metrics, its traffic
+// report.h   what a run says: its settings, a line a step, a JSON line a step in --metrics
 #pragma once
-#include <sys/resource.h>
 #include "../base/peak.h"
 #include "run.h"
 
@@ -106,21 +105,4 @@ inline void report(Run& run, const StepResult& r, double speed, bool evaluated) 
            run.state.step, run.last_step, r.loss, r.rate, r.norm, speed, mfu.c_str(), (long)left / 60,
            (long)left % 60, held.c_str());
     fflush(stdout);
-}
-
-// from the least to the most that a rank has said and taken
-inline void print_traffic(const Run& run) {
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    std::vector<int64_t> all = comm::gather_numbers(
-        run.grid.world, {comm::traffic.calls, comm::traffic.bytes, usage.ru_maxrss * 1024}, "traffic");
-    if (!run.speaks() || run.grid.world.size == 1) return;
-    double least[3], most[3];
-    for (size_t i = 0; i < all.size(); i++) {
-        double x = (double)all[i];
-        least[i % 3] = i < 3 ? x : std::min(least[i % 3], x),
-                  most[i % 3] = i < 3 ? x : std::max(most[i % 3], x);
-    }
-    printf("a rank    %.0f to %.0f calls, %.3g to %.3g MB put into them; %.1f to %.1f MB resident at most\n",
-           least[0], most[0], least[1] * 1e-6, most[1] * 1e-6, least[2] * 1e-6, most[2] * 1e-6);
 }

@@ -21,6 +21,7 @@ struct Run {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
     double validation_loss = NAN;
+    bool trains() const { return options.generate.empty() && options.plan.empty(); }
     bool speaks() const { return comm::world_rank() == 0; }  // one rank prints
 };
 
@@ -83,7 +84,7 @@ inline void open_vocabulary(Run& run) {
 inline void settle_batch(Run& run) {
     Options& o = run.options;
     int d = run.grid.d;
-    if (!o.ramp_start && (o.ramp_increment || o.ramp_tokens))
+    if (!o.ramp_start && !o.has("ramp-start") && (o.ramp_increment || o.ramp_tokens))
         fail("--ramp-increment and --ramp-tokens want --ramp-start as well");
     if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
     if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
@@ -91,8 +92,8 @@ inline void settle_batch(Run& run) {
         fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
              "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
-    int common =
-        o.ramp_start ? std::gcd(o.ramp_start, o.batch > o.ramp_start ? o.ramp_increment : 0) : o.batch;
+    int common = 0;  // of the batches that are still to come
+    for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch);
     std::string good;
     for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
     if (common % d)
@@ -176,8 +177,8 @@ inline void settle_parallel(Run& run) {
 
 inline void settle(Run& run) {
     Options& o = run.options;
-    bool training = o.generate.empty();
-    if (!training && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
+    bool training = run.trains();
+    if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
     if (training && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
     if (!o.resume.empty()) {
@@ -206,8 +207,9 @@ inline void settle(Run& run) {
         agrees(run.validation->files[0], run.validation->file_vocabulary());
         run.validation->V = o.vocabulary;
     }
-    open_vocabulary(run);
+    if (o.plan.empty()) open_vocabulary(run);
     settle_schedule(run);
+    if (!o.plan.empty()) return;  // a plan reads and writes no data
     if (run.speaks() && run.train && run.state.windows && run.state.windows != run.train->windows())
         printf("note: the training set has %llu windows, the checkpoint's had %llu: this is other data\n",
                (unsigned long long)run.train->windows(), (unsigned long long)run.state.windows);

@@ -1,0 +1,175 @@
+// advice.h   other layouts: those that would fit where this one does not, and the fastest (--plan search)
+#pragma once
+#include <functional>
+#include "../layers/model/run.h"
+#include "picture.h"
+#include "print.h"
+
+// --world-size becomes the ranks to plan for, or must be those that were started
+inline void check_plan_options(Options& o) {
+    check_picture("timeline", o.timeline), check_picture("trace", o.trace);
+    if (o.plan.empty()) {
+        for (const char* name : {"plan-json", "hosts", "timeline"})
+            if (o.has(name)) fail("--%s wants --plan", name);
+        if (o.world_size && o.world_size != comm::world_size())
+            fail("--world-size %d: %d ranks were started: start %d, or leave the option out", o.world_size,
+                 comm::world_size(), o.world_size);
+        return;
+    }
+    if (o.plan != "this" && o.plan != "search") fail("--plan %s: wants nothing, or search", o.plan.c_str());
+    for (const char* name : {"trace", "generate"})
+        if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
+    if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
+}
+
+// the same run with other options; refuses as the run itself would. timed: else only its memory
+inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool timed) {
+    Run run;
+    run.options = o, run.state = base.state;
+    run.grid = place_in_grid(0, base.grid.world.size, o.tensor_parallel, o.pipeline_parallel);
+    settle_parallel(run), settle_batch(run);
+    Options& settled = run.options;
+    settled.pipeline_group = 0;  // the default for these numbers
+    check_pipeline(pipeline_shape(settled, run.grid.d, settled.batch));
+    if (timed) return make_plan(settled, base.state.shape, run.grid, h, base.state.samples, false);
+    Plan plan;
+    plan.o = settled, plan.hardware = &h;
+    if (h.peak > 0) plan.target = {bf16_precision, cublas_workspace};
+    for (int stage : {0, 1, run.grid.p - 1})
+        if (stage < run.grid.p)
+            plan.stages.push_back(plan_stage(settled, base.state.shape, run.grid, stage, base.state.samples,
+                                             plan.target));
+    return plan;
+}
+
+// "  --recompute full (24.1 GB)": changes, one or two at a time, with which the run fits
+inline std::string what_would_fit(const Run& run, const Hardware& h) {
+    struct Change { std::string say; std::function<void(Options&)> make; };
+    const Options& o = run.options;
+    std::vector<Change> changes;
+    if (o.recompute != "full")
+        changes.push_back({"--recompute full", [](Options& o) { o.recompute = "full"; }});
+    if (o.sequence_parallel != "yes")
+        changes.push_back({"--sequence-parallel yes", [](Options& o) { o.sequence_parallel = "yes"; }});
+    if (o.zero != 1) changes.push_back({"--zero 1", [](Options& o) { o.zero = 1; }});
+    for (int b = o.micro_batch / 2; b > 0; b /= 2)
+        changes.push_back({text("--micro-batch %d", b), [b](Options& o) { o.micro_batch = b; }});
+    for (int t = o.tensor_parallel * 2; t <= h.node; t *= 2)
+        changes.push_back({text("--tensor-parallel %d", t), [t](Options& o) { o.tensor_parallel = t; }});
+    for (int p : divisors(run.state.shape.L))
+        if (p > o.pipeline_parallel)
+            changes.push_back(
+                {text("--pipeline-parallel %d", p), [p](Options& o) { o.pipeline_parallel = p; }});
+    std::string out;
+    int found = 0;
+    auto attempt = [&](const std::string& say, Options with) {
+        try {
+            Plan plan = plan_with(run, with, h, false);
+            if (plan.fits() && found < 8)
+                out += text("\n  %s: %.1f GB", say.c_str(), (double)plan.most_bytes() * 1e-9), found++;
+        } catch (const Error&) {}  // that one is impossible for another reason
+    };
+    for (auto& c : changes) {
+        Options with = o;
+        c.make(with), attempt(c.say, with);
+    }
+    for (size_t i = 0; i < changes.size() && !found; i++)
+        for (size_t j = i + 1; j < changes.size(); j++) {
+            Options with = o;
+            changes[i].make(with), changes[j].make(with),
+                attempt(changes[i].say + " " + changes[j].say, with);
+        }
+    return found ? "these would:" + out : "no change of one or two options would: plan for more ranks";
+}
+
+// ---- search ----------------------------------------------------------------------------------------------
+
+struct Candidate {
+    Plan plan;
+    double seconds, tensor;  // tensor: the share of a middle stage's micro-batch in tensor-parallel calls
+};
+
+inline double tensor_share(const Plan& plan) {
+    int stage = plan.grid.p > 2 ? 1 : 0;
+    Schedules none;
+    auto model = dry_model(plan.o, plan.shape, plan.grid, stage, none, plan.target);
+    double calls = 0, all = 0;
+    for (int chunk = 0; chunk < plan.o.pipeline_chunks; chunk++)
+        for (auto& pieces : {forward_pieces(*model, chunk), backward_pieces(*model, chunk)})
+            for (auto& piece : pieces)
+                for (auto& work : piece.works) {
+                    double s = seconds_of(*plan.hardware, work, plan.grid.t,
+                                          nodes_of(*plan.hardware, 0, 1, plan.grid.t));
+                    all += s;
+                    if (work.kind == Work::Call) calls += s;
+                }
+    return calls / all;
+}
+
+// layouts of `world` ranks; named options stay as they are
+inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
+    const Options& o = run.options;
+    int world = run.grid.world.size, L = run.state.shape.L;
+    auto one_or = [&](const char* name, int value, std::vector<int> all) {
+        return o.has(name) ? std::vector<int>{value} : all;
+    };
+    std::vector<std::string> recompute = {"none", "full"};
+    if (o.has("recompute")) recompute = {o.recompute};
+    std::vector<int> tensor, pipeline = divisors(L), micro = {1, 2, 4, 8, 16}, chunks;
+    for (int t : divisors(o.heads)) if (t <= h.node) tensor.push_back(t);
+    std::vector<Options> all;
+    for (int t : one_or("tensor-parallel", o.tensor_parallel, tensor))
+        for (int p : one_or("pipeline-parallel", o.pipeline_parallel, pipeline)) {
+            if (world % (t * p) || o.batch % (world / (t * p))) continue;
+            for (int v :
+                 one_or("pipeline-chunks", o.pipeline_chunks, p > 1 ? divisors(L / p) : std::vector<int>{1}))
+                for (int b : one_or("micro-batch", o.micro_batch, micro))
+                    for (auto& r : recompute) {
+                        Options with = o;
+                        with.tensor_parallel = t, with.pipeline_parallel = p, with.pipeline_chunks = v;
+                        with.micro_batch = b, with.recompute = r;
+                        all.push_back(with);
+                    }
+        }
+    return all;
+}
+
+inline std::string search(const Run& run, const Hardware& h) {
+    if (h.peak == 0) fail("--plan search: --hardware %s has no times: name another machine", h.name);
+    std::vector<Options> all = layouts(run, h);
+    std::vector<Candidate> good;
+    int impossible = 0, large = 0;
+    for (auto& o : all) {
+        try {
+            if (!plan_with(run, o, h, false).fits()) {
+                large++;
+                continue;
+            }
+            Plan plan = plan_with(run, o, h, true);
+            good.push_back({plan, plan.step().seconds, tensor_share(plan)});
+        } catch (const Error&) {
+            impossible++;
+        }
+    }
+    std::stable_sort(good.begin(), good.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+    std::string out = text(
+        "search          %zu layouts of %d ranks: %d impossible, %d do not fit in %.0f GB, %zu "
+        "simulated\n",
+        all.size(), run.grid.world.size, impossible, large, h.memory * 1e-9, good.size());
+    if (good.empty()) return out + "  none fits: plan for more ranks, or a smaller model\n";
+    out +=
+        "  tensor  data  pipeline  chunks  micro-batch  recompute        s  TFLOP/s    MFU     GB    idle  "
+        "tensor calls\n";
+    for (size_t i = 0; i < good.size() && i < 10; i++) {
+        const Plan& p = good[i].plan;
+        double s = good[i].seconds, gpus = p.world();
+        out += text("  %6d %5d %9d %7d %12d %10s %8.2f %8.1f %5.1f%% %6.1f %6.1f%% %8.1f%%\n", p.grid.t,
+                    p.grid.d, p.grid.p, p.o.pipeline_chunks, p.o.micro_batch, p.o.recompute.c_str(), s,
+                    model_flops(p.shape, p.o.batch, p.o.recompute == "full") / s / gpus * 1e-12,
+                    100 * model_flops(p.shape, p.o.batch, false) / s / gpus / h.peak,
+                    (double)p.most_bytes() * 1e-9, 100 * p.step().idle(), 100 * good[i].tensor);
+    }
+    return out +
+           "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n";
+}

@@ -1,0 +1,175 @@
+// layout.h   what the stages hold and do, before anything is allocated: schedules, set-up, memory, traffic
+//   These are the very tables that training executes: train_gpt.cu builds from them, --plan prints them.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+#include "../comm/schedule.h"
+#include "cost.h"
+
+// how the micro-batches of a step pass through a stage, for each batch that the run has
+using Schedules = std::map<int, Schedule>;
+
+// m micro-batches, the group as asked for, or what comes nearest to it
+inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
+    PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
+    if (s.v == 1) s.N = s.m;
+    else s.N = o.pipeline_group && (batch == o.batch || legal_group(s.p, s.m, o.pipeline_group))
+        ? o.pipeline_group : default_group(s.p, s.m);
+    return s;
+}
+
+// samples: consumed so far; smaller batches lie behind
+inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, uint64_t samples) {
+    Schedules all;
+    for (int batch : batches_from(o, samples)) {
+        PipelineShape s = pipeline_shape(o, grid.d, batch);
+        check_pipeline(s);
+        all[batch] = make_schedule(stage, s);
+    }
+    return all;
+}
+
+inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules) {
+    int v = o.pipeline_chunks, d = grid.d;
+    if (!o.generate.empty()) return {.training = false, .chunks = v, .slots = v, .streams = 0};
+    Setup s = {.B = o.micro_batch,
+               .sequence = o.sequence_parallel == "yes",
+               .samples = o.sample_every > 0,
+               .recompute = o.recompute == "full",
+               .owners = o.zero == 1 ? d : 1,
+               .chunks = v};
+    if (!o.validation.empty()) s.losses = (int)((o.evaluate_batches + d - 1) / d);
+    for (auto& [batch, schedule] : schedules) {
+        s.accumulates |= schedule.shape.m > 1;
+        s.losses = std::max(s.losses, schedule.shape.m);
+        s.slots = std::max(s.slots, schedule.slots), s.inputs = std::max(s.inputs, schedule.inputs);
+        s.streams = std::max(s.streams, schedule.gradients);
+    }
+    return s;
+}
+
+// the build that is planned for; by default this one
+struct Target {
+    Precision precision = {};
+    size_t workspace = dev::gemm_workspace(false);
+};
+constexpr Precision bf16_precision = {"bf16", 2, 4};
+
+// ---- traffic ---------------------------------------------------------------------------------------------
+
+using TrafficTable = std::map<std::string, comm::Traffic>;  // by the group's name
+
+inline void add_call(TrafficTable& table, const char* group, comm::Collective kind, long ranks, double bytes,
+                     long times = 1) {
+    comm::Traffic& t = table[group];
+    t.calls += times, t.sent += times * comm::sent_bytes(kind, ranks, (long)bytes);
+}
+
+// what a rank sends in a step, and in products: every call of stage.h and optimizer.h, counted as comm does
+struct StepWork {
+    TrafficTable traffic;
+    double linear_flops = 0;
+};
+
+inline void add_messages(StepWork& out, const Model& m, const Schedule& schedule) {
+    double whole = (double)m.ranks.rows(m.setup.B * m.shape.T) * m.shape.C * (double)m.setup.precision.x;
+    double own = m.ranks.sequence ? whole : whole / m.grid.t;
+    for (auto& i : schedule.list) {
+        if (i.computes()) continue;
+        bool forward = i.kind == Instruction::SendForward || i.kind == Instruction::ReceiveForward;
+        add_call(out.traffic, forward ? "forward" : "backward", comm::Collective::Message, 2,
+                 i.sends() ? own : 0);
+        if (!i.sends() && !m.ranks.sequence && m.grid.t > 1)
+            add_call(out.traffic, "tensor", comm::Collective::AllGather, m.grid.t, whole);
+    }
+}
+
+inline StepWork step_work(const Model& m, const Schedule& schedule) {
+    StepWork out;
+    const Grid& g = m.grid;
+    double x = (double)m.setup.precision.x, r = (double)m.setup.precision.real;
+    int micro_batches = schedule.shape.m;
+    for (int chunk = 0; chunk < m.setup.chunks; chunk++)
+        for (auto& pieces : {forward_pieces(m, chunk), backward_pieces(m, chunk)})
+            for (auto& piece : pieces)
+                for (auto& work : piece.works) {
+                    if (work.kind == Work::Linear) out.linear_flops += micro_batches * work.product.flops();
+                    if (work.kind == Work::Call)
+                        add_call(out.traffic, "tensor", work.call, g.t, work.bytes, micro_batches);
+                }
+    add_messages(out, m, schedule);
+    for (auto& b : m.table.buckets) {
+        if (g.d == 1) break;
+        bool owned = m.table.layout.d > 1;
+        add_call(out.traffic, "data", owned ? comm::Collective::ReduceScatter : comm::Collective::AllReduce,
+                 g.d, (double)b.elements * r);
+        if (owned)
+            add_call(out.traffic, "data", comm::Collective::AllGather, g.d, (double)b.elements * x);
+    }
+    for (auto& p : m.table.list)
+        if (m.ranks.sequence && !p.split)
+            add_call(out.traffic, "tensor", comm::Collective::AllReduce, g.t, (double)p.size * r);
+    if (g.holds_tied()) {
+        const Bucket& b = m.table.buckets[m.table.list[m.table.wte].bucket];
+        add_call(out.traffic, "tied embedding", comm::Collective::AllReduce, 2,
+                 (double)(b.elements / m.table.layout.d) * r);
+    }
+    if (g.t * g.d * g.p > 1)
+        add_call(out.traffic, "world", comm::Collective::AllReduce, g.t * g.d * g.p, 8.0 * m.table.tensors);
+    return out;
+}
+
+// ---- a stage, measured -----------------------------------------------------------------------------------
+
+struct StagePlan {
+    int stage;
+    long parameters = 0;            // of a rank, padding of the vocabulary included
+    std::vector<Arena> memory;
+    std::map<int, StepWork> work;   // of a rank in a step, by batch
+    size_t bytes() const {
+        size_t sum = 0;
+        for (auto& arena : memory) sum += arena.used;
+        return sum;
+    }
+};
+
+// a model that only measures: without memory, groups or a device
+inline std::unique_ptr<Model> dry_model(const Options& o, const ModelShape& shape, Grid place, int stage,
+                                        const Schedules& schedules, const Target& target) {
+    place.stage = stage;
+    Setup setup = setup_of(o, place, schedules);
+    setup.precision = target.precision, setup.workspace = target.workspace;
+    auto model = std::make_unique<Model>(shape, place, setup);
+    model->memory(false);
+    return model;
+}
+
+inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
+                            uint64_t samples, const Target& target = {}) {
+    Schedules schedules = make_schedules(o, place, stage, samples);
+    auto model = dry_model(o, shape, place, stage, schedules, target);
+    Optimizer optimizer(*model);
+    optimizer.memory(*model, false);
+    StagePlan out = {stage, 0, model->arenas, {}};
+    out.memory.push_back(optimizer.arena);
+    for (auto& p : model->table.list) out.parameters += p.size;
+    for (auto& [batch, schedule] : schedules) out.work[batch] = step_work(*model, schedule);
+    return out;
+}
+
+// a column for each of the stages
+inline std::string memory_table(const std::vector<StagePlan>& stages) {
+    bool alone = stages.size() == 1;
+    int digits = stages[0].bytes() < 10e6 ? 3 : 1;
+    std::string out = text("memory, MB     "), all = text("\n  %-13s", "in all");
+    for (auto& s : stages) {
+        out += text("%12s", alone ? "a rank" : text("stage %d", s.stage).c_str());
+        all += text("%12.*f", digits, (double)s.bytes() * 1e-6);
+    }
+    for (size_t i = 0; i < stages[0].memory.size(); i++) {
+        out += text("\n  %-13s", stages[0].memory[i].name);
+        for (auto& s : stages) out += text("%12.*f", digits, (double)s.memory[i].used * 1e-6);
+    }
+    return out + all + "\n";
+}

@@ -1,0 +1,79 @@
+// ledger.h   at the end of a run: what was planned beside what was measured
+//   Memory, calls, bytes and the linear layers' FLOPs must be equal to the last one, on every rank. Only
+//   training steps count: evaluation, samples and checkpoints talk as well.
+#pragma once
+#include <sys/resource.h>
+#include "../layers/model/report.h"
+#include "layout.h"
+
+struct Ledger {
+    TrafficTable planned, done, before;
+    double planned_flops = 0, done_flops = 0, flops_before = 0;
+    long steps = 0;
+
+    void open(const StepWork& work) {
+        before = comm::traffic, flops_before = linear_flops;
+        for (auto& [group, t] : work.traffic) planned[group].calls += t.calls, planned[group].sent += t.sent;
+        planned_flops += work.linear_flops;
+    }
+    void close() {
+        for (auto& [group, t] : comm::traffic)
+            done[group].calls += t.calls - before[group].calls,
+                done[group].sent += t.sent - before[group].sent;
+        done_flops += linear_flops - flops_before;
+        steps++;
+    }
+    bool equal() const {
+        std::set<std::string> groups;
+        for (auto* table : {&planned, &done}) for (auto& [group, t] : *table) groups.insert(group);
+        auto of = [](const TrafficTable& table, const std::string& group) {
+            auto found = table.find(group);
+            return found == table.end() ? comm::Traffic{} : found->second;
+        };
+        for (auto& group : groups) {
+            comm::Traffic a = of(planned, group), b = of(done, group);
+            if (a.calls != b.calls || a.sent != b.sent) return false;
+        }
+        return planned_flops == done_flops;
+    }
+
+    // predicted: seconds of a step, or 0. Collective over the world.
+    void print(const Run& run, const StagePlan& mine, double predicted, double measured) const {
+        rusage usage;
+        getrusage(RUSAGE_SELF, &usage);
+        int64_t differs = !equal(), resident = usage.ru_maxrss * 1024;
+        std::vector<int64_t> all = comm::gather_numbers(run.grid.world, {differs, resident}, "the ledger");
+        if (!run.speaks() || !steps) return;
+        std::vector<int> who;
+        int64_t least = all[1], most = all[1];
+        for (size_t i = 0; i < all.size(); i += 2) {
+            if (all[i]) who.push_back((int)i / 2);
+            least = std::min(least, all[i + 1]), most = std::max(most, all[i + 1]);
+        }
+        printf("rank 0, a step           planned       measured\n");
+        for (auto& [group, t] : planned) {
+            comm::Traffic d = done.count(group) ? done.at(group) : comm::Traffic{};
+            printf("  %-15s %9.4g MB   %9.4g MB   %ld and %ld calls\n", group.c_str(),
+                   (double)t.sent * 1e-6 / (double)steps, (double)d.sent * 1e-6 / (double)steps,
+                   t.calls / steps, d.calls / steps);
+        }
+        printf("  linear layers   %9.4g GFLOP%9.4g GFLOP\n", planned_flops * 1e-9 / (double)steps,
+               done_flops * 1e-9 / (double)steps);
+        printf(
+            "  memory          %9.1f MB   %9.1f MB   and %.1f to %.1f MB resident at most, over all ranks\n",
+            (double)mine.bytes() * 1e-6, (double)taken(run) * 1e-6, (double)least * 1e-6,
+            (double)most * 1e-6);
+        if (predicted > 0)
+            printf("  seconds         %9.4g      %9.4g\n", predicted, measured);
+        printf("%s\n", who.empty()
+                           ? text("plan and run are equal on all %d ranks", run.grid.world.size).c_str()
+                           : text("plan and run DIFFER on rank %s", comm::rank_list(who).c_str()).c_str());
+    }
+
+private:
+    static size_t taken(const Run& run) {
+        size_t sum = run.optimizer->arena.used;
+        for (auto& arena : run.model->arenas) sum += arena.used;
+        return sum;
+    }
+};
