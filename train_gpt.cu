@@ -17,10 +17,9 @@ volatile sig_atomic_t stop_requested = 0;
 // what the run would hold, say, compute and take
 void plan(const Run& run) {
     const Options& o = run.options;
-    const Hardware& h = choose_hardware(o.hardware, true);
+    Hardware h = choose_hardware(o);
     if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
-    Plan p = make_plan(o, run.state.shape, run.grid, h, run.state.samples, true);
-    p.counts = count_steps(o, run.state.samples, run.state.step, run.last_step);
+    Plan p = whole_plan(run, h);
     if (!o.plan_json.empty() && o.plan_json != "-") {
         FileWriter file(o.plan_json);
         file.write(plan_json(p)), file.finish();
@@ -269,6 +268,13 @@ void save(Run& run) {
     if (run.speaks()) printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
 }
 
+// of a step on rank 0's hardware, if it is known
+double predicted_seconds(const Run& run) {
+    Hardware h = choose_hardware(run.options);
+    if (h.peak == 0 || !run.speaks()) return 0;
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false).step().seconds;
+}
+
 // the step that was just traced, of the first replica; collective over the world
 void save_trace(Run& run, const PipelineShape& shape, double took) {
     const Grid& g = run.grid;
@@ -316,7 +322,7 @@ void train(Run& run, const Schedules& schedules, const StagePlan& planned) {
     run.model->await_parameters();  // the last update's
     if (stop && run.speaks()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (!o.save.empty() && saved != run.state.step) save(run);
-    ledger.print(run, planned, 0, pace * (double)o.batch * o.sequence);
+    ledger.print(run, planned, predicted_seconds(run), pace * (double)o.batch * o.sequence);
 }
 
 // settles everything that can be settled without memory or messages; all ranks go on, or all end
@@ -338,14 +344,10 @@ Schedules start(Run& run, int argc, char** argv) {
     if (o.help) return schedules;
     together([&] {
         check_plan_options(o);
-        bool planning = !o.plan.empty();
-        // a search settles one replica: the number of ranks need not suit the layout that it begins with
-        int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel
-            : planning ? o.world_size : comm::world_size();
-        run.grid = place_in_grid(planning ? 0 : comm::world_rank(), world, o.tensor_parallel,
-                                 o.pipeline_parallel);
+        if (!o.plan.empty()) return settle_plan(run);
+        run.grid =
+            place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
         settle(run);
-        if (planning) return (void)(run.grid.world.size = o.world_size);
         if (o.generate.empty())
             schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())

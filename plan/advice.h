@@ -16,10 +16,28 @@ inline void check_plan_options(Options& o) {
                  comm::world_size(), o.world_size);
         return;
     }
+    if (o.plan_json == "-" && o.has("hosts")) fail("--hosts prints a text: give --plan-json a FILE");
     if (o.plan != "this" && o.plan != "search") fail("--plan %s: wants nothing, or search", o.plan.c_str());
     for (const char* name : {"trace", "generate"})
         if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
     if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
+}
+
+// the place of rank 0 among those to plan for, and every other setting
+inline void settle_plan(Run& run) {
+    Options& o = run.options;
+    // a search settles one replica: the number of ranks need not suit the layout that it begins with
+    int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
+    run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
+    settle(run);
+    run.grid.world.size = o.world_size;
+}
+
+// every stage, and every batch of the recipe
+inline Plan whole_plan(const Run& run, const Hardware& h) {
+    Plan plan = make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, true);
+    plan.counts = count_steps(run.options, run.state.samples, run.state.step, run.last_step);
+    return plan;
 }
 
 // the same run with other options; refuses as the run itself would. timed: else only its memory
@@ -33,7 +51,7 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     check_pipeline(pipeline_shape(settled, run.grid.d, settled.batch));
     if (timed) return make_plan(settled, base.state.shape, run.grid, h, base.state.samples, false);
     Plan plan;
-    plan.o = settled, plan.hardware = &h;
+    plan.o = settled, plan.hardware = h;
     if (h.peak > 0) plan.target = {bf16_precision, cublas_workspace};
     for (int stage : {0, 1, run.grid.p - 1})
         if (stage < run.grid.p)
@@ -98,8 +116,8 @@ inline double tensor_share(const Plan& plan) {
         for (auto& pieces : {forward_pieces(*model, chunk), backward_pieces(*model, chunk)})
             for (auto& piece : pieces)
                 for (auto& work : piece.works) {
-                    double s = seconds_of(*plan.hardware, work, plan.grid.t,
-                                          nodes_of(*plan.hardware, 0, 1, plan.grid.t));
+                    double s = seconds_of(plan.hardware, work, plan.grid.t,
+                                          nodes_of(plan.hardware, 0, 1, plan.grid.t));
                     all += s;
                     if (work.kind == Work::Call) calls += s;
                 }

@@ -8,7 +8,8 @@
 //     collective   bytes that each rank sends / rate + base + a hop for each step of the ring. Over several
 //                  nodes with n of the group's ranks each the rate is min(nvlink, n network): a GPU has an
 //                  adapter of its own, and NCCL makes rings through all of them
-//   `efficiency` is the one number that was fitted: to MT-NLG's three published runs, see the README.
+//   `efficiency`, 0.483 unless --gemm-efficiency says otherwise, is the one number that was fitted: to
+//   MT-NLG's three published runs, see the README.
 //   Sources
 //     peak, memory, bandwidth, sms   NVIDIA data sheets: A100 80GB SXM, H100 SXM, H200 SXM (dense bf16)
 //     network, node, leaf   NVIDIA DGX A100 and H100 data sheets (8 x HDR 200 Gb/s, 8 x NDR 400 Gb/s); DGX
@@ -31,6 +32,7 @@ struct Hardware {
     int sms, node;
     double nvlink, network;
     int leaf;
+    double efficiency = 0;  // of products, --gemm-efficiency
 };
 
 constexpr Hardware machines[] = {
@@ -39,10 +41,9 @@ constexpr Hardware machines[] = {
     {"dgx-h200", "H200", 989.4e12, 141e9, 4.8e12, 132, 8, 370e9, 50e9, 32},
     {"here", "", 0, 0, 0, 0, 8, 0, 0, 1},  // this machine in this build, if it is none of those: no times
 };
-constexpr double gemm_efficiency = 0.483;  // fitted
 constexpr double launch_seconds = 4e-6, call_base = 8.4e-6, hop_inside = 3.4e-6, hop_outside = 9.6e-6;
 
-inline const Hardware& find_hardware(const std::string& name) {
+inline Hardware find_hardware(const std::string& name) {
     std::vector<std::string> names;
     for (auto& h : machines) {
         if (name == h.name) return h;
@@ -53,13 +54,14 @@ inline const Hardware& find_hardware(const std::string& name) {
     fail("--hardware %s: unknown: choose one of%s", name.c_str(), all.c_str());
 }
 
-// the machine named, else the one that is here, else the one that most is known of
-inline const Hardware& choose_hardware(const std::string& name, bool planning) {
-    if (!name.empty()) return find_hardware(name);
-    std::string device = device_name();
+// the machine named, else the one that is here; with --plan, else the one that most is known of
+inline Hardware choose_hardware(const Options& o) {
+    std::string name = o.hardware, device = device_name();
     for (auto& h : machines)
-        if (*h.device && device.find(h.device) != device.npos) return h;
-    return find_hardware(planning ? "dgx-a100" : "here");
+        if (name.empty() && *h.device && device.find(h.device) != device.npos) name = h.name;
+    Hardware found = find_hardware(!name.empty() ? name : o.plan.empty() ? "here" : "dgx-a100");
+    found.efficiency = o.gemm_efficiency;
+    return found;
 }
 
 // one matrix product, or `batch` of them
@@ -80,7 +82,7 @@ inline double filled(const Hardware& h, const Product& p) {
 
 // bytes: of its operands, read, and its result, written
 inline double product_seconds(const Hardware& h, const Product& p, double bytes) {
-    double compute = p.flops() / (gemm_efficiency * h.peak * filled(h, p));
+    double compute = p.flops() / (h.efficiency * h.peak * filled(h, p));
     return std::max(compute, bytes / h.bandwidth) + launch_seconds;
 }
 

@@ -42,7 +42,7 @@ class Placement {
     std::map<std::string, std::array<double, 3>> bytes;  // group -> inside, leaf, beyond
 
     void add(const std::string& group, int from, int to, double sent) {
-        int a = host_of[from], b = host_of[to], leaf = plan.hardware->leaf;
+        int a = host_of[from], b = host_of[to], leaf = plan.hardware.leaf;
         bytes[group][a == b ? 0 : a / leaf == b / leaf ? 1 : 2] += sent;
     }
     void count(int rank) {
@@ -66,7 +66,7 @@ class Placement {
 
 public:
     Placement(const Plan& plan, const std::string& path)
-        : plan(plan), hosts(read_hosts(path, plan.hardware->node)) {
+        : plan(plan), hosts(read_hosts(path, plan.hardware.node)) {
         for (size_t h = 0; h < hosts.size(); h++)
             for (int i = 0; i < hosts[h].slots && (int)host_of.size() < plan.world(); i++)
                 host_of.push_back((int)h);
@@ -85,7 +85,7 @@ public:
                  b = place_in_grid(last, plan.world(), g.t, g.p);
             auto range = [](int x, int y) { return x == y ? text("%d", x) : text("%d to %d", x, y); };
             out += text("  %-16s leaf %-3d ranks %s: stage %s, data %s\n", hosts[host_of[first]].name.c_str(),
-                        host_of[first] / plan.hardware->leaf, range(first, last).c_str(),
+                        host_of[first] / plan.hardware.leaf, range(first, last).c_str(),
                         range(a.stage, b.stage).c_str(),
                         a.stage == b.stage ? range(a.data, b.data).c_str() : "several");
             first = last + 1;

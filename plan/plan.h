@@ -9,7 +9,7 @@ struct Plan {
     Options o;                      // settled
     ModelShape shape;
     Grid grid;                      // of rank 0; groups by their sizes
-    const Hardware* hardware;
+    Hardware hardware;
     Target target;
     uint64_t samples = 0;           // consumed when the run begins
     std::vector<StagePlan> stages;
@@ -18,13 +18,13 @@ struct Plan {
     std::map<int, long> counts;        // steps of each batch in the recipe
     int world() const { return grid.t * grid.d * grid.p; }
     const Simulation& step() const { return steps.at(o.batch); }
-    bool timed() const { return hardware->peak > 0; }
+    bool timed() const { return hardware.peak > 0; }
     size_t most_bytes() const {
         size_t most = 0;
         for (auto& s : stages) most = std::max(most, s.bytes());
         return most;
     }
-    bool fits() const { return hardware->memory == 0 || (double)most_bytes() <= hardware->memory; }
+    bool fits() const { return hardware.memory == 0 || (double)most_bytes() <= hardware.memory; }
 };
 
 // FLOPs of a step: the model's, counting all scores of attention (half of them would do); with --recompute
@@ -92,7 +92,7 @@ inline StageTimes stage_times(const Hardware& h, const Model& m) {
 }
 
 inline void time_plan(Plan& plan) {
-    const Hardware& h = *plan.hardware;
+    const Hardware& h = plan.hardware;
     const Grid& g = plan.grid;
     Schedules none;  // times of a micro-batch do not depend on how many there are
     std::unique_ptr<Model> model;
@@ -149,7 +149,7 @@ inline std::map<int, long> count_steps(const Options& o, uint64_t samples, long 
 inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& grid, const Hardware& h,
                       uint64_t samples, bool all) {
     Plan plan;
-    plan.o = o, plan.shape = shape, plan.grid = grid, plan.hardware = &h, plan.samples = samples;
+    plan.o = o, plan.shape = shape, plan.grid = grid, plan.hardware = h, plan.samples = samples;
     if (h.peak > 0) plan.target = {bf16_precision, cublas_workspace};
     for (int stage = 0; stage < grid.p; stage++)
         if (all || stage <= 1 || stage == grid.p - 1)

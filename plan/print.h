@@ -88,7 +88,7 @@ inline std::string memory_report(const Plan& plan) {
         if (plan.grid.p <= 4 || s.stage <= 1 || s.stage == plan.grid.p - 1) shown.push_back(s);
     for (auto& s : shown) out += text("%s stage %d: %ld", &s == &shown[0] ? "" : ",", s.stage, s.parameters);
     out += "\n" + memory_table(shown);
-    double most = (double)plan.most_bytes() * 1e-9, has = plan.hardware->memory * 1e-9;
+    double most = (double)plan.most_bytes() * 1e-9, has = plan.hardware.memory * 1e-9;
     if (has > 0)
         out += text("  %.1f of %.0f GB at most: %s\n", most, has, plan.fits() ? "fits" : "DOES NOT FIT");
     bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, full = plan.o.recompute == "full";
@@ -158,8 +158,8 @@ inline std::string time_report(const Plan& plan) {
     double bubble =
         (p - 1) / ((double)plan.o.batch / plan.grid.d / plan.o.micro_batch * plan.o.pipeline_chunks);
     std::string out = text("step            %.4g s on %s; %.4g TFLOP/s on each GPU, MFU %.1f %%\n", s,
-                           plan.hardware->name, done / s / gpus * 1e-12,
-                           100 * model / s / gpus / plan.hardware->peak);
+                           plan.hardware.name, done / s / gpus * 1e-12,
+                           100 * model / s / gpus / plan.hardware.peak);
     out +=
         text("  FLOPs         model %.4g, done %.4g: all scores of attention counted, half of them needed\n",
              model, done);
@@ -228,8 +228,8 @@ inline std::string plan_json(const Plan& plan) {
         "\"micro_batches\": %d,\n",
         plan.world(), plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.o.micro_batch, micro_batches);
     out += text(" \"precision\": %s, \"hardware\": %s, \"memory_limit\": %.0f, \"fits\": %s,\n",
-                json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware->name).c_str(),
-                plan.hardware->memory, plan.fits() ? "true" : "false");
+                json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware.name).c_str(),
+                plan.hardware.memory, plan.fits() ? "true" : "false");
     out += " \"pipeline_groups\": [";
     for (int N : legal_groups(plan.grid.p, micro_batches)) out += text(out.back() == '[' ? "%d" : ", %d", N);
     out += "],\n \"stages\": [\n";
@@ -240,10 +240,10 @@ inline std::string plan_json(const Plan& plan) {
              model_flops(m, plan.o.batch, false), model_flops(m, plan.o.batch, plan.o.recompute == "full"));
     if (plan.timed()) {
         double s = plan.step().seconds, gpus = plan.world();
-        out += text(" \"seconds\": %.6g, \"tflops_per_gpu\": %.6g, \"mfu\": %.6g, \"idle\": %.6g,\n", s,
+        out += text(" \"seconds\": %.10g, \"tflops_per_gpu\": %.10g, \"mfu\": %.10g, \"idle\": %.10g,\n", s,
                     model_flops(m, plan.o.batch, plan.o.recompute == "full") / s / gpus * 1e-12,
-                    model_flops(m, plan.o.batch, false) / s / gpus / plan.hardware->peak, plan.step().idle());
-        out += text(" \"days\": %.6g, \"gpu_hours\": %.6g,\n", r.seconds / 86400, r.seconds / 3600 * gpus);
+                    model_flops(m, plan.o.batch, false) / s / gpus / plan.hardware.peak, plan.step().idle());
+        out += text(" \"days\": %.10g, \"gpu_hours\": %.10g,\n", r.seconds / 86400, r.seconds / 3600 * gpus);
     }
     return out +
            text(" \"steps\": %ld, \"ramp_steps\": %ld, \"tokens\": %.17g, \"checkpoint_bytes\": %.17g}\n",
@@ -253,6 +253,6 @@ inline std::string plan_json(const Plan& plan) {
 inline std::string plan_title(const Plan& plan) {
     return text(
         "planned: %d layers, hidden %d, %d x %d x %d ranks (tensor x data x pipeline), batch %d, %s, %.4g s",
-        plan.shape.L, plan.shape.C, plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.hardware->name,
+        plan.shape.L, plan.shape.C, plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.hardware.name,
         plan.timed() ? plan.step().seconds : 0);
 }

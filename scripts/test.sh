@@ -82,6 +82,23 @@ a, b, c = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{n}.jsonl"
 assert len(a) == 5 and all(abs(x - y) < 1e-4 and abs(x - z) < 1e-4 for x, y, z in zip(a, b, c)), (a, b, c)
 PYTHON
 
+# a plan for GPUs, made by a build for CPUs in fp32, is that of a build with kernels in bf16, but for cuBLASLt's workspace
+shape="--plan --layers 8 --hidden 64 --heads 4 --sequence 32 --batch 16 --micro-batch 1 --plan-json"
+for layout in "" "--tensor-parallel 2 --pipeline-parallel 4 --world-size 16 --pipeline-chunks 2" \
+              "--tensor-parallel 4 --world-size 8 --sequence-parallel no --recompute full --zero 0"; do
+    expect "a plan in fp32 for bf16" build/cpu-fp32/train_gpt $shape "$work/a.json" $layout --hardware dgx-a100
+    expect "a plan in bf16" build/emulated-bf16/train_gpt $shape "$work/b.json" $layout --hardware here
+    expect "the same plan" python3 - "$work" <<'PYTHON'
+import json, sys
+a, b = (json.load(open(f"{sys.argv[1]}/{n}.json"))["stages"] for n in "ab")
+for stage in a:
+    assert stage["memory"].pop("products") == 32 << 20
+for stage in b:
+    assert stage["memory"].pop("products") == 0
+assert a == b and len(a) in (1, 4) and all(stage["memory"]["parameters"] > 0 for stage in a), (a, b)
+PYTHON
+done
+
 # a checkpoint to Hugging Face's form and back: the same weights
 expect "a checkpoint" ./train_gpt $run --save "$work/saved"
 expect "to Hugging Face" ./convert --from-checkpoint "$work/saved" --to-huggingface "$work/hf"
@@ -105,6 +122,13 @@ sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
+refused "wants --plan" ./train_gpt --timeline x.svg
+refused "start 8, or leave the option out" ./train_gpt $run --world-size 8
+refused "does not go with --plan" ./train_gpt --plan --trace x.svg
+refused "cannot be written" ./train_gpt --plan --timeline "$work/nowhere/x.svg"
+refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
+expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
+    eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
 
 data=../shared/data
 if [ -d "$data" ]; then

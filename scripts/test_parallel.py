@@ -71,6 +71,7 @@ def train(name, ranks, extra, resume=None, **where):
         arguments += ["--resume", f"{work}/{resume}"]
     result = run(ranks, arguments, **where)
     check(result.returncode == 0, f"{name}: {result.stderr[-500:]}")
+    check(f"plan and run are equal on all {ranks} ranks" in result.stdout, f"{name}: {result.stdout[-1000:]}")
     return result.returncode == 0
 
 
@@ -214,10 +215,10 @@ for ranks, options in ((2, {"tensor-parallel": 2}), (4, {"tensor-parallel": 4}),
 
 # and while it trains
 sampling = ["--steps", "1", "--tokenizer", "bytes", "--sample-every", "1", "--sample-tokens", "20", "--temperature", "0"]
-said = run(1, [*DATA, *MODEL, *sampling]).stdout.split("left 0:00")[-1].split("\na rank ")[0].rstrip("\n")
+said = run(1, [*DATA, *MODEL, *sampling]).stdout.split("left 0:00")[-1].split("\nrank 0, a step")[0].rstrip("\n")
 for ranks, options in ((2, {"pipeline-parallel": 2, "recompute": "full"}), (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),
                        (2, {"pipeline-parallel": 2, "pipeline-chunks": 2}), (1, {"recompute": "full"})):
-    got = run(ranks, [*DATA, *MODEL, *sampling, *words(options)]).stdout.split("left 0:00")[-1].split("\na rank ")[0].rstrip("\n")
+    got = run(ranks, [*DATA, *MODEL, *sampling, *words(options)]).stdout.split("left 0:00")[-1].split("\nrank 0, a step")[0].rstrip("\n")
     check(got == said and len(said) > 20, f"a sample in training, {options}: {got!r}, wants {said!r}")
 
 # bad input: every rank ends, one message names what would work

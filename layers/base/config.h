@@ -23,13 +23,15 @@ struct Preset {
     double learning_rate;
 };
 
-// GPT-2's and GPT-3's sizes (Radford et al. 2019; Brown et al. 2020, table 2.1) and MT-NLG (arXiv 2201.11990)
+// GPT-2's and GPT-3's sizes (Radford et al. 2019; Brown et al. 2020, table 2.1), MT-NLG (arXiv 2201.11990),
+// and 22B and 1T of arXiv 2205.05198, which gives no learning rate: theirs lie beside those of their neighbours
 constexpr Preset presets[] = {
     {"124M", 12, 768, 12, 1024, 128, 6.0e-4},    {"350M", 24, 1024, 16, 1024, 128, 3.0e-4},
     {"774M", 36, 1280, 20, 1024, 128, 2.5e-4},   {"1.3B", 24, 2048, 16, 2048, 128, 2.0e-4},
     {"1558M", 48, 1600, 25, 1024, 128, 2.0e-4},  {"2.7B", 32, 2560, 32, 2048, 128, 1.6e-4},
     {"6.7B", 32, 4096, 32, 2048, 128, 1.2e-4},   {"13B", 40, 5120, 40, 2048, 128, 1.0e-4},
-    {"175B", 96, 12288, 96, 2048, 128, 6.0e-5},  {"530B", 105, 20480, 128, 2048, 1024, 5.0e-5},
+    {"22B", 48, 6144, 64, 2048, 128, 9.0e-5},    {"175B", 96, 12288, 96, 2048, 128, 6.0e-5},
+    {"530B", 105, 20480, 128, 2048, 1024, 5.0e-5}, {"1T", 128, 25600, 160, 2048, 1024, 5.0e-5},
 };
 constexpr int gpt2_vocabulary = 50257;
 
@@ -57,6 +59,7 @@ struct Options {
     int world_size = 0;
     std::string plan, plan_json, hardware, hosts, timeline, trace;
     long trace_step = 2;
+    double gemm_efficiency = 0.483;
     bool help = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
@@ -75,7 +78,7 @@ struct Option {
 inline const std::vector<Option> option_table = [] {
     using O = Options;
     return std::vector<Option>{
-        {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 13B 175B 530B"},
+        {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 13B 22B 175B 530B 1T"},
         {"layers", &O::layers, 1, "transformer blocks L (default: the preset's)"},
         {"hidden", &O::hidden, 1, "channels C (default: the preset's)"},
         {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},
@@ -143,6 +146,8 @@ inline const std::vector<Option> option_table = [] {
         {"hardware", &O::hardware, 0,
          "machine to plan for: dgx-a100 dgx-h100 dgx-h200 here (default: the one that is here, else "
          "dgx-a100)"},
+        {"gemm-efficiency", &O::gemm_efficiency, 0.01,
+         "share of the peak that large products reach, for planned times"},
         {"hosts", &O::hosts, 0, "with --plan: file with a line a host, to say which ranks stand where"},
         {"timeline", &O::timeline, 0, "with --plan: a step drawn, as FILE.svg or, for Chrome, FILE.json"},
         {"trace", &O::trace, 0, "a step of the run itself, drawn so"},
