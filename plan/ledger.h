@@ -63,8 +63,8 @@ struct Ledger {
             "  memory          %9.1f MB   %9.1f MB   and %.1f to %.1f MB resident at most, over all ranks\n",
             (double)mine.bytes() * 1e-6, (double)taken(run) * 1e-6, (double)least * 1e-6,
             (double)most * 1e-6);
-        if (predicted > 0)
-            printf("  seconds         %9.4g      %9.4g\n", predicted, measured);
+        std::string time = predicted > 0 ? text("%9.4g s ", predicted) : "no known machine";
+        printf("  seconds         %-12s    %9.4g s\n", time.c_str(), measured);
         printf("%s\n", who.empty()
                            ? text("plan and run are equal on all %d ranks", run.grid.world.size).c_str()
                            : text("plan and run DIFFER on rank %s", comm::rank_list(who).c_str()).c_str());

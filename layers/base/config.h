@@ -24,7 +24,7 @@ struct Preset {
 };
 
 // GPT-2's and GPT-3's sizes (Radford et al. 2019; Brown et al. 2020, table 2.1), MT-NLG's (arXiv 2201.11990),
-// and 22B and 1T of arXiv 2205.05198, which gives no learning rate: theirs lie beside those of their neighbours
+// and 22B and 1T of arXiv 2205.05198, which gives no learning rate: theirs lie beside their neighbours'
 constexpr Preset presets[] = {
     {"124M", 12, 768, 12, 1024, 128, 6.0e-4},    {"350M", 24, 1024, 16, 1024, 128, 3.0e-4},
     {"774M", 36, 1280, 20, 1024, 128, 2.5e-4},   {"1.3B", 24, 2048, 16, 2048, 128, 2.0e-4},
