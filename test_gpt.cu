@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <filesystem>
 #include "layers/base/mma.h"
+#include "layers/flash_attention.cuh"
 #include "layers/model/generate.h"
 #include "layers/model/replicas.h"
 #include "plan/advice.h"
@@ -386,6 +387,23 @@ void test_gradients() {
         ref::attention_backward(d.data(), dp.data(), r.data(), p.data(), qkv.data(), a, nullptr);
         differences(text("attention dqkv, T %d", T), qkv, wide(d), forward);
     }
+    for (int T : {1, 5, 67}) {  // the same by tiles, and not a value of T x T
+        AttentionShape a = {2, T, 2, 3};
+        long n = a.B * T * a.row(), m = a.B * T * a.out(), rows = (long)a.B * a.NH * T;
+        X qkv = random_values<floatX>(n, 11), o(m), whole(m), p(rows * T), r = random_values<floatX>(m, 12),
+          d(n);
+        R lse(rows);
+        auto forward = [&] {
+            return ref::flash_attention_forward(o.data(), lse.data(), qkv.data(), a, nullptr), dot(o, r);
+        };
+        forward();
+        ref::attention_forward(whole.data(), p.data(), qkv.data(), a, nullptr);
+        double most = 0;
+        for (long i = 0; i < m; i++) most = std::max(most, std::abs((double)o[i] - (double)whole[i]));
+        check(most < 1e-14, text("flash attention is attention, T %d: %g", T, most));
+        ref::flash_attention_backward(d.data(), {}, r.data(), o.data(), lse.data(), qkv.data(), a, nullptr);
+        differences(text("flash attention dqkv, T %d", T), qkv, wide(d), forward);
+    }
     for (int ranks : {1, 2}) {  // of the vocabulary
         int N = 3, V = 5, Vp = 8;
         X logits = random_values<floatX>(N * Vp, 13), work;
@@ -537,6 +555,61 @@ void kernels_attention() {
     }
 }
 
+// sizes that do not fit the tiles of 64 keys and 32, 64 or 128 queries
+void kernels_flash_attention() {
+    if (sizeof(floatX) != 2) return;
+    // roundings are independent: in the root of the mean square few of them add up to less than 2^-8
+    auto alike = [](const std::string& what, const std::vector<floatX>& got, const std::vector<floatX>& want) {
+        double difference = 0, square = 0;
+        for (size_t i = 0; i < got.size(); i++) {
+            double x = real(got[i]) - real(want[i]);
+            difference += x * x, square += real(want[i]) * real(want[i]);
+        }
+        double off = std::sqrt(difference / square);
+        check(off < std::ldexp(1, -8), text("%s: off by %.2e in the mean", what.c_str(), off));
+    };
+    struct Size { int B, T, NH, HS; };
+    std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 127, 3, 64},  {1, 200, 1, 64},
+                               {2, 65, 2, 80},  {1, 96, 1, 96},  {1, 130, 2, 128}, {1, 64, 1, 128},
+                               {2, 70, 1, 160}, {1, 129, 1, 160}};
+    if (!host_is_device) sizes.insert(sizes.end(), {{2, 1000, 3, 64}, {1, 2048, 4, 128}, {1, 2048, 2, 160}});
+    for (auto [B, T, NH, HS] : sizes) {
+        AttentionShape a = {B, T, NH, HS};
+        long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
+        X qkv(random_values<floatX>(n, 1)), o(m), dout(random_values<floatX>(m, 2)), dqkv(n);
+        R lse(rows), delta(rows), dq(rows * HS);
+        Both<int> turns(flash_turns(B, NH, T));
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+        ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        gpu::flash_attention_forward(o.device, lse.device, qkv.device, a, nullptr);
+        // p is rounded before it is divided by its sum here, after it in ref, and o is rounded: 2^-8 each
+        o.agree("flash attention o" + size, 2 * rounding), lse.agree("flash attention lse" + size, 1e-5);
+        X whole(m), p(rows * T);  // and ref says what the materialised one says
+        ref::attention_forward(whole.ref(), p.ref(), qkv.ref(), a, nullptr);
+        // which also rounds the scores, some of them above 2
+        close("flash attention is attention" + size, o.host, whole.host, 4 * rounding);
+        alike("flash attention o" + size, o.back(), o.host);
+        ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        FlashScratch scratch = {delta.device, dq.device, turns.device};
+        std::vector<floatX> first;
+        for (int again = 0; again < 2; again++) {
+            gpu::flash_attention_backward(dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device,
+                                          a, nullptr);
+            // p and ds are rounded, ds after the difference of two sums that end differently: twice 2^-8 each
+            dqkv.agree("flash attention dqkv" + size, 4 * rounding);
+            std::vector<floatX> back = dqkv.back();
+            alike("flash attention dqkv" + size, back, dqkv.host);
+            if (again)
+                check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
+            first = back;
+        }
+    }
+    refuses("wants 64, 80, 96, 128 or 160", [] {
+        gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1, 1, 1, 32},
+                                     nullptr);
+    });
+}
+
 void kernels_cross_entropy() {
     for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {5, 257, 384, 100},
                                    {4, 1000, 1024, 0}, {3, 0, 8, 8}}) {
@@ -660,6 +733,7 @@ void test_kernels() {
         emulated::seed = seed;
 #endif
         kernels_layernorm(), kernels_gelu(), kernels_matmul(), kernels_residual(), kernels_attention();
+        kernels_flash_attention();
         kernels_cross_entropy(), kernels_embedding(), kernels_adamw(), kernels_mma();
 #if defined(DEVICE_EMULATED)
     }

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -37,6 +38,9 @@ struct dim3 {
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
 };
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -199,6 +203,8 @@ struct Worker {
     std::vector<char> dynamic_shared;
     const std::function<void()>* body = nullptr;
     const char* kernel = "";
+    // copies that a thread has begun: the finished groups, and last the open one
+    std::vector<std::deque<std::vector<std::function<void()>>>> copies;
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
     uint64_t key = 0;
     std::string error;
@@ -268,6 +274,7 @@ inline void Worker::run_block(uint64_t block_key) {
     key = block_key;
     unsigned n = blockDim.x * blockDim.y * blockDim.z;
     threads.assign(n, Thread());
+    copies.assign(n, {{}});
     warps.assign((n + 31) / 32, Warp());
     for (unsigned t = 0; t < n; t++)
         threads[t].index = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
@@ -413,6 +420,8 @@ inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 template <class T>
 T atomicAdd(T* address, T value) {  // integers only: float atomics would make runs differ

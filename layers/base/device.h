@@ -93,6 +93,9 @@ inline void check_cuda(cudaError_t e, const char* what) {
         check_cuda(cudaGetLastError(), "launching " #kernel);                    \
     } while (0)
 #define SHARED(type, name, count) __shared__ type name[count]
+#define DYNAMIC_SHARED(type, name)                             \
+    extern __shared__ __align__(16) char dynamic_shared[];     \
+    type* name = (type*)dynamic_shared
 #elif HAS_KERNELS
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     emulated::launch_later((stream), #kernel, (grid), (block), (shared_bytes), \
@@ -100,6 +103,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
 #define SHARED(type, name, count) \
     static char name##_key;       \
     auto& name = *(type(*)[count])emulated::shared_array(&name##_key, sizeof(type) * (count))
+#define DYNAMIC_SHARED(type, name) type* name = (type*)emulated::worker->dynamic_shared.data()
 #endif
 
 // ---- memory and order ------------------------------------------------------------------------------------
@@ -235,6 +239,18 @@ constexpr bool host_is_device = false;
 #else
 constexpr bool host_is_device = true;
 #endif
+
+// lets a kernel be launched with so many bytes of dynamic shared memory
+template <class Kernel>
+void allow_shared([[maybe_unused]] Kernel kernel, [[maybe_unused]] size_t bytes) {
+#if defined(__CUDACC__)
+    if (bytes <= 48 << 10) return;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess)
+        fail("this GPU has less than the %zu bytes of shared memory that a kernel wants: choose --attention "
+             "materialised", bytes);
+#endif
+}
 
 inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 

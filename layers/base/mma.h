@@ -3,6 +3,11 @@
 //     a[0] = A[g][c, c+1]   a[1] = A[g+8][c, c+1]   a[2] = A[g][c+8, c+9]   a[3] = A[g+8][c+8, c+9]
 //     b[0] = B[c, c+1][g]   b[1] = B[c+8, c+9][g]
 //     d[0], d[1] = D[g][c, c+1]   d[2], d[3] = D[g+8][c, c+1]
+//   copy_async_16 (PTX cp.async) copies 16 bytes from global to shared memory, or zeros; copy_async_wait<n>
+//   returns when all but the last n committed groups of this thread have arrived. In emulation they arrive
+//   then, and not before.
+//   wait_until and publish: a counter in global memory by which blocks keep an order. Who publishes has
+//   written before (__threadfence and a barrier); who waited reads what others wrote by load_global.
 #pragma once
 #include "device.h"
 
@@ -29,6 +34,35 @@ __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
+
+__device__ inline void copy_async_16(bf16* shared, const bf16* global, bool copy) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    int bytes = copy ? 16 : 0;  // the rest of the 16 is 0
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(global), "r"(bytes)
+                 : "memory");
+}
+__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int groups>
+__device__ inline void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// low in the lower half
+__device__ inline uint32_t pack_bf16(float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ inline void wait_until(const int* turn, int value) {
+    int now;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    while (now != value);
+}
+__device__ inline void publish(int* turn, int value) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
+}
+__device__ inline float2 load_global(const float2* x) { return __ldcg(x); }
 #else
 inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     struct Args {
@@ -74,5 +108,31 @@ void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {
             }
     });
 }
+
+inline void copy_async_16(bf16* shared, const bf16* global, bool copy) {
+    if ((uintptr_t)shared % 16 || (uintptr_t)global % 16)
+        fail("copy_async_16: %p from %p is not aligned to 16 bytes", (void*)shared, (const void*)global);
+    emulated::worker->copies[emulated::worker->current].back().push_back([=] {
+        if (copy) memcpy(shared, global, 16);
+        else memset(shared, 0, 16);
+    });
+}
+inline void copy_async_commit() { emulated::worker->copies[emulated::worker->current].emplace_back(); }
+template <int groups>
+void copy_async_wait() {
+    auto& mine = emulated::worker->copies[emulated::worker->current];
+    for (; mine.size() > groups + 1; mine.pop_front())
+        for (auto& copy : mine.front()) copy();
+}
+
+inline uint32_t pack_bf16(float low, float high) {
+    return bf16(low).bits | (uint32_t)bf16(high).bits << 16;
+}
+
+inline void wait_until(const int* turn, int value) {
+    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != value) {}
+}
+inline void publish(int* turn, int value) { __atomic_store_n(turn, value, __ATOMIC_RELEASE); }
+inline float2 load_global(const float2* x) { return *x; }
 #endif
 #endif

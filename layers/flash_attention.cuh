@@ -1,0 +1,419 @@
+// flash_attention.cuh   causal self-attention without a (T, T) tensor (FlashAttention-2, arXiv 2307.08691)
+//   o = softmax(q k^T / sqrt(HS)) v over the keys up to the query's own position, in tiles that stay on chip;
+//   lse = log of the sum of exp of a query's scores, from which backward computes each tile again
+//   qkv, dqkv (B, T, NH, 3, HS)   o, dout (B, T, NH, HS)   lse (B, NH, T) real
+//   kept:  lse (the block keeps qkv and o)
+//   backward: dqkv is set; scratch: delta (B, NH, T) real, dq (B, NH, T, HS) real, turns 1 + B*NH*ceil(T/32)
+//             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
+//             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
+//   talks: nobody          cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
+//   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later)
+#pragma once
+#include <algorithm>
+#include <vector>
+#include "attention.cuh"
+#include "base/mma.h"
+
+struct FlashScratch {
+    real *delta, *dq;
+    int* turns;
+};
+inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 32); }
+
+// whether the kernels can do it
+constexpr bool flash_head_size(int HS) {
+    return HS == 64 || HS == 80 || HS == 96 || HS == 128 || HS == 160;
+}
+
+namespace ref {
+
+// rows [t0, t0 + rows) of a head: the scores of `keys` keys, scaled, and 0 … -inf beyond the diagonal
+inline void flash_scores(real* p, const floatX* q, const floatX* k, int t0, int rows, int keys,
+                         AttentionShape a, Stream s) {
+    gemm<real>({.out = p, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys, .k = a.HS, .transpose_b = true,
+                .alpha = a.scale(), .lda = a.row(), .ldb = a.row(), .ldc = keys}, s);
+    for (int t = 0; t < rows; t++)
+        for (int j = t0 + t + 1; j < keys; j++)
+            p[(long)t * keys + j] = -std::numeric_limits<real>::infinity();
+}
+
+inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
+    #pragma omp parallel for collapse(2)
+    for (int b = 0; b < a.B; b++)
+        for (int h = 0; h < a.NH; h++) {
+            const floatX* q = qkv + b * a.T * a.row() + 3L * h * a.HS;
+            floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
+            std::vector<real> p((size_t)attention_rows * a.T);
+            std::vector<floatX> rounded(p.size());
+            for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
+                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
+                flash_scores(p.data(), q, q + a.HS, t0, rows, keys, a, s);
+                for (int t = 0; t < rows; t++) {
+                    real* row = p.data() + (long)t * keys;
+                    real largest = *std::max_element(row, row + t0 + t + 1), sum = 0;
+                    #pragma omp simd reduction(+ : sum)
+                    for (int j = 0; j <= t0 + t; j++) sum += vector_exp(row[j] - largest);
+                    lse[((long)b * a.NH + h) * a.T + t0 + t] = largest + std::log(sum);
+                    for (int j = 0; j < keys; j++)
+                        rounded[(long)t * keys + j] =
+                            floatX(j <= t0 + t ? vector_exp(row[j] - largest) / sum : 0);
+                }
+                gemm<floatX>({.out = ob + t0 * a.out(), .a = rounded.data(), .b = q + 2 * a.HS, .m = rows,
+                              .n = a.HS, .k = keys, .lda = keys, .ldb = a.row(), .ldc = a.out()}, s);
+            }
+        }
+}
+
+inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const floatX* dout, const floatX* o,
+                                     const real* lse, const floatX* qkv, AttentionShape a, Stream s) {
+    #pragma omp parallel for collapse(2)
+    for (int b = 0; b < a.B; b++)
+        for (int h = 0; h < a.NH; h++) {
+            long at = b * a.T * a.row() + 3L * h * a.HS, out = b * a.T * a.out() + (long)h * a.HS;
+            const floatX *q = qkv + at, *k = q + a.HS, *v = k + a.HS;
+            std::vector<real> p((size_t)attention_rows * a.T), dp(p.size()), dk((size_t)a.T * a.HS, 0),
+                dv(dk);
+            std::vector<floatX> pX(p.size()), dsX(p.size());
+            for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
+                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
+                const floatX* d = dout + out + t0 * a.out();
+                flash_scores(p.data(), q, k, t0, rows, keys, a, s);
+                gemm<real>({.out = dp.data(), .a = d, .b = v, .m = rows, .n = keys, .k = a.HS,
+                            .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = keys}, s);
+                for (int t = 0; t < rows; t++) {
+                    real delta = 0, log_sum = lse[((long)b * a.NH + h) * a.T + t0 + t];
+                    for (int c = 0; c < a.HS; c++)
+                        delta += real(d[t * a.out() + c]) * real(o[out + (t0 + t) * a.out() + c]);
+                    for (int j = 0; j < keys; j++) {
+                        long i = (long)t * keys + j;
+                        real x = j <= t0 + t ? vector_exp(p[i] - log_sum) : 0;
+                        pX[i] = floatX(x), dsX[i] = floatX(x * (dp[i] - delta));
+                    }
+                }
+                gemm<real>({.out = dv.data(), .a = pX.data(), .b = d, .m = keys, .n = a.HS, .k = rows,
+                            .transpose_a = true, .beta = 1, .lda = keys, .ldb = a.out(), .ldc = a.HS}, s);
+                gemm<real>({.out = dk.data(), .a = dsX.data(), .b = q + t0 * a.row(), .m = keys, .n = a.HS,
+                            .k = rows, .transpose_a = true, .alpha = a.scale(), .beta = 1, .lda = keys,
+                            .ldb = a.row(), .ldc = a.HS}, s);
+                gemm<floatX>({.out = dqkv + at + t0 * a.row(), .a = dsX.data(), .b = k, .m = rows, .n = a.HS,
+                              .k = keys, .alpha = a.scale(), .lda = keys, .ldb = a.row(), .ldc = a.row()}, s);
+            }
+            for (int t = 0; t < a.T; t++)
+                for (int c = 0; c < a.HS; c++) {
+                    dqkv[at + t * a.row() + a.HS + c] = floatX(dk[(long)t * a.HS + c]);
+                    dqkv[at + t * a.row() + 2 * a.HS + c] = floatX(dv[(long)t * a.HS + c]);
+                }
+        }
+}
+
+}  // namespace ref
+
+#if HAS_KERNELS
+namespace gpu {
+
+constexpr float log2_e = 1.4426950408889634f;
+
+// ---- tiles in shared memory ------------------------------------------------------------------------------
+// A row of HS values takes HS + 8: an odd number of 16-byte pieces, so that the eight rows of an 8 x 8 matrix
+// lie in different banks. mma.h draws the fragments.
+
+template <int rows, int HS>
+__device__ inline void load_tile(bf16* tile, const bf16* from, long row, int first, int T) {
+    constexpr int pieces = HS / 8;
+    for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
+        int r = i / pieces, c = i % pieces * 8;
+        bool inside = first + r < T;  // rows beyond the sequence are 0
+        copy_async_16(tile + r * (HS + 8) + c, from + (inside ? first + r : 0) * row + c, inside);
+    }
+}
+
+// A (16, 16) from a tile's rows r.. and columns c..
+__device__ inline void load_a(uint32_t (&a)[4], const bf16* tile, int stride, int r, int c) {
+    int lane = threadIdx.x % 32;
+    ldmatrix_x4<false>(a, tile + (r + lane % 16) * stride + c + lane / 16 * 8);
+}
+// A (16, 16) of the tile's transpose: its columns r.. are A's rows
+__device__ inline void load_a_transposed(uint32_t (&a)[4], const bf16* tile, int stride, int r, int c) {
+    int lane = threadIdx.x % 32, matrix = lane / 8;
+    ldmatrix_x4<true>(a, tile + (c + matrix / 2 * 8 + lane % 8) * stride + r + matrix % 2 * 8);
+}
+// two B (16, 8) side by side: B[k][n] = tile[n][k], the rows n.. of the tile
+__device__ inline void load_b_rows(uint32_t (&b)[4], const bf16* tile, int stride, int n, int k) {
+    int lane = threadIdx.x % 32, matrix = lane / 8;
+    ldmatrix_x4<false>(b, tile + (n + matrix / 2 * 8 + lane % 8) * stride + k + matrix % 2 * 8);
+}
+// two B (16, 8) side by side: B[k][n] = tile[k][n]
+__device__ inline void load_b_columns(uint32_t (&b)[4], const bf16* tile, int stride, int k, int n) {
+    int lane = threadIdx.x % 32, matrix = lane / 8;
+    ldmatrix_x4<true>(b, tile + (k + matrix % 2 * 8 + lane % 8) * stride + n + matrix / 2 * 8);
+}
+__device__ inline void mma_pair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
+                                const uint32_t (&b)[4]) {
+    uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
+    mma_16x8x16(d0, a, left), mma_16x8x16(d1, a, right);
+}
+// two neighbouring accumulators, rounded, are the A of the next product
+__device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
+    a[0] = pack_bf16(d0[0], d0[1]), a[1] = pack_bf16(d0[2], d0[3]);
+    a[2] = pack_bf16(d1[0], d1[1]), a[3] = pack_bf16(d1[2], d1[3]);
+}
+
+// ---- forward: a block has BM queries, a warp 16 M of them; keys come BN at a time, the last first ---------
+
+template <int M, int N>
+__device__ inline void online_softmax(float (&s)[M][N][4], float (&largest)[M][2], float (&sum)[M][2],
+                                      float (&shrink)[M][2], float scale) {
+    for (int m = 0; m < M; m++)
+        for (int half = 0; half < 2; half++) {  // this lane's rows g and g + 8
+            float most = largest[m][half];
+            for (int n = 0; n < N; n++)
+                most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]) * scale);
+            for (int lanes = 1; lanes < 4; lanes *= 2)
+                most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
+            float base = most == -INFINITY ? 0 : most, part = 0;  // a row may have no key in this tile
+            shrink[m][half] = exp2f(largest[m][half] - base);
+            for (int n = 0; n < N; n++)
+                for (int i = 2 * half; i < 2 * half + 2; i++)
+                    part += s[m][n][i] = exp2f(s[m][n][i] * scale - base);
+            sum[m][half] = sum[m][half] * shrink[m][half] + part;  // of this lane's columns
+            largest[m][half] = most;
+        }
+}
+
+template <int HS, int M, int BN, int warps>
+__global__ void __launch_bounds__(warps * 32)
+flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, float scale) {
+    constexpr int BM = 16 * M * warps, stride = HS + 8;
+    DYNAMIC_SHARED(bf16, q);
+    bf16 *k = q + BM * stride, *v = k + BN * stride;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
+    int head = blockIdx.y, b = head / a.NH, h = head % a.NH;
+    int first = (gridDim.x - 1 - blockIdx.x) * BM, own = first + warp * 16 * M;  // the longest rows first
+    const bf16* from = qkv + b * a.T * a.row() + 3L * h * a.HS;
+    float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {}, shrink[M][2];
+    for (int m = 0; m < M; m++) largest[m][0] = largest[m][1] = -INFINITY;
+    int last_row = first + BM - 1 < a.T - 1 ? first + BM - 1 : a.T - 1;
+
+    load_tile<BM, HS>(q, from, a.row(), first, a.T);
+    load_tile<BN, HS>(k, from + HS, a.row(), last_row / BN * BN, a.T);
+    copy_async_commit();
+    for (int keys = last_row / BN * BN; keys >= 0; keys -= BN) {
+        copy_async_wait<0>();
+        __syncthreads();  // these keys are here, and all are done with the last values
+        load_tile<BN, HS>(v, from + 2 * HS, a.row(), keys, a.T);
+        copy_async_commit();
+        float s[M][BN / 8][4] = {};
+        for (int x = 0; x < HS; x += 16) {
+            uint32_t qa[M][4], kb[4];
+            for (int m = 0; m < M; m++) load_a(qa[m], q, stride, warp * 16 * M + m * 16, x);
+            for (int n = 0; n < BN; n += 16) {
+                load_b_rows(kb, k, stride, n, x);
+                for (int m = 0; m < M; m++) mma_pair(s[m][n / 8], s[m][n / 8 + 1], qa[m], kb);
+            }
+        }
+        copy_async_wait<0>();
+        __syncthreads();  // the values are here, and all are done with the keys
+        if (keys > 0) load_tile<BN, HS>(k, from + HS, a.row(), keys - BN, a.T);
+        copy_async_commit();
+        for (int m = 0; m < M && keys + BN - 1 > own; m++)  // on the diagonal: no query sees a later key
+            for (int n = 0; n < BN / 8; n++)
+                for (int i = 0; i < 4; i++)
+                    if (keys + n * 8 + c + i % 2 > own + m * 16 + g + i / 2 * 8) s[m][n][i] = -INFINITY;
+        online_softmax(s, largest, sum, shrink, scale);
+        for (int m = 0; m < M; m++)
+            for (int n = 0; n < HS / 8; n++)
+                for (int i = 0; i < 4; i++) out[m][n][i] *= shrink[m][i / 2];
+        for (int x = 0; x < BN; x += 16) {
+            uint32_t pa[M][4], vb[4];
+            for (int m = 0; m < M; m++) as_a(pa[m], s[m][x / 8], s[m][x / 8 + 1]);
+            for (int n = 0; n < HS; n += 16) {
+                load_b_columns(vb, v, stride, x, n);
+                for (int m = 0; m < M; m++) mma_pair(out[m][n / 8], out[m][n / 8 + 1], pa[m], vb);
+            }
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int half = 0; half < 2; half++) {
+            int t = own + m * 16 + g + half * 8;
+            float all = sum[m][half];
+            for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
+            if (t >= a.T) continue;
+            bf16* row = o + (b * a.T + t) * a.out() + (long)h * HS;
+            for (int n = 0; n < HS / 8; n++)
+                *(uint32_t*)(row + n * 8 + c) =
+                    pack_bf16(out[m][n][2 * half] / all, out[m][n][2 * half + 1] / all);
+            if (c == 0) lse[(long)head * a.T + t] = largest[m][half] / log2_e + logf(all);
+        }
+}
+
+// ---- backward --------------------------------------------------------------------------------------------
+
+// a warp a row: delta = sum(dout * o)
+__global__ void flash_delta_kernel(real* delta, const bf16* dout, const bf16* o, AttentionShape a) {
+    long row = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;  // (b, t, h)
+    if (row >= (long)a.B * a.T * a.NH) return;
+    real sum = 0;
+    for (int c = threadIdx.x % 32; c < a.HS; c += 32)
+        sum += real(dout[row * a.HS + c]) * real(o[row * a.HS + c]);
+    sum = warp_sum(sum);
+    long h = row % a.NH, t = row / a.NH % a.T, b = row / a.NH / a.T;
+    if (threadIdx.x % 32 == 0) delta[(b * a.NH + h) * a.T + t] = sum;
+}
+
+// A block has 16 keys for each of its warps and walks over the queries, BM at a time, from the diagonal down.
+// Scores stand transposed, keys by queries, so that a warp's own rows of p^T and ds^T are, in registers, the
+// first operand of dv and dk. dq is summed in global memory in a fixed order: to BM queries the blocks add
+// from the diagonal's keys to the first, each when `turns` says so; the last rounds. Blocks draw numbers, so
+// that those they wait for have begun before them.
+template <int HS, int BM, int warps>
+__global__ void __launch_bounds__(warps * 32)
+flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const real* lse, const bf16* qkv,
+                      AttentionShape a, real scale) {
+    constexpr int BN = 16 * warps, stride = HS + 8, ds_stride = BM + 8, rows = BM / 16, parts = warps / rows;
+    constexpr int width = HS / parts;  // of dq, the columns of a warp
+    static_assert(warps % rows == 0 && width % 16 == 0);
+    DYNAMIC_SHARED(bf16, k);
+    bf16 *v = k + BN * stride, *q = v + BN * stride, *d = q + BM * stride, *ds = d + BM * stride;
+    SHARED(real, row_lse, BM);
+    SHARED(real, row_delta, BM);
+    SHARED(int, number, 1);
+    if (threadIdx.x == 0) number[0] = atomicAdd(scratch.turns, 1);
+    __syncthreads();
+    int blocks = (a.T + BN - 1) / BN, tiles = (a.T + BM - 1) / BM;
+    int head = number[0] / blocks, block = blocks - 1 - number[0] % blocks;
+    int b = head / a.NH, h = head % a.NH, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int g = lane / 4, c = lane % 4 * 2, own = block * BN + warp * 16;  // this warp's first key
+    long at = b * a.T * a.row() + 3L * h * HS;
+    const bf16 *from = qkv + at, *dfrom = dout + b * a.T * a.out() + (long)h * HS;
+    float dk[HS / 8][4] = {}, dv[HS / 8][4] = {};
+
+    load_tile<BN, HS>(k, from + HS, a.row(), block * BN, a.T);
+    load_tile<BN, HS>(v, from + 2 * HS, a.row(), block * BN, a.T);
+    for (int tile = block * BN / BM; tile < tiles; tile++) {
+        load_tile<BM, HS>(q, from, a.row(), tile * BM, a.T);
+        load_tile<BM, HS>(d, dfrom, a.out(), tile * BM, a.T);
+        copy_async_commit();
+        for (int i = threadIdx.x; i < BM; i += blockDim.x) {
+            bool inside = tile * BM + i < a.T;
+            row_lse[i] = inside ? lse[(long)head * a.T + tile * BM + i] * log2_e : INFINITY;  // p becomes 0
+            row_delta[i] = inside ? scratch.delta[(long)head * a.T + tile * BM + i] : 0;
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+        float p[BM / 8][4] = {}, dp[BM / 8][4] = {};
+        for (int x = 0; x < HS; x += 16) {  // p^T = k q^T   dp^T = v dout^T
+            uint32_t ka[4], va[4], right[4];
+            load_a(ka, k, stride, warp * 16, x), load_a(va, v, stride, warp * 16, x);
+            for (int n = 0; n < BM; n += 16) {
+                load_b_rows(right, q, stride, n, x), mma_pair(p[n / 8], p[n / 8 + 1], ka, right);
+                load_b_rows(right, d, stride, n, x), mma_pair(dp[n / 8], dp[n / 8 + 1], va, right);
+            }
+        }
+        for (int n = 0; n < BM / 8; n++)
+            for (int i = 0; i < 4; i++) {
+                int column = n * 8 + c + i % 2, query = tile * BM + column, key = own + g + i / 2 * 8;
+                float x = key <= query ? exp2f(p[n][i] * scale * log2_e - row_lse[column]) : 0;
+                p[n][i] = x, dp[n][i] = x * (dp[n][i] - row_delta[column]);
+            }
+        for (int x = 0; x < BM; x += 16) {  // dv += p^T dout   dk += ds^T q
+            uint32_t pa[4], sa[4], right[4];
+            as_a(pa, p[x / 8], p[x / 8 + 1]), as_a(sa, dp[x / 8], dp[x / 8 + 1]);
+            for (int n = 0; n < HS; n += 16) {
+                load_b_columns(right, d, stride, x, n), mma_pair(dv[n / 8], dv[n / 8 + 1], pa, right);
+                load_b_columns(right, q, stride, x, n), mma_pair(dk[n / 8], dk[n / 8 + 1], sa, right);
+            }
+            for (int half = 0; half < 2; half++) {
+                bf16* row = ds + (warp * 16 + g + half * 8) * ds_stride + x + c;
+                *(uint32_t*)row = sa[half], *(uint32_t*)(row + 8) = sa[half + 2];
+            }
+        }
+        __syncthreads();  // all keys' ds are there
+        float dq[width / 8][4] = {};
+        int row = warp % rows * 16, column = warp / rows * width;
+        for (int x = 0; x < BN; x += 16) {
+            uint32_t sa[4], kb[4];
+            load_a_transposed(sa, ds, ds_stride, row, x);
+            for (int n = 0; n < width; n += 16)
+                load_b_columns(kb, k, stride, x, column + n), mma_pair(dq[n / 8], dq[n / 8 + 1], sa, kb);
+        }
+        int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
+        int* turn = scratch.turns + 1 + (long)head * tiles + tile;
+        if (threadIdx.x == 0) wait_until(turn, diagonal - block);
+        __syncthreads();
+        for (int n = 0; n < width / 8; n++)
+            for (int half = 0; half < 2; half++) {
+                int t = tile * BM + row + g + half * 8, x = column + n * 8 + c;
+                if (t >= a.T) continue;
+                float2* sum = (float2*)(scratch.dq + ((long)head * a.T + t) * HS + x);
+                float2 old = block < diagonal ? load_global(sum) : float2{0, 0};
+                float2 now = {old.x + dq[n][2 * half], old.y + dq[n][2 * half + 1]};
+                if (block > 0) *sum = now;
+                else *(uint32_t*)(dqkv + at + t * a.row() + x) = pack_bf16(now.x * scale, now.y * scale);
+            }
+        __threadfence();
+        __syncthreads();  // all have added, and are done with q, d and ds
+        if (threadIdx.x == 0) publish(turn, diagonal - block + 1);
+    }
+    for (int n = 0; n < HS / 8; n++)
+        for (int half = 0; half < 2; half++) {
+            int t = own + g + half * 8;
+            if (t >= a.T) continue;
+            bf16* row = dqkv + at + t * a.row() + n * 8 + c;
+            *(uint32_t*)(row + HS) = pack_bf16(dk[n][2 * half] * scale, dk[n][2 * half + 1] * scale);
+            *(uint32_t*)(row + 2 * HS) = pack_bf16(dv[n][2 * half], dv[n][2 * half + 1]);
+        }
+}
+
+// ---- which tiles for which head size ---------------------------------------------------------------------
+
+template <int HS>
+void flash_forward(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s) {
+    constexpr int M = HS == 64 ? 2 : 1, BN = 64, warps = 4, BM = 16 * M * warps;
+    constexpr size_t bytes = (BM + 2 * BN) * (HS + 8) * sizeof(bf16);
+    auto kernel = flash_forward_kernel<HS, M, BN, warps>;
+    allow_shared(kernel, bytes);
+    LAUNCH((flash_forward_kernel<HS, M, BN, warps>), dim3(ceil_div(a.T, BM), a.B * a.NH), warps * 32, bytes,
+           s, o, lse, qkv, a, (float)a.scale() * log2_e);
+}
+
+template <int HS>
+void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
+                    const bf16* qkv, AttentionShape a, Stream s) {
+    constexpr int BM = HS > 128 ? 32 : 64, warps = 4, BN = 16 * warps;
+    constexpr size_t bytes = (2 * (BN + BM) * (HS + 8) + BN * (BM + 8)) * sizeof(bf16);
+    set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
+    LAUNCH(flash_delta_kernel, ceil_div((long)a.B * a.T * a.NH, 4), 128, 0, s, scratch.delta, dout, o, a);
+    auto kernel = flash_backward_kernel<HS, BM, warps>;
+    allow_shared(kernel, bytes);
+    LAUNCH((flash_backward_kernel<HS, BM, warps>), ceil_div(a.T, BN) * a.B * a.NH, warps * 32, bytes, s, dqkv,
+           scratch, dout, lse, qkv, a, a.scale());
+}
+
+template <class Call>
+void with_head_size(int HS, Call call) {
+    if (HS == 64) call(std::integral_constant<int, 64>());
+    else if (HS == 80) call(std::integral_constant<int, 80>());
+    else if (HS == 96) call(std::integral_constant<int, 96>());
+    else if (HS == 128) call(std::integral_constant<int, 128>());
+    else if (HS == 160) call(std::integral_constant<int, 160>());
+    else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
+}
+
+template <class X>
+void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2)
+        with_head_size(a.HS, [&](auto HS) { flash_forward<decltype(HS)::value>(o, lse, qkv, a, s); });
+    else fail("flash attention on this device wants bf16");
+}
+template <class X>
+void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                              const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2)
+        with_head_size(a.HS, [&](auto HS) {
+            flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);
+        });
+    else fail("flash attention on this device wants bf16");
+}
+
+}  // namespace gpu
+#endif
