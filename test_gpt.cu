@@ -559,7 +559,8 @@ void kernels_attention() {
 void kernels_flash_attention() {
     if (sizeof(floatX) != 2) return;
     // roundings are independent: in the root of the mean square few of them add up to less than 2^-8
-    auto alike = [](const std::string& what, const std::vector<floatX>& got, const std::vector<floatX>& want) {
+    auto alike = [](const std::string& what, const std::vector<floatX>& got,
+                    const std::vector<floatX>& want) {
         double difference = 0, square = 0;
         for (size_t i = 0; i < got.size(); i++) {
             double x = real(got[i]) - real(want[i]);
@@ -1119,7 +1120,8 @@ void test_plan_hosts() {
     check(std::abs(listed / sent - 1) < 1e-3, text("%g GB listed, %g sent", listed, sent));
     write_file(path, "a slots=4\nb\n");
     refuses("wants room for 16", [&] { Placement(p, path); });
-    for (const char* bad : {"a slots=x\n", "a slots=0\n", "a slots=\n"}) {
+    for (const char* bad :
+         {"a slots=x\n", "a slots=0\n", "a slots=\n", "a slots=4294967297\n", "a slots = 2\n"}) {
         write_file(path, bad);
         refuses("line 1", [&] { Placement(p, path); });
     }
@@ -1128,6 +1130,52 @@ void test_plan_hosts() {
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
     refuses("wants FILE.svg", [&] { plan_of("--timeline x.png"); });
     refuses("wants nothing, or search", [&] { settled_plan("all"); });
+}
+
+// what is advised is so: each suggestion, taken, fits; what is named stays
+void test_plan_advice() {
+    for (std::string base :
+         {"--model 13B --batch 32 --world-size 16", "--model 2.7B --batch 8 --world-size 8 --sequence 8192",
+          "--model 13B --world-size 64 --batch 512 --pipeline-parallel 4 --pipeline-chunks 2 "
+          "--pipeline-group 16 --micro-batch 2",
+          "--model 22B --world-size 8 --batch 64"}) {
+        base += " --hardware dgx-a100 ";
+        Run run = settled_plan(base);
+        Hardware h = choose_hardware(run.options);
+        check(!whole_plan(run, h).fits(), "does not fit: " + base);
+        std::istringstream lines(what_would_fit(run, h));
+        std::string line;
+        std::getline(lines, line);
+        int taken = 0;
+        while (std::getline(lines, line)) {
+            Plan p = plan_of(base + line.substr(0, line.rfind(':')));
+            check(p.fits(), base + "with" + line);
+            taken++;
+        }
+        check(taken > 0 || line.find("plan for more ranks") != line.npos, base);
+    }
+    Run named = settled_plan(
+        "search --hardware dgx-h100 --model 22B --world-size 64 --batch 512 --pipeline-parallel 4 "
+        "--pipeline-chunks 2 --pipeline-group 16");
+    Options o = named.options;
+    o.micro_batch = 1, o.given.insert("micro-batch");
+    check(plan_with(named, o, choose_hardware(o), false).o.pipeline_group == 16, "a named group stays");
+    Hardware h = find_hardware("dgx-h100");
+    check(tensor_nodes(h, 8) == 1 && tensor_nodes(h, 4) == 1 && tensor_nodes(h, 6) == 2 &&
+              tensor_nodes(h, 16) == 2,
+          "groups that straddle nodes");
+    // without recomputation the products are the model's FLOPs, to the last digit that a double has
+    Plan p = plan_of(mtnlg + "--ramp-start 0 --world-size 2240 --recompute none --sequence-parallel yes");
+    double products = 0;
+    for (auto& stage : p.stages) products += stage.work.at(1920).product_flops * 64;
+    check(std::abs(products / model_flops(p.shape, 1920, false) - 1) < 1e-12,
+          text("products %.17g", products));
+    check(choices(plan_of(mtnlg + "--world-size 2240")).find("as few as 4") != std::string::npos,
+          "chunks that the ramp forbids are not offered");
+    refuses("is not a regular file", [] { FileWriter file("/dev/null"); });
+    refuses("give --plan without search", [] { settled_plan("search --hosts x"); });
+    refuses("choose one of dgx", [] { settled_plan("--hardware foo"); });
+    refuses("at most 1", [] { settled_plan("--gemm-efficiency 5"); });
 }
 
 // what is drawn, and what programs read
@@ -1892,7 +1940,9 @@ void bench() {
 
 struct Chapter { const char* name; void (*run)(); };
 const Chapter chapters[] = {
-    {"rng", test_rng}, {"options", test_options}, {"json", test_json},
+    {"rng", test_rng},
+    {"options", test_options},
+    {"json", test_json},
 #if defined(DEVICE_EMULATED)
     {"emulated", test_emulated},
 #endif
@@ -1900,11 +1950,21 @@ const Chapter chapters[] = {
 #if HAS_KERNELS
     {"kernels", test_kernels},
 #endif
-    {"pytorch", test_pytorch}, {"training", test_training}, {"schedule", test_schedule},
-    {"plan", [] { test_plan_mtnlg(), test_plan_simulation(), test_plan_hosts(), test_plan_forms(); }},
-    {"layouts", test_layouts}, {"ranks", test_ranks}, {"loader", test_loader},
-        {"recipe", test_recipe}, {"tokenizer", test_tokenizer},
-    {"checkpoint", test_checkpoint}, {"resume", test_resume}, {"program", test_program},
+    {"pytorch", test_pytorch},
+    {"training", test_training},
+    {"schedule", test_schedule},
+    {"plan",
+     [] {
+         test_plan_mtnlg(), test_plan_simulation(), test_plan_hosts(), test_plan_advice(), test_plan_forms();
+     }},
+    {"layouts", test_layouts},
+    {"ranks", test_ranks},
+    {"loader", test_loader},
+    {"recipe", test_recipe},
+    {"tokenizer", test_tokenizer},
+    {"checkpoint", test_checkpoint},
+    {"resume", test_resume},
+    {"program", test_program},
 };
 
 int main(int argc, char** argv) {

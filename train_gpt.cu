@@ -20,13 +20,14 @@ void plan(const Run& run) {
     Hardware h = choose_hardware(o);
     if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
     Plan p = whole_plan(run, h);
+    std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
     if (!o.plan_json.empty() && o.plan_json != "-") {
         FileWriter file(o.plan_json);
         file.write(plan_json(p)), file.finish();
     }
     if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
     else fputs(plan_text(p).c_str(), stdout);
-    if (!o.hosts.empty()) fputs(Placement(p, o.hosts).print().c_str(), stdout);
+    fputs(hosts.c_str(), stdout);
     if (!o.timeline.empty()) {
         if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
         save_picture(o.timeline, draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p)));
@@ -268,11 +269,13 @@ void save(Run& run) {
     if (run.speaks()) printf("saved     %s/%s\n", o.save.c_str(), step_name(run.state.step).c_str());
 }
 
-// of a step on rank 0's hardware, if it is known
-double predicted_seconds(const Run& run) {
-    Hardware h = choose_hardware(run.options);
-    if (h.peak == 0 || !run.speaks()) return 0;
-    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false).step().seconds;
+// the steps of a run on the machine that is here, if it is known, on rank 0
+std::optional<Plan> predict(const Run& run) {
+    Options o = run.options;
+    o.hardware.clear();
+    Hardware h = choose_hardware(o);
+    if (h.peak == 0 || sizeof(floatX) != 2 || !run.speaks()) return {};
+    return make_plan(o, run.state.shape, run.grid, h, run.state.samples, false);
 }
 
 // the step that was just traced, of the first replica; collective over the world
@@ -281,14 +284,19 @@ void save_trace(Run& run, const PipelineShape& shape, double took) {
     std::vector<Span> mine = tracing.stop(g.stage, run.model->stream);
     std::vector<Span> all = gather_spans(g.world, mine, g.tensor == 0 && g.data == 0);
     if (!run.speaks()) return;
-    save_picture(run.options.trace, {text("step %ld of the run", run.state.step), shape.p, shape.m, shape.v,
-                                     took, all});
-    printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
+    try {
+        save_picture(run.options.trace, {text("step %ld of the run", run.state.step), shape.p, shape.m,
+                                         shape.v, took, all});
+        printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
+    } catch (const Error& e) {  // the run is worth more than its picture
+        printf("not traced: %s\n", e.what());
+    }
 }
 
 void train(Run& run, const Schedules& schedules, const StagePlan& planned) {
     const Options& o = run.options;
     Ledger ledger;
+    std::optional<Plan> predicted = predict(run);
     auto every = [&](long n) { return n && run.state.step % n == 0; };
     long saved = o.resume == o.save ? run.state.step : -1;  // what --save holds already
     double pace = 0;  // seconds a token, smoothed
@@ -298,13 +306,13 @@ void train(Run& run, const Schedules& schedules, const StagePlan& planned) {
     bool stop = false;  // a signal may have reached some ranks only: all stop after the same step
     while (run.state.step < run.last_step && !stop) {
         uint64_t before = run.state.tokens;
-        const Schedule& schedule = schedules.at(batch_after(o, run.state.samples));
+        int batch = batch_after(o, run.state.samples);
         bool traced = !o.trace.empty() && run.state.step + 1 == o.trace_step;
         if (traced) tracing.start(run.grid.world, run.model->stream);
-        ledger.open(planned.work.at(batch_after(o, run.state.samples)));
+        ledger.open(planned.work.at(batch));
         StepResult r = train_step(run, schedules, stop);
-        ledger.close();
-        if (traced) save_trace(run, schedule.shape, r.took);
+        ledger.close(r.took, predicted ? predicted->seconds(batch) : 0);
+        if (traced) save_trace(run, schedules.at(batch).shape, r.took);
         double each = r.took / (double)(run.state.tokens - before);
         pace = pace ? 0.9 * pace + 0.1 * each : each;
         bool evaluated = run.validation && (every(o.evaluate_every) || run.state.step == run.last_step);
@@ -322,7 +330,7 @@ void train(Run& run, const Schedules& schedules, const StagePlan& planned) {
     run.model->await_parameters();  // the last update's
     if (stop && run.speaks()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (!o.save.empty() && saved != run.state.step) save(run);
-    ledger.print(run, planned, predicted_seconds(run), pace * (double)o.batch * o.sequence);
+    ledger.print(run, planned);
 }
 
 // settles everything that can be settled without memory or messages; all ranks go on, or all end
@@ -353,7 +361,7 @@ Schedules start(Run& run, int argc, char** argv) {
         if (o.pipeline_chunks > 1 && !schedules.empty())
             o.pipeline_group = schedules.rbegin()->second.shape.N;
         device_name();  // refuses where there is none
-        check_metrics(run);
+        check_metrics(run), check_trace(run);
     });
     if (!o.plan.empty()) return schedules;
     comm::agree_on(file_facts(run));

@@ -52,7 +52,10 @@ constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
     return kind == Collective::Message ? bytes
         : (kind == Collective::AllReduce ? 2 : 1) * (bytes * (ranks - 1) / ranks);
 }
-struct Traffic { long calls = 0, sent = 0; };  // sent: bytes, counted so
+struct Traffic {
+    long calls = 0, sent = 0;  // sent: bytes, counted so
+    bool operator==(const Traffic&) const = default;
+};
 inline std::map<std::string, Traffic> traffic;  // of this rank so far, by the group's name
 
 // ---- what a transport provides ---------------------------------------------------------------------------

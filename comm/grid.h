@@ -39,8 +39,8 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
         std::string near = text("%ld", (world / one + 1) * one);
         if (world > one) near = text("%ld or %s", world / one * one, near.c_str());
-        fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks that were started: "
-             "start %s, or choose others", t, p, world, near.c_str());
+        fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks: wants %s "
+             "ranks, or other numbers", t, p, world, near.c_str());
     }
     Grid g;
     g.t = t, g.p = p, g.d = world / (t * p);

@@ -9,7 +9,7 @@
 //   step:  one query, at position t of one sequence, against all rows up to t: generation with qkv as its
 //          key-value cache; scores (NH, t + 1) real is scratch
 //   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count),
-//                                10*B*NH*T*T*HS backward
+//                                8*B*NH*T*T*HS backward
 #pragma once
 #include "base/gemm.h"
 #include "base/vector_exp.h"

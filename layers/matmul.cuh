@@ -7,19 +7,19 @@
 #include "base/gemm.h"
 #include "column_sum.cuh"
 
-inline double linear_flops = 0;  // of all linear layers so far; a plan is held against it
+inline int64_t linear_flops = 0;  // of linear layers since it was set to 0; a plan is held against it
 
 namespace ref {
 
 inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, int N, int C, int OC,
                            Stream s) {
-    linear_flops += 2.0 * N * C * OC;
+    linear_flops += 2L * N * C * OC;
     gemm<floatX>({.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true, .bias = b}, s);
 }
 
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, Stream s) {
-    linear_flops += (dx ? 4.0 : 2.0) * N * C * OC;
+    linear_flops += (dx ? 4L : 2L) * N * C * OC;
     if (db) column_sum(db, dy, scratch, N, OC, s);
     gemm<real>({.out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = 1}, s);
     if (dx) gemm<floatX>({.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC}, s);
@@ -37,7 +37,7 @@ __global__ void add_bias_kernel(floatX* y, const floatX* b, long N, int OC) {
 
 inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, int N, int C, int OC,
                            Stream s) {
-    linear_flops += 2.0 * N * C * OC;
+    linear_flops += 2L * N * C * OC;
     bool fused = b && can_add_bias(OC);
     gemm<floatX>({.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true,
                   .bias = fused ? b : nullptr}, s);
@@ -47,7 +47,7 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
 // scratch: column_sum_scratch(OC) values
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, Stream s) {
-    linear_flops += (dx ? 4.0 : 2.0) * N * C * OC;
+    linear_flops += (dx ? 4L : 2L) * N * C * OC;
     if (db) column_sum(db, dy, scratch, N, OC, s);
     gemm<real>({.out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = 1}, s);
     if (dx) gemm<floatX>({.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC}, s);

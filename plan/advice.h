@@ -8,6 +8,9 @@
 // --world-size becomes the ranks to plan for, or must be those that were started
 inline void check_plan_options(Options& o) {
     check_picture("timeline", o.timeline), check_picture("trace", o.trace);
+    if (!o.hardware.empty()) find_hardware(o.hardware);
+    if (o.gemm_efficiency > 1)
+        fail("--gemm-efficiency %g: wants a share of the peak, at most 1", o.gemm_efficiency);
     if (o.plan.empty()) {
         for (const char* name : {"plan-json", "hosts", "timeline"})
             if (o.has(name)) fail("--%s wants --plan", name);
@@ -18,9 +21,22 @@ inline void check_plan_options(Options& o) {
     }
     if (o.plan_json == "-" && o.has("hosts")) fail("--hosts prints a text: give --plan-json a FILE");
     if (o.plan != "this" && o.plan != "search") fail("--plan %s: wants nothing, or search", o.plan.c_str());
+    for (const char* name : {"plan-json", "hosts", "timeline"})
+        if (o.plan == "search" && o.has(name))
+            fail("--%s wants one layout: give --plan without search", name);
     for (const char* name : {"trace", "generate"})
         if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
     if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
+}
+
+// a picture that cannot come is refused before the run, not at its step
+inline void check_trace(const Run& run) {
+    const Options& o = run.options;
+    if (o.trace.empty()) return;
+    if (o.trace_step <= run.state.step || o.trace_step > run.last_step)
+        fail("--trace-step %ld: the run goes from step %ld to %ld: choose one of these", o.trace_step,
+             run.state.step + 1, run.last_step);
+    if (run.speaks()) FileWriter probe(o.trace);
 }
 
 // the place of rank 0 among those to plan for, and every other setting
@@ -44,10 +60,11 @@ inline Plan whole_plan(const Run& run, const Hardware& h) {
 inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool timed) {
     Run run;
     run.options = o, run.state = base.state;
+    if (!o.has("micro-batch")) run.options.micro_batch = 0;  // what is not named is settled anew
+    if (!o.has("pipeline-group")) run.options.pipeline_group = 0;
     run.grid = place_in_grid(0, base.grid.world.size, o.tensor_parallel, o.pipeline_parallel);
     settle_parallel(run), settle_batch(run);
     Options& settled = run.options;
-    settled.pipeline_group = 0;  // the default for these numbers
     check_pipeline(pipeline_shape(settled, run.grid.d, settled.batch));
     if (timed) return make_plan(settled, base.state.shape, run.grid, h, base.state.samples, false);
     Plan plan;
@@ -71,7 +88,9 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         changes.push_back({"--sequence-parallel yes", [](Options& o) { o.sequence_parallel = "yes"; }});
     if (o.zero != 1) changes.push_back({"--zero 1", [](Options& o) { o.zero = 1; }});
     for (int b = o.micro_batch / 2; b > 0; b /= 2)
-        changes.push_back({text("--micro-batch %d", b), [b](Options& o) { o.micro_batch = b; }});
+        changes.push_back({text("--micro-batch %d", b), [b](Options& o) {
+            o.micro_batch = b, o.given.insert("micro-batch");
+        }});
     for (int t = o.tensor_parallel * 2; t <= h.node; t *= 2)
         changes.push_back({text("--tensor-parallel %d", t), [t](Options& o) { o.tensor_parallel = t; }});
     for (int p : divisors(run.state.shape.L))
@@ -117,7 +136,7 @@ inline double tensor_share(const Plan& plan) {
             for (auto& piece : pieces)
                 for (auto& work : piece.works) {
                     double s = seconds_of(plan.hardware, work, plan.grid.t,
-                                          nodes_of(plan.hardware, 0, 1, plan.grid.t));
+                                          tensor_nodes(plan.hardware, plan.grid.t));
                     all += s;
                     if (work.kind == Work::Call) calls += s;
                 }
@@ -133,7 +152,7 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
     };
     std::vector<std::string> recompute = {"none", "full"};
     if (o.has("recompute")) recompute = {o.recompute};
-    std::vector<int> tensor, pipeline = divisors(L), micro = {1, 2, 4, 8, 16}, chunks;
+    std::vector<int> tensor, pipeline = divisors(L);
     for (int t : divisors(o.heads)) if (t <= h.node) tensor.push_back(t);
     std::vector<Options> all;
     for (int t : one_or("tensor-parallel", o.tensor_parallel, tensor))
@@ -141,11 +160,11 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
             if (world % (t * p) || o.batch % (world / (t * p))) continue;
             for (int v :
                  one_or("pipeline-chunks", o.pipeline_chunks, p > 1 ? divisors(L / p) : std::vector<int>{1}))
-                for (int b : one_or("micro-batch", o.micro_batch, micro))
+                for (int b : one_or("micro-batch", o.micro_batch, divisors(o.batch / (world / (t * p)))))
                     for (auto& r : recompute) {
                         Options with = o;
                         with.tensor_parallel = t, with.pipeline_parallel = p, with.pipeline_chunks = v;
-                        with.micro_batch = b, with.recompute = r;
+                        with.micro_batch = b, with.recompute = r, with.given.insert("micro-batch");
                         all.push_back(with);
                     }
         }

@@ -36,9 +36,9 @@ struct Hardware {
 };
 
 constexpr Hardware machines[] = {
-    {"dgx-a100", "A100", 312e12, 80e9, 2.039e12, 108, 8, 235e9, 25e9, 20},
-    {"dgx-h100", "H100", 989.4e12, 80e9, 3.35e12, 132, 8, 370e9, 50e9, 32},
-    {"dgx-h200", "H200", 989.4e12, 141e9, 4.8e12, 132, 8, 370e9, 50e9, 32},
+    {"dgx-a100", "A100-SXM4-80GB", 312e12, 80e9, 2.039e12, 108, 8, 235e9, 25e9, 20},
+    {"dgx-h100", "H100 80GB HBM3", 989.4e12, 80e9, 3.35e12, 132, 8, 370e9, 50e9, 32},
+    {"dgx-h200", "NVIDIA H200", 989.4e12, 141e9, 4.8e12, 132, 8, 370e9, 50e9, 32},
     {"here", "", 0, 0, 0, 0, 8, 0, 0, 1},  // this machine in this build, if it is none of those: no times
 };
 constexpr double launch_seconds = 4e-6, call_base = 8.4e-6, hop_inside = 3.4e-6, hop_outside = 9.6e-6;
@@ -94,6 +94,13 @@ inline int nodes_of(const Hardware& h, int first, int stride, int ranks) {
     for (int i = 1; i < ranks; i++)
         nodes += (first + i * stride) / h.node != (first + (i - 1) * stride) / h.node;
     return nodes;
+}
+
+// the same of tensor-parallel groups; where t does not divide a node some straddle two: all wait for those
+inline int tensor_nodes(const Hardware& h, int t) {
+    int most = 1;
+    for (int i = 0; i < h.node; i++) most = std::max(most, nodes_of(h, i * t, 1, t));
+    return most;
 }
 
 // of a collective over bytes of the whole, or of a message

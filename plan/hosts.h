@@ -23,9 +23,10 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
         int count = slots;
         while (words >> word) {
             char* end = nullptr;
-            if (word.rfind("slots=", 0) == 0) count = (int)strtol(word.c_str() + 6, &end, 10);
-            if (end && (*end || count < 1))
-                fail("--hosts %s line %d: \"%s\": wants slots=N with N from 1", path.c_str(), number,
+            long given = word.rfind("slots=", 0) == 0 ? strtol(word.c_str() + 6, &end, 10) : 0;
+            count = (int)given;
+            if (!end || *end || given < 1 || given > 4096)
+                fail("--hosts %s line %d: \"%s\": wants slots=N with N from 1 to 4096", path.c_str(), number,
                      word.c_str());
         }
         hosts.push_back({name, count});

@@ -10,6 +10,15 @@
 // how the micro-batches of a step pass through a stage, for each batch that the run has
 using Schedules = std::map<int, Schedule>;
 
+// of all batches of a ramp at most some 64, evenly chosen, with the first and the last
+inline std::vector<int> telling_batches(const Options& o, uint64_t samples) {
+    std::vector<int> all = batches_from(o, samples), some;
+    size_t step = (all.size() + 63) / 64;
+    for (size_t i = 0; i + 1 < all.size(); i += step) some.push_back(all[i]);
+    some.push_back(all.back());
+    return some;
+}
+
 // m micro-batches, the group as asked for, or what comes nearest to it
 inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
     PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
@@ -69,7 +78,8 @@ inline void add_call(TrafficTable& table, const char* group, comm::Collective ki
 // what a rank sends in a step, and in products: every call of stage.h and optimizer.h, counted as comm does
 struct StepWork {
     TrafficTable traffic;
-    double linear_flops = 0;
+    int64_t linear_flops = 0;
+    double product_flops = 0;  // with those of attention
 };
 
 inline void add_messages(StepWork& out, const Model& m, const Schedule& schedule) {
@@ -94,7 +104,9 @@ inline StepWork step_work(const Model& m, const Schedule& schedule) {
         for (auto& pieces : {forward_pieces(m, chunk), backward_pieces(m, chunk)})
             for (auto& piece : pieces)
                 for (auto& work : piece.works) {
-                    if (work.kind == Work::Linear) out.linear_flops += micro_batches * work.product.flops();
+                    if (work.kind == Work::Linear)
+                        out.linear_flops += micro_batches * (int64_t)work.product.flops();
+                    out.product_flops += micro_batches * work.product.flops();
                     if (work.kind == Work::Call)
                         add_call(out.traffic, "tensor", work.call, g.t, work.bytes, micro_batches);
                 }

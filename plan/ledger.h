@@ -6,42 +6,37 @@
 #include "../layers/model/report.h"
 #include "layout.h"
 
-struct Ledger {
-    TrafficTable planned, done, before;
-    double planned_flops = 0, done_flops = 0, flops_before = 0;
+class Ledger {
+    TrafficTable planned, done;
+    double planned_flops = 0, done_flops = 0, planned_seconds = 0, done_seconds = 0;
     long steps = 0;
+    bool equal = true;
+    TrafficTable before;
+    const StepWork* now = nullptr;
 
-    void open(const StepWork& work) {
-        before = comm::traffic, flops_before = linear_flops;
-        for (auto& [group, t] : work.traffic) planned[group].calls += t.calls, planned[group].sent += t.sent;
-        planned_flops += work.linear_flops;
-    }
-    void close() {
-        for (auto& [group, t] : comm::traffic)
-            done[group].calls += t.calls - before[group].calls,
-                done[group].sent += t.sent - before[group].sent;
-        done_flops += linear_flops - flops_before;
-        steps++;
-    }
-    bool equal() const {
-        std::set<std::string> groups;
-        for (auto* table : {&planned, &done}) for (auto& [group, t] : *table) groups.insert(group);
-        auto of = [](const TrafficTable& table, const std::string& group) {
-            auto found = table.find(group);
-            return found == table.end() ? comm::Traffic{} : found->second;
-        };
-        for (auto& group : groups) {
-            comm::Traffic a = of(planned, group), b = of(done, group);
-            if (a.calls != b.calls || a.sent != b.sent) return false;
+public:
+    void open(const StepWork& work) { before = comm::traffic, linear_flops = 0, now = &work; }
+    // seconds: what the step took; predicted: what it should have taken, or 0
+    void close(double seconds, double predicted) {
+        TrafficTable said;
+        for (auto& [group, t] : comm::traffic) {
+            comm::Traffic more = {t.calls - before[group].calls, t.sent - before[group].sent};
+            if (more.calls) said[group] = more;
         }
-        return planned_flops == done_flops;
+        equal = equal && said == now->traffic && linear_flops == now->linear_flops;
+        for (auto& [group, t] : said) done[group].calls += t.calls, done[group].sent += t.sent;
+        for (auto& [group, t] : now->traffic)
+            planned[group].calls += t.calls, planned[group].sent += t.sent;
+        done_flops += (double)linear_flops, planned_flops += (double)now->linear_flops;
+        if (steps++ == 1) done_seconds = planned_seconds = 0;  // the first one warms up
+        done_seconds += seconds, planned_seconds += predicted;
     }
 
-    // predicted: seconds of a step, or 0. Collective over the world.
-    void print(const Run& run, const StagePlan& mine, double predicted, double measured) const {
+    // collective over the world
+    void print(const Run& run, const StagePlan& mine) const {
         rusage usage;
         getrusage(RUSAGE_SELF, &usage);
-        int64_t differs = !equal(), resident = usage.ru_maxrss * 1024;
+        int64_t differs = !equal, resident = usage.ru_maxrss * 1024;
         std::vector<int64_t> all = comm::gather_numbers(run.grid.world, {differs, resident}, "the ledger");
         if (!run.speaks() || !steps) return;
         std::vector<int> who;
@@ -63,8 +58,10 @@ struct Ledger {
             "  memory          %9.1f MB   %9.1f MB   and %.1f to %.1f MB resident at most, over all ranks\n",
             (double)mine.bytes() * 1e-6, (double)taken(run) * 1e-6, (double)least * 1e-6,
             (double)most * 1e-6);
-        std::string time = predicted > 0 ? text("%9.4g s ", predicted) : "no known machine";
-        printf("  seconds         %-12s    %9.4g s\n", time.c_str(), measured);
+        double timed = (double)std::max(1L, steps - 1);
+        std::string time =
+            planned_seconds > 0 ? text("%9.4g s ", planned_seconds / timed) : "no known machine";
+        printf("  seconds         %-12s    %9.4g s\n", time.c_str(), done_seconds / timed);
         printf("%s\n", who.empty()
                            ? text("plan and run are equal on all %d ranks", run.grid.world.size).c_str()
                            : text("plan and run DIFFER on rank %s", comm::rank_list(who).c_str()).c_str());

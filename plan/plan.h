@@ -18,6 +18,13 @@ struct Plan {
     std::map<int, long> counts;        // steps of each batch in the recipe
     int world() const { return grid.t * grid.d * grid.p; }
     const Simulation& step() const { return steps.at(o.batch); }
+    double seconds(int batch) const {  // between two that were simulated: on the line
+        auto above = steps.lower_bound(batch);
+        if (above->first == batch || above == steps.begin()) return above->second.seconds;
+        auto below = std::prev(above);
+        double share = (double)(batch - below->first) / (above->first - below->first);
+        return below->second.seconds + share * (above->second.seconds - below->second.seconds);
+    }
     bool timed() const { return hardware.peak > 0; }
     size_t most_bytes() const {
         size_t most = 0;
@@ -39,7 +46,7 @@ inline double model_flops(const ModelShape& m, double batch, bool recompute) {
 
 inline TimedPiece timed(const Hardware& h, const Piece& piece, const Grid& g) {
     TimedPiece out = {0, piece.buckets};
-    for (auto& work : piece.works) out.seconds += seconds_of(h, work, g.t, nodes_of(h, 0, 1, g.t));
+    for (auto& work : piece.works) out.seconds += seconds_of(h, work, g.t, tensor_nodes(h, g.t));
     return out;
 }
 
@@ -64,7 +71,7 @@ inline void time_buckets(StageTimes& out, const Hardware& h, const Model& m, con
     }
     for (auto& p : m.table.list)
         if (m.ranks.sequence && !p.split)
-            out.sums += call_seconds(h, comm::Collective::AllReduce, g.t, nodes_of(h, 0, 1, g.t),
+            out.sums += call_seconds(h, comm::Collective::AllReduce, g.t, tensor_nodes(h, g.t),
                                      (double)p.size * r);
     if (m.sums_apart()) out.sums += memory_seconds(h, 3 * r * (double)m.table.list[m.table.wte].size);
 }
@@ -82,7 +89,7 @@ inline StageTimes stage_times(const Hardware& h, const Model& m) {
     double whole = (double)m.ranks.rows(m.setup.B * m.shape.T) * m.shape.C * (double)m.setup.precision.x;
     double own = m.ranks.sequence ? whole : whole / g.t;
     if (!m.ranks.sequence)
-        out.whole_message = call_seconds(h, comm::Collective::AllGather, g.t, nodes_of(h, 0, 1, g.t), whole);
+        out.whole_message = call_seconds(h, comm::Collective::AllGather, g.t, tensor_nodes(h, g.t), whole);
     auto send = [&](int to) {
         int a = g.rank_of(0, 0, g.stage), b = g.rank_of(0, 0, (to + g.p) % g.p);
         return call_seconds(h, comm::Collective::Message, 2, 1 + (a / h.node != b / h.node), own);
@@ -156,7 +163,7 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
             plan.stages.push_back(plan_stage(o, shape, grid, stage, samples, plan.target));
     if (!plan.timed()) return plan;
     time_plan(plan);
-    for (int batch : batches_from(o, samples))
+    for (int batch : telling_batches(o, samples))
         if (all || batch == o.batch) plan.steps[batch] = simulate(plan, batch);
     return plan;
 }

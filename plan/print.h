@@ -6,25 +6,25 @@
 
 // ---- proofs ----------------------------------------------------------------------------------------------
 
-// every rank stands in one place, and its tensor, data and pipeline groups have the sizes asked for
+// ranks and places are one to one; so the groups, which vary one coordinate, partition the world
 inline void prove_grid(const Plan& plan) {
     const Grid& g = plan.grid;
     std::vector<int> seen(plan.world(), 0);
     for (int rank = 0; rank < plan.world(); rank++) {
         Grid at = place_in_grid(rank, plan.world(), g.t, g.p);
-        if (at.rank_of(at.tensor, at.data, at.stage) != rank) fail("rank %d is misplaced: a defect", rank);
-        for (int i = 0; i < g.t; i++) seen[at.rank_of(i, at.data, at.stage)]++;
-        for (int i = 0; i < at.d; i++) seen[at.rank_of(at.tensor, i, at.stage)]++;
-        for (int i = 0; i < g.p; i++) seen[at.rank_of(at.tensor, at.data, i)]++;
+        bool inside = at.tensor < g.t && at.data < g.d && at.stage < g.p;
+        if (!inside || at.rank_of(at.tensor, at.data, at.stage) != rank)
+            fail("rank %d is misplaced: a defect of this program", rank);
+        seen[at.tensor + g.t * (at.data + g.d * at.stage)]++;
     }
-    for (int rank = 0; rank < plan.world(); rank++)
-        if (seen[rank] != g.t + g.d + g.p) fail("rank %d is in the wrong groups: a defect", rank);
+    for (int place = 0; place < plan.world(); place++)
+        if (seen[place] != 1) fail("place %d has %d ranks: a defect of this program", place, seen[place]);
 }
 
 // all stages of each batch's schedule, played by hand
 inline int prove_schedules(const Plan& plan) {
     int proved = 0;
-    for (int batch : batches_from(plan.o, plan.samples)) {
+    for (int batch : telling_batches(plan.o, plan.samples)) {
         std::vector<Schedule> all = all_stages(pipeline_shape(plan.o, plan.grid.d, batch));
         std::string wrong = ScheduleChecker(all).check();
         if (!wrong.empty()) fail("the schedule of batch %d: %s", batch, wrong.c_str());
@@ -62,7 +62,12 @@ inline std::string choices(const Plan& plan) {
     for (int b : divisors(common / plan.grid.d)) out += text(" %d", b);
     out += text("\nchunks a stage  %d; possible:", plan.o.pipeline_chunks);
     if (p == 1) return out + " 1 (there is one stage)\n";
-    for (int v : divisors(plan.shape.L / p)) out += text(" %d", v);
+    int least = telling_batches(plan.o, plan.samples)[0] / plan.grid.d / plan.o.micro_batch;
+    for (int v : divisors(plan.shape.L / p))
+        if (v == 1 || least >= p) out += text(" %d", v);
+    if (least < p)
+        return out +
+               text(" (more want %d micro-batches in every step, and there are as few as %d)\n", p, least);
     std::vector<int> groups = legal_groups(p, m);
     out += text("\n  with several  --pipeline-group of %s\n",
                 groups.empty() ? "none: there are fewer micro-batches than stages"
@@ -77,6 +82,8 @@ inline double megatron_activations(const Plan& plan, bool sequence, bool flash, 
     double t = plan.grid.t, b = plan.o.micro_batch, N = (double)m.T * b;
     int flight = std::min(plan.o.batch / plan.grid.d / plan.o.micro_batch, plan.grid.p);
     double layers = (double)flight * m.L / plan.grid.p, scores = flash ? 0 : 5.0 * m.NH * m.T / (m.C * t);
+    if (plan.o.pipeline_chunks > 1)
+        layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
     double layer = full ? 2 / (sequence ? t : 1) : (sequence ? 34 / t : 10 + 24 / t) + scores;
     return layers * N * m.C * layer;
 }
@@ -138,7 +145,7 @@ inline Recipe recipe_of(const Plan& plan) {
     for (auto& [batch, count] : plan.counts) {
         r.steps += count, r.tokens += (double)count * batch * plan.shape.T;
         if (batch < plan.o.batch) r.ramp += count;
-        if (plan.timed()) r.seconds += (double)count * plan.steps.at(batch).seconds;
+        if (plan.timed()) r.seconds += (double)count * plan.seconds(batch);
     }
     return r;
 }
@@ -157,12 +164,18 @@ inline std::string time_report(const Plan& plan) {
     double model = model_flops(m, plan.o.batch, false), s = step.seconds, p = plan.grid.p;
     double bubble =
         (p - 1) / ((double)plan.o.batch / plan.grid.d / plan.o.micro_batch * plan.o.pipeline_chunks);
-    std::string out = text("step            %.4g s on %s; %.4g TFLOP/s on each GPU, MFU %.1f %%\n", s,
-                           plan.hardware.name, done / s / gpus * 1e-12,
-                           100 * model / s / gpus / plan.hardware.peak);
-    out +=
-        text("  FLOPs         model %.4g, done %.4g: all scores of attention counted, half of them needed\n",
-             model, done);
+    double half = model_flops(m, plan.o.batch, false) - 6.0 * plan.o.batch * m.T * (double)m.L * m.C * m.T;
+    std::string out = text(
+        "step            %.4g s on %s; %.4g TFLOP/s on each GPU, MFU %.1f %% (%.1f %% with half of "
+        "the scores, as a run prints)\n",
+        s, plan.hardware.name, done / s / gpus * 1e-12, 100 * model / s / gpus / plan.hardware.peak,
+        100 * half / s / gpus / plan.hardware.peak);
+    double products = 0;
+    for (auto& stage : plan.stages) products += stage.work.at(plan.o.batch).product_flops * gpus / p;
+    out += text(
+        "  FLOPs         model %.4g, with recomputation %.4g (arXiv 2104.04473: all scores of attention); "
+        "products of this program %.4g\n",
+        model, done, products);
     out += text("  bubble        %.1f %% of the ideal time by the formula; the mean stage stands idle for "
                 "%.1f %% of the step\n", 100 * bubble, 100 * step.idle());
     Recipe r = recipe_of(plan);
@@ -211,7 +224,7 @@ inline std::string stage_json(const Plan& plan, const StagePlan& s) {
                     t.calls, t.sent);
         first = false;
     }
-    return out + text("}, \"linear_flops\": %.17g}", work.linear_flops);
+    return out + text("}, \"linear_flops\": %lld}", (long long)work.linear_flops);
 }
 
 inline std::string plan_json(const Plan& plan) {

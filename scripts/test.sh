@@ -124,6 +124,9 @@ refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/no
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
 refused "wants --plan" ./train_gpt --timeline x.svg
 refused "start 8, or leave the option out" ./train_gpt $run --world-size 8
+refused "choose one of these" ./train_gpt $run --trace "$work/x.svg" --trace-step 6
+refused "cannot be written" ./train_gpt $run --trace "$work/nowhere/x.svg"
+refused "choose one of dgx-a100" ./train_gpt $run --hardware dgx
 refused "does not go with --plan" ./train_gpt --plan --trace x.svg
 refused "cannot be written" ./train_gpt --plan --timeline "$work/nowhere/x.svg"
 refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36

@@ -224,7 +224,7 @@ for ranks, options in ((2, {"pipeline-parallel": 2, "recompute": "full"}), (8, {
 # bad input: every rank ends, one message names what would work
 for ranks, extra, message in (
         (3, ["--tensor-parallel", "2"], "does not divide the 3 ranks"),
-        (6, ["--tensor-parallel", "2", "--pipeline-parallel", "2"], "start 4 or 8"),
+        (6, ["--tensor-parallel", "2", "--pipeline-parallel", "2"], "wants 4 or 8 ranks"),
         (3, ["--tensor-parallel", "3"], "choose a --tensor-parallel that divides 4"),
         (2, ["--batch", "7"], "choose a multiple of 2"),
         (2, ["--tensor-parallel", "2", "--pad-vocabulary", "257"], "choose --pad-vocabulary"),

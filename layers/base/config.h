@@ -186,7 +186,7 @@ inline double parse_number(const std::string& name, const std::string& value, do
     double x = strtod(value.c_str(), &end);
     bool number = !value.empty() && *end == 0 && errno == 0 && std::abs(x) < 9e15;
     if (!number || (whole && x != (double)(long)x) || x < least)
-        fail("--%s %s: want %s from %g to 9e15", name.c_str(), value.c_str(),
+        fail("--%s %s: want %s from %g to below 9e15", name.c_str(), value.c_str(),
              whole ? "a whole number" : "a number", least);
     return x;
 }

@@ -61,6 +61,9 @@ struct FileWriter {
     size_t written = 0;
 
     explicit FileWriter(const std::string& path) : path(path), partial(path + ".partial") {
+        struct stat info;
+        if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
+            fail("%s: is not a regular file, and would be replaced: give another name", path.c_str());
         fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
     }

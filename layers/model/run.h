@@ -98,8 +98,8 @@ inline void settle_batch(Run& run) {
     for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
     if (common % d)
         fail("--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
-             "of %d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp, without "
-             "it",
+             "of %d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp "
+             "(--plan: with --ramp-start 0)",
              o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
     int share = common / d;
     if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
@@ -175,6 +175,17 @@ inline void settle_parallel(Run& run) {
          v > 1 ? text(" of %ld chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
 }
 
+// with --plan the token files may be elsewhere; if they are here, they say the vocabulary
+inline int planned_vocabulary(const Options& o) {
+    if (o.train.empty() || o.vocabulary) return 0;
+    try {
+        return Blend(o.train, o.sequence ? o.sequence : find_preset(o.model).sequence, 0).file_vocabulary();
+    } catch (const Error& e) {
+        fprintf(stderr, "note: %s; GPT-2's vocabulary is planned with\n", e.what());
+        return 0;
+    }
+}
+
 inline void settle(Run& run) {
     Options& o = run.options;
     bool training = run.trains();
@@ -191,7 +202,7 @@ inline void settle(Run& run) {
         run.train.emplace(o.train, T, (uint64_t)o.seed);
         if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
     }
-    run.state.shape = model_shape(o, run.train ? run.train->file_vocabulary() : 0);
+    run.state.shape = model_shape(o, run.train ? run.train->file_vocabulary() : planned_vocabulary(o));
     settle_parallel(run);
     run.state.seed = o.seed;
     auto agrees = [&](const TokenFile& file, int V) {
