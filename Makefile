@@ -48,7 +48,7 @@ ifeq ($(DEVICE),cuda)
   ifeq ($(NVCC),)
     $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or build with DEVICE=cpu)
   endif
-  COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
+  COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills -Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   LINK    := $(NVCC) -Xcompiler -fopenmp
   LIBS    := -lcublasLt -L/usr/local/nvidia/lib64
 else

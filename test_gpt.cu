@@ -1135,7 +1135,8 @@ void test_plan_hosts() {
 // what is advised is so: each suggestion, taken, fits; what is named stays
 void test_plan_advice() {
     for (std::string base :
-         {"--model 13B --batch 32 --world-size 16", "--model 2.7B --batch 8 --world-size 8 --sequence 8192",
+         {"--model 13B --batch 32 --world-size 16",
+          "--model 2.7B --batch 8 --world-size 8 --sequence 8192 --attention materialised",
           "--model 13B --world-size 64 --batch 512 --pipeline-parallel 4 --pipeline-chunks 2 "
           "--pipeline-group 16 --micro-batch 2",
           "--model 22B --world-size 8 --batch 64"}) {

@@ -360,7 +360,8 @@ Schedules start(Run& run, int argc, char** argv) {
             schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())
             o.pipeline_group = schedules.rbegin()->second.shape.N;
-        device_name();  // refuses where there is none
+        device_name();        // refuses where there is none
+        uses_flash(o, {});    // or where it cannot be
         check_metrics(run), check_trace(run);
     });
     if (!o.plan.empty()) return schedules;

@@ -189,18 +189,19 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
     int head = blockIdx.y, b = head / a.NH, h = head % a.NH;
     int first = (gridDim.x - 1 - blockIdx.x) * BM, own = first + warp * 16 * M;  // the longest rows first
-    const bf16* from = qkv + b * a.T * a.row() + 3L * h * a.HS;
+    long row = 3L * a.NH * HS, out_row = (long)a.NH * HS;
+    const bf16* from = qkv + b * a.T * row + 3L * h * HS;
     float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {}, shrink[M][2];
     for (int m = 0; m < M; m++) largest[m][0] = largest[m][1] = -INFINITY;
     int last_row = first + BM - 1 < a.T - 1 ? first + BM - 1 : a.T - 1;
 
-    load_tile<BM, HS>(q, from, a.row(), first, a.T);
-    load_tile<BN, HS>(k, from + HS, a.row(), last_row / BN * BN, a.T);
+    load_tile<BM, HS>(q, from, row, first, a.T);
+    load_tile<BN, HS>(k, from + HS, row, last_row / BN * BN, a.T);
     copy_async_commit();
     for (int keys = last_row / BN * BN; keys >= 0; keys -= BN) {
         copy_async_wait<0>();
         __syncthreads();  // these keys are here, and all are done with the last values
-        load_tile<BN, HS>(v, from + 2 * HS, a.row(), keys, a.T);
+        load_tile<BN, HS>(v, from + 2 * HS, row, keys, a.T);
         copy_async_commit();
         float s[M][BN / 8][4] = {};
         for (int x = 0; x < HS; x += 16) {
@@ -213,7 +214,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
         }
         copy_async_wait<0>();
         __syncthreads();  // the values are here, and all are done with the keys
-        if (keys > 0) load_tile<BN, HS>(k, from + HS, a.row(), keys - BN, a.T);
+        if (keys > 0) load_tile<BN, HS>(k, from + HS, row, keys - BN, a.T);
         copy_async_commit();
         for (int m = 0; m < M && keys + BN - 1 > own; m++)  // on the diagonal: no query sees a later key
             for (int n = 0; n < BN / 8; n++)
@@ -238,9 +239,9 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
             float all = sum[m][half];
             for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
             if (t >= a.T) continue;
-            bf16* row = o + (b * a.T + t) * a.out() + (long)h * HS;
+            bf16* to = o + (b * a.T + t) * out_row + (long)h * HS;
             for (int n = 0; n < HS / 8; n++)
-                *(uint32_t*)(row + n * 8 + c) =
+                *(uint32_t*)(to + n * 8 + c) =
                     pack_bf16(out[m][n][2 * half] / all, out[m][n][2 * half + 1] / all);
             if (c == 0) lse[(long)head * a.T + t] = largest[m][half] / log2_e + logf(all);
         }
@@ -258,6 +259,19 @@ __global__ void flash_delta_kernel(real* delta, const bf16* dout, const bf16* o,
     sum = warp_sum(sum);
     long h = row % a.NH, t = row / a.NH % a.T, b = row / a.NH / a.T;
     if (threadIdx.x % 32 == 0) delta[(b * a.NH + h) * a.T + t] = sum;
+}
+
+// out (16, 8 N) += rows r.. of one tile times the rows of the other
+template <int HS, int N>
+__device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, const bf16* right, int r) {
+    [[maybe_unused]] constexpr int times = N > 4 ? 1 : 2;
+    UNROLL(unroll times)  // more would spill registers
+    for (int x = 0; x < HS; x += 16) {
+        uint32_t a[4], b[4];
+        load_a(a, left, HS + 8, r, x);
+        for (int n = 0; n < N; n += 2)
+            load_b_rows(b, right, HS + 8, n * 8, x), mma_pair(out[n], out[n + 1], a, b);
+    }
 }
 
 // A block has 16 keys for each of its warps and walks over the queries, BM at a time, from the diagonal down.
@@ -283,15 +297,15 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
     int head = number[0] / blocks, block = blocks - 1 - number[0] % blocks;
     int b = head / a.NH, h = head % a.NH, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2, own = block * BN + warp * 16;  // this warp's first key
-    long at = b * a.T * a.row() + 3L * h * HS;
-    const bf16 *from = qkv + at, *dfrom = dout + b * a.T * a.out() + (long)h * HS;
+    long qkv_row = 3L * a.NH * HS, out_row = (long)a.NH * HS, at = b * a.T * qkv_row + 3L * h * HS;
+    const bf16 *from = qkv + at, *dfrom = dout + b * a.T * out_row + (long)h * HS;
     float dk[HS / 8][4] = {}, dv[HS / 8][4] = {};
 
-    load_tile<BN, HS>(k, from + HS, a.row(), block * BN, a.T);
-    load_tile<BN, HS>(v, from + 2 * HS, a.row(), block * BN, a.T);
+    load_tile<BN, HS>(k, from + HS, qkv_row, block * BN, a.T);
+    load_tile<BN, HS>(v, from + 2 * HS, qkv_row, block * BN, a.T);
     for (int tile = block * BN / BM; tile < tiles; tile++) {
-        load_tile<BM, HS>(q, from, a.row(), tile * BM, a.T);
-        load_tile<BM, HS>(d, dfrom, a.out(), tile * BM, a.T);
+        load_tile<BM, HS>(q, from, qkv_row, tile * BM, a.T);
+        load_tile<BM, HS>(d, dfrom, out_row, tile * BM, a.T);
         copy_async_commit();
         for (int i = threadIdx.x; i < BM; i += blockDim.x) {
             bool inside = tile * BM + i < a.T;
@@ -301,27 +315,25 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         copy_async_wait<0>();
         __syncthreads();
         float p[BM / 8][4] = {}, dp[BM / 8][4] = {};
-        for (int x = 0; x < HS; x += 16) {  // p^T = k q^T   dp^T = v dout^T
-            uint32_t ka[4], va[4], right[4];
-            load_a(ka, k, stride, warp * 16, x), load_a(va, v, stride, warp * 16, x);
-            for (int n = 0; n < BM; n += 16) {
-                load_b_rows(right, q, stride, n, x), mma_pair(p[n / 8], p[n / 8 + 1], ka, right);
-                load_b_rows(right, d, stride, n, x), mma_pair(dp[n / 8], dp[n / 8 + 1], va, right);
-            }
-        }
+        transposed_scores<HS>(p, k, q, warp * 16);   // p^T = k q^T
+        transposed_scores<HS>(dp, v, d, warp * 16);  // dp^T = v dout^T
         for (int n = 0; n < BM / 8; n++)
             for (int i = 0; i < 4; i++) {
                 int column = n * 8 + c + i % 2, query = tile * BM + column, key = own + g + i / 2 * 8;
                 float x = key <= query ? exp2f(p[n][i] * scale * log2_e - row_lse[column]) : 0;
                 p[n][i] = x, dp[n][i] = x * (dp[n][i] - row_delta[column]);
             }
-        for (int x = 0; x < BM; x += 16) {  // dv += p^T dout   dk += ds^T q
-            uint32_t pa[4], sa[4], right[4];
-            as_a(pa, p[x / 8], p[x / 8 + 1]), as_a(sa, dp[x / 8], dp[x / 8 + 1]);
-            for (int n = 0; n < HS; n += 16) {
+        for (int x = 0; x < BM; x += 16) {  // dv += p^T dout
+            uint32_t pa[4], right[4];
+            as_a(pa, p[x / 8], p[x / 8 + 1]);
+            for (int n = 0; n < HS; n += 16)
                 load_b_columns(right, d, stride, x, n), mma_pair(dv[n / 8], dv[n / 8 + 1], pa, right);
+        }
+        for (int x = 0; x < BM; x += 16) {  // dk += ds^T q
+            uint32_t sa[4], right[4];
+            as_a(sa, dp[x / 8], dp[x / 8 + 1]);
+            for (int n = 0; n < HS; n += 16)
                 load_b_columns(right, q, stride, x, n), mma_pair(dk[n / 8], dk[n / 8 + 1], sa, right);
-            }
             for (int half = 0; half < 2; half++) {
                 bf16* row = ds + (warp * 16 + g + half * 8) * ds_stride + x + c;
                 *(uint32_t*)row = sa[half], *(uint32_t*)(row + 8) = sa[half + 2];
@@ -348,7 +360,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                 float2 old = block < diagonal ? load_global(sum) : float2{0, 0};
                 float2 now = {old.x + dq[n][2 * half], old.y + dq[n][2 * half + 1]};
                 if (block > 0) *sum = now;
-                else *(uint32_t*)(dqkv + at + t * a.row() + x) = pack_bf16(now.x * scale, now.y * scale);
+                else *(uint32_t*)(dqkv + at + t * qkv_row + x) = pack_bf16(now.x * scale, now.y * scale);
             }
         __threadfence();
         __syncthreads();  // all have added, and are done with q, d and ds
@@ -358,7 +370,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         for (int half = 0; half < 2; half++) {
             int t = own + g + half * 8;
             if (t >= a.T) continue;
-            bf16* row = dqkv + at + t * a.row() + n * 8 + c;
+            bf16* row = dqkv + at + t * qkv_row + n * 8 + c;
             *(uint32_t*)(row + HS) = pack_bf16(dk[n][2 * half] * scale, dk[n][2 * half + 1] * scale);
             *(uint32_t*)(row + 2 * HS) = pack_bf16(dv[n][2 * half], dv[n][2 * half + 1]);
         }

@@ -69,7 +69,7 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     if (timed) return make_plan(settled, base.state.shape, run.grid, h, base.state.samples, false);
     Plan plan;
     plan.o = settled, plan.hardware = h;
-    if (h.peak > 0) plan.target = {bf16_precision, cublas_workspace};
+    if (h.peak > 0) plan.target = gpu_target;
     for (int stage : {0, 1, run.grid.p - 1})
         if (stage < run.grid.p)
             plan.stages.push_back(plan_stage(settled, base.state.shape, run.grid, stage, base.state.samples,

@@ -27,12 +27,13 @@ struct CostWriter {
     Precision precision;
     long N, N_r, C, C_r, t;
     double x, r;  // bytes of floatX and real
+    bool flash;
     std::vector<Work>* out = nullptr;
 
     CostWriter(const Model& model)
         : m(model.shape), ranks(model.ranks), precision(model.setup.precision),
           N((long)model.setup.B * m.T), N_r(ranks.rows((int)N)), C(m.C), C_r(C / ranks.tp.size),
-          t(ranks.tp.size), x((double)precision.x), r((double)precision.real) {}
+          t(ranks.tp.size), x((double)precision.x), r((double)precision.real), flash(model.setup.flash) {}
 
     void memory(double bytes) { out->push_back({.kind = Work::Memory, .bytes = bytes}); }
     void call(comm::Collective kind, double bytes) {
@@ -61,14 +62,23 @@ struct CostWriter {
     void layernorm_backward() { memory(7 * (double)(N_r * C) * x); }
     void residual() { memory(3 * (double)(N_r * C) * x); }
 
+    // flash: the causal half of the scores, in tiles that never leave the chip
+    void flash_products(int products, double passes) {
+        long heads = (long)(N / m.T) * m.NH / t;
+        Product half = {m.T, m.T / 2, m.HS(), heads * products};
+        out->push_back({.kind = Work::Scores, .product = half, .bytes = passes * (double)(N * C_r) * x});
+    }
     void attention() {
         long heads = (long)(N / m.T) * m.NH / t;
+        if (flash) return flash_products(2, 4);  // reads q, k, v, writes o
         product(Work::Scores, {m.T, m.T, m.HS(), heads}, x);
         memory(2 * (double)(heads * m.T) * m.T * x);
         product(Work::Scores, {m.T, m.HS(), m.T, heads}, x);
     }
     void attention_backward() {
         long heads = (long)(N / m.T) * m.NH / t;
+        // reads o, dout, q, k, v, dout; writes and reads dq in fp32 for every 64 keys, half of them
+        if (flash) return flash_products(5, 9 + (double)m.T / 64 * r / x);
         product(Work::Scores, {m.T, m.HS(), m.T, heads}, x);
         product(Work::Scores, {m.T, m.T, m.HS(), heads}, x);
         memory(3 * (double)(heads * m.T) * m.T * x);

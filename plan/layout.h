@@ -39,15 +39,42 @@ inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, u
     return all;
 }
 
-inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules) {
+// the build that is planned for; by default this one
+struct Target {
+    Precision precision = {};
+    size_t workspace = dev::gemm_workspace(false);
+    bool kernels = HAS_KERNELS;
+};
+constexpr Target gpu_target = {{"bf16", 2, 4}, cublas_workspace, true};
+
+// kernels do it in bf16 for some head sizes, plain loops always; by itself it is chosen alike on both
+inline bool uses_flash(const Options& o, const Target& target) {
+    int HS = o.hidden / o.heads;
+    bool possible = flash_head_size(HS) && (target.precision.x == 2 || !target.kernels);
+    if (o.attention == "flash" && !possible && target.kernels)
+        fail(
+            "--attention flash with a head size of %d in %s: wants bf16 and a head size of 64, 80, 96, 128 "
+            "or "
+            "160: choose --attention auto",
+            HS, target.precision.name);
+    return o.attention == "flash" || (o.attention == "auto" && possible);
+}
+
+inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules,
+                      const Target& target = {}) {
     int v = o.pipeline_chunks, d = grid.d;
-    if (!o.generate.empty()) return {.training = false, .chunks = v, .slots = v, .streams = 0};
+    bool flash = uses_flash(o, target);
+    if (!o.generate.empty())
+        return {.training = false, .flash = flash, .chunks = v, .slots = v, .streams = 0};
     Setup s = {.B = o.micro_batch,
                .sequence = o.sequence_parallel == "yes",
                .samples = o.sample_every > 0,
                .recompute = o.recompute == "full",
+               .flash = flash,
                .owners = o.zero == 1 ? d : 1,
-               .chunks = v};
+               .chunks = v,
+               .precision = target.precision,
+               .workspace = target.workspace};
     if (!o.validation.empty()) s.losses = (int)((o.evaluate_batches + d - 1) / d);
     for (auto& [batch, schedule] : schedules) {
         s.accumulates |= schedule.shape.m > 1;
@@ -57,13 +84,6 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
     }
     return s;
 }
-
-// the build that is planned for; by default this one
-struct Target {
-    Precision precision = {};
-    size_t workspace = dev::gemm_workspace(false);
-};
-constexpr Precision bf16_precision = {"bf16", 2, 4};
 
 // ---- traffic ---------------------------------------------------------------------------------------------
 
@@ -150,9 +170,7 @@ struct StagePlan {
 inline std::unique_ptr<Model> dry_model(const Options& o, const ModelShape& shape, Grid place, int stage,
                                         const Schedules& schedules, const Target& target) {
     place.stage = stage;
-    Setup setup = setup_of(o, place, schedules);
-    setup.precision = target.precision, setup.workspace = target.workspace;
-    auto model = std::make_unique<Model>(shape, place, setup);
+    auto model = std::make_unique<Model>(shape, place, setup_of(o, place, schedules, target));
     model->memory(false);
     return model;
 }

@@ -157,7 +157,7 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
                       uint64_t samples, bool all) {
     Plan plan;
     plan.o = o, plan.shape = shape, plan.grid = grid, plan.hardware = h, plan.samples = samples;
-    if (h.peak > 0) plan.target = {bf16_precision, cublas_workspace};
+    if (h.peak > 0) plan.target = gpu_target;
     for (int stage = 0; stage < grid.p; stage++)
         if (all || stage <= 1 || stage == grid.p - 1)
             plan.stages.push_back(plan_stage(o, shape, grid, stage, samples, plan.target));

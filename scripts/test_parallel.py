@@ -95,6 +95,9 @@ def layouts():
             for recompute in ("full", "none"):
                 yield t * p * d, {**basic, "pipeline-chunks": 2, "recompute": recompute}
     yield 1, {"recompute": "full"}
+    yield 1, {"attention": "flash"}
+    yield 2, {"tensor-parallel": 2, "attention": "flash"}
+    yield 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "attention": "flash", "recompute": "full"}
     yield 2, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5}  # 12 = 5 + 5 + 2: a short last group
 
 

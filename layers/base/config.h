@@ -53,7 +53,7 @@ struct Options {
     std::string save, resume, metrics, config, generate;
     long save_every = 0, keep = 2;
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
-    std::string sequence_parallel = "yes", recompute = "none";
+    std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
     long check_every = 0;
     double comm_timeout = 600;
     int world_size = 0;
@@ -132,6 +132,9 @@ inline const std::vector<Option> option_table = [] {
         {"pipeline-group", &O::pipeline_group, 1,
          "micro-batches before the next chunk (default: p if possible)"},
         {"recompute", &O::recompute, 0, "full: keep only the input of each block, compute it again; none"},
+        {"attention", &O::attention, 0,
+         "flash: scores stay on chip; materialised: in memory; auto: flash where kernel and head size allow "
+         "it"},
         {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
         {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},
         {"comm-timeout", &O::comm_timeout, 1,

@@ -12,11 +12,11 @@
 #pragma once
 #include "../../comm/comm.h"
 #include "../adamw.cuh"
-#include "../attention.cuh"
 #include "../base/arena.h"
 #include "../base/profile.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
+#include "../flash_attention.cuh"
 #include "../gelu.cuh"
 #include "../layernorm.cuh"
 #include "../matmul.cuh"
@@ -43,14 +43,17 @@ struct Ranks {
 
 struct BlockActivations {
     floatX* x = nullptr;  // placed by who owns the blocks
-    floatX *ln1, *qkv, *p, *o, *mid, *ln2, *up, *act;
+    floatX *ln1, *qkv, *p = nullptr, *o, *mid, *ln2, *up, *act;
+    real *lse = nullptr;  // flash attention keeps this, the other one p
     real *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
 
-    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
+    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, bool flash) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), C_r = m.C / ranks.tp.size;
         ln1 = arena.take_x(N_r * m.C);
         qkv = arena.take_x(N * 3 * C_r);
-        p = arena.take_x((long)B * m.NH / ranks.tp.size * m.T * m.T), o = arena.take_x(N * C_r);
+        if (flash) lse = arena.take_real(N * (m.NH / ranks.tp.size));
+        else p = arena.take_x((long)B * m.NH / ranks.tp.size * m.T * m.T);
+        o = arena.take_x(N * C_r);
         mid = arena.take_x(N_r * m.C), ln2 = arena.take_x(N_r * m.C);
         up = arena.take_x(N * 4 * C_r), act = arena.take_x(N * 4 * C_r);
         ln1_mean = arena.take_real(N_r), ln1_rstd = arena.take_real(N_r);
@@ -62,12 +65,13 @@ struct BlockActivations {
 struct Scratch {
     // (N, C) partial sums   (N_r, C) reduced   (N, C) gathered; of one rank: one
     floatX *branch, *part, *full;
-    floatX *wide, *dp;             // (N, 4 C / t): gradients of act, up and qkv   (B, NH_r, T, T)
+    floatX *wide, *dp = nullptr;   // (N, 4 C / t): gradients of act, up and qkv   (B, NH_r, T, T)
+    FlashScratch flash = {};       // or this
     real *sums, *scores;           // column_sum's   attention_step's
     double *squares, *square_parts;  // one for each tensor   square_sum's
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, const ParameterTable& table,
-               bool training) {
+               bool training, bool flash_attention) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), t = ranks.tp.size;
         branch = arena.take_x(N * m.C);
         part = ranks.sequence ? arena.take_x(N_r * m.C) : branch;
@@ -75,7 +79,12 @@ struct Scratch {
         scores = arena.take_real(m.NH / t * m.T);
         if (!training) return;
         wide = arena.take_x(N * 4 * m.C / t);
-        dp = arena.take_x((long)B * m.NH / t * m.T * m.T);
+        if (flash_attention) {
+            flash.delta = arena.take_real(N * (m.NH / t)), flash.dq = arena.take_real(N * m.C / t);
+            flash.turns = arena.take<int>(flash_turns(B, m.NH / (int)t, m.T));
+        } else {
+            dp = arena.take_x((long)B * m.NH / t * m.T * m.T);
+        }
         sums = arena.take_real(column_sum_scratch(4 * m.C));
         squares = arena.take<double>(table.tensors), square_parts = arena.take<double>(square_sum_parts);
     }
@@ -121,7 +130,8 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     {   // 3. attention, head by head
         Section timed("attention", s);
         AttentionShape shape = {batch.B, batch.T, NH_r, m.HS()};
-        if (batch.first == 0) dev::attention_forward(a.o, a.p, a.qkv, shape, s);
+        if (batch.first == 0 && a.lse) dev::flash_attention_forward(a.o, a.lse, a.qkv, shape, s);
+        else if (batch.first == 0) dev::attention_forward(a.o, a.p, a.qkv, shape, s);
         else dev::attention_step(a.o, scratch.scores, a.qkv, batch.first, shape, s);
     }
     {   // 4. mix the heads, add to the stream
@@ -196,7 +206,9 @@ inline void block_backward(floatX* d, const BlockActivations& a, const floatX* c
     }
     {   // 3. wide holds the gradient of qkv
         Section timed("attention", s);
-        dev::attention_backward(wide, scratch.dp, branch, a.p, a.qkv, {batch.B, batch.T, NH_r, m.HS()}, s);
+        AttentionShape shape = {batch.B, batch.T, NH_r, m.HS()};
+        if (a.lse) dev::flash_attention_backward(wide, scratch.flash, branch, a.o, a.lse, a.qkv, shape, s);
+        else dev::attention_backward(wide, scratch.dp, branch, a.p, a.qkv, shape, s);
     }
     {   // 2.
         Section timed("linears", s);

@@ -20,6 +20,7 @@ struct Setup {
     bool sequence = false;    // sequence parallelism
     bool samples = false;     // text is generated in between
     bool recompute = false;   // blocks are computed again in backward
+    bool flash = false;       // attention without a (T, T) tensor
     bool accumulates = false; // several micro-batches a step
     int losses = 1;           // micro-batches whose losses are kept apart, in a step or an evaluation
     int owners = 1;           // data-parallel ranks that share the optimiser's state
@@ -82,7 +83,7 @@ struct Model {
 
     void place_activations(Arena& arena) {
         long N = (long)setup.B * shape.T, size = ranks.room(setup.B, shape.T) * shape.C;
-        if (setup.recompute) working.place(arena, shape, ranks, setup.B);
+        if (setup.recompute) working.place(arena, shape, ranks, setup.B, setup.flash);
         for (Slot& slot : slots) {
             slot.blocks.assign(chunk_layers(), working);
             for (auto& block : slot.blocks) {
@@ -91,7 +92,7 @@ struct Model {
                     block = slots[0].blocks[0];
                     block.qkv = arena.take_x(3 * N * shape.C / grid.t);
                 } else if (!setup.recompute) {
-                    block.place(arena, shape, ranks, setup.B);
+                    block.place(arena, shape, ranks, setup.B, setup.flash);
                 }
                 block.x = &block != &slot.blocks[0] ? arena.take_x(size) : nullptr;
             }
@@ -126,7 +127,9 @@ struct Model {
         add("parameters", [&](Arena& a) { weights = a.take_x(table.elements); });
         if (setup.training) add("gradients", [&](Arena& a) { place_gradients(a); });
         add("activations", [&](Arena& a) { place_activations(a); });
-        add("scratch", [&](Arena& a) { scratch.place(a, shape, ranks, setup.B, table, setup.training); });
+        add("scratch", [&](Arena& a) { 
+            scratch.place(a, shape, ranks, setup.B, table, setup.training, setup.flash);
+        });
         arenas.push_back({"products", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
         if (!take) return;
         set_zero(weights, table.elements * sizeof(floatX), stream);

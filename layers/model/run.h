@@ -153,6 +153,8 @@ inline void settle_parallel(Run& run) {
     for (auto& w : words)
         if (w.value != w.one && w.value != w.other)
             fail("--%s %s: wants %s or %s", w.name, w.value.c_str(), w.one, w.other);
+    if (o.attention != "auto" && o.attention != "flash" && o.attention != "materialised")
+        fail("--attention %s: wants flash, materialised or auto", o.attention.c_str());
     if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
     if (o.heads % t)
         fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",
