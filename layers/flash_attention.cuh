@@ -27,14 +27,11 @@ constexpr bool flash_head_size(int HS) {
 
 namespace ref {
 
-// rows [t0, t0 + rows) of a head: the scores of `keys` keys, scaled, and 0 … -inf beyond the diagonal
+// rows [t0, t0 + rows) of a head: the scores of `keys` keys, scaled; those beyond the diagonal mean nothing
 inline void flash_scores(real* p, const floatX* q, const floatX* k, int t0, int rows, int keys,
                          AttentionShape a, Stream s) {
     gemm<real>({.out = p, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys, .k = a.HS, .transpose_b = true,
                 .alpha = a.scale(), .lda = a.row(), .ldb = a.row(), .ldc = keys}, s);
-    for (int t = 0; t < rows; t++)
-        for (int j = t0 + t + 1; j < keys; j++)
-            p[(long)t * keys + j] = -std::numeric_limits<real>::infinity();
 }
 
 inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
@@ -50,13 +47,16 @@ inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, Att
                 flash_scores(p.data(), q, q + a.HS, t0, rows, keys, a, s);
                 for (int t = 0; t < rows; t++) {
                     real* row = p.data() + (long)t * keys;
-                    real largest = *std::max_element(row, row + t0 + t + 1), sum = 0;
+                    floatX* to = rounded.data() + (long)t * keys;
+                    int seen = t0 + t + 1;
+                    real largest = *std::max_element(row, row + seen), sum = 0;
                     #pragma omp simd reduction(+ : sum)
-                    for (int j = 0; j <= t0 + t; j++) sum += vector_exp(row[j] - largest);
+                    for (int j = 0; j < seen; j++) sum += row[j] = vector_exp(row[j] - largest);
+                    real inverse = 1 / sum;
+                    #pragma omp simd
+                    for (int j = 0; j < seen; j++) to[j] = floatX(row[j] * inverse);
+                    std::fill(to + seen, to + keys, floatX(0));
                     lse[((long)b * a.NH + h) * a.T + t0 + t] = largest + std::log(sum);
-                    for (int j = 0; j < keys; j++)
-                        rounded[(long)t * keys + j] =
-                            floatX(j <= t0 + t ? vector_exp(row[j] - largest) / sum : 0);
                 }
                 gemm<floatX>({.out = ob + t0 * a.out(), .a = rounded.data(), .b = q + 2 * a.HS, .m = rows,
                               .n = a.HS, .k = keys, .lda = keys, .ldb = a.row(), .ldc = a.out()}, s);
@@ -84,11 +84,15 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
                     real delta = 0, log_sum = lse[((long)b * a.NH + h) * a.T + t0 + t];
                     for (int c = 0; c < a.HS; c++)
                         delta += real(d[t * a.out() + c]) * real(o[out + (t0 + t) * a.out() + c]);
-                    for (int j = 0; j < keys; j++) {
-                        long i = (long)t * keys + j;
-                        real x = j <= t0 + t ? vector_exp(p[i] - log_sum) : 0;
-                        pX[i] = floatX(x), dsX[i] = floatX(x * (dp[i] - delta));
+                    long row = (long)t * keys, seen = t0 + t + 1;
+                    floatX *p_row = pX.data() + row, *ds_row = dsX.data() + row;
+                    #pragma omp simd
+                    for (long j = 0; j < seen; j++) {
+                        real x = vector_exp(p[row + j] - log_sum);
+                        p_row[j] = floatX(x), ds_row[j] = floatX(x * (dp[row + j] - delta));
                     }
+                    std::fill(p_row + seen, p_row + keys, floatX(0));
+                    std::fill(ds_row + seen, ds_row + keys, floatX(0));
                 }
                 gemm<real>({.out = dv.data(), .a = pX.data(), .b = d, .m = keys, .n = a.HS, .k = rows,
                             .transpose_a = true, .beta = 1, .lda = keys, .ldb = a.out(), .ldc = a.HS}, s);
