@@ -1056,6 +1056,11 @@ void test_plan_mtnlg() {
     check(advice.find("--recompute full: 28.") != advice.npos &&
               advice.find("--sequence-parallel yes") != advice.npos,
           advice);
+    std::string said = plan_text(p);
+    check(said.find("529,600,819,200 parameters") != said.npos &&
+              said.find("stage 34: 2,018,972,160") != said.npos && grouped(7) == "7" &&
+              grouped(1000) == "1,000",
+          said);
     prove_grid(p);
     check(prove_schedules(p) == 35 * 60, "the schedules of 60 batches");
 }

@@ -35,6 +35,15 @@ inline int prove_schedules(const Plan& plan) {
 
 // ---- lists -----------------------------------------------------------------------------------------------
 
+inline std::string grouped(long n) {  // 529,600,819,200
+    std::string digits = std::to_string(n), out;
+    for (size_t i = 0; i < digits.size(); i++) {
+        if (i && (digits.size() - i) % 3 == 0) out += ',';
+        out += digits[i];
+    }
+    return out;
+}
+
 inline std::vector<int> divisors(int n) {
     std::vector<int> all;
     for (int i = 1; i <= n; i++) if (n % i == 0) all.push_back(i);
@@ -93,7 +102,8 @@ inline std::string memory_report(const Plan& plan) {
     std::vector<StagePlan> shown;
     for (auto& s : plan.stages)
         if (plan.grid.p <= 4 || s.stage <= 1 || s.stage == plan.grid.p - 1) shown.push_back(s);
-    for (auto& s : shown) out += text("%s stage %d: %ld", &s == &shown[0] ? "" : ",", s.stage, s.parameters);
+    for (auto& s : shown)
+        out += text("%s stage %d: %s", &s == &shown[0] ? "" : ";", s.stage, grouped(s.parameters).c_str());
     out += "\n" + memory_table(shown);
     double most = (double)plan.most_bytes() * 1e-9, has = plan.hardware.memory * 1e-9;
     if (has > 0)
@@ -189,9 +199,10 @@ inline std::string plan_text(const Plan& plan) {
     prove_grid(plan);
     int schedules = prove_schedules(plan);
     const ModelShape& m = plan.shape;
-    std::string out = text("model           %ld parameters: %d layers, hidden %d, %d heads, sequence %d, "
-                           "vocabulary %d padded to %d\n", parameter_table(m).count, m.L, m.C, m.NH, m.T, m.V,
-                           m.Vp);
+    std::string out = text(
+        "model           %s parameters: %d layers, hidden %d, %d heads, sequence %d, "
+        "vocabulary %d padded to %d\n",
+        grouped(parameter_table(m).count).c_str(), m.L, m.C, m.NH, m.T, m.V, m.Vp);
     out += print_grid(plan.grid) + memory_report(plan) + choices(plan) + traffic_report(plan);
     if (plan.timed()) {
         out += time_report(plan);
