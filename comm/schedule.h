@@ -186,6 +186,21 @@ inline std::string print_schedule(const Schedule& s, bool messages = false) {
 
 // ---- the proof: all stages played by hand ----------------------------------------------------------------
 
+// each stage goes on with step(stage, instruction) until that says that it must wait; all take turns until
+// none moves; stages[r].at counts. Returns the first stage that is not through, or -1
+template <class Stage, class Step>
+int take_turns(const std::vector<Schedule>& all, std::vector<Stage>& stages, Step step) {
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (size_t r = 0; r < all.size(); r++)
+            for (auto& list = all[r].list; stages[r].at < list.size(); stages[r].at++, moved = true)
+                if (!step((int)r, list[stages[r].at])) break;
+    }
+    for (size_t r = 0; r < all.size(); r++)
+        if (stages[r].at < all[r].list.size()) return (int)r;
+    return -1;
+}
+
 // A stage goes on until it must wait; a message arrives when it has been sent and its receive is posted. The
 // answer is "", or what is wrong: memory overwritten, another message than expected, a wait for ever.
 class ScheduleChecker {
@@ -284,16 +299,8 @@ public:
 
     std::string check() {
         try {
-            bool moved = true;
-            while (moved) {
-                moved = false;
-                for (int r = 0; r < s.p; r++)
-                    for (auto& list = all[r].list; stages[r].at < list.size(); stages[r].at++, moved = true)
-                        if (!step(r, list[stages[r].at])) break;
-            }
-            for (int r = 0; r < s.p; r++)
-                if (stages[r].at < all[r].list.size())
-                    complain(r, all[r].list[stages[r].at], "waits for ever");
+            int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
+            if (stuck >= 0) complain(stuck, all[stuck].list[stages[stuck].at], "waits for ever");
             finish();
         } catch (const Error& e) {
             return e.what();

@@ -102,9 +102,15 @@ struct StepWork {
     double product_flops = 0;  // with those of attention
 };
 
-inline void add_messages(StepWork& out, const Model& m, const Schedule& schedule) {
+// of a message between stages, as stage.h cuts it: when it is gathered, and what one rank sends of it
+struct MessageBytes { double whole, own; };
+inline MessageBytes message_bytes(const Model& m) {
     double whole = (double)m.ranks.rows(m.setup.B * m.shape.T) * m.shape.C * (double)m.setup.precision.x;
-    double own = m.ranks.sequence ? whole : whole / m.grid.t;
+    return {whole, m.ranks.sequence ? whole : whole / m.grid.t};
+}
+
+inline void add_messages(StepWork& out, const Model& m, const Schedule& schedule) {
+    auto [whole, own] = message_bytes(m);
     for (auto& i : schedule.list) {
         if (i.computes()) continue;
         bool forward = i.kind == Instruction::SendForward || i.kind == Instruction::ReceiveForward;

@@ -76,7 +76,16 @@ inline void time_buckets(StageTimes& out, const Hardware& h, const Model& m, con
     if (m.sums_apart()) out.sums += memory_seconds(h, 3 * r * (double)m.table.list[m.table.wte].size);
 }
 
-inline StageTimes stage_times(const Hardware& h, const Model& m) {
+// own: bytes of a message that one of the tensor-parallel ranks sends
+inline void time_messages(StageTimes& out, const Hardware& h, const Grid& g, int stage, double own) {
+    auto send = [&](int to) {
+        int a = g.rank_of(0, 0, stage), b = g.rank_of(0, 0, (to + g.p) % g.p);
+        return call_seconds(h, comm::Collective::Message, 2, 1 + (a / h.node != b / h.node), own);
+    };
+    out.send_forward = send(stage + 1), out.send_backward = send(stage - 1);
+}
+
+inline StageTimes stage_times(const Hardware& h, Model& m) {
     StageTimes out;
     const Grid& g = m.grid;
     for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
@@ -84,17 +93,12 @@ inline StageTimes stage_times(const Hardware& h, const Model& m) {
         for (auto& piece : forward_pieces(m, chunk)) out.forward.back().push_back(timed(h, piece, g));
         for (auto& piece : backward_pieces(m, chunk)) out.backward.back().push_back(timed(h, piece, g));
     }
-    Optimizer optimizer(const_cast<Model&>(m));
-    time_buckets(out, h, m, optimizer);
-    double whole = (double)m.ranks.rows(m.setup.B * m.shape.T) * m.shape.C * (double)m.setup.precision.x;
-    double own = m.ranks.sequence ? whole : whole / g.t;
+    time_buckets(out, h, m, Optimizer(m));
+    MessageBytes bytes = message_bytes(m);
     if (!m.ranks.sequence)
-        out.whole_message = call_seconds(h, comm::Collective::AllGather, g.t, tensor_nodes(h, g.t), whole);
-    auto send = [&](int to) {
-        int a = g.rank_of(0, 0, g.stage), b = g.rank_of(0, 0, (to + g.p) % g.p);
-        return call_seconds(h, comm::Collective::Message, 2, 1 + (a / h.node != b / h.node), own);
-    };
-    out.send_forward = send(g.stage + 1), out.send_backward = send(g.stage - 1);
+        out.whole_message =
+            call_seconds(h, comm::Collective::AllGather, g.t, tensor_nodes(h, g.t), bytes.whole);
+    time_messages(out, h, g, g.stage, bytes.own);
     return out;
 }
 
@@ -106,17 +110,11 @@ inline void time_plan(Plan& plan) {
     for (int stage = 0; stage < g.p; stage++) {
         if (stage > 1 && stage < g.p - 1) {  // as its neighbour, but for where it sends
             plan.times.stages.push_back(plan.times.stages[1]);
-            Grid place = g;
-            place.stage = stage;
-            model->grid.stage = stage;
-            StageTimes& t = plan.times.stages.back();
-            StageTimes own = stage_times(h, *model);
-            t.send_forward = own.send_forward, t.send_backward = own.send_backward;
+            time_messages(plan.times.stages.back(), h, g, stage, message_bytes(*model).own);
             continue;
         }
         model = dry_model(plan.o, plan.shape, g, stage, none, plan.target);
-        if (stage == g.p - 1 && stage == 0)
-            model->setup.accumulates = plan.o.batch / g.d > plan.o.micro_batch;
+        if (g.p == 1) model->setup.accumulates = plan.o.batch / g.d > plan.o.micro_batch;
         plan.times.stages.push_back(stage_times(h, *model));
     }
     if (g.p > 1) {

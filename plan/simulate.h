@@ -170,15 +170,8 @@ class Simulator {
         for (auto& me : stages)
             me.at = 0, me.slot_sent.clear(), me.gradient_sent.clear(), me.arrival[0].clear(),
             me.arrival[1].clear();
-        for (bool moved = true; moved;) {
-            moved = false;
-            for (int r = 0; r < s.p; r++)
-                for (auto& list = all[r].list; stages[r].at < list.size(); stages[r].at++, moved = true)
-                    if (!step(r, list[stages[r].at])) break;
-        }
-        for (int r = 0; r < s.p; r++)
-            if (stages[r].at < all[r].list.size())
-                fail("stage %d waits for ever: a defect of this program", r);
+        int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
+        if (stuck >= 0) fail("stage %d waits for ever: a defect of this program", stuck);
     }
 
 public:
