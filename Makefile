@@ -1,4 +1,4 @@
-# make              finds what this machine has and builds ./train_gpt ./test_gpt ./tokenize ./convert
+# make              finds what this machine has and builds ./train_gpt ./test_gpt ./tokenize ./tasks ./convert
 # make help         the targets and the settings
 
 DEVICE    ?= auto
@@ -38,7 +38,7 @@ endif
 
 # ---- how each variant is compiled --------------------------------------------------------------------------
 BUILD    := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)$(if $(findstring command,$(origin COMM)),-$(COMM))
-PROGRAMS := train_gpt test_gpt tokenize convert
+PROGRAMS := train_gpt test_gpt tokenize tasks convert
 CXXFLAGS ?= -O3 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
 HOST     := -std=c++20 -fopenmp -g -Wall -Wextra $(CXXFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
@@ -90,7 +90,7 @@ ifeq ($(strip $(BLAS)),)
 endif
 
 help:
-	@echo "make                        build for this machine: ./train_gpt ./test_gpt ./tokenize ./convert"
+	@echo "make                        build for this machine: ./train_gpt ./test_gpt ./tokenize ./tasks ./convert"
 	@echo "make DEVICE=cuda|cpu|emulated  choose the device (emulated: the CUDA kernels, executed by g++)"
 	@echo "make PRECISION=bf16|fp32|fp64  of parameters and activations (default: bf16 on cuda, else fp32)"
 	@echo "make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)"
@@ -121,7 +121,7 @@ $(BUILD)/comm_%.o: comm/comm_%.cpp Makefile
 
 $(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(BUILD)/%.o $(BUILD)/comm_$(COMM).o
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
-$(BUILD)/tokenize: $(BUILD)/tokenize.o
+$(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(BUILD)/%.o
 	$(CXX) $(HOST) $< -o $@
 # always on the host, alone
 $(BUILD)/convert_comm.o: comm/comm_single.cpp Makefile

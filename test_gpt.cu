@@ -9,10 +9,13 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <filesystem>
+#include "data/sha256.h"
+#include "data/tasks.h"
 #include "layers/base/mma.h"
 #include "layers/flash_attention.cuh"
 #include "layers/model/generate.h"
 #include "layers/model/replicas.h"
+#include "layers/model/task_report.h"
 #include "plan/advice.h"
 #include "plan/hosts.h"
 #include "plan/trace.h"
@@ -330,7 +333,7 @@ void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX
         for (int n = 0; n < 2 * N; n++) sums[n] += part_sums[n];
     }
     for (int r = 0; r < ranks; r++)
-        ref::cross_entropy_finish(r ? ignored.data() : losses.data(), own[r].data(), largest.data(),
+        ref::cross_entropy_finish(r ? ignored.data() : losses.data(), nullptr, own[r].data(), largest.data(),
                                   sums.data(), targets.data(), dloss, want_gradient, N, share(r), nullptr);
     for (int i = 0; i < N * Vp; i++) logits[i] = own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r];
 }
@@ -426,7 +429,7 @@ void test_gradients() {
         R dwte(V * C, 0), dwpe(T * C, 0);
         auto forward = [&] {
             ref::embedding_forward(x.data(), tokens.data(), wte.data(), 0, V, N, C, nullptr);
-            ref::position_forward(x.data(), wpe.data(), 0, 0, N, T, C, nullptr);
+            ref::position_forward(x.data(), wpe.data(), nullptr, 0, N, T, C, nullptr);
             return dot(x, r);
         };
         ref::embedding_backward(dwte.data(), tokens.data(), r.data(), 0, V, N, C, nullptr);
@@ -544,14 +547,29 @@ void kernels_attention() {
         ref::attention_backward(dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a, nullptr);
         gpu::attention_backward(dqkv.device, dp.device, dout.device, p.device, qkv.device, a, nullptr);
         dqkv.agree("attention dqkv" + size, 4 * rounding);
-        if (B > 1) continue;
-        X step(a.out());  // the last query alone gives the last row
-        R scores(NH * T);
-        gpu::attention_step(step.device, scores.device, qkv.device, T - 1, a, nullptr);
-        ref::attention_step(step.ref(), scores.ref(), qkv.ref(), T - 1, a, nullptr);
-        step.agree("attention step" + size, rounding);
-        close("attention step is the last row" + size, step.back(),
-              std::vector<floatX>(o.host.end() - a.out(), o.host.end()), 2 * rounding);
+    }
+}
+
+// runs of one row and of more than a tile, with and without something before them, anywhere in the cache
+void kernels_segment_attention() {
+    for (auto [NH, HS] : {std::pair{1, 1}, {3, 5}, {2, 64}, {1, 160}}) {
+        Pack pack;
+        std::vector<int> none(200, 0);
+        pack.add(none.data(), 1, 0, 7, 7), pack.add(none.data(), 33, 0, 100, 100);
+        pack.add(none.data(), 70, 33, 200, 200, 100, 33), pack.add(none.data(), 130, 0, 300, 300);
+        pack.add(none.data(), 1, 129, 430, 300), pack.add(none.data(), 5, 300, 140, 133, 200, 70);
+        AttentionShape a = {1, pack.rows(), NH, HS};
+        X cache(random_values<floatX>(500 * a.row(), 1)), o(pack.rows() * a.out()),
+            rows(random_values<floatX>(9 * a.row(), 2));
+        Both<Tile> tiles(pack.tiles);
+        Both<int> places(std::vector<int>{3, 499, 0, 20, 21, 22, 9, 8, 7});
+        std::string size = text(" NH %d HS %d", NH, HS);
+        ref::place_rows(cache.ref(), rows.ref(), places.ref(), 9, (int)a.row(), nullptr);
+        gpu::place_rows(cache.device, rows.device, places.device, 9, (int)a.row(), nullptr);
+        cache.agree("rows in the cache" + size, 0);
+        ref::segment_attention(o.ref(), cache.ref(), tiles.ref(), (int)pack.tiles.size(), a, nullptr);
+        gpu::segment_attention(o.device, cache.device, tiles.device, (int)pack.tiles.size(), a, nullptr);
+        o.agree("segment attention" + size, 2 * rounding);
     }
 }
 
@@ -618,7 +636,7 @@ void kernels_cross_entropy() {
         std::vector<int> t(N);
         for (int n = 0; n < N; n++) t[n] = n * 7919 % 1000;
         Both<int> targets(t);
-        R losses(random_values<real>(N, 2)), largest(N), sums(2 * N), kept(random_values<real>(N, 3));
+        R losses(random_values<real>(N, 2)), hits(N), largest(N), sums(2 * N);
         Vocabularies v = {V, Vp, first};
         std::string size = text(" N %d V %d Vp %d from %d", N, V, Vp, first);
         ref::cross_entropy_max(largest.ref(), logits.ref(), N, v, nullptr);
@@ -637,11 +655,11 @@ void kernels_cross_entropy() {
         copy_to_device(sums.device, sums.ref(), 2 * N * sizeof(real), nullptr);
         std::vector<floatX> before = logits.host;
         for (bool want : {false, true}) {
-            ref::cross_entropy_finish(losses.ref(), logits.ref(), largest.ref(), sums.ref(), targets.ref(),
-                                      real(0.1), want, N, v, nullptr);
-            gpu::cross_entropy_finish(losses.device, logits.device, largest.device, sums.device,
+            ref::cross_entropy_finish(losses.ref(), hits.ref(), logits.ref(), largest.ref(), sums.ref(),
+                                      targets.ref(), real(0.1), want, N, v, nullptr);
+            gpu::cross_entropy_finish(losses.device, hits.device, logits.device, largest.device, sums.device,
                                       targets.device, real(0.1), want, N, v, nullptr);
-            losses.agree("losses, added to" + size, sums_tolerance);
+            losses.agree("losses, added to" + size, sums_tolerance), hits.agree("hits" + size, 0);
             logits.agree((want ? "dlogits" : "logits without gradient") + size, want ? rounding : 0);
         }
     }
@@ -653,6 +671,8 @@ void kernels_embedding() {
         std::vector<int> t(N);
         for (int n = 0; n < N; n++) t[n] = (n * n + n / 3) % V;
         Both<int> tokens(t);
+        for (int n = 0; n < 2 * N; n++) t.resize(n + 1), t[n] = (n * 5 + 2) % (T + 3);
+        Both<int> positions(t);
         X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C);
         X dx(random_values<floatX>(N * C, 3));
         R dwte(random_values<real>(V * C, 4)), dwpe(random_values<real>((T + 3) * C, 5));
@@ -662,8 +682,12 @@ void kernels_embedding() {
             ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), row, rows, N, C, nullptr);
             gpu::embedding_forward(x.device, tokens.device, wte.device, row, rows, N, C, nullptr);
             x.agree("embedding x" + size, 0);
-            ref::position_forward(x.ref(), wpe.ref(), offset, 3, N, T, C, nullptr);
-            gpu::position_forward(x.device, wpe.device, offset, 3, N, T, C, nullptr);
+            for (bool listed : {false, true}) {
+                ref::position_forward(x.ref(), wpe.ref(), listed ? positions.ref() : nullptr, offset, N, T, C,
+                                      nullptr);
+                gpu::position_forward(x.device, wpe.device, listed ? positions.device : nullptr, offset, N, T,
+                                      C, nullptr);
+            }
             x.agree("position x" + size, rounding);
             ref::embedding_backward(dwte.ref(), tokens.ref(), dx.ref(), row, rows, N, C, nullptr);
             gpu::embedding_backward(dwte.device, tokens.device, dx.device, row, rows, N, C, nullptr);
@@ -734,7 +758,7 @@ void test_kernels() {
         emulated::seed = seed;
 #endif
         kernels_layernorm(), kernels_gelu(), kernels_matmul(), kernels_residual(), kernels_attention();
-        kernels_flash_attention();
+        kernels_flash_attention(), kernels_segment_attention();
         kernels_cross_entropy(), kernels_embedding(), kernels_adamw(), kernels_mma();
 #if defined(DEVICE_EMULATED)
     }
@@ -751,7 +775,9 @@ struct Trial {  // a small model with its optimiser
     Optimizer optimizer;
     long step = 0;
     explicit Trial(const Options& o, const ModelShape& shape, int B, bool flash = false)
-        : options(o), model(shape, Grid{}, {.B = B, .flash = flash}), optimizer(model) {
+        : options(o),
+          model(shape, Grid{}, {.B = B, .packs = true, .scores = true, .flash = flash}),
+          optimizer(model) {
         model.memory(true);
         optimizer.memory(model, true);
         initialise(model, &optimizer, 7);
@@ -865,18 +891,23 @@ void test_training() {
         check(same, "two runs are equal to the last bit");
         // generation with the key-value cache gives the logits of a whole pass
         std::vector<int> tokens(windows.begin(), windows.begin() + T);
-        std::vector<real> cached;
-        for (int n = 1; n <= T; n++)
-            cached = next_logits(a.model, {tokens.begin(), tokens.begin() + n}, n == 1 ? 0 : n - 1);
-        close("logits with the cache", cached, next_logits(a.model, tokens, 0), 4 * rounding);
+        auto logits_after = [&](int done) {  // of all tokens, of which those before `done` are in the cache
+            Pack pack;
+            pack.add(&tokens[done], T - done, done, done, 0);
+            for (int i = done; i < T; i++) pack.places.push_back(i);
+            pack.wanted = {T - done - 1}, pack.targets = {0};
+            return wanted_logits(a.model, pack)[0];
+        };
+        std::vector<real> whole = logits_after(0);
+        close("logits with the cache", logits_after(T - 1), whole, 4 * rounding);
+        close("logits with half of the cache", logits_after(T / 2), whole, 4 * rounding);
         std::vector<int> out;
-        Sampling greedy = {.temperature = 0};
-        generate(a.model, {tokens[0], tokens[1], tokens[2]}, 8, greedy,
-                 [&](int t) { return out.push_back(t), true; });
+        generate(a.model, {{{tokens[0], tokens[1], tokens[2]}, 8, {.temperature = 0}}}, 1,
+                 [&](size_t, int t) { return out.push_back(t), true; });
         check(std::equal(out.begin(), out.end(), windows.begin() + 3), "the overfitted batch is recited");
         out.clear();
-        generate(a.model, {tokens[0]}, 3 * T, Sampling{.seed = 1},
-                 [&](int t) { return out.push_back(t), t < V; });
+        generate(a.model, {{{tokens[0]}, 3 * T, {.seed = 1}}}, 1,
+                 [&](size_t, int t) { return out.push_back(t), t < V; });
         check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
     }
     for (ModelShape odd : {ModelShape{1, 3, 1, 1, 2, 2}, {1, 1, 1, 2, 3, 128}, {3, 35, 5, 7, 13, 13}}) {
@@ -897,6 +928,298 @@ void test_training() {
     check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 &&
           sample_token(l, {.top_p = 0.6}, 0.99) == 1 && sample_token(l, {.top_k = 2}, 0.999) == 2 &&
           sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
+}
+
+// ---- evaluation ------------------------------------------------------------------------------------------
+
+// attention over segments is attention: of a whole sequence, of one cut in a context and what follows, and of
+// rows that come one by one
+void test_segments() {
+    if (HAS_KERNELS) return;  // kernels are held against ref
+    int T = 150, cut = 67;
+    AttentionShape a = {1, T, 3, 8}, twice = {1, T + T - cut, 3, 8};
+    std::vector<floatX> qkv = random_values<floatX>(T * a.row(), 1), whole(T * a.out()), p(3L * T * T),
+                        cache = qkv;
+    ref::attention_forward(whole.data(), p.data(), qkv.data(), a, nullptr);
+    auto part = [&](int from, int n) {
+        return std::vector<floatX>(whole.begin() + from * a.out(), whole.begin() + (from + n) * a.out());
+    };
+    auto attend = [&](const Pack& pack) {
+        std::vector<floatX> o(pack.rows() * a.out());
+        ref::segment_attention(o.data(), cache.data(), pack.tiles.data(), (int)pack.tiles.size(), a, nullptr);
+        return o;
+    };
+    std::vector<int> tokens(T, 0);
+    Pack one, behind, last;
+    one.add_alone(tokens.data(), T, 0);
+    close("one segment", attend(one), whole, sums_tolerance);
+    last.add(tokens.data(), 1, T - 1, T - 1, 0);
+    close("the last row, the others in the cache", attend(last), part(T - 1, 1), sums_tolerance);
+    // the context, what follows it, and the same again: both see the context, neither the other
+    cache.insert(cache.end(), qkv.begin() + cut * a.row(), qkv.end());
+    behind.add_alone(tokens.data(), cut, 0);
+    for (int i = 0; i < 2; i++) behind.add_alone(tokens.data(), T - cut, cut, 0, cut);
+    std::vector<floatX> o = attend(behind), want = whole, again = part(cut, T - cut);
+    want.insert(want.end(), again.begin(), again.end());
+    close("two continuations of one context", o, want, sums_tolerance);
+    check(behind.rows() == twice.T && behind.positions[T] == cut && behind.positions[T - 1] == T - 1,
+          "positions go on");
+    Pack padded;
+    padded.add_alone(tokens.data(), 5, 0), padded.pad(4);
+    check(padded.rows() == 8 && padded.outputs() == 0, "padding");
+}
+
+// requests of (context, continuation) tokens; equal contexts are one
+EvalFile requests_of(const std::vector<std::vector<std::pair<std::vector<int>, std::vector<int>>>>& documents,
+                     int V) {
+    EvalFile e;
+    e.path = "a test", e.task = "piqa", e.metric = "choice", e.kind = "bytes", e.hash = "-", e.vocabulary = V;
+    e.normalised = true;
+    std::map<std::vector<int>, int64_t> known;
+    auto add = [&](const std::vector<int>& tokens) {
+        auto [at, is_new] = known.emplace(tokens, (int64_t)e.tokens.size());
+        if (is_new) e.tokens.insert(e.tokens.end(), tokens.begin(), tokens.end());
+        return at->second;
+    };
+    for (auto& d : documents) {
+        e.documents.push_back({(int64_t)e.requests.size(), (int64_t)d.size(), 0, {-1, -1}});
+        for (auto& [context, own] : d) {
+            int64_t a = add(context), b = add(own);
+            e.requests.push_back({a, (int64_t)context.size(), b, (int64_t)own.size(), (int64_t)own.size()});
+        }
+    }
+    return e;
+}
+
+void test_scores() {
+    Options o;
+    int T = 24, V = 61, B = 2;
+    Trial a(o, {2, 48, 3, T, V, 64}, B);
+    for (int i = 0; i < 3; i++) a.train(some_windows(B, T, V), 3e-3);
+    auto tokens = [&](int n, int salt) {
+        std::vector<int> out(n);
+        for (int i = 0; i < n; i++) out[i] = (int)(hash_of(salt * 1000 + i) % V);
+        return out;
+    };
+    auto score_all = [&](const EvalFile& file, const ScorePlan& plan) {
+        std::vector<Score> scores(file.requests.size());
+        for (auto& b : plan.batches) {
+            clear_losses(a.model);
+            Batch batch = lay(a.model, a.model.slots[0], plan.pack(b, 1));
+            chunk_forward(a.model, 0, a.model.slots[0], 0, batch, a.model.ranks);
+            model_loss(a.model, a.model.slots[0], 0, batch, 0, false);
+            collect(a.model, plan, b, 0, scores);
+        }
+        return scores;
+    };
+    // continuations of one token and of many, contexts shared and not, one that fills the sequence, one too
+    // long for it
+    auto c = tokens(9, 1);
+    EvalFile file =
+        requests_of({{{c, tokens(1, 2)}, {c, tokens(7, 3)}, {c, tokens(16, 4)}, {c, tokens(3, 5)}},
+                     {{tokens(1, 6), tokens(24, 7)}, {tokens(2, 8), tokens(1, 9)}},
+                     {{tokens(40, 10), tokens(5, 11)}, {tokens(40, 10), tokens(6, 12)}}},
+                    V);
+    ScorePlan shared(file, T, B * T, B * T, 1), alone(file, T, B * T, B * T, 1, false),
+        narrow(file, T, B * T, 25, 1);
+    check(shared.truncated == 1 && shared.rows < alone.rows,
+          "the long document is counted, shared contexts are fewer rows");
+    std::vector<Score> scores = score_all(file, shared), one_by_one = score_all(file, alone),
+                       cut = score_all(file, narrow);
+    std::vector<double> got, again, few, want;
+    for (size_t r = 0; r < file.requests.size(); r++) {
+        got.push_back(scores[r].log_likelihood), again.push_back(one_by_one[r].log_likelihood);
+        few.push_back(cut[r].log_likelihood);
+        // as a window of a whole pass: the last T + 1 tokens, filled up with anything
+        const EvalRequest& q = file.requests[r];
+        std::vector<int> all(&file.tokens[q.context], &file.tokens[q.context] + q.context_tokens);
+        all.insert(all.end(), &file.tokens[q.continuation],
+                   &file.tokens[q.continuation] + q.continuation_tokens);
+        if ((int)all.size() > T + 1) all.erase(all.begin(), all.end() - (T + 1));
+        int n = (int)all.size(), length = (int)q.continuation_tokens;
+        all.resize(B * (T + 1), 0);
+        clear_losses(a.model);
+        Batch batch = load_batch(a.model, a.model.slots[0], all, {B, T});
+        chunk_forward(a.model, 0, a.model.slots[0], 0, batch, a.model.ranks);
+        model_loss(a.model, a.model.slots[0], 0, batch, 0, false);
+        std::vector<real> losses(B * T);
+        copy_to_host(losses.data(), a.model.end.losses, losses.size() * sizeof(real), nullptr);
+        want.push_back(0);
+        for (int i = n - 1 - length; i < n - 1; i++) want.back() -= losses[i];
+    }
+    close("log-likelihoods are a whole pass's", got, want, 4 * rounding);
+    close("a context for each continuation: the same", again, got, 4 * rounding);
+    close("small batches: the same", few, got, 4 * rounding);
+    refuses("has a continuation of 25 tokens, the model takes 24", [&] {
+        EvalFile long_one = requests_of({{{c, tokens(25, 1)}}}, V);
+        check_lengths(long_one, T);
+    });
+    // what scores mean, by hand: right, wrong, right by characters alone; a tie goes to the first
+    EvalFile f = requests_of(
+        {{{c, {1}}, {c, {2}}}, {{c, {1}}, {c, {2}}}, {{c, {1, 2, 3, 4}}, {c, {2}}}, {{c, {5}}, {c, {6}}}}, V);
+    f.groups = {"x", "y"};
+    f.documents[0].groups[0] = 0, f.documents[1].groups[0] = 0, f.documents[3].groups[1] = 1;
+    TaskResult r =
+        task_result(f, {{-1, 0}, {-2, 0}, {-3, 0}, {-2, 0}, {-4, 0}, {-2, 0}, {-7, 0}, {-7, 0}}, 0);
+    auto metric = [&](const char* name) {
+        for (auto& m : r.metrics) if (m.name == name) return m;
+        return TaskMetric{name, NAN, NAN};
+    };
+    // stderr of {1, 0, 0, 1}: deviation sqrt(1/3), over sqrt(4); of {1, 0, 1, 1}: 1/2 over 2
+    check(metric("acc").value == 0.5 && std::abs(metric("acc").error - std::sqrt(1.0 / 3) / 2) < 1e-15 &&
+              metric("acc_norm").value == 0.75 && metric("acc_norm").error == 0.25 &&
+              metric("acc x").value == 0.5 && metric("acc y").value == 1,
+          "accuracy, by characters, by group, standard errors");
+    f = requests_of({{{c, {1}}}, {{c, {2}}}}, V), f.metric = "greedy";
+    r = task_result(f, {{-1, true}, {-3, false}}, 0);
+    // mean -2; deviation sqrt(2) over sqrt(2)
+    check(metric("acc").value == 0.5 && std::abs(metric("ppl").value - std::exp(2)) < 1e-12 &&
+          std::abs(metric("ppl").error - std::exp(2)) < 1e-12, "greedy accuracy and perplexity");
+    f = requests_of({{{c, {1}}, {c, {2}}, {{0}, {1}}, {{0}, {2}}}}, V), f.priors = true;
+    r = task_result(f, {{-2, 0}, {-3, 0}, {-1, 0}, {-4, 0}}, 0);  // -1 and +1 beyond what is said anyway
+    check(metric("acc").value == 0, "divided by the continuation's own probability");
+    Json json = Json::parse(task_json({r}, "m", 3), "results");
+    check(json.at("results", "r").at("piqa", "r").find("acc_stderr") && json.at("versions", "r").find("piqa"),
+          "JSON");
+}
+
+void test_tasks() {
+    PythonRandom random(42);  // as CPython 3 prints
+    bool good = true;
+    for (uint32_t want : {2746317213u, 478163327u, 107420369u, 3184935163u})
+        good = good && random.next() == want;
+    check(good, "random.Random(42).getrandbits(32)");
+    random = PythonRandom(42);
+    std::vector<int> ten = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    random.shuffle(ten);
+    check(ten == std::vector<int>({7, 3, 2, 8, 5, 6, 9, 4, 0, 1}) &&
+              random.sample(100, 5) == std::vector<uint32_t>({75, 54, 4, 3, 11}),
+          "shuffle, then sample from a set");
+    Sha256 sum, empty;
+    for (char c : std::string(1000, 'a')) sum.add(std::string(1, c));
+    check(empty.digits() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" &&
+              sum.digits() == "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3",
+          "SHA-256 (FIPS 180-4)");
+    check(python_json("a\"\\/\n\x7f\xc3\xa9\xf0\x9f\x98\x80", "x") ==
+              "\"a\\\"\\\\/\\n\\u007f\\u00e9\\ud83d\\ude00\"",
+          "as json.dumps writes it");
+    refuses("here: has a byte 0xff that is not UTF-8, 1 bytes into a text",
+            [] { python_json("a\xff", "here"); });
+    check(python_capitalize("tHE \xc3\x89T\xc3\x89", "") == "The \xc3\xa9t\xc3\xa9" &&
+              python_strip("\xc2\xa0 a b\x1c\n", "") == "a b" &&
+              python_capitalize("\xc3\xa9", "") == "\xc3\x89",
+          "capitalize and strip");
+    auto rendered = [](const char* task, const char* form, const std::string& line) {
+        const TaskForm& t = find_task(task, form);
+        TaskDocument d = parse_document(line, "a test");
+        if (t.prepare) t.prepare(d);
+        std::string out;
+        std::vector<TaskRequest> all = render(t, d);
+        for (auto& r : all) out += r.context + "|" + r.continuation + "\n--\n";
+        return out + std::to_string(gold_of(t, d, all.size()));
+    };
+    check(rendered("lambada", "", R"({"text": "a b  c d."})") == "a b  c| d.\n--\n0", "LAMBADA");
+    check(rendered("lambada", "cloze", R"({"text": "a b"})") == "a ____. ->| b\n--\n0", "LAMBADA as a cloze");
+    check(rendered("boolq", "", R"({"question": "is it", "passage": "P.", "label": false})") ==
+          "P.\nQuestion: is it\nAnswer:| yes\n--\nP.\nQuestion: is it\nAnswer:| no\n--\n1", "BoolQ");
+    check(rendered("boolq", "v1", R"({"question": "q", "passage": "P", "label": true})")
+                  .find("q?\nAnswer:| yes") != std::string::npos,
+          "BoolQ, version 1");
+    check(rendered("piqa", "", R"({"goal": "g", "sol1": "s ", "sol2": "t", "label": 1})") ==
+          "Question: g\nAnswer:| s \n--\nQuestion: g\nAnswer:| t\n--\n1", "PiQA");
+    check(
+        rendered("hellaswag", "",
+                 R"({"activity_label": "Do it", "ctx_a": "[header] A [title] b  c.", "ctx_b": "the Man",
+          "endings": [" a [x] b", "[title] c", "d", "e"], "label": 2})") ==
+            "Do it: A. b c. The man| a b\n--\nDo it: A. b c. The man|  c\n--\nDo it: A. b c. The man| d\n--\n"
+            "Do it: A. b c. The man| e\n--\n2",
+        "HellaSwag");
+    check(rendered(
+              "winogrande", "",
+              R"({"sentence": "X told Y that _ is _. ", "option1": "X", "option2": "Y", "answer": "2"})") ==
+              "X told Y that X| is _.\n--\nX told Y that Y| is _.\n--\n1",
+          "WinoGrande");
+    check(rendered("anli-r2", "", R"({"context": "p", "hypothesis": "h.", "label": "n"})")
+                  .starts_with("p\nQuestion: h. True, False, or Neither?\nAnswer:| True\n--\n") &&
+              rendered("anli-r2", "", R"({"context": "p", "hypothesis": "h.", "label": "n"})")
+                  .ends_with("Answer:| False\n--\n1"),
+          "ANLI");
+    check(rendered("wic", "", R"({"word": "go", "sentence1": "\u00e9 went", "sentence2": "b", "start1": 2,
+          "end1": 6, "label": true})").starts_with("Sentence 1: \xc3\xa9 went\nSentence 2: b\nQuestion: Is "
+          "the word 'went' used in the same way in the two sentences above?\nAnswer:| yes\n--\n"), "WiC");
+    std::string race =
+        R"({"article": "A.", "questions": ["It is  _  .", "Why?", "Who?"], "answers": ["B", "A", "D"],
+        "options": [["a", "b", "c", "d"], ["e", "f", "g", "h"], ["i", "j", "k", "l"]]})";
+    check(rendered("race", "", race)
+                  .starts_with("Article: A.\n\n _  .b\nQuestion: Why?\nAnswer: e\nWho?| i\n--\n") &&
+              rendered("race", "", race).ends_with("| l\n--\n3"),
+          "RACE");
+    check(rendered("race", "filled", race).starts_with("Article: A.\n\nIt is b\nQuestion: Why?"),
+          "RACE, gaps filled");
+    check(rendered("requests", "", R"({"context": "c", "continuations": [" a", " b"], "gold": 1})") ==
+              "c| a\n--\nc| b\n--\n1",
+          "one's own");
+    // files: HANS's table, RACE's folder with one article in two files, PiQA's labels
+    fs::path folder = scratch_folder + "/tasks";
+    fs::create_directories(folder / "test");
+    std::string where = folder;
+    write_file(where + "/heuristics_evaluation_set.txt",
+               "gold_label\tsentence1\tsentence2\theuristic\tsubcase\n"
+               "non-entailment\tThe a .\tThe b .\tlexical_overlap\tln_x\n");
+    const TaskForm& hans = find_task("hans", "");
+    std::vector<TaskDocument> docs = read_task(hans, where, false);
+    check(docs.size() == 1 &&
+              render(hans, docs[0])[1].context == "The a .\nQuestion: The b . True or False?\nAnswer:" &&
+              gold_of(hans, docs[0], 2) == 1,
+          "HANS");
+    for (const char* name : {"9.txt", "10.txt"})
+        write_file(where + "/test/" + name,
+                   R"({"article": "A", "questions": [")" + std::string(name) +
+                       R"("], "answers": ["A"], "options": [["a", "b", "c", "d"]]})");
+    docs = read_task(find_task("race", ""), where, false);
+    check(
+        docs.size() == 1 && docs[0].fields["problems"] == "Article: A\n\nQuestion: 10.txt\nAnswer: a\n9.txt",
+        "RACE: one document an article");
+    write_file(where + "/valid.jsonl", R"({"goal": "g", "sol1": "a", "sol2": "b"})" "\n"
+               R"({"goal": "h", "sol1": "a", "sol2": "b"})" "\n");
+    auto labels = [&](const char* text) {
+        write_file(where + "/valid-labels.lst", text), read_task(find_task("piqa", ""), where, false);
+    };
+    refuses("has 1 labels, " + where + "/valid.jsonl has 2 documents", [&] { labels("0\n"); });
+    refuses("valid-labels.lst line 3: has more labels", [&] { labels("0\n1\n1\n"); });
+    refuses("valid-labels.lst line 2: is an empty document", [&] { labels("0\n\n1\n"); });
+    refuses("valid.jsonl line 1: has label \"2\", wants one of 0 1", [&] {
+        labels("2\n1\n");
+        docs = read_task(find_task("piqa", ""), where, false), gold_of(find_task("piqa", ""), docs[0], 2);
+    });
+    refuses("is this the task's file?", [&] {
+        docs = read_task(find_task("boolq", ""), where + "/valid.jsonl", false),
+        render(find_task("boolq", ""), docs[0]);
+    });
+    refuses("the text is empty or has no last word", [&] { rendered("lambada", "", R"({"text": ""})"); });
+    refuses("has no label \"label\"", [&] { rendered("boolq", "", R"({"question": "q", "passage": "P"})"); });
+    refuses("did you mean piqa", [&] { find_task("pica", ""); });
+    refuses("--form v2: boolq has (none) v1", [&] { find_task("boolq", "v2"); });
+    EvalFile file = requests_of({{{{1, 2}, {3}}}}, 9);
+    std::string path = where + "/x.eval";
+    file.save(path);
+    EvalFile back = EvalFile::open(path);
+    check(back.tokens == file.tokens && back.task == "piqa" && back.documents.size() == 1 && back.normalised,
+          "an evaluation file");
+    std::string bytes(MappedFile(path).view());
+    auto spoilt = [&](const std::string& text) { write_file(path, text), EvalFile::open(path); };
+    refuses("is no evaluation file", [&] { spoilt("GPTTOKEN"); });
+    refuses("its header wants another length", [&] { spoilt(bytes.substr(0, bytes.size() - 1)); });
+    bytes[bytes.size() - 1] ^= 1;
+    refuses("damaged: its checksum differs", [&] { spoilt(bytes); });
+    bytes[20] ^= 1;
+    refuses("the header's checksum differs", [&] { spoilt(bytes); });
+    file.requests[0].context_tokens = 4;
+    file.save(path);
+    refuses("continuation 0 is inconsistent", [&] { EvalFile::open(path); });
+    file = requests_of({{{{1, 2}, {9}}}}, 9);
+    file.save(path);
+    refuses("has a token 9, its vocabulary has 9", [&] { EvalFile::open(path); });
 }
 
 // ---- pipelines: every schedule is played by hand ---------------------------------------------------------
@@ -1971,6 +2294,9 @@ const Chapter chapters[] = {
 #endif
     {"pytorch", test_pytorch},
     {"training", test_training},
+    {"segments", test_segments},
+    {"scores", test_scores},
+    {"tasks", test_tasks},
     {"schedule", test_schedule},
     {"plan",
      [] {

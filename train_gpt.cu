@@ -5,37 +5,11 @@
 #include "layers/model/generate.h"
 #include "layers/model/replicas.h"
 #include "plan/advice.h"
-#include "plan/hosts.h"
 #include "plan/ledger.h"
 #include "plan/picture.h"
 #include "plan/trace.h"
 
 volatile sig_atomic_t stop_requested = 0;
-
-// ---- plan ------------------------------------------------------------------------------------------------
-
-// what the run would hold, say, compute and take
-void plan(const Run& run) {
-    const Options& o = run.options;
-    Hardware h = choose_hardware(o);
-    if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
-    Plan p = whole_plan(run, h);
-    std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
-    if (!o.plan_json.empty() && o.plan_json != "-") {
-        FileWriter file(o.plan_json);
-        file.write(plan_json(p)), file.finish();
-    }
-    if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
-    else fputs(plan_text(p).c_str(), stdout);
-    fputs(hosts.c_str(), stdout);
-    if (!o.timeline.empty()) {
-        if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
-        save_picture(o.timeline, draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p)));
-    }
-    if (!p.fits())
-        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", (double)p.most_bytes() * 1e-9, h.name,
-             h.memory * 1e-9, what_would_fit(run, h).c_str());
-}
 
 // ---- build -----------------------------------------------------------------------------------------------
 
@@ -62,7 +36,6 @@ void check_memory(const Run& run, const StagePlan& planned) {
 
 // the newest checkpoint that every rank finds whole to the last byte
 void resume(Run& run) {
-    bool training = run.options.generate.empty();
     for (auto& checkpoint : run.checkpoints) {
         double damaged = 0;
         if (run.optimizer) run.optimizer->clear(*run.model);  // of what a damaged one has left
@@ -76,7 +49,7 @@ void resume(Run& run) {
         uint64_t windows = run.state.windows;
         run.state = checkpoint.state;
         run.state.shape = run.model->shape, run.state.windows = windows;
-        if (training && run.speaks())
+        if (run.trains() && run.speaks())
             printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
         return;
     }
@@ -85,7 +58,7 @@ void resume(Run& run) {
 
 void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
     const Options& o = run.options;
-    bool training = o.generate.empty();
+    bool training = run.trains();
     if (training && run.speaks()) print_plan(run);
     run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(o, run.grid, schedules));
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
@@ -97,8 +70,8 @@ void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
 
 // ---- the pipeline: a schedule's instructions, one after the other ----------------------------------------
 
-// fills windows (B, T + 1), if there are any to fill, with a micro-batch of this replica; says its size
-using Load = std::function<Batch(int micro, std::vector<int>* windows)>;
+// lays a micro-batch of this replica into a slot, if one is given; says its size
+using Load = std::function<Batch(int micro, Slot* slot)>;
 
 // where a message goes or comes from
 struct Message { Link& link; Buffer& buffer; const char* label; };
@@ -133,7 +106,6 @@ size_t exchange(Model& m, const std::vector<Instruction>& list, size_t at, const
 
 // all micro-batches through this rank's stage; losses are added to end.losses on the last
 void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
-    std::vector<int> windows;
     for (size_t i = 0; i < schedule.list.size(); i++) {
         const Instruction& op = schedule.list[i];
         if (!op.computes()) {
@@ -141,10 +113,9 @@ void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
             continue;
         }
         Slot& slot = m.slots[op.slot];
-        Batch batch = load(op.micro, nullptr);
+        bool reads = m.setup.packs || m.first(op.chunk) || m.last(op.chunk);
+        Batch batch = load(op.micro, reads && op.kind == Instruction::Forward ? &slot : nullptr);
         if (op.kind == Instruction::Forward) {
-            if (m.first(op.chunk) || m.last(op.chunk))
-                load(op.micro, &windows), load_batch(m, slot, windows, batch);
             await_message(m, m.inputs[op.input], "activations, whole", batch);
             Traced timed(Span::Forward, op.micro, op.chunk, m.stream);
             chunk_forward(m, op.chunk, slot, op.input, batch, m.ranks);
@@ -192,11 +163,12 @@ StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
     // micro-batches go round the data-parallel ranks
     auto sequence = [&](int micro, int b) { return (micro * g.d + g.data) * B + b; };
     clear_losses(m);
-    execute(m, schedule, [&](int micro, std::vector<int>* windows) -> Batch {
-        if (windows) windows->resize((size_t)B * (T + 1));
-        for (int b = 0; windows && b < B; b++)
-            run.train->sample(&(*windows)[(size_t)b * (T + 1)], chosen[sequence(micro, b)]);
-        return {B, T};
+    std::vector<int> windows((size_t)B * (T + 1));
+    execute(m, schedule, [&](int micro, Slot* slot) -> Batch {
+        if (!slot || !slot->tokens) return {B, T};
+        for (int b = 0; b < B; b++)
+            run.train->sample(&windows[(size_t)b * (T + 1)], chosen[sequence(micro, b)]);
+        return load_batch(m, *slot, windows, {B, T});
     }, (real)(1 / tokens));
     std::vector<int> set_of;
     for (int micro = 0; micro < schedule.shape.m; micro++)
@@ -229,14 +201,15 @@ double evaluate(Run& run, bool& stop) {
     int mine = (int)((batches + g.d - 1 - g.data) / g.d);  // micro-batches go round here as well
     PipelineShape shape = {g.p, mine, run.options.pipeline_chunks, g.p, false};
     clear_losses(m);
-    execute(m, make_schedule(g.stage, shape), [&](int micro, std::vector<int>* windows) -> Batch {
+    std::vector<int> windows(B * (T + 1));
+    execute(m, make_schedule(g.stage, shape), [&](int micro, Slot* slot) -> Batch {
         uint64_t first = ((uint64_t)micro * g.d + g.data) * B;
         Batch batch = {(int)std::min(B, count - first), T};
-        if (windows) windows->resize((size_t)batch.B * (T + 1));
-        for (int b = 0; windows && b < batch.B; b++)
-            run.validation->window(&(*windows)[(size_t)b * (T + 1)],
+        if (!slot || !slot->tokens) return batch;
+        for (int b = 0; b < batch.B; b++)
+            run.validation->window(&windows[(size_t)b * (T + 1)],
                                    (uint64_t)((double)(first + b) * (double)all / (double)count));
-        return batch;
+        return load_batch(m, *slot, windows, batch);
     }, 0);
     return sum_losses(run, mine, {}, 1, stop)[0] / ((double)count * T);
 }
@@ -245,15 +218,80 @@ void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
     const Options& o = run.options;
     std::vector<int> tokens = encode_text(*run.vocabulary, prompt);
     if (tokens.empty()) tokens.push_back(run.vocabulary->end_of_text);
-    Sampling how = {o.temperature, o.top_p, o.top_k, (uint64_t)o.seed, draw};
+    Sampling how = {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, draw};
     if (run.speaks()) printf("%s", prompt.c_str());
-    generate(*run.model, tokens, o.sample_tokens, how, [&](int token) {
+    generate(*run.model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
         if (token == run.vocabulary->end_of_text) return false;
         const std::string& bytes = run.vocabulary->tokens[token];
         if (run.speaks()) fwrite(bytes.data(), 1, bytes.size(), stdout), fflush(stdout);
         return true;
     });
     if (run.speaks()) printf("\n");
+}
+
+// each prompt's answer as a line of JSON, in their order; some at a time, so that little is lost
+void answer_prompts(Run& run) {
+    const Options& o = run.options;
+    std::optional<FileWriter> file;
+    if (run.speaks() && !o.results.empty()) file.emplace(o.results);
+    size_t round = (size_t)o.batch * run.grid.d * 8;
+    for (size_t first = 0; first < run.prompts.size(); first += round) {
+        std::vector<Prompt> some(run.prompts.begin() + (long)first,
+                                 run.prompts.begin() + (long)std::min(first + round, run.prompts.size()));
+        std::vector<Answer> answers = answer(*run.model, some, *run.vocabulary, o.batch);
+        for (size_t i = 0; run.speaks() && i < some.size(); i++) {
+            std::string line = answer_json(some[i], answers[i]);
+            if (file) file->write(line);
+            else fputs(line.c_str(), stdout), fflush(stdout);
+        }
+    }
+    if (file) file->finish();
+}
+
+// the score of every continuation of a file, on all ranks
+std::vector<Score> score(Run& run, const ScorePlan& plan) {
+    Model& m = *run.model;
+    const Grid& g = run.grid;
+    std::vector<Score> scores(plan.file.requests.size());
+    size_t round = (size_t)m.setup.losses * g.d;
+    for (size_t first = 0; first < plan.batches.size(); first += round) {
+        size_t end = std::min(plan.batches.size(), first + round);
+        auto batch_of = [&](int micro) -> const ScoreBatch& {
+            return plan.batches[first + (size_t)micro * g.d + g.data];
+        };
+        int mine = (int)((end - first + g.d - 1 - g.data) / g.d), ranks = m.ranks.sequence ? g.t : 1;
+        clear_losses(m);
+        execute(m, make_schedule(g.stage, {g.p, mine, run.options.pipeline_chunks, g.p, false}),
+                [&](int micro, Slot* slot) -> Batch {
+                    if (!slot) return {1, batch_of(micro).rows};
+                    return lay(m, *slot, plan.pack(batch_of(micro), ranks));
+                }, 0);
+        for (int i = 0; g.last() && i < mine; i++) collect(m, plan, batch_of(i), i, scores);
+        share_scores(g, plan, first, end, scores);
+    }
+    return scores;
+}
+
+// the files of --evaluate: a table, and --results
+void evaluate_tasks(Run& run) {
+    Model& m = *run.model;
+    const Options& o = run.options;
+    double start = seconds(), rows = 0;
+    run.task_results.clear();
+    for (auto& file : run.tasks) {
+        ScorePlan plan(file, m.shape.T, m.rows(), m.outputs(), m.ranks.sequence ? m.grid.t : 1);
+        run.task_results.push_back(task_result(file, score(run, plan), plan.truncated));
+        rows += (double)plan.rows;
+    }
+    if (!run.speaks()) return;
+    double took = seconds() - start;
+    printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(run.task_results).c_str(), rows, took,
+           rows / took);
+    fflush(stdout);
+    if (o.results.empty()) return;
+    FileWriter file(o.results);
+    file.write(task_json(run.task_results, o.resume.empty() ? o.model : o.resume, run.state.step)),
+        file.finish();
 }
 
 void save(Run& run) {
@@ -317,6 +355,9 @@ void train(Run& run, const Schedules& schedules, const StagePlan& planned) {
         pace = pace ? 0.9 * pace + 0.1 * each : each;
         bool evaluated = run.validation && (every(o.evaluate_every) || run.state.step == run.last_step);
         if (evaluated) run.validation_loss = evaluate(run, stop);
+        run.task_results.clear();
+        if (!run.tasks.empty() && (every(o.evaluate_every) || run.state.step == run.last_step))
+            evaluate_tasks(run);
         report(run, r, 1 / pace, evaluated);
         if (!std::isfinite(r.loss) || !std::isfinite(r.norm))
             comm::agree(
@@ -356,7 +397,7 @@ Schedules start(Run& run, int argc, char** argv) {
         run.grid =
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
         settle(run);
-        if (o.generate.empty())
+        if (run.trains())
             schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())
             o.pipeline_group = schedules.rbegin()->second.shape.N;
@@ -383,19 +424,17 @@ int main(int argc, char** argv) {
             return comm::finish(), 0;
         }
         if (!run.options.plan.empty()) {
-            if (run.speaks()) plan(run);
+            if (run.speaks()) show_plan(run);
             return comm::finish(), 0;
         }
         StagePlan planned;
-        if (run.options.generate.empty())
+        if (run.trains())
             planned = plan_stage(run.options, run.state.shape, run.grid, run.grid.stage, run.state.samples);
         build(run, schedules, planned);
-        if (run.options.generate.empty()) {
-            open_metrics(run);
-            train(run, schedules, planned);
-        } else {
-            print_sample(run, run.options.generate, 0);
-        }
+        if (run.trains()) open_metrics(run), train(run, schedules, planned);
+        else if (!run.tasks.empty()) evaluate_tasks(run);
+        else if (!run.prompts.empty()) answer_prompts(run);
+        else print_sample(run, run.options.generate, 0);
     } catch (const std::exception& e) {
         fflush(stdout);
         std::string who = comm::world_size() > 1 ? text("[rank %d] ", comm::world_rank()) : "";

@@ -6,8 +6,8 @@
 #include <omp.h>
 #include <chrono>
 #include <optional>
-#include "../layers/base/config.h"
 #include "../layers/base/rng.h"
+#include "arguments.h"
 #include "json.h"
 #include "tokenizer.h"
 #include "tokens.h"
@@ -25,44 +25,25 @@ constexpr char usage[] =
     "  --seed         of the choice of documents for validation [1234]\n"
     "  FILE           - is standard input\n";
 
-struct Arguments {
+struct Settings {
     std::string vocabulary, output, decode, format;
     double validation = 0;
     long seed = 1234;
     std::vector<std::string> files;
-};
 
-Arguments parse(int argc, char** argv) {
-    Arguments a;
-    for (int i = 1; i < argc; i++) {
-        std::string word = argv[i];
-        if (word == "--help") {
-            fputs(usage, stdout);
-            exit(0);
-        }
-        if (word.rfind("--", 0) != 0) {
-            a.files.push_back(word);
-            continue;
-        }
-        std::vector<std::string> known = {"vocabulary", "output", "decode", "format", "validation", "seed"};
-        std::string name = word.substr(2);
-        if (std::find(known.begin(), known.end(), name) == known.end())
-            fail("unknown option %s: did you mean --%s? (--help lists all)", word.c_str(),
-                 nearest(name, known).c_str());
-        if (i + 1 == argc) fail("%s: wants a value (--help explains)", word.c_str());
-        std::string value = argv[++i];
-        if (name == "vocabulary") a.vocabulary = value;
-        if (name == "output") a.output = value;
-        if (name == "decode") a.decode = value;
-        if (name == "format") a.format = value;
-        if (name == "validation") a.validation = parse_number(name, value, 0, false);
-        if (name == "seed") a.seed = (long)parse_number(name, value, 0, true);
+    explicit Settings(const Arguments& a)
+        : vocabulary(a.get("vocabulary")),
+          output(a.get("output")),
+          decode(a.get("decode")),
+          format(a.get("format")),
+          validation(a.number("validation", 0, 0, false)),
+          seed((long)a.number("seed", 1234, 0, true)),
+          files(a.files) {
+        if (validation >= 1) fail("--validation %g: wants a share below 1", validation);
+        if (!format.empty() && format != "text" && format != "jsonl")
+            fail("--format %s: wants text or jsonl", format.c_str());
     }
-    if (a.validation >= 1) fail("--validation %g: wants a share below 1", a.validation);
-    if (!a.format.empty() && a.format != "text" && a.format != "jsonl")
-        fail("--format %s: wants text or jsonl", a.format.c_str());
-    return a;
-}
+};
 
 struct Piece {
     std::string_view text;
@@ -74,7 +55,7 @@ struct Piece {
 };
 
 struct Tokenizer {
-    const Arguments& arguments;
+    const Settings& settings;
     const Vocabulary& vocabulary;
     std::optional<TokenWriter> train, validation;
     std::vector<std::unique_ptr<Encoder>> encoders;
@@ -84,7 +65,7 @@ struct Tokenizer {
     std::string name;            // of the file being read
     size_t line = 1;             // of JSONL, at the start of the next piece
 
-    Tokenizer(const Arguments& a, const Vocabulary& v) : arguments(a), vocabulary(v) {
+    Tokenizer(const Settings& a, const Vocabulary& v) : settings(a), vocabulary(v) {
         std::string kind = v.kind;
         train.emplace(a.output + (a.validation > 0 ? ".train.bin" : ".bin"), kind, v.size(), v.end_of_text);
         if (a.validation > 0) validation.emplace(a.output + ".validation.bin", kind, v.size(), v.end_of_text);
@@ -92,9 +73,9 @@ struct Tokenizer {
         choose();
     }
     void choose() {
-        to_validation = arguments.validation > 0 &&
-                        uniform((uint64_t)arguments.seed, purpose("validation"),
-                                documents) < arguments.validation;
+        to_validation = settings.validation > 0 &&
+                        uniform((uint64_t)settings.seed, purpose("validation"),
+                                documents) < settings.validation;
     }
     void encode_jsonl(Piece& piece, Encoder& encoder) {
         size_t at = 0;
@@ -182,10 +163,10 @@ struct Tokenizer {
         line = 1;
         if (path != "-") {
             MappedFile file(path);
-            bool lone = !jsonl && arguments.files.size() == 1 && arguments.validation > 0;
+            bool lone = !jsonl && settings.files.size() == 1 && settings.validation > 0;
             size_t head = file.size;
             if (lone) {  // one document: its end is the validation set
-                head = cut(file.view(), (size_t)((double)file.size * (1 - arguments.validation)), false);
+                head = cut(file.view(), (size_t)((double)file.size * (1 - settings.validation)), false);
                 if (head == std::string::npos)
                     fail("%s: too short to be split: leave out --validation", path.c_str());
                 to_validation = false;
@@ -196,7 +177,7 @@ struct Tokenizer {
             take(file.view().substr(head), true, jsonl);
             return;
         }
-        if (!jsonl && arguments.validation > 0)
+        if (!jsonl && settings.validation > 0)
             fail("standard input is one document of plain text: give a file, or --format jsonl, with "
                  "--validation");
         std::string buffer;
@@ -217,13 +198,13 @@ struct Tokenizer {
                      "--validation", (*w)->file.path.c_str(), (unsigned long long)documents);
         for (auto* w : {&train, &validation}) if (*w) (*w)->finish();
         if (vocabulary.kind != "bpe") return;
-        FileWriter copy(arguments.output + ".vocab.bpe");
+        FileWriter copy(settings.output + ".vocab.bpe");
         copy.write(vocabulary.source);
         copy.finish();
     }
 };
 
-int decode(const Arguments& a) {
+int decode(const Settings& a) {
     if (!a.files.empty() || !a.format.empty() || a.validation > 0)
         fail("--decode takes --vocabulary and --output, nothing else (--help explains)");
     TokenFile file(a.decode);
@@ -255,7 +236,7 @@ int decode(const Arguments& a) {
     return 0;
 }
 
-int tokenize(const Arguments& a) {
+int tokenize(const Settings& a) {
     if (a.vocabulary.empty()) fail("wants --vocabulary bytes or PATH/vocab.bpe (--help explains)");
     if (a.output.empty()) fail("wants --output PREFIX (--help explains)");
     if (a.files.empty()) fail("wants a FILE, or - for standard input (--help explains)");
@@ -282,7 +263,8 @@ int tokenize(const Arguments& a) {
 
 int main(int argc, char** argv) {
     try {
-        Arguments a = parse(argc, argv);
+        Settings a(
+            Arguments(argc, argv, usage, {"vocabulary", "output", "decode", "format", "validation", "seed"}));
         return a.decode.empty() ? tokenize(a) : decode(a);
     } catch (const std::exception& e) {
         fprintf(stderr, "tokenize: %s\n", e.what());

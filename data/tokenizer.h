@@ -55,6 +55,18 @@ inline Char decode_char(const unsigned char* s, size_t left, const uint8_t* clas
     return {(CharClass)classes[code], n};
 }
 
+// the same text with U+FFFD in place of each byte that is not part of valid UTF-8
+inline std::string whole_utf8(std::string_view s) {
+    std::string out;
+    for (size_t i = 0; i < s.size();) {
+        int n = decode_char((const unsigned char*)s.data() + i, s.size() - i, char_classes().data()).bytes;
+        if (n == 1 && (unsigned char)s[i] >= 0x80) out += "\xEF\xBF\xBD";
+        else out += s.substr(i, n);
+        i += n;
+    }
+    return out;
+}
+
 // calls word(begin, end) for each word of GPT-2's rule, in order and without gaps
 template <class Word>
 void split_words(std::string_view given, Word word) {

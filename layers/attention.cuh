@@ -6,8 +6,6 @@
 //   backward: dqkv is set; dp is scratch
 //             dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
 //             dq = ds k   dk = ds^T q
-//   step:  one query, at position t of one sequence, against all rows up to t: generation with qkv as its
-//          key-value cache; scores (NH, t + 1) real is scratch
 //   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count),
 //                                8*B*NH*T*T*HS backward
 #pragma once
@@ -98,27 +96,6 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
         }
 }
 
-inline void attention_step(floatX* o, real* scores, const floatX* qkv, int t, AttentionShape a, Stream) {
-    #pragma omp parallel for
-    for (int h = 0; h < a.NH; h++) {
-        const floatX *q = qkv + t * a.row() + 3L * h * a.HS, *k = qkv + (3L * h + 1) * a.HS, *v = k + a.HS;
-        real *score = scores + (long)h * (t + 1), largest = 0, sum = 0;
-        for (int j = 0; j <= t; j++) {
-            real dot = 0;
-            #pragma omp simd reduction(+ : dot)
-            for (int c = 0; c < a.HS; c++) dot += real(q[c]) * real(k[j * a.row() + c]);
-            score[j] = dot * a.scale();
-            largest = j ? std::max(largest, score[j]) : score[j];
-        }
-        for (int j = 0; j <= t; j++) sum += score[j] = vector_exp(score[j] - largest);
-        for (int c = 0; c < a.HS; c++) {
-            real out = 0;
-            for (int j = 0; j <= t; j++) out += score[j] * real(v[j * a.row() + c]);
-            o[(long)h * a.HS + c] = floatX(out / sum);
-        }
-    }
-}
-
 }  // namespace ref
 
 #if HAS_KERNELS
@@ -151,36 +128,6 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
     for (int j = lane; j < T; j += 32) sum += real(p[j]) * real(dp[j]);
     sum = warp_sum(sum);
     for (int j = lane; j < T; j += 32) dp[j] = floatX(real(p[j]) * (real(dp[j]) - sum) * scale);
-}
-
-// a block a head: scores, their softmax, the weighted sum of the values
-__global__ void attention_step_kernel(floatX* o, real* scores, const floatX* qkv, int t, real scale, long row,
-                                      int HS) {
-    SHARED(real, shared_sum, 1);
-    int h = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const floatX *q = qkv + t * row + 3L * h * HS, *k = qkv + (3L * h + 1) * HS, *v = k + HS;
-    scores += (long)h * (t + 1);
-    for (int j = warp; j <= t; j += warps) {
-        real dot = 0;
-        for (int c = lane; c < HS; c += 32) dot += real(q[c]) * real(k[j * row + c]);
-        dot = warp_sum(dot);
-        if (lane == 0) scores[j] = dot * scale;
-    }
-    __syncthreads();
-    if (warp == 0) {
-        real largest = scores[0], sum = 0;
-        for (int j = lane; j <= t; j += 32) largest = scores[j] > largest ? scores[j] : largest;
-        largest = warp_max(largest);
-        for (int j = lane; j <= t; j += 32) sum += scores[j] = exp(scores[j] - largest);
-        sum = warp_sum(sum);
-        if (lane == 0) shared_sum[0] = sum;
-    }
-    __syncthreads();
-    for (int c = threadIdx.x; c < HS; c += blockDim.x) {
-        real out = 0;
-        for (int j = 0; j <= t; j++) out += scores[j] * real(v[j * row + c]);
-        o[(long)h * HS + c] = floatX(out / shared_sum[0]);
-    }
 }
 
 // one batched product over the heads for each sequence: neighbours in B and NH do not lie at one stride
@@ -228,10 +175,6 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                       .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH, .stride_a = square,
                       .stride_b = head, .stride_out = head}, s);
     }
-}
-
-inline void attention_step(floatX* o, real* scores, const floatX* qkv, int t, AttentionShape a, Stream s) {
-    LAUNCH(attention_step_kernel, a.NH, attention_block, 0, s, o, scores, qkv, t, a.scale(), a.row(), a.HS);
 }
 
 }  // namespace gpu

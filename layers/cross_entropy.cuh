@@ -7,6 +7,7 @@
 //     dloss
 //   logits (N, Vp) of which the first V columns take part, being entries first, … of the vocabulary; targets
 //   (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on.
+//   With hits (N), a row's is 1 where no logit is larger than the target's, else 0.
 //   kept:  nothing more (the gradient replaces the logits)
 //   talks: nobody          cost: 4*N*V flops, logits read three times and written once: memory bound
 #pragma once
@@ -41,14 +42,15 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
     }
 }
 
-inline void cross_entropy_finish(real* losses, floatX* logits, const real* largest, const real* sums,
-                                 const int* targets, real dloss, bool want_gradient, int N, Vocabularies v,
-                                 Stream) {
-    #pragma omp parallel for
+inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const real* largest,
+                                 const real* sums, const int* targets, real dloss, bool want_gradient, int N,
+                                 Vocabularies v, Stream) {
+#pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * v.Vp;
         real log_sum = largest[n] + std::log(sums[n]);
         losses[n] += log_sum - sums[N + n];
+        if (hits) hits[n] = sums[N + n] >= largest[n];
         if (!want_gradient) continue;
         #pragma omp simd
         for (int c = 0; c < v.V; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * dloss);
@@ -97,13 +99,14 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     if (threadIdx.x == 0) sums[n] = sum, sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
 }
 
-__global__ void cross_entropy_finish_kernel(real* losses, floatX* logits, const real* largest,
+__global__ void cross_entropy_finish_kernel(real* losses, real* hits, floatX* logits, const real* largest,
                                             const real* sums, const int* targets, real dloss,
                                             bool want_gradient, Vocabularies v) {
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     floatX* row = logits + (long)n * v.Vp;
     real log_sum = largest[n] + log(sums[n]);
     if (threadIdx.x == 0) losses[n] += log_sum - sums[N + n];
+    if (threadIdx.x == 0 && hits) hits[n] = sums[N + n] >= largest[n];
     if (!want_gradient) return;
     for (int c = threadIdx.x; c < v.Vp; c += blockDim.x) {
         real p = c < v.V ? exp(real(row[c]) - log_sum) - (c == own) : 0;
@@ -119,11 +122,11 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
                               int N, Vocabularies v, Stream s) {
     LAUNCH(cross_entropy_sum_kernel, N, cross_entropy_block, 0, s, sums, largest, logits, targets, v);
 }
-inline void cross_entropy_finish(real* losses, floatX* logits, const real* largest, const real* sums,
-                                 const int* targets, real dloss, bool want_gradient, int N, Vocabularies v,
-                                 Stream s) {
-    LAUNCH(cross_entropy_finish_kernel, N, cross_entropy_block, 0, s, losses, logits, largest, sums, targets,
-           dloss, want_gradient, v);
+inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const real* largest,
+                                 const real* sums, const int* targets, real dloss, bool want_gradient, int N,
+                                 Vocabularies v, Stream s) {
+    LAUNCH(cross_entropy_finish_kernel, N, cross_entropy_block, 0, s, losses, hits, logits, largest, sums,
+           targets, dloss, want_gradient, v);
 }
 
 }  // namespace gpu

@@ -2,9 +2,10 @@
 //   tokens (N) int   wte (rows, C): the vocabulary's rows from `row` on; tokens outside them give 0, so that
 //   the
 //   sum over tensor-parallel ranks is the whole   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
-//   The rows of x are rows `offset`, … of a batch (B, T): row n stands at position first + (offset + n) % T.
+//   The rows of x are rows `offset`, … of a batch: row n stands at positions[offset + n], or where these are
+//   nullptr, in a batch (B, T), at (offset + n) % T.
 //   kept:  nothing
-//   backward (first = 0): dwte, dwpe are added to, in an order that does not depend on threads
+//   backward (of whole sequences): dwte, dwpe are added to, in an order that does not depend on threads
 //   talks: nobody          cost: x written, then read and written: memory bound
 #pragma once
 #include "base/device.h"
@@ -21,11 +22,11 @@ inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, i
     }
 }
 
-inline void position_forward(floatX* x, const floatX* wpe, int offset, int first, int N, int T, int C,
-                             Stream) {
-    #pragma omp parallel for
+inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
+                             int C, Stream) {
+#pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        const floatX* position = wpe + (long)(first + (offset + n) % T) * C;
+        const floatX* position = wpe + (long)(positions ? positions[offset + n] : (offset + n) % T) * C;
         #pragma omp simd
         for (int c = 0; c < C; c++) x[(long)n * C + c] = floatX(real(x[(long)n * C + c]) + real(position[c]));
     }
@@ -72,11 +73,11 @@ __global__ void embedding_forward_kernel(floatX* x, const int* tokens, const flo
     x[i] = own >= 0 && own < rows ? wte[(long)own * C + i % C] : floatX(0);
 }
 
-__global__ void position_forward_kernel(floatX* x, const floatX* wpe, int offset, int first, int N, int T,
-                                        int C) {
+__global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int* positions, int offset, int N,
+                                        int T, int C) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (long)N * C) return;
-    int position = first + (offset + (int)(i / C)) % T;
+    int n = offset + (int)(i / C), position = positions ? positions[n] : n % T;
     x[i] = floatX(real(x[i]) + real(wpe[(long)position * C + i % C]));
 }
 
@@ -127,9 +128,10 @@ inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, i
                               int C, Stream s) {
     LAUNCH(embedding_forward_kernel, ceil_div((long)N * C, 256), 256, 0, s, x, tokens, wte, row, rows, N, C);
 }
-inline void position_forward(floatX* x, const floatX* wpe, int offset, int first, int N, int T, int C,
-                             Stream s) {
-    LAUNCH(position_forward_kernel, ceil_div((long)N * C, 256), 256, 0, s, x, wpe, offset, first, N, T, C);
+inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
+                             int C, Stream s) {
+    LAUNCH(position_forward_kernel, ceil_div((long)N * C, 256), 256, 0, s, x, wpe, positions, offset, N, T,
+           C);
 }
 inline void embedding_backward(real* dwte, const int* tokens, const floatX* dx, int row, int rows, int N,
                                int C, Stream s) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include "../layers/model/run.h"
+#include "hosts.h"
 #include "picture.h"
 #include "print.h"
 
@@ -209,4 +210,29 @@ inline std::string search(const Run& run, const Hardware& h) {
     }
     return out +
            "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n";
+}
+
+// ---- --plan -----------------------------------------------------------------------------------------------
+
+// what the run would hold, say, compute and take
+inline void show_plan(const Run& run) {
+    const Options& o = run.options;
+    Hardware h = choose_hardware(o);
+    if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
+    Plan p = whole_plan(run, h);
+    std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
+    if (!o.plan_json.empty() && o.plan_json != "-") {
+        FileWriter file(o.plan_json);
+        file.write(plan_json(p)), file.finish();
+    }
+    if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
+    else fputs(plan_text(p).c_str(), stdout);
+    fputs(hosts.c_str(), stdout);
+    if (!o.timeline.empty()) {
+        if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
+        save_picture(o.timeline, draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p)));
+    }
+    if (!p.fits())
+        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", (double)p.most_bytes() * 1e-9, h.name,
+             h.memory * 1e-9, what_would_fit(run, h).c_str());
 }

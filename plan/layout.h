@@ -60,15 +60,41 @@ inline bool uses_flash(const Options& o, const Target& target) {
     return o.attention == "flash" || (o.attention == "auto" && possible);
 }
 
+// micro-batches of a replica in a round of evaluation: many, so that the pipeline is seldom empty
+inline int score_round(int p) { return std::max(64, 8 * p); }
+
 inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules,
                       const Target& target = {}) {
     int v = o.pipeline_chunks, d = grid.d;
     bool flash = uses_flash(o, target);
-    if (!o.generate.empty())
-        return {.training = false, .flash = flash, .chunks = v, .slots = v, .streams = 0};
+    if (!o.generate.empty()) {
+        int B = o.prompts() ? o.batch : 1;
+        return {.B = B,
+                .training = false,
+                .packs = true,
+                .cache = true,
+                .outputs = B,
+                .chunks = v,
+                .slots = v,
+                .streams = 0};
+    }
+    if (o.inference()) {
+        Schedule s = make_schedule(grid.stage, {grid.p, score_round(grid.p), v, grid.p, false});
+        return {.B = o.micro_batch,
+                .training = false,
+                .packs = true,
+                .scores = true,
+                .losses = score_round(grid.p),
+                .chunks = v,
+                .slots = s.slots,
+                .inputs = s.inputs,
+                .streams = 0};
+    }
     Setup s = {.B = o.micro_batch,
                .sequence = o.sequence_parallel == "yes",
                .samples = o.sample_every > 0,
+               .packs = o.sample_every > 0 || !o.evaluate.empty(),
+               .scores = !o.evaluate.empty(),
                .recompute = o.recompute == "full",
                .flash = flash,
                .owners = o.zero == 1 ? d : 1,

@@ -18,34 +18,16 @@ import sys
 import tempfile
 import time
 
+from over_ranks import check, environment, finish, near, start, words
+
 build, build32, emulated = (os.path.abspath(folder) for folder in sys.argv[1:4])
 work = tempfile.mkdtemp()
-passed = failed = 0
-environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_mpi_yield_when_idle="1",
-                   OMPI_MCA_btl_vader_single_copy_mechanism="none")
 MODEL = ("--layers 4 --hidden 16 --heads 4 --sequence 8 --vocabulary 257 --pad-vocabulary 264 --batch 12 --micro-batch 1 "
          "--steps 6 --learning-rate 1e-2 --clip 0.5 --evaluate-every 3 --evaluate-batches 5").split()
 
 
-def check(good, what):
-    global passed, failed
-    if good:
-        passed += 1
-    else:
-        failed += 1
-        print("FAILED ", what)
-
-
 def run(ranks, arguments, timeout=60, folder=None, program="train_gpt", **variables):
-    command = [f"{folder or build}/{program}", *arguments]
-    if ranks > 1:
-        command = ["mpirun", "-n", str(ranks), *command]
-    try:
-        return subprocess.run(command, env=dict(environment, **variables), capture_output=True, encoding="latin-1",
-                              timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, -1, "", "hangs")
+    return start(f"{folder or build}/{program}", ranks, arguments, timeout, **variables)
 
 
 def metrics(name):
@@ -59,10 +41,6 @@ def values(name):
     data = open(f"{folder}/rank-00000.bin", "rb").read()
     return {(p["tensor"], p["kind"]): struct.unpack_from(f"<{p['bytes'] // 8}d", data, p["offset"])
             for p in json.load(open(f"{folder}/rank-00000.json"))["pieces"]}
-
-
-def near(a, b, scale=1.0):
-    return len(a) == len(b) and all(abs(x - y) <= 1e-10 * (scale + abs(y)) for x, y in zip(a, b))
 
 
 def train(name, ranks, extra, resume=None, **where):
@@ -99,10 +77,6 @@ def layouts():
     yield 2, {"tensor-parallel": 2, "attention": "flash"}
     yield 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "attention": "flash", "recompute": "full"}
     yield 2, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5}  # 12 = 5 + 5 + 2: a short last group
-
-
-def words(options):
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 # what ranks say to each other, call by call
@@ -354,5 +328,4 @@ result = subprocess.run(["bash", "scripts/launch_mpirun.sh", f"{work}/nothing", 
 check(result.returncode == 1 and "cannot be read" in result.stderr, f"a hostfile that is not there: {result.stderr}")
 
 shutil.rmtree(work)
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

@@ -38,7 +38,7 @@ constexpr int gpt2_vocabulary = 50257;
 struct Options {
     std::string model = "124M";
     int layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, pad_vocabulary = 0;
-    std::vector<std::string> train, validation;
+    std::vector<std::string> train, validation, evaluate;
     std::string tokenizer;
     int batch = 8, micro_batch = 0, ramp_start = 0, ramp_increment = 0;
     long ramp_tokens = 0;
@@ -49,8 +49,8 @@ struct Options {
     long seed = 1234;
     long evaluate_every = 0, evaluate_batches = 20, sample_every = 0;
     int sample_tokens = 64, top_k = 0;
-    double temperature = 1, top_p = 1;
-    std::string save, resume, metrics, config, generate;
+    double temperature = 1, top_p = 1, repetition = 1;
+    std::string save, resume, metrics, config, generate, results;
     long save_every = 0, keep = 2;
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
@@ -63,6 +63,13 @@ struct Options {
     bool help = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
+    // the model is used, not trained
+    bool inference() const {
+        return !generate.empty() || (!evaluate.empty() && train.empty() && plan.empty());
+    }
+    bool prompts() const {
+        return generate.ends_with(".jsonl");
+    }  // a file of them; else the one prompt itself
 };
 
 using Field = std::variant<int Options::*, long Options::*, double Options::*, bool Options::*,
@@ -89,9 +96,11 @@ inline const std::vector<Option> option_table = [] {
          "V is padded to a multiple of this (default: the preset's)"},
         {"train", &O::train, 0, "token files to train on: FILE… as one set, WEIGHT:FILE… or NAME.blend"},
         {"validation", &O::validation, 0, "token files to evaluate on: FILE…"},
+        {"evaluate", &O::evaluate, 0,
+         "files of ./tasks to score the model on: alone, or with --train every --evaluate-every steps"},
         {"tokenizer", &O::tokenizer, 0,
          "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
-        {"batch", &O::batch, 1, "sequences in a step"},
+        {"batch", &O::batch, 1, "sequences in a step; prompts of a file at once"},
         {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
         {"ramp-start", &O::ramp_start, 0, "sequences in the first step; grows to --batch; 0: no ramp"},
         {"ramp-increment", &O::ramp_increment, 1, "by this many at a time (default: --ramp-start)"},
@@ -117,6 +126,10 @@ inline const std::vector<Option> option_table = [] {
         {"temperature", &O::temperature, 0, "of sampling; 0: always the likeliest token"},
         {"top-k", &O::top_k, 0, "sample among the k likeliest tokens; 0: all"},
         {"top-p", &O::top_p, 0, "sample among the likeliest tokens that have this probability together"},
+        {"repetition", &O::repetition, 0.001,
+         "logits of tokens that were there are divided by this, if below 0 multiplied"},
+        {"results", &O::results, 0,
+         "file for the results of --evaluate, or the answers of --generate, as JSON"},
         {"save", &O::save, 0, "folder for checkpoints"},
         {"save-every", &O::save_every, 0, "steps between checkpoints; 0: only at the end"},
         {"keep", &O::keep, 1, "newest checkpoints to keep"},
@@ -156,7 +169,8 @@ inline const std::vector<Option> option_table = [] {
         {"trace", &O::trace, 0, "a step of the run itself, drawn so"},
         {"trace-step", &O::trace_step, 1, "the step of --trace, counted from the start"},
         {"config", &O::config, 0, "file of options"},
-        {"generate", &O::generate, 0, "print a continuation of this text, from the checkpoint in --resume"},
+        {"generate", &O::generate, 0,
+         "go on from this text, or from each prompt in a FILE.jsonl, with the checkpoint in --resume"},
         {"help", &O::help, 0, "this list"},
     };
 }();

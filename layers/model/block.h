@@ -8,7 +8,8 @@
 //   x, y, mid (N_r, C) with N = B * T rows, those of sequence 0 first
 //   kept:  what BlockActivations lists
 //   backward: the gradient d (N_r, C) of the block's output becomes that of its input
-//   In generation (Batch.first > 0) one row is computed; the rows before it are in qkv, the key-value cache.
+//   A batch of segments (evaluation on tasks, generation) is computed forward only; qkv is then the key-value
+//   cache.
 #pragma once
 #include "../../comm/comm.h"
 #include "../adamw.cuh"
@@ -21,12 +22,23 @@
 #include "../layernorm.cuh"
 #include "../matmul.cuh"
 #include "../residual.cuh"
+#include "../segment_attention.cuh"
 #include "params.h"
+
+// what a batch of N rows consists of where it is no whole sequences; the arrays lie on the device
+struct Segments {
+    const int* positions;  // (N)
+    const int* places;     // (N): of the rows in the cache; nullptr: row n lies at n, and nothing is kept
+    const int* wanted;     // (outputs): the rows whose logits are wanted; one may stand there several times
+    const Tile* tiles;
+    int tile_count, outputs;
+};
 
 struct Batch {
     int B, T;
-    int first = 0;  // position of the first token of each row; > 0: a step of generation, B = T = 1
+    const Segments* segments = nullptr;  // then B = 1, T = N
     int rows() const { return B * T; }
+    int outputs() const { return segments ? segments->outputs : rows(); }  // rows of logits
 };
 
 // the tensor-parallel ranks, as a block sees them
@@ -44,15 +56,15 @@ struct Ranks {
 struct BlockActivations {
     floatX* x = nullptr;  // placed by who owns the blocks
     floatX *ln1, *qkv, *p = nullptr, *o, *mid, *ln2, *up, *act;
-    real *lse = nullptr;  // flash attention keeps this, the other one p
+    real *lse = nullptr;  // flash attention keeps this for backward, the other one p
     real *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
 
-    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, bool flash) {
+    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, bool training, bool flash) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), C_r = m.C / ranks.tp.size;
         ln1 = arena.take_x(N_r * m.C);
         qkv = arena.take_x(N * 3 * C_r);
-        if (flash) lse = arena.take_real(N * (m.NH / ranks.tp.size));
-        else p = arena.take_x((long)B * m.NH / ranks.tp.size * m.T * m.T);
+        if (training && flash) lse = arena.take_real(N * (m.NH / ranks.tp.size));
+        else if (training) p = arena.take_x((long)B * m.NH / ranks.tp.size * m.T * m.T);
         o = arena.take_x(N * C_r);
         mid = arena.take_x(N_r * m.C), ln2 = arena.take_x(N_r * m.C);
         up = arena.take_x(N * 4 * C_r), act = arena.take_x(N * 4 * C_r);
@@ -65,9 +77,9 @@ struct BlockActivations {
 struct Scratch {
     // (N, C) partial sums   (N_r, C) reduced   (N, C) gathered; of one rank: one
     floatX *branch, *part, *full;
-    floatX *wide, *dp = nullptr;   // (N, 4 C / t): gradients of act, up and qkv   (B, NH_r, T, T)
+    floatX *wide, *dp = nullptr;   // (N, 4 C / t): gradients of act, up and qkv; new qkv   (B, NH_r, T, T)
     FlashScratch flash = {};       // or this
-    real *sums, *scores;           // column_sum's   attention_step's
+    real* sums;                    // column_sum's
     double *squares, *square_parts;  // one for each tensor   square_sum's
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, const ParameterTable& table,
@@ -76,9 +88,8 @@ struct Scratch {
         branch = arena.take_x(N * m.C);
         part = ranks.sequence ? arena.take_x(N_r * m.C) : branch;
         full = ranks.sequence ? arena.take_x(N * m.C) : nullptr;
-        scores = arena.take_real(m.NH / t * m.T);
-        if (!training) return;
         wide = arena.take_x(N * 4 * m.C / t);
+        if (!training) return;
         if (flash_attention) {
             flash.delta = arena.take_real(N * (m.NH / t)), flash.dq = arena.take_real(N * m.C / t);
             flash.turns = arena.take<int>(flash_turns(B, m.NH / (int)t, m.T));
@@ -116,7 +127,8 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
                           const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
                           Stream s) {
     int N = batch.rows(), N_r = ranks.rows(N), C = m.C, C_r = C / ranks.tp.size, NH_r = m.NH / ranks.tp.size;
-    floatX* qkv = a.qkv + (long)batch.first * 3 * C_r;
+    const Segments* segments = batch.segments;
+    floatX* qkv = segments && segments->places ? scratch.wide : a.qkv;
     const floatX *rows, *branch;
     {   // 1. normalise
         Section timed("layer norm", s);
@@ -126,13 +138,14 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
         Section timed("linears", s);
         rows = gather_rows(ranks, scratch.full, a.ln1, N, C, "rows for qkv", s);
         dev::matmul_forward(qkv, rows, w[QKV_W], w[QKV_B], N, C, 3 * C_r, s);
+        if (qkv != a.qkv) dev::place_rows(a.qkv, qkv, segments->places, N, 3 * C_r, s);
     }
     {   // 3. attention, head by head
         Section timed("attention", s);
         AttentionShape shape = {batch.B, batch.T, NH_r, m.HS()};
-        if (batch.first == 0 && a.lse) dev::flash_attention_forward(a.o, a.lse, a.qkv, shape, s);
-        else if (batch.first == 0) dev::attention_forward(a.o, a.p, a.qkv, shape, s);
-        else dev::attention_step(a.o, scratch.scores, a.qkv, batch.first, shape, s);
+        if (segments) dev::segment_attention(a.o, a.qkv, segments->tiles, segments->tile_count, shape, s);
+        else if (a.lse) dev::flash_attention_forward(a.o, a.lse, a.qkv, shape, s);
+        else dev::attention_forward(a.o, a.p, a.qkv, shape, s);
     }
     {   // 4. mix the heads, add to the stream
         Section timed("linears", s);

@@ -7,6 +7,7 @@
 //      8+n   the tensors' bytes
 //   Names are ours already, perhaps behind "transformer.". GPT-2 stores its linear weights (in, out), we
 //   (out, in); its c_attn columns are [q | k | v] by heads, ours are [q k v] in each head.
+#include "../../data/arguments.h"
 #include "checkpoint.h"
 
 namespace {
@@ -205,25 +206,14 @@ void to_huggingface(const std::string& dir, const std::string& to) {
 
 int main(int argc, char** argv) {
     try {
-        std::map<std::string, std::string> a = {{"from-huggingface", ""}, {"to", ""}, {"tokenizer", ""},
-                                                {"from-checkpoint", ""}, {"to-huggingface", ""}};
-        for (int i = 1; i < argc; i += 2) {
-            std::string name = strncmp(argv[i], "--", 2) ? argv[i] : argv[i] + 2;
-            if (name == "help") return fputs(usage, stdout), 0;
-            std::vector<std::string> known;
-            for (auto& [key, value] : a) known.push_back(key);
-            if (!a.count(name))
-                fail("unknown option %s: did you mean --%s? (--help lists all)", argv[i],
-                     nearest(name, known).c_str());
-            if (i + 1 == argc) fail("--%s: wants a value (--help explains)", name.c_str());
-            a[name] = argv[i + 1];
-        }
-        if (!a["from-huggingface"].empty() && !a["to"].empty() && a["from-checkpoint"].empty())
-            from_huggingface(a["from-huggingface"], a["to"], a["tokenizer"]);
-        else if (!a["from-checkpoint"].empty() && !a["to-huggingface"].empty() &&
-                 a["from-huggingface"].empty()) to_huggingface(a["from-checkpoint"], a["to-huggingface"]);
-        else fail("wants --from-huggingface with --to, or --from-checkpoint with --to-huggingface\n%s",
-                  usage);
+        Arguments a(argc, argv, usage,
+                    {"from-huggingface", "to", "tokenizer", "from-checkpoint", "to-huggingface"});
+        bool from = a.has("from-huggingface") && a.has("to"),
+             to = a.has("from-checkpoint") && a.has("to-huggingface");
+        if (from == to || a.values.size() > (from ? 2u + a.has("tokenizer") : 2u) || !a.files.empty())
+            fail("wants --from-huggingface with --to, or --from-checkpoint with --to-huggingface\n%s", usage);
+        if (from) from_huggingface(a.get("from-huggingface"), a.get("to"), a.get("tokenizer"));
+        else to_huggingface(a.get("from-checkpoint"), a.get("to-huggingface"));
     } catch (const std::exception& e) {
         fprintf(stderr, "convert: %s\n", e.what());
         return 1;

@@ -8,16 +8,19 @@
 struct EndActivations {
     floatX *ln, *logits;                      // (N_r, C)  (N, Vp / t)
     real *mean, *rstd;                        // (N_r)
-    real *losses;                             // (Setup.losses, N)
+    real *losses, *hits = nullptr;            // (Setup.losses, N) each; hits: see cross_entropy.cuh
     real *largest, *sums;                     // (N)  (2, N)
 
-    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, int micro_batches) {
-        long N = (long)B * m.T, N_r = ranks.room(B, m.T);
-        losses = arena.take_real(micro_batches * N);
+    // outputs: rows of logits at once, at most
+    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, int outputs, int micro_batches,
+               bool scores) {
+        long N_r = ranks.room(B, m.T);
+        losses = arena.take_real((long)micro_batches * outputs);
+        if (scores) hits = arena.take_real((long)micro_batches * outputs);
         ln = arena.take_x(N_r * m.C);
-        logits = arena.take_x(N * (m.Vp / ranks.tp.size));
+        logits = arena.take_x((long)outputs * (m.Vp / ranks.tp.size));
         mean = arena.take_real(N_r), rstd = arena.take_real(N_r);
-        largest = arena.take_real(N), sums = arena.take_real(2 * N);
+        largest = arena.take_real(outputs), sums = arena.take_real(2L * outputs);
     }
 };
 
@@ -37,8 +40,8 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
     dev::embedding_forward(scratch.branch, tokens, wte, v.first, v.Vp, N, m.C, s);
     floatX* own = reduce_rows(ranks, x, scratch.branch, N, m.C, "sum of embeddings", s);
     if (own != x) copy_on_device(x, own, (size_t)N_r * m.C * sizeof(floatX), s);
-    dev::position_forward(x, wpe, ranks.sequence ? ranks.tp.rank * N_r : 0, batch.first, N_r, batch.T, m.C,
-                          s);
+    dev::position_forward(x, wpe, batch.segments ? batch.segments->positions : nullptr,
+                          ranks.sequence ? ranks.tp.rank * N_r : 0, N_r, batch.T, m.C, s);
 }
 
 // d (N_r, C): the gradient of x
@@ -53,7 +56,7 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* d, const int* t
     dev::embedding_backward(dwte, tokens, rows, v.first, v.Vp, N, m.C, s);
 }
 
-// logits (N, Vp_r) from x (N_r, C)
+// logits (N, Vp_r) from x (N_r, C); of a batch of segments only those that are wanted
 inline void logits_forward(const EndActivations& e, const floatX* x, const floatX* w, const floatX* b,
                            const floatX* wte, const Scratch& scratch, const ModelShape& m, const Ranks& ranks,
                            Batch batch, Stream s) {
@@ -64,21 +67,26 @@ inline void logits_forward(const EndActivations& e, const floatX* x, const float
     }
     Section timed("linears", s);
     const floatX* rows = gather_rows(ranks, scratch.full, e.ln, N, m.C, "rows for the logits", s);
-    dev::matmul_forward(e.logits, rows, wte, nullptr, N, m.C, m.Vp / ranks.tp.size, s);
+    if (batch.segments) {  // rows[wanted[i]]: a table looked up, as the embedding is
+        dev::embedding_forward(scratch.branch, batch.segments->wanted, rows, 0, N, batch.outputs(), m.C, s);
+        rows = scratch.branch;
+    }
+    dev::matmul_forward(e.logits, rows, wte, nullptr, batch.outputs(), m.C, m.Vp / ranks.tp.size, s);
 }
 
-// losses (N) added to; with want_gradient the logits become dloss * their gradient
-inline void loss_forward(real* losses, const EndActivations& e, const int* targets, real dloss,
+// losses (N) added to, hits (N) set where they are not nullptr; with want_gradient the logits become dloss *
+// their gradient
+inline void loss_forward(real* losses, real* hits, const EndActivations& e, const int* targets, real dloss,
                          bool want_gradient, const ModelShape& m, const Ranks& ranks, Batch batch, Stream s) {
     Section timed("cross entropy", s);
-    int N = batch.rows();
+    int N = batch.outputs();
     Vocabularies v = own_vocabulary(m, ranks);
     dev::cross_entropy_max(e.largest, e.logits, N, v, s);
     comm::all_reduce(ranks.tp, e.largest, N, comm::Op::Max, "largest logit", s);  // of my columns -> of all
     dev::cross_entropy_sum(e.sums, e.largest, e.logits, targets, N, v, s);
     // my columns -> all
     comm::all_reduce(ranks.tp, e.sums, 2L * N, comm::Op::Sum, "sum of exp and target", s);
-    dev::cross_entropy_finish(losses, e.logits, e.largest, e.sums, targets, dloss, want_gradient, N, v,
+    dev::cross_entropy_finish(losses, hits, e.logits, e.largest, e.sums, targets, dloss, want_gradient, N, v,
                               s);
 }
 

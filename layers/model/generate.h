@@ -1,17 +1,14 @@
-// generate.h   the model speaks: one token after the other, each drawn from softmax(logits / temperature)
-//   The prompt is one forward pass over all its tokens; from then on a token costs one row, and the rows
-//   before it are found in the blocks' qkv, which is the key-value cache. When the sequence is full, its
-//   later half becomes the prompt of a new pass.
+// generate.h   the model speaks: token after token, each drawn from softmax(logits / temperature)
+//   Several texts at once, of any lengths: each has its rows of the blocks' qkv, which is the key-value
+//   cache; its prompt passes once, from then on a token costs one row. Where a text ends, the next prompt
+//   takes its place. When a sequence is full, its later half becomes the prompt of a new pass. What is drawn
+//   depends on the text's seed and on how many were drawn before, not on its neighbours or on the layout.
 #pragma once
+#include <set>
+#include "../../data/tokenizer.h"
 #include "../base/rng.h"
-#include "stage.h"
-
-struct Sampling {
-    double temperature = 1, top_p = 1;  // temperature 0: the likeliest
-    int top_k = 0;                      // 0: all
-    uint64_t seed = 0;
-    uint64_t draw = 0;  // number of the next random number
-};
+#include "prompts.h"
+#include "segments.h"
 
 // logits (V); u uniform in [0, 1)
 inline int sample_token(const std::vector<real>& logits, const Sampling& how, double u) {
@@ -19,8 +16,8 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
     auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     if (how.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
-    std::sort(order.begin(), order.end(), likelier);
     size_t n = how.top_k > 0 ? std::min((size_t)how.top_k, order.size()) : order.size();
+    std::partial_sort(order.begin(), order.begin() + (long)n, order.end(), likelier);
     std::vector<double> p(n);
     double sum = 0, kept = 0;
     for (size_t i = 0; i < n; i++)
@@ -37,49 +34,146 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     return order[last - 1];
 }
 
-// the next-token logits (V) after `tokens`, of which those before `done` have been computed; the same on
-// every rank. The row passes through the stages, chunk c in slot c, and the last stage tells all.
-inline std::vector<real> next_logits(Model& m, const std::vector<int>& tokens, int done) {
-    if (m.setup.recompute) done = 0;  // slots keep no keys and values
-    Batch batch = {1, (int)tokens.size() - done, done};
-    Ranks ranks = {m.ranks.tp};
-    Grid& grid = m.grid;
-    long values = (long)batch.T * m.shape.C;
-    Buffer& input = m.inputs[0];
-    if (grid.first())
-        copy_to_device(m.slots[0].tokens, tokens.data() + done, batch.T * sizeof(int), m.stream);
-    for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
-        if (!m.first(chunk))
-            comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", m.stream);
-        chunk_forward(m, chunk, m.slots[chunk], 0, batch, ranks);
-        if (!m.last(chunk))
-            comm::send(grid.forward_out.group, m.slots[chunk].y.x, values, 1, "rows of generation", m.stream);
-    }
-    if (grid.last()) {
-        int Vp_r = m.shape.Vp / grid.t;
-        model_logits(m, m.slots[m.setup.chunks - 1], batch, ranks);
-        comm::all_gather(m.ranks.tp, m.row, m.end.logits + (long)(batch.T - 1) * Vp_r, Vp_r,
-                         "logits of a position", m.stream);  // my columns -> all columns
-    }
-    comm::broadcast(grid.pp, m.row, m.shape.Vp, grid.p - 1, "logits of a position", m.stream);
-    std::vector<floatX> row(m.shape.V);
-    copy_to_host(row.data(), m.row, row.size() * sizeof(floatX), m.stream);
-    return {row.begin(), row.end()};
+// a text in the making
+struct Text {
+    std::vector<int> tokens;  // at least one; the window that the model sees
+    int left;                 // tokens that may still come
+    Sampling how;
+    std::set<int> seen = {};  // tokens there were, for `repetition`
+    int done = 0;             // tokens whose keys and values are in the cache
+};
+
+// draws the next token; logits (V)
+inline int draw_token(Text& text, std::vector<real>& logits) {
+    if (text.how.repetition != 1)
+        for (int t : text.seen)
+            logits[t] =
+                real(logits[t] > 0 ? logits[t] / text.how.repetition : logits[t] * text.how.repetition);
+    return sample_token(logits, text.how, uniform(text.how.seed, purpose("sample"), text.how.draw++));
 }
 
-// n tokens after the prompt, each handed to `emit` as it is drawn, until emit returns false
-template <class Emit>
-void generate(Model& m, std::vector<int> tokens, int n, Sampling how, Emit emit) {
-    int done = 0;
-    for (int i = 0; i < n; i++) {
-        if ((int)tokens.size() > m.shape.T) {
-            tokens.erase(tokens.begin(), tokens.end() - (m.shape.T + 1) / 2);
-            done = 0;
-        }
-        std::vector<real> logits = next_logits(m, tokens, done);
-        done = (int)tokens.size();
-        int token = sample_token(logits, how, uniform(how.seed, purpose("sample"), how.draw++));
-        tokens.push_back(token);
-        if (!emit(token)) return;
+// the next token of each text, on all stages; of as many as fit into a batch, the others are left for the
+// next call. texts[i] has the i-th place in the cache; without a cache there is one text.
+inline std::vector<int> next_tokens(Model& m, const std::vector<Text*>& texts) {
+    Pack pack;
+    int T = m.shape.T, room = m.setup.training ? T : m.rows();
+    std::vector<Text*> asked;
+    for (size_t place = 0; place < texts.size(); place++) {
+        Text* t = texts[place];
+        if (!t) continue;
+        if ((int)t->tokens.size() > T)
+            t->tokens.erase(t->tokens.begin(), t->tokens.end() - (T + 1) / 2), t->done = 0;
+        if (!m.keeps_cache()) t->done = 0;
+        int n = (int)t->tokens.size() - t->done, base = (int)place * T;
+        if (pack.rows() + n > room) break;
+        int first = pack.add(t->tokens.data() + t->done, n, t->done, base + t->done, base);
+        for (int i = 0; i < n; i++) pack.places.push_back(base + t->done + i);
+        pack.wanted.push_back(first + n - 1), pack.targets.push_back(0);
+        t->done = (int)t->tokens.size();
+        asked.push_back(t);
     }
+    std::vector<std::vector<real>> logits = wanted_logits(m, pack);
+    std::vector<int64_t> drawn(asked.size(), 0);
+    for (size_t i = 0; i < logits.size(); i++) drawn[i] = draw_token(*asked[i], logits[i]);
+    std::vector<int64_t> all = drawn;
+    if (m.grid.p > 1)
+        all = comm::gather_numbers(m.grid.pp, drawn, "tokens of generation");  // of the last stage -> all
+    std::vector<int> out;
+    for (size_t i = 0; i < asked.size(); i++) {
+        int token = (int)all[all.size() - asked.size() + i];
+        if (logits.empty()) asked[i]->how.draw++;
+        asked[i]->tokens.push_back(token), asked[i]->seen.insert(token);
+        asked[i]->left--;
+        out.push_back(token);
+    }
+    return out;
+}
+
+// all texts to their ends, `at_once` at a time; emit(number of the text, token) is called for each token as
+// it is drawn, and returns whether the text goes on
+template <class Emit>
+void generate(Model& m, std::vector<Text> texts, int at_once, Emit emit) {
+    std::vector<Text*> active(at_once, nullptr);
+    size_t next = 0;
+    for (;;) {
+        std::vector<size_t> places;
+        for (int i = 0; i < at_once; i++) {
+            while (!active[i] && next < texts.size()) {
+                Text& t = texts[next++];
+                t.seen.insert(t.tokens.begin(), t.tokens.end());
+                if (t.left > 0) active[i] = &t;
+            }
+            if (active[i]) places.push_back(i);
+        }
+        if (places.empty()) return;
+        std::vector<int> tokens = next_tokens(m, active);
+        for (size_t i = 0; i < tokens.size(); i++) {
+            Text*& t = active[places[i]];
+            bool more = emit((size_t)(t - texts.data()), tokens[i]);
+            if (!more || t->left == 0) t = nullptr;
+        }
+    }
+}
+
+// ---- answers to prompts
+// ------------------------------------------------------------------------------------
+
+struct Answer {
+    std::vector<int> tokens;
+    std::string text;                  // up to what stopped it
+    const char* stopped = "length";    // or "end of text", "stop"
+};
+
+// takes up a token; false: it ends the text
+inline bool take_up(Answer& a, int token, const Prompt& p, const Vocabulary& v) {
+    a.tokens.push_back(token);
+    if (token == v.end_of_text) return a.stopped = "end of text", false;
+    size_t had = a.text.size();
+    a.text += v.tokens[token];
+    for (auto& stop : p.stop) {
+        size_t found = a.text.find(stop, had > stop.size() ? had - stop.size() : 0);
+        if (stop.empty() || found == a.text.npos) continue;
+        a.text.resize(found);
+        return a.stopped = "stop", false;
+    }
+    return true;
+}
+
+// the answers to `prompts`, which are dealt over the replicas, on all ranks
+inline std::vector<Answer> answer(Model& m, const std::vector<Prompt>& prompts, const Vocabulary& v,
+                                  int at_once) {
+    const Grid& g = m.grid;
+    std::vector<Answer> answers(prompts.size());
+    std::vector<Text> texts;
+    std::vector<size_t> mine;
+    int64_t most = 0;
+    for (size_t i = 0; i < prompts.size(); i++) {
+        most = std::max(most, (int64_t)prompts[i].tokens);
+        if ((int)(i % g.d) != g.data) continue;
+        std::vector<int> tokens = encode_text(v, prompts[i].text);
+        if (tokens.empty()) tokens.push_back(v.end_of_text);
+        texts.push_back({tokens, prompts[i].tokens, prompts[i].how});
+        mine.push_back(i);
+    }
+    generate(m, texts, at_once, [&](size_t i, int token) {
+        return take_up(answers[mine[i]], token, prompts[mine[i]], v);
+    });
+    if (g.d == 1) return answers;
+    std::vector<int64_t> numbers((size_t)(most + 1) * ((prompts.size() + g.d - 1) / g.d), -1);
+    for (size_t i = 0; i < mine.size(); i++)
+        std::copy(answers[mine[i]].tokens.begin(), answers[mine[i]].tokens.end(),
+                  numbers.begin() + (long)i * (most + 1));
+    std::vector<int64_t> all = comm::gather_numbers(g.dp, numbers, "answers");  // each replica's -> all
+    for (size_t i = 0; i < prompts.size(); i++) {
+        if ((int)(i % g.d) == g.data) continue;
+        const int64_t* from = &all[(i % g.d) * numbers.size() + i / g.d * (size_t)(most + 1)];
+        for (; *from >= 0; from++) take_up(answers[i], (int)*from, prompts[i], v);
+    }
+    return answers;
+}
+
+inline std::string answer_json(const Prompt& p, const Answer& a) {
+    return text("{\"prompt\": %s, \"sample\": %d, \"text\": %s, \"tokens\": %zu, \"stopped\": \"%s\"}\n",
+                json_quote(p.text).c_str(), p.sample, json_quote(whole_utf8(a.text)).c_str(), a.tokens.size(),
+                a.stopped);
 }

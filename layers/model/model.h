@@ -19,6 +19,10 @@ struct Setup {
     bool training = true;     // otherwise only forward: no gradients
     bool sequence = false;    // sequence parallelism
     bool samples = false;     // text is generated in between
+    bool packs = false;       // batches of segments pass through
+    bool cache = false;       // without training: layers keep keys and values from one batch to the next
+    bool scores = false;      // whether a target is the likeliest is noted
+    int outputs = 0;          // rows of logits at once; 0: all
     bool recompute = false;   // blocks are computed again in backward
     bool flash = false;       // attention without a (T, T) tensor
     bool accumulates = false; // several micro-batches a step
@@ -37,7 +41,9 @@ struct Buffer {
 struct Slot {
     std::vector<BlockActivations> blocks;  // of the chunk's layers
     Buffer y;                              // the chunk's output
-    int *tokens, *targets;                 // (N), on the first and last stage
+    int *tokens = nullptr, *targets;       // (N), on the first and last stage
+    int* table = nullptr;                  // a batch of segments: positions, places, wanted rows, tiles
+    Segments segments;                     // which lie there
 };
 
 struct Model {
@@ -55,7 +61,7 @@ struct Model {
     std::vector<Buffer> inputs, streams;
     BlockActivations working;         // with recomputation: of the layer at work
     EndActivations end;               // on the last stage
-    floatX* row;                      // (Vp): one position's logits of the whole vocabulary
+    floatX* row;  // (Vp): a position's logits of the whole vocabulary; with a cache (B, Vp)
     Scratch scratch;
     std::vector<Arena> arenas;
     std::vector<comm::Mark> gathered; // of each bucket's parameters, after an update
@@ -83,28 +89,32 @@ struct Model {
 
     void place_activations(Arena& arena) {
         long N = (long)setup.B * shape.T, size = ranks.room(setup.B, shape.T) * shape.C;
-        if (setup.recompute) working.place(arena, shape, ranks, setup.B, setup.flash);
+        if (setup.recompute) working.place(arena, shape, ranks, setup.B, setup.training, setup.flash);
         for (Slot& slot : slots) {
             slot.blocks.assign(chunk_layers(), working);
             for (auto& block : slot.blocks) {
-                bool keeps_cache = !setup.training && &block != &slots[0].blocks[0];
-                if (keeps_cache) {  // generation shares everything but the key-value cache
+                if (!setup.training && &block != &slots[0].blocks[0]) {  // all share one
                     block = slots[0].blocks[0];
-                    block.qkv = arena.take_x(3 * N * shape.C / grid.t);
+                    if (setup.cache) block.qkv = arena.take_x(3 * N * shape.C / grid.t);
                 } else if (!setup.recompute) {
-                    block.place(arena, shape, ranks, setup.B, setup.flash);
+                    block.place(arena, shape, ranks, setup.B, setup.training, setup.flash);
                 }
                 block.x = &block != &slot.blocks[0] ? arena.take_x(size) : nullptr;
             }
             slot.y.x = arena.take_x(size);
             if (grid.first() || grid.last())
                 slot.tokens = arena.take<int>(N), slot.targets = arena.take<int>(N);
+            if (setup.packs) slot.table = arena.take<int>(table_ints() * N);
         }
         for (auto* buffers : {&inputs, &streams})
             for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
-        row = arena.take_x(shape.Vp);
-        if (grid.last()) end.place(arena, shape, ranks, setup.B, setup.losses);
+        row = arena.take_x((size_t)(setup.cache ? setup.B : 1) * shape.Vp);
+        if (grid.last()) end.place(arena, shape, ranks, setup.B, outputs(), setup.losses, setup.scores);
     }
+    static constexpr long table_ints() { return 3 + sizeof(Tile) / sizeof(int); }  // for each row
+    int rows() const { return setup.B * shape.T; }                             // in a batch, at most
+    int outputs() const { return setup.outputs ? setup.outputs : rows(); }     // rows of logits, at most
+    bool keeps_cache() const { return setup.training ? !setup.recompute : setup.cache; }
     // the token embedding's two gradients are summed apart
     bool sums_apart() const { return grid.p == 1 && setup.accumulates; }
     void place_gradients(Arena& arena) {

@@ -86,6 +86,12 @@ inline void report(Run& run, const StepResult& r, double speed, bool evaluated) 
             line += text("%s%s: %.17g%s", i ? ", " : ", \"losses\": {", json_quote(r.losses[i].first).c_str(),
                          r.losses[i].second, i + 1 == r.losses.size() ? "}" : "");
         if (evaluated) line += text(", \"validation_loss\": %.17g", run.validation_loss);
+        for (auto& t : run.task_results)
+            for (auto& metric : t.metrics)
+                line += text("%s%s: %.17g%s",
+                             &t == &run.task_results[0] && &metric == &t.metrics[0] ? ", \"tasks\": {" : ", ",
+                             json_quote(t.name + " " + metric.name).c_str(), metric.value,
+                             &t == &run.task_results.back() && &metric == &t.metrics.back() ? "}" : "");
         line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %.17g, \"seconds\": %.6g, "
                      "\"tokens_per_second\": %.6g", r.rate, r.norm, r.took, speed);
         if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops_per_token(run) / peak);

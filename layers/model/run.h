@@ -7,6 +7,8 @@
 #include "../../comm/agree.h"
 #include "../../data/blend.h"
 #include "checkpoint.h"
+#include "prompts.h"
+#include "task_report.h"
 
 struct Run {
     Options options;
@@ -16,12 +18,15 @@ struct Run {
     uint64_t last_tokens = 0;
     std::optional<Blend> train;
     std::optional<Loader> validation;
+    std::vector<EvalFile> tasks;
+    std::vector<TaskResult> task_results;  // of the last evaluation, where there was one after this step
+    std::vector<Prompt> prompts;
     std::optional<Vocabulary> vocabulary;
     std::vector<Checkpoint> checkpoints;  // to resume from, newest first
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
     double validation_loss = NAN;
-    bool trains() const { return options.generate.empty() && options.plan.empty(); }
+    bool trains() const { return !options.inference() && options.plan.empty(); }
     bool speaks() const { return comm::world_rank() == 0; }  // one rank prints
 };
 
@@ -116,8 +121,9 @@ inline void settle_batch(Run& run) {
 
 inline void settle_schedule(Run& run) {
     Options& o = run.options;
-    if (o.generate.empty()) settle_batch(run);
-    else o.micro_batch = 1;
+    if (!o.inference()) settle_batch(run);
+    else if (!o.generate.empty()) o.micro_batch = 1;
+    else if (!o.micro_batch) o.micro_batch = 4;
     if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
     if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
     if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
@@ -188,10 +194,24 @@ inline int planned_vocabulary(const Options& o) {
     }
 }
 
+inline void check_tasks(const Run& run) {
+    for (auto& t : run.tasks) {
+        if (t.vocabulary != run.options.vocabulary)
+            fail("%s: has a vocabulary of %d, the model of %d: make it again, ./tasks --vocabulary with the "
+                 "model's", t.path.c_str(), t.vocabulary, run.options.vocabulary);
+        check_lengths(t, run.options.sequence);
+    }
+}
+
 inline void settle(Run& run) {
     Options& o = run.options;
     bool training = run.trains();
     if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
+    if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
+    if (!o.results.empty() && o.evaluate.empty() && !o.prompts())
+        fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
+    if (o.prompts()) run.prompts = read_prompts(o);
+    if (o.plan.empty()) for (auto& path : o.evaluate) run.tasks.push_back(EvalFile::open(path));
     if (training && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
     if (!o.resume.empty()) {
@@ -204,7 +224,10 @@ inline void settle(Run& run) {
         run.train.emplace(o.train, T, (uint64_t)o.seed);
         if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
     }
-    run.state.shape = model_shape(o, run.train ? run.train->file_vocabulary() : planned_vocabulary(o));
+    int V = run.train           ? run.train->file_vocabulary()
+            : run.tasks.empty() ? planned_vocabulary(o)
+                                : run.tasks[0].vocabulary;
+    run.state.shape = model_shape(o, V);
     settle_parallel(run);
     run.state.seed = o.seed;
     auto agrees = [&](const TokenFile& file, int V) {
@@ -220,6 +243,7 @@ inline void settle(Run& run) {
         agrees(run.validation->files[0], run.validation->file_vocabulary());
         run.validation->V = o.vocabulary;
     }
+    check_tasks(run);
     if (o.plan.empty()) open_vocabulary(run);
     settle_schedule(run);
     if (!o.plan.empty()) return;  // a plan reads and writes no data
@@ -264,10 +288,14 @@ inline std::vector<comm::Fact> file_facts(const Run& run) {
     };
     if (run.train) for (auto& set : run.train->sets) add(train, set);
     if (run.validation) add(validation, *run.validation);
+    uint64_t tasks = 0, prompts = run.prompts.empty() ? 0 : file_sum(run.options.generate);
+    for (auto& t : run.tasks) tasks = tasks * 31 + file_sum(t.path);
     uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is taken
     for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
     return {{"the training set", train, "copy the same files to all hosts"},
             {"the validation set", validation, "copy the same files to all hosts"},
+            {"a file of --evaluate", tasks, "copy the same files to all hosts"},
+            {"the file of prompts", prompts, "copy the same files to all hosts"},
             {"the folder of --resume", resumed, "give a folder that all hosts share"}};
 }
 

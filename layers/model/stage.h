@@ -34,7 +34,7 @@ inline void await_sent(Model& m, Buffer& buffer) {
 }
 
 // windows (B, T + 1) on the host -> tokens and targets of a slot
-inline void load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch) {
+inline Batch load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch) {
     std::vector<int> tokens(batch.rows()), targets(batch.rows());
     for (int b = 0; b < batch.B; b++)
         for (int t = 0; t < batch.T; t++) {
@@ -45,10 +45,11 @@ inline void load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Ba
     copy_to_device(slot.tokens, tokens.data(), tokens.size() * sizeof(int), m.stream);
     copy_to_device(slot.targets, targets.data(), targets.size() * sizeof(int), m.stream);
     synchronize(m.stream);  // the host's copies end here
+    return batch;
 }
 
-// inputs[input] or, in the first chunk, the slot's tokens -> slot.y; with Batch.first > 0 of one token that
-// follows those before. Generation, whose rows need not divide, passes ranks without sequence parallelism.
+// inputs[input] or, in the first chunk, the slot's tokens -> slot.y. Generation, whose rows need not divide,
+// passes ranks without sequence parallelism.
 inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batch, const Ranks& ranks) {
     int n = m.chunk_layers();
     await_sent(m, slot.y);
@@ -76,7 +77,8 @@ inline void model_logits(Model& m, const Slot& slot, Batch batch, const Ranks& r
 // and the losses of a micro-batch
 inline void model_loss(Model& m, const Slot& slot, int micro, Batch batch, real dloss, bool want_gradient) {
     model_logits(m, slot, batch, m.ranks);
-    loss_forward(m.end.losses + (long)micro * m.setup.B * m.shape.T, m.end, slot.targets, dloss,
+    long at = (long)micro * m.outputs();
+    loss_forward(m.end.losses + at, batch.segments ? m.end.hits + at : nullptr, m.end, slot.targets, dloss,
                  want_gradient, m.shape, m.ranks, batch, m.stream);
 }
 
@@ -129,8 +131,7 @@ inline std::vector<double> sequence_losses(Model& m, int micro_batches) {
 }
 inline void clear_losses(Model& m) {
     if (m.grid.last())
-        set_zero(m.end.losses, (size_t)m.setup.losses * m.setup.B * m.shape.T * sizeof(real),
-                 m.stream);
+        set_zero(m.end.losses, (size_t)m.setup.losses * m.outputs() * sizeof(real), m.stream);
 }
 
 // ---- messages between stages -----------------------------------------------------------------------------

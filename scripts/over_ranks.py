@@ -1,0 +1,43 @@
+"""What the checks over several ranks share: starting programs, counting, comparing."""
+import os
+import subprocess
+import sys
+
+passed = failed = 0
+environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_mpi_yield_when_idle="1",
+                   OMPI_MCA_btl_vader_single_copy_mechanism="none")
+
+
+def check(good, what):
+    global passed, failed
+    if good:
+        passed += 1
+    else:
+        failed += 1
+        print("FAILED ", what)
+
+
+def start(program, ranks, arguments, timeout=60, **variables):
+    """The program over so many ranks, to its end."""
+    command = [program, *arguments]
+    if ranks > 1:
+        command = ["mpirun", "-n", str(ranks), *command]
+    try:
+        return subprocess.run(command, env=dict(environment, **variables), capture_output=True, encoding="latin-1",
+                              timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, -1, "", "hangs")
+
+
+def near(a, b, scale=1.0, most=1e-10):
+    return len(a) == len(b) and all(abs(x - y) <= most * (scale + abs(y)) for x, y in zip(a, b))
+
+
+def words(options):
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+def finish():
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
