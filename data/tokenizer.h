@@ -145,21 +145,30 @@ struct Vocabulary {
     static Vocabulary open(const std::string& spec) { return spec == "bytes" ? bytes() : bpe(spec); }
 };
 
+// GPT-2 writes each byte as a printable character: itself where it is one, else the next from U+0100 on
+struct PrintedBytes {
+    std::vector<int> order;  // bytes, those that print themselves first
+    uint32_t code[256];      // the character of each
+    PrintedBytes() {
+        std::vector<int> rest;
+        for (int b = 0; b < 256; b++)
+            ((b >= 33 && b < 127) || (b >= 161 && b != 173) ? order : rest).push_back(b);
+        for (int b : order) code[b] = (uint32_t)b;
+        for (size_t i = 0; i < rest.size(); i++) code[rest[i]] = 256 + (uint32_t)i;
+        order.insert(order.end(), rest.begin(), rest.end());
+    }
+};
+
 inline Vocabulary Vocabulary::bpe(const std::string& path) {
     MappedFile file(path);
     Vocabulary v;
     v.kind = "bpe";
     v.source = std::string(file.view());
-    // GPT-2 writes each byte as a printable character: itself where it is one, else the next from U+0100 on
-    std::vector<int> order, rest;
-    for (int b = 0; b < 256; b++)
-        ((b >= 33 && b < 127) || (b >= 161 && b != 173) ? order : rest).push_back(b);
+    PrintedBytes printed;
     std::unordered_map<uint32_t, int> byte_of;
-    for (int b : order) byte_of[b] = b;
-    for (size_t i = 0; i < rest.size(); i++) byte_of[256 + (uint32_t)i] = rest[i];
-    order.insert(order.end(), rest.begin(), rest.end());
+    for (int b = 0; b < 256; b++) byte_of[printed.code[b]] = b;
     std::unordered_map<std::string, uint32_t> id;
-    for (int b : order) {
+    for (int b : printed.order) {
         v.byte_token[b] = v.size();
         id[std::string(1, (char)b)] = (uint32_t)v.size();
         v.tokens.push_back(std::string(1, (char)b));

@@ -19,7 +19,7 @@ constexpr char usage[] =
     "  --to                folder for the checkpoint, as train_gpt --save writes it and --resume reads it\n"
     "  --tokenizer         vocab.bpe to put into the checkpoint, so that it can read and print text\n"
     "  --from-checkpoint   folder that train_gpt --save wrote; its newest checkpoint is taken\n"
-    "  --to-huggingface    folder for config.json and model.safetensors (fp32)\n";
+    "  --to-huggingface    folder for config.json, model.safetensors (fp32) and the tokenizer's files\n";
 
 float half_to_float(uint16_t h) {
     int exponent = h >> 10 & 31, fraction = h & 1023;
@@ -161,6 +161,26 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
     printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), source.table.count);
 }
 
+// vocab.json, merges.txt and tokenizer_config.json: what transformers makes a GPT2Tokenizer from
+void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
+    PrintedBytes printed;
+    std::string ids;
+    for (int t = 0; t < v.size(); t++) {
+        std::string name;
+        for (unsigned char c : v.tokens[t]) append_utf8(name, printed.code[c]);
+        if (t == v.end_of_text) name = "<|endoftext|>";
+        ids += text("%s%s: %d", t ? ", " : "{", json_quote(name).c_str(), t);
+    }
+    std::string config = text("{\"tokenizer_class\": \"GPT2Tokenizer\", \"model_max_length\": %d, ", T);
+    for (const char* name : {"bos_token", "eos_token", "unk_token"})
+        config += text("\"%s\": \"<|endoftext|>\"%s", name, *name == 'u' ? "}\n" : ", ");
+    for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
+                                   {"merges.txt", v.source}, {"tokenizer_config.json", config}}) {
+        FileWriter file(to + "/" + name);
+        file.write(contents), file.finish();
+    }
+}
+
 void to_huggingface(const std::string& dir, const std::string& to) {
     std::vector<Checkpoint> found = find_checkpoints(dir);
     Checkpoint& c = found[0];
@@ -199,6 +219,7 @@ void to_huggingface(const std::string& dir, const std::string& to) {
                       "\"resid_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %d,\n  "
                       "\"eos_token_id\": %d\n}\n", m.L, m.C, m.NH, m.T, m.T, m.V, m.V - 1, m.V - 1));
     config.finish();
+    if (c.state.tokenizer == "bpe") write_tokenizer(Vocabulary::open(c.folder + "/vocab.bpe"), m.T, to);
     printf("%s: %ld parameters of step %ld\n", to.c_str(), table.count, c.state.step);
 }
 
