@@ -78,7 +78,7 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all found help test bench bench-parallel check clean
+.PHONY: all found help test bench bench-evaluate bench-parallel check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -99,6 +99,7 @@ help:
 	@echo "make BLAS='-lmkl_rt'        another CBLAS;   make GPU_CODE='-arch=native'  other GPUs than sm_80 and sm_90a"
 	@echo "make test                   all checks: bash scripts/test.sh"
 	@echo "make bench                  speed of a training step beside the BLAS's own"
+	@echo "make bench-evaluate         evaluation beside training; shared contexts beside each choice alone"
 	@echo "make bench-parallel         two ranks of each kind beside one"
 	@echo "make check                  the architecture: who includes whom, headers alone, line limits"
 	@echo "make clean                  remove what was built"
@@ -134,6 +135,8 @@ test:
 	bash scripts/test.sh
 bench: all
 	./test_gpt bench
+bench-evaluate: all
+	./test_gpt bench-evaluate
 bench-parallel:
 	bash scripts/bench_parallel.sh
 check:

@@ -1,6 +1,7 @@
 // test_gpt.cu   the checks, in reading order; run from the repository's root
 //   ./test_gpt            all chapters          ./test_gpt gelu program    only these
 //   ./test_gpt bench      speed of a training step beside the BLAS's own
+//   ./test_gpt bench-evaluate      evaluation beside training, shared contexts beside each alone
 //   mpirun -n 4 ./test_gpt ranks      what ranks say to each other
 //   A CPU build proves ref (in fp64 against finite differences and PyTorch); a build with kernels, emulated
 //   or on a GPU, proves gpu against ref. The last line is `N passed, N failed`.
@@ -2278,6 +2279,70 @@ void bench() {
             other / best, memory(materialised, true) * 1e-6);
 }
 
+// evaluation beside training on the same model, and contexts shared beside each alone, in turn
+void bench_evaluate() {
+    Options o = options_of({"--model", "124M", "--sequence", "256"});
+    ModelShape shape = model_shape(o, 0);
+    int B = 4;
+    Trial trial(o, shape, B, uses_flash(o, {}));
+    Model& m = trial.model;
+    std::vector<int> windows = some_windows(B, shape.T, shape.V);
+    auto train = [&] {
+        double start = seconds();
+        trial.train(windows, 1e-4);
+        synchronize(nullptr);
+        return seconds() - start;
+    };
+    auto evaluate = [&](const EvalFile& file, const ScorePlan& plan) {
+        std::vector<Score> scores(file.requests.size());
+        double start = seconds();
+        for (auto& b : plan.batches) {
+            clear_losses(m);
+            Batch batch = lay(m, m.slots[0], plan.pack(b, 1));
+            chunk_forward(m, 0, m.slots[0], 0, batch, m.ranks);
+            model_loss(m, m.slots[0], 0, batch, 0, false);
+            collect(m, plan, b, 0, scores);
+        }
+        return seconds() - start;
+    };
+    // tokens of a context and of each of four continuations: about those of the public files
+    struct {
+        const char* name;
+        int context, continuation;
+    } kinds[] = {{"HellaSwag", 70, 22}, {"RACE-h", 230, 9}};
+    for (auto& kind : kinds) {
+        std::vector<std::vector<std::pair<std::vector<int>, std::vector<int>>>> documents(16);
+        for (size_t d = 0; d < documents.size(); d++) {
+            auto some = [&](int n, uint64_t salt) {
+                std::vector<int> tokens(n);
+                for (int i = 0; i < n; i++) tokens[i] = (int)(hash_of(salt * 4096 + i) % shape.V);
+                return tokens;
+            };
+            for (int c = 0; c < 4; c++)
+                documents[d].push_back({some(kind.context, 9 * d), some(kind.continuation, 9 * d + 1 + c)});
+        }
+        EvalFile file = requests_of(documents, shape.V);
+        ScorePlan shared(file, shape.T, m.rows(), m.rows(), 1),
+            alone(file, shape.T, m.rows(), m.rows(), 1, false);
+        double step = INFINITY, together = INFINITY, apart = INFINITY;
+        for (int i = 0; i < 4; i++) {
+            step = std::min(step, train());
+            together = std::min(together, evaluate(file, shared));
+            apart = std::min(apart, evaluate(file, alone));
+        }
+        double trained = m.rows() / step, scored = (double)alone.rows / apart,
+               of_shared = (double)shared.rows / together;
+        printf(
+            "%-10s 4 choices of %d tokens behind %d: training %.0f tokens/s; evaluation %.0f, %.2f x; with "
+            "contexts shared %.0f, %.2f x\n",
+            kind.name, kind.continuation, kind.context, trained, scored, scored / trained, of_shared,
+            of_shared / trained);
+        printf(
+            "%-10s documents with shared contexts %.2f x as fast as each choice alone (%.2f s and %.2f s)\n",
+            "", apart / together, together, apart);
+    }
+}
+
 // ---- main ------------------------------------------------------------------------------------------------
 
 struct Chapter { const char* name; void (*run)(); };
@@ -2319,6 +2384,7 @@ int main(int argc, char** argv) {
     scratch_folder = fs::temp_directory_path() / text("test_gpt.%d", getpid());
     try {
         if (wanted == std::vector<std::string>{"bench"}) return bench(), 0;
+        if (wanted == std::vector<std::string>{"bench-evaluate"}) return bench_evaluate(), 0;
         fs::create_directories(scratch_folder);
         for (auto& c : chapters) {
             bool named = std::find(wanted.begin(), wanted.end(), c.name) != wanted.end();

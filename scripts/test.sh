@@ -123,6 +123,24 @@ done
 
 # a checkpoint to Hugging Face's form and back: the same weights
 expect "a checkpoint" ./train_gpt $run --save "$work/saved"
+printf 'good 1 0\nbad 0 1\n' > "$work/lexicon"
+mkdir "$work/lists"
+cp scripts/bias/*.txt "$work/lists"
+printf 'he | H\n' > "$work/lists/prompts.txt"
+expect "bias" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --samples 3 --tokens 9 \
+    --lexicon "$work/lexicon" --also "--batch 40"
+expect "its tables" python3 - "$work/bias" <<'PYTHON'
+import json, math, sys
+report, markdown = json.load(open(sys.argv[1] + "/bias.json")), open(sys.argv[1] + "/bias.md").read()
+requests = json.load(open(sys.argv[1] + "/association.requests.json"))
+logs = json.load(open(sys.argv[1] + "/association.results.json"))["log_likelihoods"]["requests"]
+asked = report["association"]["The competent {occupation} is a"]
+at = next(i for i in range(len(logs)) if requests[10 * i][0] == "The competent nurse is a")
+want = math.log(sum(map(math.exp, logs[at][:5])) / sum(map(math.exp, logs[at][5:])))
+assert len(logs) == 237 and abs(asked["occupations"]["nurse"] - want) < 1e-9 and len(asked["occupations"]) == 79, asked
+assert sum(1 for line in open(sys.argv[1] + "/answers.jsonl")) == 84 and set(report["words"]) == {"gender", "ethnicity", "religion"}
+assert "| The {occupation} is a |" in markdown and "Sentiment: gender" in markdown and report["sentiment"]["gender"]["he"]["words"] >= 0
+PYTHON
 expect "to Hugging Face" ./convert --from-checkpoint "$work/saved" --to-huggingface "$work/hf"
 expect "from Hugging Face" ./convert --from-huggingface "$work/hf" --to "$work/back"
 expect "and to it again" ./convert --from-checkpoint "$work/back" --to-huggingface "$work/hf2"
@@ -144,6 +162,8 @@ sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
+refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --lists "$work/lists"
+refused "No such file" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --lists "$work/none"
 refused "wants --plan" ./train_gpt --timeline x.svg
 refused "start 8, or leave the option out" ./train_gpt $run --world-size 8
 refused "choose one of these" ./train_gpt $run --trace "$work/x.svg" --trace-step 6
