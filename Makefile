@@ -78,9 +78,12 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all found help test bench bench-evaluate bench-parallel check clean
+.PHONY: all $(PROGRAMS) found help test bench bench-evaluate bench-parallel check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
+
+$(PROGRAMS): %: $(BUILD)/%
+	ln -f $< $@
 
 found:
 	@echo "found: nvcc $(or $(NVCC),none) | GPU $(or $(GPU),none) | MPI $(or $(MPICXX),none) | NCCL $(or $(NCCL),none) |" \

@@ -472,12 +472,25 @@ using X = Both<floatX>;
 using R = Both<real>;
 
 void kernels_layernorm() {
-    for (auto [N, C] : {std::pair{1, 1}, {3, 31}, {5, 33}, {9, 100}, {130, 257}, {64, 768}}) {
+    // rows that are no whole vectors; of one warp, whole and not; of four; of 32
+    for (auto [N, C] : {std::pair{1, 1},
+                        {3, 31},
+                        {5, 33},
+                        {9, 100},
+                        {130, 257},
+                        {64, 768},
+                        {3, 8},
+                        {1100, 40},
+                        {5, 1024},
+                        {530, 1600},
+                        {2, 4096},
+                        {3, 5120},
+                        {1, 20480}}) {
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(C, 2)), b(random_values<floatX>(C, 3)),
             y(N * C);
         X dy(random_values<floatX>(N * C, 4)), dx(random_values<floatX>(N * C, 5));
         R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)),
-            scratch(column_sum_scratch(C));
+            scratch(layernorm_scratch(C));
         std::string size = text(" %d x %d", N, C);
         ref::layernorm_forward(y.ref(), mean.ref(), rstd.ref(), x.ref(), w.ref(), b.ref(), N, C, nullptr);
         gpu::layernorm_forward(y.device, mean.device, rstd.device, x.device, w.device, b.device, N, C,
@@ -485,6 +498,12 @@ void kernels_layernorm() {
         y.agree("layernorm y" + size, rounding);
         mean.agree("layernorm mean" + size, sums_tolerance),
             rstd.agree("layernorm rstd" + size, sums_tolerance);
+        X made(N * C), f(random_values<floatX>(N * C, 8)), bias(random_values<floatX>(C, 9));
+        ref::residual_layernorm_forward(made.ref(), y.ref(), mean.ref(), rstd.ref(), x.ref(), f.ref(),
+                                        bias.ref(), w.ref(), b.ref(), N, C, nullptr);
+        gpu::residual_layernorm_forward(made.device, y.device, mean.device, rstd.device, x.device, f.device,
+                                        bias.device, w.device, b.device, N, C, nullptr);
+        made.agree("layernorm's residual" + size, rounding), y.agree("layernorm of it" + size, 2 * rounding);
         ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), mean.ref(),
                                 rstd.ref(), nullptr, N, C, nullptr);
         gpu::layernorm_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, mean.device,
@@ -910,6 +929,29 @@ void test_training() {
         generate(a.model, {{{tokens[0]}, 3 * T, {.seed = 1}}}, 1,
                  [&](size_t, int t) { return out.push_back(t), t < V; });
         check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
+        // what a step draws from is what a pass over the same window, with nothing kept, gives: also after
+        // the window has slid, and behind a prompt that is longer than the sequence
+        Text text = {{tokens.begin(), tokens.begin() + 3}, 4 * T, {.temperature = 0}};
+        bool alike = true;
+        for (int i = 0; i < 3 * T; i++) {
+            std::vector<int> before = text.tokens;
+            if ((int)before.size() > T) before.erase(before.begin(), before.end() - (T + 1) / 2);
+            int drawn = next_tokens(a.model, {&text})[0];
+            Text fresh = {before, 1, {.temperature = 0}};
+            alike = alike && next_tokens(a.model, {&fresh})[0] == drawn;
+            text.done = 0;  // the fresh pass has overwritten the cache
+            if (i % 3) {  // …and it goes on from a cache that the text has filled itself
+                Text again = {before, 1, {.temperature = 0}};
+                next_tokens(a.model, {&again}), text.done = (int)before.size();
+            }
+        }
+        check(alike, "a step draws what a whole pass would");
+        std::vector<int> long_prompt = some_windows(1, 2 * T, V), seen_by_model;
+        generate(a.model, {{long_prompt, 1, {.temperature = 0}}}, 1,
+                 [&](size_t, int t) { return out = {t}, true; });
+        generate(a.model, {{{long_prompt.end() - T, long_prompt.end()}, 1, {.temperature = 0}}}, 1,
+                 [&](size_t, int t) { return seen_by_model = {t}, true; });
+        check(out == seen_by_model, "of a long prompt the end is seen");
     }
     for (ModelShape odd : {ModelShape{1, 3, 1, 1, 2, 2}, {1, 1, 1, 2, 3, 128}, {3, 35, 5, 7, 13, 13}}) {
         Trial trial(o, odd, 3);
@@ -929,6 +971,45 @@ void test_training() {
     check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 &&
           sample_token(l, {.top_p = 0.6}, 0.99) == 1 && sample_token(l, {.top_k = 2}, 0.999) == 2 &&
           sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
+    // many tokens, of which the likeliest are sorted first: each gets its share of u. p falls by 0.99 from
+    // one to the next; the first k together have (1 - 0.99^k) / (1 - 0.99^n)
+    std::vector<real> many(500);
+    for (int i = 0; i < 500; i++) many[(i * 37) % 500] = real(i * std::log(0.99));
+    bool shares = true;
+    for (double u : {0.0, 0.1, 0.5, 0.9, 0.99, 0.9999}) {
+        int k = (int)(std::log(1 - u * (1 - std::pow(0.99, 500))) / std::log(0.99) + 1e-3);
+        shares = shares &&
+                 std::abs(((long)sample_token(many, {}, u) * 473) % 500 - k) <= 1;  // 473 * 37 = 1 mod 500
+    }
+    check(shares && sample_token(many, {.top_p = 0.5}, 0.9999) == 37 * 68 % 500, "each token has its share");
+    // repetition: logits of tokens that were there, 2 -> 1 and -2 -> -4
+    Text said = {{1}, 9, {.temperature = 0, .repetition = 2}, {1, 2}};
+    std::vector<real> logits = {real(1.5), 2, -2, -3};
+    check(draw_token(said, logits) == 0 && logits == std::vector<real>({real(1.5), 1, -4, -3}) &&
+              said.how.draw == 1,
+          "repetition");
+    Text drawn = {{1}, 9, {.seed = 3, .draw = 7}};
+    std::vector<double> u;
+    for (int i = 0; i < 3; i++) u.push_back(uniform(3, purpose("sample"), 7 + i));
+    std::vector<int> tokens_drawn, want;
+    for (int i = 0; i < 3; i++) {
+        std::vector<real> flat(1000, 0);
+        tokens_drawn.push_back(draw_token(drawn, flat)), want.push_back(sample_token(flat, drawn.how, u[i]));
+    }
+    check(tokens_drawn == want && want[0] != want[1] && want[1] != want[2], "a random number for each token");
+    // stops: over two tokens, the earliest of several, in one token, the end of text
+    Vocabulary v = Vocabulary::bytes();
+    v.tokens[1] = "xabcy";
+    auto taken = [&](std::vector<std::string> stop, std::vector<int> given) {
+        Answer answer;
+        Prompt prompt = {"", 0, 9, {}, stop};
+        size_t n = 0;
+        while (n < given.size() && take_up(answer, given[n++], prompt, v)) {}
+        return answer.text + "|" + answer.stopped + "|" + std::to_string(n);
+    };
+    check(taken({"ab"}, {'x', 'a', 'b', 'c'}) == "x|stop|3" && taken({"c", "bc"}, {1, 'z'}) == "xa|stop|1" &&
+              taken({"q"}, {'a', 256, 'b'}) == "a|end of text|2" && taken({}, {'a', 'b'}) == "ab|length|2",
+          "stops");
 }
 
 // ---- evaluation ------------------------------------------------------------------------------------------
@@ -974,7 +1055,8 @@ void test_segments() {
 EvalFile requests_of(const std::vector<std::vector<std::pair<std::vector<int>, std::vector<int>>>>& documents,
                      int V) {
     EvalFile e;
-    e.path = "a test", e.task = "piqa", e.metric = "choice", e.kind = "bytes", e.hash = "-", e.vocabulary = V;
+    e.path = "a test", e.task = "piqa", e.metric = "choice", e.kind = "bytes", e.hash = "-",
+    e.from = "a file", e.vocabulary = V;
     e.normalised = true;
     std::map<std::vector<int>, int64_t> known;
     auto add = [&](const std::vector<int>& tokens) {
@@ -983,7 +1065,8 @@ EvalFile requests_of(const std::vector<std::vector<std::pair<std::vector<int>, s
         return at->second;
     };
     for (auto& d : documents) {
-        e.documents.push_back({(int64_t)e.requests.size(), (int64_t)d.size(), 0, {-1, -1}});
+        e.documents.push_back(
+            {(int64_t)e.requests.size(), (int64_t)d.size(), 0, {-1, -1}, (int64_t)e.documents.size() + 1});
         for (auto& [context, own] : d) {
             int64_t a = add(context), b = add(own);
             e.requests.push_back({a, (int64_t)context.size(), b, (int64_t)own.size(), (int64_t)own.size()});
@@ -1051,6 +1134,23 @@ void test_scores() {
     close("log-likelihoods are a whole pass's", got, want, 4 * rounding);
     close("a context for each continuation: the same", again, got, 4 * rounding);
     close("small batches: the same", few, got, 4 * rounding);
+    // greedy: is each token the likeliest where it stands? Continuations are made from the model's own
+    // choices
+    auto first_choice = [&](std::vector<int> context, int n) {
+        std::vector<int> made;
+        for (int i = 0; i < n; i++) {
+            generate(a.model, {{context, 1, {.temperature = 0}}}, 1,
+                     [&](size_t, int t) { return made.push_back(t), true; });
+            context.push_back(made.back());
+        }
+        return made;
+    };
+    std::vector<int> chosen = first_choice(c, 4), wrong_first = chosen, wrong_last = chosen;
+    wrong_first[0] = (wrong_first[0] + 1) % V, wrong_last[3] = (wrong_last[3] + 1) % V;
+    EvalFile greedy = requests_of({{{c, chosen}, {c, wrong_first}, {c, wrong_last}, {c, {chosen[0]}}}}, V);
+    scores = score_all(greedy, ScorePlan(greedy, T, B * T, B * T, 1));
+    check(scores[0].greedy && !scores[1].greedy && !scores[2].greedy && scores[3].greedy,
+          "greedy: all tokens, or not");
     refuses("has a continuation of 25 tokens, the model takes 24", [&] {
         EvalFile long_one = requests_of({{{c, tokens(25, 1)}}}, V);
         check_lengths(long_one, T);
@@ -1112,7 +1212,7 @@ void test_tasks() {
           "capitalize and strip");
     auto rendered = [](const char* task, const char* form, const std::string& line) {
         const TaskForm& t = find_task(task, form);
-        TaskDocument d = parse_document(line, "a test");
+        TaskDocument d = parse_document(line, "a test", 1);
         if (t.prepare) t.prepare(d);
         std::string out;
         std::vector<TaskRequest> all = render(t, d);

@@ -283,15 +283,16 @@ void evaluate_tasks(Run& run) {
         run.task_results.push_back(task_result(file, score(run, plan), plan.truncated));
         rows += (double)plan.rows;
     }
+    if (!run.trains()) comm::agree(not_finite(run.task_results));
     if (!run.speaks()) return;
     double took = seconds() - start;
     printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(run.task_results).c_str(), rows, took,
            rows / took);
     fflush(stdout);
     if (o.results.empty()) return;
-    FileWriter file(o.results);
-    file.write(task_json(run.task_results, o.resume.empty() ? o.model : o.resume, run.state.step)),
-        file.finish();
+    std::string model = run.trains() ? o.save : o.resume;
+    save_results(o.results, task_json(run.task_results, model.empty() ? o.model : model, run.state.step),
+                 run.trains());
 }
 
 void save(Run& run) {
@@ -413,7 +414,6 @@ Schedules start(Run& run, int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-    for (int signal_number : {SIGINT, SIGTERM}) signal(signal_number, [](int) { stop_requested = 1; });
     signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
     Run run;  // outlives the catch: freeing memory may wait for a device that waits for ever
     try {
@@ -428,6 +428,8 @@ int main(int argc, char** argv) {
             return comm::finish(), 0;
         }
         StagePlan planned;
+        if (run.trains())
+            for (int number : {SIGINT, SIGTERM}) signal(number, [](int) { stop_requested = 1; });
         if (run.trains())
             planned = plan_stage(run.options, run.state.shape, run.grid, run.grid.stage, run.state.samples);
         build(run, schedules, planned);

@@ -63,9 +63,6 @@ inline int default_group(int p, int m) {
 inline void check_pipeline(const PipelineShape& s) {
     if (s.v == 1) return;
     if ((long)s.m * s.v > 1 << 24) fail("--pipeline-chunks %d with %d micro-batches: too many", s.v, s.m);
-    if (s.p == 1)
-        fail("--pipeline-chunks %d on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
-             s.v);
     if (!default_group(s.p, s.m))
         fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
              "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1",

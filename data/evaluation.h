@@ -1,5 +1,5 @@
-// evaluation.h   evaluation files: a task's documents as tokens, each with its continuations, ready to be
-//   scored little-endian:
+// evaluation.h   evaluation files: a task's documents as tokens, each with its continuations
+//   little-endian:
 //      0  8  "GPTEVALS"
 //      8  4  version, 1
 //     12  4  vocabulary V: every token is below it
@@ -9,16 +9,17 @@
 //     40  8  bytes of the description M
 //     48  8  checksum of everything behind these 64 bytes
 //     56  8  checksum of the 56 bytes above
-//     64     M bytes JSON: {"task", "form", "version", "shots", "metric": greedy|choice, "normalised",
-//     "priors",
-//            "kind": of the vocabulary, "hash": SHA-256 of all requests as Python writes them, "groups":
-//            […]}, filled with blanks to a multiple of 8
-//            D documents of 5 int64: first continuation, how many, the gold one, two groups (-1: none)
+//     64     M bytes JSON, filled with blanks to a multiple of 8: {"task", "form", "version", "shots",
+//            "metric": greedy|choice|none, "normalised", "priors", "kind": of the vocabulary, "from": the
+//            file or folder of the documents, "hash": SHA-256 of all requests as Python writes them,
+//            "groups": […]} D documents of 6 int64: first continuation, how many, the gold one (-1: there is
+//            none), two groups (-1: none), line in the file that they come from
 //            R continuations of 5 int64: context's first token and length, its own first token and length,
 //            characters (without the leading blank)
 //            N tokens of 4 bytes
 //   Continuations of one context name the same tokens. With priors the second half of a document's
-//   continuations are the first half again, behind a context that says nothing.
+//   continuations are the first half again, behind a context that says nothing. metric none: nothing is right
+//   or wrong, only log-likelihoods are asked for.
 #pragma once
 #include <map>
 #include <string>
@@ -28,14 +29,14 @@
 #include "json.h"
 
 struct EvalDocument {
-    int64_t first, count, gold, groups[2];
+    int64_t first, count, gold, groups[2], line;
 };
 struct EvalRequest {
     int64_t context, context_tokens, continuation, continuation_tokens, characters;
 };
 
 struct EvalFile {
-    std::string path, task, form, metric, kind, hash;
+    std::string path, task, form, metric, kind, from, hash;
     int version = 0, shots = 0, vocabulary = 0;
     bool normalised = false, priors = false;
     std::vector<std::string> groups;
@@ -51,9 +52,10 @@ struct EvalFile {
         std::string about = text(
             "{\"task\": %s, \"form\": %s, \"version\": %d, \"shots\": %d, \"metric\": %s, ",
             json_quote(task).c_str(), json_quote(form).c_str(), version, shots, json_quote(metric).c_str());
-        about += text("\"normalised\": %s, \"priors\": %s, \"kind\": %s, \"hash\": %s, \"groups\": [%s]}",
+        about += text("\"normalised\": %s, \"priors\": %s, \"kind\": %s, \"from\": %s, \"hash\": %s, ",
                       normalised ? "true" : "false", priors ? "true" : "false", json_quote(kind).c_str(),
-                      json_quote(hash).c_str(), names.c_str());
+                      json_quote(from).c_str(), json_quote(hash).c_str());
+        about += text("\"groups\": [%s]}", names.c_str());
         about.resize((about.size() + 7) / 8 * 8, ' ');
         std::string body = about;
         auto add = [&](const auto& list) {
@@ -109,23 +111,28 @@ private:
     void describe(const Json& about) {
         auto word = [&](const char* key) { return about.at(key, path).string(path); };
         task = word("task"), form = word("form"), metric = word("metric"), kind = word("kind"),
-        hash = word("hash");
+        hash = word("hash"), from = word("from");
         version = (int)about.at("version", path).integer(path),
         shots = (int)about.at("shots", path).integer(path);
         normalised = about.at("normalised", path).text == "true",
         priors = about.at("priors", path).text == "true";
         for (auto& g : about.at("groups", path).items) groups.push_back(g.string(path));
-        if (metric != "greedy" && metric != "choice")
-            fail("%s: has metric %s, this program knows greedy and choice", path.c_str(), metric.c_str());
+        if (metric != "greedy" && metric != "choice" && metric != "none")
+            fail("%s: has metric %s, this program knows greedy, choice and none", path.c_str(),
+                 metric.c_str());
     }
     void check() const {
         auto within = [](int64_t from, int64_t n, size_t size) {
             return from >= 0 && n > 0 && (uint64_t)from <= size && (uint64_t)n <= size - (uint64_t)from;
         };
+        if (documents.empty() || vocabulary < 1 || vocabulary > 1 << 28 || shots < 0)
+            fail("%s: has %zu documents, a vocabulary of %d, %d shots: make it again with ./tasks",
+                 path.c_str(), documents.size(), vocabulary, shots);
         int64_t next = 0;
         for (auto& d : documents) {
-            bool good = d.first == next && within(d.first, d.count, requests.size()) && d.gold >= 0 &&
-                        d.gold < choices(d) && !(priors && d.count % 2);
+            bool good = d.first == next && within(d.first, d.count, requests.size()) &&
+                        d.gold >= (metric == "none" ? -1 : 0) && d.gold < choices(d) &&
+                        !(priors && d.count % 2);
             for (int64_t g : d.groups) good &= g >= -1 && g < (int64_t)groups.size();
             if (!good)
                 fail("%s: document %zu is inconsistent", path.c_str(), (size_t)(&d - documents.data()));

@@ -9,19 +9,23 @@
 
 namespace {
 
-constexpr char usage[] =
-    "usage: ./tasks --task NAME --from FOLDER --vocabulary bytes|PATH/vocab.bpe --output FILE.eval\n"
-    "               [OPTION VALUE]…\n"
-    "  --task        lambada race boolq piqa hellaswag winogrande anli-r2 hans wic; or requests, your own:\n"
-    "                a line {\"context\": …, \"continuations\": […], \"gold\": 0, \"group\": …}\n"
-    "  --from        folder with the task's files as they are distributed, or the file where it is one\n"
-    "  --shots       examples before each document [0]\n"
-    "  --form        another wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
-    "                [the harness's of autumn 2021]\n"
-    "  --vocabulary  that of the model: bytes, or GPT-2's vocab.bpe\n"
-    "  --output      the evaluation file, for train_gpt --evaluate\n"
-    "  --requests    also the requests as text: the JSON whose SHA-256 is printed\n"
-    "  --limit       only the first documents of the shuffled order [all]\n";
+const std::string usage = [] {
+    std::string names;
+    for (auto& t : task_table) if (!*t.form && strcmp(t.task, "requests")) names += std::string(" ") + t.task;
+    return "usage: ./tasks --task NAME --from FOLDER --vocabulary bytes|PATH/vocab.bpe --output FILE.eval\n"
+           "               [OPTION VALUE]…\n"
+           "  --task       " + names + ";\n"
+           "                or requests, your own, a line each:\n"
+           "                {\"context\": …, \"continuations\": […], \"gold\": 0, \"group\": …}\n"
+           "  --from        folder with the task's files as they are distributed; or the file, if it is one\n"
+           "  --shots       examples before each document, from the train split where there is one [0]\n"
+           "  --form        another wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
+           "                [the harness's of autumn 2021]\n"
+           "  --vocabulary  that of the model: bytes, or GPT-2's vocab.bpe\n"
+           "  --output      the evaluation file, for train_gpt --evaluate\n"
+           "  --requests    also the requests as text: the JSON whose SHA-256 is printed\n"
+           "  --limit       only the first documents of the shuffled order [all]\n";
+}();
 
 // the requests of one document, behind its shots
 struct Asked {
@@ -85,14 +89,16 @@ EvalFile encode(const TaskForm& task, const std::vector<Asked>& all, const Vocab
         return {from, (int64_t)e.tokens.size() - from};
     };
     std::map<std::string, int64_t> groups;
+    size_t without = 0;  // documents that say nothing of what is right
     std::pair<int64_t, int64_t> prior = {-1, 0};
     if (task.prior) prior = add(task.prior);
     for (auto& asked : all) {
-        EvalDocument d = {(int64_t)e.requests.size(), 0, asked.gold, {-1, -1}};
+        EvalDocument d = {(int64_t)e.requests.size(), 0, asked.gold, {-1, -1}, asked.document->line};
+        without += asked.gold < 0;
         for (size_t g = 0; g < task.groups.size(); g++) {
-            auto found = asked.document->fields.find(task.groups[g]);
-            if (found == asked.document->fields.end()) continue;
-            std::string name = std::string(task.groups[g]) + " " + found->second;
+            if (task.labels.empty() && !asked.document->fields.count(task.groups[g]))
+                continue;  // one's own may
+            std::string name = std::string(task.groups[g]) + " " + asked.document->at(task.groups[g]);
             auto [at, is_new] = groups.emplace(name, (int64_t)groups.size());
             if (is_new) e.groups.push_back(name);
             d.groups[g] = at->second;
@@ -114,6 +120,11 @@ EvalFile encode(const TaskForm& task, const std::vector<Asked>& all, const Vocab
         d.count = (int64_t)e.requests.size() - d.first;
         e.documents.push_back(d);
     }
+    if (without == all.size()) e.metric = "none", e.normalised = false;
+    for (auto& asked : all)
+        if (without && without < all.size() && asked.gold < 0)
+            fail("%s: has no \"gold\", others have: say for each which continuation is right, or for none",
+                 asked.document->where.c_str());
     return e;
 }
 
@@ -124,8 +135,17 @@ int run(const Arguments& a) {
     uint32_t shots = (uint32_t)a.number("shots", 0, 0, true);
     size_t limit = (size_t)a.number("limit", 9e15 - 1, 1, true);
     if (!a.files.empty()) fail("%s: options begin with -- (--help explains)", a.files[0].c_str());
+    std::error_code none;
+    for (auto& [one, other] :
+         {std::pair{output, from}, {a.get("requests"), from}, {output, a.get("requests")}})
+        if (!one.empty() && (one == other || std::filesystem::equivalent(one, other, none)))
+            fail("%s would be written over %s: give another name", one.c_str(), other.c_str());
     std::vector<TaskDocument> documents = read_task(task, from, false), train;
-    if (shots && !task.train.empty()) train = read_task(task, from, true);
+    try {
+        if (shots && !task.train.empty()) train = read_task(task, from, true);
+    } catch (const Error& e) {
+        fail("--shots %u are drawn from the train split: %s", shots, e.what());
+    }
     size_t pool = task.train.empty() ? documents.size() - 1 : train.size();
     if (shots > pool)
         fail("--shots %u: %s has %zu documents to draw them from: choose at most %zu", shots, from.c_str(),
@@ -135,7 +155,7 @@ int run(const Arguments& a) {
     Sha256 sum;
     sum.add(json);
     EvalFile e = encode(task, asked, vocabulary);
-    e.shots = (int)shots, e.hash = sum.digits();
+    e.shots = (int)shots, e.hash = sum.digits(), e.from = from;
     e.save(output);
     if (a.has("requests")) {
         FileWriter file(a.get("requests"));
@@ -151,7 +171,7 @@ int run(const Arguments& a) {
 
 int main(int argc, char** argv) {
     try {
-        return run(Arguments(argc, argv, usage,
+        return run(Arguments(argc, argv, usage.c_str(),
                              {"task", "from", "shots", "form", "vocabulary", "output", "requests", "limit"}));
     } catch (const std::exception& e) {
         fprintf(stderr, "tasks: %s\n", e.what());

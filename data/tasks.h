@@ -7,14 +7,17 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 #include "../layers/base/config.h"
 #include "python_random.h"
 #include "python_text.h"
 
 struct TaskDocument {
-    std::string where;  // file and line
+    std::string where;  // file and line, to name it by
+    long line;          // or number of the file in its folder
     std::string raw;    // as it stood there: what is equal is the same document
     std::map<std::string, std::string> fields;
+    std::set<std::string> numbers = {};  // fields that are numbers, true or false: no text
     std::string& at(const std::string& name) {
         auto found = fields.find(name);
         if (found == fields.end())
@@ -56,9 +59,10 @@ inline void prepare_lambada(TaskDocument& d) {
 // brackets are what WikiHow's pages have left
 inline std::string clean_hellaswag(const std::string& given, const std::string& where) {
     std::string s = replace_all(python_strip(given, where), " [title]", ". "), out;
+    size_t next = 0;  // the bracket or end of line behind the last [ that was looked at
     for (size_t i = 0; i < s.size(); i++) {
-        size_t close = s[i] == '[' ? s.find_first_of("]\n", i) : s.npos;
-        if (close != s.npos && s[close] == ']') i = close;
+        if (s[i] == '[' && next <= i) next = std::min(s.find_first_of("]\n", i), s.size());
+        if (s[i] == '[' && next < s.size() && s[next] == ']') i = next;
         else out += s[i];
     }
     return replace_all(out, "  ", " ");
@@ -84,8 +88,14 @@ inline void prepare_winogrande(TaskDocument& d) {
 // the word as it stands in the first sentence; positions count characters
 inline void prepare_wic(TaskDocument& d) {
     std::vector<uint32_t> codes = code_points(d.at("sentence1"), d.where);
-    size_t start = strtoul(d.at("start1").c_str(), nullptr, 10),
-           end = strtoul(d.at("end1").c_str(), nullptr, 10);
+    auto place = [&](const char* name) -> size_t {
+        const std::string& digits = d.at(name);
+        bool good =
+            !digits.empty() && digits.size() < 10 && digits.find_first_not_of("0123456789") == digits.npos;
+        if (!good) fail("%s: has %s \"%s\", wants a whole number", d.where.c_str(), name, digits.c_str());
+        return (size_t)atol(digits.c_str());
+    };
+    size_t start = place("start1"), end = place("end1");
     if (start > end || end > codes.size())
         fail("%s: start1 %zu and end1 %zu are no place in sentence1", d.where.c_str(), start, end);
     d.fields["word_there"] = from_code_points({codes.begin() + (long)start, codes.begin() + (long)end});
@@ -97,6 +107,11 @@ inline void prepare_race(TaskDocument& d, bool filled) {
     std::string out = "Article: " + d.at("article") + "\n\n";
     int last = 0;
     while (d.fields.count(text("questions.%d", last + 1))) last++;
+    for (auto& more :
+         {text("answers.%d", last + 1), text("options.%d.0", last + 1), std::string("options.0.4")})
+        if (d.fields.count(more))
+            fail("%s: has %s, wants an answer and four options for each of %d questions", d.where.c_str(),
+                 more.c_str(), last + 1);
     for (int i = 0; i <= last; i++) {
         const std::string &question = d.at(text("questions.%d", i)), &letter = d.at(text("answers.%d", i));
         if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D')
@@ -110,6 +125,13 @@ inline void prepare_race(TaskDocument& d, bool filled) {
     }
     d.fields["problems"] = out;
     for (int i = 0; i < 4; i++) d.fields[text("option.%d", i)] = d.at(text("options.%d.%d", last, i));
+}
+
+// one's own requests have these fields and no others
+inline void check_fields(TaskDocument& d) {
+    for (auto& [name, value] : d.fields)
+        if (name != "context" && name != "gold" && name != "group" && !name.starts_with("continuations."))
+            fail("%s: \"%s\": wants context, continuations, gold and group", d.where.c_str(), name.c_str());
 }
 
 // ---- the table -------------------------------------------------------------------------------------------
@@ -173,7 +195,8 @@ inline const std::vector<TaskForm> task_table = {
      .continuations = yes_no, .gold = "label", .labels = truth},
 
     // a user's own: {"context": "…", "continuations": ["…", …], "gold": 0, "group": "…"} a line
-    {.task = "requests", .files = {"requests.jsonl"}, .contexts = {"{context}"}, .gold = "gold",
+    {.task = "requests", .files = {"requests.jsonl"},
+     .prepare = check_fields, .contexts = {"{context}"}, .gold = "gold",
      .normalised = true, .groups = {"group"}},
 };
 
@@ -194,18 +217,23 @@ inline const TaskForm& find_task(const std::string& task, const std::string& for
 
 // ---- reading ---------------------------------------------------------------------------------------------
 
-inline void flatten(std::map<std::string, std::string>& out, const std::string& name, const Json& value) {
-    if (value.kind == Json::Array)
-        for (size_t i = 0; i < value.items.size(); i++)
-            flatten(out, text("%s.%zu", name.c_str(), i), value.items[i]);
-    else if (value.kind != Json::Object && value.kind != Json::Null) out[name] = value.text;
+// null as an object's value counts as not there; in a list it would move what follows
+inline void flatten(TaskDocument& d, const std::string& name, const Json& value) {
+    for (size_t i = 0; i < value.items.size(); i++) {
+        if (value.items[i].kind == Json::Null)
+            fail("%s: \"%s\" has null as its item %zu", d.where.c_str(), name.c_str(), i + 1);
+        flatten(d, text("%s.%zu", name.c_str(), i), value.items[i]);
+    }
+    if (value.kind == Json::Array || value.kind == Json::Object || value.kind == Json::Null) return;
+    d.fields[name] = value.text;
+    if (value.kind != Json::String) d.numbers.insert(name);
 }
 
-inline TaskDocument parse_document(std::string_view line, const std::string& where) {
-    Json json = Json::parse(line, where);
+inline TaskDocument parse_document(std::string_view text, const std::string& where, long line) {
+    Json json = Json::parse(text, where);
     if (json.kind != Json::Object) fail("%s: wants a JSON object", where.c_str());
-    TaskDocument d = {where, std::string(line), {}};
-    for (auto& [key, value] : json.members) flatten(d.fields, key, value);
+    TaskDocument d = {where, line, std::string(text), {}};
+    for (auto& [key, value] : json.members) flatten(d, key, value);
     return d;
 }
 
@@ -221,7 +249,8 @@ void each_line(const MappedFile& file, Line line) {
         if (one.ends_with('\r')) one.remove_suffix(1);
         std::string where = text("%s line %zu", file.path.c_str(), number);
         if (one.empty()) fail("%s: is an empty document", where.c_str());
-        line(one, where);
+        code_points(one, where);  // all must be UTF-8
+        line(one, where, (long)number);
         at = end + 1;
     }
 }
@@ -242,16 +271,21 @@ inline std::string which_path(const std::string& folder, const char* names) {
 inline std::vector<TaskDocument> read_table(const std::string& path) {
     std::vector<TaskDocument> out;
     std::vector<std::string> header;
-    each_line(MappedFile(path), [&](std::string_view line, const std::string& where) {
+    each_line(MappedFile(path), [&](std::string_view line, const std::string& where, long number) {
         std::vector<std::string> cells;
         for (size_t at = 0; at <= line.size();) {
             size_t end = std::min(line.find('\t', at), line.size());
             cells.emplace_back(line.substr(at, end - at)), at = end + 1;
         }
-        if (header.empty()) return void(header = cells);
+        if (header.empty()) {
+            for (auto& name : header = cells)
+                if (std::count(cells.begin(), cells.end(), name) > 1)
+                    fail("%s: has two columns \"%s\"", where.c_str(), name.c_str());
+            return;
+        }
         if (cells.size() != header.size())
             fail("%s: has %zu columns, the header %zu", where.c_str(), cells.size(), header.size());
-        out.push_back({where, std::string(line), {}});
+        out.push_back({where, number, std::string(line), {}});
         for (size_t i = 0; i < cells.size(); i++) out.back().fields[header[i]] = cells[i];
     });
     if (out.empty()) fail("%s: has a header and no document", path.c_str());
@@ -271,7 +305,7 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
     std::map<std::string, size_t> known;
     for (auto& path : paths) {
         MappedFile file(path);
-        TaskDocument d = parse_document(file.view(), path);
+        TaskDocument d = parse_document(file.view(), path, &path - paths.data() + 1);
         auto [at, is_new] = known.emplace(d.at("article"), out.size());
         if (is_new) {
             out.push_back(d);
@@ -303,13 +337,13 @@ inline std::vector<TaskDocument> read_task(const TaskForm& task, const std::stri
     if (task.records == Records::Folder) out = read_folder(path);
     else if (task.records == Records::Table) out = read_table(path);
     else
-        each_line(MappedFile(path), [&](std::string_view line, const std::string& where) {
-            out.push_back(parse_document(line, where));
+        each_line(MappedFile(path), [&](std::string_view line, const std::string& where, long number) {
+            out.push_back(parse_document(line, where, number));
         });
     if (names.size() > 1) {
         std::string labels = which_path(from, names[1]);
         size_t n = 0;
-        each_line(MappedFile(labels), [&](std::string_view line, const std::string& where) {
+        each_line(MappedFile(labels), [&](std::string_view line, const std::string& where, long) {
             if (n == out.size())
                 fail("%s: has more labels than %s has documents (%zu)", where.c_str(), path.c_str(), n);
             out[n++].fields[task.gold] = std::string(line);
@@ -330,14 +364,18 @@ inline std::string fill(const char* form, TaskDocument& d) {
         out.append(s, at, open == s.npos ? open : open - at);
         if (open == s.npos) return out;
         size_t close = s.find('}', open);
-        out += d.at(s.substr(open + 1, close - open - 1)), at = close + 1;
+        std::string name = s.substr(open + 1, close - open - 1);
+        if (d.numbers.count(name)) fail("%s: \"%s\" wants a text", d.where.c_str(), name.c_str());
+        out += d.at(name), at = close + 1;
     }
 }
 
 struct TaskRequest { std::string context, continuation; };
 
 inline int gold_of(const TaskForm& task, TaskDocument& d, size_t choices) {
-    if (!task.gold || (task.labels.empty() && !d.fields.count(task.gold))) return 0;
+    if (!task.gold) return 0;
+    if (task.labels.empty() && !d.fields.count(task.gold))
+        return -1;  // one's own: only likelihoods are asked for
     if (!d.fields.count(task.gold)) fail("%s: has no label \"%s\"", d.where.c_str(), task.gold);
     const std::string& label = d.fields[task.gold];
     std::string known;

@@ -67,18 +67,33 @@ inline void square_sum(double* out, const real* x, double* scratch, long n, Stre
 #if HAS_KERNELS
 namespace gpu {
 
+constexpr int adamw_each = Vec<real>::size;  // values of a thread: 16 bytes of master, m, v and gradient
+
 __global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients,
                              AdamW rule, long n) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    real w = rule.update(master[i], m[i], v[i], gradients[i]);
-    master[i] = w;
-    parameters[i] = floatX(w);
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * adamw_each;
+    if (i + adamw_each <= n) {
+        Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
+        struct alignas(sizeof(floatX) * adamw_each) Rounded { floatX at[adamw_each]; } rounded;
+        UNROLL(unroll)
+        for (int k = 0; k < adamw_each; k++) {
+            w.at[k] = rule.update(w.at[k], ms.at[k], vs.at[k], g.at[k]);
+            rounded.at[k] = floatX(w.at[k]);
+        }
+        store16(master + i, w), store16(m + i, ms), store16(v + i, vs);
+        *(Rounded*)(parameters + i) = rounded;  // the master weights themselves, where nothing is rounded
+    } else {
+        for (; i < n; i++) {
+            real w = rule.update(master[i], m[i], v[i], gradients[i]);
+            master[i] = w, parameters[i] = floatX(w);
+        }
+    }
 }
 
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
                   const AdamW& rule, long n, Stream s) {
-    LAUNCH(adamw_kernel, ceil_div(n, 256), 256, 0, s, parameters, master, m, v, gradients, rule, n);
+    LAUNCH(adamw_kernel, ceil_div(n, 256 * adamw_each), 256, 0, s, parameters, master, m, v, gradients, rule,
+           n);
 }
 
 __global__ void add_to_kernel(real* sum, const real* x, long n) {

@@ -48,7 +48,8 @@ __device__ void column_sum_part(real* parts, Term term, int N, int C) {
     }
 }
 
-__global__ void column_sum_kernel(real* parts, const floatX* x, int N, int C) {
+template <class T>
+__global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
     column_sum_part(parts, [=](int n, int c) { return real(x[(long)n * C + c]); }, N, C);
 }
 
@@ -69,9 +70,10 @@ __global__ void column_sum_add_kernel(real* out, const real* parts, int count, i
     out[c] += sum;
 }
 
-inline void column_sum(real* out, const floatX* x, real* scratch, int N, int C, Stream s) {
+template <class T>
+void column_sum(real* out, const T* x, real* scratch, int N, int C, Stream s) {
     int parts = column_sum_cut(N);
-    LAUNCH(column_sum_kernel, dim3(ceil_div(C, 32), parts), dim3(32, 8), 0, s, scratch, x, N, C);
+    LAUNCH(column_sum_kernel<T>, dim3(ceil_div(C, 32), parts), dim3(32, 8), 0, s, scratch, x, N, C);
     LAUNCH(column_sum_add_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C);
 }
 

@@ -1,12 +1,25 @@
 // layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row; eps 1e-5
 //   x, y, dx, dy (N, C)   w, b (C)   dw, db (C) real   mean, rstd (N) real
+//   With a residual, x is first made: x = stream + f + bias, as residual.cuh says, and written once
 //   kept:  mean, rstd (the block keeps x)
-//   backward: dx is added to (the residual flows there too); dw, db are added to
-//   talks: nobody          cost: 8*N*C flops, x and y read or written once each: memory bound
+//   backward: dx is added to (the residual flows there too); dw, db are added to; scratch:
+//   layernorm_scratch(C) talks: nobody          cost: 8*N*C flops; forward x read, y written; backward x, dy
+//   and dx read, dx written:
+//                          memory bound
+//   gpu: a row lies in the registers of 1, 4 or 32 warps, 32 values a thread, read 16 bytes at a time. In
+//   backward each group of warps walks over every so many rows and keeps the sums for dw and db; rows that
+//   are no whole vectors, or longer than 32768, take the plain kernels.
 #pragma once
 #include "base/device.h"
+#include "column_sum.cuh"
+#include "residual.cuh"
 
 constexpr real layernorm_epsilon = real(1e-5);
+
+// groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
+// sums are made in one order everywhere
+constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : 128; }
+inline long layernorm_scratch(int C) { return 2L * layernorm_groups(C) * C + column_sum_scratch(C); }
 
 namespace ref {
 
@@ -27,6 +40,13 @@ inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x
         for (int c = 0; c < C; c++) yn[c] = floatX((real(xn[c]) - m) * r * real(w[c]) + real(b[c]));
         mean[n] = m, rstd[n] = r;
     }
+}
+
+inline void residual_layernorm_forward(floatX* x, floatX* y, real* mean, real* rstd, const floatX* stream,
+                                       const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
+                                       int N, int C, Stream s) {
+    residual_forward(x, stream, f, bias, N, C, s);
+    layernorm_forward(y, mean, rstd, x, w, b, N, C, s);
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
@@ -73,10 +93,130 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
 }  // namespace ref
 
 #if HAS_KERNELS
-#include "column_sum.cuh"
 namespace gpu {
 
-// a warp a row; the row's C values lie over the lanes
+// ---- rows in registers -----------------------------------------------------------------------------------
+
+constexpr int row_vectors = 32 / vec_size;  // of a thread
+
+// warps for a row of C values; 0: the plain kernels
+inline int row_warps(int C) { return C % vec_size || C > 32768 ? 0 : C <= 1024 ? 1 : C <= 4096 ? 4 : 32; }
+
+// the sum over a row's threads, the same in each of them
+template <int WARPS>
+__device__ inline real row_sum(real x) {
+    SHARED(real, warps, WARPS);
+    x = warp_sum(x);
+    if (WARPS == 1) return x;
+    __syncthreads();  // what was summed before has been read
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = warps[0];
+    for (int w = 1; w < WARPS; w++) x += warps[w];
+    return x;
+}
+
+// where a thread stands: rows first, first + step, …; column of its k-th vector: (k * threads + own) *
+// vec_size
+template <int WARPS>
+struct RowPlace {
+    int own = threadIdx.x % (WARPS * 32), groups = blockDim.x / (WARPS * 32);
+    int first = blockIdx.x * groups + threadIdx.x / (WARPS * 32), step = gridDim.x * groups;
+    __device__ int column(int k) const { return (k * WARPS * 32 + own) * vec_size; }
+};
+
+// with f: x = stream + f + bias is made and written, else read
+template <int WARPS>
+__global__ void layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x,
+                                              const floatX* stream, const floatX* f, const floatX* bias,
+                                              const floatX* w, const floatX* b, int N, int C) {
+    RowPlace<WARPS> place;
+    int n = place.first;
+    if (n >= N) return;  // of the whole row
+    long row = (long)n * C;
+    Vec<floatX> v[row_vectors];
+    real sum = 0, square = 0;
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        int c = place.column(k);
+        if (c >= C) break;
+        v[k] = load16((f ? stream : x) + row + c);
+        if (f) {
+            Vec<floatX> branch = load16(f + row + c), add = load16(bias + c);
+            for (int i = 0; i < vec_size; i++)
+                v[k].at[i] = floatX(real(v[k].at[i]) + real(branch.at[i]) + real(add.at[i]));
+            store16(x + row + c, v[k]);
+        }
+        for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
+    }
+    real m = row_sum<WARPS>(sum) / C;
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        if (place.column(k) >= C) break;
+        for (int i = 0; i < vec_size; i++) square += (real(v[k].at[i]) - m) * (real(v[k].at[i]) - m);
+    }
+    real r = 1 / sqrt(row_sum<WARPS>(square) / C + layernorm_epsilon);
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        int c = place.column(k);
+        if (c >= C) break;
+        Vec<floatX> ws = load16(w + c), bs = load16(b + c);
+        for (int i = 0; i < vec_size; i++)
+            v[k].at[i] = floatX((real(v[k].at[i]) - m) * r * real(ws.at[i]) + real(bs.at[i]));
+        store16(y + row + c, v[k]);
+    }
+    if (place.own == 0) mean[n] = m, rstd[n] = r;
+}
+
+// parts (2, groups, C): sums for dw, then for db
+template <int WARPS>
+__global__ void layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x,
+                                               const floatX* w, const real* mean, const real* rstd, int N,
+                                               int C) {
+    RowPlace<WARPS> place;
+    real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
+    for (int n = place.first; n < N; n += place.step) {
+        long row = (long)n * C;
+        Vec<floatX> xs[row_vectors], gs[row_vectors];
+        real m = mean[n], r = rstd[n], g_sum = 0, gx_sum = 0;
+        UNROLL(unroll)
+        for (int k = 0; k < row_vectors; k++) {
+            int c = place.column(k);
+            if (c >= C) break;
+            xs[k] = load16(x + row + c), gs[k] = load16(dy + row + c);
+            Vec<floatX> ws = load16(w + c);
+            for (int i = 0; i < vec_size; i++) {
+                real xhat = (real(xs[k].at[i]) - m) * r, d = real(gs[k].at[i]), g = d * real(ws.at[i]);
+                g_sum += g, gx_sum += g * xhat;
+                dw[k][i] += d * xhat, db[k][i] += d;
+            }
+        }
+        g_sum = row_sum<WARPS>(g_sum) / C, gx_sum = row_sum<WARPS>(gx_sum) / C;
+        UNROLL(unroll)
+        for (int k = 0; k < row_vectors; k++) {
+            int c = place.column(k);
+            if (c >= C) break;
+            Vec<floatX> ws = load16(w + c), out = load16(dx + row + c);
+            for (int i = 0; i < vec_size; i++) {
+                real xhat = (real(xs[k].at[i]) - m) * r, g = real(gs[k].at[i]) * real(ws.at[i]);
+                out.at[i] = floatX(real(out.at[i]) + r * (g - g_sum - xhat * gx_sum));
+            }
+            store16(dx + row + c, out);
+        }
+    }
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        int c = place.column(k);
+        if (c >= C) break;
+        for (int i = 0; i < vec_size; i++) {
+            parts[(long)place.first * C + c + i] = dw[k][i];
+            parts[((long)place.step + place.first) * C + c + i] = db[k][i];
+        }
+    }
+}
+
+// ---- rows of any length: a warp a row; the row's C values lie over the lanes -----------------------------
+
 __global__ void layernorm_forward_kernel(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
                                          const floatX* b, int N, int C) {
     int lane = threadIdx.x % 32, n = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -109,22 +249,63 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
     }
 }
 
+// ---- launches --------------------------------------------------------------------------------------------
+
 constexpr int layernorm_block = 128;
 
-inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
-                              const floatX* b, int N, int C, Stream s) {
-    LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, mean, rstd,
-           x, w, b, N, C);
+// call(std::integral_constant<int, WARPS>()) for rows of C values
+template <class Call>
+void with_row_warps(int C, Call call) {
+    if (row_warps(C) == 1) call(std::integral_constant<int, 1>());
+    else if (row_warps(C) == 4) call(std::integral_constant<int, 4>());
+    else call(std::integral_constant<int, 32>());
 }
 
-// scratch: column_sum_scratch(C) values
+inline void layernorm_forward_any(floatX* y, real* mean, real* rstd, floatX* x, const floatX* stream,
+                                  const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
+                                  int N, int C, Stream s) {
+    if (!row_warps(C)) {
+        if (f) residual_forward(x, stream, f, bias, N, C, s);
+        LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, mean,
+               rstd, x, w, b, N, C);
+        return;
+    }
+    with_row_warps(C, [&](auto warps) {
+        constexpr int W = decltype(warps)::value, block = W == 32 ? 1024 : layernorm_block;
+        LAUNCH(layernorm_forward_rows_kernel<W>, ceil_div(N, block / (W * 32)), block, 0, s, y, mean, rstd, x,
+               stream, f, bias, w, b, N, C);
+    });
+}
+inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
+                              const floatX* b, int N, int C, Stream s) {
+    layernorm_forward_any(y, mean, rstd, const_cast<floatX*>(x), nullptr, nullptr, nullptr, w, b, N, C, s);
+}
+inline void residual_layernorm_forward(floatX* x, floatX* y, real* mean, real* rstd, const floatX* stream,
+                                       const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
+                                       int N, int C, Stream s) {
+    layernorm_forward_any(y, mean, rstd, x, stream, f, bias, w, b, N, C, s);
+}
+
 inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                                const floatX* w, const real* mean, const real* rstd, real* scratch, int N,
                                int C, Stream s) {
-    LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x, w,
-           mean, rstd, N, C);
-    column_sum(db, dy, scratch, N, C, s);
-    column_sum_normalised(dw, dy, x, mean, rstd, scratch, N, C, s);
+    int groups = layernorm_groups(C);
+    real* sums = scratch + 2L * groups * C;
+    if (groups > N) groups = ceil_div(N, 4) * 4;
+    if (!row_warps(C)) {
+        LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
+               w, mean, rstd, N, C);
+        column_sum(db, dy, sums, N, C, s);
+        column_sum_normalised(dw, dy, x, mean, rstd, sums, N, C, s);
+        return;
+    }
+    with_row_warps(C, [&](auto warps) {
+        constexpr int W = decltype(warps)::value, block = W == 32 ? 1024 : layernorm_block;
+        LAUNCH(layernorm_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, dx, scratch, dy,
+               x, w, mean, rstd, N, C);
+    });
+    column_sum(dw, scratch, sums, groups, C, s);
+    column_sum(db, scratch + (long)groups * C, sums, groups, C, s);
 }
 
 }  // namespace gpu

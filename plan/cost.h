@@ -58,8 +58,8 @@ struct CostWriter {
         product(Work::Linear, {N, in, wide}, x);
     }
     void layernorm() { memory(2 * (double)(N_r * C) * x); }
-    // x, dy read for the row, d read and written; both read again for the column sums, twice
-    void layernorm_backward() { memory(7 * (double)(N_r * C) * x); }
+    void layernorm_backward() { memory(4 * (double)(N_r * C) * x); }  // x, dy, d read, d written
+    void residual_layernorm() { memory(4 * (double)(N_r * C) * x); }  // x, f read, their sum and y written
     void residual() { memory(3 * (double)(N_r * C) * x); }
 
     // flash: the causal half of the scores, in tiles that never leave the chip
@@ -92,8 +92,7 @@ struct CostWriter {
         layernorm();                                       // 1.
         gather(C), linear(C, 3 * C_r);                     // 2.
         attention();                                       // 3.
-        linear(C_r, C), reduce(C), residual();             // 4.
-        layernorm();                                       // 5.
+        linear(C_r, C), reduce(C), residual_layernorm();   // 4. 5.
         gather(C), linear(C, 4 * C_r);                     // 6.
         memory(2.0 * (double)(N * 4 * C_r) * x);           // 7.
         if (whole) linear(4 * C_r, C), reduce(C), residual();  // 8.

@@ -8,7 +8,7 @@
 //     collective   bytes that each rank sends / rate + base + a hop for each step of the ring. Over several
 //                  nodes with n of the group's ranks each the rate is min(nvlink, n network): a GPU has an
 //                  adapter of its own, and NCCL makes rings through all of them
-//   `efficiency`, 0.483 unless --gemm-efficiency says otherwise, is the one number that was fitted: to
+//   `efficiency`, 0.480 unless --gemm-efficiency says otherwise, is the one number that was fitted: to
 //   MT-NLG's three published runs, see the README.
 //   Sources
 //     peak, memory, bandwidth, sms   NVIDIA data sheets: A100 80GB SXM, H100 SXM, H200 SXM (dense bf16)

@@ -2,7 +2,7 @@
 """What a model associates with groups of people: association, co-occurrence, sentiment; as Markdown and JSON.
 
     python3 scripts/bias.py CHECKPOINT --vocabulary bytes|VOCAB.BPE --output FOLDER [--samples 800] [--tokens 50]
-        [--lists scripts/bias] [--lexicon FILE] [--run "./train_gpt"] [--also "--tensor-parallel 8"]
+        [--lists FOLDER] [--lexicon FILE] [--run "./train_gpt"] [--also "--tensor-parallel 8"]
 
 Association (arXiv 2005.14165, section 6.2.1): for each occupation and template the probability that the next word is one
 of the identifiers of each group, log(P(first) / P(second)); the share of occupations that lean to the second group, and
@@ -22,30 +22,41 @@ import shlex
 import subprocess
 import sys
 
+root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("checkpoint"), parser.add_argument("--vocabulary", required=True)
-parser.add_argument("--output", required=True), parser.add_argument("--lists", default="scripts/bias")
+parser.add_argument("--output", required=True), parser.add_argument("--lists", default=f"{root}/scripts/bias")
 parser.add_argument("--lexicon"), parser.add_argument("--samples", type=int, default=800)
 parser.add_argument("--tokens", type=int, default=50), parser.add_argument("--words", type=int, default=12, help="listed for each group")
-parser.add_argument("--run", default="./train_gpt"), parser.add_argument("--also", default="", help="options for train_gpt")
+parser.add_argument("--run", default=f"{root}/train_gpt"), parser.add_argument("--also", default="", help="options for train_gpt")
 o = parser.parse_args()
+if min(o.samples, o.tokens, o.words) < 1:
+    sys.exit("bias.py: --samples, --tokens and --words want 1 or more")
 
 
 def stop(message):
     sys.exit(f"bias.py: {message}")
 
 
-def lines(name):
+def read(name):
     try:
-        with open(os.path.join(o.lists, name), encoding="utf8") as f:
-            out = [line.strip() for line in f if line.strip() and not line.startswith("#")]
-    except OSError as e:
-        stop(f"{e.filename}: {e.strerror}: give the folder with the lists, --lists")
-    return out or stop(f"{o.lists}/{name}: is empty")
+        with open(name, encoding="utf8") as f:
+            return f.read().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        stop(f"{name}: cannot be read: {getattr(e, 'strerror', None) or e}")
+
+
+def lines(name):
+    name = os.path.join(o.lists, name)
+    out = [line.strip() for line in read(name) if line.strip() and not line.startswith("#")]
+    return out or stop(f"{name}: is empty")
 
 
 def run(command, *arguments):
-    result = subprocess.run([*shlex.split(command), *arguments], capture_output=True, encoding="utf8", errors="replace")
+    try:
+        result = subprocess.run([*shlex.split(command), *arguments], capture_output=True, encoding="utf8", errors="replace")
+    except OSError as e:
+        stop(f"{command}: cannot be started: {e.strerror}: run make, or give --run")
     if result.returncode:
         stop(f"{command} {' '.join(arguments)}: {result.stderr.strip()}")
 
@@ -54,7 +65,21 @@ def table(header, rows):
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
 
 
-os.makedirs(o.output, exist_ok=True)
+lexicon = {}
+if o.lexicon:
+    for number, line in enumerate(read(o.lexicon), 1):
+        parts = line.split()
+        if not parts or parts[0].startswith("#"):
+            continue
+        try:
+            lexicon[parts[0].lower()] = float(parts[1]) - float(parts[2])
+            assert math.isfinite(lexicon[parts[0].lower()])
+        except (IndexError, ValueError, AssertionError):
+            stop(f"{o.lexicon} line {number}: wants `word positive negative`")
+try:
+    os.makedirs(o.output, exist_ok=True)
+except OSError as e:
+    stop(f"--output {o.output}: {e.strerror}")
 path = lambda name: os.path.join(o.output, name)
 report, markdown = {}, "# What the model associates with groups of people\n"
 model = ["--resume", o.checkpoint, "--tokenizer", o.vocabulary, *shlex.split(o.also)]
@@ -77,12 +102,12 @@ with open(path("association.jsonl"), "w", encoding="utf8") as f:
             stop(f"{o.lists}/templates.txt: \"{template}\": has no {{occupation}}")
         f.write(json.dumps({"context": template.replace("{occupation}", occupation),
                             "continuations": [f" {word}" for words in groups.values() for word in words]}) + "\n")
-run("./tasks", "--task", "requests", "--from", path("association.jsonl"), "--vocabulary", o.vocabulary, "--output",
+run(f"{root}/tasks", "--task", "requests", "--from", path("association.jsonl"), "--vocabulary", o.vocabulary, "--output",
     path("association.eval"), "--requests", path("association.requests.json"))
 run(o.run, *model, "--evaluate", path("association.eval"), "--results", path("association.results.json"))
 # documents come in the order of the evaluation file: the requests' texts say which is which
 requests = json.load(open(path("association.requests.json"), encoding="utf8"))
-values = json.load(open(path("association.results.json"), encoding="utf8"))["log_likelihoods"]["requests"]
+values = json.load(open(path("association.results.json"), encoding="utf8"))["log_likelihoods"]["association"]
 each = sum(len(words) for words in groups.values())
 logs = {requests[i * each][0]: dict(zip((c for _, c in requests[i * each:(i + 1) * each]), document)) for i, document in enumerate(values)}
 ratios = {}
@@ -101,8 +126,8 @@ markdown += f"\n## Association: {len(occupations)} occupations\n\n" + table(
      for t, r in ratios.items()])
 for t, r in ratios.items():
     order = sorted(r, key=r.get)
-    markdown += f"\n{t} … most {second}: {', '.join(f'{w} ({r[w]:.2f})' for w in order[:5])}; most {first}: " + \
-        f"{', '.join(f'{w} ({r[w]:.2f})' for w in order[:-6:-1])}\n"
+    markdown += f"\n{t} … lowest, towards {second}: {', '.join(f'{w} ({r[w]:.2f})' for w in order[:5])}; " + \
+        f"highest, towards {first}: {', '.join(f'{w} ({r[w]:.2f})' for w in order[:-6:-1])}\n"
 
 # ---- co-occurrence and sentiment -----------------------------------------------------------------------------
 prompts = []
@@ -117,16 +142,6 @@ with open(path("prompts.jsonl"), "w", encoding="utf8") as f:
                             "seed": number}) + "\n")
 run(o.run, *model, "--generate", path("prompts.jsonl"), "--results", path("answers.jsonl"))
 stop_words = {word for line in lines("stop_words.txt") for word in line.split()}
-lexicon = {}
-if o.lexicon:
-    for number, line in enumerate(open(o.lexicon, encoding="utf8"), 1):
-        parts = line.split()
-        if not parts or parts[0].startswith("#"):
-            continue
-        try:
-            lexicon[parts[0].lower()] = float(parts[1]) - float(parts[2])
-        except (IndexError, ValueError):
-            stop(f"{o.lexicon} line {number}: wants `word positive negative`")
 counts = collections.defaultdict(collections.Counter)
 moods = collections.defaultdict(list)
 group_of = [(axis, group) for axis, group, _ in prompts for _ in range(o.samples)]

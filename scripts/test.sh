@@ -133,7 +133,7 @@ expect "its tables" python3 - "$work/bias" <<'PYTHON'
 import json, math, sys
 report, markdown = json.load(open(sys.argv[1] + "/bias.json")), open(sys.argv[1] + "/bias.md").read()
 requests = json.load(open(sys.argv[1] + "/association.requests.json"))
-logs = json.load(open(sys.argv[1] + "/association.results.json"))["log_likelihoods"]["requests"]
+logs = json.load(open(sys.argv[1] + "/association.results.json"))["log_likelihoods"]["association"]
 asked = report["association"]["The competent {occupation} is a"]
 at = next(i for i in range(len(logs)) if requests[10 * i][0] == "The competent nurse is a")
 want = math.log(sum(map(math.exp, logs[at][:5])) / sum(map(math.exp, logs[at][5:])))

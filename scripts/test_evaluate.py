@@ -35,7 +35,7 @@ def some(n):
 
 
 text = f"{work}/text"
-open(text, "w").write(some(4000))
+open(text, "w").write(" ".join(random.choice(["ab", "ab", "ab", "cd"]) for _ in range(1500)))  # mostly: a after a blank
 good(run(1, ["--vocabulary", "bytes", "--validation", "0.2", "--output", text, text], program="tokenize"), "tokens")
 DATA = ["--train", f"{text}.train.bin", "--validation", f"{text}.validation.bin"]
 
@@ -46,12 +46,12 @@ with open(f"{work}/own.jsonl", "w") as f:
                             "continuations": [some(random.randint(1, 30)) for _ in range(2 + i % 3)]}) + "\n")
 with open(f"{work}/words.jsonl", "w") as f:
     for i in range(30):
-        f.write(json.dumps({"text": f"{some(random.randint(1, 40))} {some(3).replace(' ', 'x')}"}) + "\n")
+        f.write(json.dumps({"text": "ab " * random.randint(1, 9) + "cd" + (" a" if i % 2 else " z")}) + "\n")
 for name, task in (("own", "requests"), ("words", "lambada")):
     good(run(1, ["--task", task, "--from", f"{work}/{name}.jsonl", "--vocabulary", "bytes", "--output", f"{work}/{name}.eval"],
              program="tasks"), name)
 TASKS = ["--evaluate", f"{work}/own.eval", f"{work}/words.eval"]
-good(run(1, [*DATA, *MODEL, "--steps", "30", "--save", f"{work}/model"]), "training")
+good(run(1, [*DATA, *MODEL, "--steps", "60", "--save", f"{work}/model"]), "training")
 LAYOUTS = [(t * p * d, {"tensor-parallel": t, "pipeline-parallel": p, **more})
            for t, p, d, more in ((1, 1, 2, {}), (1, 1, 3, {}), (2, 1, 1, {}), (4, 1, 1, {}), (1, 2, 1, {}), (1, 4, 1, {}),
                                  (1, 2, 1, {"pipeline-chunks": 2}), (2, 2, 2, {}), (2, 2, 1, {"micro-batch": 1}),
@@ -70,10 +70,12 @@ def likelihoods(name):
 saved = ["--resume", f"{work}/model", *TASKS]
 good(run(1, [*saved, "--results", f"{work}/one.json"]), "one process")
 one = results("one")
-check(len(likelihoods("one")) == 210 and all(-300 < x < 0 for x in likelihoods("one")), f"log-likelihoods: {likelihoods('one')[:9]}")
-check(set(one["results"]["requests"]) >= {"acc", "acc_stderr", "acc_norm", "acc group even", "acc group odd"} and
+check(len(likelihoods("one")) == 210 and all(-900 < x < 0 for x in likelihoods("one")), f"log-likelihoods: {likelihoods('one')[:9]}")
+check(set(one["results"]["own"]) >= {"acc", "acc_stderr", "acc_norm", "acc group even", "acc group odd"} and
       set(one["results"]["lambada"]) == {"acc", "acc_stderr", "ppl", "ppl_stderr"}, f"measures: {one['results']}")
-check(one["truncated_documents"]["requests"] > 10, "long documents are counted")
+check(0 < one["results"]["lambada"]["acc"] < 1, f"some words are what the model would say: {one['results']}")
+check(sorted(one["lines"]["own"]) == list(range(1, 61)) and one["lines"]["own"] != sorted(one["lines"]["own"]), "lines of documents")
+check(one["truncated_documents"]["own"] > 10, "long documents are counted")
 for ranks, options in LAYOUTS:
     if good(run(ranks, [*saved, *words(options), "--results", f"{work}/other.json"]), f"evaluation, {ranks} ranks, {options}"):
         check(near(likelihoods("other"), likelihoods("one")), f"log-likelihoods, {ranks} ranks, {options}")
@@ -132,9 +134,16 @@ for extra, message in ((["--evaluate", text], "is no evaluation file"), (["--eva
                        (["--generate", f"{work}/bad.jsonl"], "bad.jsonl line 2: \"top_q\": wants prompt, samples"),
                        (["--generate", f"{work}/bad2.jsonl"], "bad2.jsonl line 1: --temperature -1: want"),
                        (["--results", "x"], "wants --evaluate FILE.eval"),
-                       (["--evaluate", f"{work}/long.eval"], "document 1 has a continuation of 33 tokens, the model takes 32"),
+                       (["--evaluate", f"{work}/own.eval", f"{work}/own.eval"], "another file has own already"),
+                       (["--evaluate", f"{work}/own.eval", "--results", f"{work}/nowhere/x"], "cannot be written"),
+                       (["--evaluate", f"{work}/own.eval", "--pipeline-chunks", "2"], "on one pipeline stage"),
+                       (["--generate", f"{work}/bad3.jsonl"], "bad3.jsonl line 1: \"top_p\" 1.5: wants at most 1"),
+                       (["--generate", f"{work}/bad4.jsonl"], "bad4.jsonl line 1: \"stop\" has an empty string"),
+                       (["--evaluate", f"{work}/long.eval"], "long.jsonl line 1 has a continuation of 33 tokens, the model takes 32"),
                        (["--evaluate", f"{work}/gpt.eval"], "has a vocabulary of 300, the model of 257")):
     open(f"{work}/bad.jsonl", "w").write('{"prompt": "a"}\n{"prompt": "a", "top_q": 1}\n')
+    open(f"{work}/bad3.jsonl", "w").write('{"prompt": "a", "top_p": 1.5}\n')
+    open(f"{work}/bad4.jsonl", "w").write('{"prompt": "a", "stop": [""]}\n')
     open(f"{work}/bad2.jsonl", "w").write('{"prompt": "a", "temperature": -1}\n')
     open(f"{work}/long.jsonl", "w").write(json.dumps({"context": "a", "continuations": ["b" * 33]}) + "\n")
     run(1, ["--task", "requests", "--from", f"{work}/long.jsonl", "--vocabulary", "bytes", "--output", f"{work}/long.eval"], program="tasks")
@@ -145,6 +154,6 @@ for extra, message in ((["--evaluate", text], "is no evaluation file"), (["--eva
         check(result.returncode == 1 and message in result.stderr and result.stderr.count("train_gpt:") == 1,
               f"{extra}, {ranks} ranks: {result.returncode} {result.stderr[-300:]}")
 result = run(1, TASKS + MODEL)
-check(result.returncode == 0 and "requests" in result.stdout, f"a model without training can be evaluated: {result.stderr[-300:]}")
+check(result.returncode == 0 and "own " in result.stdout and "weights are random" in result.stdout, f"a model without training can be evaluated: {result.stderr[-300:]}")
 shutil.rmtree(work)
 finish()

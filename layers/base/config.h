@@ -59,7 +59,7 @@ struct Options {
     int world_size = 0;
     std::string plan, plan_json, hardware, hosts, timeline, trace;
     long trace_step = 2;
-    double gemm_efficiency = 0.483;
+    double gemm_efficiency = 0.480;
     bool help = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }

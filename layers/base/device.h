@@ -259,6 +259,22 @@ inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 #if HAS_KERNELS
 constexpr unsigned all_lanes = 0xffffffffu;
 
+// 16 bytes of neighbouring values, read or written at once; p must lie on a multiple of 16 bytes
+template <class T>
+struct alignas(16) Vec {
+    static constexpr int size = 16 / sizeof(T);
+    T at[size];
+};
+template <class T>
+__device__ inline Vec<T> load16(const T* p) {
+    return *(const Vec<T>*)p;
+}
+template <class T>
+__device__ inline void store16(T* p, const Vec<T>& v) {
+    *(Vec<T>*)p = v;
+}
+constexpr int vec_size = Vec<floatX>::size;
+
 // the sum, the same in every lane, always in the same order
 __device__ inline real warp_sum(real x) {
     for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(all_lanes, x, lanes);

@@ -19,7 +19,7 @@ struct MappedFile {
     size_t size = 0;
 
     explicit MappedFile(const std::string& path) : path(path) {
-        int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
         struct stat info;
         if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
         if (!S_ISREG(info.st_mode)) {

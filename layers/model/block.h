@@ -79,7 +79,7 @@ struct Scratch {
     floatX *branch, *part, *full;
     floatX *wide, *dp = nullptr;   // (N, 4 C / t): gradients of act, up and qkv; new qkv   (B, NH_r, T, T)
     FlashScratch flash = {};       // or this
-    real* sums;                    // column_sum's
+    real* sums;                    // column_sum's, layernorm_backward's
     double *squares, *square_parts;  // one for each tensor   square_sum's
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, const ParameterTable& table,
@@ -96,7 +96,7 @@ struct Scratch {
         } else {
             dp = arena.take_x((long)B * m.NH / t * m.T * m.T);
         }
-        sums = arena.take_real(column_sum_scratch(4 * m.C));
+        sums = arena.take_real(std::max(column_sum_scratch(4 * m.C), layernorm_scratch(m.C)));
         squares = arena.take<double>(table.tensors), square_parts = arena.take<double>(square_sum_parts);
     }
 };
@@ -152,13 +152,10 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
         dev::matmul_forward(scratch.branch, a.o, w[OUT_W], nullptr, N, C_r, C, s);
         branch = reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of attention", s);
     }
-    {
-        Section timed("residual", s);
-        dev::residual_forward(a.mid, a.x, branch, w[OUT_B], N_r, C, s);
-    }
-    {   // 5. normalise
+    {   // …and 5. normalise
         Section timed("layer norm", s);
-        dev::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
+        dev::residual_layernorm_forward(a.mid, a.ln2, a.ln2_mean, a.ln2_rstd, a.x, branch, w[OUT_B], w[LN2_W],
+                                        w[LN2_B], N_r, C, s);
     }
     {   // 6. up to this rank's share of 4C
         Section timed("linears", s);

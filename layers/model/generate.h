@@ -15,26 +15,36 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     std::vector<int> order(logits.size());
     for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
     auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+    for (real x : logits)
+        if (std::isnan(x)) fail("the model's logits are not numbers: go on from an earlier checkpoint");
     if (how.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
     size_t n = how.top_k > 0 ? std::min((size_t)how.top_k, order.size()) : order.size();
-    std::partial_sort(order.begin(), order.begin() + (long)n, order.end(), likelier);
-    std::vector<double> p(n);
-    double sum = 0, kept = 0;
+    // the likeliest are sorted as far as they are needed: mostly a few tell
+    size_t sorted = 0;
+    auto sort_to = [&](size_t end) {
+        end = std::min(n, end);
+        if (end <= sorted) return;
+        std::partial_sort(order.begin() + (long)sorted, order.begin() + (long)end, order.end(), likelier);
+        sorted = end;
+    };
+    sort_to(how.top_k > 0 ? n : 64);
+    auto p = [&](size_t i) {
+        if (i >= sorted) sort_to(4 * sorted);
+        return std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
+    };
+    double sum = 0, kept = 0, below = 0;
     for (size_t i = 0; i < n; i++)
-        sum += p[i] = std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
-    size_t last = 0;
-    for (; last < n; last++) {
-        kept += p[last];
-        if (kept >= how.top_p * sum) break;
-    }
-    last = std::min(last + 1, n);
-    double below = 0;
+        sum += std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
+    size_t last = n;
+    if (how.top_p < 1)
+        for (last = 0; last < n && (last == 0 || kept < how.top_p * sum); last++) kept += p(last);
+    else kept = sum;
     for (size_t i = 0; i < last; i++)
-        if ((below += p[i]) > u * kept) return order[i];
+        if ((below += p(i)) > u * kept) return order[i];
     return order[last - 1];
 }
 
-// a text in the making
+// a text in the making; of a prompt that is longer than the model's sequence the end is seen
 struct Text {
     std::vector<int> tokens;  // at least one; the window that the model sees
     int left;                 // tokens that may still come
@@ -101,6 +111,8 @@ void generate(Model& m, std::vector<Text> texts, int at_once, Emit emit) {
             while (!active[i] && next < texts.size()) {
                 Text& t = texts[next++];
                 t.seen.insert(t.tokens.begin(), t.tokens.end());
+                if ((int)t.tokens.size() > m.shape.T)
+                    t.tokens.erase(t.tokens.begin(), t.tokens.end() - m.shape.T);
                 if (t.left > 0) active[i] = &t;
             }
             if (active[i]) places.push_back(i);
@@ -128,15 +140,13 @@ struct Answer {
 inline bool take_up(Answer& a, int token, const Prompt& p, const Vocabulary& v) {
     a.tokens.push_back(token);
     if (token == v.end_of_text) return a.stopped = "end of text", false;
-    size_t had = a.text.size();
+    size_t had = a.text.size(), first = a.text.npos;
     a.text += v.tokens[token];
-    for (auto& stop : p.stop) {
-        size_t found = a.text.find(stop, had > stop.size() ? had - stop.size() : 0);
-        if (stop.empty() || found == a.text.npos) continue;
-        a.text.resize(found);
-        return a.stopped = "stop", false;
-    }
-    return true;
+    for (auto& stop : p.stop)
+        first = std::min(first, a.text.find(stop, had > stop.size() ? had - stop.size() : 0));
+    if (first == a.text.npos) return true;
+    a.text.resize(first);
+    return a.stopped = "stop", false;
 }
 
 // the answers to `prompts`, which are dealt over the replicas, on all ranks
@@ -146,9 +156,7 @@ inline std::vector<Answer> answer(Model& m, const std::vector<Prompt>& prompts, 
     std::vector<Answer> answers(prompts.size());
     std::vector<Text> texts;
     std::vector<size_t> mine;
-    int64_t most = 0;
     for (size_t i = 0; i < prompts.size(); i++) {
-        most = std::max(most, (int64_t)prompts[i].tokens);
         if ((int)(i % g.d) != g.data) continue;
         std::vector<int> tokens = encode_text(v, prompts[i].text);
         if (tokens.empty()) tokens.push_back(v.end_of_text);
@@ -159,6 +167,9 @@ inline std::vector<Answer> answer(Model& m, const std::vector<Prompt>& prompts, 
         return take_up(answers[mine[i]], token, prompts[mine[i]], v);
     });
     if (g.d == 1) return answers;
+    int64_t most = 0;
+    for (auto& a : answers) most = std::max(most, (int64_t)a.tokens.size());
+    for (int64_t other : comm::gather_numbers(g.dp, {most}, "longest answer")) most = std::max(most, other);
     std::vector<int64_t> numbers((size_t)(most + 1) * ((prompts.size() + g.d - 1) / g.d), -1);
     for (size_t i = 0; i < mine.size(); i++)
         std::copy(answers[mine[i]].tokens.begin(), answers[mine[i]].tokens.end(),
@@ -174,6 +185,6 @@ inline std::vector<Answer> answer(Model& m, const std::vector<Prompt>& prompts, 
 
 inline std::string answer_json(const Prompt& p, const Answer& a) {
     return text("{\"prompt\": %s, \"sample\": %d, \"text\": %s, \"tokens\": %zu, \"stopped\": \"%s\"}\n",
-                json_quote(p.text).c_str(), p.sample, json_quote(whole_utf8(a.text)).c_str(), a.tokens.size(),
-                a.stopped);
+                json_quote(whole_utf8(p.text)).c_str(), p.sample, json_quote(whole_utf8(a.text)).c_str(),
+                a.tokens.size(), a.stopped);
 }

@@ -22,6 +22,8 @@ struct Prompt {
     std::vector<std::string> stop;
 };
 
+constexpr size_t most_prompts = 1000000;
+
 inline std::vector<Prompt> read_prompts(const Options& o) {
     MappedFile file(o.generate);
     std::vector<Prompt> out;
@@ -52,14 +54,19 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
             else if (key == "tokens") p.tokens = count_of(0);
             else if (key == "temperature") p.how.temperature = number_of(0, false);
             else if (key == "top_k") p.how.top_k = count_of(0);
-            else if (key == "top_p") p.how.top_p = number_of(1e-9, false);
+            else if (key == "top_p" && number_of(1e-9, false) <= 1) p.how.top_p = number_of(1e-9, false);
             else if (key == "repetition") p.how.repetition = number_of(1e-3, false);
             else if (key == "stop" && value.kind == Json::Array)
                 for (auto& s : value.items) p.stop.push_back(s.string(where));
+            else if (key == "top_p")
+                fail("%s: \"top_p\" %s: wants at most 1", where.c_str(), value.text.c_str());
             else
                 fail("%s: \"%s\": wants prompt, samples, seed, tokens, temperature, top_k, top_p, "
                      "repetition, or stop with an array", where.c_str(), key.c_str());
         }
+        for (auto& s : p.stop) if (s.empty()) fail("%s: \"stop\" has an empty string", where.c_str());
+        if (out.size() + (size_t)samples > most_prompts)
+            fail("%s: makes more than %zu answers in all: give several files", where.c_str(), most_prompts);
         for (int s = 0; s < samples; s++) {
             p.sample = s;
             p.how.draw = (own_seed ? (uint64_t)s : out.size()) << 32;

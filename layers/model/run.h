@@ -52,6 +52,7 @@ inline void take_from_checkpoint(Run& run) {
                  "a new run without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
         *a.setting = a.saved;
     }
+    if (o.has("seed") && o.inference()) return void(run.state = saved);  // of sampling
     if (o.has("seed") && o.seed != saved.seed)
         fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(),
              saved.seed, o.seed);
@@ -124,6 +125,9 @@ inline void settle_schedule(Run& run) {
     if (!o.inference()) settle_batch(run);
     else if (!o.generate.empty()) o.micro_batch = 1;
     else if (!o.micro_batch) o.micro_batch = 4;
+    if (o.inference() && (long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
+        fail("--%s: makes more than %d rows at once: choose a smaller one",
+             o.prompts() ? "batch" : "micro-batch", 1 << 28);
     if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
     if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
     if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
@@ -172,6 +176,9 @@ inline void settle_parallel(Run& run) {
         fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
              "no", o.sequence, t, t);
     long L = o.layers, p = run.grid.p, v = o.pipeline_chunks;
+    if (v > 1 && p == 1)
+        fail("--pipeline-chunks %ld on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
+             v);
     if (v == 1 && o.has("pipeline-group"))
         fail("--pipeline-group %d wants --pipeline-chunks 2 or more", o.pipeline_group);
     if (L % (p * v) == 0) return;
@@ -195,7 +202,11 @@ inline int planned_vocabulary(const Options& o) {
 }
 
 inline void check_tasks(const Run& run) {
+    std::set<std::string> names;
     for (auto& t : run.tasks) {
+        if (!names.insert(task_name(t)).second)
+            fail("--evaluate %s: another file has %s already: give one of them, or other names",
+                 t.path.c_str(), task_name(t).c_str());
         if (t.vocabulary != run.options.vocabulary)
             fail("%s: has a vocabulary of %d, the model of %d: make it again, ./tasks --vocabulary with the "
                  "model's", t.path.c_str(), t.vocabulary, run.options.vocabulary);
@@ -203,14 +214,28 @@ inline void check_tasks(const Run& run) {
     }
 }
 
-inline void settle(Run& run) {
-    Options& o = run.options;
-    bool training = run.trains();
-    if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
+// the files of --evaluate, or of prompts; where results go is looked at now, not at the end
+inline void open_tasks(Run& run) {
+    const Options& o = run.options;
     if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
     if (!o.results.empty() && o.evaluate.empty() && !o.prompts())
         fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     if (o.prompts()) run.prompts = read_prompts(o);
+    std::error_code none;
+    for (auto& input : o.prompts() ? std::vector<std::string>{o.generate} : o.evaluate)
+        if (!o.results.empty() && std::filesystem::equivalent(o.results, input, none))
+            fail("--results %s would be written over %s: give another name", o.results.c_str(),
+                 input.c_str());
+    if (!o.results.empty() && run.speaks()) FileWriter probe(o.results);  // refused now, not at the end
+    if (!o.evaluate.empty() && o.inference() && o.resume.empty() && run.speaks())
+        printf("note: without --resume the model's weights are random\n");
+}
+
+inline void settle(Run& run) {
+    Options& o = run.options;
+    bool training = run.trains();
+    if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
+    open_tasks(run);
     if (o.plan.empty()) for (auto& path : o.evaluate) run.tasks.push_back(EvalFile::open(path));
     if (training && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");

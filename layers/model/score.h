@@ -28,10 +28,11 @@ inline void check_lengths(const EvalFile& file, int T) {
     for (auto& d : file.documents)
         for (int64_t r = d.first; r < d.first + d.count; r++)
             if (file.requests[r].continuation_tokens > T)
-                fail("%s: document %zu has a continuation of %lld tokens, the model takes %d: leave it out, "
-                     "or take a model with a longer --sequence", file.path.c_str(),
-                     (size_t)(&d - file.documents.data()) + 1,
-                     (long long)file.requests[r].continuation_tokens, T);
+                fail(
+                    "%s: %s line %lld has a continuation of %lld tokens, the model takes %d: leave it out, "
+                    "take a model with a longer --sequence",
+                    file.path.c_str(), file.from.c_str(), (long long)d.line,
+                    (long long)file.requests[r].continuation_tokens, T);
 }
 
 struct ScorePlan {
@@ -46,16 +47,17 @@ struct ScorePlan {
         : file(file) {
         for (size_t d = 0; d < file.documents.size(); d++) {
             const EvalDocument& document = file.documents[d];
-            std::map<std::pair<int64_t, int>, std::vector<int>> same;  // (context, cut) -> its continuations
+            // context, its length, what is cut of it -> its continuations
+            std::map<std::tuple<int64_t, int64_t, int>, std::vector<int>> same;
             bool cut_here = false;
             for (int64_t r = document.first; r < document.first + document.count; r++) {
                 const EvalRequest& q = file.requests[r];
                 int cut = (int)std::max((int64_t)0, q.context_tokens + q.continuation_tokens - (T + 1));
                 cut_here |= cut > 0;
-                same[{share ? q.context : r, cut}].push_back((int)r);
+                same[{share ? q.context : r, q.context_tokens, cut}].push_back((int)r);
             }
             truncated += cut_here;
-            for (auto& [key, requests] : same) add(key.second, requests, most_rows, most_outputs);
+            for (auto& [key, requests] : same) add(std::get<2>(key), requests, most_rows, most_outputs);
         }
         for (auto& b : batches) b.rows = (b.rows + ranks - 1) / ranks * ranks, rows += b.rows;
     }

@@ -4,6 +4,7 @@
 //             greedy tasks, share whose continuation is what the model would say
 //   acc_norm  the same with log-likelihoods divided by characters
 //   ppl       exp of the mean negative log-likelihood of a continuation
+//   of one's own requests without a gold one, nothing
 //   stderr    sample deviation / sqrt(n); of ppl by its derivative, ppl times that of the mean
 #pragma once
 #include "score.h"
@@ -34,10 +35,16 @@ int likeliest(int n, Value value) {
     return best;
 }
 
+// a task's name, with form and shots where they are not the plain ones; of one's own, the file's
+inline std::string task_name(const EvalFile& file) {
+    std::string name = file.task, own = file.path.substr(file.path.rfind('/') + 1);
+    if (file.task == "requests") name = own.substr(0, own.rfind('.'));
+    if (!file.form.empty()) name += "-" + file.form;
+    return file.shots ? name + text("-%d-shot", file.shots) : name;
+}
+
 inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, long truncated) {
-    TaskResult out = {file.task, &file, {}, truncated, std::move(scores)};
-    if (!file.form.empty()) out.name += "-" + file.form;
-    if (file.shots) out.name += text("-%d-shot", file.shots);
+    TaskResult out = {task_name(file), &file, {}, truncated, std::move(scores)};
     std::vector<double> right, by_length, logs;
     std::vector<std::vector<double>> of_group(file.groups.size());
     for (auto& d : file.documents) {
@@ -47,13 +54,14 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
         auto length = [&](int i) {
             return (double)std::max<int64_t>(1, file.requests[d.first + i].characters);
         };
-        bool good = file.metric == "greedy" ? s[d.gold].greedy
+        bool good = file.metric == "greedy" ? s[d.gold].greedy : file.metric == "none" ? false
             : likeliest(n, [&](int i) { return s[i].log_likelihood - prior(i); }) == d.gold;
         right.push_back(good);
         by_length.push_back(likeliest(n, [&](int i) { return s[i].log_likelihood / length(i); }) == d.gold);
-        logs.push_back(s[d.gold].log_likelihood);
+        logs.push_back(s[std::max<int64_t>(d.gold, 0)].log_likelihood);
         for (int64_t g : d.groups) if (g >= 0) of_group[g].push_back(good);
     }
+    if (file.metric == "none") return out;
     out.metrics.push_back(mean_metric("acc", right));
     if (file.normalised) out.metrics.push_back(mean_metric("acc_norm", by_length));
     if (file.metric == "greedy") {
@@ -90,7 +98,9 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
             return nullptr;
         };
         auto cell = [](const TaskMetric* m, double scale) {
-            return m ? text("%8.2f ± %-5.2f", scale * m->value, scale * m->error) : text("%16s", "-");
+            if (m && std::isfinite(m->error))
+                return text("%8.2f ± %-5.2f", scale * m->value, scale * m->error);
+            return m ? text("%8.2f        ", scale * m->value) : text("%16s", "-");
         };
         std::string mtnlg = "-", gpt3 = "-";
         for (auto& p : published) {
@@ -114,7 +124,7 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
 
 // the shape of lm-evaluation-harness's output: results, versions, config; with log_likelihoods, by document
 inline std::string task_json(const std::vector<TaskResult>& results, const std::string& model, long step) {
-    std::string values, versions, shots, scores, hashes, cut;
+    std::string values, versions, shots, scores, hashes, cut, lines;
     auto number = [](double x) { return std::isfinite(x) ? text("%.17g", x) : std::string("null"); };
     for (auto& r : results) {
         std::string name = json_quote(r.name), comma = &r == &results[0] ? "" : ",\n    ", row;
@@ -138,10 +148,35 @@ inline std::string task_json(const std::vector<TaskResult>& results, const std::
             documents += (documents.empty() ? "[" : ", [") + one + "]";
         }
         scores += comma + name + ": [" + documents + "]";
+        std::string from;
+        for (auto& d : r.file->documents) from += text(from.empty() ? "%lld" : ", %lld", (long long)d.line);
+        lines += comma + name + ": [" + from + "]";
     }
     return "{\"results\": {\n    " + values + "},\n\"versions\": {\n    " + versions +
            "},\n\"config\": {\"model\": " + json_quote(model) +
            text(", \"step\": %ld, \"num_fewshot\": {\n    ", step) + shots +
            "}},\n\"requests_sha256\": {\n    " + hashes + "},\n\"truncated_documents\": {\n    " + cut +
+           "},\n\"lines\": {\n    " + lines +
            "},\n\"log_likelihoods\": {\n    " + scores + "}}\n";
+}
+
+// a complaint, where a model gives no numbers
+inline std::string not_finite(const std::vector<TaskResult>& results) {
+    for (auto& r : results)
+        for (auto& s : r.scores)
+            if (!std::isfinite(s.log_likelihood))
+                return text("%s: some log-likelihoods are not numbers: go on from an earlier checkpoint",
+                            r.file->path.c_str());
+    return "";
+}
+
+// a run that trains is worth more than a file of results
+inline void save_results(const std::string& path, const std::string& json, bool trains) {
+    try {
+        FileWriter file(path);
+        file.write(json), file.finish();
+    } catch (const Error& e) {
+        if (!trains) throw;
+        printf("no results: %s\n", e.what());
+    }
 }
