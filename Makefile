@@ -78,7 +78,7 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all $(PROGRAMS) found help test bench bench-evaluate bench-parallel check clean
+.PHONY: all $(PROGRAMS) found help test bench bench-evaluate bench-parallel kernel-report check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -104,6 +104,7 @@ help:
 	@echo "make bench                  speed of a training step beside the BLAS's own"
 	@echo "make bench-evaluate         evaluation beside training; shared contexts beside each choice alone"
 	@echo "make bench-parallel         two ranks of each kind beside one"
+	@echo "make kernel-report          registers, shared memory and spills of each kernel (needs nvcc, no GPU)"
 	@echo "make check                  the architecture: who includes whom, headers alone, line limits"
 	@echo "make clean                  remove what was built"
 
@@ -142,6 +143,8 @@ bench-evaluate: all
 	./test_gpt bench-evaluate
 bench-parallel:
 	bash scripts/bench_parallel.sh
+kernel-report:
+	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) $(if $(filter fp32,$(PRECISION)),bf16,$(PRECISION))
 check:
 	bash scripts/check.sh
 clean:

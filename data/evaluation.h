@@ -10,10 +10,11 @@
 //     48  8  checksum of everything behind these 64 bytes
 //     56  8  checksum of the 56 bytes above
 //     64     M bytes JSON, filled with blanks to a multiple of 8: {"task", "form", "version", "shots",
-//            "metric": greedy|choice|none, "normalised", "priors", "kind": of the vocabulary, "from": the
-//            file or folder of the documents, "hash": SHA-256 of all requests as Python writes them,
-//            "groups": […]} D documents of 6 int64: first continuation, how many, the gold one (-1: there is
-//            none), two groups (-1: none), line in the file that they come from
+//            "metric": greedy|choice|none, "normalised", "priors", "kind": of the vocabulary,
+//            "from": the file or folder of the documents, "hash": SHA-256 of all requests as Python writes
+//            them, "groups": […]}
+//            D documents of 6 int64: first continuation, how many, the gold one (-1: there is none), two
+//            groups (-1: none), line in the file that they come from
 //            R continuations of 5 int64: context's first token and length, its own first token and length,
 //            characters (without the leading blank)
 //            N tokens of 4 bytes

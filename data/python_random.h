@@ -1,5 +1,5 @@
-// python_random.h   Python's random.Random(seed): the order of documents and the choice of shots that others
-//   froze MT19937 (Matsumoto and Nishimura, 1998), seeded by init_by_array([seed]) as CPython does; below(n)
+// python_random.h   Python's random.Random(seed): the order of documents and shots that others froze
+//   MT19937 (Matsumoto and Nishimura, 1998), seeded by init_by_array([seed]) as CPython does; below(n)
 //   rejects random numbers of n's bit length; shuffle and sample as in CPython 3's random.py.
 #pragma once
 #include <math.h>

@@ -1,5 +1,4 @@
-// python_text.h   text as Python's str has it: code points, white space, capitals, and how json.dumps writes
-//   it
+// python_text.h   text as Python's str has it: code points, white space, capitals, json.dumps
 #pragma once
 #include <locale.h>
 #include <wctype.h>

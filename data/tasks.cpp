@@ -1,5 +1,5 @@
-// tasks.cpp   a task's public files -> an evaluation file, with every request as lm-evaluation-harness makes
-//   it ./tasks --task piqa --from FOLDER --vocabulary PATH/vocab.bpe --output piqa.eval [--shots 5]
+// tasks.cpp   a task's public files -> an evaluation file, each request as lm-evaluation-harness makes it
+//   ./tasks --task piqa --from FOLDER --vocabulary PATH/vocab.bpe --output piqa.eval [--shots 5]
 //   Documents in the order of random.Random(42).shuffle; the same generator then draws each document's shots,
 //   from the train split, or where there is none from the evaluated documents without the document itself.
 #include "arguments.h"

@@ -1,8 +1,7 @@
-// tasks.h   the tasks as lm-evaluation-harness words them (its form of autumn 2021), and the one table of
-//   them A document is a record of the task's public files, flattened to fields: {"goal": "x", "options":
-//   ["a"]} has goal = x and options.0 = a. `prepare` may add fields. In contexts and continuations {field} is
-//   replaced. Documents are shuffled by Python's generator with seed 42, which then draws the shots document
-//   by document.
+// tasks.h   the tasks as lm-evaluation-harness words them (in autumn 2021), and the one table of them
+//   A document is a record of the task's public files, flattened to fields: {"goal": "x", "options": ["a"]}
+//   has goal = x and options.0 = a. `prepare` may add fields. In contexts and continuations {field} is
+//   replaced. ./tasks shuffles documents by Python's generator with seed 42, which then draws their shots.
 #pragma once
 #include <algorithm>
 #include <filesystem>

@@ -45,7 +45,7 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
 inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const real* largest,
                                  const real* sums, const int* targets, real dloss, bool want_gradient, int N,
                                  Vocabularies v, Stream) {
-#pragma omp parallel for
+    #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * v.Vp;
         real log_sum = largest[n] + std::log(sums[n]);

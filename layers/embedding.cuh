@@ -24,7 +24,7 @@ inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, i
 
 inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
                              int C, Stream) {
-#pragma omp parallel for
+    #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* position = wpe + (long)(positions ? positions[offset + n] : (offset + n) % T) * C;
         #pragma omp simd

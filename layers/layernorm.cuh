@@ -2,12 +2,12 @@
 //   x, y, dx, dy (N, C)   w, b (C)   dw, db (C) real   mean, rstd (N) real
 //   With a residual, x is first made: x = stream + f + bias, as residual.cuh says, and written once
 //   kept:  mean, rstd (the block keeps x)
-//   backward: dx is added to (the residual flows there too); dw, db are added to; scratch:
-//   layernorm_scratch(C) talks: nobody          cost: 8*N*C flops; forward x read, y written; backward x, dy
-//   and dx read, dx written:
+//   backward: dx is added to (the residual flows there too); dw, db are added to
+//             scratch: layernorm_scratch(C) values
+//   talks: nobody          cost: 8*N*C flops; forward x read, y written; backward x, dy, dx read, dx written:
 //                          memory bound
 //   gpu: a row lies in the registers of 1, 4 or 32 warps, 32 values a thread, read 16 bytes at a time. In
-//   backward each group of warps walks over every so many rows and keeps the sums for dw and db; rows that
+//   backward each group of warps walks over every so many rows and keeps the sums for dw and db. Rows that
 //   are no whole vectors, or longer than 32768, take the plain kernels.
 #pragma once
 #include "base/device.h"

@@ -27,7 +27,7 @@ namespace ref {
 
 inline void segment_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, AttentionShape a,
                               Stream s) {
-#pragma omp parallel for collapse(2) schedule(dynamic)
+    #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int i = 0; i < count; i++)
         for (int h = 0; h < a.NH; h++) {
             const Tile& t = tiles[i];

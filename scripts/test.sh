@@ -121,6 +121,21 @@ assert a == b and len(a) in (1, 4) and all(stage["memory"]["parameters"] > 0 for
 PYTHON
 done
 
+# the benchmarks for GPUs, as far as they go without one
+if ! nvidia-smi -L > /dev/null 2>&1; then
+    expect "bench_gpu.sh, rehearsed" bash scripts/bench_gpu.sh --rehearse --models 124M 6.7B --steps 2 --output "$work/bench" \
+        --peer "other=124M=echo 1,234.5 tok/s"
+    expect "its figures" python3 - "$work/bench" <<'PYTHON'
+import json, sys
+r = json.load(open(sys.argv[1] + ".json"))
+names = [k["kernel"] for k in r["kernels"]]
+assert "layer norm backward" in names and "AdamW" in names and len(names) > 20 and all(k["microseconds"] > 0 for k in r["kernels"])
+assert [row["model"] for row in r["steps"]] == ["124M", "6.7B"] and all(row["ours"]["tokens_per_second"] > 0 for row in r["steps"])
+assert r["steps"][0]["peers"] == {"other": 1234.5} and r["machine"]["rehearsal"] and "mean nothing" in open(sys.argv[1] + ".md").read()
+PYTHON
+    refused "no GPU is here" bash scripts/bench_gpu.sh
+fi
+
 # a checkpoint to Hugging Face's form and back: the same weights
 expect "a checkpoint" ./train_gpt $run --save "$work/saved"
 printf 'good 1 0\nbad 0 1\n' > "$work/lexicon"

@@ -28,11 +28,9 @@ inline void check_lengths(const EvalFile& file, int T) {
     for (auto& d : file.documents)
         for (int64_t r = d.first; r < d.first + d.count; r++)
             if (file.requests[r].continuation_tokens > T)
-                fail(
-                    "%s: %s line %lld has a continuation of %lld tokens, the model takes %d: leave it out, "
-                    "take a model with a longer --sequence",
-                    file.path.c_str(), file.from.c_str(), (long long)d.line,
-                    (long long)file.requests[r].continuation_tokens, T);
+                fail("%s: %s line %lld has a continuation of %lld tokens, the model takes %d: leave it out, "
+                     "or take a model with a longer --sequence", file.path.c_str(), file.from.c_str(),
+                     (long long)d.line, (long long)file.requests[r].continuation_tokens, T);
 }
 
 struct ScorePlan {

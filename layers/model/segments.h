@@ -3,8 +3,8 @@
 #include "stage.h"
 
 struct Pack {
-    std::vector<int> tokens, positions,
-        places;  // (N); places: where rows go in a cache that is kept, else empty
+    std::vector<int> tokens, positions;  // (N)
+    std::vector<int> places;             // (N): where rows go in a cache that is kept; else empty
     std::vector<int> wanted, targets;  // (outputs): rows whose logits are wanted, and what should follow
     std::vector<Tile> tiles;
     int rows() const { return (int)tokens.size(); }

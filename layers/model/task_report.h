@@ -1,5 +1,4 @@
-// task_report.h   what the scores of a task mean: accuracy, perplexity, standard errors; as a table and as
-//   JSON
+// task_report.h   what the scores of a task mean: accuracy, perplexity, standard errors; table, JSON
 //   acc       share of documents whose likeliest continuation (the first of equals) is the gold one; of
 //             greedy tasks, share whose continuation is what the model would say
 //   acc_norm  the same with log-likelihoods divided by characters
