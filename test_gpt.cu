@@ -486,6 +486,7 @@ void kernels_layernorm() {
                         {530, 1600},
                         {2, 4096},
                         {3, 5120},
+                        {140, 16384},
                         {1, 20480}}) {
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(C, 2)), b(random_values<floatX>(C, 3)),
             y(N * C);

@@ -6,9 +6,10 @@
 //             scratch: layernorm_scratch(C) values
 //   talks: nobody          cost: 8*N*C flops; forward x read, y written; backward x, dy, dx read, dx written:
 //                          memory bound
-//   gpu: a row lies in the registers of 1, 4 or 32 warps, 32 values a thread, read 16 bytes at a time. In
+//   gpu: a row lies in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time. In
 //   backward each group of warps walks over every so many rows and keeps the sums for dw and db. Rows that
-//   are no whole vectors, or longer than 32768, take the plain kernels.
+//   are no whole vectors, or too long (32768; in backward, where 32 warps have too few registers, 16384),
+//   take the plain kernels.
 #pragma once
 #include "base/device.h"
 #include "column_sum.cuh"
@@ -18,7 +19,7 @@ constexpr real layernorm_epsilon = real(1e-5);
 
 // groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
 // sums are made in one order everywhere
-constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : 128; }
+constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 inline long layernorm_scratch(int C) { return 2L * layernorm_groups(C) * C + column_sum_scratch(C); }
 
 namespace ref {
@@ -100,7 +101,11 @@ namespace gpu {
 constexpr int row_vectors = 32 / vec_size;  // of a thread
 
 // warps for a row of C values; 0: the plain kernels
-inline int row_warps(int C) { return C % vec_size || C > 32768 ? 0 : C <= 1024 ? 1 : C <= 4096 ? 4 : 32; }
+inline int row_warps(int C) {
+    if (C % vec_size || C > 32768) return 0;
+    return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
+}
+constexpr int row_block(int warps) { return warps < 4 ? 128 : warps * 32; }  // threads
 
 // the sum over a row's threads, the same in each of them
 template <int WARPS>
@@ -127,9 +132,10 @@ struct RowPlace {
 
 // with f: x = stream + f + bias is made and written, else read
 template <int WARPS>
-__global__ void layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x,
-                                              const floatX* stream, const floatX* f, const floatX* bias,
-                                              const floatX* w, const floatX* b, int N, int C) {
+__global__ void __launch_bounds__(row_block(WARPS))
+layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x, const floatX* stream,
+                              const floatX* f, const floatX* bias, const floatX* w, const floatX* b, int N,
+                              int C) {
     RowPlace<WARPS> place;
     int n = place.first;
     if (n >= N) return;  // of the whole row
@@ -170,9 +176,9 @@ __global__ void layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd,
 
 // parts (2, groups, C): sums for dw, then for db
 template <int WARPS>
-__global__ void layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x,
-                                               const floatX* w, const real* mean, const real* rstd, int N,
-                                               int C) {
+__global__ void __launch_bounds__(row_block(WARPS))
+layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
+                               const real* mean, const real* rstd, int N, int C) {
     RowPlace<WARPS> place;
     real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
     for (int n = place.first; n < N; n += place.step) {
@@ -196,6 +202,7 @@ __global__ void layernorm_backward_rows_kernel(floatX* dx, real* parts, const fl
         for (int k = 0; k < row_vectors; k++) {
             int c = place.column(k);
             if (c >= C) break;
+            if (WARPS >= 16) xs[k] = load16(x + row + c), gs[k] = load16(dy + row + c);  // not kept
             Vec<floatX> ws = load16(w + c), out = load16(dx + row + c);
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (real(xs[k].at[i]) - m) * r, g = real(gs[k].at[i]) * real(ws.at[i]);
@@ -258,6 +265,7 @@ template <class Call>
 void with_row_warps(int C, Call call) {
     if (row_warps(C) == 1) call(std::integral_constant<int, 1>());
     else if (row_warps(C) == 4) call(std::integral_constant<int, 4>());
+    else if (row_warps(C) == 16) call(std::integral_constant<int, 16>());
     else call(std::integral_constant<int, 32>());
 }
 
@@ -271,7 +279,7 @@ inline void layernorm_forward_any(floatX* y, real* mean, real* rstd, floatX* x, 
         return;
     }
     with_row_warps(C, [&](auto warps) {
-        constexpr int W = decltype(warps)::value, block = W == 32 ? 1024 : layernorm_block;
+        constexpr int W = decltype(warps)::value, block = row_block(W);
         LAUNCH(layernorm_forward_rows_kernel<W>, ceil_div(N, block / (W * 32)), block, 0, s, y, mean, rstd, x,
                stream, f, bias, w, b, N, C);
     });
@@ -292,7 +300,7 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
     int groups = layernorm_groups(C);
     real* sums = scratch + 2L * groups * C;
     if (groups > N) groups = ceil_div(N, 4) * 4;
-    if (!row_warps(C)) {
+    if (!row_warps(C) || !groups) {
         LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
                w, mean, rstd, N, C);
         column_sum(db, dy, sums, N, C, s);
@@ -300,7 +308,7 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
         return;
     }
     with_row_warps(C, [&](auto warps) {
-        constexpr int W = decltype(warps)::value, block = W == 32 ? 1024 : layernorm_block;
+        constexpr int W = std::min(decltype(warps)::value, 16), block = row_block(W);
         LAUNCH(layernorm_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, dx, scratch, dy,
                x, w, mean, rstd, N, C);
     });

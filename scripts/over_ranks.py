@@ -9,12 +9,14 @@ environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", 
                    OMPI_MCA_btl_vader_single_copy_mechanism="none")
 
 
-def check(good, what):
+def count(good, bad):
     global passed, failed
-    if good:
-        passed += 1
-    else:
-        failed += 1
+    passed, failed = passed + good, failed + bad
+
+
+def check(good, what):
+    count(bool(good), not good)
+    if not good:
         print("FAILED ", what)
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from over_ranks import check, environment, finish, near, start, words
+from over_ranks import check, count, environment, finish, near, start, words
 
 build, build32, emulated = (os.path.abspath(folder) for folder in sys.argv[1:4])
 work = tempfile.mkdtemp()
@@ -87,9 +87,9 @@ for folder in (build, emulated):
         counts = re.search(r"(\d+) passed, (\d+) failed\n$", result.stdout)
         check(counts is not None and result.returncode == 0, f"test_gpt ranks over {ranks}: {result.stderr[-500:]}")
         if counts:
-            passed, failed = passed + int(counts[1]), failed + int(counts[2])
+            count(int(counts[1]), int(counts[2]))
 
-start = time.time()
+begun = time.time()
 train("one", 1, [])
 one, want = metrics("one"), values("one")
 for ranks, options in layouts():
@@ -106,7 +106,7 @@ for ranks, options in layouts():
     for key in want:
         check(near(have[key], want[key], 1.0 if key[1] == "master" else 1e-3), f"{name}: {key}")
     shutil.rmtree(f"{work}/{name}"), shutil.rmtree(f"{work}/{name}_one")
-print(f"layouts: {time.time() - start:.0f} s")
+print(f"layouts: {time.time() - begun:.0f} s")
 
 # pipelines alone, in fp32: the last bit. One process writes again what each has saved, so that files compare.
 begin = time.time()
