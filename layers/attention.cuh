@@ -9,6 +9,7 @@
 //   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count),
 //                                8*B*NH*T*T*HS backward
 #pragma once
+#include <algorithm>
 #include "base/gemm.h"
 #include "base/vector_exp.h"
 
@@ -22,6 +23,19 @@ struct AttentionShape {
 namespace ref {
 
 constexpr int attention_rows = 64;  // queries at a time: keys beyond the last of them are not computed
+
+// p (n) = softmax of the first `seen` of n scores, 0 behind them; the scores are overwritten. Returns the
+// log of the sum of their exp
+inline real softmax_row(floatX* p, real* scores, int seen, int n) {
+    real largest = *std::max_element(scores, scores + seen), sum = 0;
+    #pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < seen; j++) sum += scores[j] = vector_exp(scores[j] - largest);
+    real inverse = 1 / sum;
+    #pragma omp simd
+    for (int j = 0; j < seen; j++) p[j] = floatX(scores[j] * inverse);
+    std::fill(p + seen, p + n, floatX(0));
+    return largest + std::log(sum);
+}
 
 inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
     #pragma omp parallel for collapse(2)

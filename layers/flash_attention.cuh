@@ -45,19 +45,10 @@ inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, Att
             for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
                 int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
                 flash_scores(p.data(), q, q + a.HS, t0, rows, keys, a, s);
-                for (int t = 0; t < rows; t++) {
-                    real* row = p.data() + (long)t * keys;
-                    floatX* to = rounded.data() + (long)t * keys;
-                    int seen = t0 + t + 1;
-                    real largest = *std::max_element(row, row + seen), sum = 0;
-                    #pragma omp simd reduction(+ : sum)
-                    for (int j = 0; j < seen; j++) sum += row[j] = vector_exp(row[j] - largest);
-                    real inverse = 1 / sum;
-                    #pragma omp simd
-                    for (int j = 0; j < seen; j++) to[j] = floatX(row[j] * inverse);
-                    std::fill(to + seen, to + keys, floatX(0));
-                    lse[((long)b * a.NH + h) * a.T + t0 + t] = largest + std::log(sum);
-                }
+                for (int t = 0; t < rows; t++)
+                    lse[((long)b * a.NH + h) * a.T + t0 + t] =
+                        softmax_row(rounded.data() + (long)t * keys, p.data() + (long)t * keys, t0 + t + 1,
+                                    keys);
                 gemm<floatX>({.out = ob + t0 * a.out(), .a = rounded.data(), .b = q + 2 * a.HS, .m = rows,
                               .n = a.HS, .k = keys, .lda = keys, .ldb = a.row(), .ldc = a.out()}, s);
             }

@@ -51,18 +51,9 @@ inline void segment_attention(floatX* o, const floatX* qkv, const Tile* tiles, i
             };
             if (t.shared) scores(t.prefix, t.shared, 0);
             scores(t.own, near, t.shared);
-            for (int r = 0; r < t.rows; r++) {
-                real* row = p.data() + (long)r * keys;
-                floatX* to = rounded.data() + (long)r * keys;
-                int seen = t.shared + t.at - t.own + r + 1;
-                real largest = *std::max_element(row, row + seen), all = 0;
-                #pragma omp simd reduction(+ : all)
-                for (int j = 0; j < seen; j++) all += row[j] = vector_exp(row[j] - largest);
-                real inverse = 1 / all;
-                #pragma omp simd
-                for (int j = 0; j < seen; j++) to[j] = floatX(row[j] * inverse);
-                std::fill(to + seen, to + keys, floatX(0));
-            }
+            for (int r = 0; r < t.rows; r++)
+                softmax_row(rounded.data() + (long)r * keys, p.data() + (long)r * keys,
+                            t.shared + t.at - t.own + r + 1, keys);
             auto values = [&](int from, int n, int at, real beta) {
                 gemm<real>({.out = sum.data(),
                             .a = rounded.data() + at,

@@ -127,8 +127,7 @@ void generate(Model& m, std::vector<Text> texts, int at_once, Emit emit) {
     }
 }
 
-// ---- answers to prompts
-// ------------------------------------------------------------------------------------
+// ---- answers to prompts -----------------------------------------------------------------------------------
 
 struct Answer {
     std::vector<int> tokens;

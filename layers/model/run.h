@@ -229,6 +229,7 @@ inline void open_tasks(Run& run) {
     if (!o.results.empty() && run.speaks()) FileWriter probe(o.results);  // refused now, not at the end
     if (!o.evaluate.empty() && o.inference() && o.resume.empty() && run.speaks())
         printf("note: without --resume the model's weights are random\n");
+    if (o.plan.empty()) for (auto& path : o.evaluate) run.tasks.push_back(EvalFile::open(path));
 }
 
 inline void settle(Run& run) {
@@ -236,7 +237,6 @@ inline void settle(Run& run) {
     bool training = run.trains();
     if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
     open_tasks(run);
-    if (o.plan.empty()) for (auto& path : o.evaluate) run.tasks.push_back(EvalFile::open(path));
     if (training && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
     if (!o.resume.empty()) {
