@@ -78,7 +78,7 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all $(PROGRAMS) found help test bench bench-evaluate bench-parallel kernel-report check clean
+.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel kernel-report check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -135,6 +135,26 @@ $(BUILD)/convert_comm.o: comm/comm_single.cpp Makefile
 $(BUILD)/convert: $(BUILD)/convert.o $(BUILD)/convert_comm.o
 	$(CXX) $(HOST) $^ -o $@ $(BLAS)
 
+# ---- the corpus: its libraries are only for it (scripts/install.sh --with-corpus) ---------------------------
+CORPUS_FLAGS   := -I/usr/include/libxml2
+CORPUS_LIBS    := -lxml2 -Wl,--push-state,--no-as-needed -lcld2_full -Wl,--pop-state -lcld2 -lfasttext -lbrotlidec -luchardet -lutf8proc -lsimdjson -lxxhash -lzstd -lz
+CORPUS_HEADERS := cstdio libxml/HTMLparser.h cld2/public/compact_lang_det.h fasttext/fasttext.h brotli/decode.h \
+	uchardet/uchardet.h utf8proc.h simdjson.h xxhash.h zstd.h zlib.h
+CORPUS_COMM    := $(if $(filter single,$(COMM)),single,mpi)
+corpus-found:
+	@printf '#include <%s>\n' $(CORPUS_HEADERS) | $(CXX) -std=c++20 $(CORPUS_FLAGS) -w -fsyntax-only -x c++ - 2>/dev/null || \
+	  { echo "the corpus wants libraries that are not here: run scripts/install.sh --with-corpus"; exit 1; }
+corpus: corpus-found $(BUILD)/corpus
+	ln -f $(BUILD)/corpus $@
+$(BUILD)/corpus.o: data/corpus/corpus.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) $(CORPUS_FLAGS) -MMD -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/corpus_comm.o: comm/comm_$(CORPUS_COMM).cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/corpus: $(BUILD)/corpus.o $(BUILD)/corpus_comm.o
+	$(CXX) $(HOST) $^ -o $@ $(CORPUS_LIBS) $(BLAS) $(MPI_LINK)
+
 test:
 	bash scripts/test.sh
 bench: all
@@ -148,4 +168,4 @@ kernel-report:
 check:
 	bash scripts/check.sh
 clean:
-	rm -rf build $(PROGRAMS)
+	rm -rf build $(PROGRAMS) corpus

@@ -42,6 +42,8 @@ struct TaskForm {
     bool normalised = false;                // accuracy by characters as well
     std::vector<const char*> groups = {};   // fields for each of whose values accuracy is told, two at most
     const char* prior = nullptr;            // a context that says nothing, to divide by
+    // fields that are asked, for decontamination; name. means name.0, name.1, …; stands in form "" alone
+    std::vector<const char*> questions = {};
 };
 
 // ---- what a document's fields are made into --------------------------------------------------------------
@@ -141,7 +143,7 @@ inline const Words race_options = {" {option.0}", " {option.1}", " {option.2}", 
 inline const Words letters = {"A", "B", "C", "D"}, yes_no = {" yes", " no"}, truth = {"true", "false"};
 inline const std::vector<TaskForm> task_table = {
     {.task = "lambada", .files = {"lambada_test.jsonl"}, .prepare = prepare_lambada,
-     .contexts = {"{before}"}, .continuations = {" {last}"}, .metric = "greedy"},
+     .contexts = {"{before}"}, .continuations = {" {last}"}, .metric = "greedy", .questions = {"text"}},
     {.task = "lambada", .form = "cloze", .files = {"lambada_test.jsonl"}, .prepare = prepare_lambada,
      .contexts = {"{before} ____. ->"}, .continuations = {" {last}"}, .metric = "greedy"},
     {.task = "lambada", .form = "mtnlg", .files = {"lambada_test.jsonl"}, .prepare = prepare_lambada,
@@ -149,7 +151,8 @@ inline const std::vector<TaskForm> task_table = {
 
     {.task = "race", .records = Records::Folder, .files = {"test/high|test"}, .train = {"train/high|train"},
      .prepare = [](TaskDocument& d) { prepare_race(d, false); },
-     .contexts = {"{problems}"}, .continuations = race_options, .gold = "answer", .labels = letters},
+     .contexts = {"{problems}"}, .continuations = race_options, .gold = "answer", .labels = letters,
+     .questions = {"questions."}},
     {.task = "race", .form = "filled", .records = Records::Folder, .files = {"test/high|test"},
      .train = {"train/high|train"}, .prepare = [](TaskDocument& d) { prepare_race(d, true); },
      .contexts = {"{problems}"}, .continuations = race_options, .gold = "answer", .labels = letters},
@@ -160,7 +163,7 @@ inline const std::vector<TaskForm> task_table = {
 
     {.task = "boolq", .files = {"val.jsonl"}, .train = {"train.jsonl"},
      .contexts = {"{passage}\nQuestion: {question}\nAnswer:"}, .continuations = yes_no, .gold = "label",
-     .labels = truth},
+     .labels = truth, .questions = {"question"}},
     {.task = "boolq", .form = "v1", .version = 1, .files = {"val.jsonl"}, .train = {"train.jsonl"},
      .contexts = {"{passage}\nQuestion: {question}?\nAnswer:"}, .continuations = yes_no, .gold = "label",
      .labels = truth},
@@ -168,35 +171,37 @@ inline const std::vector<TaskForm> task_table = {
     {.task = "piqa", .files = {"valid.jsonl", "valid-labels.lst"},
      .train = {"train.jsonl", "train-labels.lst"},
      .contexts = {"Question: {goal}\nAnswer:"}, .continuations = {" {sol1}", " {sol2}"}, .gold = "label",
-     .labels = {"0", "1"}, .normalised = true},
+     .labels = {"0", "1"}, .normalised = true, .questions = {"goal"}},
 
     {.task = "hellaswag", .files = {"hellaswag_val.jsonl"}, .train = {"hellaswag_train.jsonl"},
      .prepare = prepare_hellaswag, .contexts = {"{query}"},
      .continuations = {" {endings.0}", " {endings.1}", " {endings.2}", " {endings.3}"},
-     .gold = "label", .labels = {"0", "1", "2", "3"}, .normalised = true},
+     .gold = "label", .labels = {"0", "1", "2", "3"}, .normalised = true, .questions = {"ctx"}},
 
     {.task = "winogrande", .files = {"dev.jsonl"}, .train = {"train_xl.jsonl"},
      .prepare = prepare_winogrande, .contexts = {"{before}{option1}", "{before}{option2}"},
-     .continuations = {" {after}", " {after}"}, .gold = "answer", .labels = {"1", "2"}},
+     .continuations = {" {after}", " {after}"}, .gold = "answer", .labels = {"1", "2"},
+     .questions = {"sentence"}},
 
     {.task = "anli-r2", .files = {"test.jsonl"}, .train = {"train.jsonl"},
      .contexts = {"{context}\nQuestion: {hypothesis} True, False, or Neither?\nAnswer:"},
-     .continuations = {" True", " Neither", " False"}, .gold = "label", .labels = {"e", "n", "c"}},
+     .continuations = {" True", " Neither", " False"}, .gold = "label", .labels = {"e", "n", "c"},
+     .questions = {"hypothesis"}},
 
     {.task = "hans", .records = Records::Table, .files = {"heuristics_evaluation_set.txt"},
      .contexts = {"{sentence1}\nQuestion: {sentence2} True or False?\nAnswer:"},
      .continuations = {" True", " False"}, .gold = "gold_label", .labels = {"entailment", "non-entailment"},
-     .groups = {"heuristic", "subcase"}},
+     .groups = {"heuristic", "subcase"}, .questions = {"sentence1", "sentence2"}},
 
     {.task = "wic", .files = {"val.jsonl"}, .train = {"train.jsonl"}, .prepare = prepare_wic,
      .contexts = {"Sentence 1: {sentence1}\nSentence 2: {sentence2}\nQuestion: Is the word '{word_there}' "
                   "used in the same way in the two sentences above?\nAnswer:"},
-     .continuations = yes_no, .gold = "label", .labels = truth},
+     .continuations = yes_no, .gold = "label", .labels = truth, .questions = {"sentence1", "sentence2"}},
 
     // a user's own: {"context": "…", "continuations": ["…", …], "gold": 0, "group": "…"} a line
     {.task = "requests", .files = {"requests.jsonl"},
      .prepare = check_fields, .contexts = {"{context}"}, .gold = "gold",
-     .normalised = true, .groups = {"group"}},
+     .normalised = true, .groups = {"group"}, .questions = {"context"}},
 };
 
 inline const TaskForm& find_task(const std::string& task, const std::string& form) {

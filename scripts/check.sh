@@ -11,6 +11,7 @@ allowed() {  # allowed FOLDER INCLUDED_FOLDER
         layers/base) [[ $2 = layers/base ]] ;;
         comm) [[ $2 = comm || $2 = layers/base ]] ;;
         data) [[ $2 = data || $2 = layers/base ]] ;;
+        data/corpus) [[ $2 = data/corpus || $2 = data || $2 = comm || $2 = layers/base ]] ;;
         layers) [[ $2 = layers || $2 = layers/base ]] ;;
         layers/model) [[ $2 != . && $2 != plan ]] ;;
         plan) [[ $2 != . ]] ;;
@@ -18,7 +19,8 @@ allowed() {  # allowed FOLDER INCLUDED_FOLDER
         *) false ;;
     esac
 }
-files=$(ls ./*.cu layers/*.cuh layers/*/*.h layers/*/*.cpp data/*.h data/*.cpp comm/*.h comm/*.cpp plan/*.h 2>/dev/null || true)
+files=$(ls ./*.cu layers/*.cuh layers/*/*.h layers/*/*.cpp data/*.h data/*.cpp data/corpus/*.h data/corpus/*.cpp \
+    comm/*.h comm/*.cpp plan/*.h 2>/dev/null || true)
 for file in $files; do
     file=${file#./}
     from=$(dirname "$file")
@@ -34,13 +36,14 @@ if grep -ln 'comm/schedule.h"' layers/*.cuh layers/*/*; then complain "a layer o
 alone() {  # alone HEADER [DEFINE]
     if [[ $1 = layers/base/*_on_cpu.h ]] && [ -z "${2:-}" ]; then return; fi
     if [ "$1" = comm/mpi_world.h ] && [ -z "$mpi" ]; then return; fi
-    ${CXX:-g++} -std=c++20 -fopenmp -fsyntax-only -w -x c++ $mpi ${2:-} "$1" ||
+    ${CXX:-g++} -std=c++20 -fopenmp -fsyntax-only -w -x c++ $mpi ${2:-} -I/usr/include/libxml2 "$1" ||
         { echo "check: $1 does not compile alone ${2:-}"; return 1; }
 }
 export -f alone
 export mpi=$(mpicxx --showme:compile 2>/dev/null || true)
 for device in "" -DDEVICE_EMULATED; do
-    ls layers/*.cuh layers/*/*.h data/*.h comm/*.h plan/*.h 2>/dev/null |
+    corpus=$([ -n "$device" ] || ! make -s corpus-found > /dev/null || ls data/corpus/*.h)  # where its libraries are
+    ls layers/*.cuh layers/*/*.h data/*.h $corpus comm/*.h plan/*.h 2>/dev/null |
         xargs -P "$(nproc)" -I{} bash -c "alone {} $device" || bad=1
 done
 

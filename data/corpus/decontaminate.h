@@ -1,0 +1,332 @@
+// decontaminate.h   what stands in evaluation tasks is cut out of documents (Megatron-LM's n-gram filter)
+//   words   runs of letters, digits and underscores of the lower-cased text
+//   keys    of each question: fewer than 8 words none; 8 to 12 all of them; 13 or more every 13 in a row
+//   1  hits of each key are counted over all documents; --common or more of them make it common language
+//   2  at a hit of another key at character a of a text: the left piece ends with the nearest . ! ? at or
+//      before a - margin, the right one begins behind the nearest at or beyond a + length + margin, length
+//      being that of the key's words with a blank between; pieces of no more than --shortest-piece characters
+//      go; the right piece is searched in turn. Of keys that begin at one word the longest counts.
+//   3  a document in more than --most-pieces pieces, or in none, goes; pieces have the ids ID#1, ID#2, …
+//   A window of words is looked up by a rolling hash of its first 8, which every key has; what is found is
+//   compared word by word.
+#pragma once
+#include <utf8proc.h>
+#include "../evaluation.h"
+#include "../tasks.h"
+#include "steps.h"
+
+constexpr int key_least = 8, key_most = 13;
+
+inline uint32_t lower_code(uint32_t c) {
+    if (c < 0x80) return c >= 'A' && c <= 'Z' ? c | 32 : c;
+    return (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
+}
+
+// word(first byte, one past its last byte, hash of its lower-cased characters) until it returns false
+template <class Word>
+void each_word(std::string_view s, Word word) {
+    static const std::vector<uint8_t>& classes = char_classes();
+    constexpr uint64_t odd = 0x9E3779B97F4A7C15ull;
+    static const std::vector<uint16_t> ascii = [] {  // 0: no part of a word; else its lower case
+        std::vector<uint16_t> t(128, 0);
+        for (uint32_t c = 0; c < 128; c++)
+            if (char_classes()[c] == Letter || char_classes()[c] == Digit || c == '_')
+                t[c] = (uint16_t)lower_code(c);
+        return t;
+    }();
+    for (size_t i = 0; i < s.size();) {
+        uint64_t h = 0;
+        size_t from = i;
+        while (i < s.size()) {
+            unsigned char c = (unsigned char)s[i];
+            size_t n = 1;
+            uint32_t code = c;
+            if (c < 0x80) {
+                if (!ascii[c]) break;
+                code = ascii[c];
+            } else {
+                code = decode_at(s, i, &n);
+                if (classes[code] != Letter && classes[code] != Digit) break;
+                code = lower_code(code);
+            }
+            h = (h ^ code) * odd;
+            i += n;
+        }
+        if (i > from) {
+            if (!word(from, i, h ^ h >> 29)) return;
+            continue;
+        }
+        size_t n = 1;
+        if ((unsigned char)s[i] >= 0x80) decode_at(s, i, &n);
+        i += n;
+    }
+}
+
+inline std::string lower_word(std::string_view s) {
+    std::string out;
+    for (size_t i = 0, n = 0; i < s.size(); i += n) append_utf8(out, lower_code(decode_at(s, i, &n)));
+    return out;
+}
+
+struct Key {
+    std::vector<std::string> words;
+    std::string task;
+    int64_t length = 0;  // characters, a blank between two words
+    int64_t hits = 0;
+    bool common = false;
+};
+
+struct Hit {
+    size_t key, at;  // at: byte where it begins
+};
+
+struct Keys {
+    std::vector<Key> keys;
+
+    // a question's own; one that is known already keeps its first task
+    void add_question(std::string_view question, const std::string& task) {
+        std::vector<std::string> words;
+        each_word(question, [&](size_t from, size_t to, uint64_t) {
+            words.push_back(lower_word(question.substr(from, to - from)));
+            return true;
+        });
+        if ((int)words.size() < key_least) return;
+        size_t length = std::min(words.size(), (size_t)key_most);
+        for (size_t i = 0; i + length <= words.size(); i++)
+            add({words.begin() + (long)i, words.begin() + (long)(i + length)}, task);
+    }
+    // each hit in s at or after `from`, in the order of words, longer ones first, until found returns false
+    template <class Found>
+    void search(std::string_view s, Found found) const {
+        struct Place { size_t from, to; uint64_t hash; };
+        Place ring[key_most];
+        long count = 0;  // words read
+        bool more = true;
+        auto look = [&](long first) {  // the window that begins with word `first`
+            uint64_t h = 0;
+            for (long i = first; i < first + key_least; i++) h = h * multiplier + ring[i % key_most].hash;
+            if (!(seen[h >> (64 - seen_bits) >> 6] >> (h >> (64 - seen_bits) & 63) & 1)) return;
+            auto bucket = by_start.find(h);
+            if (bucket == by_start.end()) return;
+            for (size_t k : bucket->second) {
+                const Key& key = keys[k];
+                long n = (long)key.words.size();
+                if (!more || first + n > count) continue;
+                bool same = true;
+                for (long i = 0; same && i < n; i++) {
+                    const Place& w = ring[(first + i) % key_most];
+                    same = lower_word(s.substr(w.from, w.to - w.from)) == key.words[(size_t)i];
+                }
+                if (same) more = found(Hit{k, ring[first % key_most].from});
+            }
+        };
+        long looked = 0;
+        each_word(s, [&](size_t from, size_t to, uint64_t h) {
+            ring[count++ % key_most] = {from, to, h};
+            if (count >= key_most) look(looked++);
+            return more;
+        });
+        for (; more && looked + key_least <= count; looked++) look(looked);
+    }
+    // of all texts, to find changes by
+    uint64_t fingerprint() const {
+        uint64_t h = keys.size();
+        for (auto& k : keys) for (auto& w : k.words) h = h * 31 + XXH3_64bits(w.data(), w.size());
+        return h;
+    }
+
+private:
+    static constexpr uint64_t multiplier = 0xD6E8FEB86659FD93ull;
+    static constexpr int seen_bits = 22;  // 512 KB, and in a cache
+    std::vector<uint64_t> seen = std::vector<uint64_t>((size_t)1 << (seen_bits - 6));
+    std::unordered_map<uint64_t, std::vector<size_t>> by_start;
+    std::set<std::vector<std::string>> known;
+
+    void add(std::vector<std::string> words, const std::string& task) {
+        if (!known.insert(words).second) return;
+        std::string joined;
+        uint64_t h = 0;
+        for (size_t i = 0; i < words.size(); i++) {
+            joined += (i ? " " : "") + words[i];
+            if (i < key_least)
+                each_word(words[i], [&](size_t, size_t, uint64_t one) {
+                    h = h * multiplier + one;
+                    return false;
+                });
+        }
+        auto& bucket = by_start[h];
+        bucket.push_back(keys.size());
+        keys.push_back({std::move(words), task, characters(joined)});
+        std::stable_sort(bucket.begin(), bucket.end(), [&](size_t a, size_t b) {
+            return keys[a].words.size() > keys[b].words.size();
+        });
+        seen[h >> (64 - seen_bits) >> 6] |= 1ull << (h >> (64 - seen_bits) & 63);
+    }
+};
+
+// TASK=FOLDER: the task's own files; else an evaluation file, whose contexts are the questions
+inline void add_questions(Keys& keys, const std::string& from, const std::string& vocabulary) {
+    size_t is = from.find('=');
+    if (is != from.npos) {
+        const TaskForm& task = find_task(from.substr(0, is), "");
+        for (auto& d : read_task(task, from.substr(is + 1), false))
+            for (std::string name : task.questions) {
+                if (!name.ends_with('.')) keys.add_question(d.at(name), task.task);
+                for (int i = 0; name.ends_with('.') && d.fields.count(name + std::to_string(i)); i++)
+                    keys.add_question(d.fields[name + std::to_string(i)], task.task);
+            }
+        return;
+    }
+    EvalFile e = EvalFile::open(from);
+    if (e.kind != "bytes" && vocabulary == "bytes")
+        fail("%s: is in tokens of GPT-2's vocabulary: give --vocabulary PATH/vocab.bpe", from.c_str());
+    Vocabulary v = Vocabulary::open(e.kind == "bytes" ? "bytes" : vocabulary);
+    if (e.vocabulary != v.size())
+        fail("%s: has a vocabulary of %d, %s has %d", from.c_str(), e.vocabulary, vocabulary.c_str(),
+             v.size());
+    for (auto& d : e.documents) {
+        const EvalRequest& r = e.requests[(size_t)d.first];
+        std::string question;
+        for (int64_t i = 0; i < r.context_tokens; i++)
+            if (int t = e.tokens[(size_t)(r.context + i)]; t != v.end_of_text)
+                question += v.tokens[(size_t)t];
+        keys.add_question(question, e.task);
+    }
+}
+
+struct Cutter {
+    const Keys& keys;
+    int64_t margin, shortest;
+    size_t most;
+
+    // so many characters on (or back) from byte i, within s; npos: there are not that many
+    static size_t back(std::string_view s, size_t i, int64_t n) {
+        for (; n > 0 && i > 0; n--) do i--; while (i > 0 && ((unsigned char)s[i] & 0xC0) == 0x80);
+        return n > 0 ? s.npos : i;
+    }
+    static size_t on(std::string_view s, size_t i, int64_t n) {
+        for (; n > 0 && i < s.size(); n--) do
+                i++;
+            while (i < s.size() && ((unsigned char)s[i] & 0xC0) == 0x80);
+        return n > 0 ? s.npos : i;
+    }
+    // pieces of s; hits: the keys that were found. One piece that is all of s: nothing was found
+    std::vector<std::string_view> cut(std::string_view s, std::vector<size_t>& hits) const {
+        std::vector<std::string_view> pieces;
+        for (;;) {
+            Hit hit = {0, s.npos};
+            keys.search(s, [&](Hit h) {
+                if (!keys.keys[h.key].common) hit = h;
+                return hit.at == s.npos;
+            });
+            if (hit.at == s.npos) break;
+            hits.push_back(hit.key);
+            size_t left = back(s, hit.at, margin);
+            if (left != s.npos) left = s.find_last_of(".!?", left);
+            if (left != s.npos && characters(s.substr(0, left + 1)) > shortest)
+                pieces.push_back(s.substr(0, left + 1));
+            size_t right = on(s, hit.at, keys.keys[hit.key].length + margin);
+            if (right != s.npos) right = s.find_first_of(".!?", right);
+            if (right == s.npos || characters(s.substr(right + 1)) <= shortest) return pieces;
+            s = s.substr(right + 1);
+            if (pieces.size() > most) return pieces;
+        }
+        pieces.push_back(s);
+        return pieces;
+    }
+};
+
+// hits of one file's documents, by key: pairs of uint64, those above 0
+inline void write_hits(const std::string& path, const std::vector<int64_t>& hits) {
+    FileWriter file(path);
+    for (uint64_t k = 0; k < hits.size(); k++) {
+        uint64_t pair[2] = {k, (uint64_t)hits[k]};
+        if (hits[k]) file.write(pair, sizeof pair);
+    }
+    file.finish();
+}
+
+inline void count_hits(const Ranks& ranks, const Settings& settings, const Corpus& in,
+                       const std::string& folder, Keys& keys) {
+    Stage stage(ranks, settings, "count-hits", folder + "/hits", ".hits", keys.fingerprint());
+    Corpus counted =
+        stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
+            std::vector<int64_t> hits(keys.keys.size(), 0);
+            DocumentReader reader(f.path, settings.whole("longest"), counts);
+            for (Document d; reader.next(d);) {
+                keys.search(d.text, [&](Hit h) {
+                    hits[h.key]++, counts["hits"]++;
+                    return true;
+                });
+                stage.progress.at(stage.progress.done + (double)reader.bytes.at);
+            }
+            write_hits(to, hits);
+        });
+    for (auto& f : counted.files) {
+        MappedFile file(f.path);
+        for (size_t at = 0; at < file.size; at += 16) {
+            uint64_t k = file.read<uint64_t>(at, "a key"), n = file.read<uint64_t>(at + 8, "its hits");
+            if (k >= keys.keys.size())
+                fail("%s: is of other keys: remove it and start again", f.path.c_str());
+            keys.keys[k].hits += (int64_t)n;
+        }
+    }
+    int64_t least = (int64_t)settings.whole("common");
+    for (auto& k : keys.keys) k.common = k.hits >= least;
+    if (!ranks.first()) return;
+    FileWriter report(folder + "/keys.tsv");
+    report.write("hits\tcommon\ttask\tkey\n");
+    for (auto& k : keys.keys) {
+        if (!k.hits) continue;
+        std::string line = text("%lld\t%s\t%s\t", (long long)k.hits, k.common ? "yes" : "no", k.task.c_str());
+        for (size_t i = 0; i < k.words.size(); i++) line += (i ? " " : "") + k.words[i];
+        report.write(line + "\n");
+    }
+    report.finish();
+}
+
+inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const Corpus& in,
+                            const std::string& folder) {
+    Keys keys;
+    for (auto& from : parts_of(settings.need("against", "TASK=FOLDER or FILE.eval"), ','))
+        add_questions(keys, from, settings.get("vocabulary"));
+    if (ranks.first()) printf("decontaminate: %zu keys\n", keys.keys.size());
+    count_hits(ranks, settings, in, folder, keys);
+    uint64_t everywhere = keys.fingerprint();
+    for (auto& k : keys.keys) everywhere = everywhere * 3 + k.common;
+    Stage stage(ranks, settings, "decontaminate", folder, ".jsonl.zst", everywhere);
+    Cutter cutter = {keys, (int64_t)settings.whole("margin"), (int64_t)settings.whole("shortest-piece"),
+                     settings.whole("most-pieces")};
+    return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
+        DocumentReader reader(f.path, settings.whole("longest"), counts);
+        DocumentWriter writer(to);
+        FileWriter report(to.substr(0, to.size() - strlen(".jsonl.zst")) +
+                          ".cut.tsv");  // id, pieces, first key
+        for (Document d; reader.next(d);) {
+            stage.progress.at(stage.progress.done + (double)reader.bytes.at);
+            counts["characters"] += characters(d.text);
+            std::vector<size_t> hits;
+            std::vector<std::string_view> pieces = cutter.cut(d.text, hits);
+            bool many = pieces.size() > cutter.most, whole = hits.empty();
+            if (!whole) {
+                std::string words, id;
+                for (auto& w : keys.keys[hits[0]].words) words += (words.empty() ? "" : " ") + w;
+                append_json(id, d.id);
+                report.write(
+                    id +
+                    text("\t%zu\t%zu\t%s\t", pieces.size(), hits.size(), keys.keys[hits[0]].task.c_str()) +
+                    words + "\n");
+            }
+            counts[many ? "in too many pieces" : pieces.empty() ? "nothing left" : whole ? "untouched"
+                   : pieces.size() > 1 ? "split" : "trimmed"]++;
+            if (many) continue;
+            for (size_t i = 0; i < pieces.size(); i++) {
+                Document piece = {std::string(pieces[i]), whole ? d.id : d.id + text("#%zu", i + 1), d.meta};
+                counts["kept"]++, counts["kept characters"] += characters(piece.text);
+                writer.write(piece);
+            }
+        }
+        report.finish();
+        writer.finish();
+    });
+}

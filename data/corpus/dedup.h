@@ -1,0 +1,314 @@
+// dedup.h   near-duplicates over all sets together: one document of each group of alike ones stays
+//   1  min-hashes of every document, to a file beside each input              (minhash.h)
+//   2  for some bands at a time: a record (band's hash, document) for each document, exchanged so that a rank
+//      has all of one hash, sorted; equal hashes are a bucket
+//   3  in a bucket: the first document is the pivot, and all that are estimated to be as alike as --jaccard
+//      are joined to it and leave the bucket; again, until it is empty
+//   4  the joins of each rank, reduced to a spanning forest, go to rank 0, which finds connected components
+//   5  files are read again, and of each component the first document is written
+//   Documents are numbered in the order of priority: sets as --priority says, then files, then lines. So the
+//   least number of a component is its representative, on any number of ranks.
+//   Memory of a rank: at most --memory for records (16 bytes, twice, 5 bands at a time), what does not fit is
+//   sorted in files; rank 0 holds 4 bytes for each document of all ranks besides.
+#pragma once
+#include <bit>
+#include "minhash.h"
+#include "sorting.h"
+
+// quality first: by the weight of a token in MT-NLG's blend
+inline const char* mtnlg_priority =
+    "openwebtext2,wikipedia,books3,bookcorpus2,pubmed,nih-exporter,stackexchange,realnews,pile-cc,gutenberg,"
+    "cc-stories,cc-2021-04,cc-2020-50,github,arxiv";
+
+struct BandRecord {
+    uint64_t key, document;
+};
+struct Join {
+    uint64_t key, other;  // the pivot and one like it: documents
+    double alike;         // estimated Jaccard
+};
+
+// union by the least number; paths are halved (Tarjan and van Leeuwen 1984)
+template <class Number>
+struct Components {
+    std::vector<Number> parent;
+    explicit Components(size_t n) : parent(n) {
+        for (size_t i = 0; i < n; i++) parent[i] = (Number)i;
+    }
+    Number root(Number x) {
+        for (; parent[x] != x; x = parent[x]) parent[x] = parent[parent[x]];
+        return x;
+    }
+    bool join(Number a, Number b) {
+        a = root(a), b = root(b);
+        if (a == b) return false;
+        parent[std::max(a, b)] = std::min(a, b);
+        return true;
+    }
+};
+
+// fewer joins with the same components: each document to the least of its own
+inline void reduce_to_forest(std::vector<Join>& joins) {
+    std::vector<uint64_t> names;
+    for (auto& j : joins) names.push_back(j.key), names.push_back(j.other);
+    std::sort(names.begin(), names.end());
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    auto index = [&](uint64_t name) {
+        return (uint64_t)(std::lower_bound(names.begin(), names.end(), name) - names.begin());
+    };
+    Components<uint64_t> components(names.size());
+    for (auto& j : joins) components.join(index(j.key), index(j.other));
+    joins.clear();
+    for (uint64_t i = 0; i < names.size(); i++)
+        if (uint64_t root = components.root(i); root != i) joins.push_back({names[root], names[i], 0});
+}
+
+// buckets -> joins: what is estimated to be alike
+template <class Signature, class Found>
+void join_bucket(std::vector<uint64_t>& left, int n, double least, Signature signature, Found found) {
+    while (left.size() > 1) {
+        uint64_t pivot = left[0];
+        size_t kept = 0;
+        for (size_t i = 1; i < left.size(); i++) {
+            double alike = (double)MinHash::equal_places(signature(pivot), signature(left[i]), n) / n;
+            if (alike >= least) found(pivot, left[i], alike);
+            else left[kept++] = left[i];
+        }
+        left.resize(kept);
+    }
+}
+
+struct Dedup {
+    const Ranks& ranks;
+    const Settings& settings;
+    const Corpus& in;
+    std::string folder;
+    MinHash hasher;
+    std::vector<SignatureFile> signatures;  // of in.files
+    std::vector<size_t> order;              // of files, by priority
+    std::vector<uint64_t> first;  // of files in that order: number of the first document; and the end
+    std::vector<Join> joins;
+    uint64_t records = 0;
+
+    Dedup(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder)
+        : ranks(ranks), settings(settings), in(in), folder(folder), hasher(settings) {}
+
+    Corpus hash_all() {
+        Stage stage(ranks, settings, "minhash", folder + "/minhash", ".signatures");
+        return stage.each_file(in, every_file,
+                               [&](const CorpusFile& f, const std::string& to, Counts& counts) {
+                                   DocumentReader reader(f.path, settings.whole("longest"), counts);
+                                   SignatureWriter writer(to, hasher.n);
+                                   std::vector<uint32_t> signature((size_t)hasher.n);
+                                   for (Document d; reader.next(d);) {
+                                       hasher.signature(d.text, signature.data());
+                                       writer.add(signature.data());
+                                       stage.progress.at(stage.progress.done + (double)reader.bytes.at);
+                                   }
+                                   writer.finish();
+                               });
+    }
+    void number_documents(const Corpus& hashed) {
+        std::string names = settings.get("priority");
+        for (auto& name : parts_of(names, ','))
+            if (in.find(name) < 0) fail("--priority %s: there is no such set", name.c_str());
+        std::vector<std::string> priority = parts_of(names.empty() ? mtnlg_priority : names, ',');
+        auto place = [&](size_t file) {
+            const std::string& set = in.sets[in.files[file].set].name;
+            return std::find(priority.begin(), priority.end(), set) - priority.begin();
+        };
+        for (size_t i = 0; i < in.files.size(); i++) {
+            signatures.emplace_back(hashed.files[i].path);
+            if (signatures[i].n != hasher.n)
+                fail("%s: has %d min-hashes, wants %d: remove it", hashed.files[i].path.c_str(),
+                     signatures[i].n, hasher.n);
+            order.push_back(i);
+        }
+        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return place(a) < place(b); });
+        first.push_back(0);
+        for (size_t i : order) first.push_back(first.back() + signatures[i].documents);
+    }
+    size_t file_of(uint64_t document) const {  // its place in `order`
+        return (size_t)(std::upper_bound(first.begin(), first.end(), document) - first.begin()) - 1;
+    }
+    const uint32_t* signature(uint64_t document) const {
+        size_t f = file_of(document);
+        return signatures[order[f]].at(document - first[f]);
+    }
+
+    // bands [from, to): this rank's documents' hashes go to the ranks they belong to; buckets become joins
+    void meet(int from, int to, double memory, double least) {
+        Stage dealing(ranks, settings, "dedup", folder, "");
+        std::vector<size_t> mine = dealing.mine(in, every_file);
+        std::vector<size_t> places;
+        for (size_t f = 0; f < order.size(); f++)
+            if (std::find(mine.begin(), mine.end(), order[f]) != mine.end()) places.push_back(f);
+        ExternalSort<BandRecord> sorter(folder, memory * 0.7);
+        size_t room = std::max((size_t)(memory * 0.1 / sizeof(BandRecord)), (size_t)1024), at = 0;
+        uint64_t document = 0;
+        auto produce = [&](auto add) {
+            for (size_t n = 0; at < places.size(); document = 0, at++) {
+                const SignatureFile& file = signatures[order[places[at]]];
+                for (; document < file.documents; document++) {
+                    if (n > room) return true;
+                    for (int b = from; b < to; b++, n++) {
+                        uint64_t key = hasher.band(file.at(document), b);
+                        int rank = (int)((unsigned __int128)key * (unsigned)ranks.all.size >> 64);
+                        add(rank, BandRecord{key, first[places[at]] + document});
+                    }
+                }
+            }
+            return false;
+        };
+        exchange_all<BandRecord>(ranks, produce, [&](const std::vector<BandRecord>& came) {
+            for (auto& r : came) sorter.add(r);
+            records += came.size();
+        }, "band hashes");
+        std::vector<uint64_t> bucket;
+        sorter.each_group([](auto& a, auto& b) { return a.document < b.document; },
+                          [&](BandRecord* p, BandRecord* end) {
+                              if (end - p < 2) return;
+                              bucket.clear();
+                              for (; p < end; p++) bucket.push_back(p->document);
+                              join_bucket(
+                                  bucket, hasher.n, least, [&](uint64_t d) { return signature(d); },
+                                  [&](uint64_t pivot, uint64_t other, double alike) {
+                                      joins.push_back({pivot, other, alike});
+                                  });
+                          });
+    }
+
+    // all joins of all ranks, each once, in order: written by rank 0
+    void write_pairs(const std::string& path) {
+        std::vector<std::vector<Join>> to((size_t)ranks.all.size);
+        for (auto& j : joins)
+            to[(size_t)((unsigned __int128)j.key * (unsigned)ranks.all.size / first.back())].push_back(j);
+        std::vector<Join> here = exchange(ranks, to, "pairs");
+        std::sort(here.begin(), here.end(),
+                  [](auto& a, auto& b) { return a.key != b.key ? a.key < b.key : a.other < b.other; });
+        here.erase(std::unique(here.begin(), here.end(),
+                               [](auto& a, auto& b) { return a.key == b.key && a.other == b.other; }),
+                   here.end());
+        std::string out;
+        auto name = [&](uint64_t d) {
+            size_t f = file_of(d);
+            const CorpusFile& file = in.files[order[f]];
+            return text("%s/%s:%llu", in.sets[file.set].name.c_str(), file.name.c_str(),
+                        (unsigned long long)(d - first[f] + 1));
+        };
+        for (auto& j : here) out += name(j.key) + "\t" + name(j.other) + text("\t%.4f\n", j.alike);
+        std::string part = path + text(".part%d", ranks.all.rank);
+        FileWriter file(part);
+        file.write(out), file.finish();
+        ranks.wait("pairs");
+        if (ranks.first()) {
+            FileWriter whole(path);
+            for (int r = 0; r < ranks.all.size; r++) {
+                std::string from = path + text(".part%d", r);
+                whole.write(MappedFile(from).view());
+                unlink(from.c_str());
+            }
+            whole.finish();
+        }
+    }
+
+    // on rank 0: which documents go, to `path`: stamp, count, their numbers in order; and components' sizes
+    template <class Number>
+    void find_components(const std::string& path, uint64_t stamp) {
+        reduce_to_forest(joins);
+        Components<Number> components(ranks.first() ? first.back() : 0);
+        size_t at = 0;
+        exchange_all<Join>(ranks, [&](auto add) {
+            for (size_t n = 0; at < joins.size(); at++) {
+                if (n++ == (4 << 20)) return true;
+                add(0, joins[at]);
+            }
+            return false;
+        }, [&](const std::vector<Join>& came) {
+            for (auto& j : came) components.join((Number)j.key, (Number)j.other);
+        }, "spanning forests");
+        joins = {};
+        if (!ranks.first()) return ranks.wait("components");
+        FileWriter file(path);
+        uint64_t gone = 0, header[2] = {stamp, 0};
+        file.write(header, 16);
+        std::vector<uint64_t> pending;
+        std::map<uint64_t, uint64_t> size_of;  // of components with more than one
+        for (uint64_t d = 0; d < components.parent.size(); d++) {
+            uint64_t root = components.root((Number)d);
+            if (root == d) continue;
+            size_of[root]++;
+            pending.push_back(d), gone++;
+            if (pending.size() == 1 << 16) file.write(pending.data(), pending.size() * 8), pending.clear();
+        }
+        file.write(pending.data(), pending.size() * 8);
+        header[1] = gone;
+        file.write_at(header, 16, 0);
+        std::map<uint64_t, uint64_t> sizes;
+        for (auto& [root, others] : size_of) sizes[std::bit_floor(others + 1)]++;
+        std::string about =
+            text("{\"documents\": %llu, \"removed\": %llu, \"components\": %zu, \"of size\": {",
+                 (unsigned long long)first.back(), (unsigned long long)gone, size_of.size());
+        bool begun = false;
+        for (auto& [size, n] : sizes)
+            about +=
+                text("%s\"%llu-%llu\": %llu", std::exchange(begun, true) ? ", " : "",
+                     (unsigned long long)size, (unsigned long long)(2 * size - 1), (unsigned long long)n);
+        FileWriter report(folder + "/components.json");
+        report.write(about + "}}\n"), report.finish();
+        file.finish();
+        printf("dedup: %s}}\n", about.c_str());
+        ranks.wait("components");
+    }
+};
+
+inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& in,
+                    const std::string& folder) {
+    Dedup d(ranks, settings, in, folder);
+    d.number_documents(d.hash_all());
+    uint64_t stamp = settings.fingerprint("dedup");
+    for (size_t i : d.order)
+        stamp = stamp * 31 ^ Stage::identity(in.files[i]) ^
+            XXH3_64bits(in.files[i].name.data(), in.files[i].name.size());
+    std::string path = folder + "/removed";
+    bool done = false;
+    if (access(path.c_str(), F_OK) == 0) {
+        MappedFile file(path);
+        done = file.size >= 16 && file.read<uint64_t>(0, "stamp") == stamp &&
+            file.size == 16 + 8 * file.read<uint64_t>(8, "count");
+    }
+    ranks.wait("what is done");
+    std::string pairs = settings.get("pairs");
+    if (!done || (!pairs.empty() && access(pairs.c_str(), F_OK) != 0)) {
+        double memory = settings.number("memory");
+        for (int band = 0; band < d.hasher.bands; band += 5)
+            d.meet(band, std::min(band + 5, d.hasher.bands), memory, settings.number("jaccard"));
+        if (!pairs.empty() && d.first.back()) d.write_pairs(pairs);
+        if (d.first.back() < (1ull << 32)) d.find_components<uint32_t>(path, stamp);
+        else d.find_components<uint64_t>(path, stamp);
+    }
+    MappedFile removed(path);
+    const uint64_t *begin = (const uint64_t*)(removed.data + 16),
+                   *end = begin + removed.read<uint64_t>(8, "count");
+    Stage stage(ranks, settings, "dedup", folder, ".jsonl.zst", stamp);
+    return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
+        size_t place = (size_t)(std::find(d.order.begin(), d.order.end(), (size_t)(&f - in.files.data())) -
+                                d.order.begin());
+        const uint64_t* gone = std::lower_bound(begin, end, d.first[place]);
+        uint64_t number = d.first[place];
+        DocumentReader reader(f.path, settings.whole("longest"), counts);
+        DocumentWriter writer(to);
+        for (Document doc; reader.next(doc); number++) {
+            int64_t n = characters(doc.text);
+            counts["characters"] += n;
+            stage.progress.at(stage.progress.done + (double)reader.bytes.at);
+            if (gone < end && *gone == number) {
+                gone++, counts["duplicates"]++;
+                continue;
+            }
+            counts["kept"]++, counts["kept characters"] += n;
+            writer.write(doc);
+        }
+        writer.finish();
+    });
+}

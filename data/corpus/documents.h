@@ -1,0 +1,159 @@
+// documents.h   documents as they travel between steps: one JSON object a line, plain, .gz or .zst
+//   {"text": "…", "id": "…", "meta": {…}}   the Pile's form; id and meta may be missing, other keys go
+//   A line that is no document is skipped and counted: broken JSON, no "text", no UTF-8, longer than
+//   `longest` bytes. The text is held whole, so that is a reader's memory.
+#pragma once
+#include <simdjson.h>
+#include <xxhash.h>
+#include <map>
+#include <string>
+#include "streams.h"
+#include "text.h"
+
+using Counts = std::map<std::string, int64_t>;  // what was seen, kept and dropped, by name
+
+struct Document {
+    std::string text, id;
+    std::string meta;  // JSON as it stood there, "{…}", or ""
+    // what its random numbers are keyed by: never its place among files or ranks
+    uint64_t key() const {
+        const std::string& name = id.empty() ? text : id;
+        return XXH3_64bits(name.data(), name.size());
+    }
+};
+
+inline void append_json(std::string& out, std::string_view s) {  // quoted; s is UTF-8
+    out += '"';
+    size_t from = 0;
+    for (size_t i = 0; i < s.size(); i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c >= 0x20 && c != '"' && c != '\\') continue;
+        out.append(s, from, i - from);
+        from = i + 1;
+        if (c == '\n') out += "\\n";
+        else if (c == '\t') out += "\\t";
+        else if (c == '\r') out += "\\r";
+        else if (c < 0x20) out += text("\\u%04x", c);
+        else out += '\\', out += (char)c;
+    }
+    out.append(s, from, s.npos);
+    out += '"';
+}
+
+// "{a}" and a pair -> "{a, "name": value}"; value is JSON
+inline std::string with_meta(const std::string& meta, const std::string& name, const std::string& value) {
+    std::string pair = "\"" + name + "\": " + value;
+    if (meta.size() <= 2) return "{" + pair + "}";
+    return meta.substr(0, meta.size() - 1) + ", " + pair + "}";
+}
+
+struct DocumentReader {
+    ByteReader bytes;
+    size_t longest;
+    Counts& counts;
+    uint64_t line = 0;
+    size_t taken = 0;  // bytes of the last line
+
+    DocumentReader(const std::string& path, size_t longest, Counts& counts)
+        : bytes(path), longest(longest), counts(counts) {}
+
+    bool next(Document& d) {
+        std::string_view one;
+        while (next_line(one)) {
+            line++, taken = one.size() + 1;
+            if (one.find_first_not_of(" \t\r") == one.npos) continue;
+            counts["documents"]++;
+            if (parse(one, d)) return true;
+        }
+        if (bytes.damaged && !std::exchange(told, true)) counts["damaged compressed data"] += bytes.damaged;
+        return false;
+    }
+    // "meta"'s member, a string or a number as written; "" where there is none
+    static std::string meta_value(const Document& d, const char* name) {
+        if (d.meta.size() <= 2) return "";
+        simdjson::padded_string padded(d.meta);
+        thread_local simdjson::dom::parser parser;
+        simdjson::dom::element value;
+        if (parser.parse(padded)[name].get(value)) return "";
+        std::string_view s;
+        return value.get(s) ? simdjson::minify(value) : std::string(s);
+    }
+
+private:
+    std::string buffer;
+    size_t begin = 0, end = 0;
+    bool told = false;
+    simdjson::dom::parser parser;
+
+    // without its end; the view holds until the next call
+    bool next_line(std::string_view& one) {
+        size_t seen = begin;
+        for (bool skipping = false;;) {
+            const char* p =
+                begin < end ? (const char*)memchr(buffer.data() + seen, '\n', end - seen) : nullptr;
+            if (p) {
+                one = {buffer.data() + begin, (size_t)(p - buffer.data()) - begin};
+                begin = (size_t)(p - buffer.data()) + 1;
+                if (!skipping && one.size() <= longest) return true;
+                counts["longer than --longest"]++, counts["documents"]++;
+                skipping = false, line++, seen = begin;
+                continue;
+            }
+            if (end - begin > longest) skipping = true, begin = end;
+            if (begin > 0) {
+                memmove(buffer.data(), buffer.data() + begin, end - begin);
+                end -= begin, begin = 0;
+            }
+            seen = end;
+            size_t want = std::max((size_t)256 << 10, std::min(end, (size_t)64 << 20));
+            if (buffer.size() < end + want + simdjson::SIMDJSON_PADDING)
+                buffer.resize(end + want + simdjson::SIMDJSON_PADDING);
+            size_t got = bytes.read(buffer.data() + end, want);
+            end += got;
+            if (got) continue;
+            if (skipping) counts["longer than --longest"]++, counts["documents"]++;
+            if (skipping || begin == end) return false;
+            one = {buffer.data() + begin, end - begin};
+            begin = end;
+            return true;
+        }
+    }
+    bool parse(std::string_view one, Document& d) {
+        simdjson::dom::element root, id, meta;
+        std::string_view s;
+        // the line stands in our buffer with padding behind it
+        if (one.size() > simdjson::SIMDJSON_MAXSIZE_BYTES ||
+            parser.parse(one.data(), one.size(), false).get(root)) {
+            counts["not JSON"]++;
+            return false;
+        }
+        if (root["text"].get(s)) {
+            counts["without \"text\""]++;
+            return false;
+        }
+        d.text = s;
+        d.id.clear(), d.meta.clear();
+        if (!root["id"].get(id)) {
+            if (!id.get(s)) d.id = s;
+            else d.id = simdjson::minify(id);
+        }
+        if (!root["meta"].get(meta) && meta.is_object()) d.meta = simdjson::minify(meta);
+        return true;
+    }
+};
+
+struct DocumentWriter {
+    ByteWriter bytes;
+    std::string line;
+
+    explicit DocumentWriter(const std::string& path) : bytes(path) {}
+    void write(const Document& d) {
+        line = "{\"text\": ";
+        append_json(line, d.text);
+        if (!d.id.empty()) line += ", \"id\": ", append_json(line, d.id);
+        if (d.meta.size() > 2) line += ", \"meta\": " + d.meta;
+        line += "}\n";
+        bytes.write(line);
+    }
+    void finish() { bytes.finish(); }
+};

@@ -1,0 +1,217 @@
+// settings.h   what ./corpus was asked: the one table of its options, and the sets of files
+//   On the command line --NAME VALUE, in a configuration a line `NAME VALUE`; the same table makes the help.
+//   A set is a name and files; what is written for a file keeps the file's name, in its set's folder. Sets
+//   are given as SET=PATTERN (or PATTERN alone), in a configuration as
+//     set NAME warc|jsonl PATTERN [weight W]
+//   with the shell's * and ? in patterns. Several patterns: the same set again.
+#pragma once
+#include <glob.h>
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <sstream>
+#include "../arguments.h"
+#include "documents.h"
+
+struct CorpusOption {
+    const char *name, *value;  // the default
+    const char* steps;         // that take it
+    bool shapes;               // the result: a finished step with another value is done again
+    double least;              // of a number; NAN: a text
+    const char* help;
+};
+
+inline const CorpusOption corpus_options[] = {
+    {"output", "", "all", false, NAN, "folder that everything is written to"},
+    {"longest", "268435456", "all", true, 1,
+     "bytes of a page or a document; longer ones are counted and skipped"},
+    {"memory", "2e9", "dedup tokens", false, 1e6,
+     "bytes that a rank may sort in; the rest goes through files"},
+    {"progress", "10", "all", false, 0, "seconds between two lines that say how far it is"},
+    {"seed", "1234", "train filter tokens", true, 0, "of all random choices; each is keyed by the document"},
+    {"language", "en", "extract clean", true, NAN, "CLD2's code of the language to keep, or any"},
+    {"share", "0.5", "extract", true, 0, "of a page that must be in that language"},
+    {"stopwords", "", "extract", true, NAN, "file with a word a line [built in: English]"},
+    {"short-foreign", "512", "clean", true, 0,
+     "characters: shorter documents in another language are dropped"},
+    {"short-javascript", "256", "clean", true, 0, "characters: shorter ones that say javascript are dropped"},
+    {"shortest", "0", "clean", true, 0, "characters: all shorter ones are dropped"},
+    {"positives", "", "train", true, NAN, "files, or names of sets, of good documents, parted by commas"},
+    {"negatives", "", "train", true, NAN, "the same for the others [the sets given]"},
+    {"model", "", "train score", true, NAN, "the classifier's file"},
+    {"epochs", "5", "train", true, 1, "of its training"},
+    {"learning-rate", "0.1", "train", true, 0, "of its training"},
+    {"dimensions", "100", "train", true, 1, "of its word vectors"},
+    {"buckets", "2000000", "train", true, 1, "for word bigrams; 4 * dimensions bytes each"},
+    {"held-out", "0.1", "train", true, 0, "share of the documents that measure its accuracy"},
+    {"pareto", "3", "filter", true, 0.01, "alpha: kept with probability (2 - score)^-alpha"},
+    {"bands", "20", "minhash dedup", true, 1, "of the signature: two documents meet if one band is equal"},
+    {"rows", "13", "minhash dedup", true, 1, "min-hashes in a band"},
+    {"shingle", "24", "minhash dedup", true, 1, "characters, or words"},
+    {"shingle-of", "characters", "minhash dedup", true, NAN, "characters or words"},
+    {"fast", "no", "minhash dedup", true, NAN, "yes: one permutation of hashes for all min-hashes"},
+    {"jaccard", "0.8", "dedup", true, 0, "estimated: those that meet and are not as alike are left"},
+    {"priority", "", "dedup", true, NAN, "sets, the one to keep first, parted by commas [MT-NLG's order]"},
+    {"pairs", "", "dedup", false, NAN, "file for what was matched, with the estimated Jaccard"},
+    {"against", "", "decontaminate", true, NAN, "TASK=FOLDER, or .eval files, parted by commas"},
+    {"common", "10", "decontaminate", true, 1, "hits from which a key counts as common language"},
+    {"margin", "200", "decontaminate", true, 0, "characters cut away on each side of a hit"},
+    {"shortest-piece", "200", "decontaminate", true, 0, "characters: pieces of no more are dropped"},
+    {"most-pieces", "10", "decontaminate", true, 1, "a document in more pieces is dropped"},
+    {"vocabulary", "bytes", "decontaminate tokens encode", true, NAN, "bytes, or PATH/vocab.bpe"},
+    {"validation", "0", "tokens", true, 0, "share of each set's documents set aside"},
+};
+
+inline const CorpusOption& find_corpus_option(const std::string& name, const std::string& where) {
+    std::vector<std::string> known;
+    for (auto& o : corpus_options) {
+        if (name == o.name) return o;
+        known.push_back(o.name);
+    }
+    fail("%s: unknown option %s: did you mean %s? (--help lists all)", where.c_str(), name.c_str(),
+         nearest(name, known).c_str());
+}
+inline bool takes(const CorpusOption& o, const std::string& step) {
+    return !strcmp(o.steps, "all") ||
+        (" " + std::string(o.steps) + " ").find(" " + step + " ") != std::string::npos;
+}
+
+inline std::vector<std::string> parts_of(const std::string& s, char separator) {
+    std::vector<std::string> out;
+    for (size_t at = 0; at < s.size();) {
+        size_t end = std::min(s.find(separator, at), s.size());
+        if (end > at) out.push_back(s.substr(at, end - at));
+        at = end + 1;
+    }
+    return out;
+}
+
+struct Settings {
+    std::map<std::string, std::string> values;
+
+    bool has(const char* name) const { return values.count(name) && !values.at(name).empty(); }
+    std::string get(const char* name) const {
+        auto found = values.find(name);
+        return found == values.end() ? find_corpus_option(name, "settings").value : found->second;
+    }
+    std::string need(const char* name, const char* wants) const {
+        if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
+        return get(name);
+    }
+    double number(const char* name) const {
+        return parse_number(name, get(name), find_corpus_option(name, "").least, false);
+    }
+    size_t whole(const char* name) const {
+        return (size_t)parse_number(name, get(name), find_corpus_option(name, "").least, true);
+    }
+    bool yes(const char* name) const { return choice(name, {"yes", "no"}) == "yes"; }
+    std::string choice(const char* name, const std::vector<std::string>& known) const {
+        std::string value = get(name), all;
+        for (auto& k : known) all += (all.empty() ? "" : " or ") + k;
+        if (std::find(known.begin(), known.end(), value) == known.end())
+            fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
+        return value;
+    }
+    void set(const std::string& name, const std::string& value, const std::string& where) {
+        const CorpusOption& o = find_corpus_option(name, where);
+        if (!std::isnan(o.least)) parse_number(name, value, o.least, false);
+        values[name] = value;
+    }
+    // of everything that shapes a step's result
+    uint64_t fingerprint(const std::string& step) const {
+        std::string all = "2 " + step;
+        for (auto& o : corpus_options) if (o.shapes && takes(o, step)) all += "\n" + get(o.name);
+        return XXH3_64bits(all.data(), all.size());
+    }
+};
+
+// ---- sets ------------------------------------------------------------------------------------------------
+
+struct CorpusFile {
+    std::string path, name;  // name: without folder and endings
+    int set = 0;
+    uint64_t bytes = 0;
+};
+struct CorpusSet {
+    std::string name;
+    bool warc = false;
+    double weight = 0;  // 0: by its tokens
+};
+struct Corpus {
+    std::vector<CorpusSet> sets;
+    std::vector<CorpusFile> files;  // in the order of sets, then of paths
+
+    int find(const std::string& name) const {
+        for (size_t i = 0; i < sets.size(); i++) if (sets[i].name == name) return (int)i;
+        return -1;
+    }
+    static std::string bare_name(const std::string& path) {
+        std::string name = std::filesystem::path(path).filename();
+        for (bool cut = true; cut;) {
+            cut = false;
+            for (std::string ending : {".gz", ".zst", ".jsonl", ".warc"})
+                if (name.size() > ending.size() && name.ends_with(ending))
+                    name.resize(name.size() - ending.size()), cut = true;
+        }
+        return name;
+    }
+    void add(const std::string& set, bool warc, double weight, const std::string& pattern) {
+        for (char c : set)
+            if (!isalnum((unsigned char)c) && !strchr("-_.", c))
+                fail("set %s: wants a name of letters, digits, - _ and .", set.c_str());
+        if (set.empty() || set[0] == '.') fail("set \"%s\": wants a name", set.c_str());
+        int at = find(set);
+        if (at < 0) at = (int)sets.size(), sets.push_back({set, warc, weight});
+        if (sets[at].warc != warc) fail("set %s: has WARC and JSONL files: make it two sets", set.c_str());
+        if (weight > 0) sets[at].weight = weight;
+        glob_t found = {};
+        int result = glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
+        for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) {
+            std::string path = found.gl_pathv[i];
+            if (path.ends_with(".partial") || path.ends_with(".counts")) continue;
+            std::error_code e;
+            uint64_t bytes = std::filesystem::file_size(path, e);
+            if (e) fail("%s: cannot be read: %s", path.c_str(), e.message().c_str());
+            files.push_back({path, bare_name(path), at, bytes});
+        }
+        globfree(&found);
+        if (result) fail("%s: there is no such file", pattern.c_str());
+    }
+    void finish() {
+        std::stable_sort(files.begin(), files.end(), [](auto& a, auto& b) {
+            return a.set != b.set ? a.set < b.set : a.name != b.name ? a.name < b.name : a.path < b.path;
+        });
+        for (size_t i = 1; i < files.size(); i++)
+            if (files[i].set == files[i - 1].set && files[i].name == files[i - 1].name)
+                fail("%s and %s: have one name in one set: give one of them another",
+                     files[i - 1].path.c_str(), files[i].path.c_str());
+    }
+};
+
+// a configuration: a line `set …` or `NAME VALUE`; paths are as given, from where the program was started
+inline void read_corpus_config(const std::string& path, Settings& settings, Corpus& corpus) {
+    MappedFile file(path);
+    std::istringstream lines{std::string(file.view())};
+    std::string line;
+    for (int number = 1; std::getline(lines, line); number++) {
+        std::string where = text("%s line %d", path.c_str(), number);
+        std::istringstream words(line.substr(0, line.find('#')));
+        std::vector<std::string> all;
+        for (std::string word; words >> word;) all.push_back(word);
+        if (all.empty()) continue;
+        if (all[0] != "set") {
+            if (all.size() != 2) fail("%s: wants NAME VALUE, or set NAME warc|jsonl PATTERN", where.c_str());
+            if (settings.values.count(all[0])) fail("%s: %s is given twice", where.c_str(), all[0].c_str());
+            settings.set(all[0], all[1], where);
+            continue;
+        }
+        bool weighted = all.size() == 6 && all[4] == "weight";
+        if ((all.size() != 4 && !weighted) || (all[2] != "warc" && all[2] != "jsonl"))
+            fail("%s: wants set NAME warc|jsonl PATTERN [weight W]", where.c_str());
+        double weight = weighted ? parse_number("weight", all[5], 0, false) : 0;
+        corpus.add(all[1], all[2] == "warc", weight, all[3]);
+    }
+    if (corpus.files.empty())
+        fail("%s: names no set: wants a line set NAME warc|jsonl PATTERN", path.c_str());
+    corpus.finish();
+}

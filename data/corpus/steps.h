@@ -1,0 +1,195 @@
+// steps.h   how a step goes over its files: dealt to ranks, one output for each input, finished ones once
+//   An output is written aside and renamed; then OUTPUT.counts says what was counted, and the fingerprint of
+//   the settings and of the input. Where that is so already, nothing is done: a killed run goes on where it
+//   was. Files are independent and their outputs do not depend on who wrote them: nor on how many ranks.
+//   When all are there, DIR/STEP.json sums the counts of each set.
+#pragma once
+#include <chrono>
+#include <functional>
+#include "../../comm/comm.h"
+#include "../json.h"
+#include "settings.h"
+
+struct Ranks {
+    comm::Group all = comm::everyone();
+    bool first() const { return all.rank == 0; }
+    void wait(const char* label) const { comm::barrier(all, label); }
+    // the same sum on every rank
+    std::vector<int64_t> sum(std::vector<int64_t> x, const char* label) const {
+        std::vector<int64_t> every = comm::gather_numbers(all, x, label), out(x.size(), 0);
+        for (size_t i = 0; i < every.size(); i++) out[i % x.size()] += every[i];
+        return out;
+    }
+};
+
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point t) {
+    return std::chrono::duration<double>(Clock::now() - t).count();
+}
+
+// a line now and then on rank 0: what is done, how fast, how long still
+struct Progress {
+    std::string what;
+    double every, total = 0, done = 0;  // bytes of this rank
+    bool shown;
+    Clock::time_point start = Clock::now(), last = start;
+
+    Progress(const std::string& what, double every, bool shown) : what(what), every(every), shown(shown) {}
+    void at(double bytes) {
+        if (!shown || every <= 0 || seconds_since(last) < every) return;
+        last = Clock::now();
+        double rate = bytes / seconds_since(start), left = rate > 0 ? (total - bytes) / rate : 0;
+        fprintf(stderr, "%s: %.0f of %.0f MB, %.1f MB/s a rank, %.0f min left\n", what.c_str(), bytes * 1e-6,
+                total * 1e-6, rate * 1e-6, std::max(left, 0.0) / 60);
+    }
+};
+
+struct Stage {
+    const Ranks& ranks;
+    const Settings& settings;
+    std::string step, folder, ending;  // of outputs, as .jsonl.zst
+    uint64_t fingerprint;
+    Progress progress;
+
+    // also: what else the result depends on
+    Stage(const Ranks& ranks, const Settings& settings, const std::string& step, const std::string& folder,
+          const std::string& ending, uint64_t also = 0)
+        : ranks(ranks), settings(settings), step(step), folder(folder), ending(ending),
+          fingerprint(settings.fingerprint(step) ^ also * 0x9E3779B97F4A7C15ull),
+          progress(step, settings.number("progress"), ranks.first()) {}
+
+    std::string output(const Corpus& corpus, const CorpusFile& f) const {
+        return folder + "/" + corpus.sets[f.set].name + "/" + f.name + ending;
+    }
+    // of an input: its size, its beginning and its end
+    static uint64_t identity(const CorpusFile& f) {
+        MappedFile file(f.path);
+        size_t part = std::min(file.size, (size_t)1 << 16);
+        uint64_t h =
+            file.size ^ XXH3_64bits(file.data, part) * 3 ^ XXH3_64bits(file.data + file.size - part, part);
+        return h;
+    }
+    std::string mark(uint64_t of_input) const {
+        return text("%016llx", (unsigned long long)(fingerprint ^ of_input * 5));
+    }
+    bool finished(const std::string& path, uint64_t of_input) const {
+        std::error_code e;
+        if (!std::filesystem::exists(path, e) || !std::filesystem::exists(path + ".counts", e)) return false;
+        try {
+            MappedFile file(path + ".counts");
+            return Json::parse(file.view(), path).at("mark", path).string("mark") == mark(of_input);
+        } catch (const Error&) {
+            return false;  // cut off or foreign: done again
+        }
+    }
+    void finish(const std::string& path, uint64_t of_input, const Counts& counts) const {
+        FileWriter about(path + ".counts");
+        about.write("{\"mark\": \"" + mark(of_input) + "\", \"counts\": " + as_json(counts) + "}\n");
+        about.finish();
+    }
+    static std::string as_json(const Counts& counts) {
+        std::string out = "{";
+        for (auto& [name, n] : counts)
+            out += (out.size() > 1 ? ", " : "") + json_quote(name) + ": " + std::to_string(n);
+        return out + "}";
+    }
+    static Counts read_counts(const std::string& path) {
+        MappedFile file(path + ".counts");
+        Counts counts;
+        Json about = Json::parse(file.view(), path + ".counts");
+        for (auto& [name, n] : about.at("counts", path).members)
+            counts[name] = (int64_t)n.number("count");
+        return counts;
+    }
+
+    // the indices of this rank's files: the largest first, each to whom has least
+    std::vector<size_t> mine(const Corpus& corpus,
+                             const std::function<bool(const CorpusFile&)>& wanted) const {
+        std::vector<size_t> order, out;
+        for (size_t i = 0; i < corpus.files.size(); i++) if (wanted(corpus.files[i])) order.push_back(i);
+        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+            return corpus.files[a].bytes > corpus.files[b].bytes;
+        });
+        std::vector<uint64_t> load(ranks.all.size, 0);
+        for (size_t i : order) {
+            size_t rank = (size_t)(std::min_element(load.begin(), load.end()) - load.begin());
+            load[rank] += corpus.files[i].bytes + 1000;
+            if ((int)rank == ranks.all.rank) out.push_back(i);
+        }
+        return out;
+    }
+
+    // work(file, path to write, counts) makes one output; the result holds outputs for what was wanted, and
+    // all other files as they were
+    template <class Work>
+    Corpus each_file(const Corpus& in, const std::function<bool(const CorpusFile&)>& wanted, Work work) {
+        if (ranks.first())
+            for (auto& f : in.files)
+                if (wanted(f)) std::filesystem::create_directories(folder + "/" + in.sets[f.set].name);
+        ranks.wait("folders");
+        std::vector<size_t> files = mine(in, wanted);
+        for (size_t i : files) progress.total += (double)in.files[i].bytes;
+        for (size_t i : files) {
+            const CorpusFile& f = in.files[i];
+            std::string to = output(in, f);
+            uint64_t input = identity(f);
+            if (!finished(to, input)) {
+                unlink((to + ".counts").c_str());
+                Counts counts;
+                work(f, to, counts);
+                finish(to, input, counts);
+            }
+            progress.done += (double)f.bytes;
+            progress.at(progress.done);
+        }
+        ranks.wait("a step");
+        Corpus out = in;
+        std::map<std::string, Counts> sums;
+        for (auto& f : out.files) {
+            if (!wanted(f)) continue;
+            f.path = output(in, f);
+            f.bytes = std::filesystem::file_size(f.path);
+            if (ranks.first())
+                for (auto& [name, n] : read_counts(f.path)) sums[in.sets[f.set].name][name] += n;
+        }
+        if (ranks.first()) report(sums);
+        return out;
+    }
+    // reads documents and writes those for which keep() says nothing; else what it says is counted
+    template <class Keep>
+    Corpus each_document(const Corpus& in, const std::function<bool(const CorpusFile&)>& wanted, Keep keep) {
+        return each_file(in, wanted, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
+            DocumentReader reader(f.path, settings.whole("longest"), counts);
+            DocumentWriter writer(to);
+            for (Document d; reader.next(d);) {
+                int64_t had = characters(d.text);
+                counts["characters"] += had;
+                const char* why = keep(d, counts);
+                if (why) counts[why]++;
+                else {
+                    counts["kept"]++, counts["kept characters"] += characters(d.text);
+                    writer.write(d);
+                }
+                progress.at(progress.done + (double)reader.bytes.at);
+            }
+            writer.finish();
+        });
+    }
+    void report(const std::map<std::string, Counts>& sums) const {
+        std::string all;
+        for (auto& [set, counts] : sums) {
+            all += (all.empty() ? "" : ",\n") + json_quote(set) + ": " + as_json(counts);
+            printf("%s %s:", step.c_str(), set.c_str());
+            bool first = true;
+            for (auto& [name, n] : counts)
+                printf("%s %s %lld", std::exchange(first, false) ? "" : ",", name.c_str(), (long long)n);
+            printf("\n");
+        }
+        fflush(stdout);
+        FileWriter file(folder + "/" + step + ".json");
+        file.write("{" + all + "}\n");
+        file.finish();
+    }
+};
+
+inline bool every_file(const CorpusFile&) { return true; }

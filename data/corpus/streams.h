@@ -1,0 +1,189 @@
+// streams.h   bytes in and out of files, plain, gzip or zstd
+//   ByteReader   what a file holds; its compression is told by its first bytes, never by its name
+//                gzip: any number of members, each read on its own; a damaged one ends where the damage is
+//                found and the next is looked for, and counted
+//   ByteWriter   .gz and .zst by the name; the file appears when finish() has put all of it on the disk
+//   Both hold a few hundred KB whatever the file's size.
+#pragma once
+#include <zlib.h>
+#include <zstd.h>
+#include <algorithm>
+#include <string>
+#include "../../layers/base/file.h"
+
+enum class Packing { Plain, Gzip, Zstd };
+
+struct ByteReader {
+    MappedFile file;
+    Packing packing = Packing::Plain;
+    size_t at = 0;             // in the file
+    bool starts_part = true;   // the next byte is the first of a member, or of the file
+    long damaged = 0;          // members and frames that broke
+    std::string first_damage;  // "offset 123: …"
+
+    explicit ByteReader(const std::string& path) : file(path) {
+        if (gzip_at(0)) packing = Packing::Gzip;
+        else if (file.size >= 4 && !memcmp(file.data, "\x28\xb5\x2f\xfd", 4)) packing = Packing::Zstd;
+        if (packing == Packing::Gzip && inflateInit2(&inflate_state, 15 + 16) != Z_OK)
+            fail("%s: no memory to decompress", path.c_str());
+        if (packing == Packing::Zstd && !(zstd = ZSTD_createDCtx()))
+            fail("%s: no memory to decompress", path.c_str());
+        if (file.data) madvise((void*)file.data, file.size, MADV_SEQUENTIAL);
+    }
+    ByteReader(const ByteReader&) = delete;
+    ~ByteReader() {
+        if (packing == Packing::Gzip) inflateEnd(&inflate_state);
+        ZSTD_freeDCtx(zstd);
+    }
+
+    // up to n bytes into out, never across the end of a member; 0 only where the file ends
+    size_t read(char* out, size_t n) {
+        for (;;) {
+            size_t had = at;
+            if (at >= file.size) {
+                if (std::exchange(inside, false)) damage("ends inside compressed data");
+                return 0;
+            }
+            size_t got = packing == Packing::Plain ? plain(out, n)
+                : packing == Packing::Gzip ? inflate_some(out, n) : zstd_some(out, n);
+            if (got) return got;
+            if (at == had && !inside) at = file.size;  // nothing that could be read follows
+        }
+    }
+
+private:
+    z_stream inflate_state = {};
+    ZSTD_DCtx* zstd = nullptr;
+    bool inside = false;  // of a member or frame
+
+    bool gzip_at(size_t i) const {
+        return i + 3 <= file.size && !memcmp(file.data + i, "\x1f\x8b\x08", 3);
+    }
+    void damage(const char* what) {
+        if (!damaged++) first_damage = text("offset %zu: %s", at, what);
+    }
+    size_t plain(char* out, size_t n) {
+        starts_part = at == 0;
+        n = std::min(n, file.size - at);
+        memcpy(out, file.data + at, n);
+        at += n;
+        return n;
+    }
+    // to the next member behind damage, or the end
+    void find_member(size_t from) {
+        for (at = std::min(from, file.size); at < file.size && !gzip_at(at);) {
+            const void* next = memchr(file.data + at + 1, 0x1f, file.size - at - 1);
+            at = next ? (size_t)((const char*)next - file.data) : file.size;
+        }
+        inside = false;
+    }
+    size_t inflate_some(char* out, size_t n) {
+        if (!inside) {
+            if (!gzip_at(at)) {
+                size_t zeros = at;  // some writers fill up with zeros
+                while (zeros < file.size && !file.data[zeros]) zeros++;
+                if (zeros < file.size) damage("no gzip member begins here");
+                find_member(at);
+                if (at >= file.size) return 0;
+            }
+            inflateReset(&inflate_state);
+            inside = starts_part = true;
+        } else starts_part = false;
+        inflate_state.next_in = (Bytef*)file.data + at;
+        inflate_state.avail_in = (uInt)std::min(file.size - at, (size_t)1 << 30);
+        inflate_state.next_out = (Bytef*)out;
+        inflate_state.avail_out = (uInt)std::min(n, (size_t)1 << 30);
+        int result = inflate(&inflate_state, Z_NO_FLUSH);
+        size_t used = (size_t)((const char*)inflate_state.next_in - file.data) - at;
+        size_t got = (size_t)((char*)inflate_state.next_out - out);
+        at += used;
+        if (result == Z_STREAM_END) inside = false;
+        else if (result != Z_OK && result != Z_BUF_ERROR) {
+            damage(inflate_state.msg ? inflate_state.msg : "damaged");
+            find_member(at + 1);
+        } else if (!used && !got) at = file.size;  // wants more than there is
+        return got;
+    }
+    size_t zstd_some(char* out, size_t n) {
+        starts_part = !inside;
+        ZSTD_inBuffer in = {file.data, file.size, at};
+        ZSTD_outBuffer to = {out, n, 0};
+        size_t left = ZSTD_decompressStream(zstd, &to, &in);
+        if (ZSTD_isError(left)) {
+            damage(ZSTD_getErrorName(left));
+            at = file.size, inside = false;
+            return to.pos;
+        }
+        bool moved = in.pos != at || to.pos;
+        at = in.pos, inside = left != 0;
+        if (!moved) at = file.size;
+        return to.pos;
+    }
+};
+
+struct ByteWriter {
+    FileWriter file;
+    Packing packing;
+
+    explicit ByteWriter(const std::string& path) : file(path) {
+        packing = path.ends_with(".gz") ? Packing::Gzip : path.ends_with(".zst") ? Packing::Zstd
+            : Packing::Plain;
+        if (packing == Packing::Gzip && deflateInit2(&deflate_state, 6, Z_DEFLATED, 15 + 16, 8,
+                                                     Z_DEFAULT_STRATEGY) != Z_OK)
+            fail("%s: no memory to compress", path.c_str());
+        if (packing == Packing::Zstd) {
+            zstd = ZSTD_createCCtx();
+            if (!zstd) fail("%s: no memory to compress", path.c_str());
+            ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, 3);
+            ZSTD_CCtx_setParameter(zstd, ZSTD_c_checksumFlag, 1);
+        }
+        pending.reserve(piece);
+    }
+    ByteWriter(const ByteWriter&) = delete;
+    ~ByteWriter() {
+        if (packing == Packing::Gzip) deflateEnd(&deflate_state);
+        ZSTD_freeCCtx(zstd);
+    }
+    void write(std::string_view s) {
+        while (!s.empty()) {
+            size_t n = std::min(s.size(), piece - pending.size());
+            pending.append(s.substr(0, n));
+            s.remove_prefix(n);
+            if (pending.size() == piece) flush(false);
+        }
+    }
+    void finish() {
+        flush(true);
+        file.finish();
+    }
+
+private:
+    static constexpr size_t piece = 256 << 10;
+    std::string pending;
+    z_stream deflate_state = {};
+    ZSTD_CCtx* zstd = nullptr;
+    char out[64 << 10];
+
+    void flush(bool last) {
+        if (packing == Packing::Plain) file.write(pending);
+        else if (packing == Packing::Gzip) {
+            deflate_state.next_in = (Bytef*)pending.data();
+            deflate_state.avail_in = (uInt)pending.size();
+            do {
+                deflate_state.next_out = (Bytef*)out, deflate_state.avail_out = sizeof out;
+                deflate(&deflate_state, last ? Z_FINISH : Z_NO_FLUSH);
+                file.write(out, sizeof out - deflate_state.avail_out);
+            } while (deflate_state.avail_out == 0);
+        } else {
+            ZSTD_inBuffer in = {pending.data(), pending.size(), 0};
+            size_t left = 0;
+            do {
+                ZSTD_outBuffer to = {out, sizeof out, 0};
+                left = ZSTD_compressStream2(zstd, &to, &in, last ? ZSTD_e_end : ZSTD_e_continue);
+                if (ZSTD_isError(left)) fail("%s: %s", file.path.c_str(), ZSTD_getErrorName(left));
+                file.write(out, to.pos);
+            } while (last ? left != 0 : in.pos < in.size);
+        }
+        pending.clear();
+    }
+};
