@@ -11,6 +11,8 @@
 
 namespace comm {
 
+inline const char* program = "train_gpt";  // in messages
+
 inline std::string rank_list(const std::vector<int>& ranks) {
     std::string out;
     for (size_t i = 0; i < ranks.size(); i++) {
@@ -35,7 +37,7 @@ inline void agree(const std::string& complaint) {
         std::string ranks = all.size() == 1 ? ""
             : who[(int64_t)mine].size() == all.size() ? text("[all %zu ranks] ", all.size())
             : "[rank " + rank_list(who[(int64_t)mine]) + "] ";
-        fprintf(stderr, "%strain_gpt: %s\n", ranks.c_str(), complaint.c_str());
+        fprintf(stderr, "%s%s: %s\n", ranks.c_str(), program, complaint.c_str());
     }
     finish();
     exit(1);

@@ -1,6 +1,7 @@
 // corpus.cpp   Common Crawl and other texts -> blended tokens: ./corpus STEP, or all steps: ./corpus run FILE
 //   Each step reads files and writes others; under mpirun the files are dealt to the ranks, and what is
 //   written is the same bytes for any number of them.
+#include "bench.h"
 #include "decontaminate.h"
 #include "dedup.h"
 #include "quality.h"
@@ -9,26 +10,62 @@
 
 namespace {
 
-struct StepForm {
-    const char *name, *takes, *says;
-};
-constexpr StepForm forms[] = {
-    {"extract", "SET=FILE.warc.gz…", "WARC -> documents (JSONL): language, main text"},
-    {"clean", "SET=FILE.jsonl.zst…", "Unicode repaired, short documents dropped by rule"},
-    {"quality train", "--positives … --model FILE SET=FILE…", "a classifier of good documents"},
-    {"quality score", "--model FILE SET=FILE…", "its probability, into each document's meta"},
-    {"quality filter", "SET=FILE…", "documents kept by chance, the better the likelier"},
-    {"dedup", "SET=FILE…", "one document of each group of near-duplicates, over all sets"},
-    {"decontaminate", "--against TASK=FOLDER SET=FILE…", "what stands in evaluation tasks is cut out"},
-    {"tokens", "--vocabulary bytes|PATH SET=FILE…", "shuffled token files and train.blend for train_gpt"},
-    {"report", "FOLDER", "of a run: what every set lost where (report.md, report.svg)"},
-    {"run", "corpus.conf", "all of it, in this order; goes on where it was"},
+// what was asked; files are in `corpus`, and of a run too
+struct Asked {
+    std::string step;
+    Settings settings;
+    Corpus corpus;
+    std::vector<std::string> words;  // that are neither step nor option
+    std::string output() const { return settings.get("output"); }
 };
 
+void run_all(const Ranks& ranks, Asked& asked);
+
+struct StepForm {
+    const char *name, *takes, *says;
+    const char* needs;  // options without a default, parted by blanks
+    void (*run)(const Ranks&, Asked&);
+};
+using A = Asked&;
+const StepForm forms[] = {
+    {"extract", "SET=FILE.warc.gz…", "WARC -> documents (JSONL): language, main text", "output",
+     [](const Ranks& r, A a) { extract(r, a.settings, a.corpus, a.output()); }},
+    {"clean", "SET=FILE.jsonl.zst…", "Unicode repaired, short documents dropped by rule", "output",
+     [](const Ranks& r, A a) { clean(r, a.settings, a.corpus, a.output()); }},
+    {"quality train", "SET=FILE…", "a classifier of good documents", "positives model",
+     [](const Ranks& r, A a) { train_classifier(r, a.settings, a.corpus, a.settings.get("model")); }},
+    {"quality score", "SET=FILE…", "its probability, into each document's meta", "model output",
+     [](const Ranks& r, A a) {
+         score(r, a.settings, a.corpus, a.output(), a.settings.get("model"), every_file);
+     }},
+    {"quality filter", "SET=FILE…", "documents kept by chance, the better the likelier", "output",
+     [](const Ranks& r, A a) { filter(r, a.settings, a.corpus, a.output(), every_file); }},
+    {"dedup", "SET=FILE…", "one document of each group of near-duplicates, over all sets", "output",
+     [](const Ranks& r, A a) { dedup(r, a.settings, a.corpus, a.output()); }},
+    {"decontaminate", "SET=FILE…", "what stands in evaluation tasks is cut out", "against output",
+     [](const Ranks& r, A a) { decontaminate(r, a.settings, a.corpus, a.output()); }},
+    {"tokens", "SET=FILE…", "shuffled token files and train.blend for train_gpt", "output",
+     [](const Ranks& r, A a) { tokens(r, a.settings, a.corpus, a.output()); }},
+    {"report", "FOLDER", "of a run: what every set lost where (report.md, report.svg)", "",
+     [](const Ranks& r, A a) { r.together([&] { return r.first() ? (report(a.words[0]), 0) : 0; }); }},
+    {"run", "corpus.conf", "all of it, in this order; goes on where it was", "", run_all},
+    {"bench", "[FILE.warc.gz]", "the speed of each step's inner work on this core", "",
+     [](const Ranks&, A a) { bench(a.words.empty() ? "" : a.words[0]); }},
+};
+// as options know it
+std::string bare_step(const StepForm& f) {
+    std::string name = f.name;
+    return name.substr(name.rfind(' ') + 1);
+}
+
 std::string help() {
-    std::string out = "usage: ./corpus STEP --output FOLDER [--OPTION VALUE]… SET=PATTERN…\n"
+    std::string out = "usage: ./corpus STEP [--OPTION VALUE]… SET=PATTERN…\n"
                       "       mpirun -n 8 ./corpus …     the same result, on more cores\n\n";
-    for (auto& f : forms) out += text("  %-15s %-38s %s\n", f.name, f.takes, f.says);
+    for (auto& f : forms) {
+        std::string takes;
+        for (auto& option : parts_of(f.needs, ' ')) takes += "--" + option + " … ";
+        out += text("  %-15s %-42s %s\n", f.name, (takes + f.takes).c_str(), f.says);
+    }
     out += "\noptions, their steps and [defaults]:\n";
     for (auto& o : corpus_options)
         out += text("  --%-17s %-14s %s%s\n", o.name, o.steps, o.help,
@@ -36,67 +73,93 @@ std::string help() {
     return out;
 }
 
-struct Asked {
-    std::string step;  // without "quality"
-    Settings settings;
-    Corpus corpus;
-    std::vector<std::string> words;  // that are no options
-};
+const StepForm& find_form(std::vector<std::string>& words) {
+    if (words.empty()) fail("wants a step (--help lists them)");
+    std::vector<std::string> known;
+    for (auto& f : forms) {
+        std::vector<std::string> name = parts_of(f.name, ' ');
+        known.push_back(f.name);
+        if (words.size() < name.size() || !std::equal(name.begin(), name.end(), words.begin())) continue;
+        words.erase(words.begin(), words.begin() + (long)name.size());
+        return f;
+    }
+    std::string asked = words[0] + (words[0] == "quality" && words.size() > 1 ? " " + words[1] : "");
+    fail("unknown step %s: did you mean %s? (--help lists all)", asked.c_str(),
+         nearest(asked, known).c_str());
+}
 
-Asked parse(int argc, char** argv) {
-    Asked asked;
-    std::vector<std::string> words;
+// what would otherwise be found out hours later
+void check_run(Asked& asked) {
+    const Settings& s = asked.settings;
+    s.need("output", "FOLDER, or a line output FOLDER");
+    StopWords stop(s.get("stopwords"));
+    MinHash hasher(s);
+    check_priority(s, asked.corpus);
+    open_vocabulary(s, asked.corpus);
+    if (s.has("against")) read_keys(s);
+    if (s.has("model")) Classifier classifier(s.get("model"));
+}
+
+const StepForm& parse(int argc, char** argv, Asked& asked) {
     for (int i = 1; i < argc; i++) {
         std::string word = argv[i];
         if (word == "--help") {
-            fputs(help().c_str(), stdout);
+            if (comm::world_rank() == 0) fputs(help().c_str(), stdout);
             comm::finish();
             exit(0);
         }
         if (word.rfind("--", 0) != 0) {
-            words.push_back(word);
+            asked.words.push_back(word);
             continue;
         }
         if (i + 1 == argc) fail("%s: wants a value (--help explains)", word.c_str());
-        asked.settings.set(word.substr(2), argv[i + 1], "command line");
-        i++;
+        asked.settings.set(word.substr(2), argv[++i], "");
     }
-    if (words.empty()) fail("wants a step (--help lists them)");
-    bool quality = words[0] == "quality";
-    if (quality) words.erase(words.begin());
-    asked.step = words.empty() ? "" : words[0];
-    std::vector<std::string> known;
-    for (auto& f : forms) {
-        std::string name = f.name;
-        bool of_quality = name.rfind("quality ", 0) == 0;
-        known.push_back(name);
-        if (quality == of_quality && asked.step == (of_quality ? name.substr(8) : name)) known.clear();
-        if (known.empty()) break;
-    }
-    if (!known.empty())
-        fail("unknown step %s%s: did you mean %s? (--help lists all)", quality ? "quality " : "",
-             asked.step.c_str(), nearest((quality ? "quality " : "") + asked.step, known).c_str());
+    const StepForm& form = find_form(asked.words);
+    asked.step = bare_step(form);
+    bool runs = asked.step == "run", files = !runs && asked.step != "report" && asked.step != "bench";
     for (auto& [name, value] : asked.settings.values)
-        if (asked.step != "run" && !takes(find_corpus_option(name, ""), asked.step))
-            fail("--%s: is for %s, not for %s", name.c_str(), find_corpus_option(name, "").steps,
-                 asked.step.c_str());
-    asked.words.assign(words.begin() + 1, words.end());
-    return asked;
+        if (const CorpusOption& o = find_corpus_option(name, ""); !runs && !takes(o, asked.step))
+            fail("--%s: is for %s, not for %s", o.name, o.steps, form.name);
+    if ((runs || asked.step == "report") && asked.words.size() != 1)
+        fail("%s wants one %s", form.name, form.takes);
+    if (runs) {
+        Settings given = std::exchange(asked.settings, {});
+        read_corpus_config(asked.words[0], asked.settings, asked.corpus);
+        for (auto& [name, value] : given.values) asked.settings.values[name] = value;
+        check_run(asked);
+    }
+    for (auto& option : parts_of(form.needs, ' '))
+        asked.settings.need(option.c_str(), "(--help explains it)");
+    for (size_t i = 0; files && i < asked.words.size(); i++) {
+        const std::string& word = asked.words[i];
+        size_t is = word.find('=');
+        bool named = is != word.npos && word.find('/') > is;
+        asked.corpus.add(named ? word.substr(0, is) : "all", asked.step == "extract", 0,
+                         named ? word.substr(is + 1) : word);
+    }
+    if (files && asked.corpus.files.empty())
+        fail("%s wants files: SET=PATTERN… (--help explains)", form.name);
+    asked.corpus.finish();
+    return form;
 }
 
-// is this file of a set that counts as good?
-bool named(const Settings& s, const CorpusFile& f, const Corpus& c) {
-    std::vector<std::string> good = parts_of(s.get("positives"), ',');
-    return std::find(good.begin(), good.end(), c.sets[(size_t)f.set].name) != good.end();
+// ranks that would do different things
+std::vector<comm::Fact> facts(const Asked& asked) {
+    std::string settings = asked.step, files;
+    for (auto& [name, value] : asked.settings.values) settings += "\n" + name + " " + value;
+    for (auto& f : asked.corpus.files)
+        files += text("%s %llu\n", f.path.c_str(), (unsigned long long)f.bytes);
+    return {{"the settings", checksum(settings.data(), settings.size()), "give all ranks the same"},
+            {"the list of files", checksum(files.data(), files.size()),
+             "use a file system that all nodes share"}};
 }
 
 // all steps; each set's files are replaced by what a step made of them
-void run_all(const Ranks& ranks, const std::string& path, const Settings& given) {
-    Settings s;
-    Corpus c;
-    read_corpus_config(path, s, c);
-    for (auto& [name, value] : given.values) s.values[name] = value;
-    std::string out = s.need("output", "FOLDER, or a line output FOLDER");
+void run_all(const Ranks& ranks, Asked& asked) {
+    const Settings& s = asked.settings;
+    Corpus c = asked.corpus;
+    std::string out = asked.output();
     std::vector<bool> crawled;
     for (auto& set : c.sets) crawled.push_back(set.warc);
     auto from_crawl = [&](const CorpusFile& f) { return crawled[(size_t)f.set]; };
@@ -105,15 +168,18 @@ void run_all(const Ranks& ranks, const std::string& path, const Settings& given)
         for (auto& set : c.sets) set.warc = false;
     }
     c = clean(ranks, s, c, out + "/clean");
+    std::string model = s.has("model") ? s.get("model") : out + "/classifier/model.bin";
+    if (s.has("positives") && !s.has("model")) {
+        std::vector<std::string> good = parts_of(s.get("positives"), ',');
+        Corpus crawl = c;  // what is not good is the crawl
+        if (s.get("negatives").empty())
+            std::erase_if(crawl.files, [&](auto& f) {
+                return !from_crawl(f) && !std::count(good.begin(), good.end(), c.sets[(size_t)f.set].name);
+            });
+        if (ranks.first()) std::filesystem::create_directories(out + "/classifier");
+        train_classifier(ranks, s, crawl, model);
+    }
     if (s.has("positives") || s.has("model")) {
-        std::string model = s.has("model") ? s.get("model") : out + "/score/classifier.bin";
-        if (!s.has("model")) {
-            if (ranks.first()) std::filesystem::create_directories(out + "/score");
-            Corpus crawl = c;
-            if (s.get("negatives").empty())
-                std::erase_if(crawl.files, [&](auto& f) { return !from_crawl(f) && !named(s, f, c); });
-            train_classifier(ranks, s, crawl, model);
-        }
         c = score(ranks, s, c, out + "/score", model, from_crawl);
         c = filter(ranks, s, c, out + "/filter", from_crawl);
     }
@@ -123,48 +189,21 @@ void run_all(const Ranks& ranks, const std::string& path, const Settings& given)
     if (ranks.first()) report(out);
 }
 
-void run_step(const Ranks& ranks, Asked& asked) {
-    Corpus& in = asked.corpus;
-    if (asked.step == "run" || asked.step == "report") {
-        if (asked.words.size() != 1)
-            fail("%s wants %s", asked.step.c_str(), asked.step == "run" ? "one configuration" : "one folder");
-        if (asked.step == "run") run_all(ranks, asked.words[0], asked.settings);
-        else if (ranks.first()) report(asked.words[0]);
-        return;
-    }
-    for (auto& word : asked.words) {
-        size_t is = word.find('=');
-        bool named = is != word.npos && word.find('/') > is;
-        in.add(named ? word.substr(0, is) : "all", asked.step == "extract", 0,
-               named ? word.substr(is + 1) : word);
-    }
-    if (in.files.empty()) fail("%s wants files: SET=PATTERN… (--help explains)", asked.step.c_str());
-    in.finish();
-    const Settings& s = asked.settings;
-    if (asked.step == "train") return train_classifier(ranks, s, in, s.need("model", "FILE to write"));
-    std::string folder = s.need("output", "FOLDER");
-    if (asked.step == "extract") extract(ranks, s, in, folder);
-    if (asked.step == "clean") clean(ranks, s, in, folder);
-    if (asked.step == "score") score(ranks, s, in, folder, s.need("model", "FILE"), every_file);
-    if (asked.step == "filter") filter(ranks, s, in, folder, every_file);
-    if (asked.step == "dedup") dedup(ranks, s, in, folder);
-    if (asked.step == "decontaminate") decontaminate(ranks, s, in, folder);
-    if (asked.step == "tokens") tokens(ranks, s, in, folder);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
-        comm::timeout = 30 * 86400;  // ranks wait for the one with the longest file
+        comm::program = "corpus", comm::timeout = 30 * 86400;  // ranks wait for the one with the longest file
         comm::start(&argc, &argv);
         Ranks ranks;
-        Asked asked = parse(argc, argv);
-        run_step(ranks, asked);
+        Asked asked;
+        const StepForm* form = ranks.together([&] { return &parse(argc, argv, asked); });
+        comm::agree_on(facts(asked));
+        form->run(ranks, asked);
         comm::finish();
         return 0;
     } catch (const std::exception& e) {
-        fprintf(stderr, "corpus: %s\n", e.what());
+        fprintf(stderr, "[rank %d] corpus: %s\n", comm::world_rank(), e.what());
         comm::stop(1);
     }
 }

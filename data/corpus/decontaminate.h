@@ -194,6 +194,13 @@ inline void add_questions(Keys& keys, const std::string& from, const std::string
     }
 }
 
+inline Keys read_keys(const Settings& settings) {
+    Keys keys;
+    for (auto& from : parts_of(settings.get("against"), ','))
+        add_questions(keys, from, settings.get("vocabulary"));
+    return keys;
+}
+
 struct Cutter {
     const Keys& keys;
     int64_t margin, shortest;
@@ -287,20 +294,18 @@ inline void count_hits(const Ranks& ranks, const Settings& settings, const Corpu
 
 inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const Corpus& in,
                             const std::string& folder) {
-    Keys keys;
-    for (auto& from : parts_of(settings.need("against", "TASK=FOLDER or FILE.eval"), ','))
-        add_questions(keys, from, settings.get("vocabulary"));
+    Keys keys = ranks.together([&] { return read_keys(settings); });
     if (ranks.first()) printf("decontaminate: %zu keys\n", keys.keys.size());
     count_hits(ranks, settings, in, folder, keys);
     uint64_t everywhere = keys.fingerprint();
     for (auto& k : keys.keys) everywhere = everywhere * 3 + k.common;
-    Stage stage(ranks, settings, "decontaminate", folder, ".jsonl.zst", everywhere);
+    Stage stage(ranks, settings, "decontaminate", folder, settings.documents_ending(), everywhere);
     Cutter cutter = {keys, (int64_t)settings.whole("margin"), (int64_t)settings.whole("shortest-piece"),
                      settings.whole("most-pieces")};
     return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
         DocumentReader reader(f.path, settings.whole("longest"), counts);
         DocumentWriter writer(to);
-        FileWriter report(to.substr(0, to.size() - strlen(".jsonl.zst")) +
+        FileWriter report(to.substr(0, to.size() - stage.ending.size()) +
                           ".cut.tsv");  // id, pieces, first key
         for (Document d; reader.next(d);) {
             stage.progress.at(stage.progress.done + (double)reader.bytes.at);

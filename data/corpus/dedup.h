@@ -20,6 +20,11 @@ inline const char* mtnlg_priority =
     "openwebtext2,wikipedia,books3,bookcorpus2,pubmed,nih-exporter,stackexchange,realnews,pile-cc,gutenberg,"
     "cc-stories,cc-2021-04,cc-2020-50,github,arxiv";
 
+inline void check_priority(const Settings& settings, const Corpus& in) {
+    for (auto& name : parts_of(settings.get("priority"), ','))
+        if (in.find(name) < 0) fail("--priority %s: there is no such set", name.c_str());
+}
+
 struct BandRecord {
     uint64_t key, document;
 };
@@ -90,8 +95,9 @@ struct Dedup {
     std::vector<Join> joins;
     uint64_t records = 0;
 
-    Dedup(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder)
-        : ranks(ranks), settings(settings), in(in), folder(folder), hasher(settings) {}
+    Dedup(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
+          const MinHash& hasher)
+        : ranks(ranks), settings(settings), in(in), folder(folder), hasher(hasher) {}
 
     Corpus hash_all() {
         Stage stage(ranks, settings, "minhash", folder + "/minhash", ".signatures");
@@ -110,8 +116,6 @@ struct Dedup {
     }
     void number_documents(const Corpus& hashed) {
         std::string names = settings.get("priority");
-        for (auto& name : parts_of(names, ','))
-            if (in.find(name) < 0) fail("--priority %s: there is no such set", name.c_str());
         std::vector<std::string> priority = parts_of(names.empty() ? mtnlg_priority : names, ',');
         auto place = [&](size_t file) {
             const std::string& set = in.sets[in.files[file].set].name;
@@ -264,7 +268,11 @@ struct Dedup {
 
 inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& in,
                     const std::string& folder) {
-    Dedup d(ranks, settings, in, folder);
+    MinHash hasher = ranks.together([&] {
+        check_priority(settings, in);
+        return MinHash(settings);
+    });
+    Dedup d(ranks, settings, in, folder, hasher);
     d.number_documents(d.hash_all());
     uint64_t stamp = settings.fingerprint("dedup");
     for (size_t i : d.order)
@@ -290,7 +298,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
     MappedFile removed(path);
     const uint64_t *begin = (const uint64_t*)(removed.data + 16),
                    *end = begin + removed.read<uint64_t>(8, "count");
-    Stage stage(ranks, settings, "dedup", folder, ".jsonl.zst", stamp);
+    Stage stage(ranks, settings, "dedup", folder, settings.documents_ending(), stamp);
     return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
         size_t place = (size_t)(std::find(d.order.begin(), d.order.end(), (size_t)(&f - in.files.data())) -
                                 d.order.begin());

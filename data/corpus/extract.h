@@ -26,8 +26,8 @@ inline Language detect_language(std::string_view s, bool is_html) {
 
 inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus& in,
                       const std::string& folder) {
-    Stage stage(ranks, settings, "extract", folder, ".jsonl.zst");
-    StopWords stop(settings.get("stopwords"));
+    Stage stage(ranks, settings, "extract", folder, settings.documents_ending());
+    StopWords stop = ranks.together([&] { return StopWords(settings.get("stopwords")); });
     JusText rules;
     size_t longest = settings.whole("longest");
     std::string language = settings.get("language");

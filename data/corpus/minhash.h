@@ -18,7 +18,7 @@
 struct MinHash {
     int bands, rows, n, shingle;
     bool words, fast;
-    static constexpr int lanes = 32;
+    static constexpr int lanes = 16;
     std::vector<uint32_t> a, b;  // filled up to a multiple of lanes
 
     explicit MinHash(const Settings& s)
@@ -79,16 +79,14 @@ private:
         hashes.clear();
     }
     void take_lanes(const uint32_t* a_in, const uint32_t* b_in, uint32_t* inout) {
-        uint32_t m[lanes], x[lanes], y[lanes];  // in registers
-        for (int j = 0; j < lanes; j++) m[j] = inout[j], x[j] = a_in[j], y[j] = b_in[j];
+        typedef uint32_t Lanes __attribute__((vector_size(lanes * 4)));  // one register, or a few
+        Lanes m, x, y;
+        memcpy(&m, inout, sizeof m), memcpy(&x, a_in, sizeof x), memcpy(&y, b_in, sizeof y);
         for (uint64_t h : hashes) {
-            #pragma GCC unroll 32
-            for (int j = 0; j < lanes; j++) {
-                uint32_t t = (uint32_t)h * x[j] + y[j];
-                m[j] = t < m[j] ? t : m[j];
-            }
+            Lanes t = (uint32_t)h * x + y;
+            m = t < m ? t : m;
         }
-        for (int j = 0; j < lanes; j++) inout[j] = m[j];
+        memcpy(inout, &m, sizeof m);
     }
     void densify() {
         bool any = false;

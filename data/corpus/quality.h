@@ -6,30 +6,37 @@
 //   What is drawn for a document is keyed by its id, or by its text where it has none: never by its place.
 #pragma once
 #include <fasttext/fasttext.h>
+#include <array>
 #include "../../layers/base/rng.h"
 #include "extract.h"
 #include "unicode_repair.h"
 
-inline Corpus clean(const Ranks& ranks, const Settings& settings, const Corpus& in,
-                    const std::string& folder) {
-    Stage stage(ranks, settings, "clean", folder, ".jsonl.zst");
-    int64_t foreign = (int64_t)settings.whole("short-foreign"),
-            script = (int64_t)settings.whole("short-javascript");
-    int64_t shortest = (int64_t)settings.whole("shortest");
-    std::string language = settings.get("language");
-    return stage.each_document(in, every_file, [&](Document& d, Counts& counts) -> const char* {
-        counts["Unicode repaired"] += repair_unicode(d.text);
-        int64_t n = characters(d.text);
+struct CleaningRules {  // lengths in characters
+    int64_t foreign, script, shortest;
+    std::string language;
+    explicit CleaningRules(const Settings& s)
+        : foreign((int64_t)s.whole("short-foreign")), script((int64_t)s.whole("short-javascript")),
+          shortest((int64_t)s.whole("shortest")), language(s.get("language")) {}
+
+    // repairs the text; nullptr, or why it goes
+    const char* clean(std::string& s, Counts& counts) const {
+        counts["Unicode repaired"] += repair_unicode(s);
+        int64_t n = characters(s);
         if (n == 0) return "empty";
         if (n < shortest) return "shorter than --shortest";
-        if (n < script) {
-            std::string low = lower(d.text);
-            if (low.find("javascript") != low.npos) return "short and about javascript";
-        }
-        if (n < foreign && language != "any" && detect_language(d.text, false).code != language)
+        if (n < script && lower(s).find("javascript") != s.npos) return "short and about javascript";
+        if (n < foreign && language != "any" && detect_language(s, false).code != language)
             return "short and in another language";
         return nullptr;
-    });
+    }
+};
+
+inline Corpus clean(const Ranks& ranks, const Settings& settings, const Corpus& in,
+                    const std::string& folder) {
+    Stage stage(ranks, settings, "clean", folder, settings.documents_ending());
+    CleaningRules rules(settings);
+    return stage.each_document(in, every_file,
+                               [&](Document& d, Counts& counts) { return rules.clean(d.text, counts); });
 }
 
 // ---- the classifier --------------------------------------------------------------------------------------
@@ -106,30 +113,59 @@ struct TrainingSet {
     }
 };
 
-// writes the model; one rank does it, on one thread: the same model each time
-inline void train_classifier(const Ranks& ranks, const Settings& settings, const Corpus& in,
-                             const std::string& path) {
+// fastText's lines of two files in one: classes alternate, so that none is learned last
+inline void alternate_lines(const std::string& path, const std::string from[2]) {
+    FileWriter out(path);
+    MappedFile files[2] = {MappedFile(from[0]), MappedFile(from[1])};
+    size_t at[2] = {0, 0};
+    while (at[0] < files[0].size || at[1] < files[1].size) {
+        int i = (double)at[0] * (double)files[1].size <= (double)at[1] * (double)files[0].size ? 0 : 1;
+        if (at[i] >= files[i].size) i = 1 - i;
+        size_t end = files[i].view().find('\n', at[i]) + 1;
+        out.write(files[i].view().substr(at[i], end - at[i]));
+        at[i] = end;
+    }
+    out.finish();
+}
+
+// on one thread: the same model each time
+inline void train_on(const std::string& lines, const Settings& settings, const std::string& path) {
+    fasttext::Args a;
+    a.input = lines, a.output = path;
+    a.model = fasttext::model_name::sup, a.loss = fasttext::loss_name::softmax;
+    a.lr = settings.number("learning-rate"), a.dim = (int)settings.whole("dimensions");
+    a.epoch = (int)settings.whole("epochs"), a.wordNgrams = 2, a.minCount = 1, a.minn = a.maxn = 0;
+    a.bucket = (int)settings.whole("buckets"), a.thread = 1, a.verbose = 0;
+    fasttext::FastText model;
+    model.train(a);
+    model.saveModel(path + ".partial");
+    if (rename((path + ".partial").c_str(), path.c_str())) fail("%s: %s", path.c_str(), strerror(errno));
+}
+
+// the good ones, and the others: --negatives, or all other files
+inline std::array<TrainingSet, 2> training_sets(const Settings& settings, const Corpus& in) {
+    std::array<TrainingSet, 2> sets = {
+        {{files_of(settings.get("positives"), in), "positive"}, {{}, "negative"}}};
     std::string negatives = settings.get("negatives");
-    TrainingSet sets[2] = {
-        {files_of(settings.need("positives", "files or sets of good documents"), in), "positive"},
-        {{}, "negative"}};
     if (!negatives.empty()) sets[1].files = files_of(negatives, in);
-    else
-        for (auto& f : in.files)  // all that are not the good ones
-            if (std::find(sets[0].files.begin(), sets[0].files.end(), f.path) == sets[0].files.end())
-                sets[1].files.push_back(f.path);
+    const auto& good = sets[0].files;
+    for (auto& f : in.files)
+        if (negatives.empty() && std::find(good.begin(), good.end(), f.path) == good.end())
+            sets[1].files.push_back(f.path);
+    return sets;
+}
+
+// rank 0 does it; the model appears at `path`, and what was measured at path.about.json
+inline void train_and_measure(const Settings& settings, const Corpus& in, const std::string& path) {
+    std::array<TrainingSet, 2> sets = training_sets(settings, in);
     uint64_t mark = settings.fingerprint("train");
     for (auto& s : sets) for (auto& f : s.files) mark = mark * 31 ^ Stage::identity({f, "", 0, 0});
     std::string stamp = text("%016llx", (unsigned long long)mark), about = path + ".about.json";
-    auto done = [&] {
-        try {
-            return access(path.c_str(), F_OK) == 0 &&
-                Json::parse(MappedFile(about).view(), about).at("mark", about).string("mark") == stamp;
-        } catch (const Error&) {
-            return false;
-        }
-    };
-    if (!ranks.first() || done()) return ranks.wait("the classifier");
+    try {
+        if (access(path.c_str(), F_OK) == 0 &&
+            Json::parse(MappedFile(about).view(), about).at("mark", about).string("mark") == stamp) return;
+    } catch (const Error&) {
+    }  // none, or not whole
     for (auto& s : sets) {
         s.each(settings, [&](Document&) { s.documents++; });
         if (s.documents < 20)
@@ -144,37 +180,18 @@ inline void train_classifier(const Ranks& ranks, const Settings& settings, const
     auto taken = [&](const TrainingSet& s, const Document& d) {
         return uniform(seed, purpose("balance"), d.key()) < s.taken;
     };
-    std::string lines = path + ".lines";
-    {
-        FileWriter out(lines);
-        // alternating, so that no class is learned last
-        std::string all[2];
-        for (int i = 0; i < 2; i++)
-            sets[i].each(settings, [&](Document& d) {
-                if (taken(sets[i], d) && !held(d))
-                    all[i] += std::string("__label__") + sets[i].label + " " + classifier_line(d.text) + "\n";
-            });
-        size_t at[2] = {0, 0};
-        while (at[0] < all[0].size() || at[1] < all[1].size()) {
-            int i = (double)at[0] * (double)all[1].size() <= (double)at[1] * (double)all[0].size() ? 0 : 1;
-            if (at[i] >= all[i].size()) i = 1 - i;
-            size_t end = all[i].find('\n', at[i]) + 1;
-            out.write(std::string_view(all[i]).substr(at[i], end - at[i]));
-            at[i] = end;
-        }
+    std::string lines[3] = {path + ".lines.positive", path + ".lines.negative", path + ".lines"};
+    for (int i = 0; i < 2; i++) {
+        ByteWriter out(lines[i]);
+        sets[i].each(settings, [&](Document& d) {
+            if (taken(sets[i], d) && !held(d))
+                out.write(std::string("__label__") + sets[i].label + " " + classifier_line(d.text) + "\n");
+        });
         out.finish();
     }
-    fasttext::Args a;
-    a.input = lines, a.output = path;
-    a.model = fasttext::model_name::sup, a.loss = fasttext::loss_name::softmax;
-    a.lr = settings.number("learning-rate"), a.dim = (int)settings.whole("dimensions");
-    a.epoch = (int)settings.whole("epochs"), a.wordNgrams = 2, a.minCount = 1, a.minn = a.maxn = 0;
-    a.bucket = (int)settings.whole("buckets"), a.thread = 1, a.verbose = 0;
-    fasttext::FastText model;
-    model.train(a);
-    model.saveModel(path + ".partial");
-    if (rename((path + ".partial").c_str(), path.c_str())) fail("%s: %s", path.c_str(), strerror(errno));
-    unlink(lines.c_str());
+    alternate_lines(lines[2], lines);
+    train_on(lines[2], settings, path);
+    for (auto& name : lines) unlink(name.c_str());
     Classifier classifier(path);
     long right = 0, all = 0;
     for (int i = 0; i < 2; i++)
@@ -190,22 +207,26 @@ inline void train_classifier(const Ranks& ranks, const Settings& settings, const
         "{\"mark\": \"%s\", \"positives\": %lld, \"negatives\": %lld, \"held_out\": %ld, \"right\": %ld}\n",
         stamp.c_str(), (long long)sets[0].documents, (long long)sets[1].documents, all, right));
     file.finish();
-    ranks.wait("the classifier");
+}
+inline void train_classifier(const Ranks& ranks, const Settings& settings, const Corpus& in,
+                             const std::string& path) {
+    ranks.together([&] { return ranks.first() ? (train_and_measure(settings, in, path), 0) : 0; });
 }
 
 inline Corpus score(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
                     const std::string& model, const std::function<bool(const CorpusFile&)>& wanted) {
-    Stage stage(ranks, settings, "score", folder, ".jsonl.zst", Stage::identity({model, "", 0, 0}));
-    Classifier classifier(model);
+    Stage stage(ranks, settings, "score", folder, settings.documents_ending(),
+                Stage::identity({model, "", 0, 0}));
+    auto classifier = ranks.together([&] { return std::make_unique<Classifier>(model); });
     return stage.each_document(in, wanted, [&](Document& d, Counts&) -> const char* {
-        d.meta = with_meta(d.meta, "quality", text("%.6f", classifier.score(d.text)));
+        d.meta = with_meta(d.meta, "quality", text("%.6f", classifier->score(d.text)));
         return nullptr;
     });
 }
 
 inline Corpus filter(const Ranks& ranks, const Settings& settings, const Corpus& in,
                      const std::string& folder, const std::function<bool(const CorpusFile&)>& wanted) {
-    Stage stage(ranks, settings, "filter", folder, ".jsonl.zst");
+    Stage stage(ranks, settings, "filter", folder, settings.documents_ending());
     double alpha = settings.number("pareto");
     uint64_t seed = settings.whole("seed");
     return stage.each_document(in, wanted, [&](Document& d, Counts&) -> const char* {

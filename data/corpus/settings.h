@@ -25,6 +25,7 @@ inline const CorpusOption corpus_options[] = {
     {"output", "", "all", false, NAN, "folder that everything is written to"},
     {"longest", "268435456", "all", true, 1,
      "bytes of a page or a document; longer ones are counted and skipped"},
+    {"compress", "zst", "all", false, NAN, "zst, gz or none: of the documents that are written"},
     {"memory", "2e9", "dedup tokens", false, 1e6,
      "bytes that a rank may sort in; the rest goes through files"},
     {"progress", "10", "all", false, 0, "seconds between two lines that say how far it is"},
@@ -62,14 +63,16 @@ inline const CorpusOption corpus_options[] = {
     {"validation", "0", "tokens", true, 0, "share of each set's documents set aside"},
 };
 
+// where: of a configuration, or "" for the command line
 inline const CorpusOption& find_corpus_option(const std::string& name, const std::string& where) {
     std::vector<std::string> known;
     for (auto& o : corpus_options) {
         if (name == o.name) return o;
         known.push_back(o.name);
     }
-    fail("%s: unknown option %s: did you mean %s? (--help lists all)", where.c_str(), name.c_str(),
-         nearest(name, known).c_str());
+    const char* dashes = where.empty() ? "--" : "";
+    fail("%s%sunknown option %s%s: did you mean %s%s? (--help lists all)", where.c_str(),
+         where.empty() ? "" : ": ", dashes, name.c_str(), dashes, nearest(name, known).c_str());
 }
 inline bool takes(const CorpusOption& o, const std::string& step) {
     return !strcmp(o.steps, "all") ||
@@ -92,7 +95,7 @@ struct Settings {
     bool has(const char* name) const { return values.count(name) && !values.at(name).empty(); }
     std::string get(const char* name) const {
         auto found = values.find(name);
-        return found == values.end() ? find_corpus_option(name, "settings").value : found->second;
+        return found == values.end() ? find_corpus_option(name, "").value : found->second;
     }
     std::string need(const char* name, const char* wants) const {
         if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
@@ -105,6 +108,10 @@ struct Settings {
         return (size_t)parse_number(name, get(name), find_corpus_option(name, "").least, true);
     }
     bool yes(const char* name) const { return choice(name, {"yes", "no"}) == "yes"; }
+    std::string documents_ending() const {
+        std::string packing = choice("compress", {"zst", "gz", "none"});
+        return packing == "none" ? ".jsonl" : ".jsonl." + packing;
+    }
     std::string choice(const char* name, const std::vector<std::string>& known) const {
         std::string value = get(name), all;
         for (auto& k : known) all += (all.empty() ? "" : " or ") + k;

@@ -6,7 +6,8 @@
 #pragma once
 #include <chrono>
 #include <functional>
-#include "../../comm/comm.h"
+#include <optional>
+#include "../../comm/agree.h"
 #include "../json.h"
 #include "settings.h"
 
@@ -14,6 +15,19 @@ struct Ranks {
     comm::Group all = comm::everyone();
     bool first() const { return all.rank == 0; }
     void wait(const char* label) const { comm::barrier(all, label); }
+    // what() on every rank; where it fails on some, the error is told once and all ranks end
+    template <class What>
+    auto together(What what) const {
+        std::string complaint;
+        std::optional<decltype(what())> result;
+        try {
+            result.emplace(what());
+        } catch (const std::exception& e) {
+            complaint = e.what();
+        }
+        comm::agree(complaint);
+        return std::move(*result);
+    }
     // the same sum on every rank
     std::vector<int64_t> sum(std::vector<int64_t> x, const char* label) const {
         std::vector<int64_t> every = comm::gather_numbers(all, x, label), out(x.size(), 0);
@@ -149,8 +163,9 @@ struct Stage {
             if (!wanted(f)) continue;
             f.path = output(in, f);
             f.bytes = std::filesystem::file_size(f.path);
-            if (ranks.first())
-                for (auto& [name, n] : read_counts(f.path)) sums[in.sets[f.set].name][name] += n;
+            if (!ranks.first()) continue;
+            Counts& sum = sums[in.sets[f.set].name];
+            for (auto& [name, n] : read_counts(f.path)) sum[name] += n;
         }
         if (ranks.first()) report(sums);
         return out;

@@ -109,15 +109,22 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     copy.write(v.source), copy.finish();
 }
 
+// and refuses what write_set could not do
+inline Vocabulary open_vocabulary(const Settings& settings, const Corpus& in) {
+    size_t weighted = 0;
+    for (auto& s : in.sets) weighted += s.weight > 0;
+    if (settings.number("validation") >= 1)
+        fail("--validation %g: wants a share below 1", settings.number("validation"));
+    if (weighted && weighted != in.sets.size())
+        fail("%zu of %zu sets have a weight: give one to each, or to none", weighted, in.sets.size());
+    return Vocabulary::open(settings.get("vocabulary"));
+}
+
 inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& in,
                    const std::string& folder) {
     double validation = settings.number("validation");
-    if (validation >= 1) fail("--validation %g: wants a share below 1", validation);
-    size_t weighted = 0;
-    for (auto& s : in.sets) weighted += s.weight > 0;
-    if (weighted && weighted != in.sets.size())
-        fail("%zu of %zu sets have a weight: give one to each, or to none", weighted, in.sets.size());
-    Vocabulary v = Vocabulary::open(settings.get("vocabulary"));
+    bool weighted = in.sets[0].weight > 0;
+    Vocabulary v = ranks.together([&] { return open_vocabulary(settings, in); });
     Corpus encoded = encode_files(ranks, settings, in, folder, v);
     Stage stage(ranks, settings, "tokens", folder, "");
     auto mark_of = [&](size_t set) {

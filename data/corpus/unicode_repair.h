@@ -106,6 +106,13 @@ inline bool invisible(uint32_t c) {
         (c >= 0x206A && c <= 0x206F) || (c >= 0xE0000 && c <= 0xE007F);
 }
 
+// may composition change this character, or one before it? Below U+0300 never; the ranges beyond that are
+// common and hold none that would be (DerivedNormalizationProps: NFC_Quick_Check is Yes)
+inline bool may_compose(uint32_t c) {
+    return c >= 0x300 && !(c >= 0x2002 && c <= 0x2125) && !(c >= 0x3400 && c <= 0x9FFF) &&
+        !(c >= 0x400 && c <= 0x482) && !(c >= 0x48A && c <= 0x52F);
+}
+
 // true: something was changed
 inline bool repair_unicode(std::string& s) {
     bool plain = true, marks = false;  // marks: what composition could change
@@ -118,6 +125,10 @@ inline bool repair_unicode(std::string& s) {
     out.reserve(s.size());
     for (size_t i = 0; i < s.size();) {
         size_t n = 0;
+        while (i + n < s.size() && (unsigned char)s[i + n] >= 0x20 && (unsigned char)s[i + n] < 0x7F) n++;
+        out.append(s, i, n);
+        i += n;
+        if (i == s.size()) break;
         uint32_t c = decode_at(s, i, &n);
         if (c >= 0x80 && c < 0xA0 && c != 0x85) c = windows_1252[c - 0x80];
         bool line = c == '\r' || c == 0x85 || c == 0x2028 || c == 0x2029;
@@ -125,7 +136,7 @@ inline bool repair_unicode(std::string& s) {
             if (c == '\r' && i + 1 < s.size() && s[i + 1] == '\n') i++;
             out += '\n';
         } else if (!invisible(c)) append_utf8(out, c);
-        marks = marks || c >= 0x300;
+        marks = marks || may_compose(c);
         i += n;
     }
     s = std::move(out);

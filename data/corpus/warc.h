@@ -88,20 +88,14 @@ struct WarcReader {
             bool whole = need(head + n);
             head_text = std::move(head_copy);
             record.fields = HeaderFields(head_text);
-            if (!whole) counts["records cut short"]++;
             n = std::min(n, view().size() - head);
-            record.content = view().substr(head, n);
-            size_t used = head + n;
-            if (whole && !well_ended(used)) {  // its end is another's beginning, or there is more of it
-                size_t other = record.content.find("\r\n\r\nWARC/1.");
-                if (other != record.content.npos) {
-                    record.content = record.content.substr(0, other);
-                    used = head + other;
-                }
-                counts["records of wrong length"]++;
+            if (!whole || !well_ended(head + n)) {  // it holds others, or there is more of it
+                size_t other = view().substr(head, n).find("\r\n\r\nWARC/1.");
+                counts[whole || other != view().npos ? "records of wrong length" : "records cut short"]++;
+                n = std::min(n, other);
             }
-            record.content = view().substr(head, record.content.size());  // well_ended() may have moved it
-            consumed = used;
+            record.content = view().substr(head, n);
+            consumed = head + n;
             return true;
         }
     }
