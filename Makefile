@@ -37,7 +37,8 @@ ifeq ($(filter $(PRECISION),bf16 fp32 fp64),)
 endif
 
 # ---- how each variant is compiled --------------------------------------------------------------------------
-BUILD    := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)$(if $(findstring command,$(origin COMM)),-$(COMM))
+OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)
+BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 CXXFLAGS ?= -O3 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
 HOST     := -std=c++20 -fopenmp -g -Wall -Wextra $(CXXFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
@@ -78,7 +79,7 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel kernel-report check clean
+.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel bench-corpus kernel-report check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -104,35 +105,40 @@ help:
 	@echo "make bench                  speed of a training step beside the BLAS's own"
 	@echo "make bench-evaluate         evaluation beside training; shared contexts beside each choice alone"
 	@echo "make bench-parallel         two ranks of each kind beside one"
+	@echo "make corpus                 ./corpus: Common Crawl and other texts -> tokens (scripts/install.sh --with-corpus)"
+	@echo "make bench-corpus           each of its steps on one core, two ranks beside one, memory"
 	@echo "make kernel-report          registers, shared memory and spills of each kernel (needs nvcc, no GPU)"
 	@echo "make check                  the architecture: who includes whom, headers alone, line limits"
 	@echo "make clean                  remove what was built"
 
--include $(wildcard $(BUILD)/*.d)
+-include $(wildcard $(OBJECTS)/*.d)
 
-$(BUILD)/%.o: %.cu Makefile
+$(OBJECTS)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/%.o: data/%.cpp Makefile
+$(OBJECTS)/%.o: data/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/%.o: layers/model/%.cpp Makefile
+$(OBJECTS)/%.o: layers/model/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
 
-$(BUILD)/comm_%.o: comm/comm_%.cpp Makefile
+$(OBJECTS)/comm_%.o: comm/comm_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
 
-$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(BUILD)/%.o $(BUILD)/comm_$(COMM).o
-	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
-$(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(BUILD)/%.o
-	$(CXX) $(HOST) $< -o $@
-# always on the host, alone
-$(BUILD)/convert_comm.o: comm/comm_single.cpp Makefile
+$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/convert: $(BUILD)/convert.o $(BUILD)/convert_comm.o
+	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
+$(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(OBJECTS)/%.o
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) $< -o $@
+# tools run on the host, whatever the trainer runs on
+$(OBJECTS)/host_comm_%.o: comm/comm_%.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) $(if $(filter mpi,$*),$(MPI_COMPILE)) -MMD -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/convert: $(OBJECTS)/convert.o $(OBJECTS)/host_comm_single.o
+	@mkdir -p $(@D)
 	$(CXX) $(HOST) $^ -o $@ $(BLAS)
 
 # ---- the corpus: its libraries are only for it (scripts/install.sh --with-corpus) ---------------------------
@@ -146,13 +152,11 @@ corpus-found:
 	  { echo "the corpus wants libraries that are not here: run scripts/install.sh --with-corpus"; exit 1; }
 corpus: corpus-found $(BUILD)/corpus
 	ln -f $(BUILD)/corpus $@
-$(BUILD)/corpus.o: data/corpus/corpus.cpp Makefile
+$(OBJECTS)/corpus.o $(OBJECTS)/fuzz_corpus.o: $(OBJECTS)/%.o: data/corpus/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $(CORPUS_FLAGS) -MMD -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/corpus_comm.o: comm/comm_$(CORPUS_COMM).cpp Makefile
+$(BUILD)/corpus $(BUILD)/fuzz_corpus: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/host_comm_$(CORPUS_COMM).o
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/corpus: $(BUILD)/corpus.o $(BUILD)/corpus_comm.o
 	$(CXX) $(HOST) $^ -o $@ $(CORPUS_LIBS) $(BLAS) $(MPI_LINK)
 
 test:
@@ -163,6 +167,8 @@ bench-evaluate: all
 	./test_gpt bench-evaluate
 bench-parallel:
 	bash scripts/bench_parallel.sh
+bench-corpus:
+	bash scripts/bench_corpus.sh
 kernel-report:
 	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) $(if $(filter fp32,$(PRECISION)),bf16,$(PRECISION))
 check:

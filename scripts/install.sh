@@ -1,8 +1,16 @@
 #!/usr/bin/env bash
 # Installs what is missing to build and run on this machine, and nothing else; silent when nothing is missing.
+# --with-corpus: also the libraries of ./corpus, which nothing else needs.
 # Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+with_corpus=no
+case "${1:-}" in
+    "") ;;
+    --with-corpus) with_corpus=yes ;;
+    *) echo "install.sh: unknown option $1: did you mean --with-corpus?" >&2; exit 1 ;;
+esac
 
 missing() {  # the names of what is not there
     command -v "${CXX:-g++}" >/dev/null && echo 'int main() {}' |
@@ -15,6 +23,7 @@ missing() {  # the names of what is not there
     else
         echo blas
     fi
+    [ $with_corpus = no ] || make -s corpus-found >/dev/null 2>&1 || echo corpus
 }
 
 packages() {  # packages apt|dnf NAME…
@@ -30,6 +39,10 @@ packages() {  # packages apt|dnf NAME…
             apt-blas) echo libopenblas-openmp-dev ;;
             dnf-compiler) echo gcc-c++ ;;
             dnf-blas) echo openblas-devel openblas-openmp ;;
+            apt-corpus) echo libxml2-dev libcld2-dev libfasttext-dev libbrotli-dev libuchardet-dev libutf8proc-dev \
+                             libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev ;;
+            dnf-corpus) echo libxml2-devel cld2-devel fasttext-devel brotli-devel uchardet-devel utf8proc-devel \
+                             simdjson-devel xxhash-devel libzstd-devel zlib-devel ;;
         esac
     done
 }
@@ -57,6 +70,7 @@ elif command -v dnf >/dev/null; then
     fi
 else
     command="your package manager: a C++20 compiler with OpenMP, make, python3, OpenBLAS built for OpenMP, and Open MPI"
+    [ $with_corpus = no ] || command+="; libxml2, CLD2, fastText, brotli, uchardet, utf8proc, simdjson, xxhash, zstd and zlib"
 fi
 
 left=$(missing)

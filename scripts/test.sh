@@ -53,21 +53,30 @@ fi
 variant cpu fp32  # last, so that ./train_gpt is the one of this machine without a GPU
 
 echo "== tensor, pipeline and data parallel"
+over_ranks() {  # over_ranks SCRIPT BUILD…
+    python3 "$@" | tee "$work/out"
+    if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        bad "$1 ended early"
+    fi
+}
 if command -v mpirun > /dev/null; then
-    over_ranks() {  # over_ranks SCRIPT BUILD…
-        python3 "$@" | tee "$work/out"
-        if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-            passed=$((passed + BASH_REMATCH[1]))
-            failed=$((failed + BASH_REMATCH[2]))
-        else
-            bad "$1 ended early"
-        fi
-    }
     over_ranks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
     echo "== evaluation and generation"
     over_ranks scripts/test_evaluate.py build/cpu-fp64 build/emulated-fp32
 else
     bad "mpirun is not here: run scripts/install.sh"
+fi
+
+echo "== the corpus"
+if make -s corpus-found > /dev/null 2>&1; then
+    expect "./corpus builds" make -s corpus
+    if grep -q warning "$work/log"; then bad "the build of ./corpus is not clean"; fi
+    over_ranks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
+else
+    echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
 fi
 
 echo "== whole programs"

@@ -179,12 +179,16 @@ void run_all(const Ranks& ranks, Asked& asked) {
         if (ranks.first()) std::filesystem::create_directories(out + "/classifier");
         train_classifier(ranks, s, crawl, model);
     }
-    if (s.has("positives") || s.has("model")) {
+    // what an earlier run with other settings left would be reported as this one's
+    bool scores = s.has("positives") || s.has("model"), cuts = s.has("against");
+    if (ranks.first() && !scores) unlink((out + "/filter/filter.json").c_str());
+    if (ranks.first() && !cuts) unlink((out + "/decontaminate/decontaminate.json").c_str());
+    if (scores) {
         c = score(ranks, s, c, out + "/score", model, from_crawl);
         c = filter(ranks, s, c, out + "/filter", from_crawl);
     }
     c = dedup(ranks, s, c, out + "/dedup");
-    if (s.has("against")) c = decontaminate(ranks, s, c, out + "/decontaminate");
+    if (cuts) c = decontaminate(ranks, s, c, out + "/decontaminate");
     tokens(ranks, s, c, out + "/tokens");
     if (ranks.first()) report(out);
 }

@@ -106,18 +106,22 @@ struct Keys {
             uint64_t h = 0;
             for (long i = first; i < first + key_least; i++) h = h * multiplier + ring[i % key_most].hash;
             if (!(seen[h >> (64 - seen_bits) >> 6] >> (h >> (64 - seen_bits) & 63) & 1)) return;
-            auto bucket = by_start.find(h);
-            if (bucket == by_start.end()) return;
-            for (size_t k : bucket->second) {
-                const Key& key = keys[k];
-                long n = (long)key.words.size();
-                if (!more || first + n > count) continue;
-                bool same = true;
-                for (long i = 0; same && i < n; i++) {
-                    const Place& w = ring[(first + i) % key_most];
-                    same = lower_word(s.substr(w.from, w.to - w.from)) == key.words[(size_t)i];
+            uint64_t of_length[key_most + 1] = {};  // hashes of the windows of 8 to 13 words
+            of_length[key_least] = h;
+            long longest = std::min((long)key_most, count - first);
+            for (long n = key_least + 1; n <= longest; n++)
+                of_length[n] = of_length[n - 1] * multiplier + ring[(first + n - 1) % key_most].hash;
+            for (long n = longest; more && n >= key_least; n--) {
+                auto bucket = by_words[n].find(of_length[n]);
+                if (bucket == by_words[n].end()) continue;
+                for (size_t k : bucket->second) {
+                    bool same = true;
+                    for (long i = 0; same && i < n; i++) {
+                        const Place& w = ring[(first + i) % key_most];
+                        same = lower_word(s.substr(w.from, w.to - w.from)) == keys[k].words[(size_t)i];
+                    }
+                    if (same) more = found(Hit{k, ring[first % key_most].from});
                 }
-                if (same) more = found(Hit{k, ring[first % key_most].from});
             }
         };
         long looked = 0;
@@ -139,7 +143,7 @@ private:
     static constexpr uint64_t multiplier = 0xD6E8FEB86659FD93ull;
     static constexpr int seen_bits = 22;  // 512 KB, and in a cache
     std::vector<uint64_t> seen = std::vector<uint64_t>((size_t)1 << (seen_bits - 6));
-    std::unordered_map<uint64_t, std::vector<size_t>> by_start;
+    std::unordered_map<uint64_t, std::vector<size_t>> by_words[key_most + 1];  // by length: hash -> keys
     std::set<std::vector<std::string>> known;
 
     void add(std::vector<std::string> words, const std::string& task) {
@@ -148,19 +152,14 @@ private:
         uint64_t h = 0;
         for (size_t i = 0; i < words.size(); i++) {
             joined += (i ? " " : "") + words[i];
-            if (i < key_least)
-                each_word(words[i], [&](size_t, size_t, uint64_t one) {
-                    h = h * multiplier + one;
-                    return false;
-                });
+            each_word(words[i], [&](size_t, size_t, uint64_t one) {
+                h = h * multiplier + one;
+                return false;
+            });
+            if (i + 1 == key_least) seen[h >> (64 - seen_bits) >> 6] |= 1ull << (h >> (64 - seen_bits) & 63);
         }
-        auto& bucket = by_start[h];
-        bucket.push_back(keys.size());
+        by_words[words.size()][h].push_back(keys.size());
         keys.push_back({std::move(words), task, characters(joined)});
-        std::stable_sort(bucket.begin(), bucket.end(), [&](size_t a, size_t b) {
-            return keys[a].words.size() > keys[b].words.size();
-        });
-        seen[h >> (64 - seen_bits) >> 6] |= 1ull << (h >> (64 - seen_bits) & 63);
     }
 };
 
@@ -217,6 +216,7 @@ struct Cutter {
             while (i < s.size() && ((unsigned char)s[i] & 0xC0) == 0x80);
         return n > 0 ? s.npos : i;
     }
+    bool longer(std::string_view s) const { return on(s, 0, shortest + 1) != s.npos; }
     // pieces of s; hits: the keys that were found. One piece that is all of s: nothing was found
     std::vector<std::string_view> cut(std::string_view s, std::vector<size_t>& hits) const {
         std::vector<std::string_view> pieces;
@@ -230,11 +230,11 @@ struct Cutter {
             hits.push_back(hit.key);
             size_t left = back(s, hit.at, margin);
             if (left != s.npos) left = s.find_last_of(".!?", left);
-            if (left != s.npos && characters(s.substr(0, left + 1)) > shortest)
+            if (left != s.npos && longer(s.substr(0, left + 1)))
                 pieces.push_back(s.substr(0, left + 1));
             size_t right = on(s, hit.at, keys.keys[hit.key].length + margin);
             if (right != s.npos) right = s.find_first_of(".!?", right);
-            if (right == s.npos || characters(s.substr(right + 1)) <= shortest) return pieces;
+            if (right == s.npos || !longer(s.substr(right + 1))) return pieces;
             s = s.substr(right + 1);
             if (pieces.size() > most) return pieces;
         }
@@ -326,7 +326,9 @@ inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const 
                    : pieces.size() > 1 ? "split" : "trimmed"]++;
             if (many) continue;
             for (size_t i = 0; i < pieces.size(); i++) {
-                Document piece = {std::string(pieces[i]), whole ? d.id : d.id + text("#%zu", i + 1), d.meta};
+                // without an id its pieces have none either: random numbers are keyed by their texts
+                std::string id = whole || d.id.empty() ? d.id : d.id + text("#%zu", i + 1);
+                Document piece = {std::string(pieces[i]), id, d.meta};
                 counts["kept"]++, counts["kept characters"] += characters(piece.text);
                 writer.write(piece);
             }

@@ -2,13 +2,14 @@
 //   1  min-hashes of every document, to a file beside each input              (minhash.h)
 //   2  for some bands at a time: a record (band's hash, document) for each document, exchanged so that a rank
 //      has all of one hash, sorted; equal hashes are a bucket
-//   3  in a bucket: the first document is the pivot, and all that are estimated to be as alike as --jaccard
-//      are joined to it and leave the bucket; again, until it is empty
+//   3  in a bucket: the first document is the pivot, and all that are estimated to be more alike to it than
+//      --jaccard are joined to it and leave the bucket; again, until it is empty, or 1000 pivots were taken
+//      (what is left then is counted)
 //   4  the joins of each rank, reduced to a spanning forest, go to rank 0, which finds connected components
 //   5  files are read again, and of each component the first document is written
 //   Documents are numbered in the order of priority: sets as --priority says, then files, then lines. So the
 //   least number of a component is its representative, on any number of ranks.
-//   Memory of a rank: at most --memory for records (16 bytes, twice, 5 bands at a time), what does not fit is
+//   Memory of a rank: at most --memory for records (16 bytes, twice, 4 bands at a time), what does not fit is
 //   sorted in files; rank 0 holds 4 bytes for each document of all ranks besides.
 #pragma once
 #include <bit>
@@ -68,19 +69,24 @@ inline void reduce_to_forest(std::vector<Join>& joins) {
         if (uint64_t root = components.root(i); root != i) joins.push_back({names[root], names[i], 0});
 }
 
-// buckets -> joins: what is estimated to be alike
+constexpr int bands_at_once = 4;     // so many records of a document are held
+constexpr int most_pivots = 1000;    // in a bucket: a template's thousand texts, not all pairs of a million
+
+// buckets -> joins: what is estimated to be more alike than `least`; how many were left when pivots ran out
 template <class Signature, class Found>
-void join_bucket(std::vector<uint64_t>& left, int n, double least, Signature signature, Found found) {
-    while (left.size() > 1) {
+size_t join_bucket(std::vector<uint64_t>& left, int n, double least, Signature signature, Found found) {
+    for (int pivots = 0; left.size() > 1; pivots++) {
+        if (pivots == most_pivots) return left.size();
         uint64_t pivot = left[0];
         size_t kept = 0;
         for (size_t i = 1; i < left.size(); i++) {
             double alike = (double)MinHash::equal_places(signature(pivot), signature(left[i]), n) / n;
-            if (alike >= least) found(pivot, left[i], alike);
+            if (alike > least) found(pivot, left[i], alike);
             else left[kept++] = left[i];
         }
         left.resize(kept);
     }
+    return 0;
 }
 
 struct Dedup {
@@ -93,7 +99,8 @@ struct Dedup {
     std::vector<size_t> order;              // of files, by priority
     std::vector<uint64_t> first;  // of files in that order: number of the first document; and the end
     std::vector<Join> joins;
-    uint64_t records = 0;
+    uint64_t looked_at = 0;                 // signatures
+    int64_t left_over = 0;                  // documents that were not compared, in buckets of too many kinds
 
     Dedup(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
           const MinHash& hasher)
@@ -135,25 +142,34 @@ struct Dedup {
     size_t file_of(uint64_t document) const {  // its place in `order`
         return (size_t)(std::upper_bound(first.begin(), first.end(), document) - first.begin()) - 1;
     }
-    const uint32_t* signature(uint64_t document) const {
+    void forget() const {
+        for (auto& file : signatures) file.forget();
+    }
+    const uint32_t* signature(uint64_t document) {
         size_t f = file_of(document);
+        if (looked_at++ % 128 == 0) forget();  // a look brings up to 64 KB
         return signatures[order[f]].at(document - first[f]);
     }
 
     // bands [from, to): this rank's documents' hashes go to the ranks they belong to; buckets become joins
-    void meet(int from, int to, double memory, double least) {
+    // keep_all: every join is wanted, not just what connects
+    void meet(int from, int to, double memory, double least, bool keep_all) {
         Stage dealing(ranks, settings, "dedup", folder, "");
         std::vector<size_t> mine = dealing.mine(in, every_file);
         std::vector<size_t> places;
         for (size_t f = 0; f < order.size(); f++)
             if (std::find(mine.begin(), mine.end(), order[f]) != mine.end()) places.push_back(f);
         ExternalSort<BandRecord> sorter(folder, memory * 0.7);
-        size_t room = std::max((size_t)(memory * 0.1 / sizeof(BandRecord)), (size_t)1024), at = 0;
+        sorter.reserve(1.05 * (double)first.back() * (to - from) / ranks.all.size + 4096);
+        // records that wait to be sent: few, since they are held a second time
+        size_t room = std::max((size_t)(std::min(memory * 0.1, 4e6) / sizeof(BandRecord)), (size_t)1024),
+               at = 0;
         uint64_t document = 0;
         auto produce = [&](auto add) {
             for (size_t n = 0; at < places.size(); document = 0, at++) {
                 const SignatureFile& file = signatures[order[places[at]]];
                 for (; document < file.documents; document++) {
+                    if (document % 8192 == 0) file.forget();
                     if (n > room) return true;
                     for (int b = from; b < to; b++, n++) {
                         uint64_t key = hasher.band(file.at(document), b);
@@ -161,12 +177,12 @@ struct Dedup {
                         add(rank, BandRecord{key, first[places[at]] + document});
                     }
                 }
+                file.forget();
             }
             return false;
         };
         exchange_all<BandRecord>(ranks, produce, [&](const std::vector<BandRecord>& came) {
             for (auto& r : came) sorter.add(r);
-            records += came.size();
         }, "band hashes");
         std::vector<uint64_t> bucket;
         sorter.each_group([](auto& a, auto& b) { return a.document < b.document; },
@@ -174,10 +190,12 @@ struct Dedup {
                               if (end - p < 2) return;
                               bucket.clear();
                               for (; p < end; p++) bucket.push_back(p->document);
-                              join_bucket(
+                              left_over += (int64_t)join_bucket(
                                   bucket, hasher.n, least, [&](uint64_t d) { return signature(d); },
                                   [&](uint64_t pivot, uint64_t other, double alike) {
                                       joins.push_back({pivot, other, alike});
+                                      if (!keep_all && joins.size() * sizeof(Join) > memory * 0.1)
+                                          reduce_to_forest(joins);
                                   });
                           });
     }
@@ -216,9 +234,9 @@ struct Dedup {
         }
     }
 
-    // on rank 0: which documents go, to `path`: stamp, count, their numbers in order; and components' sizes
+    // on rank 0: which documents go, to `path`, in order; and how large components are
     template <class Number>
-    void find_components(const std::string& path, uint64_t stamp) {
+    void find_components(const std::string& path) {
         reduce_to_forest(joins);
         Components<Number> components(ranks.first() ? first.back() : 0);
         size_t at = 0;
@@ -233,21 +251,15 @@ struct Dedup {
         }, "spanning forests");
         joins = {};
         if (!ranks.first()) return ranks.wait("components");
-        FileWriter file(path);
-        uint64_t gone = 0, header[2] = {stamp, 0};
-        file.write(header, 16);
-        std::vector<uint64_t> pending;
+        std::vector<uint64_t> out = {0, 0};    // a checksum, the count, then the documents
         std::map<uint64_t, uint64_t> size_of;  // of components with more than one
-        for (uint64_t d = 0; d < components.parent.size(); d++) {
-            uint64_t root = components.root((Number)d);
-            if (root == d) continue;
-            size_of[root]++;
-            pending.push_back(d), gone++;
-            if (pending.size() == 1 << 16) file.write(pending.data(), pending.size() * 8), pending.clear();
-        }
-        file.write(pending.data(), pending.size() * 8);
-        header[1] = gone;
-        file.write_at(header, 16, 0);
+        for (uint64_t d = 0; d < components.parent.size(); d++)
+            if (uint64_t root = components.root((Number)d); root != d) size_of[root]++, out.push_back(d);
+        uint64_t gone = out[1] = out.size() - 2;
+        out[0] = checksum(out.data() + 2, gone * 8);
+        FileWriter file(path);
+        file.write(out.data(), out.size() * 8);
+        file.finish();
         std::map<uint64_t, uint64_t> sizes;
         for (auto& [root, others] : size_of) sizes[std::bit_floor(others + 1)]++;
         std::string about =
@@ -259,9 +271,9 @@ struct Dedup {
                 text("%s\"%llu-%llu\": %llu", std::exchange(begun, true) ? ", " : "",
                      (unsigned long long)size, (unsigned long long)(2 * size - 1), (unsigned long long)n);
         FileWriter report(folder + "/components.json");
-        report.write(about + "}}\n"), report.finish();
-        file.finish();
-        printf("dedup: %s}}\n", about.c_str());
+        about += text("}, \"left over\": %lld", (long long)left_over);
+        report.write(about + "}\n"), report.finish();
+        printf("dedup: %s}\n", about.c_str());
         ranks.wait("components");
     }
 };
@@ -276,26 +288,35 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
     d.number_documents(d.hash_all());
     uint64_t stamp = settings.fingerprint("dedup");
     for (size_t i : d.order)
-        stamp = stamp * 31 ^ Stage::identity(in.files[i]) ^
+        stamp = stamp * 31 ^ Stage::identity(in.files[i].path) ^
             XXH3_64bits(in.files[i].name.data(), in.files[i].name.size());
     std::string path = folder + "/removed";
-    bool done = false;
-    if (access(path.c_str(), F_OK) == 0) {
-        MappedFile file(path);
-        done = file.size >= 16 && file.read<uint64_t>(0, "stamp") == stamp &&
-            file.size == 16 + 8 * file.read<uint64_t>(8, "count");
-    }
-    ranks.wait("what is done");
+    Stage matching(ranks, settings, "dedup", folder, "");
     std::string pairs = settings.get("pairs");
-    if (!done || (!pairs.empty() && access(pairs.c_str(), F_OK) != 0)) {
+    bool done = matching.finished(path, stamp), again = !pairs.empty() && !matching.finished(pairs, stamp);
+    ranks.wait("what is done");
+    if (!done || again) {
         double memory = settings.number("memory");
-        for (int band = 0; band < d.hasher.bands; band += 5)
-            d.meet(band, std::min(band + 5, d.hasher.bands), memory, settings.number("jaccard"));
+        for (int band = 0; band < d.hasher.bands; band += bands_at_once) {
+            d.meet(band, std::min(band + bands_at_once, d.hasher.bands), memory, settings.number("jaccard"),
+                   !pairs.empty());
+            if (pairs.empty()) reduce_to_forest(d.joins);
+        }
+        d.left_over = ranks.sum({d.left_over}, "documents left over")[0];
         if (!pairs.empty() && d.first.back()) d.write_pairs(pairs);
-        if (d.first.back() < (1ull << 32)) d.find_components<uint32_t>(path, stamp);
-        else d.find_components<uint64_t>(path, stamp);
+        if (d.first.back() < (1ull << 32)) d.find_components<uint32_t>(path);
+        else d.find_components<uint64_t>(path);
+        if (ranks.first()) {
+            matching.finish(path, stamp, {});
+            if (!pairs.empty()) matching.finish(pairs, stamp, {});
+        }
+        ranks.wait("what is done now");
     }
     MappedFile removed(path);
+    uint64_t held = removed.read<uint64_t>(8, "count");
+    if (held > removed.size || removed.size != 16 + 8 * held ||
+        removed.read<uint64_t>(0, "a checksum") != checksum(removed.data + 16, 8 * held))
+        fail("%s: damaged: remove it and start again", path.c_str());
     const uint64_t *begin = (const uint64_t*)(removed.data + 16),
                    *end = begin + removed.read<uint64_t>(8, "count");
     Stage stage(ranks, settings, "dedup", folder, settings.documents_ending(), stamp);

@@ -40,11 +40,23 @@ inline void append_json(std::string& out, std::string_view s) {  // quoted; s is
     out += '"';
 }
 
-// "{a}" and a pair -> "{a, "name": value}"; value is JSON
+// an object with the member "name": value, in place of one that it had; value is JSON
 inline std::string with_meta(const std::string& meta, const std::string& name, const std::string& value) {
-    std::string pair = "\"" + name + "\": " + value;
-    if (meta.size() <= 2) return "{" + pair + "}";
-    return meta.substr(0, meta.size() - 1) + ", " + pair + "}";
+    std::string pair = "\"" + name + "\": " + value, kept = meta;
+    if (meta.find("\"" + name + "\"") != meta.npos) {
+        simdjson::dom::parser parser;
+        simdjson::padded_string padded(meta);
+        kept = "{";
+        for (auto [key, member] : simdjson::dom::object(parser.parse(padded))) {
+            if (key == name) continue;
+            if (kept.size() > 1) kept += ", ";
+            append_json(kept, key);
+            kept += ": " + std::string(simdjson::minify(member));
+        }
+        kept += "}";
+    }
+    if (kept.size() <= 2) return "{" + pair + "}";
+    return kept.substr(0, kept.size() - 1) + ", " + pair + "}";
 }
 
 struct DocumentReader {
@@ -60,7 +72,8 @@ struct DocumentReader {
     bool next(Document& d) {
         std::string_view one;
         while (next_line(one)) {
-            line++, taken = one.size() + 1;
+            if (line++ == 0 && one.starts_with("\xEF\xBB\xBF")) one.remove_prefix(3);
+            taken = one.size() + 1;
             if (one.find_first_not_of(" \t\r") == one.npos) continue;
             counts["documents"]++;
             if (parse(one, d)) return true;
@@ -135,7 +148,7 @@ private:
         d.id.clear(), d.meta.clear();
         if (!root["id"].get(id)) {
             if (!id.get(s)) d.id = s;
-            else d.id = simdjson::minify(id);
+            else if (id.is_number()) d.id = simdjson::minify(id);
         }
         if (!root["meta"].get(meta) && meta.is_object()) d.meta = simdjson::minify(meta);
         return true;

@@ -11,25 +11,40 @@ struct Language {
     std::string code;  // as "en"; "un": not known
     double share = 0;  // of the text, 0 to 1
 };
-// of valid UTF-8; as pycld2.detect has it
+// what CLD2 refuses: control characters, and code points that are for no interchange
+inline bool for_interchange(uint32_t c) {
+    bool control = (c < 0x20 && c != '\t' && c != '\n' && c != '\r') || (c >= 0x7F && c < 0xA0);
+    return !control && (c & 0xFFFE) != 0xFFFE && !(c >= 0xFDD0 && c <= 0xFDEF);
+}
+// of valid UTF-8; as pycld2.detect has it, which refuses what CLD2 does: here it counts as blanks
 inline Language detect_language(std::string_view s, bool is_html) {
     CLD2::CLDHints hints = {nullptr, nullptr, CLD2::UNKNOWN_ENCODING, CLD2::UNKNOWN_LANGUAGE};
-    CLD2::Language three[3];
-    int percent[3], bytes = 0, valid = 0;
+    CLD2::Language three[3] = {CLD2::UNKNOWN_LANGUAGE, CLD2::UNKNOWN_LANGUAGE, CLD2::UNKNOWN_LANGUAGE};
+    int percent[3] = {}, bytes = 0, valid = 0, size = (int)std::min(s.size(), (size_t)1 << 30);
     double scores[3];
     bool reliable = false;
-    CLD2::ExtDetectLanguageSummaryCheckUTF8(s.data(), (int)std::min(s.size(), (size_t)1 << 30), !is_html,
-                                            &hints, 0, three, percent, scores, nullptr, &bytes, &reliable,
-                                            &valid);
+    auto detect = [&](const char* text, int n) {
+        CLD2::ExtDetectLanguageSummaryCheckUTF8(text, n, !is_html, &hints, 0, three, percent, scores, nullptr,
+                                                &bytes, &reliable, &valid);
+    };
+    detect(s.data(), size);
+    if (valid < size) {
+        std::string clean;
+        for (size_t i = 0, n = 0; i < (size_t)size; i += n) {
+            if (for_interchange(decode_at(s, i, &n))) clean.append(s, i, n);
+            else clean += ' ';
+        }
+        detect(clean.data(), (int)clean.size());
+    }
     return {CLD2::LanguageCode(three[0]), percent[0] / 100.0};
 }
 
 inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus& in,
                       const std::string& folder) {
-    Stage stage(ranks, settings, "extract", folder, settings.documents_ending());
     StopWords stop = ranks.together([&] { return StopWords(settings.get("stopwords")); });
+    Stage stage(ranks, settings, "extract", folder, settings.documents_ending(), stop.fingerprint());
     JusText rules;
-    size_t longest = settings.whole("longest");
+    size_t longest = settings.whole("longest-page");
     std::string language = settings.get("language");
     double share = settings.number("share");
     auto warc = [&](const CorpusFile& f) { return in.sets[f.set].warc; };
@@ -38,7 +53,7 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
         DocumentWriter writer(to);
         for (WarcRecord record; reader.next(record);) {
             stage.progress.at(stage.progress.done + (double)reader.bytes.at);
-            if (record.fields.get("WARC-Type") != "response") {
+            if (!HeaderFields::same(record.fields.get("WARC-Type"), "response")) {
                 counts["records that are no response"]++;
                 continue;
             }
@@ -56,7 +71,7 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
                 continue;
             }
             Document d;
-            d.text = main_text(std::move(page), stop, rules);
+            d.text = main_text(std::move(page), stop, rules, &counts);
             if (d.text.empty()) {
                 counts["without main text"]++;
                 continue;

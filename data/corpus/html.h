@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
-#include "../../layers/base/file.h"
+#include "documents.h"
 #include "stopwords.h"
 #include "text.h"
 
@@ -57,6 +57,7 @@ inline Tag tag_of(std::string_view name) {
 
 struct ParagraphMaker {
     std::vector<Paragraph> paragraphs;
+    bool too_deep = false;  // and what followed was left out
 
     explicit ParagraphMaker(std::string_view page) {
         start_paragraph();
@@ -123,7 +124,7 @@ private:
     void open_tag(std::string_view name) {
         Open open = {tag_of(name), is_heading(name), name.find("select") != name.npos};
         path.push_back(open);
-        if (path.size() > deepest) xmlStopParser(context);
+        if (path.size() > deepest) too_deep = true, xmlStopParser(context);
         if (open.tag == Tag::Killed) killed++;
         if (killed || open.tag == Tag::Dropped) return;
         flush();
@@ -152,19 +153,34 @@ private:
     }
 };
 
-// a tag of more than this many attributes is left out: libxml2 compares each with all before it
-inline std::string without_huge_tags(std::string page) {
+// A tag of more than `most` attributes is made blanks: libxml2 compares each with all before it. What is
+// inside scripts, styles and comments is no tag.
+inline std::string without_huge_tags(std::string page, int64_t* removed) {
     constexpr int most = 2000;
+    auto past = [&](size_t i, std::string_view end) {
+        size_t found = page.find(end, i);
+        return found == page.npos ? page.size() : found;
+    };
     for (size_t i = page.find('<'); i != page.npos; i = page.find('<', i)) {
         size_t from = i++;
+        std::string_view rest = std::string_view(page).substr(i, 6);
+        if (rest.starts_with("!--")) i = past(i, "-->");
         if (i >= page.size() || !isalpha((unsigned char)page[i])) continue;
+        bool raw = !strncasecmp(rest.data(), "script", 6) || !strncasecmp(rest.data(), "style", 5);
         int parts = 0;
-        for (char quote = 0; i < page.size() && (quote || page[i] != '>'); i++) {
+        char quote = 0, last = 0;
+        for (; i < page.size() && (quote || page[i] != '>'); i++) {
             char c = page[i];
-            if (quote ? c == quote : (c == '"' || c == '\'')) quote = quote ? 0 : c, parts++;
-            else if (!quote && ((unsigned char)c <= ' ' || c == '/')) parts++;
+            if (quote) {
+                if (c == quote) quote = 0, parts++;
+            } else if ((c == '"' || c == '\'') && last == '=') quote = c;
+            else if ((unsigned char)c <= ' ' || c == '/' || c == '"' || c == '\'') parts++;
+            if ((unsigned char)c > ' ') last = c;
         }
-        if (parts > most) std::fill(page.begin() + (long)from, page.begin() + (long)i, ' ');
+        if (parts > most) {
+            std::fill(page.begin() + (long)from, page.begin() + (long)i, ' ');
+            ++*removed;
+        } else if (raw) i = past(i, "</");
     }
     return page;
 }
@@ -178,6 +194,11 @@ struct StopWords {
         std::string all = path.empty() ? english_stopwords : std::string(MappedFile(path).view());
         for_words(all, [&](std::string_view word) { words.insert(lower(word)); });
         if (words.empty()) fail("%s: has no words: wants one a line", path.c_str());
+    }
+    uint64_t fingerprint() const {
+        uint64_t sum = 0;
+        for (auto& w : words) sum += XXH3_64bits(w.data(), w.size());
+        return sum;
     }
     double share(std::string_view s) const {  // of the words of s
         long all = 0, stop = 0;
@@ -246,8 +267,12 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
 }
 
 // page: UTF-8
-inline std::string main_text(std::string page, const StopWords& stop, const JusText& j) {
-    ParagraphMaker made(without_huge_tags(std::move(page)));
+inline std::string main_text(std::string page, const StopWords& stop, const JusText& j,
+                             Counts* counts = nullptr) {
+    int64_t removed = 0;
+    ParagraphMaker made(without_huge_tags(std::move(page), &removed));
+    if (removed && counts) (*counts)["tags with too many attributes"] += removed;
+    if (made.too_deep && counts) (*counts)["pages nested too deep, cut there"]++;
     for (auto& p : made.paragraphs) p.alone = judge_alone(p, stop, j);
     judge_in_context(made.paragraphs, j);
     std::string out;

@@ -235,7 +235,7 @@ inline std::string page_of(std::string_view content, size_t longest, Counts& cou
         if (undo_content_encoding(name, body, out, longest)) decoded = std::move(out), body = decoded;
         else counts["pages that are not encoded as declared"]++;
     }
-    *why = "pages longer than --longest";
+    *why = "pages longer than --longest-page";
     if (body.size() > longest) return "";
     *why = "empty pages";
     if (HeaderFields::strip(body).empty()) return "";

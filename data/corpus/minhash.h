@@ -28,9 +28,7 @@ struct MinHash {
           shingle((int)s.whole("shingle")),
           words(s.choice("shingle-of", {"characters", "words"}) == "words"),
           fast(s.yes("fast")) {
-        if ((double)s.whole("bands") * (double)s.whole("rows") > 65536 || s.whole("shingle") > 10000)
-            fail("--bands %d --rows %d --shingle %d: want at most 65536 min-hashes and 10000 characters",
-                 bands, rows, shingle);
+        if (n > 65536) fail("--bands %d --rows %d: wants at most 65536 min-hashes", bands, rows);
         for (int i = 0; i < (n + lanes - 1) / lanes * lanes; i++) {
             Philox r = philox(1, purpose("min-hash"), (uint64_t)i);
             a.push_back(r.x[0] | 1), b.push_back(r.x[1]);
@@ -147,6 +145,10 @@ struct SignatureFile {
         if (n < 1 || documents > file.size || file.size != 24 + documents * (uint64_t)n * 4)
             fail("%s: has %zu bytes, its header wants %llu documents of %d places: remove it and start again",
                  path.c_str(), file.size, (unsigned long long)documents, n);
+    }
+    // pages that were looked at count as ours until they are given back
+    void forget() const {
+        if (file.data) madvise((void*)file.data, file.size, MADV_DONTNEED);
     }
     const uint32_t* at(uint64_t i) const { return (const uint32_t*)(file.data + 24) + i * (uint64_t)n; }
 };

@@ -8,6 +8,7 @@
 #include <fasttext/fasttext.h>
 #include <array>
 #include "../../layers/base/rng.h"
+#include "../python_text.h"
 #include "extract.h"
 #include "unicode_repair.h"
 
@@ -48,7 +49,8 @@ inline std::string classifier_line(const std::string& s) {
         if ((unsigned char)c <= ' ') c = ' ';
         else if (c >= 'A' && c <= 'Z') c = (char)(c | 32);
     }
-    return out;
+    // what fastText would take for a label, or for the end
+    return replace_all(replace_all(out, "__label__", "_ label _"), "</s>", "< s >");
 }
 
 struct Classifier {
@@ -56,8 +58,17 @@ struct Classifier {
     std::vector<int32_t> words, labels;
     int32_t positive = -1;
 
+    // fastText reads damaged files without end: the file must be as it was written
     explicit Classifier(const std::string& path) {
-        { MappedFile(std::string(path)); }  // names what is wrong with the file
+        if (access((path + ".about.json").c_str(), F_OK) != 0)
+            fail(
+                "%s: is no classifier of ours: %s.about.json is missing; make it with ./corpus quality train",
+                path.c_str(), path.c_str());
+        MappedFile about(path + ".about.json");
+        Json said = Json::parse(about.view(), about.path);
+        if (said.at("hash", about.path).string(about.path) != hash_of(path))
+            fail("%s: is not the classifier that %s is about: damaged; make it with ./corpus quality train",
+                 path.c_str(), about.path.c_str());
         try {
             model.loadModel(path);
         } catch (const std::exception& e) {
@@ -68,12 +79,16 @@ struct Classifier {
         if (positive < 0)
             fail("%s: has no label positive: make it with ./corpus quality train", path.c_str());
     }
+    static std::string hash_of(const std::string& path) {
+        MappedFile file(path);
+        return text("%016llx", (unsigned long long)XXH3_64bits(file.data, file.size));
+    }
     double score(const std::string& text) {
         std::istringstream line(classifier_line(text) + "\n");
         model.getDictionary()->getLine(line, words, labels);
         fasttext::Predictions found;
         if (words.empty()) return 0.5;
-        model.predict(2, words, found);
+        model.predict(model.getDictionary()->nlabels(), words, found);
         for (auto& [log_p, label] : found)
             if (label == positive) return std::min(1.0, std::exp((double)log_p));
         return 0;
@@ -159,11 +174,12 @@ inline std::array<TrainingSet, 2> training_sets(const Settings& settings, const 
 inline void train_and_measure(const Settings& settings, const Corpus& in, const std::string& path) {
     std::array<TrainingSet, 2> sets = training_sets(settings, in);
     uint64_t mark = settings.fingerprint("train");
-    for (auto& s : sets) for (auto& f : s.files) mark = mark * 31 ^ Stage::identity({f, "", 0, 0});
+    for (auto& s : sets) for (auto& f : s.files) mark = mark * 31 ^ Stage::identity(f);
     std::string stamp = text("%016llx", (unsigned long long)mark), about = path + ".about.json";
     try {
         if (access(path.c_str(), F_OK) == 0 &&
-            Json::parse(MappedFile(about).view(), about).at("mark", about).string("mark") == stamp) return;
+            Json::parse(MappedFile(about).view(), about).at("mark", about).string("mark") == stamp &&
+            Json::parse(MappedFile(about).view(), about).find("right")) return;
     } catch (const Error&) {
     }  // none, or not whole
     for (auto& s : sets) {
@@ -192,6 +208,13 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
     alternate_lines(lines[2], lines);
     train_on(lines[2], settings, path);
     for (auto& name : lines) unlink(name.c_str());
+    auto write_about = [&](const std::string& measured) {
+        FileWriter file(about);
+        file.write("{\"mark\": \"" + stamp + "\", \"hash\": \"" + Classifier::hash_of(path) + "\"" +
+                   measured + "}\n");
+        file.finish();
+    };
+    write_about("");
     Classifier classifier(path);
     long right = 0, all = 0;
     for (int i = 0; i < 2; i++)
@@ -202,11 +225,8 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
     printf("train: %lld positive and %lld negative documents, accuracy %.1f %% on %ld held out\n",
            (long long)sets[0].documents, (long long)sets[1].documents,
            all ? 100.0 * (double)right / (double)all : 0.0, all);
-    FileWriter file(about);
-    file.write(text(
-        "{\"mark\": \"%s\", \"positives\": %lld, \"negatives\": %lld, \"held_out\": %ld, \"right\": %ld}\n",
-        stamp.c_str(), (long long)sets[0].documents, (long long)sets[1].documents, all, right));
-    file.finish();
+    write_about(text(", \"positives\": %lld, \"negatives\": %lld, \"held_out\": %ld, \"right\": %ld",
+                     (long long)sets[0].documents, (long long)sets[1].documents, all, right));
 }
 inline void train_classifier(const Ranks& ranks, const Settings& settings, const Corpus& in,
                              const std::string& path) {
@@ -216,7 +236,7 @@ inline void train_classifier(const Ranks& ranks, const Settings& settings, const
 inline Corpus score(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
                     const std::string& model, const std::function<bool(const CorpusFile&)>& wanted) {
     Stage stage(ranks, settings, "score", folder, settings.documents_ending(),
-                Stage::identity({model, "", 0, 0}));
+                Stage::identity(model));
     auto classifier = ranks.together([&] { return std::make_unique<Classifier>(model); });
     return stage.each_document(in, wanted, [&](Document& d, Counts&) -> const char* {
         d.meta = with_meta(d.meta, "quality", text("%.6f", classifier->score(d.text)));

@@ -17,50 +17,57 @@ struct CorpusOption {
     const char *name, *value;  // the default
     const char* steps;         // that take it
     bool shapes;               // the result: a finished step with another value is done again
-    double least;              // of a number; NAN: a text
+    double least, most;        // of a number; NAN: a text
     const char* help;
 };
 
 inline const CorpusOption corpus_options[] = {
-    {"output", "", "all", false, NAN, "folder that everything is written to"},
-    {"longest", "268435456", "all", true, 1,
-     "bytes of a page or a document; longer ones are counted and skipped"},
-    {"compress", "zst", "all", false, NAN, "zst, gz or none: of the documents that are written"},
-    {"memory", "2e9", "dedup tokens", false, 1e6,
+    {"output", "", "all", false, NAN, NAN, "folder that everything is written to"},
+    {"longest", "268435456", "all", true, 1, 4e9,
+     "bytes of a document's line; longer ones are counted and skipped"},
+    {"longest-page", "16777216", "extract", true, 1, 1e9,
+     "bytes of a page, decoded, or of its record; the same"},
+    {"compress", "zst", "all", false, NAN, NAN, "zst, gz or none: of the documents that are written"},
+    {"memory", "2e9", "dedup tokens", false, 1e6, 1e15,
      "bytes that a rank may sort in; the rest goes through files"},
-    {"progress", "10", "all", false, 0, "seconds between two lines that say how far it is"},
-    {"seed", "1234", "train filter tokens", true, 0, "of all random choices; each is keyed by the document"},
-    {"language", "en", "extract clean", true, NAN, "CLD2's code of the language to keep, or any"},
-    {"share", "0.5", "extract", true, 0, "of a page that must be in that language"},
-    {"stopwords", "", "extract", true, NAN, "file with a word a line [built in: English]"},
-    {"short-foreign", "512", "clean", true, 0,
+    {"progress", "10", "all", false, 0, 1e9, "seconds between two lines that say how far it is"},
+    {"seed", "1234", "train filter tokens", true, 0, 9e15,
+     "of all random choices; each is keyed by the document"},
+    {"language", "en", "extract clean", true, NAN, NAN, "CLD2's code of the language to keep, or any"},
+    {"share", "0.5", "extract", true, 0, 1, "of a page that must be in that language"},
+    {"stopwords", "", "extract", true, NAN, NAN, "file with a word a line [built in: English]"},
+    {"short-foreign", "512", "clean", true, 0, 1e9,
      "characters: shorter documents in another language are dropped"},
-    {"short-javascript", "256", "clean", true, 0, "characters: shorter ones that say javascript are dropped"},
-    {"shortest", "0", "clean", true, 0, "characters: all shorter ones are dropped"},
-    {"positives", "", "train", true, NAN, "files, or names of sets, of good documents, parted by commas"},
-    {"negatives", "", "train", true, NAN, "the same for the others [the sets given]"},
-    {"model", "", "train score", true, NAN, "the classifier's file"},
-    {"epochs", "5", "train", true, 1, "of its training"},
-    {"learning-rate", "0.1", "train", true, 0, "of its training"},
-    {"dimensions", "100", "train", true, 1, "of its word vectors"},
-    {"buckets", "2000000", "train", true, 1, "for word bigrams; 4 * dimensions bytes each"},
-    {"held-out", "0.1", "train", true, 0, "share of the documents that measure its accuracy"},
-    {"pareto", "3", "filter", true, 0.01, "alpha: kept with probability (2 - score)^-alpha"},
-    {"bands", "20", "minhash dedup", true, 1, "of the signature: two documents meet if one band is equal"},
-    {"rows", "13", "minhash dedup", true, 1, "min-hashes in a band"},
-    {"shingle", "24", "minhash dedup", true, 1, "characters, or words"},
-    {"shingle-of", "characters", "minhash dedup", true, NAN, "characters or words"},
-    {"fast", "no", "minhash dedup", true, NAN, "yes: one permutation of hashes for all min-hashes"},
-    {"jaccard", "0.8", "dedup", true, 0, "estimated: those that meet and are not as alike are left"},
-    {"priority", "", "dedup", true, NAN, "sets, the one to keep first, parted by commas [MT-NLG's order]"},
-    {"pairs", "", "dedup", false, NAN, "file for what was matched, with the estimated Jaccard"},
-    {"against", "", "decontaminate", true, NAN, "TASK=FOLDER, or .eval files, parted by commas"},
-    {"common", "10", "decontaminate", true, 1, "hits from which a key counts as common language"},
-    {"margin", "200", "decontaminate", true, 0, "characters cut away on each side of a hit"},
-    {"shortest-piece", "200", "decontaminate", true, 0, "characters: pieces of no more are dropped"},
-    {"most-pieces", "10", "decontaminate", true, 1, "a document in more pieces is dropped"},
-    {"vocabulary", "bytes", "decontaminate tokens encode", true, NAN, "bytes, or PATH/vocab.bpe"},
-    {"validation", "0", "tokens", true, 0, "share of each set's documents set aside"},
+    {"short-javascript", "256", "clean", true, 0, 1e9,
+     "characters: shorter ones that say javascript are dropped"},
+    {"shortest", "0", "clean", true, 0, 1e9, "characters: all shorter ones are dropped"},
+    {"positives", "", "train", true, NAN, NAN,
+     "files, or names of sets, of good documents, parted by commas"},
+    {"negatives", "", "train", true, NAN, NAN, "the same for the others [the sets given]"},
+    {"model", "", "train score", true, NAN, NAN, "the classifier's file"},
+    {"epochs", "5", "train", true, 1, 1000, "of its training"},
+    {"learning-rate", "0.1", "train", true, 0, 10, "of its training"},
+    {"dimensions", "100", "train", true, 1, 10000, "of its word vectors"},
+    {"buckets", "2000000", "train", true, 1, 1e9, "for word bigrams; 4 * dimensions bytes each"},
+    {"held-out", "0.1", "train", true, 0, 0.9, "share of the documents that measure its accuracy"},
+    {"pareto", "3", "filter", true, 0.01, 1000, "alpha: kept with probability (2 - score)^-alpha"},
+    {"bands", "20", "minhash dedup", true, 1, 1000,
+     "of the signature: two documents meet if one band is equal"},
+    {"rows", "13", "minhash dedup", true, 1, 1000, "min-hashes in a band"},
+    {"shingle", "24", "minhash dedup", true, 1, 10000, "characters, or words"},
+    {"shingle-of", "characters", "minhash dedup", true, NAN, NAN, "characters or words"},
+    {"fast", "no", "minhash dedup", true, NAN, NAN, "yes: one permutation of hashes for all min-hashes"},
+    {"jaccard", "0.8", "dedup", true, 0, 1, "estimated: those that meet and are not more alike are left"},
+    {"priority", "", "dedup", true, NAN, NAN,
+     "sets, the one to keep first, parted by commas [MT-NLG's order]"},
+    {"pairs", "", "dedup", false, NAN, NAN, "file for what was matched, with the estimated Jaccard"},
+    {"against", "", "decontaminate", true, NAN, NAN, "TASK=FOLDER, or .eval files, parted by commas"},
+    {"common", "10", "decontaminate", true, 1, 1e15, "hits from which a key counts as common language"},
+    {"margin", "200", "decontaminate", true, 0, 1e9, "characters cut away on each side of a hit"},
+    {"shortest-piece", "200", "decontaminate", true, 0, 1e9, "characters: pieces of no more are dropped"},
+    {"most-pieces", "10", "decontaminate", true, 1, 1e9, "a document in more pieces is dropped"},
+    {"vocabulary", "bytes", "decontaminate tokens encode", true, NAN, NAN, "bytes, or PATH/vocab.bpe"},
+    {"validation", "0", "tokens", true, 0, 0.99, "share of each set's documents set aside"},
 };
 
 // where: of a configuration, or "" for the command line
@@ -101,11 +108,14 @@ struct Settings {
         if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
         return get(name);
     }
-    double number(const char* name) const {
-        return parse_number(name, get(name), find_corpus_option(name, "").least, false);
-    }
+    double number(const char* name) const { return checked(find_corpus_option(name, ""), get(name), false); }
     size_t whole(const char* name) const {
-        return (size_t)parse_number(name, get(name), find_corpus_option(name, "").least, true);
+        return (size_t)checked(find_corpus_option(name, ""), get(name), true);
+    }
+    static double checked(const CorpusOption& o, const std::string& value, bool whole) {
+        double x = parse_number(o.name, value, o.least, whole);
+        if (x > o.most) fail("--%s %s: wants at most %g", o.name, value.c_str(), o.most);
+        return x;
     }
     bool yes(const char* name) const { return choice(name, {"yes", "no"}) == "yes"; }
     std::string documents_ending() const {
@@ -121,7 +131,7 @@ struct Settings {
     }
     void set(const std::string& name, const std::string& value, const std::string& where) {
         const CorpusOption& o = find_corpus_option(name, where);
-        if (!std::isnan(o.least)) parse_number(name, value, o.least, false);
+        if (!std::isnan(o.least)) checked(o, value, false);
         values[name] = value;
     }
     // of everything that shapes a step's result
@@ -164,25 +174,29 @@ struct Corpus {
     }
     void add(const std::string& set, bool warc, double weight, const std::string& pattern) {
         for (char c : set)
-            if (!isalnum((unsigned char)c) && !strchr("-_.", c))
-                fail("set %s: wants a name of letters, digits, - _ and .", set.c_str());
-        if (set.empty() || set[0] == '.') fail("set \"%s\": wants a name", set.c_str());
+            if (!isalnum((unsigned char)c) && !strchr("-_", c))
+                fail("set %s: wants a name of letters, digits, - and _", set.c_str());
+        for (const char* ours :
+             {"minhash", "hits", "encoded", "removed"})  // stand beside the folders of sets
+            if (set == ours) fail("set %s: this name is the program's own: give another", ours);
+        if (set.empty()) fail("%s: wants a name for its set", pattern.c_str());
         int at = find(set);
         if (at < 0) at = (int)sets.size(), sets.push_back({set, warc, weight});
         if (sets[at].warc != warc) fail("set %s: has WARC and JSONL files: make it two sets", set.c_str());
         if (weight > 0) sets[at].weight = weight;
+        if (pattern.size() > 4096) fail("%.60s…: wants a path of at most 4096 bytes", pattern.c_str());
         glob_t found = {};
         int result = glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
-        for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) {
-            std::string path = found.gl_pathv[i];
+        std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + (result == 0 ? found.gl_pathc : 0));
+        globfree(&found);
+        if (result) fail("%s: there is no such file", pattern.c_str());
+        for (auto& path : paths) {
             if (path.ends_with(".partial") || path.ends_with(".counts")) continue;
             std::error_code e;
             uint64_t bytes = std::filesystem::file_size(path, e);
             if (e) fail("%s: cannot be read: %s", path.c_str(), e.message().c_str());
             files.push_back({path, bare_name(path), at, bytes});
         }
-        globfree(&found);
-        if (result) fail("%s: there is no such file", pattern.c_str());
     }
     void finish() {
         std::stable_sort(files.begin(), files.end(), [](auto& a, auto& b) {

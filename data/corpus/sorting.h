@@ -80,6 +80,7 @@ struct ExternalSort {
     ~ExternalSort() {
         for (auto& r : runs) close(r.fd);
     }
+    void reserve(double records) { held.reserve(std::min(most, (size_t)records)); }
     void add(const T& record) {
         held.push_back(record);
         if (held.size() >= most) spill();

@@ -22,6 +22,8 @@ struct Ranks {
         std::optional<decltype(what())> result;
         try {
             result.emplace(what());
+        } catch (const std::bad_alloc&) {
+            complaint = "not enough memory for these settings";
         } catch (const std::exception& e) {
             complaint = e.what();
         }
@@ -75,30 +77,37 @@ struct Stage {
     std::string output(const Corpus& corpus, const CorpusFile& f) const {
         return folder + "/" + corpus.sets[f.set].name + "/" + f.name + ending;
     }
-    // of an input: its size, its beginning and its end
-    static uint64_t identity(const CorpusFile& f) {
-        MappedFile file(f.path);
+    // of a file as it lies there: its size, its beginning and its end
+    static uint64_t ends_of(const std::string& path) {
+        MappedFile file(path);
         size_t part = std::min(file.size, (size_t)1 << 16);
-        uint64_t h =
-            file.size ^ XXH3_64bits(file.data, part) * 3 ^ XXH3_64bits(file.data + file.size - part, part);
-        return h;
+        return file.size ^ XXH3_64bits(file.data, part) * 3 ^ XXH3_64bits(file.data + file.size - part, part);
     }
-    std::string mark(uint64_t of_input) const {
-        return text("%016llx", (unsigned long long)(fingerprint ^ of_input * 5));
+    // of an input: the same, and when it was changed where it is not one of ours
+    static uint64_t identity(const std::string& path) {
+        struct stat info = {};
+        bool ours = access((path + ".counts").c_str(), F_OK) == 0 || path.ends_with(".bin");
+        if (!ours) stat(path.c_str(), &info);
+        return ends_of(path) ^
+            ((uint64_t)info.st_mtim.tv_sec * 1000000000 + (uint64_t)info.st_mtim.tv_nsec) * 7;
     }
+    static std::string hex(uint64_t x) { return text("%016llx", (unsigned long long)x); }
     bool finished(const std::string& path, uint64_t of_input) const {
         std::error_code e;
         if (!std::filesystem::exists(path, e) || !std::filesystem::exists(path + ".counts", e)) return false;
         try {
             MappedFile file(path + ".counts");
-            return Json::parse(file.view(), path).at("mark", path).string("mark") == mark(of_input);
+            Json about = Json::parse(file.view(), path);
+            return about.at("mark", path).string("mark") == hex(fingerprint ^ of_input * 5) &&
+                about.at("output", path).string("output") == hex(ends_of(path));
         } catch (const Error&) {
             return false;  // cut off or foreign: done again
         }
     }
     void finish(const std::string& path, uint64_t of_input, const Counts& counts) const {
         FileWriter about(path + ".counts");
-        about.write("{\"mark\": \"" + mark(of_input) + "\", \"counts\": " + as_json(counts) + "}\n");
+        about.write("{\"mark\": \"" + hex(fingerprint ^ of_input * 5) + "\", \"output\": \"" +
+                    hex(ends_of(path)) + "\", \"counts\": " + as_json(counts) + "}\n");
         about.finish();
     }
     static std::string as_json(const Counts& counts) {
@@ -137,16 +146,24 @@ struct Stage {
     // all other files as they were
     template <class Work>
     Corpus each_file(const Corpus& in, const std::function<bool(const CorpusFile&)>& wanted, Work work) {
-        if (ranks.first())
-            for (auto& f : in.files)
-                if (wanted(f)) std::filesystem::create_directories(folder + "/" + in.sets[f.set].name);
-        ranks.wait("folders");
+        ranks.together([&] {
+            for (auto& f : in.files) {
+                if (!wanted(f)) continue;
+                std::error_code e;
+                std::string set = folder + "/" + in.sets[f.set].name;
+                if (ranks.first() && !std::filesystem::create_directories(set, e) && e)
+                    fail("%s: cannot be made: %s", set.c_str(), e.message().c_str());
+                if (std::filesystem::equivalent(f.path, output(in, f), e))
+                    fail("%s: would be written over: give another --output", f.path.c_str());
+            }
+            return 0;
+        });
         std::vector<size_t> files = mine(in, wanted);
         for (size_t i : files) progress.total += (double)in.files[i].bytes;
         for (size_t i : files) {
             const CorpusFile& f = in.files[i];
             std::string to = output(in, f);
-            uint64_t input = identity(f);
+            uint64_t input = identity(f.path);
             if (!finished(to, input)) {
                 unlink((to + ".counts").c_str());
                 Counts counts;

@@ -1,5 +1,5 @@
 // streams.h   bytes in and out of files, plain, gzip or zstd
-//   ByteReader   what a file holds; its compression is told by its first bytes, never by its name
+//   ByteReader   what a file holds; its compression is told by its first bytes (.gz may begin damaged)
 //                gzip: any number of members, each read on its own; a damaged one ends where the damage is
 //                found and the next is looked for, and counted
 //   ByteWriter   .gz and .zst by the name; the file appears when finish() has put all of it on the disk
@@ -22,12 +22,17 @@ struct ByteReader {
     std::string first_damage;  // "offset 123: …"
 
     explicit ByteReader(const std::string& path) : file(path) {
-        if (gzip_at(0)) packing = Packing::Gzip;
-        else if (file.size >= 4 && !memcmp(file.data, "\x28\xb5\x2f\xfd", 4)) packing = Packing::Zstd;
+        std::string_view all = file.view();
+        if (gzip_at(0) || (path.ends_with(".gz") && all.find("\x1f\x8b\x08") != all.npos))
+            packing = Packing::Gzip;
+        else if (all.starts_with("\x28\xb5\x2f\xfd") || (all.size() > 4 && (all[0] & 0xF0) == 0x50 &&
+                                                         all.substr(1, 3) == "\x2a\x4d\x18"))
+            packing = Packing::Zstd;
         if (packing == Packing::Gzip && inflateInit2(&inflate_state, 15 + 16) != Z_OK)
             fail("%s: no memory to decompress", path.c_str());
         if (packing == Packing::Zstd && !(zstd = ZSTD_createDCtx()))
             fail("%s: no memory to decompress", path.c_str());
+        if (zstd) ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax, 31);
         if (file.data) madvise((void*)file.data, file.size, MADV_SEQUENTIAL);
     }
     ByteReader(const ByteReader&) = delete;
@@ -36,8 +41,13 @@ struct ByteReader {
         ZSTD_freeDCtx(zstd);
     }
 
+    size_t left() const { return file.size - at; }  // of the file, as it stands
     // up to n bytes into out, never across the end of a member; 0 only where the file ends
     size_t read(char* out, size_t n) {
+        if (at - given_back > (32 << 20)) {  // what was read counts as ours until it is given back
+            madvise((void*)(file.data + given_back), (at - given_back) & ~(size_t)0xFFFF, MADV_DONTNEED);
+            given_back += (at - given_back) & ~(size_t)0xFFFF;
+        }
         for (;;) {
             size_t had = at;
             if (at >= file.size) {
@@ -54,7 +64,8 @@ struct ByteReader {
 private:
     z_stream inflate_state = {};
     ZSTD_DCtx* zstd = nullptr;
-    bool inside = false;  // of a member or frame
+    bool inside = false;    // of a member or frame
+    size_t given_back = 0;  // bytes of the file
 
     bool gzip_at(size_t i) const {
         return i + 3 <= file.size && !memcmp(file.data + i, "\x1f\x8b\x08", 3);

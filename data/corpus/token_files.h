@@ -113,8 +113,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
 inline Vocabulary open_vocabulary(const Settings& settings, const Corpus& in) {
     size_t weighted = 0;
     for (auto& s : in.sets) weighted += s.weight > 0;
-    if (settings.number("validation") >= 1)
-        fail("--validation %g: wants a share below 1", settings.number("validation"));
+    settings.number("validation");
     if (weighted && weighted != in.sets.size())
         fail("%zu of %zu sets have a weight: give one to each, or to none", weighted, in.sets.size());
     return Vocabulary::open(settings.get("vocabulary"));
@@ -129,7 +128,7 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     Stage stage(ranks, settings, "tokens", folder, "");
     auto mark_of = [&](size_t set) {
         uint64_t h = set;
-        for (auto& f : encoded.files) if (f.set == (int)set) h = h * 31 ^ Stage::identity(f);
+        for (auto& f : encoded.files) if (f.set == (int)set) h = h * 31 ^ Stage::identity(f.path);
         return h;
     };
     // sets, the largest first, to the rank that has least; the mark of what is done lies beside them
@@ -144,7 +143,8 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     auto path = [&](size_t set) { return folder + "/" + in.sets[set].name + ending; };
     for (size_t s : stage.mine(sets, every_file)) {
         uint64_t mark = mark_of(s);
-        if (stage.finished(path(s), mark)) continue;
+        std::string held = folder + "/" + in.sets[s].name + ".validation.bin";
+        if (stage.finished(path(s), mark) && (validation == 0 || access(held.c_str(), F_OK) == 0)) continue;
         Counts counts;
         write_set(settings, encoded, s, folder, v, counts);
         stage.finish(path(s), mark, counts);

@@ -113,6 +113,32 @@ inline bool may_compose(uint32_t c) {
         !(c >= 0x400 && c <= 0x482) && !(c >= 0x48A && c <= 0x52F);
 }
 
+// Marks on one character in the order of their classes (Unicode, D109): the library would do it by swapping
+// neighbours, in a time that is quadratic in their number.
+inline void order_marks(std::string& s) {
+    struct Mark { int order; uint32_t code; };
+    std::vector<Mark> run;
+    std::string out;
+    out.reserve(s.size());
+    auto end_run = [&] {
+        auto less = [](const Mark& a, const Mark& b) { return a.order < b.order; };
+        std::stable_sort(run.begin(), run.end(), less);
+        for (auto& m : run) append_utf8(out, m.code);
+        run.clear();
+    };
+    for (size_t i = 0, n = 0; i < s.size(); i += n) {
+        uint32_t c = decode_at(s, i, &n);
+        int order = c < 0x300 ? 0 : utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
+        if (order) run.push_back({order, c});
+        else {
+            if (!run.empty()) end_run();
+            out.append(s, i, n);
+        }
+    }
+    end_run();
+    s = std::move(out);
+}
+
 // true: something was changed
 inline bool repair_unicode(std::string& s) {
     bool plain = true, marks = false;  // marks: what composition could change
@@ -141,6 +167,7 @@ inline bool repair_unicode(std::string& s) {
     }
     s = std::move(out);
     if (marks) {
+        order_marks(s);
         utf8proc_uint8_t* composed = nullptr;
         utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t*)s.data(), (utf8proc_ssize_t)s.size(),
                                           &composed, (utf8proc_option_t)(UTF8PROC_STABLE | UTF8PROC_COMPOSE));

@@ -4,7 +4,7 @@
 //     a member ends inside a record      the record is cut there            "records cut short"
 //     Content-Length is wrong            cut where the next record begins   "records of wrong length"
 //     what is no record at all           looked past, to the next "WARC/"   "bytes that are no record"
-//     content above `longest`            read past without being held       "records longer than --longest"
+//     content above `longest`            read past without being held  "records longer than --longest-page"
 #pragma once
 #include <strings.h>
 #include <algorithm>
@@ -28,8 +28,11 @@ struct HeaderFields {
     }
     std::string_view get(std::string_view name) const {
         for (auto& [key, value] : fields)
-            if (key.size() == name.size() && !strncasecmp(key.data(), name.data(), name.size())) return value;
+            if (same(key, name)) return value;
         return {};
+    }
+    static bool same(std::string_view a, std::string_view b) {  // without case
+        return a.size() == b.size() && !strncasecmp(a.data(), b.data(), a.size());
     }
     static std::string_view strip(std::string_view s) {
         while (!s.empty() && (unsigned char)s.front() <= ' ') s.remove_prefix(1);
@@ -80,8 +83,10 @@ struct WarcReader {
             }
             counts["records"]++;
             if (n > longest) {
-                counts["records longer than --longest"]++;
-                skip(head + n);
+                bool wrong = bytes.packing == Packing::Plain && n > view().size() + bytes.left();
+                counts[wrong ? "records of wrong length" : "records longer than --longest-page"]++;
+                if (wrong) junk(5);
+                else skip(head + n);
                 continue;
             }
             std::string head_copy(view().substr(0, head));  // need() may move what is held
@@ -89,13 +94,16 @@ struct WarcReader {
             head_text = std::move(head_copy);
             record.fields = HeaderFields(head_text);
             n = std::min(n, view().size() - head);
+            bool cut = false;
             if (!whole || !well_ended(head + n)) {  // it holds others, or there is more of it
-                size_t other = view().substr(head, n).find("\r\n\r\nWARC/1.");
+                size_t other = view().substr(head, n + 8).find("\nWARC/1.");
                 counts[whole || other != view().npos ? "records of wrong length" : "records cut short"]++;
-                n = std::min(n, other);
+                cut = other != view().npos, n = std::min(n, other);
             }
             record.content = view().substr(head, n);
             consumed = head + n;
+            while (cut && record.content.ends_with('\n'))
+                record.content.remove_suffix(record.content.ends_with("\r\n") ? 2 : 1);
             return true;
         }
     }
@@ -104,7 +112,8 @@ private:
     std::string buffer, head_text;
     size_t begin = 0, end = 0, limit = 0;  // limit: where the next member begins in the buffer, 0: not yet
     size_t consumed = 0;                   // of view(), by the record handed out last
-    bool told = false;
+    bool told = false, exhausted = false;
+    bool begins = false;  // what was read last begins a member, with a record
 
     std::string_view view() const { return {buffer.data() + begin, (limit ? limit : end) - begin}; }
 
@@ -114,7 +123,7 @@ private:
     }
     // n bytes of this member, or false with as many as there are
     bool need(size_t n) {
-        while (view().size() < n && !limit) {
+        while (view().size() < n && !limit && !exhausted) {
             if (begin > 0) {
                 memmove(buffer.data(), buffer.data() + begin, end - begin);
                 end -= begin, begin = 0;
@@ -122,11 +131,11 @@ private:
             size_t want = std::max((size_t)128 << 10, std::min(end, (size_t)16 << 20));
             if (buffer.size() < end + want) buffer.resize(end + want);
             size_t got = bytes.read(buffer.data() + end, want);
+            exhausted = !got;
             if (!got) return false;
             // a member that begins a record ends the one before; else it goes on (blocked gzip)
-            bool begins = bytes.starts_part && end > 0 &&
-                !memcmp(buffer.data() + end, "WARC/", std::min(got, (size_t)5));
-            if (begins) limit = end;
+            begins = bytes.starts_part && !memcmp(buffer.data() + end, "WARC/", std::min(got, (size_t)5));
+            if (begins && end > 0) limit = end;
             end += got;
         }
         return view().size() >= n;
@@ -135,7 +144,7 @@ private:
         while (n > 0) {
             size_t here = std::min(n, view().size());
             take(here), n -= here;
-            if (n && (limit || !need(1))) return;
+            if (n && (limit || !need(1) || begins)) return;
         }
     }
     void junk(size_t n) {
@@ -167,12 +176,14 @@ private:
     size_t header() {  // its length; 0 and junk if it never ends
         for (size_t have = 4096;; have *= 2) {
             bool more = need(have);
-            size_t n = header_end(view().substr(0, have));
+            std::string_view here = view().substr(0, have);
+            size_t other = here.find("\nWARC/", 5), n = header_end(here.substr(0, other));
             if (n != view().npos) return n;
-            if (!more || have >= (256 << 10)) break;
+            if (other != view().npos || !more || have >= (256 << 10)) {
+                junk(other != view().npos ? other : here.size());
+                return 0;
+            }
         }
-        junk(std::min(view().size(), (size_t)5));
-        return 0;
     }
     // behind a record: line ends, and then another one or nothing
     bool well_ended(size_t at) {

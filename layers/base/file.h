@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -64,8 +65,10 @@ struct FileWriter {
         struct stat info;
         if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
             fail("%s: is not a regular file, and would be replaced: give another name", path.c_str());
-        fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
         if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
+        lock();
+        if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
     }
     FileWriter(FileWriter&& o) noexcept
         : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)),
@@ -74,6 +77,17 @@ struct FileWriter {
         if (fd < 0) return;
         close(fd);
         unlink(partial.c_str());
+    }
+    // against another process that writes the same file; one that is just ending has some seconds
+    void lock() {
+        for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) {
+            if (tries == 100)
+                fail("%s: is being written by another process: wait for it, or end it", partial.c_str());
+            usleep(100000);
+        }
+        struct stat ours, there;
+        if (fstat(fd, &ours) != 0 || stat(partial.c_str(), &there) != 0 || ours.st_ino != there.st_ino)
+            fail("%s: another process has written it just now: start again", partial.c_str());
     }
     void write(const void* data, size_t bytes) {
         write_at(data, bytes, written);
