@@ -29,8 +29,8 @@ std::string response_record(const std::string& headers, const std::string& body)
 const char page[] =
     "<!DOCTYPE html><html><head><title>a</title><meta charset=utf-8></head><body class='b'><form><div><h1>One"
     "</h1><p>The history of the town is known from letters that were written by its people.<br><br>More "
-    "&amp; &#x41; &copy; <a href=\"x\">link</a><!-- c --></p></div></form><script>if (a<b) c();</script><select>"
-    "<option>x</select><table><tr><td>1</table><?php x ?></body></html>";
+    "&amp; &#x41; &copy; <a href=\"x\">link</a><!-- c --></p></div></form><script>if (a<b) c();</script>"
+    "<select><option>x</select><table><tr><td>1</table><?php x ?></body></html>";
 
 // ---- targets: what is done with an input in a file -------------------------------------------------------
 
