@@ -37,8 +37,10 @@ def seconds(ranks, *command):
     return best
 
 text = f"s={work}/t?.jsonl"
+bpe = "../shared/data/gpt2/vocab.bpe"  # where it is: the work of a real run
+vocabulary = ["--vocabulary", bpe] if os.path.exists(bpe) else []
 for name, command in (("extract", ["extract", f"s={work}/w?.warc.gz"]), ("clean", ["clean", text]), ("dedup", ["dedup", text]),
-                      ("tokens", ["tokens", text])):
+                      ("tokens", ["tokens", *vocabulary, text])):
     if name == "extract" and not warc:
         continue
     one, two = seconds(1, *command), seconds(2, *command)

@@ -47,9 +47,8 @@ inline Misread misread_at(std::string_view s, size_t i) {
         int b = byte_of(c);
         if (lead == 0xC3 && k == 1 && c == ' ') b = 0xA0;  // "Ã " was "à", its no-break space made a blank
         if (b < 0x80 || b > 0xBF) return {};
-        bool usual = (c >= 0x2013 && c <= 0x2026) || c == 0xAB || c == 0xBB || c == 0xA0 || c == 0xB7 ||
-            c == 0x2039 || c == 0x203A || c == 0xB0 || c == 0xA9 || c == 0xAE || c == 0x2122 || c == 0xB4 ||
-            c == ' ';
+        bool usual = (c >= 0x2013 && c <= 0x2026 && c != 0x2020 && c != 0x2021 && c != 0x2022) || c == 0xAB ||
+            c == 0xBB || c == 0xA0 || c == 0x2039 || c == 0x203A || c == ' ';
         m.quotes = m.quotes && usual;
         m.bytes[k] = (char)b;
     }
@@ -57,19 +56,19 @@ inline Misread misread_at(std::string_view s, size_t i) {
     m.length = at - i;
     return m;
 }
-// Â, Ã and â begin nearly all damage in western text and, followed so, no words; a letter followed only by
-// quotes or marks may be the end of a word; two misread characters in a row are no accident
+// Â, Ã and â begin nearly all damage in western text and, followed so, no words; Ð and Ñ that in Cyrillic. Any
+// other letter followed only by quotes or dashes may be the end of a word, unless the word goes on behind them;
+// two misread characters in a row are no accident.
 inline bool likely_damage(const Misread& m, std::string_view s, size_t i, bool after_another) {
     unsigned char lead = (unsigned char)m.bytes[0];
-    if (lead == 0xC3 && s[i + m.length - 1] == ' ') {  // "Ã " stands alone, as "à" does
-        return i > 0 && s[i - 1] == ' ';
-    }
-    if (lead == 0xE2 || lead == 0xC2 || lead == 0xC3) return true;
+    size_t end = i + m.length;
+    if (lead == 0xC3 && s[end - 1] == ' ') return i > 0 && s[i - 1] == ' ';  // "Ã " stands alone, as "à" does
+    if (lead == 0xE2 || lead == 0xC2 || lead == 0xC3 || lead == 0xD0 || lead == 0xD1) return true;
     if (lead == 0xEF) return !memcmp(m.bytes, "\xEF\xBB\xBF", 3) || !memcmp(m.bytes, "\xEF\xBF\xBD", 3);
-    if (after_another) return true;
-    Misread next = i + m.length < s.size() ? misread_at(s, i + m.length) : Misread();
-    if (next.length) return true;
-    return !m.quotes;
+    if (after_another || !m.quotes) return true;
+    if (end < s.size() && misread_at(s, end).length) return true;
+    bool apostrophe = m.bytes[1] == (char)0x92 && !m.bytes[2];  // l’Ô’x: a word may go on behind one
+    return end < s.size() && isalpha((unsigned char)s[end]) && !apostrophe;
 }
 
 inline bool repair_mojibake(std::string& s) {
