@@ -56,9 +56,9 @@ inline Misread misread_at(std::string_view s, size_t i) {
     m.length = at - i;
     return m;
 }
-// Â, Ã and â begin nearly all damage in western text and, followed so, no words; Ð and Ñ that in Cyrillic. Any
-// other letter followed only by quotes or dashes may be the end of a word, unless the word goes on behind them;
-// two misread characters in a row are no accident.
+// Â, Ã and â begin nearly all damage in western text and, followed so, no words; Ð and Ñ that in Cyrillic.
+// Any other letter followed only by quotes or dashes may be the end of a word, unless the word goes on behind
+// them; two misread characters in a row are no accident.
 inline bool likely_damage(const Misread& m, std::string_view s, size_t i, bool after_another) {
     unsigned char lead = (unsigned char)m.bytes[0];
     size_t end = i + m.length;
