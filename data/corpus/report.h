@@ -76,50 +76,63 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
     fputs(out.c_str(), stdout);
 }
 
-// a column for each set, a bar for each step: as wide as the share of its documents that is left
+struct Picture {
+    static constexpr int bar = 220, row = 26, gap = 30, left = 110, top = 44, across = 5;
+    std::string out;
+
+    void words(double x, int y, const char* how, const std::string& s) {
+        out += text("<text x=\"%.0f\" y=\"%d\"%s>%s</text>\n", x, y, how, s.c_str());
+    }
+    // a bar around `middle`, as wide as the share
+    void draw(double middle, int y, double share, const char* colour, const std::string& label) {
+        double w = std::max(2.0, bar * std::min(share, 1.0));
+        out += text("<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", middle - w / 2,
+                    y + 2, w, row - 4, colour);
+        words(middle, y + 17, " text-anchor=\"middle\"", label);
+    }
+};
+
+// a column for each set, five beside each other; a bar for each step: as wide as the share of documents left
 inline void write_funnel(const std::string& folder, const std::vector<StepCounts>& steps,
                          const std::vector<std::string>& sets) {
-    constexpr int bar = 220, row = 26, gap = 30, left = 110, top = 44;
-    int width = left + (int)sets.size() * (bar + gap), height = top + row * ((int)steps.size() + 1) + 16;
-    std::string out = text(
+    using P = Picture;
+    int bands = ((int)sets.size() + P::across - 1) / P::across,
+        band = P::top + P::row * ((int)steps.size() + 1) + 16;
+    int width = P::left + std::min((int)sets.size(), P::across) * (P::bar + P::gap);
+    Picture picture;
+    picture.out = text(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
         "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"%d\" height=\"%d\" fill=\"white\"/>\n",
-        width, height, width, height, width, height);
-    out += text("<text x=\"10\" y=\"%d\">given</text>\n", top + 17);
-    for (size_t i = 0; i < steps.size(); i++)
-        out +=
-            text("<text x=\"10\" y=\"%d\">%s</text>\n", top + row * ((int)i + 1) + 17, steps[i].says.c_str());
+        width, bands * band, width, bands * band, width, bands * band);
     for (size_t s = 0; s < sets.size(); s++) {
-        double middle = left + (double)s * (bar + gap) + bar / 2.0;
-        out += text("<text x=\"%.0f\" y=\"26\" text-anchor=\"middle\" font-weight=\"bold\">%s</text>\n",
-                    middle, sets[s].c_str());
-        int64_t given = 0;
-        auto draw = [&](int at, int64_t n, const std::string& label, const char* colour) {
-            double w = given ? std::max(2.0, bar * (double)n / (double)given) : 2;
-            out += text(
-                "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>"
-                "<text x=\"%.0f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
-                middle - w / 2, top + row * at + 2, w, row - 4, colour, middle, top + row * at + 17,
-                label.c_str());
-        };
+        int top = (int)s / P::across * band + P::top;
+        double middle = P::left + (double)(s % P::across) * (P::bar + P::gap) + P::bar / 2.0;
+        if (s % P::across == 0) {
+            picture.words(10, top + 17, "", "given");
+            for (int i = 0; i < (int)steps.size(); i++)
+                picture.words(10, top + P::row * (i + 1) + 17, "", steps[i].says);
+        }
+        picture.words(middle, top - 18, " text-anchor=\"middle\" font-weight=\"bold\"", sets[s]);
+        double given = 0;
         for (size_t i = 0; i < steps.size(); i++) {
             auto found = steps[i].sets.find(sets[s]);
             if (found == steps[i].sets.end()) continue;
             const Counts& c = found->second;
             bool last = steps[i].step == "tokens";
-            if (!given)
-                given = count_of(c, "documents"), draw(0, given, thousands(given) + " documents", "#c6dbef");
-            int64_t n =
-                last ? count_of(c, "documents") + count_of(c, "validation documents") : count_of(c, "kept");
-            // pieces of split documents may be more than there were
-            draw((int)i + 1, std::min(n, given),
-                 last ? thousands(count_of(c, "tokens") + count_of(c, "validation tokens")) + " tokens"
-                      : thousands(n),
-                 last ? "#a1d99b" : "#9ecae1");
+            int64_t in = count_of(c, "documents"), kept = count_of(c, "kept");
+            if (given == 0)
+                given = (double)std::max(in, (int64_t)1),
+                picture.draw(middle, top, 1, "#c6dbef", thousands(in) + " documents");
+            if (last) kept = in + count_of(c, "validation documents");
+            std::string label = last
+                ? thousands(count_of(c, "tokens") + count_of(c, "validation tokens")) + " tokens"
+                : thousands(kept);
+            picture.draw(middle, top + P::row * ((int)i + 1), (double)kept / given,
+                         last ? "#a1d99b" : "#9ecae1", label);
         }
     }
     FileWriter file(folder + "/report.svg");
-    file.write(out + "</svg>\n"), file.finish();
+    file.write(picture.out + "</svg>\n"), file.finish();
 }
 
 inline void report(const std::string& folder) {
