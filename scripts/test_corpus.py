@@ -298,10 +298,13 @@ def test_quality(work):
     run("quality", "score", "--model", f"{work}/again.bin", "--output", f"{work}/s2", "--compress", "none", f"s={work}/s/s/web.jsonl")
     twice = open(f"{work}/s2/s/web.jsonl").readline()
     check(twice.count('"quality"') == 1, f"scored twice: {twice[-100:]}")
-    tricks = [{"text": t, "id": t[:3]} for t in ("a b </s> c", "b __label__positive c", "c __label__x")]
+    good = read(f"{work}/good.jsonl")[0]["text"]
+    tricks = [{"text": t, "id": t[:3]} for t in ("a b </s> " + good, "b __label__positive c", "c __label__x")]
+    tricks += [{"text": "a b < s > " + good, "id": "end"}, {"text": "a b", "id": "cut"}]
     write(f"{work}/t.jsonl", tricks)
     run("quality", "score", "--model", f"{work}/model.bin", "--output", f"{work}/t", "--compress", "none", f"s={work}/t.jsonl")
-    check(all(0 < d["meta"]["quality"] < 1 for d in read(f"{work}/t/s/t.jsonl")), "tricks in a text")
+    told = {d["id"]: d["meta"]["quality"] for d in read(f"{work}/t/s/t.jsonl")}
+    check(all(0 < q < 1 for q in told.values()) and told["a b"] == told["end"] != told["cut"], f"tricks in a text: {told}")
     for damage in (100, -4):
         data = open(f"{work}/model.bin", "rb").read()
         open(f"{work}/bad.bin", "wb").write(data[:damage])
@@ -431,6 +434,21 @@ def test_components(work):
     open(f"{work}/p/{name}/{name}0.jsonl", "w").close()
     run("dedup", "--compress", "none", "--output", f"{work}/p", "--jaccard", 0.5, *one)
     check(tree(f"{work}/p") == survivors, "a list of duplicates that was damaged")
+    # little memory: sorted through files, over several ranks; many joins: the forest is reduced again and again
+    many = [f"{i} {i * 7919} {i * 104729} {i * 31} and more of the number {i}" for i in range(20000)]
+    write(f"{work}/many.jsonl", many + many[::3])
+    write(f"{work}/more.jsonl", many[:9000])
+    wide = [f"a={work}/many.jsonl", f"b={work}/more.jsonl"]
+    start = time.time()
+    run("dedup", "--output", f"{work}/wide", "--pairs", f"{work}/wide.pairs", *wide)
+    for ranks in (1, 3):
+        run("dedup", "--output", f"{work}/narrow{ranks}", "--memory", 1e6, "--pairs", f"{work}/narrow.pairs", *wide, ranks=ranks)
+        check(tree(f"{work}/narrow{ranks}") == tree(f"{work}/wide"), f"little memory, {ranks} ranks")
+        check(open(f"{work}/narrow.pairs").read() == open(f"{work}/wide.pairs").read(), f"pairs of {ranks} ranks")
+        os.remove(f"{work}/narrow.pairs")
+    run("dedup", "--output", f"{work}/narrow", "--memory", 1e6, *wide)
+    check(tree(f"{work}/narrow") == tree(f"{work}/wide") and time.time() - start < 120, "little memory, without pairs")
+    check(json.load(open(f"{work}/wide/components.json"))["removed"] == 6667 + 9000, "each copy goes")
     run("dedup", "--output", f"{work}/o", "--priority", "nobody", *args, fails="there is no such set")
 
 
@@ -673,7 +691,22 @@ def test_run(work):
         left = {p: h for p, h in tree("out").items() if not p.endswith(".partial")}
         check(left == whole, f"after kill -9: {[p for p in set(left) | set(whole) if left.get(p) != whole.get(p)][:5]}")
     check(kills > 8, f"only {kills} runs were killed")
-    subprocess.run(["rm", "-rf", "m"])
+    # with a classifier that was trained before, and no crawl; one that was damaged is trained again
+    open("b.conf", "w").write("output two\nset own jsonl own.jsonl\nmodel out/classifier/model.bin\n")
+    run("run", "b.conf")
+    check(os.path.exists("two/tokens/own.bin") and not os.path.exists("two/score"), "a run without a crawl")
+    with open("out/classifier/model.bin", "r+b") as f:
+        f.truncate(1000)
+    run("run", "corpus.conf")
+    check(tree("out") == whole, "a damaged classifier is trained again")
+    # the same length, the same number of tokens, in the middle of a large file: seen all the same
+    large = [{"text": f"{i:06} " + "x" * 100, "id": str(i)} for i in range(4000)]
+    for name in ("first", "changed"):
+        write("large.jsonl", large)
+        run("clean", "--compress", "none", "--language", "any", "--output", "l1", "s=large.jsonl")
+        run("tokens", "--output", "l2", "s=l1/s/large.jsonl")
+        check(sorted(decode_tokens("l2/s.bin")) == sorted(d["text"] for d in large), f"{name}: what is there is trained on")
+        large[2000]["text"] = "changed" + large[2000]["text"][7:]
     trained = subprocess.run([TRAINER, "--train", "out/tokens/train.blend", "--validation", "out/tokens/wikipedia.validation.bin",
                               "--layers", "1", "--hidden", "32", "--heads", "2", "--sequence", "64", "--batch", "8", "--steps", "20",
                               "--metrics", "m.jsonl"], env=ENVIRONMENT, capture_output=True, text=True)
@@ -690,7 +723,7 @@ def test_bad_input(work):
     run("clean", f"s={work}/a.jsonl", fails="wants --output")
     run("clean", "--output", f"{work}/o", fails="wants files")
     run("clean", "--output", f"{work}/o", f"s={work}/none*.jsonl", fails="there is no such file")
-    run("clean", "--output", f"{work}/o", "--bands", 3, f"s={work}/a.jsonl", fails="is for minhash dedup, not for clean")
+    run("clean", "--output", f"{work}/o", "--bands", 3, f"s={work}/a.jsonl", fails="is for dedup, not for clean")
     run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="want")
     run("dedup", "--output", f"{work}/o", "--fast", "maybe", f"s={work}/a.jsonl", fails="wants yes or no")
     run("quality", "score", "--output", f"{work}/o", "--model", f"{work}/a.jsonl", f"s={work}/a.jsonl", fails="is no classifier of ours")
@@ -702,7 +735,7 @@ def test_bad_input(work):
                        ("output x", "names no set"), (f"set a jsonl {work}/a.jsonl", "wants --output")):
         open(f"{work}/c.conf", "w").write(text)
         run("run", f"{work}/c.conf", fails=says)
-    run("clean", "--output", f"{work}/o", "--bands", 3, f"s={work}/a.jsonl", ranks=2, fails="[all 2 ranks] corpus: --bands: is for minhash dedup, not for clean")
+    run("clean", "--output", f"{work}/o", "--bands", 3, f"s={work}/a.jsonl", ranks=2, fails="[all 2 ranks] corpus: --bands: is for dedup, not for clean")
 
 
 def main():

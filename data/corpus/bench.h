@@ -120,7 +120,7 @@ inline void bench_components() {
             if (end - p < 2) return;
             bucket.clear();
             for (; p < end; p++) bucket.push_back(p->document);
-            join_bucket(bucket, 260, 0.8, [&](uint64_t) { return same; },
+            join_bucket(bucket, 260, 0.8, [&](uint64_t, uint32_t* out) { std::copy(same, same + 260, out); },
                         [&](uint64_t a, uint64_t b, double) { components.join((uint32_t)a, (uint32_t)b); });
         });
     });

@@ -68,8 +68,8 @@ std::string help() {
     }
     out += "\noptions, their steps and [defaults]:\n";
     for (auto& o : corpus_options)
-        out += text("  --%-17s %-14s %s%s\n", o.name, o.steps, o.help,
-                    *o.value ? text(" [%s]", o.value).c_str() : "");
+        out += text("  --%-17s %-14s %s%s\n", o.name, steps_of(o).size() > 24 ? "most" : steps_of(o).c_str(),
+                    o.help, *o.value ? text(" [%s]", o.value).c_str() : "");
     return out;
 }
 
@@ -98,6 +98,10 @@ void check_run(Asked& asked) {
     open_vocabulary(s, asked.corpus);
     if (s.has("against")) read_keys(s);
     if (s.has("model")) Classifier classifier(s.get("model"));
+    files_of(s.get("positives"), asked.corpus), files_of(s.get("negatives"), asked.corpus);
+    std::filesystem::path pairs = s.get("pairs");
+    if (!pairs.empty() && !pairs.parent_path().empty() && !std::filesystem::is_directory(pairs.parent_path()))
+        fail("--pairs %s: there is no such folder: make it", pairs.c_str());
 }
 
 const StepForm& parse(int argc, char** argv, Asked& asked) {
@@ -120,7 +124,7 @@ const StepForm& parse(int argc, char** argv, Asked& asked) {
     bool runs = asked.step == "run", files = !runs && asked.step != "report" && asked.step != "bench";
     for (auto& [name, value] : asked.settings.values)
         if (const CorpusOption& o = find_corpus_option(name, ""); !runs && !takes(o, asked.step))
-            fail("--%s: is for %s, not for %s", o.name, o.steps, form.name);
+            fail("--%s: is for %s, not for %s", o.name, steps_of(o).c_str(), form.name);
     if ((runs || asked.step == "report") && asked.words.size() != 1)
         fail("%s wants one %s", form.name, form.takes);
     if (runs) {
@@ -163,7 +167,8 @@ void run_all(const Ranks& ranks, Asked& asked) {
     std::vector<bool> crawled;
     for (auto& set : c.sets) crawled.push_back(set.warc);
     auto from_crawl = [&](const CorpusFile& f) { return crawled[(size_t)f.set]; };
-    if (std::find(crawled.begin(), crawled.end(), true) != crawled.end()) {
+    bool any_crawl = std::count(crawled.begin(), crawled.end(), true) > 0;
+    if (any_crawl) {
         c = extract(ranks, s, c, out + "/extract");
         for (auto& set : c.sets) set.warc = false;
     }
@@ -180,7 +185,8 @@ void run_all(const Ranks& ranks, Asked& asked) {
         train_classifier(ranks, s, crawl, model);
     }
     // what an earlier run with other settings left would be reported as this one's
-    bool scores = s.has("positives") || s.has("model"), cuts = s.has("against");
+    bool cuts = s.has("against"), scores = any_crawl && (s.has("positives") || s.has("model"));
+    if (ranks.first() && !any_crawl) unlink((out + "/extract/extract.json").c_str());
     if (ranks.first() && !scores) unlink((out + "/filter/filter.json").c_str());
     if (ranks.first() && !cuts) unlink((out + "/decontaminate/decontaminate.json").c_str());
     if (scores) {

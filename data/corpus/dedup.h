@@ -9,10 +9,12 @@
 //   5  files are read again, and of each component the first document is written
 //   Documents are numbered in the order of priority: sets as --priority says, then files, then lines. So the
 //   least number of a component is its representative, on any number of ranks.
-//   Memory of a rank: at most --memory for records (16 bytes, twice, 4 bands at a time), what does not fit is
-//   sorted in files; rank 0 holds 4 bytes for each document of all ranks besides.
+//   Memory of a rank: at most --memory for records (16 bytes, twice, 4 bands at a time), what does not fit
+//   is sorted in files; besides 24 bytes for each document of its forest; on rank 0, 4 bytes for each
+//   document of all ranks, and some 70 for each that goes.
 #pragma once
 #include <bit>
+#include <deque>
 #include "minhash.h"
 #include "sorting.h"
 
@@ -73,14 +75,17 @@ constexpr int bands_at_once = 4;     // so many records of a document are held
 constexpr int most_pivots = 1000;    // in a bucket: a template's thousand texts, not all pairs of a million
 
 // buckets -> joins: what is estimated to be more alike than `least`; how many were left when pivots ran out
-template <class Signature, class Found>
-size_t join_bucket(std::vector<uint64_t>& left, int n, double least, Signature signature, Found found) {
+template <class Read, class Found>
+size_t join_bucket(std::vector<uint64_t>& left, int n, double least, Read read, Found found) {
+    std::vector<uint32_t> of_pivot((size_t)n), of_other((size_t)n);
     for (int pivots = 0; left.size() > 1; pivots++) {
         if (pivots == most_pivots) return left.size();
         uint64_t pivot = left[0];
+        read(pivot, of_pivot.data());
         size_t kept = 0;
         for (size_t i = 1; i < left.size(); i++) {
-            double alike = (double)MinHash::equal_places(signature(pivot), signature(left[i]), n) / n;
+            read(left[i], of_other.data());
+            double alike = (double)MinHash::equal_places(of_pivot.data(), of_other.data(), n) / n;
             if (alike > least) found(pivot, left[i], alike);
             else left[kept++] = left[i];
         }
@@ -95,11 +100,12 @@ struct Dedup {
     const Corpus& in;
     std::string folder;
     MinHash hasher;
-    std::vector<SignatureFile> signatures;  // of in.files
-    std::vector<size_t> order;              // of files, by priority
+    Corpus hashed;                          // the files of signatures, beside in.files
+    std::vector<size_t> order, place;       // of files, by priority; and where a file stands in it
     std::vector<uint64_t> first;  // of files in that order: number of the first document; and the end
+    std::map<size_t, std::unique_ptr<SignatureFile>> open;  // by place; few at a time
+    std::deque<size_t> opened;                              // the oldest first
     std::vector<Join> joins;
-    uint64_t looked_at = 0;                 // signatures
     int64_t left_over = 0;                  // documents that were not compared, in buckets of too many kinds
 
     Dedup(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
@@ -121,63 +127,71 @@ struct Dedup {
                                    writer.finish();
                                });
     }
-    void number_documents(const Corpus& hashed) {
+    void number_documents() {
         std::string names = settings.get("priority");
         std::vector<std::string> priority = parts_of(names.empty() ? mtnlg_priority : names, ',');
-        auto place = [&](size_t file) {
-            const std::string& set = in.sets[in.files[file].set].name;
-            return std::find(priority.begin(), priority.end(), set) - priority.begin();
-        };
-        for (size_t i = 0; i < in.files.size(); i++) {
-            signatures.emplace_back(hashed.files[i].path);
-            if (signatures[i].n != hasher.n)
-                fail("%s: has %d min-hashes, wants %d: remove it", hashed.files[i].path.c_str(),
-                     signatures[i].n, hasher.n);
-            order.push_back(i);
-        }
-        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return place(a) < place(b); });
+        std::vector<long> rank_of;
+        for (auto& set : in.sets)
+            rank_of.push_back(std::find(priority.begin(), priority.end(), set.name) - priority.begin());
+        for (size_t i = 0; i < in.files.size(); i++) order.push_back(i);
+        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+            return rank_of[(size_t)in.files[a].set] < rank_of[(size_t)in.files[b].set];
+        });
+        place.resize(order.size());
+        for (size_t f = 0; f < order.size(); f++) place[order[f]] = f;
+        std::vector<int64_t> documents;
+        for (size_t f = 0; f < order.size() && ranks.first(); f++)
+            documents.push_back((int64_t)SignatureFile(hashed.files[order[f]].path).documents);
         first.push_back(0);
-        for (size_t i : order) first.push_back(first.back() + signatures[i].documents);
+        for (int64_t n : ranks.from_first(documents, order.size(), "documents of files"))
+            first.push_back(first.back() + (uint64_t)n);
+    }
+    const SignatureFile& file_at(size_t f) {
+        auto& file = open[f];
+        if (file) return *file;
+        file = std::make_unique<SignatureFile>(hashed.files[order[f]].path);
+        if (file->n != hasher.n || file->documents != first[f + 1] - first[f])
+            fail("%s: is of other settings or documents: remove it and start again", file->path.c_str());
+        opened.push_back(f);
+        if (opened.size() > 256) open.erase(opened.front()), opened.pop_front();
+        return *open[f];
     }
     size_t file_of(uint64_t document) const {  // its place in `order`
         return (size_t)(std::upper_bound(first.begin(), first.end(), document) - first.begin()) - 1;
     }
-    void forget() const {
-        for (auto& file : signatures) file.forget();
-    }
-    const uint32_t* signature(uint64_t document) {
+    void read_signature(uint64_t document, uint32_t* out) {
         size_t f = file_of(document);
-        if (looked_at++ % 128 == 0) forget();  // a look brings up to 64 KB
-        return signatures[order[f]].at(document - first[f]);
+        file_at(f).read(document - first[f], 1, out);
     }
 
     // bands [from, to): this rank's documents' hashes go to the ranks they belong to; buckets become joins
     // keep_all: every join is wanted, not just what connects
     void meet(int from, int to, double memory, double least, bool keep_all) {
-        Stage dealing(ranks, settings, "dedup", folder, "");
-        std::vector<size_t> mine = dealing.mine(in, every_file);
-        std::vector<size_t> places;
-        for (size_t f = 0; f < order.size(); f++)
-            if (std::find(mine.begin(), mine.end(), order[f]) != mine.end()) places.push_back(f);
+        std::vector<size_t> places;  // of this rank's files
+        for (size_t i : deal(ranks, in, every_file)) places.push_back(place[i]);
+        std::sort(places.begin(), places.end());
         ExternalSort<BandRecord> sorter(folder, memory * 0.7);
         sorter.reserve(1.05 * (double)first.back() * (to - from) / ranks.all.size + 4096);
         // records that wait to be sent: few, since they are held a second time
         size_t room = std::max((size_t)(std::min(memory * 0.1, 4e6) / sizeof(BandRecord)), (size_t)1024),
                at = 0;
         uint64_t document = 0;
+        constexpr uint64_t at_once = 1024;
+        std::vector<uint32_t> block(at_once * (uint64_t)hasher.n);
         auto produce = [&](auto add) {
-            for (size_t n = 0; at < places.size(); document = 0, at++) {
-                const SignatureFile& file = signatures[order[places[at]]];
-                for (; document < file.documents; document++) {
-                    if (document % 8192 == 0) file.forget();
-                    if (n > room) return true;
-                    for (int b = from; b < to; b++, n++) {
-                        uint64_t key = hasher.band(file.at(document), b);
-                        int rank = (int)((unsigned __int128)key * (unsigned)ranks.all.size >> 64);
-                        add(rank, BandRecord{key, first[places[at]] + document});
-                    }
+            for (size_t sent = 0; at < places.size(); document = 0, at++) {
+                size_t f = places[at];
+                for (uint64_t n; document < first[f + 1] - first[f]; document += n) {
+                    if (sent > room) return true;
+                    n = std::min(at_once, first[f + 1] - first[f] - document);
+                    file_at(f).read(document, n, block.data());
+                    for (uint64_t d = 0; d < n; d++)
+                        for (int b = from; b < to; b++, sent++) {
+                            uint64_t key = hasher.band(&block[d * (uint64_t)hasher.n], b);
+                            int rank = (int)((unsigned __int128)key * (unsigned)ranks.all.size >> 64);
+                            add(rank, BandRecord{key, first[f] + document + d});
+                        }
                 }
-                file.forget();
             }
             return false;
         };
@@ -185,17 +199,20 @@ struct Dedup {
             for (auto& r : came) sorter.add(r);
         }, "band hashes");
         std::vector<uint64_t> bucket;
+        size_t joins_limit = (size_t)(memory * 0.1 / sizeof(Join)) + 1024;
         sorter.each_group([](auto& a, auto& b) { return a.document < b.document; },
                           [&](BandRecord* p, BandRecord* end) {
                               if (end - p < 2) return;
                               bucket.clear();
                               for (; p < end; p++) bucket.push_back(p->document);
                               left_over += (int64_t)join_bucket(
-                                  bucket, hasher.n, least, [&](uint64_t d) { return signature(d); },
+                                  bucket, hasher.n, least,
+                                  [&](uint64_t d, uint32_t* out) { read_signature(d, out); },
                                   [&](uint64_t pivot, uint64_t other, double alike) {
                                       joins.push_back({pivot, other, alike});
-                                      if (!keep_all && joins.size() * sizeof(Join) > memory * 0.1)
-                                          reduce_to_forest(joins);
+                                      if (keep_all || joins.size() < joins_limit) return;
+                                      reduce_to_forest(joins);
+                                      joins_limit = std::max(joins_limit, 2 * joins.size());
                                   });
                           });
     }
@@ -242,7 +259,7 @@ struct Dedup {
         size_t at = 0;
         exchange_all<Join>(ranks, [&](auto add) {
             for (size_t n = 0; at < joins.size(); at++) {
-                if (n++ == (4 << 20)) return true;
+                if (n++ == (4 << 20) / (size_t)ranks.all.size + 1) return true;  // all go to one
                 add(0, joins[at]);
             }
             return false;
@@ -285,16 +302,23 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
         return MinHash(settings);
     });
     Dedup d(ranks, settings, in, folder, hasher);
-    d.number_documents(d.hash_all());
-    uint64_t stamp = settings.fingerprint("dedup");
-    for (size_t i : d.order)
-        stamp = stamp * 31 ^ Stage::identity(in.files[i].path) ^
-            XXH3_64bits(in.files[i].name.data(), in.files[i].name.size());
-    std::string path = folder + "/removed";
+    d.hashed = d.hash_all();
+    d.number_documents();
+    std::string path = folder + "/removed", pairs = settings.get("pairs");
     Stage matching(ranks, settings, "dedup", folder, "");
-    std::string pairs = settings.get("pairs");
-    bool done = matching.finished(path, stamp), again = !pairs.empty() && !matching.finished(pairs, stamp);
-    ranks.wait("what is done");
+    // rank 0 decides for all: what is done, and what all of the input is
+    std::vector<int64_t> facts;
+    uint64_t stamp = settings.fingerprint("dedup");
+    for (size_t i = 0; i < d.order.size() && ranks.first(); i++) {
+        const CorpusFile& f = d.hashed.files[d.order[i]];
+        stamp = stamp * 31 ^ Stage::identity(f.path) ^ XXH3_64bits(f.name.data(), f.name.size());
+    }
+    if (ranks.first())
+        facts = {(int64_t)stamp, matching.finished(path, stamp),
+                 !pairs.empty() && !matching.finished(pairs, stamp)};
+    facts = ranks.from_first(facts, 3, "what is done");
+    stamp = (uint64_t)facts[0];
+    bool done = facts[1], again = facts[2];
     if (!done || again) {
         double memory = settings.number("memory");
         for (int band = 0; band < d.hasher.bands; band += bands_at_once) {
@@ -321,8 +345,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
                    *end = begin + removed.read<uint64_t>(8, "count");
     Stage stage(ranks, settings, "dedup", folder, settings.documents_ending(), stamp);
     return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
-        size_t place = (size_t)(std::find(d.order.begin(), d.order.end(), (size_t)(&f - in.files.data())) -
-                                d.order.begin());
+        size_t place = d.place[(size_t)(&f - in.files.data())];
         const uint64_t* gone = std::lower_bound(begin, end, d.first[place]);
         uint64_t number = d.first[place];
         DocumentReader reader(f.path, settings.whole("longest"), counts);

@@ -17,8 +17,7 @@ struct Document {
     std::string meta;  // JSON as it stood there, "{…}", or ""
     // what its random numbers are keyed by: never its place among files or ranks
     uint64_t key() const {
-        const std::string& name = id.empty() ? text : id;
-        return XXH3_64bits(name.data(), name.size());
+        return XXH3_64bits_withSeed(text.data(), text.size(), XXH3_64bits(id.data(), id.size()));
     }
 };
 

@@ -135,22 +135,39 @@ private:
 
 // signatures of one file's documents: "GPTMINH1", uint32 n, uint32 0, uint64 documents; (documents, n) uint32
 struct SignatureFile {
-    MappedFile file;
-    uint64_t documents;
-    int n;
-    explicit SignatureFile(const std::string& path) : file(path) {
-        if (file.size < 24 || memcmp(file.data, "GPTMINH1", 8))
-            fail("%s: holds no signatures: remove it and start again", path.c_str());
-        n = (int)file.read<uint32_t>(8, "places"), documents = file.read<uint64_t>(16, "documents");
-        if (n < 1 || documents > file.size || file.size != 24 + documents * (uint64_t)n * 4)
-            fail("%s: has %zu bytes, its header wants %llu documents of %d places: remove it and start again",
-                 path.c_str(), file.size, (unsigned long long)documents, n);
+    std::string path;
+    int fd;
+    uint64_t documents = 0;
+    int n = 0;
+    explicit SignatureFile(const std::string& path)
+        : path(path), fd(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        char header[24];
+        struct stat info = {};
+        if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
+        if (pread(fd, header, 24, 0) != 24 || memcmp(header, "GPTMINH1", 8)) refuse("holds no signatures");
+        memcpy(&n, header + 8, 4), memcpy(&documents, header + 16, 8);
+        uint64_t bytes = (uint64_t)info.st_size;
+        if (n < 1 || documents > bytes || bytes != 24 + documents * (uint64_t)n * 4)
+            refuse("has another length than its header says");
     }
-    // pages that were looked at count as ours until they are given back
-    void forget() const {
-        if (file.data) madvise((void*)file.data, file.size, MADV_DONTNEED);
+    SignatureFile(const SignatureFile&) = delete;
+    ~SignatureFile() { close(fd); }
+    // of documents first … first + count - 1: (count, n)
+    void read(uint64_t first, uint64_t count, uint32_t* out) const {
+        size_t left = count * (uint64_t)n * 4;
+        off_t at = (off_t)(24 + first * (uint64_t)n * 4);
+        for (char* p = (char*)out; left;) {
+            ssize_t got = pread(fd, p, left, at);
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0) refuse("ended early");
+            p += got, at += got, left -= (size_t)got;
+        }
     }
-    const uint32_t* at(uint64_t i) const { return (const uint32_t*)(file.data + 24) + i * (uint64_t)n; }
+
+private:
+    [[noreturn]] void refuse(const char* what) const {
+        fail("%s: %s: remove it and start again", path.c_str(), what);
+    }
 };
 struct SignatureWriter {
     FileWriter file;

@@ -179,7 +179,10 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
     try {
         if (access(path.c_str(), F_OK) == 0 &&
             Json::parse(MappedFile(about).view(), about).at("mark", about).string("mark") == stamp &&
-            Json::parse(MappedFile(about).view(), about).find("right")) return;
+            Json::parse(MappedFile(about).view(), about).at("hash", about).string("hash") ==
+                Classifier::hash_of(path) &&
+            Json::parse(MappedFile(about).view(), about).find("right"))
+            return;
     } catch (const Error&) {
     }  // none, or not whole
     for (auto& s : sets) {
@@ -234,10 +237,10 @@ inline void train_classifier(const Ranks& ranks, const Settings& settings, const
 }
 
 inline Corpus score(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
-                    const std::string& model, const std::function<bool(const CorpusFile&)>& wanted) {
-    Stage stage(ranks, settings, "score", folder, settings.documents_ending(),
-                Stage::identity(model));
+                    const std::string& model, const Wanted& wanted) {
     auto classifier = ranks.together([&] { return std::make_unique<Classifier>(model); });
+    Stage stage(ranks, settings, "score", folder, settings.documents_ending(),
+                strtoull(Classifier::hash_of(model).c_str(), nullptr, 16));
     return stage.each_document(in, wanted, [&](Document& d, Counts&) -> const char* {
         d.meta = with_meta(d.meta, "quality", text("%.6f", classifier->score(d.text)));
         return nullptr;
@@ -245,7 +248,7 @@ inline Corpus score(const Ranks& ranks, const Settings& settings, const Corpus& 
 }
 
 inline Corpus filter(const Ranks& ranks, const Settings& settings, const Corpus& in,
-                     const std::string& folder, const std::function<bool(const CorpusFile&)>& wanted) {
+                     const std::string& folder, const Wanted& wanted) {
     Stage stage(ranks, settings, "filter", folder, settings.documents_ending());
     double alpha = settings.number("pareto");
     uint64_t seed = settings.whole("seed");

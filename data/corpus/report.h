@@ -43,7 +43,7 @@ inline int64_t count_of(const Counts& c, const char* name) {
 inline void write_table(const std::string& folder, const std::vector<StepCounts>& steps,
                         const std::vector<std::string>& sets) {
     std::string out =
-        "| set | step | documents in | kept | share | characters in | kept | dropped, and why |\n"
+        "| set | step | documents in | kept | share | characters in | kept | counted besides |\n"
         "|---|---|---|---|---|---|---|---|\n";
     for (auto& set : sets)
         for (auto& step : steps) {
@@ -52,7 +52,7 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
             const Counts& c = found->second;
             if (step.step == "tokens") {
                 out += text("| %s | tokens | %s | | | | | %s tokens |\n", set.c_str(),
-                            thousands(count_of(c, "documents")).c_str(),
+                            thousands(count_of(c, "documents") + count_of(c, "validation documents")).c_str(),
                             thousands(count_of(c, "tokens") + count_of(c, "validation tokens")).c_str());
                 continue;
             }

@@ -22,12 +22,14 @@ struct CorpusOption {
 };
 
 inline const CorpusOption corpus_options[] = {
-    {"output", "", "all", false, NAN, NAN, "folder that everything is written to"},
-    {"longest", "268435456", "all", true, 1, 4e9,
-     "bytes of a document's line; longer ones are counted and skipped"},
+    {"output", "", "extract clean score filter dedup decontaminate tokens", false, NAN, NAN,
+     "folder that everything is written to"},
+    {"longest", "268435456", "clean train score filter dedup decontaminate tokens minhash encode count-hits",
+     true, 1, 4e9, "bytes of a document's line; longer ones are counted and skipped"},
     {"longest-page", "16777216", "extract", true, 1, 1e9,
      "bytes of a page, decoded, or of its record; the same"},
-    {"compress", "zst", "all", false, NAN, NAN, "zst, gz or none: of the documents that are written"},
+    {"compress", "zst", "extract clean score filter dedup decontaminate", false, NAN, NAN,
+     "zst, gz or none: of the documents that are written"},
     {"memory", "2e9", "dedup tokens", false, 1e6, 1e15,
      "bytes that a rank may sort in; the rest goes through files"},
     {"progress", "10", "all", false, 0, 1e9, "seconds between two lines that say how far it is"},
@@ -81,6 +83,15 @@ inline const CorpusOption& find_corpus_option(const std::string& name, const std
     fail("%s%sunknown option %s%s: did you mean %s%s? (--help lists all)", where.c_str(),
          where.empty() ? "" : ": ", dashes, name.c_str(), dashes, nearest(name, known).c_str());
 }
+// for a reader: without the steps that are part of others
+inline std::string steps_of(const CorpusOption& o) {
+    std::string out;
+    std::istringstream words(o.steps);
+    for (std::string word; words >> word;)
+        if (word != "minhash" && word != "encode" && word != "count-hits")
+            out += (out.empty() ? "" : " ") + word;
+    return out;
+}
 inline bool takes(const CorpusOption& o, const std::string& step) {
     return !strcmp(o.steps, "all") ||
         (" " + std::string(o.steps) + " ").find(" " + step + " ") != std::string::npos;
@@ -112,6 +123,13 @@ struct Settings {
     size_t whole(const char* name) const {
         return (size_t)checked(find_corpus_option(name, ""), get(name), true);
     }
+    static bool is_whole(const CorpusOption& o) {  // as its default, and what steps read with whole()
+        std::string name = o.name;
+        for (const char* real :
+             {"memory", "progress", "share", "learning-rate", "held-out", "pareto", "jaccard", "validation"})
+            if (name == real) return false;
+        return true;
+    }
     static double checked(const CorpusOption& o, const std::string& value, bool whole) {
         double x = parse_number(o.name, value, o.least, whole);
         if (x > o.most) fail("--%s %s: wants at most %g", o.name, value.c_str(), o.most);
@@ -131,7 +149,7 @@ struct Settings {
     }
     void set(const std::string& name, const std::string& value, const std::string& where) {
         const CorpusOption& o = find_corpus_option(name, where);
-        if (!std::isnan(o.least)) checked(o, value, false);
+        if (!std::isnan(o.least)) checked(o, value, is_whole(o));
         values[name] = value;
     }
     // of everything that shapes a step's result

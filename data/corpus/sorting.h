@@ -115,8 +115,8 @@ private:
 
     void spill() {
         radix_sort(held, spare);
-        std::string path = text("%s/.sort-%d-%zu", folder.c_str(), (int)getpid(), runs.size());
-        int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        std::string path = folder + "/.sort-XXXXXX";  // a name of its own, on whatever node
+        int fd = mkostemp(path.data(), O_CLOEXEC);
         if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
         unlink(path.c_str());
         const char* p = (const char*)held.data();

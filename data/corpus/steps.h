@@ -6,7 +6,9 @@
 #pragma once
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <queue>
 #include "../../comm/agree.h"
 #include "../json.h"
 #include "settings.h"
@@ -29,6 +31,12 @@ struct Ranks {
         }
         comm::agree(complaint);
         return std::move(*result);
+    }
+    // what rank 0 has, on every rank
+    std::vector<int64_t> from_first(std::vector<int64_t> x, size_t n, const char* label) const {
+        x.resize(n);
+        if (n) comm::broadcast(all, x.data(), (long)n, 0, label, nullptr);
+        return x;
     }
     // the same sum on every rank
     std::vector<int64_t> sum(std::vector<int64_t> x, const char* label) const {
@@ -60,6 +68,28 @@ struct Progress {
     }
 };
 
+using Wanted = std::function<bool(const CorpusFile&)>;
+inline bool every_file(const CorpusFile&) { return true; }
+
+// the indices of this rank's files: the largest first, each to whom has least
+inline std::vector<size_t> deal(const Ranks& ranks, const Corpus& corpus, const Wanted& wanted) {
+    std::vector<size_t> order, out;
+    for (size_t i = 0; i < corpus.files.size(); i++)
+        if (wanted(corpus.files[i])) order.push_back(i);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return corpus.files[a].bytes > corpus.files[b].bytes; });
+    using Load = std::pair<uint64_t, int>;
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+    for (int r = 0; r < ranks.all.size; r++) loads.push({0, r});
+    for (size_t i : order) {
+        auto [load, rank] = loads.top();
+        loads.pop();
+        loads.push({load + corpus.files[i].bytes + 1000, rank});
+        if (rank == ranks.all.rank) out.push_back(i);
+    }
+    return out;
+}
+
 struct Stage {
     const Ranks& ranks;
     const Settings& settings;
@@ -83,11 +113,28 @@ struct Stage {
         size_t part = std::min(file.size, (size_t)1 << 16);
         return file.size ^ XXH3_64bits(file.data, part) * 3 ^ XXH3_64bits(file.data + file.size - part, part);
     }
-    // of an input: the same, and when it was changed where it is not one of ours
+    static uint64_t whole_hash(const std::string& path) {
+        MappedFile file(path);
+        std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+        XXH3_64bits_reset(state.get());
+        constexpr size_t part = 16 << 20;
+        for (size_t at = 0; at < file.size; at += part) {
+            size_t n = std::min(part, file.size - at);
+            XXH3_64bits_update(state.get(), file.data + at, n);
+            madvise((void*)(file.data + at), n, MADV_DONTNEED);
+        }
+        return XXH3_64bits_digest(state.get());
+    }
+    // of an input: of what we wrote, the hash that is beside it; else its ends, and when it was changed
     static uint64_t identity(const std::string& path) {
+        std::string about = path + ".counts";
+        if (access(about.c_str(), F_OK) == 0) {
+            std::string hash = Json::parse(MappedFile(about).view(), about).at("hash", about).string(about);
+            return strtoull(hash.c_str(), nullptr, 16);
+        }
         struct stat info = {};
-        bool ours = access((path + ".counts").c_str(), F_OK) == 0 || path.ends_with(".bin");
-        if (!ours) stat(path.c_str(), &info);
+        stat(path.c_str(), &info);
         return ends_of(path) ^
             ((uint64_t)info.st_mtim.tv_sec * 1000000000 + (uint64_t)info.st_mtim.tv_nsec) * 7;
     }
@@ -99,15 +146,16 @@ struct Stage {
             MappedFile file(path + ".counts");
             Json about = Json::parse(file.view(), path);
             return about.at("mark", path).string("mark") == hex(fingerprint ^ of_input * 5) &&
-                about.at("output", path).string("output") == hex(ends_of(path));
+                about.at("ends", path).string("ends") == hex(ends_of(path));
         } catch (const Error&) {
             return false;  // cut off or foreign: done again
         }
     }
     void finish(const std::string& path, uint64_t of_input, const Counts& counts) const {
         FileWriter about(path + ".counts");
-        about.write("{\"mark\": \"" + hex(fingerprint ^ of_input * 5) + "\", \"output\": \"" +
-                    hex(ends_of(path)) + "\", \"counts\": " + as_json(counts) + "}\n");
+        about.write("{\"mark\": \"" + hex(fingerprint ^ of_input * 5) + "\", \"ends\": \"" +
+                    hex(ends_of(path)) + "\", \"hash\": \"" + hex(whole_hash(path)) +
+                    "\", \"counts\": " + as_json(counts) + "}\n");
         about.finish();
     }
     static std::string as_json(const Counts& counts) {
@@ -125,71 +173,67 @@ struct Stage {
         return counts;
     }
 
-    // the indices of this rank's files: the largest first, each to whom has least
-    std::vector<size_t> mine(const Corpus& corpus,
-                             const std::function<bool(const CorpusFile&)>& wanted) const {
-        std::vector<size_t> order, out;
-        for (size_t i = 0; i < corpus.files.size(); i++) if (wanted(corpus.files[i])) order.push_back(i);
-        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-            return corpus.files[a].bytes > corpus.files[b].bytes;
-        });
-        std::vector<uint64_t> load(ranks.all.size, 0);
-        for (size_t i : order) {
-            size_t rank = (size_t)(std::min_element(load.begin(), load.end()) - load.begin());
-            load[rank] += corpus.files[i].bytes + 1000;
-            if ((int)rank == ranks.all.rank) out.push_back(i);
+    // folders, and no input written over
+    int prepare(const Corpus& in, const Wanted& wanted) const {
+        std::set<std::string> folders = {folder};
+        std::error_code e;
+        for (auto& f : in.files) {
+            if (!wanted(f)) continue;
+            folders.insert(folder + "/" + in.sets[f.set].name);
+            if (std::filesystem::equivalent(f.path, output(in, f), e))
+                fail("%s: would be written over: give another --output", f.path.c_str());
         }
-        return out;
+        for (auto& path : folders)
+            if (!std::filesystem::create_directories(path, e) && e)
+                fail("%s: cannot be made: %s", path.c_str(), e.message().c_str());
+        return 0;
     }
 
     // work(file, path to write, counts) makes one output; the result holds outputs for what was wanted, and
     // all other files as they were
     template <class Work>
-    Corpus each_file(const Corpus& in, const std::function<bool(const CorpusFile&)>& wanted, Work work) {
-        ranks.together([&] {
-            for (auto& f : in.files) {
-                if (!wanted(f)) continue;
-                std::error_code e;
-                std::string set = folder + "/" + in.sets[f.set].name;
-                if (ranks.first() && !std::filesystem::create_directories(set, e) && e)
-                    fail("%s: cannot be made: %s", set.c_str(), e.message().c_str());
-                if (std::filesystem::equivalent(f.path, output(in, f), e))
-                    fail("%s: would be written over: give another --output", f.path.c_str());
-            }
-            return 0;
-        });
-        std::vector<size_t> files = mine(in, wanted);
+    Corpus each_file(const Corpus& in, const Wanted& wanted, Work work) {
+        ranks.together([&] { return ranks.first() ? prepare(in, wanted) : 0; });
+        std::vector<size_t> files = deal(ranks, in, wanted);
         for (size_t i : files) progress.total += (double)in.files[i].bytes;
         for (size_t i : files) {
             const CorpusFile& f = in.files[i];
             std::string to = output(in, f);
             uint64_t input = identity(f.path);
-            if (!finished(to, input)) {
-                unlink((to + ".counts").c_str());
-                Counts counts;
-                work(f, to, counts);
-                finish(to, input, counts);
+            if (finished(to, input)) {  // no work: not counted as speed
+                progress.total -= (double)f.bytes;
+                continue;
             }
+            unlink((to + ".counts").c_str());
+            Counts counts;
+            work(f, to, counts);
+            finish(to, input, counts);
             progress.done += (double)f.bytes;
             progress.at(progress.done);
         }
         ranks.wait("a step");
         Corpus out = in;
         std::map<std::string, Counts> sums;
+        std::vector<int64_t> sizes;
         for (auto& f : out.files) {
             if (!wanted(f)) continue;
             f.path = output(in, f);
-            f.bytes = std::filesystem::file_size(f.path);
             if (!ranks.first()) continue;
+            sizes.push_back((int64_t)std::filesystem::file_size(f.path));
             Counts& sum = sums[in.sets[f.set].name];
             for (auto& [name, n] : read_counts(f.path)) sum[name] += n;
         }
+        sizes =
+            ranks.from_first(sizes, (size_t)std::count_if(in.files.begin(), in.files.end(), wanted), "sizes");
+        size_t next = 0;
+        for (size_t i = 0; i < in.files.size(); i++)
+            if (wanted(in.files[i])) out.files[i].bytes = (uint64_t)sizes[next++];
         if (ranks.first()) report(sums);
         return out;
     }
     // reads documents and writes those for which keep() says nothing; else what it says is counted
     template <class Keep>
-    Corpus each_document(const Corpus& in, const std::function<bool(const CorpusFile&)>& wanted, Keep keep) {
+    Corpus each_document(const Corpus& in, const Wanted& wanted, Keep keep) {
         return each_file(in, wanted, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
             DocumentReader reader(f.path, settings.whole("longest"), counts);
             DocumentWriter writer(to);
@@ -223,5 +267,3 @@ struct Stage {
         file.finish();
     }
 };
-
-inline bool every_file(const CorpusFile&) { return true; }

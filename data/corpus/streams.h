@@ -19,7 +19,6 @@ struct ByteReader {
     size_t at = 0;             // in the file
     bool starts_part = true;   // the next byte is the first of a member, or of the file
     long damaged = 0;          // members and frames that broke
-    std::string first_damage;  // "offset 123: …"
 
     explicit ByteReader(const std::string& path) : file(path) {
         std::string_view all = file.view();
@@ -51,7 +50,7 @@ struct ByteReader {
         for (;;) {
             size_t had = at;
             if (at >= file.size) {
-                if (std::exchange(inside, false)) damage("ends inside compressed data");
+                if (std::exchange(inside, false)) damaged++;
                 return 0;
             }
             size_t got = packing == Packing::Plain ? plain(out, n)
@@ -69,9 +68,6 @@ private:
 
     bool gzip_at(size_t i) const {
         return i + 3 <= file.size && !memcmp(file.data + i, "\x1f\x8b\x08", 3);
-    }
-    void damage(const char* what) {
-        if (!damaged++) first_damage = text("offset %zu: %s", at, what);
     }
     size_t plain(char* out, size_t n) {
         starts_part = at == 0;
@@ -93,7 +89,7 @@ private:
             if (!gzip_at(at)) {
                 size_t zeros = at;  // some writers fill up with zeros
                 while (zeros < file.size && !file.data[zeros]) zeros++;
-                if (zeros < file.size) damage("no gzip member begins here");
+                if (zeros < file.size) damaged++;
                 find_member(at);
                 if (at >= file.size) return 0;
             }
@@ -110,7 +106,7 @@ private:
         at += used;
         if (result == Z_STREAM_END) inside = false;
         else if (result != Z_OK && result != Z_BUF_ERROR) {
-            damage(inflate_state.msg ? inflate_state.msg : "damaged");
+            damaged++;
             find_member(at + 1);
         } else if (!used && !got) at = file.size;  // wants more than there is
         return got;
@@ -121,7 +117,7 @@ private:
         ZSTD_outBuffer to = {out, n, 0};
         size_t left = ZSTD_decompressStream(zstd, &to, &in);
         if (ZSTD_isError(left)) {
-            damage(ZSTD_getErrorName(left));
+            damaged++;
             at = file.size, inside = false;
             return to.pos;
         }

@@ -6,6 +6,7 @@
 //      share of its tokens; weights must be given for all sets or for none
 //   The index of a set's documents (24 bytes each) is sorted in --memory, or through files.
 #pragma once
+#include <deque>
 #include "../../layers/base/rng.h"
 #include "../tokenizer.h"
 #include "../tokens.h"
@@ -71,16 +72,30 @@ struct ShuffledDocument {
 
 inline void write_set(const Settings& settings, const Corpus& encoded, size_t set, const std::string& folder,
                       const Vocabulary& v, Counts& counts) {
-    std::vector<DocumentTokens> files;
-    for (auto& f : encoded.files) if (f.set == (int)set) files.emplace_back(f.path);
+    std::vector<std::string> paths;
+    for (auto& f : encoded.files)
+        if (f.set == (int)set) paths.push_back(f.path);
+    std::map<uint64_t, std::unique_ptr<DocumentTokens>>
+        open_files;  // a system maps some 65,000 files at a time
+    std::deque<uint64_t> opened;
+    auto file_at = [&](uint64_t f) -> const DocumentTokens& {
+        auto& file = open_files[f];
+        if (file) return *file;
+        file = std::make_unique<DocumentTokens>(paths[f]);
+        opened.push_back(f);
+        if (opened.size() > 16384) open_files.erase(opened.front()), opened.pop_front();
+        return *open_files[f];
+    };
     uint64_t seed = settings.whole("seed");
     double validation = settings.number("validation");
     ExternalSort<ShuffledDocument> sorter(folder, settings.number("memory"));
-    for (uint64_t f = 0; f < files.size(); f++)
-        for (uint64_t i = 0; i < files[f].documents; i++) {
-            Philox r = philox(seed, purpose("shuffle"), files[f].entry(i).key);
+    for (uint64_t f = 0; f < paths.size(); f++) {
+        const DocumentTokens& file = file_at(f);
+        for (uint64_t i = 0; i < file.documents; i++) {
+            Philox r = philox(seed, purpose("shuffle"), file.entry(i).key);
             sorter.add({(uint64_t)r.x[0] << 32 | r.x[1], f, i});
         }
+    }
     std::string prefix = folder + "/" + encoded.sets[set].name;
     auto open = [&](const char* ending) {
         return std::make_unique<TokenWriter>(prefix + ending, v.kind, v.size(), v.end_of_text);
@@ -90,10 +105,11 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     auto less = [](auto& a, auto& b) { return a.file != b.file ? a.file < b.file : a.index < b.index; };
     sorter.each_group(less, [&](ShuffledDocument* p, ShuffledDocument* end) {
         for (; p < end; p++) {
-            DocumentTokens::Entry e = files[p->file].entry(p->index);
+            const DocumentTokens& file = file_at(p->file);
+            DocumentTokens::Entry e = file.entry(p->index);
             bool aside = held && uniform(seed, purpose("validation"), e.key) < validation;
             TokenWriter& out = aside ? *held : *train;
-            out.add(files[p->file].at(e.first), e.count);
+            out.add(file.at(e.first), e.count);
             out.end_document();
         }
     });
@@ -141,7 +157,7 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     }
     std::string ending = validation > 0 ? ".train.bin" : ".bin";
     auto path = [&](size_t set) { return folder + "/" + in.sets[set].name + ending; };
-    for (size_t s : stage.mine(sets, every_file)) {
+    for (size_t s : deal(ranks, sets, every_file)) {
         uint64_t mark = mark_of(s);
         std::string held = folder + "/" + in.sets[s].name + ".validation.bin";
         if (stage.finished(path(s), mark) && (validation == 0 || access(held.c_str(), F_OK) == 0)) continue;
