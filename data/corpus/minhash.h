@@ -135,12 +135,19 @@ private:
 
 // signatures of one file's documents: "GPTMINH1", uint32 n, uint32 0, uint64 documents; (documents, n) uint32
 struct SignatureFile {
+    struct Descriptor {  // closed also where the file is refused
+        int fd;
+        operator int() const { return fd; }
+        ~Descriptor() {
+            if (fd >= 0) close(fd);
+        }
+    };
     std::string path;
-    int fd;
+    Descriptor fd;
     uint64_t documents = 0;
     int n = 0;
     explicit SignatureFile(const std::string& path)
-        : path(path), fd(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        : path(path), fd{open(path.c_str(), O_RDONLY | O_CLOEXEC)} {
         char header[24];
         struct stat info = {};
         if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
@@ -151,7 +158,6 @@ struct SignatureFile {
             refuse("has another length than its header says");
     }
     SignatureFile(const SignatureFile&) = delete;
-    ~SignatureFile() { close(fd); }
     // of documents first … first + count - 1: (count, n)
     void read(uint64_t first, uint64_t count, uint32_t* out) const {
         size_t left = count * (uint64_t)n * 4;
