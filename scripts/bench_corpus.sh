@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 python3 - "$work" "$warc" <<'PYTHON'
-import json, os, random, resource, subprocess, sys, time
+import json, os, random, subprocess, sys, time
 work, warc = sys.argv[1:]
 r = random.Random(1)
 words = ["".join(r.choice("etaoinshrdlu") for _ in range(r.randint(2, 9))) for _ in range(5000)]

@@ -63,7 +63,6 @@ struct DocumentReader {
     size_t longest;
     Counts& counts;
     uint64_t line = 0;
-    size_t taken = 0;  // bytes of the last line
 
     DocumentReader(const std::string& path, size_t longest, Counts& counts)
         : bytes(path), longest(longest), counts(counts) {}
@@ -72,7 +71,6 @@ struct DocumentReader {
         std::string_view one;
         while (next_line(one)) {
             if (line++ == 0 && one.starts_with("\xEF\xBB\xBF")) one.remove_prefix(3);
-            taken = one.size() + 1;
             if (one.find_first_not_of(" \t\r") == one.npos) continue;
             counts["documents"]++;
             if (parse(one, d)) return true;

@@ -207,7 +207,7 @@ struct StopWords {
             all++;
             if (w.size() > 40) return;
             word.assign(w);
-            for (char& c : word) c = c >= 'A' && c <= 'Z' ? (char)(c | 32) : c;
+            make_lower(word);
             stop += (long)words.count(word);
         });
         return all ? (double)stop / (double)all : 0;

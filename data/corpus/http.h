@@ -85,9 +85,7 @@ inline bool unzstd(std::string_view in, std::string& out, size_t longest) {
 // false: named, but nothing could be made of it
 inline bool undo_content_encoding(std::string_view name, std::string_view in, std::string& out,
                                   size_t longest) {
-    auto is = [&](std::string_view known) {
-        return name.size() == known.size() && !strncasecmp(name.data(), known.data(), known.size());
-    };
+    auto is = [&](std::string_view known) { return HeaderFields::same(name, known); };
     if (is("gzip") || is("x-gzip")) return inflate_all(in, out, 15 + 32, longest);
     if (is("deflate")) return inflate_all(in, out, 15, longest) || inflate_all(in, out, -15, longest);
     if (is("br")) return unbrotli(in, out, longest);
@@ -168,7 +166,13 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
             return name[4] == '8' || !convert(body, name, out, &wrong) ? valid_utf8(body, &wrong)
                 : valid_utf8(out, &wrong);
         }
-    std::string out = valid_utf8(body, &wrong);
+    std::string out = valid_utf8(body, &wrong), other;
+    auto is_in = [&](const std::string& name) {  // then `other` is the page
+        size_t errors = 0;
+        if (name.empty() || !convert(body, name, other, &errors) || errors > body.size() / 100) return false;
+        *charset = name, other = valid_utf8(other, &errors);
+        return true;
+    };
     *charset = "UTF-8";
     if (!wrong) return out;
     for (std::string name : {declared_charset(content_type, false), declared_charset(body, true)}) {
@@ -176,27 +180,15 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
         if (name.empty() || (name == "utf-8" && wrong > body.size() / 100))
             continue;  // it is not what it says
         if (name == "utf-8" || name == "UTF-8") return out;
-        size_t errors = 0;
-        std::string other;
-        if (convert(body, name, other, &errors) && errors <= body.size() / 100) {
-            *charset = name;
-            return valid_utf8(other, &errors);
-        }
+        if (is_in(name)) return other;
     }
     uchardet_t detector = uchardet_new();
     uchardet_handle_data(detector, body.data(), std::min(body.size(), (size_t)64 << 10));
     uchardet_data_end(detector);
-    std::string found = uchardet_get_charset(detector), other;
+    std::string found = uchardet_get_charset(detector);
     uchardet_delete(detector);
     if (found == "UTF-8") return out;
-    for (const std::string& name : {found, std::string("CP1252")}) {
-        size_t errors = 0;
-        if (!name.empty() && convert(body, name, other, &errors) && errors <= body.size() / 100) {
-            *charset = name;
-            return valid_utf8(other, &errors);
-        }
-    }
-    return out;
+    return is_in(found) || is_in("CP1252") ? other : out;
 }
 
 // ---- the whole of it -------------------------------------------------------------------------------------

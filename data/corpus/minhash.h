@@ -58,7 +58,7 @@ private:
     static constexpr uint64_t base = 0x9E3779B97F4A7C15ull;
     static constexpr size_t batch = 4096;
     std::vector<uint32_t> lowest, filled;
-    std::vector<uint64_t> hashes, codes, ring;
+    std::vector<uint64_t> hashes, ring;
 
     void add(uint64_t h) {
         h ^= h >> 32, h *= 0xD6E8FEB86659FD93ull, h ^= h >> 32, h *= 0xD6E8FEB86659FD93ull;

@@ -3,7 +3,7 @@
 //   train    fastText, word bigrams: positives against as many negatives; a part is held out and measured
 //   score    the probability of "positive", as meta's "quality"
 //   filter   kept where pareto(alpha) > 1 - p, that is with probability (2 - p)^-alpha
-//   What is drawn for a document is keyed by its id, or by its text where it has none: never by its place.
+//   What is drawn for a document is keyed by its id and text: never by its place.
 #pragma once
 #include <fasttext/fasttext.h>
 #include <array>
@@ -45,10 +45,8 @@ inline Corpus clean(const Ranks& ranks, const Settings& settings, const Corpus& 
 // words as fastText parts them, on one line; of a very long text its beginning
 inline std::string classifier_line(const std::string& s) {
     std::string out(s, 0, std::min(s.size(), (size_t)1 << 20));
-    for (char& c : out) {
-        if ((unsigned char)c <= ' ') c = ' ';
-        else if (c >= 'A' && c <= 'Z') c = (char)(c | 32);
-    }
+    for (char& c : out) c = (unsigned char)c <= ' ' ? ' ' : c;
+    make_lower(out);
     // what fastText would take for a label, or for the end
     return replace_all(replace_all(out, "__label__", "_ label _"), "</s>", "< s >");
 }
@@ -57,16 +55,17 @@ struct Classifier {
     fasttext::FastText model;
     std::vector<int32_t> words, labels;
     int32_t positive = -1;
+    uint64_t hash;  // of the file
 
     // fastText reads damaged files without end: the file must be as it was written
-    explicit Classifier(const std::string& path) {
+    explicit Classifier(const std::string& path) : hash(Stage::whole_hash(path)) {
         if (access((path + ".about.json").c_str(), F_OK) != 0)
             fail(
                 "%s: is no classifier of ours: %s.about.json is missing; make it with ./corpus quality train",
                 path.c_str(), path.c_str());
         MappedFile about(path + ".about.json");
         Json said = Json::parse(about.view(), about.path);
-        if (said.at("hash", about.path).string(about.path) != hash_of(path))
+        if (said.at("hash", about.path).string(about.path) != Stage::hex(hash))
             fail("%s: is not the classifier that %s is about: damaged; make it with ./corpus quality train",
                  path.c_str(), about.path.c_str());
         try {
@@ -78,10 +77,6 @@ struct Classifier {
             if (model.getDictionary()->getLabel(i) == "__label__positive") positive = i;
         if (positive < 0)
             fail("%s: has no label positive: make it with ./corpus quality train", path.c_str());
-    }
-    static std::string hash_of(const std::string& path) {
-        MappedFile file(path);
-        return text("%016llx", (unsigned long long)XXH3_64bits(file.data, file.size));
     }
     double score(const std::string& text) {
         std::istringstream line(classifier_line(text) + "\n");
@@ -175,13 +170,11 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
     std::array<TrainingSet, 2> sets = training_sets(settings, in);
     uint64_t mark = settings.fingerprint("train");
     for (auto& s : sets) for (auto& f : s.files) mark = mark * 31 ^ Stage::identity(f);
-    std::string stamp = text("%016llx", (unsigned long long)mark), about = path + ".about.json";
+    std::string stamp = Stage::hex(mark), about = path + ".about.json";
     try {
-        if (access(path.c_str(), F_OK) == 0 &&
-            Json::parse(MappedFile(about).view(), about).at("mark", about).string("mark") == stamp &&
-            Json::parse(MappedFile(about).view(), about).at("hash", about).string("hash") ==
-                Classifier::hash_of(path) &&
-            Json::parse(MappedFile(about).view(), about).find("right"))
+        Json said = Json::parse(MappedFile(about).view(), about);
+        if (said.find("right") && said.at("mark", about).string("mark") == stamp &&
+            said.at("hash", about).string("hash") == Stage::hex(Stage::whole_hash(path)))
             return;
     } catch (const Error&) {
     }  // none, or not whole
@@ -211,9 +204,10 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
     alternate_lines(lines[2], lines);
     train_on(lines[2], settings, path);
     for (auto& name : lines) unlink(name.c_str());
+    std::string hash = Stage::hex(Stage::whole_hash(path));
     auto write_about = [&](const std::string& measured) {
         FileWriter file(about);
-        file.write("{\"mark\": \"" + stamp + "\", \"hash\": \"" + Classifier::hash_of(path) + "\"" +
+        file.write("{\"mark\": \"" + stamp + "\", \"hash\": \"" + hash + "\"" +
                    measured + "}\n");
         file.finish();
     };
@@ -240,7 +234,7 @@ inline Corpus score(const Ranks& ranks, const Settings& settings, const Corpus& 
                     const std::string& model, const Wanted& wanted) {
     auto classifier = ranks.together([&] { return std::make_unique<Classifier>(model); });
     Stage stage(ranks, settings, "score", folder, settings.documents_ending(),
-                strtoull(Classifier::hash_of(model).c_str(), nullptr, 16));
+                classifier->hash);
     return stage.each_document(in, wanted, [&](Document& d, Counts&) -> const char* {
         d.meta = with_meta(d.meta, "quality", text("%.6f", classifier->score(d.text)));
         return nullptr;

@@ -38,8 +38,8 @@ std::vector<T> exchange(const Ranks& ranks, std::vector<std::vector<T>>& to, con
     return out;
 }
 
-// calls produce(add) again and again until no rank has more; add(rank, record); produce returns false when it
-// has no more and should come back when `room` records are waiting; take(records) gets what came to this rank
+// calls produce(add) until no rank has more; it calls add(rank, record), for as many as may be held, and says
+// whether it has more; take(records) gets what came to this rank
 template <class T, class Produce, class Take>
 void exchange_all(const Ranks& ranks, Produce produce, Take take, const char* label) {
     std::vector<std::vector<T>> to((size_t)ranks.all.size);

@@ -139,13 +139,14 @@ struct Stage {
             ((uint64_t)info.st_mtim.tv_sec * 1000000000 + (uint64_t)info.st_mtim.tv_nsec) * 7;
     }
     static std::string hex(uint64_t x) { return text("%016llx", (unsigned long long)x); }
+    std::string mark(uint64_t of_input) const { return hex(fingerprint ^ of_input * 5); }
     bool finished(const std::string& path, uint64_t of_input) const {
         std::error_code e;
         if (!std::filesystem::exists(path, e) || !std::filesystem::exists(path + ".counts", e)) return false;
         try {
             MappedFile file(path + ".counts");
             Json about = Json::parse(file.view(), path);
-            return about.at("mark", path).string("mark") == hex(fingerprint ^ of_input * 5) &&
+            return about.at("mark", path).string("mark") == mark(of_input) &&
                 about.at("ends", path).string("ends") == hex(ends_of(path));
         } catch (const Error&) {
             return false;  // cut off or foreign: done again
@@ -153,7 +154,7 @@ struct Stage {
     }
     void finish(const std::string& path, uint64_t of_input, const Counts& counts) const {
         FileWriter about(path + ".counts");
-        about.write("{\"mark\": \"" + hex(fingerprint ^ of_input * 5) + "\", \"ends\": \"" +
+        about.write("{\"mark\": \"" + mark(of_input) + "\", \"ends\": \"" +
                     hex(ends_of(path)) + "\", \"hash\": \"" + hex(whole_hash(path)) +
                     "\", \"counts\": " + as_json(counts) + "}\n");
         about.finish();

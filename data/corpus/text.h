@@ -109,9 +109,12 @@ inline std::string_view trim_spaces(std::string_view s) {
 }
 
 // ASCII letters alone
-inline std::string lower(std::string_view word) {
-    std::string out(word);
-    for (char& c : out) c = c >= 'A' && c <= 'Z' ? (char)(c | 32) : c;
+inline void make_lower(std::string& s) {
+    for (char& c : s) c = c >= 'A' && c <= 'Z' ? (char)(c | 32) : c;
+}
+inline std::string lower(std::string_view s) {
+    std::string out(s);
+    make_lower(out);
     return out;
 }
 // each(word): what white space parts
