@@ -357,7 +357,7 @@ void test_gradients() {
         };
         forward();
         ref::layernorm_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), mean.data(),
-                                rstd.data(), nullptr, N, C, nullptr);
+                                rstd.data(), nullptr, N, C, false, nullptr);
         differences("layernorm dx", x, wide(dx), forward);
         differences("layernorm dw", w, wide(dw), forward);
         differences("layernorm db", b, wide(db), forward);
@@ -365,7 +365,8 @@ void test_gradients() {
     {
         X x = random_values<floatX>(50, 5, 2), y(50), r = random_values<floatX>(50, 6), d = r;
         auto forward = [&] { return ref::gelu_forward(y.data(), x.data(), 50, nullptr), dot(y, r); };
-        ref::gelu_backward(d.data(), x.data(), 50, nullptr);
+        R db(1);
+        ref::gelu_backward(d.data(), db.data(), x.data(), nullptr, 50, 1, false, nullptr);
         differences("gelu dx", x, wide(d), forward);
     }
     {
@@ -377,7 +378,7 @@ void test_gradients() {
         auto forward = [&] { return ref::matmul_forward(y.data(), x.data(), w.data(), b.data(), N, C, OC,
                                                         nullptr), dot(y, r); };
         ref::matmul_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), nullptr, N, C, OC,
-                             nullptr);
+                             false, nullptr);
         differences("matmul dx", x, wide(dx), forward);
         differences("matmul dw", w, wide(dw), forward);
         differences("matmul db", b, wide(db), forward);
@@ -434,8 +435,13 @@ void test_gradients() {
             ref::position_forward(x.data(), wpe.data(), nullptr, 0, N, T, C, nullptr);
             return dot(x, r);
         };
-        ref::embedding_backward(dwte.data(), tokens.data(), r.data(), 0, V, N, C, nullptr);
-        ref::position_backward(dwpe.data(), r.data(), 0, N, T, C, nullptr);
+        std::vector<int> rows(N), starts(N + 1), counts(V + 1, 0);
+        sort_tokens(rows.data(), starts.data(), tokens.data(), N, counts);
+        check(rows == std::vector{3, 0, 1, 4, 2, 5} && starts == std::vector{0, 1, 4, 6, 6, 6, 6} &&
+                  counts == std::vector(V + 1, 0), "tokens sorted");
+        ref::embedding_backward(dwte.data(), tokens.data(), {rows.data(), starts.data()}, r.data(), 0, V, N, C,
+                                nullptr);
+        ref::position_backward(dwpe.data(), r.data(), 0, N, T, C, false, nullptr);
         differences("embedding dwte", wte, wide(dwte), forward);
         differences("embedding dwpe", wpe, wide(dwpe), forward);
     }
@@ -506,21 +512,33 @@ void kernels_layernorm() {
         gpu::residual_layernorm_forward(made.device, y.device, mean.device, rstd.device, x.device, f.device,
                                         bias.device, w.device, b.device, N, C, nullptr);
         made.agree("layernorm's residual" + size, rounding), y.agree("layernorm of it" + size, 2 * rounding);
-        ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), mean.ref(),
-                                rstd.ref(), nullptr, N, C, nullptr);
-        gpu::layernorm_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, mean.device,
-                                rstd.device, scratch.device, N, C, nullptr);
-        dx.agree("layernorm dx" + size, rounding), dw.agree("layernorm dw" + size, sums_tolerance),
-            db.agree("layernorm db" + size, sums_tolerance);
+        for (bool add : {false, true}) {
+            ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), mean.ref(),
+                                    rstd.ref(), nullptr, N, C, add, nullptr);
+            gpu::layernorm_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
+                                    mean.device, rstd.device, scratch.device, N, C, add, nullptr);
+            std::string what = (add ? ", added to" : ", set") + size;
+            dx.agree("layernorm dx" + what, (1 + add) * rounding);
+            dw.agree("layernorm dw" + what, sums_tolerance), db.agree("layernorm db" + what, sums_tolerance);
+        }
     }
 }
 
 void kernels_gelu() {
-    for (long n : {1, 255, 256, 1000}) {
+    for (auto [N, C] : {std::pair{1, 1}, {1, 255}, {17, 256}, {127, 40}, {1000, 33}}) {
+        long n = (long)N * C;
         X x(random_values<floatX>(n, 1, 2)), y(n), d(random_values<floatX>(n, 2));
+        R db(random_values<real>(C, 3)), scratch(column_sum_scratch(C));
+        std::string size = text(" %d x %d", N, C);
         ref::gelu_forward(y.ref(), x.ref(), n, nullptr), gpu::gelu_forward(y.device, x.device, n, nullptr);
-        ref::gelu_backward(d.ref(), x.ref(), n, nullptr), gpu::gelu_backward(d.device, x.device, n, nullptr);
-        y.agree(text("gelu y %ld", n), rounding), d.agree(text("gelu dx %ld", n), rounding);
+        y.agree("gelu y" + size, rounding);
+        for (bool add : {false, true}) {
+            ref::gelu_backward(d.ref(), db.ref(), x.ref(), nullptr, N, C, add, nullptr);
+            gpu::gelu_backward(d.device, db.device, x.device, scratch.device, N, C, add, nullptr);
+            d.agree("gelu dx" + size, (1 + add) * rounding);
+            // its terms are rounded like dx, each anew
+            db.agree("gelu db" + size, sizeof(floatX) == 2 ? rounding : sums_tolerance);
+        }
     }
 }
 
@@ -537,12 +555,66 @@ void kernels_matmul() {
         ref::matmul_forward(plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC, nullptr);
         gpu::matmul_forward(plain.device, x.device, w.device, nullptr, N, C, OC, nullptr);
         plain.agree("matmul y without bias" + size, rounding);
-        ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
-                             nullptr);
-        gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch.device,
-                             N, C, OC, nullptr);
-        dx.agree("matmul dx" + size, rounding), dw.agree("matmul dw" + size, sums_tolerance),
-            db.agree("matmul db" + size, sums_tolerance);
+        for (bool add : {false, true}) {
+            ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
+                                 add, nullptr);
+            gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
+                                 scratch.device, N, C, OC, add, nullptr);
+            std::string what = (add ? ", added to" : ", set") + size;
+            dx.agree("matmul dx" + what, rounding), dw.agree("matmul dw" + what, sums_tolerance);
+            db.agree("matmul db" + what, sums_tolerance);
+        }
+    }
+    // GELU behind or before a layer, in a pass of its own and in the product's epilogue
+    for (auto [N, C, OC, fused] : {std::tuple{3, 5, 7, false}, {17, 40, 72, false}, {17, 40, 72, true},
+                                   {100, 96, 128, true}}) {
+        std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC), what = (fused ? ", fused " : " ") + size;
+        tuning.known["GELU " + size] = tuning.known["GELU backward " + size] = {fused, 0}, tuning.round++;
+        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
+            b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
+        ref::matmul_gelu_forward(y.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
+        gpu::matmul_gelu_forward(y.device, up.device, x.device, w.device, b.device, N, C, OC, nullptr);
+        up.agree("up" + what, rounding), y.agree("gelu of up" + what, 2 * rounding);
+        X dy(random_values<floatX>(N * OC, 4)), before(random_values<floatX>(N * C, 5, 2)), dup(N * C);
+        R dw(random_values<real>(OC * C, 5)), db(random_values<real>(C, 6)), scratch(column_sum_scratch(C));
+        ref::matmul_gelu_backward(dup.ref(), db.ref(), dw.ref(), dy.ref(), x.ref(), before.ref(), w.ref(),
+                                  nullptr, N, C, OC, true, nullptr);
+        gpu::matmul_gelu_backward(dup.device, db.device, dw.device, dy.device, x.device, before.device,
+                                  w.device, scratch.device, N, C, OC, true, nullptr);
+        dup.agree("gradient of up" + what, 2 * rounding), dw.agree("dw behind gelu" + what, sums_tolerance);
+        // the sums take up terms that are rounded anew
+        db.agree("bias gradient of up" + what, sizeof(floatX) == 2 ? rounding : sums_tolerance);
+    }
+}
+
+// choices that were timed are kept, and those that stand first in the file win
+void kernels_tuning() {
+    std::string path = scratch_folder + "/choices";
+    fs::create_directories(scratch_folder), fs::remove(path);
+    Tuning a, b, other;
+    a.open(path, "GPU 1"), b.open(path, "GPU 1");
+    auto run = [](int) { return true; };
+    check(a.choose("x", 3, 1, nullptr, run) == 1 && a.known.empty(), "what is not timed is as usual");
+    a.on = b.on = true;
+    int first = a.choose("x = y", 3, 1, nullptr, run);
+    check(a.choose("can", 3, 0, nullptr, [](int way) { return way == 2; }) == 2, "only what can is chosen");
+    check(a.choose("none", 2, 1, nullptr, [](int) { return false; }) == 1, "nothing can: as usual");
+    a.known.erase("none");
+    b.known["x = y"] = {first ^ 1, 1}, b.known["z"] = {4, 1};
+    a.save(), b.save();
+    check(b.known["x = y"].number == first && b.known["can"].number == 2 && b.known["z"].number == 4,
+          "choices of two are joined, the first stays");
+    a.open(path, "GPU 1");
+    check(a.known.size() == 3 && a.choose("z", 5, 0, nullptr, run) == 4, "choices are read again");
+    check(a.choose("z", 4, 0, nullptr, [](int way) { return way == 3; }) == 3, "one that is no more is timed anew");
+    other.open(path, "GPU 2");
+    check(other.known.empty(), "another machine's choices are not used");
+    std::string good = std::string(MappedFile(path).view());
+    for (std::string bad : {std::string(""), good.substr(0, 10), good + "k = 1", good + "k = -1 2\nl = 1 2\n",
+                            good + "k = 1 2 3\nl = 1 2\n", good + " = 1 2\n", good + std::string(1, '\0')}) {
+        write_file(path, bad);
+        other.open(path, "GPU 1");
+        check(other.known.size() == (bad.size() < good.size() ? 0 : 3), "a damaged file of choices");
     }
 }
 
@@ -652,11 +724,12 @@ void kernels_flash_attention() {
 }
 
 void kernels_cross_entropy() {
-    for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {5, 257, 384, 100},
-                                   {4, 1000, 1024, 0}, {3, 0, 8, 8}}) {
+    for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {17, 257, 257, 0},
+                                   {5, 257, 384, 100}, {4, 1000, 1024, 0}, {2, 50257, 50304, 0},
+                                   {2, 60000, 60000, 0}, {3, 0, 8, 8}}) {
         X logits(random_values<floatX>(N * Vp, 1, 3));
         std::vector<int> t(N);
-        for (int n = 0; n < N; n++) t[n] = n * 7919 % 1000;
+        for (int n = 0; n < N; n++) t[n] = n * 7919 % (first ? 1000 : std::max(V, 1));
         Both<int> targets(t);
         R losses(random_values<real>(N, 2)), hits(N), largest(N), sums(2 * N);
         Vocabularies v = {V, Vp, first};
@@ -675,7 +748,8 @@ void kernels_cross_entropy() {
         sums.agree("sums" + size, sums_tolerance);
         if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
         copy_to_device(sums.device, sums.ref(), 2 * N * sizeof(real), nullptr);
-        std::vector<floatX> before = logits.host;
+        X whole(logits.host);
+        R whole_losses(losses.host), whole_hits(N);
         for (bool want : {false, true}) {
             ref::cross_entropy_finish(losses.ref(), hits.ref(), logits.ref(), largest.ref(), sums.ref(),
                                       targets.ref(), real(0.1), want, N, v, nullptr);
@@ -683,16 +757,27 @@ void kernels_cross_entropy() {
                                       targets.device, real(0.1), want, N, v, nullptr);
             losses.agree("losses, added to" + size, sums_tolerance), hits.agree("hits" + size, 0);
             logits.agree((want ? "dlogits" : "logits without gradient") + size, want ? rounding : 0);
+            if (V == 0 || first) continue;
+            gpu::cross_entropy(whole_losses.device, whole_hits.device, whole.device, largest.device,
+                               sums.device, targets.device, real(0.1), want, N, v, nullptr);  // all at once
+            whole_losses.host = losses.host, whole_hits.host = hits.host, whole.host = logits.host;
+            whole_losses.agree("losses at once" + size, sums_tolerance);
+            whole_hits.agree("hits at once" + size, 0);
+            whole.agree((want ? "dlogits at once" : "logits kept") + size, want ? rounding : 0);
         }
     }
 }
 
 void kernels_embedding() {
     for (auto [N, T, C, V] : {std::tuple{1, 1, 1, 2}, {18, 9, 33, 5}, {150, 50, 600, 11},
-                              {260, 130, 16, 300}}) {
+                              {260, 130, 16, 300}, {127, 127, 136, 3}, {2048, 1000, 24, 40}}) {
         std::vector<int> t(N);
         for (int n = 0; n < N; n++) t[n] = (n * n + n / 3) % V;
-        Both<int> tokens(t);
+        Both<int> tokens(t), rows_of(N), starts(N + 1);
+        std::vector<int> counts(V + 1, 0);
+        sort_tokens(rows_of.ref(), starts.ref(), t.data(), N, counts);
+        copy_to_device(rows_of.device, rows_of.ref(), N * sizeof(int), nullptr);
+        copy_to_device(starts.device, starts.ref(), (N + 1) * sizeof(int), nullptr);
         for (int n = 0; n < 2 * N; n++) t.resize(n + 1), t[n] = (n * 5 + 2) % (T + 3);
         Both<int> positions(t);
         X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C);
@@ -711,10 +796,12 @@ void kernels_embedding() {
                                       C, nullptr);
             }
             x.agree("position x" + size, rounding);
-            ref::embedding_backward(dwte.ref(), tokens.ref(), dx.ref(), row, rows, N, C, nullptr);
-            gpu::embedding_backward(dwte.device, tokens.device, dx.device, row, rows, N, C, nullptr);
-            ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, nullptr);
-            gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, nullptr);
+            ref::embedding_backward(dwte.ref(), tokens.ref(), {rows_of.ref(), starts.ref()}, dx.ref(), row,
+                                    rows, N, C, nullptr);
+            gpu::embedding_backward(dwte.device, tokens.device, {rows_of.device, starts.device}, dx.device,
+                                    row, rows, N, C, nullptr);
+            ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0, nullptr);
+            gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, offset > 0, nullptr);
             dwte.agree("embedding dwte" + size, sums_tolerance),
                 dwpe.agree("embedding dwpe" + size, sums_tolerance);
         }
@@ -722,25 +809,42 @@ void kernels_embedding() {
 }
 
 void kernels_adamw() {
-    for (long n : {1, 255, 1000, 70000}) {
+    for (long n : {128L, 384L, 70016L}) {
         std::vector<real> w = random_values<real>(n, 1), v = random_values<real>(n, 2);
         for (auto& value : v) value = value * value;
         X p(n);
-        R master(w), m(random_values<real>(n, 3)), moment(v), g(random_values<real>(n, 4));
-        AdamW rule = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975),
-                      real(0.5)};
-        ref::adamw(p.ref(), master.ref(), m.ref(), moment.ref(), g.ref(), rule, n, nullptr);
-        gpu::adamw(p.device, master.device, m.device, moment.device, g.device, rule, n, nullptr);
-        p.agree(text("adamw parameters %ld", n), rounding),
-            master.agree(text("adamw master %ld", n), sums_tolerance);
-        m.agree(text("adamw m %ld", n), sums_tolerance), moment.agree(text("adamw v %ld", n), sums_tolerance);
-        Both<double> sum(1), parts(square_sum_parts);
-        ref::square_sum(sum.ref(), g.ref(), parts.ref(), n, nullptr);
-        gpu::square_sum(sum.device, g.device, parts.device, n, nullptr);
-        sum.agree(text("square sum %ld", n), 1e-12);
-        double plain = 0;
-        for (real x : g.host) plain += (double)x * x;
-        close("square sum against a plain loop", sum.host, std::vector<double>{plain}, 1e-12);
+        R master(w), m(random_values<real>(n, 3)), moment(v), g(random_values<real>(2 * n, 4));
+        std::vector<uint8_t> of(2 * n / trait_span);
+        for (size_t i = 0; i < of.size(); i++) of[i] = (uint8_t)(hash_of(i) % 4);
+        Both<uint8_t> traits(of);
+        Both<AdamW> rule({{real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975)}});
+        // two slices, the second one's sum first
+        Both<Slice> slices({{0, n, 0, 2, square_sum_cut(n)}, {n, n, n, 0, square_sum_cut(n)}});
+        Both<double> sums(std::vector<double>{0, 3, 0}), parts(2 * square_sum_parts);
+        ref::square_sums(sums.ref(), parts.ref(), g.ref(), traits.ref(), slices.ref(), 2, nullptr);
+        gpu::square_sums(sums.device, parts.device, g.device, traits.device, slices.device, 2, nullptr);
+        std::string size = text(" %ld", n);
+        sums.agree("square sums" + size, 1e-12);
+        std::vector<double> plain = {0, 3, 0};
+        for (long i = 0; i < 2 * n; i++)
+            if (of[i / trait_span] & counts) plain[i < n ? 2 : 0] += (double)g.host[i] * g.host[i];
+        close("square sums against a plain loop" + size, sums.host, plain, 1e-12);
+        double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
+        for (double largest : {0.0, 1e9, 0.5}) {
+            Both<Clip> clip(1);
+            ref::clip_gradients(clip.ref(), sums.ref(), 3, largest, nullptr);
+            gpu::clip_gradients(clip.device, sums.device, 3, largest, nullptr);
+            double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
+            for (const Clip& c : {clip.host[0], clip.back()[0]})
+                close("clip" + size, std::vector<double>{c.norm, (double)c.scale},
+                      std::vector<double>{norm, scale}, sums_tolerance);
+            ref::adamw(p.ref(), master.ref(), m.ref(), moment.ref(), g.ref(), traits.ref(), rule.ref(),
+                       clip.ref(), n, nullptr);
+            gpu::adamw(p.device, master.device, m.device, moment.device, g.device, traits.device, rule.device,
+                       clip.device, n, nullptr);
+            p.agree("adamw parameters" + size, rounding), master.agree("adamw master" + size, sums_tolerance);
+            m.agree("adamw m" + size, sums_tolerance), moment.agree("adamw v" + size, sums_tolerance);
+        }
     }
 }
 
@@ -782,6 +886,7 @@ void test_kernels() {
         kernels_layernorm(), kernels_gelu(), kernels_matmul(), kernels_residual(), kernels_attention();
         kernels_flash_attention(), kernels_segment_attention();
         kernels_cross_entropy(), kernels_embedding(), kernels_adamw(), kernels_mma();
+    kernels_tuning();
 #if defined(DEVICE_EMULATED)
     }
     emulated::seed = 1;
@@ -798,7 +903,7 @@ struct Trial {  // a small model with its optimiser
     long step = 0;
     explicit Trial(const Options& o, const ModelShape& shape, int B, bool flash = false)
         : options(o),
-          model(shape, Grid{}, {.B = B, .packs = true, .scores = true, .flash = flash}),
+          model(shape, Grid{}, {.B = B, .packs = true, .scores = true, .flash = flash, .losses = 8}),
           optimizer(model) {
         model.memory(true);
         optimizer.memory(model, true);
@@ -811,15 +916,17 @@ struct Trial {  // a small model with its optimiser
         Batch batch = {B, model.shape.T};
         Slot& slot = model.slots[0];
         clear_losses(model);
-        for (int first = 0; first < rows; first += B) {
-            load_batch(model, slot, {windows.begin() + first * row, windows.begin() + (first + B) * row},
-                       batch);
+        int micro_batches = rows / B;
+        check(rows % B == 0 && micro_batches <= model.setup.losses, "micro-batches that a trial can hold");
+        for (int micro = 0; micro < micro_batches; micro++) {
+            auto first = windows.begin() + micro * B * row;
+            load_batch(model, slot, {first, first + B * row}, batch, micro);
             chunk_forward(model, 0, slot, 0, batch, model.ranks);
-            chunk_backward(model, 0, slot, 0, 0, 0, batch, (real)(1 / tokens), first + B == rows);
+            chunk_backward(model, 0, slot, 0, 0, micro, batch, (real)(1 / tokens), micro + 1 == micro_batches);
         }
         if (update) optimizer_step(model, optimizer, options, rate, ++step);
         double sum = 0;
-        for (double loss : sequence_losses(model, 1)) sum += loss;
+        for (double loss : sequence_losses(model, micro_batches)) sum += loss;
         return sum / tokens;
     }
     std::vector<real> weights(const Parameter& p) {
@@ -865,7 +972,7 @@ void test_pytorch() {
     std::vector<double> windows = list(j.at("windows", name));
     std::vector<int> w(windows.begin(), windows.end());
     Batch batch = {B, T};
-    load_batch(m, m.slots[0], w, batch);
+    load_batch(m, m.slots[0], w, batch, 0);
     chunk_forward(m, 0, m.slots[0], 0, batch, m.ranks);
     model_logits(m, m.slots[0], batch, m.ranks);
     std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
@@ -1093,7 +1200,7 @@ void test_scores() {
             clear_losses(a.model);
             Batch batch = lay(a.model, a.model.slots[0], plan.pack(b, 1));
             chunk_forward(a.model, 0, a.model.slots[0], 0, batch, a.model.ranks);
-            model_loss(a.model, a.model.slots[0], 0, batch, 0, false);
+            model_loss(a.model, a.model.slots[0], 0, batch);
             collect(a.model, plan, b, 0, scores);
         }
         return scores;
@@ -1125,9 +1232,9 @@ void test_scores() {
         int n = (int)all.size(), length = (int)q.continuation_tokens;
         all.resize(B * (T + 1), 0);
         clear_losses(a.model);
-        Batch batch = load_batch(a.model, a.model.slots[0], all, {B, T});
+        Batch batch = load_batch(a.model, a.model.slots[0], all, {B, T}, 0);
         chunk_forward(a.model, 0, a.model.slots[0], 0, batch, a.model.ranks);
-        model_loss(a.model, a.model.slots[0], 0, batch, 0, false);
+        model_loss(a.model, a.model.slots[0], 0, batch);
         std::vector<real> losses(B * T);
         copy_to_host(losses.data(), a.model.end.losses, losses.size() * sizeof(real), nullptr);
         want.push_back(0);
@@ -2320,7 +2427,8 @@ double gemm_rate(const ModelShape& m, int N) {
                                       {4 * C, C, m.L}, {C, (long)m.Vp, 1}}) {
             for (int i = 0; i < times; i++) {
                 dev::matmul_forward(c, a, b, nullptr, N, (int)in, (int)out, nullptr);
-                dev::matmul_backward(c, sum, nullptr, a, b, b, nullptr, N, (int)in, (int)out, nullptr);
+                dev::matmul_backward(c, sum, nullptr, a, b, b, nullptr, N, (int)in, (int)out, true,
+                                     nullptr);
                 flops += 6.0 * N * (double)in * (double)out;
             }
         }
@@ -2401,7 +2509,7 @@ void bench_evaluate() {
             clear_losses(m);
             Batch batch = lay(m, m.slots[0], plan.pack(b, 1));
             chunk_forward(m, 0, m.slots[0], 0, batch, m.ranks);
-            model_loss(m, m.slots[0], 0, batch, 0, false);
+            model_loss(m, m.slots[0], 0, batch);
             collect(m, plan, b, 0, scores);
         }
         return seconds() - start;
@@ -2452,7 +2560,7 @@ void bench_kernels() {
     int B = small ? 1 : 32, T = small ? 64 : 1024, C = small ? 128 : 768, V = small ? 300 : 50257,
         repeats = small ? 1 : 20;
     int Vp = (V + 127) / 128 * 128, N = B * T;
-    long n = (long)N * C, wide = 4 * n, parameters = small ? 20000 : 124000000;
+    long n = (long)N * C, wide = 4 * n, parameters = small ? 20096 : 124000000;
     double x = sizeof(floatX), r = sizeof(real), A = x * (double)n, copy_rate = 0;
     std::vector<void*> owned;
     auto room = [&](size_t bytes) {
@@ -2504,7 +2612,7 @@ void bench_kernels() {
         measure(p.name, 0, 2.0 * p.m * p.n * p.k,
                 [&] { gpu::matmul_forward(pc, pa, pb, nullptr, p.m, p.k, p.n, nullptr); });
     measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
-        gpu::matmul_backward(nullptr, dw, nullptr, a, o, w, scratch, N, C, 4 * C, nullptr);
+        gpu::matmul_backward(nullptr, dw, nullptr, a, o, w, scratch, N, C, 4 * C, true, nullptr);
     });
     measure("layer norm", 2 * A, 0,
             [&] { gpu::layernorm_forward(o, mean, rstd, a, w, bias, N, C, nullptr); });
@@ -2512,11 +2620,12 @@ void bench_kernels() {
         gpu::residual_layernorm_forward(b, o, mean, rstd, a, c, bias, w, bias, N, C, nullptr);
     });
     measure("layer norm backward", 4 * A, 0,
-            [&] { gpu::layernorm_backward(o, dw, db, a, b, w, mean, rstd, scratch, N, C, nullptr); });
+            [&] { gpu::layernorm_backward(o, dw, db, a, b, w, mean, rstd, scratch, N, C, true, nullptr); });
     measure("residual", 3 * A, 0, [&] { gpu::residual_forward(o, a, b, bias, N, C, nullptr); });
     measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
-    measure("gelu backward", 12 * A, 0, [&] { gpu::gelu_backward(b, a, wide, nullptr); });
-    measure("bias gradient of up", 4 * A, 0, [&] { gpu::column_sum(db, a, scratch, N, 4 * C, nullptr); });
+    measure("gelu backward", 12 * A, 0,
+            [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, nullptr); });
+    measure("bias gradient of up", 4 * A, 0, [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
     struct { int NH, HS, T; } heads[] = {{C / 64, 64, T}, {small ? 1 : 16, 128, small ? 64 : 2048}};
     for (auto& h : heads) {
         AttentionShape shape = {std::max(1, N / h.T), h.T, h.NH, h.HS};
@@ -2538,31 +2647,41 @@ void bench_kernels() {
     }
     std::vector<int> some(N);
     for (int i = 0; i < N; i++) some[i] = (int)(hash_of(i) % V);
+    std::vector<int> rows_of(N), starts(N + 1), token_counts(V + 1, 0);
+    sort_tokens(rows_of.data(), starts.data(), some.data(), N, token_counts);
     int* tokens = ints(some);
+    SortedTokens sorted = {ints(rows_of), ints(starts)};
     floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C), *logits = xs((long)N * Vp);
     real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C), *losses = rs(N), *most = rs(N), *sums = rs(2 * N);
     measure("embedding", 2 * A, 0, [&] { gpu::embedding_forward(o, tokens, wte, 0, Vp, N, C, nullptr); });
     measure("positions", 2 * A, 0, [&] { gpu::position_forward(o, wpe, nullptr, 0, N, T, C, nullptr); });
     measure("embedding backward", A + 2 * r * (double)n, 0,
-            [&] { gpu::embedding_backward(dwte, tokens, o, 0, Vp, N, C, nullptr); });
-    measure("positions backward", A, 0, [&] { gpu::position_backward(dwpe, o, 0, N, T, C, nullptr); });
+            [&] { gpu::embedding_backward(dwte, tokens, sorted, o, 0, Vp, N, C, nullptr); });
+    measure("positions backward", A, 0, [&] { gpu::position_backward(dwpe, o, 0, N, T, C, true, nullptr); });
     measure("cross entropy", 2 * x * (double)N * Vp, 0, [&] {
-        Vocabularies v = {V, Vp, 0};
-        gpu::cross_entropy_max(most, logits, N, v, nullptr);
-        gpu::cross_entropy_sum(sums, most, logits, tokens, N, v, nullptr);
-        gpu::cross_entropy_finish(losses, nullptr, logits, most, sums, tokens, real(1e-4), true, N, v,
-                                  nullptr);
+        gpu::cross_entropy(losses, nullptr, logits, most, sums, tokens, real(1e-4), true, N, {V, Vp, 0},
+                           nullptr);
     });
     floatX* weights = xs(parameters);
     real *master = master_is_parameter ? (real*)weights : rs(parameters), *m = rs(parameters),
          *v = rs(parameters), *g = rs(parameters);
-    AdamW rule = {real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05), 1};
+    std::vector<uint8_t> of(parameters / trait_span, decays | counts);
+    uint8_t* traits = (uint8_t*)room(of.size());
+    auto put = [&](const auto& value) {
+        auto* p = (std::decay_t<decltype(value)>*)room(sizeof value);
+        copy_to_device(p, &value, sizeof value, nullptr), synchronize(nullptr);
+        return p;
+    };
+    copy_to_device(traits, of.data(), of.size(), nullptr), synchronize(nullptr);
+    AdamW* rule = put(AdamW{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05)});
+    Clip* clip = put(Clip{1, 1});
+    Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
     measure("AdamW", (double)parameters * (7 * r + (master_is_parameter ? 0 : x)), 0, [&] {
-        gpu::adamw(weights, master, m, v, g, rule, parameters, nullptr);
+        gpu::adamw(weights, master, m, v, g, traits, rule, clip, parameters, nullptr);
     });
     double* square = (double*)room(8 * (square_sum_parts + 1));
     measure("gradient norm", (double)parameters * r, 0,
-            [&] { gpu::square_sum(square, g, square + 1, parameters, nullptr); });
+            [&] { gpu::square_sums(square, square + 1, g, traits, slice, 1, nullptr); });
     for (void* p : owned) device_free(p);
 }
 #endif

@@ -66,6 +66,10 @@ void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
     if (training) run.optimizer->memory(*run.model, true), check_memory(run, planned);
     if (run.checkpoints.empty()) initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
     else resume(run);
+    if (!training || !HAS_KERNELS) return;
+    open_tuning(o);
+    rehearse(*run.model);
+    tuning.save();
 }
 
 // ---- the pipeline: a schedule's instructions, one after the other ----------------------------------------
@@ -119,8 +123,7 @@ void execute(Model& m, const Schedule& schedule, const Load& load, real dloss) {
             await_message(m, m.inputs[op.input], "activations, whole", batch);
             Traced timed(Span::Forward, op.micro, op.chunk, m.stream);
             chunk_forward(m, op.chunk, slot, op.input, batch, m.ranks);
-            if (!schedule.shape.training && m.last(op.chunk))
-                model_loss(m, slot, op.micro, batch, 0, false);
+            if (!schedule.shape.training && m.last(op.chunk)) model_loss(m, slot, op.micro, batch);
         } else {
             await_message(m, m.streams[op.gradient], "their gradient, whole", batch);
             Traced timed(Span::Backward, op.micro, op.chunk, m.stream);
@@ -168,12 +171,19 @@ StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
         if (!slot || !slot->tokens) return {B, T};
         for (int b = 0; b < B; b++)
             run.train->sample(&windows[(size_t)b * (T + 1)], chosen[sequence(micro, b)]);
-        return load_batch(m, *slot, windows, {B, T});
+        return load_batch(m, *slot, windows, {B, T}, micro);
     }, (real)(1 / tokens));
+    StepResult result;
+    result.rate = learning_rate((double)run.state.tokens + tokens, o.learning_rate, o.min_learning_rate,
+                                (double)o.warmup_tokens, (double)o.decay_tokens);
+    {
+        Traced timed(Span::Update, -1, -1, m.stream);
+        optimizer_step(m, *run.optimizer, o, result.rate, run.state.step + 1);
+    }
+    result.norm = gradient_norm(m, *run.optimizer);  // until here the host has waited for nothing
     std::vector<int> set_of;
     for (int micro = 0; micro < schedule.shape.m; micro++)
         for (int b = 0; b < B; b++) set_of.push_back(chosen[sequence(micro, b)].set);
-    StepResult result;
     std::vector<double> sums =
         sum_losses(run, schedule.shape.m, set_of, (int)run.train->sets.size(), stop), count(sums.size(), 0);
     for (auto& c : chosen) count[c.set] += T;
@@ -182,10 +192,6 @@ StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
         if (sums.size() > 1 && count[set] > 0)
             result.losses.push_back({run.train->given[set].name, sums[set] / count[set]});
     }
-    result.rate = learning_rate((double)run.state.tokens + tokens, o.learning_rate, o.min_learning_rate,
-                                (double)o.warmup_tokens, (double)o.decay_tokens);
-    Traced timed(Span::Update, -1, -1, m.stream);
-    result.norm = optimizer_step(m, *run.optimizer, o, result.rate, run.state.step + 1);
     run.state.step++, run.state.samples += batch, run.state.tokens += (uint64_t)tokens;
     result.took = seconds() - start;
     return result;
@@ -209,7 +215,7 @@ double evaluate(Run& run, bool& stop) {
         for (int b = 0; b < batch.B; b++)
             run.validation->window(&windows[(size_t)b * (T + 1)],
                                    (uint64_t)((double)(first + b) * (double)all / (double)count));
-        return load_batch(m, *slot, windows, batch);
+        return load_batch(m, *slot, windows, batch, micro);
     }, 0);
     return sum_losses(run, mine, {}, 1, stop)[0] / ((double)count * T);
 }

@@ -1,28 +1,52 @@
-// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and sums over gradients
-//   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
+// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and the norm that gradients are cut to
+//   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
+//   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device
 //   parameters (n) floatX   master, m, v, gradients (n) real; master may be the parameters themselves
+//   traits (n / 128): what holds of each 128 values, for tensors begin at multiples of 128; so is n
 //   the parameters are the master weights, rounded
-//   talks: nobody          cost: 30 bytes a parameter in bf16, 28 in fp32: memory bound
+//   talks: nobody          cost: 30 bytes a parameter in bf16, 28 in fp32; the norm 4: memory bound
 #pragma once
 #include "base/device.h"
+
+constexpr int trait_span = 128;
+constexpr uint8_t decays = 1, counts = 2;  // the weight decays; the gradient takes part in the norm
 
 struct AdamW {
     real rate, beta1, beta2, epsilon, decay;
     real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
-    real clip;                      // every gradient is multiplied by this
 
 #if HAS_KERNELS
     __host__ __device__
 #endif
-    real update(real w, real& m, real& v, real gradient) const {
-        real g = gradient * clip;
+    real update(real w, real& m, real& v, real g, bool decaying) const {
         m = beta1 * m + (1 - beta1) * g;
         v = beta2 * v + (1 - beta2) * g * g;
-        return w - rate * (m / correction1 / (sqrt(v / correction2) + epsilon) + decay * w);
+        return w - rate * (m / correction1 / (sqrt(v / correction2) + epsilon) + (decaying ? decay * w : 0));
     }
 };
 
+struct Clip {
+    double norm;
+    real scale;
+
+#if HAS_KERNELS
+    __host__ __device__
+#endif
+    void set(const double* sums, int count, double largest) {
+        double sum = 0;
+        for (int i = 0; i < count; i++) sum += sums[i];
+        norm = sqrt(sum);
+        double wanted = largest > 0 ? largest / (norm + 1e-6) : 1;
+        scale = (real)(wanted < 1 ? wanted : 1);
+    }
+};
+
+// n values that a rank owns, from `at` in the flat buffers; their sum of squares is the number-th
+struct Slice {
+    long at, n, state;  // state: of their traits
+    int number, parts;
+};
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
 inline int square_sum_cut(long n) {
     return n < 4096L * square_sum_parts ? ceil_div(n, 4096) : square_sum_parts;
@@ -31,35 +55,51 @@ inline int square_sum_cut(long n) {
 namespace ref {
 
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const AdamW& rule, long n, Stream) {
-    #pragma omp parallel for simd
-    for (long i = 0; i < n; i++) {
-        master[i] = rule.update(master[i], m[i], v[i], gradients[i]);
-        parameters[i] = floatX(master[i]);
+                  const uint8_t* traits, const AdamW* rule, const Clip* clip, long n, Stream) {
+    #pragma omp parallel for
+    for (long first = 0; first < n; first += trait_span) {
+        bool decaying = traits[first / trait_span] & decays;
+        #pragma omp simd
+        for (long i = first; i < first + trait_span; i++) {
+            master[i] = rule->update(master[i], m[i], v[i], gradients[i] * clip->scale, decaying);
+            parameters[i] = floatX(master[i]);
+        }
     }
 }
 
-// sum += x, of gradients (n) real
+// sum += x, of gradients (n) real; n is a multiple of 128
 inline void add_to(real* sum, const real* x, long n, Stream) {
     #pragma omp parallel for simd
     for (long i = 0; i < n; i++) sum[i] += x[i];
 }
 
-// *out = sum of x^2; scratch: square_sum_parts values
-inline void square_sum(double* out, const real* x, double* scratch, long n, Stream) {
-    int parts = square_sum_cut(n);
-    long part = (n + parts - 1) / parts;
-    #pragma omp parallel for
-    for (int p = 0; p < parts; p++) {
+// sums[slice.number] = sum of x^2 over what counts of each slice; parts: square_sum_parts for each
+inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* traits,
+                        const Slice* slices, int count, Stream) {
+    for (int k = 0; k < count; k++) {
+        const Slice& slice = slices[k];
+        long part = (slice.n / trait_span + slice.parts - 1) / slice.parts * trait_span;
+        #pragma omp parallel for
+        for (int p = 0; p < slice.parts; p++) {
+            double sum = 0;
+            long last = (p + 1) * part < slice.n ? (p + 1) * part : slice.n;
+            for (long i = p * part; i < last; i += trait_span) {
+                if (!(traits[(slice.state + i) / trait_span] & counts)) continue;
+                const real* values = x + slice.at + i;
+                #pragma omp simd reduction(+ : sum)
+                for (int j = 0; j < trait_span; j++) sum += (double)values[j] * values[j];
+            }
+            parts[p] = sum;
+        }
         double sum = 0;
-        long last = (p + 1) * part < n ? (p + 1) * part : n;
-        #pragma omp simd reduction(+ : sum)
-        for (long i = p * part; i < last; i++) sum += (double)x[i] * x[i];
-        scratch[p] = sum;
+        for (int p = 0; p < slice.parts; p++) sum += parts[p];
+        sums[slice.number] = sum;
     }
-    double sum = 0;
-    for (int p = 0; p < parts; p++) sum += scratch[p];
-    *out = sum;
+}
+
+// from the sums of squares of all gradients
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, Stream) {
+    clip->set(sums, count, largest);
 }
 
 }  // namespace ref
@@ -67,41 +107,42 @@ inline void square_sum(double* out, const real* x, double* scratch, long n, Stre
 #if HAS_KERNELS
 namespace gpu {
 
-constexpr int adamw_each = Vec<real>::size;  // values of a thread: 16 bytes of master, m, v and gradient
+constexpr int real_each = Vec<real>::size;  // values of a thread: 16 bytes of real
 
 __global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                             AdamW rule, long n) {
-    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * adamw_each;
-    if (i + adamw_each <= n) {
-        Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
-        struct alignas(sizeof(floatX) * adamw_each) Rounded { floatX at[adamw_each]; } rounded;
-        UNROLL(unroll)
-        for (int k = 0; k < adamw_each; k++) {
-            w.at[k] = rule.update(w.at[k], ms.at[k], vs.at[k], g.at[k]);
-            rounded.at[k] = floatX(w.at[k]);
-        }
-        store16(master + i, w), store16(m + i, ms), store16(v + i, vs);
-        *(Rounded*)(parameters + i) = rounded;  // the master weights themselves, where nothing is rounded
-    } else {
-        for (; i < n; i++) {
-            real w = rule.update(master[i], m[i], v[i], gradients[i]);
-            master[i] = w, parameters[i] = floatX(w);
-        }
+                             const uint8_t* traits, const AdamW* given, const Clip* clip, long n) {
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
+    if (i >= n) return;
+    AdamW rule = *given;
+    real scale = clip->scale;
+    bool decaying = traits[i / trait_span] & decays;
+    Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
+    struct alignas(sizeof(floatX) * real_each) Rounded { floatX at[real_each]; } rounded;
+    UNROLL(unroll)
+    for (int k = 0; k < real_each; k++) {
+        w.at[k] = rule.update(w.at[k], ms.at[k], vs.at[k], g.at[k] * scale, decaying);
+        rounded.at[k] = floatX(w.at[k]);
     }
+    store16(master + i, w), store16(m + i, ms), store16(v + i, vs);
+    *(Rounded*)(parameters + i) = rounded;  // the master weights themselves, where nothing is rounded
 }
 
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const AdamW& rule, long n, Stream s) {
-    LAUNCH(adamw_kernel, ceil_div(n, 256 * adamw_each), 256, 0, s, parameters, master, m, v, gradients, rule,
-           n);
+                  const uint8_t* traits, const AdamW* rule, const Clip* clip, long n, Stream s) {
+    LAUNCH(adamw_kernel, ceil_div(n, 256 * real_each), 256, 0, s, parameters, master, m, v, gradients, traits,
+           rule, clip, n);
 }
 
 __global__ void add_to_kernel(real* sum, const real* x, long n) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) sum[i] += x[i];
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
+    if (i >= n) return;
+    Vec<real> a = load16(sum + i), b = load16(x + i);
+    UNROLL(unroll)
+    for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
+    store16(sum + i, a);
 }
 inline void add_to(real* sum, const real* x, long n, Stream s) {
-    LAUNCH(add_to_kernel, ceil_div(n, 256), 256, 0, s, sum, x, n);
+    LAUNCH(add_to_kernel, ceil_div(n, 256 * real_each), 256, 0, s, sum, x, n);
 }
 
 constexpr int square_sum_block = 256;
@@ -116,22 +157,41 @@ __device__ inline void block_sum_to(double* out, double sum) {
     *out = sum;
 }
 
-__global__ void square_sum_kernel(double* parts, const real* x, long n) {
+// block (part, slice)
+__global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* traits, const Slice* slices) {
+    Slice slice = slices[blockIdx.y];
+    if ((int)blockIdx.x >= slice.parts) return;
     double sum = 0;
-    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long)gridDim.x * blockDim.x)
-        sum += (double)x[i] * x[i];
-    block_sum_to(parts + blockIdx.x, sum);
+    for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each; i < slice.n;
+         i += (long)slice.parts * blockDim.x * real_each) {
+        if (!(traits[(slice.state + i) / trait_span] & counts)) continue;
+        Vec<real> v = load16(x + slice.at + i);
+        UNROLL(unroll)
+        for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];
+    }
+    block_sum_to(parts + (long)blockIdx.y * square_sum_parts + blockIdx.x, sum);
 }
 
-__global__ void square_sum_add_kernel(double* out, const double* parts, int count) {
+// block: slice
+__global__ void square_sums_add_kernel(double* sums, const double* parts, const Slice* slices) {
     static_assert(square_sum_parts <= square_sum_block);
-    block_sum_to(out, (int)threadIdx.x < count ? parts[threadIdx.x] : 0);
+    Slice slice = slices[blockIdx.x];
+    bool mine = (int)threadIdx.x < slice.parts;
+    block_sum_to(sums + slice.number, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
 }
 
-inline void square_sum(double* out, const real* x, double* scratch, long n, Stream s) {
-    int parts = square_sum_cut(n);
-    LAUNCH(square_sum_kernel, parts, square_sum_block, 0, s, scratch, x, n);
-    LAUNCH(square_sum_add_kernel, 1, square_sum_block, 0, s, out, scratch, parts);
+inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* traits,
+                        const Slice* slices, int count, Stream s) {
+    LAUNCH(square_sums_kernel, dim3(square_sum_parts, count), square_sum_block, 0, s, parts, x, traits,
+           slices);
+    LAUNCH(square_sums_add_kernel, count, square_sum_block, 0, s, sums, parts, slices);
+}
+
+__global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double largest) {
+    clip->set(sums, count, largest);
+}
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, Stream s) {
+    LAUNCH(clip_gradients_kernel, 1, 1, 0, s, clip, sums, count, largest);
 }
 
 }  // namespace gpu

@@ -1,15 +1,15 @@
 // cross_entropy.cuh   loss[n] = log(sum over v of exp(logits[n][v])) - logits[n][target[n]]
-//   In three steps, so that the vocabulary may lie over tensor-parallel ranks; between them the ranks reduce
-//   N and 2 N values, never logits:
+//   cross_entropy does it at once. Where the vocabulary lies over tensor-parallel ranks it takes three steps,
+//   between which the ranks reduce N and 2 N values, never logits:
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
-//     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become dlogits = (softmax - onehot) *
-//     dloss
+//     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
 //   logits (N, Vp) of which the first V columns take part, being entries first, … of the vocabulary; targets
 //   (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on.
 //   With hits (N), a row's is 1 where no logit is larger than the target's, else 0.
 //   kept:  nothing more (the gradient replaces the logits)
-//   talks: nobody          cost: 4*N*V flops, logits read three times and written once: memory bound
+//   talks: nobody          cost: 4*N*V flops; logits read and written once, as a row stays in shared memory
+//                          where it fits there; in three steps read three times: memory bound
 #pragma once
 #include "base/device.h"
 #include "base/vector_exp.h"
@@ -60,12 +60,20 @@ inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const
     }
 }
 
+inline void cross_entropy(real* losses, real* hits, floatX* logits, real* largest, real* sums,
+                          const int* targets, real dloss, bool want_gradient, int N, Vocabularies v,
+                          Stream s) {
+    cross_entropy_max(largest, logits, N, v, s);
+    cross_entropy_sum(sums, largest, logits, targets, N, v, s);
+    cross_entropy_finish(losses, hits, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
+}
+
 }  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
 
-constexpr int cross_entropy_block = 256;
+constexpr int cross_entropy_block = 512;  // a block a row, in all kernels
 
 // the same in every thread of the block; `lane` holds one value per warp
 template <class Combine>
@@ -77,14 +85,48 @@ __device__ real block_reduce(real x, real* lane, Combine combine) {
     for (int w = 1; w < cross_entropy_block / 32; w++) x = combine(x, lane[w]);
     return x;
 }
+struct Larger {
+    __device__ real operator()(real a, real b) const { return a > b ? a : b; }
+};
+struct Added {
+    __device__ real operator()(real a, real b) const { return a + b; }
+};
 
-// a block a row, in all three
+// in bf16 the logits are known to 2^-8 only: 2^x, which is one instruction, is exact enough
+__device__ inline real exp_of(real x) {
+    if constexpr (sizeof(floatX) == 2) return exp2f(float(x) * 1.4426950408889634f);
+    else return exp(x);
+}
+
+// f(vector, its column) for this thread's vectors of a row
+template <class F>
+__device__ void each_vector(const floatX* row, Vocabularies v, F f) {
+    UNROLL(unroll 4)
+    for (int c = threadIdx.x * vec_size; c < v.Vp; c += cross_entropy_block * vec_size)
+        f(load_row(row, c, v.Vp), c);
+}
+__device__ inline void take_largest(real& most, const Vec<floatX>& x, int c, int V) {
+    for (int k = 0; k < vec_size; k++)
+        if (c + k < V && real(x.at[k]) > most) most = real(x.at[k]);
+}
+__device__ inline void add_exp(real& sum, const Vec<floatX>& x, int c, int V, real most) {
+    for (int k = 0; k < vec_size; k++)
+        if (c + k < V) sum += exp_of(real(x.at[k]) - most);
+}
+__device__ inline Vec<floatX> loss_gradient(Vec<floatX> x, int c, int own, int V, real log_sum, real dloss) {
+    for (int k = 0; k < vec_size; k++) {
+        real p = c + k < V ? exp_of(real(x.at[k]) - log_sum) - (c + k == own) : 0;
+        x.at[k] = floatX(p * dloss);
+    }
+    return x;
+}
+
 __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vocabularies v, real lowest) {
     SHARED(real, lane, cross_entropy_block / 32);
-    const floatX* row = logits + (long)blockIdx.x * v.Vp;
     real most = lowest;
-    for (int c = threadIdx.x; c < v.V; c += blockDim.x) most = real(row[c]) > most ? real(row[c]) : most;
-    most = block_reduce(most, lane, [](real a, real b) { return a > b ? a : b; });
+    each_vector(logits + (long)blockIdx.x * v.Vp, v,
+                [&](const Vec<floatX>& x, int c) { take_largest(most, x, c, v.V); });
+    most = block_reduce(most, lane, Larger());
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
 }
 
@@ -94,8 +136,8 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     const floatX* row = logits + (long)n * v.Vp;
     real sum = 0, most = largest[n];
-    for (int c = threadIdx.x; c < v.V; c += blockDim.x) sum += exp(real(row[c]) - most);
-    sum = block_reduce(sum, lane, [](real a, real b) { return a + b; });
+    each_vector(row, v, [&](const Vec<floatX>& x, int c) { add_exp(sum, x, c, v.V, most); });
+    sum = block_reduce(sum, lane, Added());
     if (threadIdx.x == 0) sums[n] = sum, sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
 }
 
@@ -108,10 +150,35 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* hits, floatX* lo
     if (threadIdx.x == 0) losses[n] += log_sum - sums[N + n];
     if (threadIdx.x == 0 && hits) hits[n] = sums[N + n] >= largest[n];
     if (!want_gradient) return;
-    for (int c = threadIdx.x; c < v.Vp; c += blockDim.x) {
-        real p = c < v.V ? exp(real(row[c]) - log_sum) - (c == own) : 0;
-        row[c] = floatX(p * dloss);
-    }
+    each_vector(row, v, [&](const Vec<floatX>& x, int c) {
+        store_row(row, c, v.Vp, loss_gradient(x, c, own, v.V, log_sum, dloss));
+    });
+}
+
+// the whole vocabulary: a row is read once, kept in shared memory, and written once
+__global__ void __launch_bounds__(cross_entropy_block)
+cross_entropy_kernel(real* losses, real* hits, floatX* logits, const int* targets, real dloss,
+                     bool want_gradient, Vocabularies v, real lowest) {
+    DYNAMIC_SHARED(floatX, kept);
+    SHARED(real, most_lane, cross_entropy_block / 32);
+    SHARED(real, sum_lane, cross_entropy_block / 32);
+    int n = blockIdx.x, own = targets[n];
+    floatX* row = logits + (long)n * v.Vp;
+    constexpr int step = cross_entropy_block * vec_size;
+    real most = lowest, sum = 0;
+    each_vector(row, v, [&](const Vec<floatX>& x, int c) {
+        store16(kept + c, x);
+        take_largest(most, x, c, v.V);
+    });
+    most = block_reduce(most, most_lane, Larger());
+    for (int c = threadIdx.x * vec_size; c < v.Vp; c += step) add_exp(sum, load16(kept + c), c, v.V, most);
+    sum = block_reduce(sum, sum_lane, Added());
+    real log_sum = most + log(sum), target = real(kept[own]);
+    if (threadIdx.x == 0) losses[n] += log_sum - target;
+    if (threadIdx.x == 0 && hits) hits[n] = target >= most;
+    if (!want_gradient) return;
+    for (int c = threadIdx.x * vec_size; c < v.Vp; c += step)
+        store_row(row, c, v.Vp, loss_gradient(load16(kept + c), c, own, v.V, log_sum, dloss));
 }
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, Vocabularies v, Stream s) {
@@ -127,6 +194,21 @@ inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const
                                  Vocabularies v, Stream s) {
     LAUNCH(cross_entropy_finish_kernel, N, cross_entropy_block, 0, s, losses, hits, logits, largest, sums,
            targets, dloss, want_gradient, v);
+}
+
+inline void cross_entropy(real* losses, real* hits, floatX* logits, real* largest, real* sums,
+                          const int* targets, real dloss, bool want_gradient, int N, Vocabularies v,
+                          Stream s) {
+    size_t row = (size_t)ceil_div(v.Vp, vec_size) * sizeof(Vec<floatX>);
+    if (row + 1024 > largest_shared()) {  // the kernel's other shared memory lies within 1024 bytes
+        cross_entropy_max(largest, logits, N, v, s);
+        cross_entropy_sum(sums, largest, logits, targets, N, v, s);
+        cross_entropy_finish(losses, hits, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
+        return;
+    }
+    allow_shared(cross_entropy_kernel, row);
+    LAUNCH(cross_entropy_kernel, N, cross_entropy_block, row, s, losses, hits, logits, targets, dloss,
+           want_gradient, v, -std::numeric_limits<real>::infinity());
 }
 
 }  // namespace gpu

@@ -1,14 +1,31 @@
 // embedding.cuh   x[n] = wte[tokens[n]] + wpe[position of n]
 //   tokens (N) int   wte (rows, C): the vocabulary's rows from `row` on; tokens outside them give 0, so that
-//   the
-//   sum over tensor-parallel ranks is the whole   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
+//   the sum over tensor-parallel ranks is the whole   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
 //   The rows of x are rows `offset`, … of a batch: row n stands at positions[offset + n], or where these are
 //   nullptr, in a batch (B, T), at (offset + n) % T.
 //   kept:  nothing
-//   backward (of whole sequences): dwte, dwpe are added to, in an order that does not depend on threads
-//   talks: nobody          cost: x written, then read and written: memory bound
+//   backward (of whole sequences): dwte is added to, dwpe (T, C) set or, with `add`, added to, in an order
+//   that does not depend on threads: equal tokens stand together in `sorted`, which the host makes
+//   talks: nobody          cost: x written, then read and written; backward dx read twice: memory bound
 #pragma once
 #include "base/device.h"
+
+// the rows of a batch, ordered by their tokens, equal ones by row: run i is rows[starts[i]] … up to, without,
+// rows[starts[i + 1]]; behind the last run all starts are N
+struct SortedTokens { const int *rows, *starts; };  // (N)  (N + 1)
+
+// on the host; counts: V + 1 zeros, and zeros again on return
+inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, std::vector<int>& counts) {
+    for (int n = 0; n < N; n++) counts[tokens[n] + 1]++;
+    int run = 0;
+    for (size_t v = 1; v < counts.size(); v++) {
+        if (counts[v]) starts[run++] = counts[v - 1];
+        counts[v] += counts[v - 1];
+    }
+    while (run <= N) starts[run++] = N;
+    for (int n = 0; n < N; n++) rows[counts[tokens[n]]++] = n;
+    std::fill(counts.begin(), counts.end(), 0);
+}
 
 namespace ref {
 
@@ -32,30 +49,30 @@ inline void position_forward(floatX* x, const floatX* wpe, const int* positions,
     }
 }
 
-constexpr int embedding_strip = 64;  // a thread owns columns, so no two add to the same place
-
-inline void embedding_backward(real* dwte, const int* tokens, const floatX* dx, int row, int rows, int N,
-                               int C, Stream) {
-    #pragma omp parallel for
-    for (int c0 = 0; c0 < C; c0 += embedding_strip) {
-        int cs = C - c0 < embedding_strip ? C - c0 : embedding_strip;
-        for (int n = 0; n < N; n++) {
-            long own = tokens[n] - row;
-            if (own < 0 || own >= rows) continue;
+inline void embedding_backward(real* dwte, const int* tokens, SortedTokens sorted, const floatX* dx, int row,
+                               int rows, int N, int C, Stream) {
+    #pragma omp parallel for schedule(dynamic, 16)
+    for (int run = 0; run < N; run++) {
+        int first = sorted.starts[run], last = sorted.starts[run + 1];
+        long own = first < N ? tokens[sorted.rows[first]] - row : -1;
+        if (own < 0 || own >= rows) continue;
+        for (int i = first; i < last; i++) {
+            const floatX* d = dx + (long)sorted.rows[i] * C;
             #pragma omp simd
-            for (int c = c0; c < c0 + cs; c++) dwte[own * C + c] += real(dx[(long)n * C + c]);
+            for (int c = 0; c < C; c++) dwte[own * C + c] += real(d[c]);
         }
     }
 }
 
-inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, Stream) {
+inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool add,
+                              Stream) {
     #pragma omp parallel for
-    for (int c0 = 0; c0 < C; c0 += embedding_strip) {
-        int cs = C - c0 < embedding_strip ? C - c0 : embedding_strip;
-        for (int n = 0; n < N; n++) {
-            real* position = dwpe + (long)((offset + n) % T) * C;
+    for (int t = 0; t < T; t++) {
+        real* position = dwpe + (long)t * C;
+        if (!add) std::fill(position, position + C, real(0));
+        for (long n = ((t - offset) % T + T) % T; n < N; n += T) {
             #pragma omp simd
-            for (int c = c0; c < c0 + cs; c++) position[c] += real(dx[(long)n * C + c]);
+            for (int c = 0; c < C; c++) position[c] += real(dx[n * C + c]);
         }
     }
 }
@@ -65,81 +82,97 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 #if HAS_KERNELS
 namespace gpu {
 
+// in all but the second last a thread has 16 bytes of a row; a row that is no whole vectors ends with less
+struct RowVector {
+    long n;
+    int c;
+    __device__ explicit RowVector(int C) {
+        int each = (C + vec_size - 1) / vec_size;
+        long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+        n = i / each, c = (int)(i % each) * vec_size;
+    }
+};
+inline int row_vector_blocks(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }
+
 __global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, int row, int rows,
                                          int N, int C) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (long)N * C) return;
-    int own = tokens[i / C] - row;
-    x[i] = own >= 0 && own < rows ? wte[(long)own * C + i % C] : floatX(0);
+    RowVector at(C);
+    if (at.n >= N) return;
+    int own = tokens[at.n] - row;
+    Vec<floatX> v;
+    for (int k = 0; k < vec_size; k++) v.at[k] = floatX(0);
+    if (own >= 0 && own < rows) v = load_row(wte + (long)own * C, at.c, C);
+    store_row(x + at.n * C, at.c, C, v);
 }
 
 __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int* positions, int offset, int N,
                                         int T, int C) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (long)N * C) return;
-    int n = offset + (int)(i / C), position = positions ? positions[n] : n % T;
-    x[i] = floatX(real(x[i]) + real(wpe[(long)position * C + i % C]));
+    RowVector at(C);
+    if (at.n >= N) return;
+    int n = offset + (int)at.n, position = positions ? positions[n] : n % T;
+    Vec<floatX> v = load_row(x + at.n * C, at.c, C), p = load_row(wpe + (long)position * C, at.c, C);
+    for (int k = 0; k < vec_size; k++) v.at[k] = floatX(real(v.at[k]) + real(p.at[k]));
+    store_row(x + at.n * C, at.c, C, v);
 }
 
-// A block stands at position n. Where its token already stood before n there is nothing to do; else the block
-// walks on through all later positions, 128 at a time, and adds the rows of those with the same token, in
-// order. The integer comparisons, N*N in all, take the place of float atomics, whose order would not repeat.
-constexpr int embedding_block = 128, embedding_columns = 4;
-__global__ void embedding_backward_kernel(real* dwte, const int* tokens, const floatX* dx, int row, int rows,
-                                          int N, int C) {
-    SHARED(unsigned, same, embedding_block / 32);
-    int n = blockIdx.x, token = tokens[n], warp = threadIdx.x / 32, own = token - row;
-    int c0 = blockIdx.y * embedding_block * embedding_columns + threadIdx.x;
+// block (32, 8) a run of equal tokens and 32 vectors of columns: every 8th row a warp, then the warps in order
+constexpr int embedding_warps = 8;
+__global__ void embedding_backward_kernel(real* dwte, const int* tokens, SortedTokens sorted,
+                                          const floatX* dx, int row, int rows, int N, int C) {
+    SHARED(real, sums, embedding_warps * 32 * vec_size);
+    int first = sorted.starts[blockIdx.x], last = sorted.starts[blockIdx.x + 1];
+    if (first >= N) return;
+    int own = tokens[sorted.rows[first]] - row, c = (blockIdx.y * 32 + threadIdx.x) * vec_size;
     if (own < 0 || own >= rows) return;
-    real sum[embedding_columns] = {};
-    for (int base = 0; base < N; base += embedding_block) {
-        int j = base + threadIdx.x;
-        unsigned votes = __ballot_sync(all_lanes, j < N && tokens[j] == token);
-        if (threadIdx.x % 32 == 0) same[warp] = votes;
-        __syncthreads();
-        for (int w = 0; w < embedding_block / 32; w++) {
-            for (unsigned left = same[w]; left; left &= left - 1) {
-                int found = base + 32 * w + __ffs(left) - 1;
-                if (found < n) return;  // an earlier block has this token: the same answer in every thread
-                for (int k = 0; k < embedding_columns; k++) {
-                    int c = c0 + k * embedding_block;
-                    if (c < C) sum[k] += real(dx[(long)found * C + c]);
-                }
-            }
+    real sum[vec_size] = {};
+    if (c < C) {
+        UNROLL(unroll 4)
+        for (int i = first + threadIdx.y; i < last; i += embedding_warps) {
+            Vec<floatX> v = load_row(dx + (long)sorted.rows[i] * C, c, C);
+            for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
         }
-        __syncthreads();
     }
-    for (int k = 0; k < embedding_columns; k++) {
-        int c = c0 + k * embedding_block;
-        if (c < C) dwte[(long)own * C + c] += sum[k];
-    }
+    for (int k = 0; k < vec_size; k++) sums[(threadIdx.y * vec_size + k) * 32 + threadIdx.x] = sum[k];
+    __syncthreads();
+    int k = threadIdx.y;  // a warp adds up the k-th values of all vectors
+    if (k >= vec_size || c + k >= C) return;
+    real whole = 0;
+    for (int w = 0; w < embedding_warps && w < last - first; w++)
+        whole += sums[(w * vec_size + k) * 32 + threadIdx.x];
+    dwte[(long)own * C + c + k] += whole;
 }
 
-// a thread a position and channel
-__global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (long)T * C) return;
-    real sum = 0;
-    for (long n = ((int)(i / C) - offset % T + T) % T; n < N; n += T) sum += real(dx[n * C + i % C]);
-    dwpe[i] += sum;
+// a thread a position and 16 bytes of it
+__global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C,
+                                         bool add) {
+    RowVector at(C);
+    if (at.n >= T) return;
+    real sum[vec_size] = {};
+    for (long n = (at.n - offset % T + T) % T; n < N; n += T) {
+        Vec<floatX> v = load_row(dx + n * C, at.c, C);
+        for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
+    }
+    real* out = dwpe + at.n * C + at.c;
+    for (int k = 0; k < vec_size && at.c + k < C; k++) out[k] = (add ? out[k] : 0) + sum[k];
 }
 
 inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
                               int C, Stream s) {
-    LAUNCH(embedding_forward_kernel, ceil_div((long)N * C, 256), 256, 0, s, x, tokens, wte, row, rows, N, C);
+    LAUNCH(embedding_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, tokens, wte, row, rows, N, C);
 }
 inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
                              int C, Stream s) {
-    LAUNCH(position_forward_kernel, ceil_div((long)N * C, 256), 256, 0, s, x, wpe, positions, offset, N, T,
-           C);
+    LAUNCH(position_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, wpe, positions, offset, N, T, C);
 }
-inline void embedding_backward(real* dwte, const int* tokens, const floatX* dx, int row, int rows, int N,
-                               int C, Stream s) {
-    LAUNCH(embedding_backward_kernel, dim3(N, ceil_div(C, embedding_block * embedding_columns)),
-           embedding_block, 0, s, dwte, tokens, dx, row, rows, N, C);
+inline void embedding_backward(real* dwte, const int* tokens, SortedTokens sorted, const floatX* dx, int row,
+                               int rows, int N, int C, Stream s) {
+    static_assert(vec_size <= embedding_warps);
+    LAUNCH(embedding_backward_kernel, dim3(N, ceil_div(C, 32 * vec_size)), dim3(32, embedding_warps), 0, s,
+           dwte, tokens, sorted, dx, row, rows, N, C);
 }
-inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, Stream s) {
-    LAUNCH(position_backward_kernel, ceil_div((long)T * C, 256), 256, 0, s, dwpe, dx, offset, N, T, C);
+inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool add,
+                              Stream s) {
+    LAUNCH(position_backward_kernel, row_vector_blocks(T, C), 256, 0, s, dwpe, dx, offset, N, T, C, add);
 }
 
 }  // namespace gpu

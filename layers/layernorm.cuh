@@ -2,7 +2,7 @@
 //   x, y, dx, dy (N, C)   w, b (C)   dw, db (C) real   mean, rstd (N) real
 //   With a residual, x is first made: x = stream + f + bias, as residual.cuh says, and written once
 //   kept:  mean, rstd (the block keeps x)
-//   backward: dx is added to (the residual flows there too); dw, db are added to
+//   backward: dx is added to (the residual flows there too); dw, db are set, with `add` added to
 //             scratch: layernorm_scratch(C) values
 //   talks: nobody          cost: 8*N*C flops; forward x read, y written; backward x, dy, dx read, dx written:
 //                          memory bound
@@ -53,7 +53,7 @@ inline void residual_layernorm_forward(floatX* x, floatX* y, real* mean, real* r
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
 inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                                const floatX* w, const real* mean, const real* rstd, real*, int N, int C,
-                               Stream) {
+                               bool add, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
@@ -87,7 +87,10 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
                 b_sum[c] += real(dyn[c]);
             }
         }
-        for (int c = 0; c < cs; c++) dw[c0 + c] += w_sum[c], db[c0 + c] += b_sum[c];
+        for (int c = 0; c < cs; c++) {
+            dw[c0 + c] = (add ? dw[c0 + c] : 0) + w_sum[c];
+            db[c0 + c] = (add ? db[c0 + c] : 0) + b_sum[c];
+        }
     }
 }
 
@@ -296,15 +299,15 @@ inline void residual_layernorm_forward(floatX* x, floatX* y, real* mean, real* r
 
 inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                                const floatX* w, const real* mean, const real* rstd, real* scratch, int N,
-                               int C, Stream s) {
+                               int C, bool add, Stream s) {
     int groups = layernorm_groups(C);
     real* sums = scratch + 2L * groups * C;
     if (groups > N) groups = ceil_div(N, 4) * 4;
     if (!row_warps(C) || !groups) {
         LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
                w, mean, rstd, N, C);
-        column_sum(db, dy, sums, N, C, s);
-        column_sum_normalised(dw, dy, x, mean, rstd, sums, N, C, s);
+        column_sum(db, dy, sums, N, C, add, s);
+        column_sum_normalised(dw, dy, x, mean, rstd, sums, N, C, add, s);
         return;
     }
     with_row_warps(C, [&](auto warps) {
@@ -312,8 +315,8 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
         LAUNCH(layernorm_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, dx, scratch, dy,
                x, w, mean, rstd, N, C);
     });
-    column_sum(dw, scratch, sums, groups, C, s);
-    column_sum(db, scratch + (long)groups * C, sums, groups, C, s);
+    column_sum(dw, scratch, sums, groups, C, add, s);
+    column_sum(db, scratch + (long)groups * C, sums, groups, C, add, s);
 }
 
 }  // namespace gpu

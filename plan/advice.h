@@ -83,8 +83,9 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
     struct Change { std::string say; std::function<void(Options&)> make; };
     const Options& o = run.options;
     std::vector<Change> changes;
-    if (o.recompute != "full")
-        changes.push_back({"--recompute full", [](Options& o) { o.recompute = "full"; }});
+    for (const char* more : {"light", "full"})
+        if (o.recompute != "full" && o.recompute != more)
+            changes.push_back({text("--recompute %s", more), [=](Options& o) { o.recompute = more; }});
     if (o.sequence_parallel != "yes")
         changes.push_back({"--sequence-parallel yes", [](Options& o) { o.sequence_parallel = "yes"; }});
     if (o.zero != 1) changes.push_back({"--zero 1", [](Options& o) { o.zero = 1; }});
@@ -151,7 +152,7 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
     auto one_or = [&](const char* name, int value, std::vector<int> all) {
         return o.has(name) ? std::vector<int>{value} : all;
     };
-    std::vector<std::string> recompute = {"none", "full"};
+    std::vector<std::string> recompute = {"none", "light", "full"};
     if (o.has("recompute")) recompute = {o.recompute};
     std::vector<int> tensor, pipeline = divisors(L);
     for (int t : divisors(o.heads)) if (t <= h.node) tensor.push_back(t);

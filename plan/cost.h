@@ -27,13 +27,14 @@ struct CostWriter {
     Precision precision;
     long N, N_r, C, C_r, t;
     double x, r;  // bytes of floatX and real
-    bool flash;
+    bool flash, light;
     std::vector<Work>* out = nullptr;
 
     CostWriter(const Model& model)
         : m(model.shape), ranks(model.ranks), precision(model.setup.precision),
           N((long)model.setup.B * m.T), N_r(ranks.rows((int)N)), C(m.C), C_r(C / ranks.tp.size),
-          t(ranks.tp.size), x((double)precision.x), r((double)precision.real), flash(model.setup.flash) {}
+          t(ranks.tp.size), x((double)precision.x), r((double)precision.real), flash(model.setup.flash),
+          light(model.setup.recompute == Recompute::Light) {}
 
     void memory(double bytes) { out->push_back({.kind = Work::Memory, .bytes = bytes}); }
     void call(comm::Collective kind, double bytes) {
@@ -60,6 +61,7 @@ struct CostWriter {
     void layernorm() { memory(2 * (double)(N_r * C) * x); }
     void layernorm_backward() { memory(4 * (double)(N_r * C) * x); }  // x, dy, d read, d written
     void residual_layernorm() { memory(4 * (double)(N_r * C) * x); }  // x, f read, their sum and y written
+    void gelu() { memory(2.0 * (double)(N * 4 * C_r) * x); }
     void residual() { memory(3 * (double)(N_r * C) * x); }
 
     // flash: the causal half of the scores, in tiles that never leave the chip
@@ -94,13 +96,14 @@ struct CostWriter {
         attention();                                       // 3.
         linear(C_r, C), reduce(C), residual_layernorm();   // 4. 5.
         gather(C), linear(C, 4 * C_r);                     // 6.
-        memory(2.0 * (double)(N * 4 * C_r) * x);           // 7.
+        gelu();                                            // 7.
         if (whole) linear(4 * C_r, C), reduce(C), residual();  // 8.
     }
     void block_backward() {
+        if (light) gelu(), layernorm(), layernorm();
         memory((double)(N_r * C) * x), gather(C), linear_backward(4 * C_r, C, false);  // 8.
-        memory(3.0 * (double)(N * 4 * C_r) * x);                                        // 7.
-        gather(C), linear_backward(C, 4 * C_r, true), reduce(C);                        // 6.
+        memory(3.0 * (double)(N * 4 * C_r) * x);         // 7., with the bias's gradient
+        gather(C), linear_backward(C, 4 * C_r, false), reduce(C);                       // 6.
         layernorm_backward();                                                           // 5.
         memory((double)(N_r * C) * x), gather(C), linear_backward(C_r, C, false);       // 4.
         attention_backward();                                                           // 3.
@@ -118,16 +121,21 @@ struct CostWriter {
         memory((double)(N_r * C) * (x + 2 * r)), gather(C);
         memory((double)(N * C) * (x + 2 * r));
     }
-    void loss() {  // and its gradient, in place of the logits
-        double logits = (double)(N * (m.Vp / t)) * x;
-        layernorm(), gather(C), linear(C, m.Vp / t);
-        memory(logits), call(comm::Collective::AllReduce, (double)N * r);
-        memory(logits), call(comm::Collective::AllReduce, 2.0 * (double)N * r);
-        memory(2 * logits);
-    }
-    void logits_backward() {
-        gather(C), linear_backward(C, m.Vp / t, false), reduce(C);
-        memory((double)(N_r * C) * x), layernorm_backward();
+    void loss_backward(long held) {  // forward as well, in chunks of the rows
+        long wide = m.Vp / t;
+        layernorm(), gather(C);
+        for (long first = 0; first < N; first += held) {
+            long n = std::min(held, N - first);
+            double logits = (double)(n * wide) * x;
+            product(Work::Linear, {n, wide, C}, x);
+            if (t > 1) memory(2 * logits);  // else a row is read and written once
+            call(comm::Collective::AllReduce, (double)n * r);
+            call(comm::Collective::AllReduce, 2.0 * (double)n * r);
+            memory(2 * logits);
+            product(Work::Linear, {wide, C, n}, r, true);
+            product(Work::Linear, {n, C, wide}, x);
+        }
+        reduce(C), memory((double)(N_r * C) * x), layernorm_backward();
     }
 };
 
@@ -156,12 +164,12 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
     if (m.last(chunk)) {
         pieces.push_back({{}, {t.list[t.lnf].bucket}});
         if (m.grid.p > 1) pieces.back().buckets.push_back(t.list[t.wte].bucket);
-        w.out = &pieces.back().works, w.loss(), w.logits_backward();
+        w.out = &pieces.back().works, w.loss_backward(m.logits_held());
     }
     for (int l = n - 1; l >= 0; l--) {
         pieces.push_back({{}, {t.block(chunk * n + l, LN1_W).bucket}});
         w.out = &pieces.back().works;
-        if (m.setup.recompute) w.block(false);
+        if (m.setup.recompute == Recompute::Full) w.block(false);
         w.block_backward();
     }
     if (m.first(chunk)) {

@@ -95,12 +95,14 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .samples = o.sample_every > 0,
                .packs = o.sample_every > 0 || !o.evaluate.empty(),
                .scores = !o.evaluate.empty(),
-               .recompute = o.recompute == "full",
+               .recompute = o.recompute == "full" ? Recompute::Full
+                            : o.recompute == "light" ? Recompute::Light : Recompute::None,
                .flash = flash,
                .owners = o.zero == 1 ? d : 1,
                .chunks = v,
                .precision = target.precision,
                .workspace = target.workspace};
+    s.loss_rows = o.loss_chunk;
     if (!o.validation.empty()) s.losses = (int)((o.evaluate_batches + d - 1) / d);
     for (auto& [batch, schedule] : schedules) {
         s.accumulates |= schedule.shape.m > 1;
@@ -180,7 +182,7 @@ inline StepWork step_work(const Model& m, const Schedule& schedule) {
                  (double)(b.elements / m.table.layout.d) * r);
     }
     if (g.t * g.d * g.p > 1)
-        add_call(out.traffic, "world", comm::Collective::AllReduce, g.t * g.d * g.p, 8.0 * m.table.tensors);
+        add_call(out.traffic, "world", comm::Collective::AllReduce, g.t * g.d * g.p, 8.0 * m.table.numbers);
     return out;
 }
 

@@ -69,10 +69,13 @@ def layouts():
             for zero in (0, 1) if d > 1 else (1,):
                 yield t * p * d, {**basic, "sequence-parallel": sequence, "zero": zero}
         yield t * p * d, {**basic, "recompute": "full", "check-every": 2}
+        yield t * p * d, {**basic, "recompute": "light", "loss-chunk": 3}
         if p == 2:
             for recompute in ("full", "none"):
                 yield t * p * d, {**basic, "pipeline-chunks": 2, "recompute": recompute}
     yield 1, {"recompute": "full"}
+    yield 1, {"recompute": "light"}
+    yield 1, {"loss-chunk": 5}
     yield 1, {"attention": "flash"}
     yield 2, {"tensor-parallel": 2, "attention": "flash"}
     yield 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "attention": "flash", "recompute": "full"}
@@ -122,7 +125,7 @@ def whole(name, ranks, options):
 
 
 single = whole("single32", 1, {})
-for ranks, options in ((2, {}), (4, {}), (2, {"recompute": "full"}), (2, {"pipeline-chunks": 2}), (4, {"recompute": "full"}),
+for ranks, options in ((2, {}), (4, {}), (2, {"recompute": "full"}), (1, {"recompute": "light"}), (2, {"pipeline-chunks": 2}), (4, {"recompute": "full"}),
                        (2, {"pipeline-chunks": 2, "pipeline-group": 6})):
     got = whole("bits_" + "_".join(map(str, [ranks, *options.values()])), ranks, {"pipeline-parallel": ranks, **options})
     check(got is not None and got == single, f"fp32 over {ranks} stages, {options}: equal to one process to the last bit")
@@ -131,7 +134,8 @@ for ranks, options in ((2, {}), (4, {}), (2, {"recompute": "full"}), (2, {"pipel
 # 1e-7 a term, through 4 layers and 6 steps.
 train("reference32", 1, [], folder=build32)
 for ranks, options in ((2, {"pipeline-parallel": 2}), (2, {}), (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),
-                       (4, {"pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "full"})):
+                       (4, {"pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "full"}),
+                       (2, {"pipeline-parallel": 2, "recompute": "light", "loss-chunk": 3})):
     for seed in (1, 2, 3):
         name = f"emulated_{ranks}_{'_'.join(map(str, options.values()))}_seed{seed}"
         if train(name, ranks, words({**options, "check-every": 1}), folder=emulated, EMULATED_SEED=str(seed)):
@@ -219,7 +223,7 @@ for ranks, extra, message in (
         (2, ["--metrics", f"{text}.validation.bin"], "is there, and"),
         (2, ["--ramp-start", "3", "--ramp-tokens", "1000"], "choose a ramp in multiples of 2, or data-parallel ranks of 1 3"),
         (2, ["--ramp-start", "4", "--ramp-increment", "3", "--ramp-tokens", "1000"], "does not reach --batch 12"),
-        (2, ["--recompute", "half"], "wants full or none"),
+        (2, ["--recompute", "half"], "wants none, light or full"),
         (2, ["--zero", "2"], "wants 0 or 1"),
         (2, ["--no-such", "2"], "unknown option"),
         (2, ["--train", f"{work}/nothing.bin"], "cannot be read")):

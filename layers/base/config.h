@@ -53,11 +53,12 @@ struct Options {
     std::string save, resume, metrics, config, generate, results;
     long save_every = 0, keep = 2;
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
+    int loss_chunk = 0;
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
     long check_every = 0;
     double comm_timeout = 600;
     int world_size = 0;
-    std::string plan, plan_json, hardware, hosts, timeline, trace;
+    std::string tuning, plan, plan_json, hardware, hosts, timeline, trace;
     long trace_step = 2;
     double gemm_efficiency = 0.480;
     bool help = false;
@@ -144,14 +145,19 @@ inline const std::vector<Option> option_table = [] {
          "chunks of layers on a stage v; more than 1: interleaved 1F1B"},
         {"pipeline-group", &O::pipeline_group, 1,
          "micro-batches before the next chunk (default: p if possible)"},
-        {"recompute", &O::recompute, 0, "full: keep only the input of each block, compute it again; none"},
+        {"recompute", &O::recompute, 0, "full: keep only the input of each block; light: all but outputs of layer norm and GELU; none"},
         {"attention", &O::attention, 0,
          "flash: scores stay on chip; materialised: in memory; auto: flash where kernel and head size allow "
          "it"},
+        {"loss-chunk", &O::loss_chunk, 1,
+         "tokens of a micro-batch whose logits are in memory at once (default: all)"},
         {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
         {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},
         {"comm-timeout", &O::comm_timeout, 1,
          "seconds after which a call that waits for other ranks ends the run"},
+        {"tuning", &O::tuning, 0,
+         "folder for what is timed at the start, so that later runs choose alike (default on a GPU: "
+         "~/.cache/train_gpt); none"},
         {"plan", &O::plan, 0,
          "print what the run would hold, say and take, without starting it; search: the ten fastest layouts",
          "this"},

@@ -129,6 +129,15 @@ inline void* device_malloc(size_t bytes, const char* what) {
     return p;
 }
 inline void device_free(void* p) { cudaFree(p); }
+// memory of the host that copies to the device read when their turn comes, without the host's waiting
+inline void* host_malloc(size_t bytes, const char* what) {
+    void* p = nullptr;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess)
+        fail("%s: %.2f GB of the host's memory cannot be taken: lower --batch or --micro-batch", what,
+             (double)bytes * 1e-9);
+    return p;
+}
+inline void host_free(void* p) { cudaFreeHost(p); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s), "copy to the device");
 }
@@ -194,6 +203,8 @@ inline void* device_malloc(size_t bytes, const char* what) {
     return p;
 }
 inline void device_free(void* p) { free(p); }
+inline void* host_malloc(size_t bytes, const char* what) { return device_malloc(bytes ? bytes : 1, what); }
+inline void host_free(void* p) { free(p); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
 inline void copy_on_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
@@ -254,6 +265,22 @@ void allow_shared([[maybe_unused]] Kernel kernel, [[maybe_unused]] size_t bytes)
 #endif
 }
 
+// bytes of shared memory that a block may have
+inline size_t largest_shared() {
+#if defined(__CUDACC__)
+    static const int bytes = [] {
+        int device = 0, most = 0;
+        check_cuda(cudaGetDevice(&device), "the device");
+        check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                   "the size of shared memory");
+        return most;
+    }();
+    return (size_t)bytes;
+#else
+    return 227 << 10;
+#endif
+}
+
 inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 
 #if HAS_KERNELS
@@ -274,6 +301,20 @@ __device__ inline void store16(T* p, const Vec<T>& v) {
     *(Vec<T>*)p = v;
 }
 constexpr int vec_size = Vec<floatX>::size;
+
+// 16 bytes from place c of a row of C values, fewer at the end of one that is no whole vectors; 0 beyond it
+template <class T>
+__device__ inline Vec<T> load_row(const T* row, int c, int C) {
+    if (C % Vec<T>::size == 0) return load16(row + c);
+    Vec<T> v;
+    for (int k = 0; k < Vec<T>::size; k++) v.at[k] = c + k < C ? row[c + k] : T(0);
+    return v;
+}
+template <class T>
+__device__ inline void store_row(T* row, int c, int C, const Vec<T>& v) {
+    if (C % Vec<T>::size == 0) return store16(row + c, v);
+    for (int k = 0; k < Vec<T>::size && c + k < C; k++) row[c + k] = v.at[k];
+}
 
 // the sum, the same in every lane, always in the same order
 __device__ inline real warp_sum(real x) {

@@ -27,6 +27,17 @@ inline std::string device_name() {
 #endif
 }
 
+inline std::string driver_name() {
+#if defined(__CUDACC__)
+    int driver = 0, runtime = 0;
+    check_cuda(cudaDriverGetVersion(&driver), "the driver's version");
+    check_cuda(cudaRuntimeGetVersion(&runtime), "CUDA's version");
+    return text("driver %d, CUDA %d", driver, runtime);
+#else
+    return "no driver";
+#endif
+}
+
 // FLOP/s, or 0 where it is not known, as in other precisions than bf16
 inline double device_peak(const std::string& name) {
     for (auto& p : peaks) {

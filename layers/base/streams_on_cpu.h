@@ -6,6 +6,7 @@
 #pragma once
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include "cuda_on_cpu.h"
 
@@ -81,10 +82,29 @@ inline cudaError_t cudaFree(void* p) {
     for (auto* s : emulated::streams) cudaStreamSynchronize(s);
     return free(p), cudaSuccess;
 }
-// from the host's memory the copy is taken at once, as from pageable memory; the rest when its turn comes
+namespace emulated {
+inline std::map<const char*, size_t> pinned;  // ranges of the host's memory that cudaMallocHost gave
+inline bool is_pinned(const void* p) {
+    auto after = pinned.upper_bound((const char*)p);
+    if (after == pinned.begin()) return false;
+    auto [begin, bytes] = *std::prev(after);
+    return (const char*)p < begin + bytes;
+}
+}  // namespace emulated
+inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
+    emulated::pinned[(const char*)*p] = bytes;
+    return cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* p) {
+    for (auto* s : emulated::streams) cudaStreamSynchronize(s);
+    emulated::pinned.erase((const char*)p);
+    return free(p), cudaSuccess;
+}
+// from pageable memory the copy is taken at once; from pinned memory, and all others, when its turn comes
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t s) {
-    if (kind == cudaMemcpyHostToDevice) {
+    if (kind == cudaMemcpyHostToDevice && !emulated::is_pinned(from)) {
         std::string taken((const char*)from, bytes);
         emulated::give(s, [to, taken = std::move(taken)] { memcpy(to, taken.data(), taken.size()); });
     } else {

@@ -18,7 +18,6 @@
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
 #include "../flash_attention.cuh"
-#include "../gelu.cuh"
 #include "../layernorm.cuh"
 #include "../matmul.cuh"
 #include "../residual.cuh"
@@ -53,21 +52,35 @@ struct Ranks {
     }
 };
 
+// what is not kept for backward, but computed again there
+enum class Recompute {
+    None,
+    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 values kept for each of the stream's
+    Full,   // all but the block's input
+};
+
 struct BlockActivations {
     floatX* x = nullptr;  // placed by who owns the blocks
     floatX *ln1, *qkv, *p = nullptr, *o, *mid, *ln2, *up, *act;
+    bool light = false;   // ln1, ln2 and act are of the block at work: backward computes them again
     real *lse = nullptr;  // flash attention keeps this for backward, the other one p
     real *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
 
+    // what light recomputation makes again
+    void place_light(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
+        long N_r = ranks.room(B, m.T);
+        ln1 = arena.take_x(N_r * m.C), ln2 = arena.take_x(N_r * m.C);
+        act = arena.take_x((long)B * m.T * 4 * (m.C / ranks.tp.size));
+        light = true;
+    }
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, bool training, bool flash) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), C_r = m.C / ranks.tp.size;
-        ln1 = arena.take_x(N_r * m.C);
+        if (!light) place_light(arena, m, ranks, B), light = false;
         qkv = arena.take_x(N * 3 * C_r);
         if (training && flash) lse = arena.take_real(N * (m.NH / ranks.tp.size));
         else if (training) p = arena.take_x((long)B * m.NH / ranks.tp.size * m.T * m.T);
         o = arena.take_x(N * C_r);
-        mid = arena.take_x(N_r * m.C), ln2 = arena.take_x(N_r * m.C);
-        up = arena.take_x(N * 4 * C_r), act = arena.take_x(N * 4 * C_r);
+        mid = arena.take_x(N_r * m.C), up = arena.take_x(N * 4 * C_r);
         ln1_mean = arena.take_real(N_r), ln1_rstd = arena.take_real(N_r);
         ln2_mean = arena.take_real(N_r), ln2_rstd = arena.take_real(N_r);
     }
@@ -80,10 +93,9 @@ struct Scratch {
     floatX *wide, *dp = nullptr;   // (N, 4 C / t): gradients of act, up and qkv; new qkv   (B, NH_r, T, T)
     FlashScratch flash = {};       // or this
     real* sums;                    // column_sum's, layernorm_backward's
-    double *squares, *square_parts;  // one for each tensor   square_sum's
 
-    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, const ParameterTable& table,
-               bool training, bool flash_attention) {
+    void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, bool training,
+               bool flash_attention) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), t = ranks.tp.size;
         branch = arena.take_x(N * m.C);
         part = ranks.sequence ? arena.take_x(N_r * m.C) : branch;
@@ -97,7 +109,6 @@ struct Scratch {
             dp = arena.take_x((long)B * m.NH / t * m.T * m.T);
         }
         sums = arena.take_real(std::max(column_sum_scratch(4 * m.C), layernorm_scratch(m.C)));
-        squares = arena.take<double>(table.tensors), square_parts = arena.take<double>(square_sum_parts);
     }
 };
 
@@ -157,14 +168,10 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
         dev::residual_layernorm_forward(a.mid, a.ln2, a.ln2_mean, a.ln2_rstd, a.x, branch, w[OUT_B], w[LN2_W],
                                         w[LN2_B], N_r, C, s);
     }
-    {   // 6. up to this rank's share of 4C
-        Section timed("linears", s);
+    {   // 6. up to this rank's share of 4C, and 7. the nonlinearity
+        Section timed("linears and gelu", s);
         rows = gather_rows(ranks, scratch.full, a.ln2, N, C, "rows for up", s);
-        dev::matmul_forward(a.up, rows, w[UP_W], w[UP_B], N, C, 4 * C_r, s);
-    }
-    {   // 7. the nonlinearity
-        Section timed("gelu", s);
-        dev::gelu_forward(a.act, a.up, 4L * N * C_r, s);
+        dev::matmul_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], N, C, 4 * C_r, s);
     }
     if (!y) return;
     {   // 8. down to C, add to the stream
@@ -176,43 +183,50 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     dev::residual_forward(y, a.mid, branch, w[DOWN_B], N_r, C, s);
 }
 
-// d (N_r, C): the gradient of y on entry, of x on return; g[t] (real): gradients of w[t], added to. With
+// d (N_r, C): the gradient of y on entry, of x on return; g[t] (real): gradients of w[t], set or, with `add`,
+// added to. With
 // sequence parallelism those of tensors that every rank holds whole are of its rows alone: to be summed once
 // a step.
 inline void block_backward(floatX* d, const BlockActivations& a, const floatX* const* w, real* const* g,
                            const Scratch& scratch, const ModelShape& m, const Ranks& ranks, Batch batch,
-                           Stream s) {
+                           bool add, Stream s) {
     int N = batch.rows(), N_r = ranks.rows(N), C = m.C, C_r = C / ranks.tp.size, NH_r = m.NH / ranks.tp.size;
     floatX *wide = scratch.wide, *branch = scratch.branch;
     const floatX* rows;
     real* sums = scratch.sums;
-    {   // 8. the stream's gradient is also the branch's
-        Section timed("linears", s);
-        dev::column_sum(g[DOWN_B], d, sums, N_r, C, s);
-        rows = gather_rows(ranks, scratch.full, d, N, C, "gradient rows for down", s);
-        dev::matmul_backward(wide, g[DOWN_W], nullptr, rows, a.act, w[DOWN_W], sums, N, 4 * C_r, C, s);
-    }
-    {   // 7.
+    auto normalise_again = [&](floatX* y, real* mean, real* rstd, const floatX* x, BlockTensor weight) {
+        Section timed("layer norm", s);
+        if (a.light) dev::layernorm_forward(y, mean, rstd, x, w[weight], w[weight + 1], N_r, C, s);
+    };
+    if (a.light) {
         Section timed("gelu", s);
-        dev::gelu_backward(wide, a.up, 4L * N * C_r, s);
+        dev::gelu_forward(a.act, a.up, 4L * N * C_r, s);
     }
+    {   // 8. the stream's gradient is also the branch's; and 7.: wide holds the gradient of up
+        Section timed("linears and gelu", s);
+        dev::column_sum(g[DOWN_B], d, sums, N_r, C, add, s);
+        rows = gather_rows(ranks, scratch.full, d, N, C, "gradient rows for down", s);
+        dev::matmul_gelu_backward(wide, g[UP_B], g[DOWN_W], rows, a.act, a.up, w[DOWN_W], sums, N, 4 * C_r, C,
+                                  add, s);
+    }
+    normalise_again(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, LN2_W);
     {   // 6.
         Section timed("linears", s);
         rows = gather_rows(ranks, scratch.full, a.ln2, N, C, "rows for up, again", s);
-        dev::matmul_backward(branch, g[UP_W], g[UP_B], wide, rows, w[UP_W], sums, N, C, 4 * C_r, s);
+        dev::matmul_backward(branch, g[UP_W], nullptr, wide, rows, w[UP_W], sums, N, C, 4 * C_r, add, s);
         branch = reduce_rows(ranks, scratch.part, branch, N, C, "sum of up's gradient", s);
     }
     {   // 5. adds to the stream's gradient
         Section timed("layer norm", s);
         dev::layernorm_backward(d, g[LN2_W], g[LN2_B], branch, a.mid, w[LN2_W], a.ln2_mean, a.ln2_rstd, sums,
-                                N_r, C, s);
+                                N_r, C, add, s);
     }
     {   // 4.
         Section timed("linears", s);
         branch = scratch.branch;
-        dev::column_sum(g[OUT_B], d, sums, N_r, C, s);
+        dev::column_sum(g[OUT_B], d, sums, N_r, C, add, s);
         rows = gather_rows(ranks, scratch.full, d, N, C, "gradient rows for out", s);
-        dev::matmul_backward(branch, g[OUT_W], nullptr, rows, a.o, w[OUT_W], sums, N, C_r, C, s);
+        dev::matmul_backward(branch, g[OUT_W], nullptr, rows, a.o, w[OUT_W], sums, N, C_r, C, add, s);
     }
     {   // 3. wide holds the gradient of qkv
         Section timed("attention", s);
@@ -220,14 +234,15 @@ inline void block_backward(floatX* d, const BlockActivations& a, const floatX* c
         if (a.lse) dev::flash_attention_backward(wide, scratch.flash, branch, a.o, a.lse, a.qkv, shape, s);
         else dev::attention_backward(wide, scratch.dp, branch, a.p, a.qkv, shape, s);
     }
+    normalise_again(a.ln1, a.ln1_mean, a.ln1_rstd, a.x, LN1_W);
     {   // 2.
         Section timed("linears", s);
         rows = gather_rows(ranks, scratch.full, a.ln1, N, C, "rows for qkv, again", s);
-        dev::matmul_backward(branch, g[QKV_W], g[QKV_B], wide, rows, w[QKV_W], sums, N, C, 3 * C_r, s);
+        dev::matmul_backward(branch, g[QKV_W], g[QKV_B], wide, rows, w[QKV_W], sums, N, C, 3 * C_r, add, s);
         branch = reduce_rows(ranks, scratch.part, branch, N, C, "sum of qkv's gradient", s);
     }
     // 1. adds to the stream's gradient
     Section timed("layer norm", s);
     dev::layernorm_backward(d, g[LN1_W], g[LN1_B], branch, a.x, w[LN1_W], a.ln1_mean, a.ln1_rstd, sums, N_r,
-                            C, s);
+                            C, add, s);
 }

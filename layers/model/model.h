@@ -5,7 +5,8 @@
 //     slots[i]      of one chunk of layers, from its forward to its backward
 //     inputs[i]     (N_r, C): what the chunk's first layer reads; received, or the embedding
 //     streams[i]    (N_r, C): the gradient of the residual stream, from the chunk's output down to its input
-//   With recomputation a slot holds only the inputs of its layers, and all layers share one working set.
+//   With full recomputation a slot holds only the inputs of its layers, and all layers share one working set;
+//   with light recomputation they share what is computed again.
 #pragma once
 #include <array>
 #include <bit>
@@ -23,10 +24,11 @@ struct Setup {
     bool cache = false;       // without training: layers keep keys and values from one batch to the next
     bool scores = false;      // whether a target is the likeliest is noted
     int outputs = 0;          // rows of logits at once; 0: all
-    bool recompute = false;   // blocks are computed again in backward
+    Recompute recompute = Recompute::None;
     bool flash = false;       // attention without a (T, T) tensor
     bool accumulates = false; // several micro-batches a step
     int losses = 1;           // micro-batches whose losses are kept apart, in a step or an evaluation
+    int loss_rows = 0;        // rows of logits held at once; 0: all
     int owners = 1;           // data-parallel ranks that share the optimiser's state
     int chunks = 1;           // of layers on a stage
     int slots = 1, inputs = 1, streams = 1;
@@ -42,6 +44,7 @@ struct Slot {
     std::vector<BlockActivations> blocks;  // of the chunk's layers
     Buffer y;                              // the chunk's output
     int *tokens = nullptr, *targets;       // (N), on the first and last stage
+    int *rows, *starts;                    // tokens, sorted, see embedding.cuh; in training, on the first
     int* table = nullptr;                  // a batch of segments: positions, places, wanted rows, tiles
     Segments segments;                     // which lie there
 };
@@ -66,6 +69,8 @@ struct Model {
     std::vector<Arena> arenas;
     std::vector<comm::Mark> gathered; // of each bucket's parameters, after an update
     Stream stream = nullptr;
+    int* staged = nullptr;           // on the host: of each micro-batch of a step what goes to a slot's tokens …
+    std::vector<int> token_counts;   // for sorting
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape),
@@ -81,6 +86,7 @@ struct Model {
     Model(const Model&) = delete;
     ~Model() {
         for (auto& arena : arenas) device_free(arena.base);
+        host_free(staged);
     }
 
     int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
@@ -89,32 +95,41 @@ struct Model {
 
     void place_activations(Arena& arena) {
         long N = (long)setup.B * shape.T, size = ranks.room(setup.B, shape.T) * shape.C;
-        if (setup.recompute) working.place(arena, shape, ranks, setup.B, setup.training, setup.flash);
+        bool full = setup.recompute == Recompute::Full;
+        working = {};
+        if (full) working.place(arena, shape, ranks, setup.B, setup.training, setup.flash);
+        if (setup.recompute == Recompute::Light) working.place_light(arena, shape, ranks, setup.B);
         for (Slot& slot : slots) {
             slot.blocks.assign(chunk_layers(), working);
             for (auto& block : slot.blocks) {
                 if (!setup.training && &block != &slots[0].blocks[0]) {  // all share one
                     block = slots[0].blocks[0];
                     if (setup.cache) block.qkv = arena.take_x(3 * N * shape.C / grid.t);
-                } else if (!setup.recompute) {
+                } else if (!full) {
                     block.place(arena, shape, ranks, setup.B, setup.training, setup.flash);
                 }
                 block.x = &block != &slot.blocks[0] ? arena.take_x(size) : nullptr;
             }
             slot.y.x = arena.take_x(size);
-            if (grid.first() || grid.last())
-                slot.tokens = arena.take<int>(N), slot.targets = arena.take<int>(N);
+            if (grid.first() || grid.last()) {
+                slot.tokens = arena.take<int>(batch_ints()), slot.targets = slot.tokens + N;
+                slot.rows = slot.targets + N, slot.starts = slot.rows + N;
+            }
             if (setup.packs) slot.table = arena.take<int>(table_ints() * N);
         }
         for (auto* buffers : {&inputs, &streams})
             for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
         row = arena.take_x((size_t)(setup.cache ? setup.B : 1) * shape.Vp);
-        if (grid.last()) end.place(arena, shape, ranks, setup.B, outputs(), setup.losses, setup.scores);
+        if (grid.last())
+            end.place(arena, shape, ranks, setup.B, outputs(), logits_held(), setup.losses, setup.scores);
     }
     static constexpr long table_ints() { return 3 + sizeof(Tile) / sizeof(int); }  // for each row
     int rows() const { return setup.B * shape.T; }                             // in a batch, at most
     int outputs() const { return setup.outputs ? setup.outputs : rows(); }     // rows of logits, at most
-    bool keeps_cache() const { return setup.training ? !setup.recompute : setup.cache; }
+    int logits_held() const { return setup.loss_rows ? std::min(setup.loss_rows, outputs()) : outputs(); }
+    bool sorts() const { return setup.training && grid.first(); }  // the tokens, for the embedding's gradient
+    long batch_ints() const { return (sorts() ? 4L : 2L) * rows() + sorts(); }  // of a slot's tokens …
+    bool keeps_cache() const { return setup.training ? setup.recompute != Recompute::Full : setup.cache; }
     // the token embedding's two gradients are summed apart
     bool sums_apart() const { return grid.p == 1 && setup.accumulates; }
     void place_gradients(Arena& arena) {
@@ -138,10 +153,13 @@ struct Model {
         if (setup.training) add("gradients", [&](Arena& a) { place_gradients(a); });
         add("activations", [&](Arena& a) { place_activations(a); });
         add("scratch", [&](Arena& a) { 
-            scratch.place(a, shape, ranks, setup.B, table, setup.training, setup.flash);
+            scratch.place(a, shape, ranks, setup.B, setup.training, setup.flash);
         });
         arenas.push_back({"products", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
         if (!take) return;
+        if (grid.first() || grid.last())
+            staged = (int*)host_malloc(setup.losses * batch_ints() * sizeof(int), "tokens of a step");
+        if (sorts()) token_counts.assign(shape.Vp + 1, 0);
         set_zero(weights, table.elements * sizeof(floatX), stream);
         if (setup.training) clear_gradients();
     }

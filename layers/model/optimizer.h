@@ -38,35 +38,73 @@ inline std::vector<Owned> owned_pieces(const ParameterTable& table, int owner) {
     return out;
 }
 
+// this rank's slice of each bucket
+inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
+    std::vector<Slice> out;
+    long state = 0;
+    for (auto& b : table.buckets) {
+        long n = b.elements / table.layout.d;
+        out.push_back({b.offset + owner * n, n, state, b.number, square_sum_cut(n)});
+        state += n;
+    }
+    return out;
+}
+
 struct Optimizer {
     real *master = nullptr, *m = nullptr, *v = nullptr;
     Arena arena = {"optimizer"};
     long elements;  // of m and v
     int owner;      // this rank, among those that share the state
     std::vector<Owned> owned;
+    std::vector<Slice> slices;
+    // on the device: of each 128 elements; slices; sums of squares of all buckets, and their parts; rule, clip
+    uint8_t* traits = nullptr;
+    Slice* device_slices;
+    double *squares, *square_parts;
+    AdamW *rule, *next_rule = nullptr;  // next_rule: on the host
+    Clip* clip;
 
     explicit Optimizer(Model& model)
         : elements(model.table.elements / model.table.layout.d),
-          owner(model.table.layout.d > 1 ? model.grid.data : 0), owned(owned_pieces(model.table, owner)) {}
+          owner(model.table.layout.d > 1 ? model.grid.data : 0), owned(owned_pieces(model.table, owner)),
+          slices(owned_slices(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
-    ~Optimizer() { device_free(arena.base); }
+    ~Optimizer() { device_free(arena.base), host_free(next_rule); }
 
-    void place(Arena& a) {
+    void place(Arena& a, int numbers) {
         if (a.precision.master()) master = a.take_real(elements);
         m = a.take_real(elements), v = a.take_real(elements);
+        traits = a.take<uint8_t>(elements / trait_span), device_slices = a.take<Slice>(slices.size());
+        squares = a.take<double>(numbers), square_parts = a.take<double>(slices.size() * square_sum_parts);
+        rule = a.take<AdamW>(1), clip = a.take<Clip>(1);
     }
     void memory(Model& model, bool take) {
         arena = Arena{"optimizer", nullptr, 0, model.setup.precision};
-        if (!take) return place(arena);
-        arena = allocate("optimizer", [&](Arena& a) { place(a); });
+        if (!take) return place(arena, model.table.numbers);
+        arena = allocate("optimizer", [&](Arena& a) { place(a, model.table.numbers); });
+        next_rule = (AdamW*)host_malloc(sizeof(AdamW), "the optimizer's rule");
+        std::vector<uint8_t> all = traits_of(model);
+        copy_to_device(traits, all.data(), all.size(), model.stream);
+        copy_to_device(device_slices, slices.data(), slices.size() * sizeof(Slice), model.stream);
+        synchronize(model.stream);
         clear(model);
+    }
+    // each gradient counts once in the norm
+    std::vector<uint8_t> traits_of(const Model& model) const {
+        std::vector<uint8_t> all(elements / trait_span, 0);
+        for (auto& piece : owned) {
+            const Parameter& p = model.table.list[piece.parameter];
+            bool elsewhere = p.copy ||                                // the first stage counts it
+                (!p.split && model.grid.tensor > 0) ||                // tensor rank 0 does
+                (model.table.layout.d == 1 && model.grid.data > 0);   // data rank 0 does
+            for (long i = piece.state; i < piece.state + piece.n; i += trait_span)
+                all[i / trait_span] = (p.decay ? decays : 0) | (elsewhere ? 0 : counts);
+        }
+        return all;
     }
     void clear(Model& model) {
         for (real* state : {master, m, v})
             if (state) set_zero(state, elements * sizeof(real), model.stream);
-    }
-    real* master_of(Model& model, const Owned& o) const {
-        return master_is_parameter ? (real*)model.weights + o.at : master + o.state;
     }
 };
 
@@ -97,49 +135,35 @@ inline void finish_gradients(Model& model) {
     comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// L2 norm over all gradients, each counted once: a sum for each tensor, then over the whole model's tensors
-inline double gradient_norm(Model& model, const Optimizer& o) {
+// how far gradients are scaled down: from a sum of squares for each bucket, then over the whole model's buckets
+inline void find_clip(Model& model, Optimizer& o, double largest) {
     Section timed("gradient norm", model.stream);
-    int tensors = model.table.tensors;
-    set_zero(model.scratch.squares, tensors * sizeof(double), model.stream);
-    for (auto& piece : o.owned) {
-        const Parameter& p = model.table.list[piece.parameter];
-        bool elsewhere = p.copy ||                                    // the first stage counts it
-            (!p.split && model.grid.tensor > 0) ||                    // tensor rank 0 does
-            (model.table.layout.d == 1 && model.grid.data > 0);       // data rank 0 does
-        if (!elsewhere)
-            dev::square_sum(model.scratch.squares + p.number, model.gradients + piece.at,
-                            model.scratch.square_parts, piece.n, model.stream);
-    }
-    comm::all_reduce(model.grid.world, model.scratch.squares, tensors, comm::Op::Sum, "square sums",
-                     model.stream);
-    std::vector<double> squares(tensors);
-    copy_to_host(squares.data(), model.scratch.squares, tensors * sizeof(double), model.stream);
-    double sum = 0;
-    for (double s : squares) sum += s;
-    return std::sqrt(sum);
+    int numbers = model.table.numbers;
+    set_zero(o.squares, numbers * sizeof(double), model.stream);
+    dev::square_sums(o.squares, o.square_parts, model.gradients, o.traits, o.device_slices,
+                     (int)o.slices.size(), model.stream);
+    comm::all_reduce(model.grid.world, o.squares, numbers, comm::Op::Sum, "square sums", model.stream);
+    dev::clip_gradients(o.clip, o.squares, numbers, largest, model.stream);
 }
 
-// one update; step counts from 1; gradients return to 0. Returns the norm before clipping.
-inline double optimizer_step(Model& model, Optimizer& o, const Options& options, double rate, long step) {
+// one update, given to the stream; step counts from 1. The gradients are overwritten by the next step's first
+// micro-batch.
+inline void optimizer_step(Model& model, Optimizer& o, const Options& options, double rate, long step) {
     finish_gradients(model);
-    double norm = gradient_norm(model, o);
-    double clip = options.clip > 0 ? std::min(1.0, options.clip / (norm + 1e-6)) : 1;
+    find_clip(model, o, options.clip);
     Section timed("optimizer", model.stream);
-    AdamW rule = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon, 0,
-                  (real)(1 - std::pow(options.beta1, step)), (real)(1 - std::pow(options.beta2, step)),
-                      (real)clip};
-    size_t next = 0;  // pieces stand in the order of the buckets
+    *o.next_rule = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
+                    (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
+                    (real)(1 - std::pow(options.beta2, step))};
+    copy_to_device(o.rule, o.next_rule, sizeof(AdamW), model.stream);
+    bool together = model.table.layout.d == 1;  // the slices are whole buckets, one behind the other
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
-        for (; next < o.owned.size(); next++) {
-            const Owned& piece = o.owned[next];
-            const Parameter& p = model.table.list[piece.parameter];
-            if (p.bucket != (int)bucket) break;
-            rule.decay = p.decay ? (real)options.weight_decay : 0;
-            dev::adamw(model.weights + piece.at, o.master_of(model, piece), o.m + piece.state,
-                       o.v + piece.state, model.gradients + piece.at, rule, piece.n, model.stream);
-        }
-        if (model.table.layout.d == 1) continue;
+        const Slice& mine = o.slices[bucket];
+        real* master = master_is_parameter ? (real*)model.weights + mine.at : o.master + mine.state;
+        dev::adamw(model.weights + mine.at, master, o.m + mine.state, o.v + mine.state,
+                   model.gradients + mine.at, o.traits + mine.state / trait_span, o.rule, o.clip,
+                   together ? o.elements : mine.n, model.stream);
+        if (together) return;
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
         floatX* w = model.weights + b.offset;
@@ -149,8 +173,13 @@ inline double optimizer_step(Model& model, Optimizer& o, const Options& options,
                          model.grid.reduction);
         model.gathered[bucket] = comm::mark(model.grid.reduction);
     }
-    model.clear_gradients();
-    return norm;
+}
+
+// before clipping, of the last step; waits for it
+inline double gradient_norm(Model& model, const Optimizer& o) {
+    Clip clip;
+    copy_to_host(&clip, o.clip, sizeof clip, model.stream);
+    return clip.norm;
 }
 
 // of a tensor's box (p.size values, padding included) what this rank owns -> master, m or v

@@ -48,7 +48,7 @@ struct Parameter {
     }
 };
 
-struct Bucket { long offset, elements; };
+struct Bucket { long offset, elements; int number; };  // number: in the whole model
 
 // how a model lies over ranks: t tensor-parallel, of which this is `tensor`; d owners of each bucket; p
 // pipeline stages, of which this is `stage`, with v chunks of layers each
@@ -69,12 +69,14 @@ struct ParameterTable {
     long elements = 0;  // of a flat buffer, padding between tensors included
     long count = 0;     // of the whole model's parameters, vocabulary padding included
     int tensors = 0;    // of the whole model
+    int numbers = 0;    // of buckets, of the whole model
     int wte = -1, wpe = -1, blocks = -1, lnf = -1;  // where they begin in the list; -1: not here
 
     // tensors between are one bucket
     template <class Add>
     void bucket(bool mine, Add add_tensors) {
-        if (mine) buckets.push_back({elements, 0});
+        if (mine) buckets.push_back({elements, 0, numbers});
+        numbers++;
         adding = mine;
         add_tensors();
         if (!mine) return;
@@ -156,6 +158,7 @@ inline ParameterTable parameter_table(const ModelShape& m, Layout layout = {}) {
         wte.copy = true;
         t.wte = (int)t.list.size();
         t.bucket(true, [&] { t.append(wte); });
+        t.buckets.back().number = 0, t.numbers--;  // the first stage's, once more
     }
     return t;
 }

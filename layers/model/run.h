@@ -6,6 +6,7 @@
 #include <optional>
 #include "../../comm/agree.h"
 #include "../../data/blend.h"
+#include "../base/peak.h"
 #include "checkpoint.h"
 #include "prompts.h"
 #include "task_report.h"
@@ -155,16 +156,36 @@ inline void settle_schedule(Run& run) {
              o.decay_tokens);
 }
 
+// what was timed on such a machine before, and is not to be timed again
+inline void open_tuning(const Options& o) {
+    std::string folder = o.tuning, machine = device_name() + ", " + driver_name() + ", " + dev::gemm_library();
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (folder.empty() && !host_is_device)
+        folder = cache ? std::string(cache) + "/train_gpt" : home ? std::string(home) + "/.cache/train_gpt" : "";
+    if (folder.empty() || folder == "none") return;
+    std::error_code e;
+    std::filesystem::create_directories(folder, e);  // where it cannot, save() says so
+    tuning.open(text("%s/choices-%016llx", folder.c_str(),
+                     (unsigned long long)checksum(machine.data(), machine.size())), machine);
+}
+
+// an option that is one of some words
+[[noreturn]] inline void fail_choice(const char* name, const std::string& value,
+                                     const std::vector<std::string>& wants) {
+    std::string all = wants[0];
+    for (size_t i = 1; i < wants.size(); i++) all += (i + 1 < wants.size() ? ", " : " or ") + wants[i];
+    fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
+}
+
 inline void settle_parallel(Run& run) {
     const Options& o = run.options;
     int t = run.grid.t;
-    struct { const char* name; const std::string& value; const char *one, *other; } words[] = {
-        {"sequence-parallel", o.sequence_parallel, "yes", "no"}, {"recompute", o.recompute, "full", "none"}};
+    struct { const char* name; const std::string& value; std::vector<std::string> wants; } words[] = {
+        {"sequence-parallel", o.sequence_parallel, {"yes", "no"}},
+        {"recompute", o.recompute, {"none", "light", "full"}},
+        {"attention", o.attention, {"flash", "materialised", "auto"}}};
     for (auto& w : words)
-        if (w.value != w.one && w.value != w.other)
-            fail("--%s %s: wants %s or %s", w.name, w.value.c_str(), w.one, w.other);
-    if (o.attention != "auto" && o.attention != "flash" && o.attention != "materialised")
-        fail("--attention %s: wants flash, materialised or auto", o.attention.c_str());
+        if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
     if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
     if (o.heads % t)
         fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",

@@ -33,18 +33,20 @@ inline void await_sent(Model& m, Buffer& buffer) {
     buffer.sent = {};
 }
 
-// windows (B, T + 1) on the host -> tokens and targets of a slot
-inline Batch load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch) {
-    std::vector<int> tokens(batch.rows()), targets(batch.rows());
+// windows (B, T + 1) on the host -> tokens and targets of a slot. The host goes on: the micro-batch's part of
+// m.staged must not be written again before the step is done.
+inline Batch load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch, int micro) {
+    int N = batch.rows(), ints = (int)m.batch_ints();
+    int *staged = m.staged + (long)micro * ints, *tokens = staged, *targets = tokens + m.rows();
     for (int b = 0; b < batch.B; b++)
         for (int t = 0; t < batch.T; t++) {
             tokens[b * batch.T + t] = windows[b * (batch.T + 1) + t];
             targets[b * batch.T + t] = windows[b * (batch.T + 1) + t + 1];
         }
-    synchronize(m.stream);  // a large copy would wait itself, where nobody watches
-    copy_to_device(slot.tokens, tokens.data(), tokens.size() * sizeof(int), m.stream);
-    copy_to_device(slot.targets, targets.data(), targets.size() * sizeof(int), m.stream);
-    synchronize(m.stream);  // the host's copies end here
+    if (m.sorts())
+        sort_tokens(staged + (slot.rows - slot.tokens), staged + (slot.starts - slot.tokens), tokens, N,
+                    m.token_counts);
+    copy_to_device(slot.tokens, staged, ints * sizeof(int), m.stream);
     return batch;
 }
 
@@ -68,36 +70,43 @@ inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batc
     }
 }
 
-// on the last chunk: this rank's logits (N, Vp / t) from slot.y
-inline void model_logits(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
+// on the last chunk: what the logits are made of, from slot.y
+inline const floatX* model_end(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
     m.await(m.table.list[m.table.wte]), m.await(m.table.list[m.table.lnf]);
-    logits_forward(m.end, slot.y.x, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.weight(m.table.wte),
-                   m.scratch, m.shape, ranks, batch, m.stream);
+    return logits_input(m.end, slot.y.x, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.scratch, m.shape,
+                        ranks, batch, m.stream);
 }
-// and the losses of a micro-batch
-inline void model_loss(Model& m, const Slot& slot, int micro, Batch batch, real dloss, bool want_gradient) {
-    model_logits(m, slot, batch, m.ranks);
+// this rank's logits (outputs, Vp / t), where all of them are held at once
+inline void model_logits(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
+    const floatX* rows = model_end(m, slot, batch, ranks);
+    logits_forward(m.end, rows, m.weight(m.table.wte), batch.outputs(), m.shape, ranks, m.stream);
+}
+// the losses of a micro-batch
+inline void model_loss(Model& m, const Slot& slot, int micro, Batch batch) {
+    const floatX* rows = model_end(m, slot, batch, m.ranks);
     long at = (long)micro * m.outputs();
-    loss_forward(m.end.losses + at, batch.segments ? m.end.hits + at : nullptr, m.end, slot.targets, dloss,
-                 want_gradient, m.shape, m.ranks, batch, m.stream);
+    loss_forward(m.end.losses + at, batch.segments ? m.end.hits + at : nullptr, m.end, rows,
+                 m.weight(m.table.wte), slot.targets, batch.outputs(), m.shape, m.ranks, m.stream);
 }
 
 // streams[s]: the gradient of slot.y on entry (the last chunk computes losses and logits here), of the input
-// on return. All gradients are added to; in the step's last micro-batch they go to reduction.
+// on return. The step's first micro-batch sets all gradients, the others add to them, and the last one's go
+// to reduction.
 inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int stream, int micro, Batch batch,
                            real dloss, bool last_micro) {
     const ParameterTable& t = m.table;
     int n = m.chunk_layers();
+    bool add = micro > 0;
     floatX *d = m.streams[stream].x, *x = m.inputs[input].x;
     auto complete = [&](const Parameter& p) {
         if (last_micro) reduce_bucket(m, p.bucket);
     };
     await_sent(m, m.streams[stream]);
     if (m.last(chunk)) {
-        model_loss(m, slot, micro, batch, dloss, true);
-        logits_backward(d, m.end, slot.y.x, m.weight(t.lnf), m.weight(t.wte), m.gradient(t.lnf),
-                        m.gradient(t.lnf + 1), m.logits_gradient, m.scratch, m.shape, m.ranks, batch,
-                        m.stream);
+        const floatX* rows = model_end(m, slot, batch, m.ranks);
+        loss_backward(d, m.end.losses + (long)micro * m.outputs(), m.end, rows, slot.y.x, m.weight(t.lnf),
+                      m.weight(t.wte), m.gradient(t.lnf), m.gradient(t.lnf + 1), m.logits_gradient,
+                      slot.targets, dloss, m.scratch, m.shape, m.ranks, batch, add, m.stream);
         complete(t.list[t.lnf]);
         if (m.grid.p > 1) complete(t.list[t.wte]);
     }
@@ -106,18 +115,38 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
         if (l == 0) a.x = x;
         int layer = chunk * n + l;
         auto w = m.block_weights(layer);
-        if (m.setup.recompute)
+        if (m.setup.recompute == Recompute::Full)
             block_forward(nullptr, a, w.data(), m.scratch, m.shape, m.ranks, batch, m.stream);
         block_backward(d, a, w.data(), m.block_gradients(layer).data(), m.scratch, m.shape, m.ranks, batch,
-                       m.stream);
+                       add, m.stream);
         complete(t.block(layer, LN1_W));
     }
     if (!m.first(chunk)) return;
-    embed_backward(m.gradient(t.wte), m.gradient(t.wpe), d, slot.tokens, m.scratch, m.shape, m.ranks, batch,
-                   m.stream);
+    real* looked_up = m.gradient(t.wte);  // the logits' product has set it where it is theirs as well
+    if (!add && looked_up != m.logits_gradient)
+        set_zero(looked_up, t.list[t.wte].size * sizeof(real), m.stream);
+    embed_backward(looked_up, m.gradient(t.wpe), d, slot.tokens, {slot.rows, slot.starts}, m.scratch, m.shape,
+                   m.ranks, batch, add, m.stream);
     if (last_micro && m.sums_apart())
-        dev::add_to(m.gradient(t.wte), m.logits_gradient, t.list[t.wte].size, m.stream);
+        dev::add_to(looked_up, m.logits_gradient, t.list[t.wte].size, m.stream);
     complete(t.list[t.wte]), complete(t.list[t.wpe]);
+}
+
+// every computation of a step once, on whatever lies there, before the first one: products are timed, and
+// kernels loaded. Gradients, losses and activations are as if nothing had happened.
+inline void rehearse(Model& m) {
+    Batch batch = {m.setup.B, m.shape.T};
+    Slot& slot = m.slots[0];
+    if (slot.tokens) set_zero(slot.tokens, m.batch_ints() * sizeof(int), m.stream);
+    tuning.on = true;
+    for (int micro = 0; micro < 2; micro++)  // which sets gradients, which adds to them
+        for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
+            chunk_forward(m, chunk, slot, 0, batch, m.ranks);
+            chunk_backward(m, chunk, slot, 0, 0, std::min(micro, m.setup.losses - 1), batch, 0, false);
+        }
+    synchronize(m.stream);
+    tuning.on = false;
+    m.clear_gradients();
 }
 
 // the sum of the losses of each sequence of the first `micro_batches`; on the last stage

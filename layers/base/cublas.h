@@ -1,0 +1,180 @@
+// cublas.h   gpu::gemm by cuBLASLt; included by gemm.h
+//   cuBLASLt is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T.
+//   Of the algorithms that its heuristics name for a product, the fastest is found by tuning.h, and taken from
+//   then on. Only those that sum in one order take part, and never in bf16.
+#pragma once
+#if defined(__CUDACC__)
+#include <cublasLt.h>
+#include <map>
+#include <tuple>
+#include "gemm.h"
+#include "tuning.h"
+
+namespace gpu {
+
+inline void check_cublas(cublasStatus_t status, const char* what) {
+    if (status != CUBLAS_STATUS_SUCCESS) fail("%s: %s", what, cublasLtGetStatusString(status));
+}
+
+template <class T>
+constexpr cudaDataType_t cuda_type() {
+    return sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+// bits that say to which power of two, up to 256, an operand and all its batch mates are aligned
+template <class T>
+uint32_t alignment(const T* p, long stride) {
+    return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);
+}
+
+// a product as cuBLASLt describes it: A is the caller's b, B the caller's a
+struct Described {
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t A, B, C;
+    uint32_t align;
+    bool fp64 = sizeof(real) == 8;
+
+    template <class Out>
+    explicit Described(const Gemm<Out>& g) {
+        check_cublas(cublasLtMatmulDescCreate(&product, fp64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                              fp64 ? CUDA_R_64F : CUDA_R_32F), "cublasLtMatmulDescCreate");
+        set(CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+        layout(A, cuda_type<floatX>(), g.transpose_b ? g.k : g.n, g.transpose_b ? g.n : g.k, g.ldb, g.batch,
+               g.stride_b);
+        layout(B, cuda_type<floatX>(), g.transpose_a ? g.m : g.k, g.transpose_a ? g.k : g.m, g.lda, g.batch,
+               g.stride_a);
+        layout(C, cuda_type<Out>(), g.n, g.m, g.ldc, g.batch, g.stride_out);
+        uint32_t bits =
+            alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
+        align = bits & -bits;  // the coarsest that all three keep: heads may start anywhere
+        if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
+        if (g.up || g.gelu_of) {
+            const void* aux = g.up ? g.up : g.gelu_of;
+            int64_t ld = g.n;
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux), set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+        }
+        if (g.bias || g.gelu_of)
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_of ? CUBLASLT_EPILOGUE_DGELU
+                                                   : g.up ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                                          : CUBLASLT_EPILOGUE_BIAS);
+    }
+    Described(const Described&) = delete;
+    ~Described() {
+        for (auto layout : {A, B, C}) cublasLtMatrixLayoutDestroy(layout);
+        cublasLtMatmulDescDestroy(product);
+    }
+
+private:
+    template <class T>
+    void set(cublasLtMatmulDescAttributes_t which, const T& value) {
+        check_cublas(cublasLtMatmulDescSetAttribute(product, which, &value, sizeof value), "a product");
+    }
+    void layout(cublasLtMatrixLayout_t& l, cudaDataType_t type, long rows, long cols, long ld, int batch,
+                long stride) {
+        check_cublas(cublasLtMatrixLayoutCreate(&l, type, rows, cols, ld), "cublasLtMatrixLayoutCreate");
+        int64_t offset = stride;
+        check_cublas(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                                      sizeof batch), "a layout");
+        check_cublas(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset,
+                                                      sizeof offset), "a layout");
+    }
+};
+
+struct Cublas {
+    cublasLtHandle_t handle;
+    void* workspace;
+    using Shape = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
+    Remembered<Shape, cublasLtMatmulAlgo_t> chosen;
+
+    static Cublas& get() {
+        static Cublas cublas;
+        return cublas;
+    }
+    Cublas() {
+        check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
+        workspace = device_malloc(cublas_workspace, "cuBLASLt workspace");
+    }
+
+    // the library's choices, the likeliest first; none where it cannot
+    std::vector<cublasLtMatmulHeuristicResult_t> candidates(const Described& d, int count) {
+        cublasLtMatmulPreference_t preference;
+        std::vector<cublasLtMatmulHeuristicResult_t> found(count);
+        check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+        auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
+            check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
+                         "a preference");
+        };
+        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, cublas_workspace);
+        uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // parts of a sum are never rounded to bf16
+        set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
+        for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
+        cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.product, d.A, d.B, d.C, d.C,
+                                                               preference, count, found.data(), &count);
+        cublasLtMatmulPreferenceDestroy(preference);
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED) count = 0;
+        else check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
+        found.resize(count);
+        return found;
+    }
+
+    template <class Out>
+    cublasStatus_t multiply(const Gemm<Out>& g, const Described& d, const cublasLtMatmulAlgo_t& algo,
+                            Stream s) {
+        return cublasLtMatmul(handle, d.product, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
+                              d.C, &algo, workspace, cublas_workspace, s);
+    }
+
+    template <class Out>
+    const cublasLtMatmulAlgo_t& choose(const Gemm<Out>& g, const Described& d, Stream s) {
+        int kind = (int)sizeof(Out) * 8 + 4 * (g.gelu_of != nullptr) + 2 * (g.up != nullptr) +
+            (g.bias != nullptr) + 128 * (g.beta != 0);
+        Shape shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch, kind,
+                       (int)d.align};
+        return chosen.get(shape, [&] { return time_algorithms(g, d, kind, s); });
+    }
+
+private:
+    template <class Out>
+    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out>& g, const Described& d, int kind, Stream s) {
+        auto all = candidates(d, 24);
+        if (all.empty())
+            fail("cuBLASLt has no algorithm for a product in " PRECISION_NAME " aligned to %u bytes: choose "
+                 "sizes that are multiples of 8", d.align);
+        std::string key = text("product " PRECISION_NAME " %d x %d x %d %c%c %ld %ld %ld batch %d kind %d "
+                               "align %u", g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n',
+                               g.lda, g.ldb, g.ldc, g.batch, kind, d.align);
+        int best = tuning.choose(key, (int)all.size(), 0, s, [&](int way) {
+            return multiply(g, d, all[way].algo, s) == CUBLAS_STATUS_SUCCESS;
+        });
+        return all[best].algo;
+    }
+};
+
+template <class Out>
+void gemm(const Gemm<Out>& given, Stream s) {
+    Gemm<Out> g = packed(given);
+    Described d(g);
+    Cublas& cublas = Cublas::get();
+    check_cublas(cublas.multiply(g, d, cublas.choose(g, d, s), s), "cublasLtMatmul");
+}
+
+template <class Out>
+bool can_multiply(const Gemm<Out>& g) {
+    Described d(packed(g));
+    return !Cublas::get().candidates(d, 1).empty();
+}
+
+// bytes that products take beside their operands; taken now if they were not before
+inline size_t gemm_workspace(bool take) {
+    if (take) Cublas::get();
+    return cublas_workspace;
+}
+
+inline std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersion()); }
+
+}  // namespace gpu
+#endif
