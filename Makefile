@@ -51,7 +51,7 @@ ifeq ($(DEVICE),cuda)
   endif
   COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills -Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   LINK    := $(NVCC) -Xcompiler -fopenmp
-  LIBS    := -lcublasLt -L/usr/local/nvidia/lib64
+  LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64
 else
   COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(filter emulated,$(DEVICE)),-DDEVICE_EMULATED) -x c++
   LINK    := $(CXX) $(HOST)
@@ -79,7 +79,7 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel bench-corpus kernel-report check clean
+.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel bench-corpus profile kernel-report check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -103,6 +103,7 @@ help:
 	@echo "make BLAS='-lmkl_rt'        another CBLAS;   make GPU_CODE='-arch=native'  other GPUs than sm_80 and sm_90a"
 	@echo "make test                   all checks: bash scripts/test.sh"
 	@echo "make bench                  speed of a training step beside the BLAS's own"
+	@echo "make profile                where a step's time goes by kind of kernel, against the floor (OPTIONS='--model 350M')"
 	@echo "make bench-evaluate         evaluation beside training; shared contexts beside each choice alone"
 	@echo "make bench-parallel         two ranks of each kind beside one"
 	@echo "make corpus                 ./corpus: Common Crawl and other texts -> tokens (scripts/install.sh --with-corpus)"
@@ -163,6 +164,8 @@ test:
 	bash scripts/test.sh
 bench: all
 	./test_gpt bench
+profile: all
+	./test_gpt profile $(OPTIONS)
 bench-evaluate: all
 	./test_gpt bench-evaluate
 bench-parallel:

@@ -587,6 +587,78 @@ void kernels_matmul() {
     }
 }
 
+// numbers of 8 bits: every code, and what lies between two; then tensors, and the layers made of them
+template <class T8>
+void kernels_fp8_numbers(const std::string& name) {
+    std::vector<float> values;
+    bool same = true;
+    for (int code = 0; code < 256; code++) {
+        float value = (float)T8{(uint8_t)code};
+        if (std::isfinite(value)) same = same && T8::of(value).bits == code;
+        if (std::isfinite(value) && code < 128) values.push_back(value);
+    }
+    check(same && values.back() == T8::largest, name + ": every number is itself");
+    bool nearest = true;
+    for (size_t i = 0; i + 1 < values.size(); i++) {
+        float a = values[i], b = values[i + 1], middle = (a + b) / 2, even = i % 2 ? b : a;
+        nearest = nearest && (float)T8::of(std::nextafter(middle, a)) == a && (float)T8::of(middle) == even &&
+            (float)T8::of(-std::nextafter(middle, b)) == -b;
+    }
+    check(nearest, name + ": to the nearest, and to even");
+    check((float)T8::of(INFINITY) == T8::largest && (float)T8::of(-1e9) == -T8::largest &&
+              std::isnan((float)T8::of(NAN)), name + ": the largest, and what is no number");
+}
+void kernels_fp8() {
+    kernels_fp8_numbers<e4m3>("e4m3"), kernels_fp8_numbers<e5m2>("e5m2");
+    check(fp8_scale(448, 448).scale == 1 && fp8_scale(449, 448).scale == 0.5 && fp8_scale(3, 448).scale == 128 &&
+              fp8_scale(0, 448).scale == 1 && fp8_scale(INFINITY, 448).scale == 1, "scales are powers of two");
+    for (auto [N, C] : {std::pair{16, 16}, {48, 80}, {1008, 144}, {64, 256}}) {
+        X x(random_values<floatX>(N * C, 1, 1e-3));
+        Both<uint8_t> q(N * C), q_t(N * C);
+        Both<Fp8Scratch::Scale> scale(1);
+        Both<float> parts(fp8_parts);
+        ref::fp8_round((e5m2*)q.ref(), (e5m2*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
+        gpu::fp8_round((e5m2*)q.device, (e5m2*)q_t.device, scale.device, parts.device, x.device, N, C, nullptr);
+        std::string size = text(" %d x %d", N, C);
+        check(q.back() == q.host && q_t.back() == q_t.host, "rounded to e5m2, and transposed" + size);
+        check(scale.back()[0].scale == scale.host[0].scale, "scale" + size);
+        gpu::fp8_round((e4m3*)nullptr, (e4m3*)q_t.device, scale.device, parts.device, x.device, N, C, nullptr);
+        ref::fp8_round((e4m3*)nullptr, (e4m3*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
+        check(q_t.back() == q_t.host, "rounded to e4m3, transposed alone" + size);
+    }
+    int N = 48, C = 80, OC = 112;
+    X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2, 0.02)),
+        b(random_values<floatX>(OC, 3)), dy(random_values<floatX>(N * OC, 4, 0.3));
+    X y(N * OC), dx(N * C), want_y(N * OC), want_dx(N * C);
+    R dw(random_values<real>(OC * C, 5)), db(random_values<real>(OC, 6)), want_dw(dw.host), want_db(db.host),
+        sums(column_sum_scratch(OC));
+    Both<uint8_t> rows(N * OC), dys(N * OC), dys_t(N * OC), weights(OC * C);
+    Both<Fp8Scratch::Scale> scales(3);
+    Both<float> parts(fp8_parts);
+    Fp8Scratch f = {rows.device, dys.device, dys_t.device, weights.device, scales.device, parts.device};
+    fp8::matmul_forward(y.device, x.device, w.device, b.device, f, N, C, OC, nullptr);
+    fp8::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, sums.device, f, N, C, OC,
+                         true, nullptr);
+    ref::matmul_forward(want_y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
+    ref::matmul_backward(want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
+                         true, nullptr);
+    // root of the mean square of the difference over that of the values. A rounding is off by up to 2^-4 (e4m3),
+    // 2^-3 (e5m2) of a value, by a third of its half in the mean; a product of two by the root of both squared.
+    auto off = [](const auto& got, const auto& want) {
+        double d = 0, all = 0;
+        for (size_t i = 0; i < got.size(); i++)
+            d += std::pow((double)real(got[i]) - (double)real(want[i]), 2), all += std::pow((double)real(want[i]), 2);
+        return std::sqrt(d / all);
+    };
+    double forward = std::sqrt(2.0) / 16 / std::sqrt(3.0), backward = std::sqrt(1 / 256.0 + 1 / 64.0) / std::sqrt(3.0);
+    double y_off = off(y.back(), want_y.host), dx_off = off(dx.back(), want_dx.host),
+           dw_off = off(dw.back(), want_dw.host);
+    check(y_off < forward && y_off > forward / 16, text("a layer in fp8: y is off by %g", y_off));
+    check(dx_off < backward && dx_off > backward / 16, text("a layer in fp8: dx is off by %g", dx_off));
+    check(dw_off < backward && dw_off > backward / 16, text("a layer in fp8: dw is off by %g", dw_off));
+    db.host = want_db.host, db.agree("a layer in fp8: db", sums_tolerance);
+}
+
 // choices that were timed are kept, and those that stand first in the file win
 void kernels_tuning() {
     std::string path = scratch_folder + "/choices";
@@ -817,9 +889,11 @@ void kernels_adamw() {
         std::vector<uint8_t> of(2 * n / trait_span);
         for (size_t i = 0; i < of.size(); i++) of[i] = (uint8_t)(hash_of(i) % 4);
         Both<uint8_t> traits(of);
-        Both<AdamW> rule({{real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975)}});
+        AdamW how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975)};
+        Both<AdamW> rule(std::vector<AdamW>(1, how));
         // two slices, the second one's sum first
-        Both<Slice> slices({{0, n, 0, 2, square_sum_cut(n)}, {n, n, n, 0, square_sum_cut(n)}});
+        Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
+        Both<Slice> slices(std::vector<Slice>{first, second});
         Both<double> sums(std::vector<double>{0, 3, 0}), parts(2 * square_sum_parts);
         ref::square_sums(sums.ref(), parts.ref(), g.ref(), traits.ref(), slices.ref(), 2, nullptr);
         gpu::square_sums(sums.device, parts.device, g.device, traits.device, slices.device, 2, nullptr);
@@ -886,7 +960,7 @@ void test_kernels() {
         kernels_layernorm(), kernels_gelu(), kernels_matmul(), kernels_residual(), kernels_attention();
         kernels_flash_attention(), kernels_segment_attention();
         kernels_cross_entropy(), kernels_embedding(), kernels_adamw(), kernels_mma();
-    kernels_tuning();
+    kernels_fp8(), kernels_tuning();
 #if defined(DEVICE_EMULATED)
     }
     emulated::seed = 1;
@@ -920,11 +994,13 @@ struct Trial {  // a small model with its optimiser
         check(rows % B == 0 && micro_batches <= model.setup.losses, "micro-batches that a trial can hold");
         for (int micro = 0; micro < micro_batches; micro++) {
             auto first = windows.begin() + micro * B * row;
-            load_batch(model, slot, {first, first + B * row}, batch, micro);
+            stage_batch(model, {first, first + B * row}, batch, micro);
+            load_batch(model, &slot, batch, micro);
             chunk_forward(model, 0, slot, 0, batch, model.ranks);
             chunk_backward(model, 0, slot, 0, 0, micro, batch, (real)(1 / tokens), micro + 1 == micro_batches);
         }
-        if (update) optimizer_step(model, optimizer, options, rate, ++step);
+        optimizer.prepare(options, rate, step + update);
+        if (update) optimizer_step(model, optimizer, options.clip), step++;
         double sum = 0;
         for (double loss : sequence_losses(model, micro_batches)) sum += loss;
         return sum / tokens;
@@ -972,7 +1048,7 @@ void test_pytorch() {
     std::vector<double> windows = list(j.at("windows", name));
     std::vector<int> w(windows.begin(), windows.end());
     Batch batch = {B, T};
-    load_batch(m, m.slots[0], w, batch, 0);
+    stage_batch(m, w, batch, 0), load_batch(m, &m.slots[0], batch, 0);
     chunk_forward(m, 0, m.slots[0], 0, batch, m.ranks);
     model_logits(m, m.slots[0], batch, m.ranks);
     std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
@@ -989,7 +1065,8 @@ void test_pytorch() {
             std::vector<double> want = list(j.at("gradients", name).at(p.name, name));
             close("gradient of " + p.name, g, want, tolerance);
         }
-        optimizer_step(m, trial.optimizer, o, number("learning_rate"), ++trial.step);
+        trial.optimizer.prepare(o, number("learning_rate"), ++trial.step);
+        optimizer_step(m, trial.optimizer, o.clip);
     }
     close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
 }
@@ -1232,7 +1309,8 @@ void test_scores() {
         int n = (int)all.size(), length = (int)q.continuation_tokens;
         all.resize(B * (T + 1), 0);
         clear_losses(a.model);
-        Batch batch = load_batch(a.model, a.model.slots[0], all, {B, T}, 0);
+        stage_batch(a.model, all, {B, T}, 0);
+        Batch batch = load_batch(a.model, &a.model.slots[0], {B, T}, 0);
         chunk_forward(a.model, 0, a.model.slots[0], 0, batch, a.model.ranks);
         model_loss(a.model, a.model.slots[0], 0, batch);
         std::vector<real> losses(B * T);
@@ -2460,9 +2538,8 @@ void bench() {
     for (int i = 0; i < steps; i++) {  // in turn, so that both see the same machine
         profile.on = true;
         double took = step(trial);
-        Profile kept = profile;
+        profile.collect(nullptr), profile.on = false;
         best = std::min(best, took), total += took, other = std::min(other, step(materialised));
-        profile = kept;
     }
     double flops = 6.0 * ((double)trial.model.table.count - (double)shape.T * shape.C) +
         6.0 * shape.L * shape.C * shape.T;
@@ -2486,6 +2563,63 @@ void bench() {
             "materialised attention in the same minutes: %.2f x the step, %.1f MB of activations and "
             "scratch\n",
             other / best, memory(materialised, true) * 1e-6);
+}
+
+// bytes a second, read and written, of a copy on the device
+double copy_rate() {
+    size_t bytes = host_is_device ? 256 << 20 : 2048UL << 20;
+    void *to = device_malloc(bytes, "bench"), *from = device_malloc(bytes, "bench");
+    set_zero(to, bytes, nullptr), set_zero(from, bytes, nullptr);
+    double best = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        synchronize(nullptr);
+        double start = seconds();
+        copy_on_device(to, from, bytes, nullptr), synchronize(nullptr);
+        best = std::min(best, seconds() - start);
+    }
+    device_free(to), device_free(from);
+    return 2 * (double)bytes / best;
+}
+
+// seconds of a step that each section takes at least: products at `flops` a second, all else at `bytes`
+std::map<std::string, double> floors(const Model& m, double flops, double bytes) {
+    std::map<std::string, double> out;
+    for (auto& pieces : {forward_pieces(m, 0), backward_pieces(m, 0)})
+        for (auto& piece : pieces)
+            for (auto& work : piece.works)
+                out[work.section] += work.kind == Work::Memory ? work.bytes / bytes : work.product.flops() / flops;
+    double x = master_is_parameter ? 0 : sizeof(floatX), r = sizeof(real), n = (double)m.table.elements;
+    out["optimizer"] = n * (7 * r + x) / bytes, out["gradient norm"] = n * r / bytes;
+    return out;
+}
+
+void print_profile(const std::vector<std::string>& words) {
+    Options o = options_of(words);
+    if (!o.has("model")) o.model = "124M";
+    if (!o.sequence && host_is_device) o.sequence = 256;
+    ModelShape shape = model_shape(o, 0);
+    int B = o.micro_batch ? o.micro_batch : host_is_device ? 4 : 16, N = B * shape.T, steps = 5;
+    double flops = gemm_rate(shape, N), bytes = copy_rate();
+    Trial trial(o, shape, B, uses_flash(o, {}));
+    std::vector<int> windows = some_windows(B, shape.T, shape.V);
+    trial.train(windows, 1e-4), synchronize(nullptr);
+    profile.on = true;
+    double start = seconds();
+    for (int i = 0; i < steps; i++) trial.train(windows, 1e-4);
+    profile.collect(nullptr), profile.on = false;
+    double took = (seconds() - start) / steps, named = 0;
+    printf("%s, B %d, T %d, %s on %s: %.1f ms a step, %.0f tokens/s\nfloor: products at %.4g TFLOP/s, all else at "
+           "%.4g GB/s, both measured here\n%-18s %10s %8s %10s %9s\n", o.model.c_str(), B, shape.T, PRECISION_NAME,
+           device_name().c_str(), took * 1e3, N / took, flops * 1e-12, bytes * 1e-9, "", "ms", "of step", "floor, ms",
+           "of floor");
+    std::map<std::string, double> least = floors(trial.model, flops, bytes);
+    for (auto& [name, all] : profile.spent) {
+        double spent = all / steps;
+        named += spent;
+        std::string floor = least.count(name) ? text("%10.3f %7.1f %%", least[name] * 1e3, 100 * least[name] / spent) : "";
+        printf("%-18s %10.3f %6.1f %% %s\n", name.c_str(), spent * 1e3, 100 * spent / took, floor.c_str());
+    }
+    printf("%-18s %10.3f %6.1f %%\n", "the rest", (took - named) * 1e3, 100 * (took - named) / took);
 }
 
 // evaluation beside training on the same model, and contexts shared beside each alone, in turn
@@ -2727,6 +2861,8 @@ int main(int argc, char** argv) {
     scratch_folder = fs::temp_directory_path() / text("test_gpt.%d", getpid());
     try {
         if (wanted == std::vector<std::string>{"bench"}) return bench(), 0;
+        if (!wanted.empty() && wanted[0] == "profile")
+            return print_profile({wanted.begin() + 1, wanted.end()}), 0;
         if (wanted == std::vector<std::string>{"bench-evaluate"}) return bench_evaluate(), 0;
 #if HAS_KERNELS
         if (wanted == std::vector<std::string>{"bench-kernels"}) return bench_kernels(), 0;

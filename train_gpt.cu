@@ -6,33 +6,13 @@
 #include "layers/model/replicas.h"
 #include "plan/advice.h"
 #include "plan/ledger.h"
+#include "plan/memory.h"
 #include "plan/picture.h"
 #include "plan/trace.h"
 
 volatile sig_atomic_t stop_requested = 0;
 
 // ---- build -----------------------------------------------------------------------------------------------
-
-void print_plan(const Run& run) {
-    print_settings(run);
-    const Grid& g = run.grid;
-    std::vector<StagePlan> stages;
-    for (int stage = 0; stage < g.p; stage++)
-        if (g.p <= 4 || stage <= 1 || stage == g.p - 1)
-            stages.push_back(plan_stage(run.options, run.state.shape, g, stage, run.state.samples));
-    printf("%s", memory_table(stages).c_str());
-    fflush(stdout);
-}
-
-// what was printed for this rank's stage is what it has taken
-void check_memory(const Run& run, const StagePlan& planned) {
-    std::vector<Arena> taken = run.model->arenas;
-    taken.push_back(run.optimizer->arena);
-    for (size_t i = 0; i < planned.memory.size(); i++)
-        if (planned.memory[i].used != taken[i].used)
-            fail("%s: %zu bytes were planned, %zu taken: a defect of this program", planned.memory[i].name,
-                 planned.memory[i].used, taken[i].used);
-}
 
 // the newest checkpoint that every rank finds whole to the last byte
 void resume(Run& run) {
@@ -61,6 +41,7 @@ void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
     bool training = run.trains();
     if (training && run.speaks()) print_plan(run);
     run.model = std::make_unique<Model>(run.state.shape, run.grid, setup_of(o, run.grid, schedules));
+    if (run.grid.world.size == 1) run.model->stream = make_stream();  // the default one is never recorded
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
     run.model->memory(true);
     if (training) run.optimizer->memory(*run.model, true), check_memory(run, planned);
@@ -68,7 +49,9 @@ void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
     else resume(run);
     if (!training || !HAS_KERNELS) return;
     open_tuning(o);
-    rehearse(*run.model);
+    bool may = o.graph == "auto" && run.grid.world.size == 1 && !host_is_device;
+    bool faster = rehearse(*run.model, may);
+    if (o.graph == "auto") run.options.graph = faster ? "yes" : "no";
     tuning.save();
 }
 
@@ -165,21 +148,23 @@ StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
     std::vector<SetChoice> chosen = run.train->choose(run.state.samples, batch);
     // micro-batches go round the data-parallel ranks
     auto sequence = [&](int micro, int b) { return (micro * g.d + g.data) * B + b; };
-    clear_losses(m);
     std::vector<int> windows((size_t)B * (T + 1));
-    execute(m, schedule, [&](int micro, Slot* slot) -> Batch {
-        if (!slot || !slot->tokens) return {B, T};
+    for (int micro = 0; m.staged && micro < schedule.shape.m; micro++) {
         for (int b = 0; b < B; b++)
             run.train->sample(&windows[(size_t)b * (T + 1)], chosen[sequence(micro, b)]);
-        return load_batch(m, *slot, windows, {B, T}, micro);
-    }, (real)(1 / tokens));
+        stage_batch(m, windows, {B, T}, micro);
+    }
     StepResult result;
     result.rate = learning_rate((double)run.state.tokens + tokens, o.learning_rate, o.min_learning_rate,
                                 (double)o.warmup_tokens, (double)o.decay_tokens);
-    {
+    run.optimizer->prepare(o, result.rate, run.state.step + 1);
+    run.step_of(batch).give(m.stream, o.graph == "yes" && !tracing.on, [&] {
+        clear_losses(m);
+        execute(m, schedule, [&](int micro, Slot* slot) { return load_batch(m, slot, {B, T}, micro); },
+                (real)(1 / tokens));
         Traced timed(Span::Update, -1, -1, m.stream);
-        optimizer_step(m, *run.optimizer, o, result.rate, run.state.step + 1);
-    }
+        optimizer_step(m, *run.optimizer, o.clip);
+    });
     result.norm = gradient_norm(m, *run.optimizer);  // until here the host has waited for nothing
     std::vector<int> set_of;
     for (int micro = 0; micro < schedule.shape.m; micro++)
@@ -211,11 +196,11 @@ double evaluate(Run& run, bool& stop) {
     execute(m, make_schedule(g.stage, shape), [&](int micro, Slot* slot) -> Batch {
         uint64_t first = ((uint64_t)micro * g.d + g.data) * B;
         Batch batch = {(int)std::min(B, count - first), T};
-        if (!slot || !slot->tokens) return batch;
-        for (int b = 0; b < batch.B; b++)
+        for (int b = 0; slot && m.staged && b < batch.B; b++)
             run.validation->window(&windows[(size_t)b * (T + 1)],
                                    (uint64_t)((double)(first + b) * (double)all / (double)count));
-        return load_batch(m, *slot, windows, batch, micro);
+        if (slot && m.staged) stage_batch(m, windows, batch, micro);
+        return load_batch(m, slot, batch, micro);
     }, 0);
     return sum_losses(run, mine, {}, 1, stop)[0] / ((double)count * T);
 }
@@ -398,12 +383,13 @@ Schedules start(Run& run, int argc, char** argv) {
     comm::timeout = o.comm_timeout;
     comm::agree_on(option_facts(o));
     if (o.help) return schedules;
+    double memory = o.micro_batch == automatic && o.plan.empty() ? memory_of_a_rank() : 0;
     together([&] {
         check_plan_options(o);
         if (!o.plan.empty()) return settle_plan(run);
         run.grid =
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
-        settle(run);
+        settle(run), choose_micro_batch(run, memory);
         if (run.trains())
             schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())

@@ -3,6 +3,7 @@
 #include <functional>
 #include "../layers/model/run.h"
 #include "hosts.h"
+#include "memory.h"
 #include "picture.h"
 #include "print.h"
 
@@ -47,6 +48,9 @@ inline void settle_plan(Run& run) {
     int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
     settle(run);
+    Hardware h = choose_hardware(o);
+    if (h.peak > 0) choose_micro_batch(run, h.memory * 11 / 12, gpu_target);
+    else choose_micro_batch(run, (double)free_memory() * 11 / 12);
     run.grid.world.size = o.world_size;
 }
 

@@ -13,6 +13,8 @@ struct Work {
     Product product = {0, 0, 0, 1};
     double bytes = 0;  // in device memory; of a Call: of the whole, over the tensor-parallel ranks
     comm::Collective call = comm::Collective::AllReduce;
+    bool fp8 = false;          // the product is of 8-bit numbers
+    const char* section = "";  // of the code that does it, see profile.h
 };
 
 struct Piece {
@@ -27,18 +29,21 @@ struct CostWriter {
     Precision precision;
     long N, N_r, C, C_r, t;
     double x, r;  // bytes of floatX and real
-    bool flash, light;
+    bool flash, light, fp8;
     std::vector<Work>* out = nullptr;
+    const char* section = "";
 
     CostWriter(const Model& model)
         : m(model.shape), ranks(model.ranks), precision(model.setup.precision),
           N((long)model.setup.B * m.T), N_r(ranks.rows((int)N)), C(m.C), C_r(C / ranks.tp.size),
           t(ranks.tp.size), x((double)precision.x), r((double)precision.real), flash(model.setup.flash),
-          light(model.setup.recompute == Recompute::Light) {}
+          light(model.setup.recompute == Recompute::Light), fp8(model.setup.fp8) {}
 
-    void memory(double bytes) { out->push_back({.kind = Work::Memory, .bytes = bytes}); }
+    void in(const char* name) { section = name; }
+    void add(Work work) { work.section = section, out->push_back(work); }
+    void memory(double bytes) { add({.kind = Work::Memory, .bytes = bytes}); }
     void call(comm::Collective kind, double bytes) {
-        if (t > 1) out->push_back({.kind = Work::Call, .bytes = bytes, .call = kind});
+        if (t > 1) add({.kind = Work::Call, .bytes = bytes, .call = kind});
     }
     void gather(long width) {
         if (ranks.sequence) call(comm::Collective::AllGather, (double)(N * width) * x);
@@ -50,13 +55,19 @@ struct CostWriter {
     void product(Work::Kind kind, Product p, double result, bool added = false) {
         double bytes = (double)p.batch * ((double)(p.m * p.k + p.k * p.n) * x +
                                           (double)(p.m * p.n) * result * (added ? 2 : 1));
-        out->push_back({.kind = kind, .product = p, .bytes = bytes});
+        add({.kind = kind, .product = p, .bytes = bytes});
     }
-    void linear(long in, long wide) { product(Work::Linear, {N, wide, in}, x); }
+    // of n values: their largest is looked for, then they are read again and written `copies` times
+    void round_to_fp8(long n, int copies) { memory((double)n * (2 * x + copies)); }
+    void linear(long in, long wide) {
+        if (fp8) round_to_fp8(N * in, 1), round_to_fp8(in * wide, 1);
+        product(Work::Linear, {N, wide, in}, x), out->back().fp8 = fp8;
+    }
     void linear_backward(long in, long wide, bool bias) {
         if (bias) memory((double)(N * wide) * x);
-        product(Work::Linear, {wide, in, N}, r, true);
-        product(Work::Linear, {N, in, wide}, x);
+        if (fp8) round_to_fp8(N * in, 1), round_to_fp8(in * wide, 1), round_to_fp8(N * wide, 2);
+        product(Work::Linear, {wide, in, N}, r, true), out->back().fp8 = fp8;
+        product(Work::Linear, {N, in, wide}, x), out->back().fp8 = fp8;
     }
     void layernorm() { memory(2 * (double)(N_r * C) * x); }
     void layernorm_backward() { memory(4 * (double)(N_r * C) * x); }  // x, dy, d read, d written
@@ -68,7 +79,7 @@ struct CostWriter {
     void flash_products(int products, double passes) {
         long heads = (long)(N / m.T) * m.NH / t;
         Product half = {m.T, m.T / 2, m.HS(), heads * products};
-        out->push_back({.kind = Work::Scores, .product = half, .bytes = passes * (double)(N * C_r) * x});
+        add({.kind = Work::Scores, .product = half, .bytes = passes * (double)(N * C_r) * x});
     }
     void attention() {
         long heads = (long)(N / m.T) * m.NH / t;
@@ -91,51 +102,57 @@ struct CostWriter {
     // ---- block.h ---------------------------------------------------------------------------------------
 
     void block(bool whole) {  // whole: up to the output; else only what backward reads
-        layernorm();                                       // 1.
-        gather(C), linear(C, 3 * C_r);                     // 2.
-        attention();                                       // 3.
-        linear(C_r, C), reduce(C), residual_layernorm();   // 4. 5.
-        gather(C), linear(C, 4 * C_r);                     // 6.
-        gelu();                                            // 7.
-        if (whole) linear(4 * C_r, C), reduce(C), residual();  // 8.
+        in("layer norm"), layernorm();                              // 1.
+        in("linears"), gather(C), linear(C, 3 * C_r);               // 2.
+        in("attention"), attention();                               // 3.
+        in("linears"), linear(C_r, C), reduce(C);                   // 4.
+        in("layer norm"), residual_layernorm();                     // … and 5.
+        in("linears and gelu"), gather(C), linear(C, 4 * C_r), gelu();  // 6. 7.
+        if (!whole) return;
+        in("linears"), linear(4 * C_r, C), reduce(C);               // 8.
+        in("residual"), residual();
     }
     void block_backward() {
-        if (light) gelu(), layernorm(), layernorm();
-        memory((double)(N_r * C) * x), gather(C), linear_backward(4 * C_r, C, false);  // 8.
-        memory(3.0 * (double)(N * 4 * C_r) * x);         // 7., with the bias's gradient
-        gather(C), linear_backward(C, 4 * C_r, false), reduce(C);                       // 6.
-        layernorm_backward();                                                           // 5.
-        memory((double)(N_r * C) * x), gather(C), linear_backward(C_r, C, false);       // 4.
-        attention_backward();                                                           // 3.
-        gather(C), linear_backward(C, 3 * C_r, true), reduce(C);                        // 2.
-        layernorm_backward();                                                           // 1.
+        if (light) in("gelu"), gelu();
+        in("linears and gelu"), memory((double)(N_r * C) * x), gather(C);           // 8.
+        linear_backward(4 * C_r, C, false), memory(3.0 * (double)(N * 4 * C_r) * x);  // 7., and its bias
+        if (light) in("layer norm"), layernorm();
+        in("linears"), gather(C), linear_backward(C, 4 * C_r, false), reduce(C);    // 6.
+        in("layer norm"), layernorm_backward();                                     // 5.
+        in("linears"), memory((double)(N_r * C) * x), gather(C), linear_backward(C_r, C, false);  // 4.
+        in("attention"), attention_backward();                                      // 3.
+        if (light) in("layer norm"), layernorm();
+        in("linears"), gather(C), linear_backward(C, 3 * C_r, true), reduce(C);     // 2.
+        in("layer norm"), layernorm_backward();                                     // 1.
     }
 
     // ---- ends.h ----------------------------------------------------------------------------------------
 
     void embedding() {
+        in("embedding");
         memory(2 * (double)(N * C) * x), reduce(C);
         memory(3 * (double)(N_r * C) * x);
     }
     void embedding_backward() {
+        in("embedding");
         memory((double)(N_r * C) * (x + 2 * r)), gather(C);
         memory((double)(N * C) * (x + 2 * r));
     }
     void loss_backward(long held) {  // forward as well, in chunks of the rows
         long wide = m.Vp / t;
-        layernorm(), gather(C);
+        in("layer norm"), layernorm(), in("linears"), gather(C);
         for (long first = 0; first < N; first += held) {
             long n = std::min(held, N - first);
             double logits = (double)(n * wide) * x;
-            product(Work::Linear, {n, wide, C}, x);
+            in("linears"), product(Work::Linear, {n, wide, C}, x), in("cross entropy");
             if (t > 1) memory(2 * logits);  // else a row is read and written once
             call(comm::Collective::AllReduce, (double)n * r);
             call(comm::Collective::AllReduce, 2.0 * (double)n * r);
-            memory(2 * logits);
+            memory(2 * logits), in("linears");
             product(Work::Linear, {wide, C, n}, r, true);
             product(Work::Linear, {n, C, wide}, x);
         }
-        reduce(C), memory((double)(N_r * C) * x), layernorm_backward();
+        reduce(C), in("layer norm"), memory((double)(N_r * C) * x), layernorm_backward();
     }
 };
 
@@ -183,5 +200,8 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
 inline double seconds_of(const Hardware& h, const Work& w, int t, int nodes) {
     if (w.kind == Work::Memory) return memory_seconds(h, w.bytes);
     if (w.kind == Work::Call) return call_seconds(h, w.call, t, nodes, w.bytes);
-    return product_seconds(h, w.product, w.bytes);
+    if (!w.fp8) return product_seconds(h, w.product, w.bytes);
+    Hardware faster = h;
+    faster.peak *= h.fp8;
+    return product_seconds(faster, w.product, w.bytes);
 }

@@ -32,14 +32,15 @@ struct Hardware {
     int sms, node;
     double nvlink, network;
     int leaf;
+    double fp8;             // its products of 8-bit numbers beside those of bf16; 0: none
     double efficiency = 0;  // of products, --gemm-efficiency
 };
 
 constexpr Hardware machines[] = {
-    {"dgx-a100", "A100-SXM4-80GB", 312e12, 80e9, 2.039e12, 108, 8, 235e9, 25e9, 20},
-    {"dgx-h100", "H100 80GB HBM3", 989.4e12, 80e9, 3.35e12, 132, 8, 370e9, 50e9, 32},
-    {"dgx-h200", "NVIDIA H200", 989.4e12, 141e9, 4.8e12, 132, 8, 370e9, 50e9, 32},
-    {"here", "", 0, 0, 0, 0, 8, 0, 0, 1},  // this machine in this build, if it is none of those: no times
+    {"dgx-a100", "A100-SXM4-80GB", 312e12, 80e9, 2.039e12, 108, 8, 235e9, 25e9, 20, 0},
+    {"dgx-h100", "H100 80GB HBM3", 989.4e12, 80e9, 3.35e12, 132, 8, 370e9, 50e9, 32, 2},
+    {"dgx-h200", "NVIDIA H200", 989.4e12, 141e9, 4.8e12, 132, 8, 370e9, 50e9, 32, 2},
+    {"here", "", 0, 0, 0, 0, 8, 0, 0, 1, 1},  // this machine in this build, if it is none of those: no times
 };
 constexpr double launch_seconds = 4e-6, call_base = 8.4e-6, hop_inside = 3.4e-6, hop_outside = 9.6e-6;
 
@@ -61,6 +62,8 @@ inline Hardware choose_hardware(const Options& o) {
         if (name.empty() && *h.device && device.find(h.device) != device.npos) name = h.name;
     Hardware found = find_hardware(!name.empty() ? name : o.plan.empty() ? "here" : "dgx-a100");
     found.efficiency = o.gemm_efficiency;
+    if (o.fp8 == "yes" && found.fp8 == 0)
+        fail("--fp8 yes on %s: it has no products of 8-bit numbers: choose another --hardware", found.name);
     return found;
 }
 

@@ -98,6 +98,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .recompute = o.recompute == "full" ? Recompute::Full
                             : o.recompute == "light" ? Recompute::Light : Recompute::None,
                .flash = flash,
+               .fp8 = o.fp8 == "yes",
                .owners = o.zero == 1 ? d : 1,
                .chunks = v,
                .precision = target.precision,

@@ -32,9 +32,12 @@ struct Trace {
 inline Trace tracing;
 
 struct Traced {
-    Trace::Entry* entry = nullptr;
+    Range range;
     Stream stream;
-    Traced(Span::Kind kind, int micro, int chunk, Stream stream) : stream(stream) {
+    Trace::Entry* entry = nullptr;
+    Traced(Span::Kind kind, int micro, int chunk, Stream stream)
+        : range(kind == Span::Forward ? "forward" : kind == Span::Backward ? "backward" : "update"),
+          stream(stream) {
         if (!tracing.on) return;
         entry = &tracing.entries.emplace_back();
         entry->kind = kind, entry->micro = micro, entry->chunk = chunk;

@@ -141,7 +141,22 @@ for ranks, options in ((2, {"pipeline-parallel": 2}), (2, {}), (8, {"pipeline-pa
         if train(name, ranks, words({**options, "check-every": 1}), folder=emulated, EMULATED_SEED=str(seed)):
             check(all(abs(a[key] - b[key]) < 1e-4 for a, b in zip(metrics(name), metrics("reference32")) for key in KEYS if key in a),
                   f"{name}: losses and norms of one process")
+# a step as a CUDA graph, with batches that grow, evaluation in between, and gone on from a checkpoint: the very same
+graph = ["--batch", "12", "--ramp-start", "4", "--ramp-increment", "4", "--ramp-tokens", "100", "--decay-tokens", "448", "--warmup-tokens", "5"]
+for name, choice in (("calls", "no"), ("graph", "yes")):
+    train(name, 1, [*graph, "--graph", choice], folder=emulated)
+train("half", 1, [*graph, "--graph", "yes", "--steps", "3"], folder=emulated)
+train("half", 1, [*graph, "--graph", "yes"], resume="half", folder=emulated)
+for name in ("graph", "half"):
+    check([[m.get(key) for key in KEYS] for m in metrics(name)] == [[m.get(key) for key in KEYS] for m in metrics("calls")],
+          f"{name}: a step as a graph is the same to the last bit")
 print(f"fp32 and emulated: {time.time() - begin:.0f} s")
+
+# the largest micro-batch that fits: all of it here, and what a plan for a known machine says
+result = run(1, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1"])
+check("micro-batch        12\n" in result.stdout and "plan and run are equal" in result.stdout, f"--micro-batch auto: {result.stdout}")
+result = run(2, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1", "--pipeline-parallel", "2"])
+check("micro-batch        6\n" in result.stdout and "plan and run are equal" in result.stdout, f"a micro-batch for every stage: {result.stdout}")
 
 # odd numbers of micro-batches, fewer than stages too, and micro-batches of several sequences
 for batch, micro, options in ((5, 1, {"pipeline-parallel": 4}), (2, 1, {"pipeline-parallel": 4}), (7, 1, {"pipeline-parallel": 2}),
@@ -224,6 +239,8 @@ for ranks, extra, message in (
         (2, ["--ramp-start", "3", "--ramp-tokens", "1000"], "choose a ramp in multiples of 2, or data-parallel ranks of 1 3"),
         (2, ["--ramp-start", "4", "--ramp-increment", "3", "--ramp-tokens", "1000"], "does not reach --batch 12"),
         (2, ["--recompute", "half"], "wants none, light or full"),
+        (2, ["--graph", "yes"], "a step that talks is not recorded"),
+        (2, ["--micro-batch", "automatic"], "want a whole number"),
         (2, ["--zero", "2"], "wants 0 or 1"),
         (2, ["--no-such", "2"], "unknown option"),
         (2, ["--train", f"{work}/nothing.bin"], "cannot be read")):

@@ -35,6 +35,8 @@ constexpr Preset presets[] = {
 };
 constexpr int gpt2_vocabulary = 50257;
 
+constexpr int automatic = -1;  // of a number that is settled later
+
 struct Options {
     std::string model = "124M";
     int layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, pad_vocabulary = 0;
@@ -54,6 +56,7 @@ struct Options {
     long save_every = 0, keep = 2;
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
     int loss_chunk = 0;
+    std::string graph = "auto", fp8 = "no";
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
     long check_every = 0;
     double comm_timeout = 600;
@@ -81,6 +84,7 @@ struct Option {
     double least;  // of a number
     const char* help;
     const char* bare = nullptr;  // its value where none is given
+    bool automatic = false;      // takes `auto`, which is `automatic`
 };
 
 inline const std::vector<Option> option_table = [] {
@@ -102,7 +106,8 @@ inline const std::vector<Option> option_table = [] {
         {"tokenizer", &O::tokenizer, 0,
          "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
         {"batch", &O::batch, 1, "sequences in a step; prompts of a file at once"},
-        {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4)"},
+        {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4); auto: as many as fit",
+         nullptr, true},
         {"ramp-start", &O::ramp_start, 0, "sequences in the first step; grows to --batch; 0: no ramp"},
         {"ramp-increment", &O::ramp_increment, 1, "by this many at a time (default: --ramp-start)"},
         {"ramp-tokens", &O::ramp_tokens, 1, "over this many tokens"},
@@ -151,10 +156,15 @@ inline const std::vector<Option> option_table = [] {
          "it"},
         {"loss-chunk", &O::loss_chunk, 1,
          "tokens of a micro-batch whose logits are in memory at once (default: all)"},
+        {"fp8", &O::fp8, 0,
+         "yes: the blocks' linear layers in 8 bits, e4m3 forward, e5m2 for gradients (bf16 builds; sm_89 and later); "
+         "no"},
         {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
         {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},
         {"comm-timeout", &O::comm_timeout, 1,
          "seconds after which a call that waits for other ranks ends the run"},
+        {"graph", &O::graph, 0,
+         "yes: a step of one rank is given to the GPU as one CUDA graph; no; auto: whichever is faster"},
         {"tuning", &O::tuning, 0,
          "folder for what is timed at the start, so that later runs choose alike (default on a GPU: "
          "~/.cache/train_gpt); none"},
@@ -239,6 +249,7 @@ inline void set_option(Options& options, const Option& o, const std::vector<std:
         if constexpr (std::is_same_v<T, bool>) slot = true;
         else if constexpr (std::is_same_v<T, std::string>) slot = values[0];
         else if constexpr (std::is_same_v<T, std::vector<std::string>>) slot = values;
+        else if (std::is_same_v<T, int> && o.automatic && values[0] == "auto") slot = automatic;
         else {
             double x = parse_number(o.name, values[0], o.least, std::is_integral_v<T>);
             if (x > (double)std::numeric_limits<T>::max())
@@ -304,7 +315,8 @@ inline std::string print_value(const Options& options, const Option& o) {
             std::string all;
             for (auto& s : slot) all += (all.empty() ? "" : " ") + s;
             return all;
-        } else if constexpr (std::is_integral_v<T>) return std::to_string(slot);
+        } else if constexpr (std::is_integral_v<T>)
+            return o.automatic && slot == automatic ? "auto" : std::to_string(slot);
         else return text("%.15g", slot);
     }, o.field);
 }

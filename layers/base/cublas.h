@@ -7,6 +7,7 @@
 #include <cublasLt.h>
 #include <map>
 #include <tuple>
+#include "fp8.h"
 #include "gemm.h"
 #include "tuning.h"
 
@@ -18,6 +19,8 @@ inline void check_cublas(cublasStatus_t status, const char* what) {
 
 template <class T>
 constexpr cudaDataType_t cuda_type() {
+    if (std::is_same_v<T, e4m3>) return CUDA_R_8F_E4M3;
+    if (std::is_same_v<T, e5m2>) return CUDA_R_8F_E5M2;
     return sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
@@ -34,20 +37,26 @@ struct Described {
     uint32_t align;
     bool fp64 = sizeof(real) == 8;
 
-    template <class Out>
-    explicit Described(const Gemm<Out>& g) {
+    template <class Out, class Left, class Right>
+    explicit Described(const Gemm<Out, Left, Right>& g) {
         check_cublas(cublasLtMatmulDescCreate(&product, fp64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                               fp64 ? CUDA_R_64F : CUDA_R_32F), "cublasLtMatmulDescCreate");
         set(CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-        layout(A, cuda_type<floatX>(), g.transpose_b ? g.k : g.n, g.transpose_b ? g.n : g.k, g.ldb, g.batch,
+        layout(A, cuda_type<Right>(), g.transpose_b ? g.k : g.n, g.transpose_b ? g.n : g.k, g.ldb, g.batch,
                g.stride_b);
-        layout(B, cuda_type<floatX>(), g.transpose_a ? g.m : g.k, g.transpose_a ? g.k : g.m, g.lda, g.batch,
+        layout(B, cuda_type<Left>(), g.transpose_a ? g.m : g.k, g.transpose_a ? g.k : g.m, g.lda, g.batch,
                g.stride_a);
         layout(C, cuda_type<Out>(), g.n, g.m, g.ldc, g.batch, g.stride_out);
         uint32_t bits =
             alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
         align = bits & -bits;  // the coarsest that all three keep: heads may start anywhere
+        if (g.scale_a) {
+            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.scale_b);
+            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.scale_a);
+            int8_t rough = std::is_same_v<Left, e4m3>;  // sums of forward products may be kept in fewer bits
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, rough);
+        }
         if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
         if (g.up || g.gelu_of) {
             const void* aux = g.up ? g.up : g.gelu_of;
@@ -81,6 +90,11 @@ private:
     }
 };
 
+struct Candidates {
+    cublasLtMatmulHeuristicResult_t at[24];
+    int count = 0;
+};
+
 struct Cublas {
     cublasLtHandle_t handle;
     void* workspace;
@@ -97,9 +111,9 @@ struct Cublas {
     }
 
     // the library's choices, the likeliest first; none where it cannot
-    std::vector<cublasLtMatmulHeuristicResult_t> candidates(const Described& d, int count) {
+    Candidates candidates(const Described& d, int most = 24) {
         cublasLtMatmulPreference_t preference;
-        std::vector<cublasLtMatmulHeuristicResult_t> found(count);
+        Candidates found;
         check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
         auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
             check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
@@ -113,50 +127,50 @@ struct Cublas {
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
         cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.product, d.A, d.B, d.C, d.C,
-                                                               preference, count, found.data(), &count);
+                                                               preference, most, found.at, &found.count);
         cublasLtMatmulPreferenceDestroy(preference);
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED) count = 0;
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED) found.count = 0;
         else check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
-        found.resize(count);
         return found;
     }
 
-    template <class Out>
-    cublasStatus_t multiply(const Gemm<Out>& g, const Described& d, const cublasLtMatmulAlgo_t& algo,
+    template <class Out, class Left, class Right>
+    cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const Described& d, const cublasLtMatmulAlgo_t& algo,
                             Stream s) {
         return cublasLtMatmul(handle, d.product, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
                               d.C, &algo, workspace, cublas_workspace, s);
     }
 
-    template <class Out>
-    const cublasLtMatmulAlgo_t& choose(const Gemm<Out>& g, const Described& d, Stream s) {
+    template <class Out, class Left, class Right>
+    const cublasLtMatmulAlgo_t& choose(const Gemm<Out, Left, Right>& g, const Described& d, Stream s) {
         int kind = (int)sizeof(Out) * 8 + 4 * (g.gelu_of != nullptr) + 2 * (g.up != nullptr) +
-            (g.bias != nullptr) + 128 * (g.beta != 0);
+            (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
+            512 * std::is_same_v<Left, e5m2>;
         Shape shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch, kind,
                        (int)d.align};
         return chosen.get(shape, [&] { return time_algorithms(g, d, kind, s); });
     }
 
 private:
-    template <class Out>
-    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out>& g, const Described& d, int kind, Stream s) {
-        auto all = candidates(d, 24);
-        if (all.empty())
+    template <class Out, class Left, class Right>
+    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const Described& d, int kind, Stream s) {
+        Candidates all = candidates(d);
+        if (!all.count)
             fail("cuBLASLt has no algorithm for a product in " PRECISION_NAME " aligned to %u bytes: choose "
                  "sizes that are multiples of 8", d.align);
         std::string key = text("product " PRECISION_NAME " %d x %d x %d %c%c %ld %ld %ld batch %d kind %d "
                                "align %u", g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n',
                                g.lda, g.ldb, g.ldc, g.batch, kind, d.align);
-        int best = tuning.choose(key, (int)all.size(), 0, s, [&](int way) {
-            return multiply(g, d, all[way].algo, s) == CUBLAS_STATUS_SUCCESS;
+        int best = tuning.choose(key, all.count, 0, s, [&](int way) {
+            return multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
         });
-        return all[best].algo;
+        return all.at[best].algo;
     }
 };
 
-template <class Out>
-void gemm(const Gemm<Out>& given, Stream s) {
-    Gemm<Out> g = packed(given);
+template <class Out, class Left = floatX, class Right = floatX>
+void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
+    Gemm<Out, Left, Right> g = packed(given);
     Described d(g);
     Cublas& cublas = Cublas::get();
     check_cublas(cublas.multiply(g, d, cublas.choose(g, d, s), s), "cublasLtMatmul");
@@ -165,7 +179,7 @@ void gemm(const Gemm<Out>& given, Stream s) {
 template <class Out>
 bool can_multiply(const Gemm<Out>& g) {
     Described d(packed(g));
-    return !Cublas::get().candidates(d, 1).empty();
+    return Cublas::get().candidates(d, 1).count > 0;
 }
 
 // bytes that products take beside their operands; taken now if they were not before

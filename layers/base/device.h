@@ -77,10 +77,10 @@ inline double seconds() {  // since some moment, the same for all processes of t
 
 // ---- launching: the one way, so that stream, error check and name are never forgotten --------------------
 
-#if HAS_KERNELS
 struct DeviceError : std::runtime_error {  // the device itself, not what it was given to do
     using std::runtime_error::runtime_error;
 };
+#if HAS_KERNELS
 inline void check_cuda(cudaError_t e, const char* what) {
     if (e != cudaSuccess) throw DeviceError(std::string(what) + ": " + cudaGetErrorString(e));
 }
@@ -252,6 +252,31 @@ constexpr bool host_is_device = false;
 #else
 constexpr bool host_is_device = true;
 #endif
+
+// devices of this machine, at least the one that is its processor
+inline int device_count() {
+    int count = 1;
+#if defined(__CUDACC__)
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count < 1) count = 1;
+#endif
+    return count;
+}
+// bytes of its memory that nobody has taken
+inline size_t free_memory() {
+#if defined(__CUDACC__)
+    size_t available = 0, whole = 0;
+    check_cuda(cudaMemGetInfo(&available, &whole), "asking for free memory");
+    return available;
+#else
+    char line[128];
+    unsigned long kilobytes = 0;
+    FILE* file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %lu", &kilobytes) != 1) {}
+    if (file) fclose(file);
+    if (!kilobytes) fail("free memory is not known here (/proc/meminfo): give --micro-batch a number");
+    return kilobytes * 1024;
+#endif
+}
 
 // lets a kernel be launched with so many bytes of dynamic shared memory
 template <class Kernel>

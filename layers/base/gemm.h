@@ -1,6 +1,6 @@
 // gemm.h   one call for every matrix product: gpu is cuBLASLt (in emulation the host's BLAS), ref the BLAS
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
-//   a, b are floatX; out is floatX or real. `batch` products whose operands lie `stride` elements apart.
+//   a, b are floatX, or fp8 numbers that are multiplied by *scale_a, *scale_b; out is floatX or real. `batch` products whose operands lie `stride` elements apart.
 //   With `bias` (n): added to every row of out; on CUDA only where fits_epilogue says so. Then, with `up`
 //   (m, n), out = GELU of the sum, which is stored in `up`; with `gelu_of` (m, n): out = the product times
 //   the slope of GELU there. These are cuBLASLt's epilogues.
@@ -9,10 +9,11 @@
 #include <vector>
 #include "gelu_of.h"
 
-template <class Out>
+template <class Out, class A = floatX, class B = floatX>
 struct Gemm {
     Out* out;
-    const floatX *a, *b;
+    const A* a;
+    const B* b;
     int m, n, k;
     bool transpose_a = false, transpose_b = false;
     real alpha = 1, beta = 0;
@@ -22,6 +23,7 @@ struct Gemm {
     const floatX* bias = nullptr;
     floatX* up = nullptr;             // rows of out's length, as are these
     const floatX* gelu_of = nullptr;
+    const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
 
 constexpr size_t cublas_workspace = 32 << 20;  // bytes
@@ -29,8 +31,8 @@ constexpr size_t cublas_workspace = 32 << 20;  // bytes
 // cuBLASLt has epilogues when rows are whole 16-byte vectors, and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
-template <class Out>
-Gemm<Out> packed(Gemm<Out> g) {  // leading dimensions that were not given
+template <class Out, class A, class B>
+Gemm<Out, A, B> packed(Gemm<Out, A, B> g) {  // leading dimensions that were not given
     if (!g.lda) g.lda = g.transpose_a ? g.m : g.k;
     if (!g.ldb) g.ldb = g.transpose_b ? g.k : g.n;
     if (!g.ldc) g.ldc = g.n;
@@ -69,15 +71,16 @@ struct Widened {
             data = x;
         } else {
             copy.resize(rows ? (rows - 1) * ld + cols : 0);
-            for (size_t i = 0; i < copy.size(); i++) copy[i] = real(x[i]);
+            #pragma omp parallel for
+            for (size_t i = 0; i < copy.size(); i++) copy[i] = real(float(x[i]));
             data = copy.data();
         }
     }
 };
 
 // the epilogue of a value, which is given unrounded
-template <class Out>
-Out finish(const Gemm<Out>& g, int r, int c, real x) {
+template <class Out, class A, class B>
+Out finish(const Gemm<Out, A, B>& g, int r, int c, real x) {
     long at = (long)r * g.n + c;
     if (g.bias) x += real(g.bias[c]);
     if (g.gelu_of) return Out(x * gelu_slope(real(g.gelu_of[at])));
@@ -86,9 +89,10 @@ Out finish(const Gemm<Out>& g, int r, int c, real x) {
     return Out(gelu_of(real(g.up[at])));
 }
 
-template <class Out>
-void gemm(const Gemm<Out>& given, Stream) {
-    Gemm<Out> g = packed(given);
+template <class Out, class A = floatX, class B = floatX>
+void gemm(const Gemm<Out, A, B>& given, Stream) {
+    Gemm<Out, A, B> g = packed(given);
+    if (g.scale_a) g.alpha *= *g.scale_a * *g.scale_b;
     for (int i = 0; i < g.batch; i++) {
         Widened a(g.a + i * g.stride_a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
         Widened b(g.b + i * g.stride_b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
@@ -122,8 +126,8 @@ inline std::string gemm_library() { return "CBLAS"; }
 #include "cublas.h"
 #elif HAS_KERNELS
 namespace gpu {
-template <class Out>
-void gemm(const Gemm<Out>& g, Stream s) {
+template <class Out, class A = floatX, class B = floatX>
+void gemm(const Gemm<Out, A, B>& g, Stream s) {
     emulated::give(s, [g] { ref::gemm(g, nullptr); });
 }
 template <class Out>

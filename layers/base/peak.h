@@ -38,6 +38,17 @@ inline std::string driver_name() {
 #endif
 }
 
+// whether it multiplies 8-bit numbers; plain loops do
+inline bool device_has_fp8() {
+#if defined(__CUDACC__)
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
+    return properties.major * 10 + properties.minor >= 89;
+#else
+    return true;
+#endif
+}
+
 // FLOP/s, or 0 where it is not known, as in other precisions than bf16
 inline double device_peak(const std::string& name) {
     for (auto& p : peaks) {

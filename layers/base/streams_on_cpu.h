@@ -13,6 +13,7 @@
 struct EmulatedStream {
     std::deque<std::function<void()>> work;
     uint64_t given = 0, done = 0;
+    std::vector<std::function<void()>>* recording = nullptr;  // work is recorded there instead
 };
 struct EmulatedEvent {
     EmulatedStream* stream = nullptr;
@@ -51,6 +52,7 @@ inline void some_time_passes() {
 
 inline void give(cudaStream_t s, std::function<void()> work) {
     EmulatedStream& stream = stream_of(s);
+    if (stream.recording) return stream.recording->push_back(std::move(work));
     stream.work.push_back(std::move(work));
     stream.given++;
     some_time_passes();
@@ -70,6 +72,7 @@ inline const char* cudaGetErrorString(cudaError_t e) {
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    if (emulated::stream_of(s).recording) return cudaErrorNotReady;  // as on a device
     emulated::run_until(emulated::stream_of(s), emulated::stream_of(s).given);
     return cudaSuccess;
 }
@@ -146,3 +149,33 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) 
         emulated::give(s, [recorded] { emulated::run_until(*recorded.stream, recorded.at); });
     return cudaSuccess;
 }
+
+// graphs: the work as it was recorded, given again at every launch
+struct EmulatedGraph {
+    std::vector<std::function<void()>> work;
+};
+using cudaGraph_t = EmulatedGraph*;
+using cudaGraphExec_t = EmulatedGraph*;
+constexpr int cudaStreamCaptureModeThreadLocal = 1;
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, int) {
+    if (!s || s->recording) return cudaErrorNotReady;  // the default stream cannot be recorded
+    s->recording = new std::vector<std::function<void()>>;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
+    *graph = new EmulatedGraph{std::move(*s->recording)};
+    delete s->recording;
+    s->recording = nullptr;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* whole, cudaGraph_t graph, int) {
+    *whole = new EmulatedGraph(*graph);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t whole, cudaStream_t s) {
+    for (auto& work : whole->work) emulated::give(s, work);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t whole) { return delete whole, cudaSuccess; }

@@ -18,8 +18,8 @@
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
 #include "../flash_attention.cuh"
+#include "../fp8_matmul.cuh"
 #include "../layernorm.cuh"
-#include "../matmul.cuh"
 #include "../residual.cuh"
 #include "../segment_attention.cuh"
 #include "params.h"
@@ -93,15 +93,22 @@ struct Scratch {
     floatX *wide, *dp = nullptr;   // (N, 4 C / t): gradients of act, up and qkv; new qkv   (B, NH_r, T, T)
     FlashScratch flash = {};       // or this
     real* sums;                    // column_sum's, layernorm_backward's
+    Fp8Scratch fp8 = {};
 
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, bool training,
-               bool flash_attention) {
+               bool flash_attention, bool in_fp8) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), t = ranks.tp.size;
         branch = arena.take_x(N * m.C);
         part = ranks.sequence ? arena.take_x(N_r * m.C) : branch;
         full = ranks.sequence ? arena.take_x(N * m.C) : nullptr;
         wide = arena.take_x(N * 4 * m.C / t);
         if (!training) return;
+        if (in_fp8) {
+            long rows = N * std::max<long>(m.C, 4 * m.C / t);
+            for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
+            fp8.w = arena.take<uint8_t>(4L * m.C * m.C / t);
+            fp8.scales = arena.take<Fp8Scratch::Scale>(3), fp8.parts = arena.take<float>(fp8_parts);
+        }
         if (flash_attention) {
             flash.delta = arena.take_real(N * (m.NH / t)), flash.dq = arena.take_real(N * m.C / t);
             flash.turns = arena.take<int>(flash_turns(B, m.NH / (int)t, m.T));
@@ -132,6 +139,35 @@ inline floatX* reduce_rows(const Ranks& ranks, floatX* own, floatX* partial, int
     return partial;
 }
 
+// the block's linear layers, in floatX or in fp8; what stands for fp8 is nowhere else
+inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, const Scratch& scratch,
+                           int N, int C, int OC, Stream s) {
+    if (scratch.fp8.x) fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
+    else dev::matmul_forward(y, x, w, b, N, C, OC, s);
+}
+inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
+                                const Scratch& scratch, int N, int C, int OC, Stream s) {
+    if (!scratch.fp8.x) return dev::matmul_gelu_forward(y, up, x, w, b, N, C, OC, s);
+    fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
+    dev::gelu_forward(y, up, (long)N * OC, s);
+}
+inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
+                            const floatX* w, const Scratch& scratch, int N, int C, int OC, bool add,
+                            Stream s) {
+    if (scratch.fp8.x)
+        fp8::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, scratch.fp8, N, C, OC, add, s);
+    else
+        dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, add, s);
+}
+inline void linear_gelu_backward(floatX* dup, real* db_up, real* dw, const floatX* dy, const floatX* x,
+                                 const floatX* up, const floatX* w, const Scratch& scratch, int N, int C,
+                                 int OC, bool add, Stream s) {
+    if (!scratch.fp8.x)
+        return dev::matmul_gelu_backward(dup, db_up, dw, dy, x, up, w, scratch.sums, N, C, OC, add, s);
+    linear_backward(dup, dw, nullptr, dy, x, w, scratch, N, C, OC, add, s);
+    dev::gelu_backward(dup, db_up, up, scratch.sums, N, C, add, s);
+}
+
 // w[t]: this rank's boxes of the block's parameters, by BlockTensor; without y, only what backward reads is
 // computed, again
 inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
@@ -148,7 +184,7 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     {   // 2. queries, keys and values of this rank's heads
         Section timed("linears", s);
         rows = gather_rows(ranks, scratch.full, a.ln1, N, C, "rows for qkv", s);
-        dev::matmul_forward(qkv, rows, w[QKV_W], w[QKV_B], N, C, 3 * C_r, s);
+        linear_forward(qkv, rows, w[QKV_W], w[QKV_B], scratch, N, C, 3 * C_r, s);
         if (qkv != a.qkv) dev::place_rows(a.qkv, qkv, segments->places, N, 3 * C_r, s);
     }
     {   // 3. attention, head by head
@@ -160,7 +196,7 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     }
     {   // 4. mix the heads, add to the stream
         Section timed("linears", s);
-        dev::matmul_forward(scratch.branch, a.o, w[OUT_W], nullptr, N, C_r, C, s);
+        linear_forward(scratch.branch, a.o, w[OUT_W], nullptr, scratch, N, C_r, C, s);
         branch = reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of attention", s);
     }
     {   // …and 5. normalise
@@ -171,12 +207,12 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     {   // 6. up to this rank's share of 4C, and 7. the nonlinearity
         Section timed("linears and gelu", s);
         rows = gather_rows(ranks, scratch.full, a.ln2, N, C, "rows for up", s);
-        dev::matmul_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], N, C, 4 * C_r, s);
+        linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], scratch, N, C, 4 * C_r, s);
     }
     if (!y) return;
     {   // 8. down to C, add to the stream
         Section timed("linears", s);
-        dev::matmul_forward(scratch.branch, a.act, w[DOWN_W], nullptr, N, 4 * C_r, C, s);
+        linear_forward(scratch.branch, a.act, w[DOWN_W], nullptr, scratch, N, 4 * C_r, C, s);
         branch = reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of mlp", s);
     }
     Section timed("residual", s);
@@ -206,14 +242,14 @@ inline void block_backward(floatX* d, const BlockActivations& a, const floatX* c
         Section timed("linears and gelu", s);
         dev::column_sum(g[DOWN_B], d, sums, N_r, C, add, s);
         rows = gather_rows(ranks, scratch.full, d, N, C, "gradient rows for down", s);
-        dev::matmul_gelu_backward(wide, g[UP_B], g[DOWN_W], rows, a.act, a.up, w[DOWN_W], sums, N, 4 * C_r, C,
-                                  add, s);
+        linear_gelu_backward(wide, g[UP_B], g[DOWN_W], rows, a.act, a.up, w[DOWN_W], scratch, N, 4 * C_r, C,
+                             add, s);
     }
     normalise_again(a.ln2, a.ln2_mean, a.ln2_rstd, a.mid, LN2_W);
     {   // 6.
         Section timed("linears", s);
         rows = gather_rows(ranks, scratch.full, a.ln2, N, C, "rows for up, again", s);
-        dev::matmul_backward(branch, g[UP_W], nullptr, wide, rows, w[UP_W], sums, N, C, 4 * C_r, add, s);
+        linear_backward(branch, g[UP_W], nullptr, wide, rows, w[UP_W], scratch, N, C, 4 * C_r, add, s);
         branch = reduce_rows(ranks, scratch.part, branch, N, C, "sum of up's gradient", s);
     }
     {   // 5. adds to the stream's gradient
@@ -226,7 +262,7 @@ inline void block_backward(floatX* d, const BlockActivations& a, const floatX* c
         branch = scratch.branch;
         dev::column_sum(g[OUT_B], d, sums, N_r, C, add, s);
         rows = gather_rows(ranks, scratch.full, d, N, C, "gradient rows for out", s);
-        dev::matmul_backward(branch, g[OUT_W], nullptr, rows, a.o, w[OUT_W], sums, N, C_r, C, add, s);
+        linear_backward(branch, g[OUT_W], nullptr, rows, a.o, w[OUT_W], scratch, N, C_r, C, add, s);
     }
     {   // 3. wide holds the gradient of qkv
         Section timed("attention", s);
@@ -238,7 +274,7 @@ inline void block_backward(floatX* d, const BlockActivations& a, const floatX* c
     {   // 2.
         Section timed("linears", s);
         rows = gather_rows(ranks, scratch.full, a.ln1, N, C, "rows for qkv, again", s);
-        dev::matmul_backward(branch, g[QKV_W], g[QKV_B], wide, rows, w[QKV_W], sums, N, C, 3 * C_r, add, s);
+        linear_backward(branch, g[QKV_W], g[QKV_B], wide, rows, w[QKV_W], scratch, N, C, 3 * C_r, add, s);
         branch = reduce_rows(ranks, scratch.part, branch, N, C, "sum of qkv's gradient", s);
     }
     // 1. adds to the stream's gradient

@@ -26,6 +26,7 @@ struct Setup {
     int outputs = 0;          // rows of logits at once; 0: all
     Recompute recompute = Recompute::None;
     bool flash = false;       // attention without a (T, T) tensor
+    bool fp8 = false;         // linear layers of blocks
     bool accumulates = false; // several micro-batches a step
     int losses = 1;           // micro-batches whose losses are kept apart, in a step or an evaluation
     int loss_rows = 0;        // rows of logits held at once; 0: all
@@ -87,6 +88,7 @@ struct Model {
     ~Model() {
         for (auto& arena : arenas) device_free(arena.base);
         host_free(staged);
+        if (stream) destroy_stream(stream);
     }
 
     int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
@@ -153,7 +155,7 @@ struct Model {
         if (setup.training) add("gradients", [&](Arena& a) { place_gradients(a); });
         add("activations", [&](Arena& a) { place_activations(a); });
         add("scratch", [&](Arena& a) { 
-            scratch.place(a, shape, ranks, setup.B, setup.training, setup.flash);
+            scratch.place(a, shape, ranks, setup.B, setup.training, setup.flash, setup.fp8);
         });
         arenas.push_back({"products", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
         if (!take) return;

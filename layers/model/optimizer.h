@@ -102,6 +102,12 @@ struct Optimizer {
         }
         return all;
     }
+    // the next step's rule, on the host; steps count from 1
+    void prepare(const Options& options, double rate, long step) {
+        *next_rule = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
+                      (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
+                      (real)(1 - std::pow(options.beta2, step))};
+    }
     void clear(Model& model) {
         for (real* state : {master, m, v})
             if (state) set_zero(state, elements * sizeof(real), model.stream);
@@ -146,15 +152,12 @@ inline void find_clip(Model& model, Optimizer& o, double largest) {
     dev::clip_gradients(o.clip, o.squares, numbers, largest, model.stream);
 }
 
-// one update, given to the stream; step counts from 1. The gradients are overwritten by the next step's first
-// micro-batch.
-inline void optimizer_step(Model& model, Optimizer& o, const Options& options, double rate, long step) {
+// one update, by the rule that was prepared, given to the stream. The gradients are overwritten by the next
+// step's first micro-batch.
+inline void optimizer_step(Model& model, Optimizer& o, double clip) {
     finish_gradients(model);
-    find_clip(model, o, options.clip);
+    find_clip(model, o, clip);
     Section timed("optimizer", model.stream);
-    *o.next_rule = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
-                    (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
-                    (real)(1 - std::pow(options.beta2, step))};
     copy_to_device(o.rule, o.next_rule, sizeof(AdamW), model.stream);
     bool together = model.table.layout.d == 1;  // the slices are whole buckets, one behind the other
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {

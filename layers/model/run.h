@@ -11,6 +11,19 @@
 #include "prompts.h"
 #include "task_report.h"
 
+// the work of a step, which is the same in all that have the same batch: given call by call, or as a graph
+struct GivenStep {
+    Graph graph;
+    int64_t flops = 0;  // of linear layers, counted when it was recorded
+    template <class Work>
+    void give(Stream s, bool as_graph, Work work) {
+        int64_t before = linear_flops;
+        if (!as_graph) work();
+        else if (graph.run(s, work)) flops = linear_flops - before;
+        else linear_flops += flops;
+    }
+};
+
 struct Run {
     Options options;
     Grid grid;
@@ -26,7 +39,10 @@ struct Run {
     std::vector<Checkpoint> checkpoints;  // to resume from, newest first
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
+    std::map<int, GivenStep> steps;  // by batch
     double validation_loss = NAN;
+    bool automatic_micro_batch = false;
+    GivenStep& step_of(int batch) { return steps[batch]; }
     bool trains() const { return !options.inference() && options.plan.empty(); }
     bool speaks() const { return comm::world_rank() == 0; }  // one rank prints
 };
@@ -109,6 +125,8 @@ inline void settle_batch(Run& run) {
              "(--plan: with --ramp-start 0)",
              o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
     int share = common / d;
+    run.automatic_micro_batch |= o.micro_batch == automatic;
+    if (o.micro_batch == automatic) o.micro_batch = 1;  // until its memory is known
     if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
         fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
              "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
@@ -123,6 +141,7 @@ inline void settle_batch(Run& run) {
 
 inline void settle_schedule(Run& run) {
     Options& o = run.options;
+    if (o.inference() && o.micro_batch == automatic) fail("--micro-batch auto is for training: give a number");
     if (!o.inference()) settle_batch(run);
     else if (!o.generate.empty()) o.micro_batch = 1;
     else if (!o.micro_batch) o.micro_batch = 4;
@@ -177,15 +196,35 @@ inline void open_tuning(const Options& o) {
     fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
 }
 
+inline void settle_fp8(const Run& run) {
+    const Options& o = run.options;
+    if (o.plan.empty() && sizeof(floatX) != 2)
+        fail("--fp8 yes in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
+    if (o.plan.empty() && !device_has_fp8())
+        fail("--fp8 yes: %s has no products of 8-bit numbers, sm_89 and later have: choose --fp8 no",
+             device_name().c_str());
+    if (o.inference()) fail("--fp8 yes is for training: leave it out");
+    int t = run.grid.t;
+    if (o.hidden % (16 * t) || o.sequence % 16)
+        fail("--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of %d "
+             "and 16", o.hidden, t, o.sequence, 16 * t);
+}
+
 inline void settle_parallel(Run& run) {
     const Options& o = run.options;
     int t = run.grid.t;
     struct { const char* name; const std::string& value; std::vector<std::string> wants; } words[] = {
         {"sequence-parallel", o.sequence_parallel, {"yes", "no"}},
         {"recompute", o.recompute, {"none", "light", "full"}},
-        {"attention", o.attention, {"flash", "materialised", "auto"}}};
+        {"attention", o.attention, {"flash", "materialised", "auto"}},
+        {"graph", o.graph, {"yes", "no", "auto"}},
+        {"fp8", o.fp8, {"yes", "no"}}};
     for (auto& w : words)
         if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
+    if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1)
+        fail("--graph yes over %d ranks: a step that talks is not recorded: choose --graph no or auto",
+             comm::world_size());
+    if (o.fp8 == "yes") settle_fp8(run);
     if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
     if (o.heads % t)
         fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",

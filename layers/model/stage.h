@@ -5,6 +5,7 @@
 //   A bucket's gradients go to their reduction over data-parallel ranks as soon as the last micro-batch has
 //   added to them; the new parameters of a bucket are waited for where they are first read.
 #pragma once
+#include "../base/graph.h"
 #include "model.h"
 
 // ---- gradients, over the data-parallel ranks -------------------------------------------------------------
@@ -33,20 +34,23 @@ inline void await_sent(Model& m, Buffer& buffer) {
     buffer.sent = {};
 }
 
-// windows (B, T + 1) on the host -> tokens and targets of a slot. The host goes on: the micro-batch's part of
-// m.staged must not be written again before the step is done.
-inline Batch load_batch(Model& m, Slot& slot, const std::vector<int>& windows, Batch batch, int micro) {
-    int N = batch.rows(), ints = (int)m.batch_ints();
-    int *staged = m.staged + (long)micro * ints, *tokens = staged, *targets = tokens + m.rows();
+// windows (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of m.staged. It is not to be
+// written again before the step is done.
+inline void stage_batch(Model& m, const std::vector<int>& windows, Batch batch, int micro) {
+    int N = batch.rows();
+    int *tokens = m.staged + (long)micro * m.batch_ints(), *targets = tokens + m.rows();
     for (int b = 0; b < batch.B; b++)
         for (int t = 0; t < batch.T; t++) {
             tokens[b * batch.T + t] = windows[b * (batch.T + 1) + t];
             targets[b * batch.T + t] = windows[b * (batch.T + 1) + t + 1];
         }
-    if (m.sorts())
-        sort_tokens(staged + (slot.rows - slot.tokens), staged + (slot.starts - slot.tokens), tokens, N,
-                    m.token_counts);
-    copy_to_device(slot.tokens, staged, ints * sizeof(int), m.stream);
+    if (m.sorts()) sort_tokens(targets + m.rows(), targets + 2 * m.rows(), tokens, N, m.token_counts);
+}
+// -> a slot, if one is given, on the stages that have tokens; the host goes on
+inline Batch load_batch(Model& m, Slot* slot, Batch batch, int micro) {
+    if (slot && slot->tokens)
+        copy_to_device(slot->tokens, m.staged + (long)micro * m.batch_ints(), m.batch_ints() * sizeof(int),
+                       m.stream);
     return batch;
 }
 
@@ -132,21 +136,38 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
     complete(t.list[t.wte]), complete(t.list[t.wpe]);
 }
 
-// every computation of a step once, on whatever lies there, before the first one: products are timed, and
-// kernels loaded. Gradients, losses and activations are as if nothing had happened.
-inline void rehearse(Model& m) {
+// every computation of a step, on whatever lies there, before the first one: products are timed, and kernels
+// loaded; with `graphs`, says whether a CUDA graph of them is faster. Gradients are 0 afterwards.
+inline bool rehearse(Model& m, bool graphs) {
     Batch batch = {m.setup.B, m.shape.T};
     Slot& slot = m.slots[0];
     if (slot.tokens) set_zero(slot.tokens, m.batch_ints() * sizeof(int), m.stream);
+    auto compute = [&] {
+        for (int micro = 0; micro < std::min(2, m.setup.losses); micro++)  // which sets gradients, which adds
+            for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
+                chunk_forward(m, chunk, slot, 0, batch, m.ranks);
+                chunk_backward(m, chunk, slot, 0, 0, micro, batch, 0, false);
+            }
+    };
     tuning.on = true;
-    for (int micro = 0; micro < 2; micro++)  // which sets gradients, which adds to them
-        for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
-            chunk_forward(m, chunk, slot, 0, batch, m.ranks);
-            chunk_backward(m, chunk, slot, 0, 0, std::min(micro, m.setup.losses - 1), batch, 0, false);
+    compute();
+    Graph graph;
+    std::string key = text("graph " PRECISION_NAME " %d layers %d hidden %d heads %d x %d of %d recompute %d "
+                           "flash %d", m.shape.L, m.shape.C, m.shape.NH, batch.B, batch.T, m.shape.Vp,
+                           (int)m.setup.recompute, m.setup.flash);
+    bool faster = graphs && tuning.choose(key, 2, 0, m.stream, [&](int way) {
+        try {
+            if (way) graph.run(m.stream, compute);
+            else compute();
+        } catch (const DeviceError&) {
+            return false;
         }
+        return true;
+    }) == 1;
     synchronize(m.stream);
     tuning.on = false;
     m.clear_gradients();
+    return faster;
 }
 
 // the sum of the losses of each sequence of the first `micro_batches`; on the last stage
