@@ -10,6 +10,7 @@
 //     NAME.blend            a text file with a line `WEIGHT FILE` for each set; paths are relative to it
 #pragma once
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 #include "loader.h"
@@ -94,6 +95,15 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
     return sets;
 }
 
+// sets of one name are told apart by their paths
+inline std::vector<WeightedFiles> distinct(std::vector<WeightedFiles> sets) {
+    std::map<std::string, int> count;
+    for (auto& s : sets) count[s.name]++;
+    for (auto& s : sets)
+        if (count[s.name] > 1) s.name = s.files[0];
+    return sets;
+}
+
 // what was given on the command line -> sets
 inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& given) {
     if (given.size() == 1 && given[0].ends_with(".blend")) return read_blend(given[0]);
@@ -103,6 +113,10 @@ inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& giv
         double weight = leading_weight(word, &rest, ':');
         if (weight > 0) weighted.push_back({set_name(word.substr(rest)), weight, {word.substr(rest)}});
     }
+    for (auto& word : given)
+        if (word.ends_with(".blend"))
+            fail("%s: stands among %zu names: give one .blend alone, or write its sets as WEIGHT:FILE", word.c_str(),
+                 given.size());
     if (weighted.empty()) return {{set_name(given[0]), 1, given}};
     if (weighted.size() != given.size())
         fail("some of the %zu sets have a weight and some have none: write WEIGHT:FILE for each, or for none",
@@ -118,11 +132,13 @@ struct Blend {
 
     static std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
         std::vector<double> weights;
-        for (auto& s : sets) weights.push_back(s.weight);
+        double sum = 0;
+        for (auto& s : sets) weights.push_back(s.weight), sum += s.weight;
+        if (!std::isfinite(sum)) fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
         return weights;
     }
     Blend(const std::vector<std::string>& names, int T, uint64_t seed)
-        : given(parse_sets(names)), mixture(weights_of(given)) {
+        : given(distinct(parse_sets(names))), mixture(weights_of(given)) {
         for (size_t i = 0; i < given.size(); i++) {
             // the first set's order is that of a set alone
             sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].name) * i : 0));

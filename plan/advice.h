@@ -14,7 +14,7 @@ inline void check_plan_options(Options& o) {
     if (o.gemm_efficiency > 1)
         fail("--gemm-efficiency %g: wants a share of the peak, at most 1", o.gemm_efficiency);
     if (o.plan.empty()) {
-        for (const char* name : {"plan-json", "hosts", "timeline"})
+        for (const char* name : {"plan-json", "hosts", "timeline", "hardware"})
             if (o.has(name)) fail("--%s wants --plan", name);
         if (o.world_size && o.world_size != comm::world_size())
             fail("--world-size %d: %d ranks were started: start %d, or leave the option out", o.world_size,
@@ -182,6 +182,7 @@ inline std::string search(const Run& run, const Hardware& h) {
     std::vector<Options> all = layouts(run, h);
     std::vector<Candidate> good;
     int impossible = 0, large = 0;
+    std::string why;  // the first
     for (auto& o : all) {
         try {
             if (!plan_with(run, o, h, false).fits()) {
@@ -190,8 +191,8 @@ inline std::string search(const Run& run, const Hardware& h) {
             }
             Plan plan = plan_with(run, o, h, true);
             good.push_back({plan, plan.step().seconds, tensor_share(plan)});
-        } catch (const Error&) {
-            impossible++;
+        } catch (const Error& e) {
+            if (!impossible++) why = e.what();
         }
     }
     std::stable_sort(good.begin(), good.end(),
@@ -200,7 +201,13 @@ inline std::string search(const Run& run, const Hardware& h) {
         "search          %zu layouts of %d ranks: %d impossible, %d do not fit in %.0f GB, %zu "
         "simulated\n",
         all.size(), run.grid.world.size, impossible, large, h.memory * 1e-9, good.size());
-    if (good.empty()) return out + "  none fits: plan for more ranks, or a smaller model\n";
+    if (all.empty())
+        return out + text("  no tensor x pipeline of %d heads and %d layers divides %d ranks so that --batch %d goes "
+                          "round the replicas: choose other ranks or another batch\n", run.options.heads,
+                          run.state.shape.L, run.grid.world.size, run.options.batch);
+    if (impossible) out += text("  impossible, the first: %s\n", why.c_str());
+    if (good.empty() && large) return out + "  none fits: plan for more ranks, or a smaller model\n";
+    if (good.empty()) return out;
     out +=
         "  tensor  data  pipeline  chunks  micro-batch  recompute        s  TFLOP/s    MFU     GB    idle  "
         "tensor calls\n";

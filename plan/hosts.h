@@ -4,6 +4,7 @@
 //   levels: inside a node; between nodes of one leaf (`leaf` hosts one after the other); between leaves
 //   A ring's members send to the next one, the last to the first.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <sstream>
 #include "../comm/agree.h"
@@ -22,6 +23,7 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
         if (!(words >> name)) continue;
         int count = slots;
         while (words >> word) {
+            if (word.rfind("max_slots=", 0) == 0 || word.rfind("max-slots=", 0) == 0) continue;  // mpirun's own
             char* end = nullptr;
             long given = word.rfind("slots=", 0) == 0 ? strtol(word.c_str() + 6, &end, 10) : 0;
             count = (int)given;
@@ -29,7 +31,10 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
                 fail("--hosts %s line %d: \"%s\": wants slots=N with N from 1 to 4096", path.c_str(), number,
                      word.c_str());
         }
-        hosts.push_back({name, count});
+        auto same = [&](const Host& h) { return h.name == name; };
+        auto before = std::find_if(hosts.begin(), hosts.end(), same);
+        if (before != hosts.end()) before->slots += count;  // as mpirun counts
+        else hosts.push_back({name, count});
     }
     if (hosts.empty())
         fail("--hosts %s: names no host: wants a line a host, as node17 slots=8", path.c_str());

@@ -60,6 +60,10 @@ inline bool uses_flash(const Options& o, const Target& target) {
     return o.attention == "flash" || (o.attention == "auto" && possible);
 }
 
+inline Recompute recompute_of(const Options& o) {
+    return o.recompute == "full" ? Recompute::Full : o.recompute == "light" ? Recompute::Light : Recompute::None;
+}
+
 // micro-batches of a replica in a round of evaluation: many, so that the pipeline is seldom empty
 inline int score_round(int p) { return std::max(64, 8 * p); }
 
@@ -95,8 +99,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .samples = o.sample_every > 0,
                .packs = o.sample_every > 0 || !o.evaluate.empty(),
                .scores = !o.evaluate.empty(),
-               .recompute = o.recompute == "full" ? Recompute::Full
-                            : o.recompute == "light" ? Recompute::Light : Recompute::None,
+               .recompute = recompute_of(o),
                .flash = flash,
                .fp8 = o.fp8 == "yes",
                .owners = o.zero == 1 ? d : 1,

@@ -42,8 +42,10 @@ inline std::string svg(const Picture& p) {
     auto at = [&](double t) { return left + t / p.seconds * width; };
     std::map<std::string, std::string> paths;
     std::string labels;
+    bool buckets = false;
     for (auto& s : p.spans) {
         if (s.kind == Span::Message) continue;
+        buckets |= s.kind == Span::Reduce || s.kind == Span::Gather;
         bool main = s.kind == Span::Forward || s.kind == Span::Backward;
         double y = top + s.stage * row + (main ? 0.5 : row * 0.78), h = main ? row * 0.74 : row * 0.18;
         double x = at(s.start), w = std::max(0.15, at(s.end) - x);
@@ -58,10 +60,8 @@ inline std::string svg(const Picture& p) {
         left + width + 30, height);
     out += text(
         "<text x=\"%.0f\" y=\"18\" font-size=\"15\">%s</text>\n<text x=\"%.0f\" y=\"36\" "
-        "fill=\"#666\">light: forward, "
-        "dark: backward, a colour a micro-batch; below: buckets reduced (grey), gathered (green), update "
-        "(black)</text>\n",
-        left, p.title.c_str(), left);
+        "fill=\"#666\">light: forward, dark: backward, a colour a micro-batch; below: %supdate (black)</text>\n",
+        left, p.title.c_str(), left, buckets ? "buckets reduced (grey), gathered (green), " : "");
     out += text("<rect x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.1f\" fill=\"#f1f1f1\"/>\n", left, top,
                 width, row * p.stages);
     for (auto& [colour, d] : paths) out += text("<path fill=\"%s\" d=\"%s\"/>\n", colour.c_str(), d.c_str());

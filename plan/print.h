@@ -63,12 +63,47 @@ inline std::string why_no_group(int p, int m, int N) {
     return text("%d mod %d = %d is not 0 and less than %d stages", m, N, m % N, p);
 }
 
+struct Choices {
+    std::vector<int> possible;
+    std::vector<std::string> refused;
+};
+inline Choices possible_micro_batches(const Plan& plan) {
+    Choices out;
+    int common = 0, share = plan.o.batch / plan.grid.d, beyond = 0;
+    for (int batch : batches_from(plan.o, plan.samples)) common = std::gcd(common, batch / plan.grid.d);
+    for (int b : divisors(common)) {
+        Options with = plan.o;
+        with.micro_batch = b;
+        double wanted = 0;
+        try {
+            for (int stage : {0, plan.grid.p / 2, plan.grid.p - 1})
+                wanted = std::max(wanted, (double)plan_stage(with, plan.shape, plan.grid, stage, plan.samples,
+                                                             plan.target).bytes());
+        } catch (const Error& e) {
+            out.refused.push_back(text("not %d: %s", b, e.what()));
+            continue;
+        }
+        if (plan.hardware.memory == 0 || wanted <= plan.hardware.memory) {
+            out.possible.push_back(b);
+            continue;
+        }
+        out.refused.push_back(text("not %d%s: a rank would want %.1f GB of %.0f", b,
+                                   b < common ? " and more" : "", wanted * 1e-9, plan.hardware.memory * 1e-9));
+        break;
+    }
+    for (int b : divisors(share)) if (common % b && !beyond) beyond = b;
+    out.refused.push_back(beyond ? text("not %d …: they divide the batch's %d on a replica, but not all of the "
+                                        "ramp's, which have %d in common", beyond, share, common)
+                                 : text("no others: they do not divide a replica's %d", share));
+    return out;
+}
+
 inline std::string choices(const Plan& plan) {
-    int p = plan.grid.p, share = plan.o.batch / plan.grid.d, m = share / plan.o.micro_batch;
+    int p = plan.grid.p, m = plan.o.batch / plan.grid.d / plan.o.micro_batch;
     std::string out = text("micro-batch     %d: %d a step on each replica; possible:", plan.o.micro_batch, m);
-    int common = 0;
-    for (int batch : batches_from(plan.o, plan.samples)) common = std::gcd(common, batch);
-    for (int b : divisors(common / plan.grid.d)) out += text(" %d", b);
+    Choices of = possible_micro_batches(plan);
+    for (int b : of.possible) out += text(" %d", b);
+    for (auto& why : of.refused) out += "\n                " + why;
     out += text("\nchunks a stage  %d; possible:", plan.o.pipeline_chunks);
     if (p == 1) return out + " 1 (there is one stage)\n";
     int least = telling_batches(plan.o, plan.samples)[0] / plan.grid.d / plan.o.micro_batch;
@@ -86,14 +121,17 @@ inline std::string choices(const Plan& plan) {
 }
 
 // Megatron-LM's formulas (arXiv 2205.05198), bytes of activations on the first stage, for comparison
-inline double megatron_activations(const Plan& plan, bool sequence, bool flash, bool full) {
+inline double megatron_activations(const Plan& plan, bool sequence, bool flash, Recompute recompute) {
     const ModelShape& m = plan.shape;
     double t = plan.grid.t, b = plan.o.micro_batch, N = (double)m.T * b;
     int flight = std::min(plan.o.batch / plan.grid.d / plan.o.micro_batch, plan.grid.p);
     double layers = (double)flight * m.L / plan.grid.p, scores = flash ? 0 : 5.0 * m.NH * m.T / (m.C * t);
     if (plan.o.pipeline_chunks > 1)
         layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
-    double layer = full ? 2 / (sequence ? t : 1) : (sequence ? 34 / t : 10 + 24 / t) + scores;
+    double each = 10, cut = 24;  // bytes of a value of the stream that every tensor rank has, and that they share
+    if (recompute == Recompute::Light) each -= 4, cut -= 8;  // outputs of layer norms, of GELU
+    double layer = recompute == Recompute::Full ? 2 / (sequence ? t : 1)
+        : (sequence ? (each + cut) / t : each + cut / t) + scores;
     return layers * N * m.C * layer;
 }
 
@@ -108,15 +146,16 @@ inline std::string memory_report(const Plan& plan) {
     double most = (double)plan.most_bytes() * 1e-9, has = plan.hardware.memory * 1e-9;
     if (has > 0)
         out += text("  %.1f of %.0f GB at most: %s\n", most, has, plan.fits() ? "fits" : "DOES NOT FIT");
-    bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, full = plan.o.recompute == "full";
+    bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, flash = uses_flash(plan.o, plan.target);
+    constexpr Recompute none = Recompute::None, full = Recompute::Full;
     out += text(
         "  activations of stage 0 by Megatron-LM's formulas: %.1f GB as set up; tensor-parallel alone "
         "%.1f, with\n  sequence-parallel %.1f, with flash attention %.1f, with --recompute full %.1f\n",
-        megatron_activations(plan, sp, false, full) * 1e-9,
-        megatron_activations(plan, false, false, false) * 1e-9,
-        megatron_activations(plan, true, false, false) * 1e-9,
-        megatron_activations(plan, true, true, false) * 1e-9,
-        megatron_activations(plan, false, false, true) * 1e-9);
+        megatron_activations(plan, sp, flash, recompute_of(plan.o)) * 1e-9,
+        megatron_activations(plan, false, false, none) * 1e-9,
+        megatron_activations(plan, true, false, none) * 1e-9,
+        megatron_activations(plan, true, true, none) * 1e-9,
+        megatron_activations(plan, false, false, full) * 1e-9);
     return out;
 }
 
@@ -166,14 +205,17 @@ inline double checkpoint_bytes(const Plan& plan) {  // master, m and v of the un
     return 3 * count * (double)plan.target.precision.real;
 }
 
+inline double bubble(const Plan& plan) {  // of the ideal time, by the formula
+    return (plan.grid.p - 1) /
+        ((double)plan.o.batch / plan.grid.d / plan.o.micro_batch * plan.o.pipeline_chunks);
+}
+
 inline std::string time_report(const Plan& plan) {
     const ModelShape& m = plan.shape;
     const Simulation& step = plan.step();
     bool full = plan.o.recompute == "full";
     double gpus = plan.world(), done = model_flops(m, plan.o.batch, full);
     double model = model_flops(m, plan.o.batch, false), s = step.seconds, p = plan.grid.p;
-    double bubble =
-        (p - 1) / ((double)plan.o.batch / plan.grid.d / plan.o.micro_batch * plan.o.pipeline_chunks);
     double half = model_flops(m, plan.o.batch, false) - 6.0 * plan.o.batch * m.T * (double)m.L * m.C * m.T;
     std::string out = text(
         "step            %.4g s on %s; %.4g TFLOP/s on each GPU, MFU %.1f %% (%.1f %% with half of "
@@ -187,7 +229,7 @@ inline std::string time_report(const Plan& plan) {
         "products of this program %.4g\n",
         model, done, products);
     out += text("  bubble        %.1f %% of the ideal time by the formula; the mean stage stands idle for "
-                "%.1f %% of the step\n", 100 * bubble, 100 * step.idle());
+                "%.1f %% of the step\n", 100 * bubble(plan), 100 * step.idle());
     Recipe r = recipe_of(plan);
     out += text("recipe          %ld steps", r.steps);
     if (r.ramp) out += text(", %ld of them in the ramp", r.ramp);
@@ -251,12 +293,23 @@ inline std::string plan_json(const Plan& plan) {
         " \"world\": %d, \"tensor\": %d, \"data\": %d, \"pipeline\": %d, \"batch\": %d, \"micro_batch\": %d, "
         "\"micro_batches\": %d,\n",
         plan.world(), plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.o.micro_batch, micro_batches);
+    const Options& o = plan.o;
+    out += text(" \"pipeline_chunks\": %d, \"pipeline_group\": %d, \"sequence_parallel\": %s, \"recompute\": %s, "
+                "\"zero\": %d, \"attention\": %s, \"fp8\": %s, \"loss_chunk\": %d,\n", o.pipeline_chunks,
+                pipeline_shape(o, plan.grid.d, o.batch).N, o.sequence_parallel == "yes" ? "true" : "false",
+                json_quote(o.recompute).c_str(), o.zero,
+                uses_flash(o, plan.target) ? "\"flash\"" : "\"materialised\"", o.fp8 == "yes" ? "true" : "false",
+                o.loss_chunk);
     out += text(" \"precision\": %s, \"hardware\": %s, \"memory_limit\": %.0f, \"fits\": %s,\n",
                 json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware.name).c_str(),
                 plan.hardware.memory, plan.fits() ? "true" : "false");
     out += " \"pipeline_groups\": [";
-    for (int N : legal_groups(plan.grid.p, micro_batches)) out += text(out.back() == '[' ? "%d" : ", %d", N);
-    out += "],\n \"stages\": [\n";
+    auto list = [&](const std::vector<int>& numbers) {
+        for (int n : numbers) out += text(out.back() == '[' ? "%d" : ", %d", n);
+    };
+    list(legal_groups(plan.grid.p, micro_batches)), out += "], \"micro_batch_sizes\": [";
+    list(possible_micro_batches(plan).possible);
+    out += text("], \"bubble\": %.10g,\n \"stages\": [\n", bubble(plan));
     for (auto& s : plan.stages)
         out += "  " + stage_json(plan, s) + (&s == &plan.stages.back() ? "\n" : ",\n");
     out +=

@@ -6,6 +6,7 @@
 # the batch of 1920. The batch ramp goes in steps of 32 sequences: only 1, 2, 4, 8, 16 or 32 replicas can begin the run;
 # 10 and 12 go on from a checkpoint after the ramp, and everything else is refused at the start, with the reason.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/.."
 usage() { sed -n '2,8s/^# //p' "$0"; exit 1; }
 [ $# -ge 2 ] || usage
@@ -14,6 +15,7 @@ shift 2
 case "$how" in
     slurm) nodes=$where ;;
     mpirun)
+        [[ $where = /* ]] || where=$from/$where
         [ -r "$where" ] || { echo "launch_530b.sh: $where cannot be read: give a file with a line a host" >&2; exit 1; }
         nodes=$(grep -cvE '^[[:space:]]*(#|$)' "$where" || true) ;;
     *) usage ;;

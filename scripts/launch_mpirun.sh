@@ -6,10 +6,12 @@
 # RANKS_PER_HOST ranks lies on one host; a rank takes the GPU of its number on the host. If --save names a folder that
 # holds checkpoints, the run goes on from the newest.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/.."
 [ $# -ge 3 ] || { sed -n '2,8s/^# //p' "$0"; exit 1; }
 hosts=$1 each=$2
 shift 2
+[[ $hosts = /* ]] || hosts=$from/$hosts
 [ -r "$hosts" ] || { echo "launch_mpirun.sh: $hosts cannot be read: give a file with a line a host" >&2; exit 1; }
 [[ $each =~ ^[1-9][0-9]*$ ]] || { echo "launch_mpirun.sh: $each ranks per host: wants a number" >&2; exit 1; }
 count=$(grep -cvE '^[[:space:]]*(#|$)' "$hosts" || true)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Draws the losses of a metrics file as SVG: python3 scripts/plot_loss.py METRICS.jsonl OUT.svg
+"""Draws the losses of metrics files as SVG: python3 scripts/plot_loss.py [NAME=]METRICS.jsonl … OUT.svg
 
-METRICS.jsonl is what train_gpt --metrics writes: step, tokens, loss and sometimes validation_loss.
+METRICS.jsonl is what train_gpt --metrics writes: step, tokens, loss and sometimes validation_loss. Of one file both are
+drawn; of several the training losses, the mean of some steps each, and the last validation loss beside the name.
 """
 import json
 import math
@@ -19,19 +20,39 @@ def ticks(low, high, count=6):
     return [i * step for i in range(first, int(high / step + 1e-9) + 1)]
 
 
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
+def read(path):
     try:
-        lines = [json.loads(line) for line in open(sys.argv[1])]
+        lines = [json.loads(line) for line in open(path)]
     except (OSError, ValueError) as error:
-        sys.exit(f"plot_loss.py: {sys.argv[1]}: {error}")
+        sys.exit(f"plot_loss.py: {path}: {error}")
     train = [(m["tokens"], m["loss"]) for m in lines if math.isfinite(m["loss"])]
     held = [(m["tokens"], m["validation_loss"]) for m in lines if "validation_loss" in m]
     if not train:
-        sys.exit(f"plot_loss.py: {sys.argv[1]}: has no line with a loss")
-    low = math.floor(2 * min(y for _, y in train + held)) / 2
-    high, last = max(y for _, y in train), max(x for x, _ in train)
+        sys.exit(f"plot_loss.py: {path}: has no line with a loss")
+    return train, held
+
+
+def smooth(points, parts=100):
+    size = max(1, len(points) // parts)
+    groups = [points[i:i + size] for i in range(0, len(points), size)]
+    return [tuple(sum(p[k] for p in g) / len(g) for k in (0, 1)) for g in groups]
+
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    files = [(arg.rpartition("=")[0], *read(arg.rpartition("=")[2])) for arg in sys.argv[1:-1]]
+    if len(files) == 1:  # training and validation
+        name, train, held = files[0]
+        lines = [("training", "#4878cf", 1.2, train)]
+        if held:
+            lines.append((f"validation ({held[-1][1]:.3f} at the end)", "#d1495b", 2, held))
+    else:
+        colours = ("#4878cf", "#9aa5b1", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b")
+        lines = [(name + (f" (validation {held[-1][1]:.3f})" if held else ""), colours[i % len(colours)], 1.2, smooth(train))
+                 for i, (name, train, held) in enumerate(files)]
+    every = [p for _, _, _, points in lines for p in points]
+    low, high, last = math.floor(2 * min(y for _, y in every)) / 2, max(y for _, y in every), max(x for x, _ in every)
     high = max(high, low + 0.5)
     px = lambda x: LEFT + (WIDTH - LEFT - RIGHT) * x / last
     py = lambda y: TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low)
@@ -45,16 +66,13 @@ def main():
         out.append(f'<text x="{px(x * unit):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
     out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{name.strip()} tokens</text>')
     out.append(f'<text x="{LEFT}" y="20">loss, nats per token</text>')
-    path = "".join(f'{"ML"[i > 0]}{px(x):.1f} {py(y):.1f}' for i, (x, y) in enumerate(train))
-    out.append(f'<path d="{path}" fill="none" stroke="#4878cf" stroke-width="1.2"/>')
-    out.append(f'<text x="{WIDTH - RIGHT}" y="20" text-anchor="end" fill="#4878cf">training</text>')
-    if held:
-        path = "".join(f'{"ML"[i > 0]}{px(x):.1f} {py(y):.1f}' for i, (x, y) in enumerate(held))
-        out.append(f'<path d="{path}" fill="none" stroke="#d1495b" stroke-width="2"/>')
-        out += [f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3" fill="#d1495b"/>' for x, y in held]
-        out.append(f'<text x="{WIDTH - RIGHT - 70}" y="20" text-anchor="end" fill="#d1495b">validation '
-                   f'({held[-1][1]:.3f} at the end)</text>')
-    with open(sys.argv[2], "w") as f:
+    for i, (name, colour, width, points) in enumerate(lines):
+        path = "".join(f'{"ML"[j > 0]}{px(x):.1f} {py(y):.1f}' for j, (x, y) in enumerate(points))
+        out.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
+        out.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + 14 + 18 * i}" text-anchor="end" fill="{colour}">{name}</text>')
+        if width == 2:
+            out += [f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3" fill="{colour}"/>' for x, y in points]
+    with open(sys.argv[-1], "w") as f:
         f.write("\n".join(out) + "\n</svg>\n")
 
 

@@ -111,7 +111,10 @@ inline void settle_batch(Run& run) {
         fail("--ramp-increment and --ramp-tokens want --ramp-start as well");
     if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
     if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
-    if (o.ramp_start > o.batch || (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment))
+    if (o.ramp_start > o.batch)
+        fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d", o.ramp_start, o.batch,
+             o.batch);
+    if (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment)
         fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
              "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
