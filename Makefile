@@ -41,9 +41,9 @@ OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 CXXFLAGS ?= -O3 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
-HOST     := -std=c++20 -fopenmp -g -Wall -Wextra $(CXXFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
+HOST     := -std=c++20 -fopenmp -g1 -Wall -Wextra $(CXXFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
-GPU_CODE ?= -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
+GPU_CODE ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=compute_89 -gencode arch=compute_90a,code=sm_90a
 
 ifeq ($(DEVICE),cuda)
   ifeq ($(NVCC),)

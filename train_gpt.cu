@@ -158,7 +158,7 @@ StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
     result.rate = learning_rate((double)run.state.tokens + tokens, o.learning_rate, o.min_learning_rate,
                                 (double)o.warmup_tokens, (double)o.decay_tokens);
     run.optimizer->prepare(o, result.rate, run.state.step + 1);
-    run.step_of(batch).give(m.stream, o.graph == "yes" && !tracing.on, [&] {
+    run.step.give(m.stream, batch, o.graph == "yes" && !tracing.on, [&] {
         clear_losses(m);
         execute(m, schedule, [&](int micro, Slot* slot) { return load_batch(m, slot, {B, T}, micro); },
                 (real)(1 / tokens));

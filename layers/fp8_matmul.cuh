@@ -23,6 +23,7 @@ struct Fp8Scratch {
 HOST_DEVICE inline Fp8Scratch::Scale fp8_scale(float largest, float format_largest) {
     float scale = 1;
     if (largest > 0 && largest <= 3e38f) {
+        if (largest < 1e-30f) largest = 1e-30f;  // so that the quotient is finite
         int e;
         frexpf(format_largest / largest, &e);  // in [0.5, 1) * 2^e
         e = e - 1 < -120 ? -120 : e - 1 > 120 ? 120 : e - 1;

@@ -22,15 +22,24 @@ expect() {  # expect WHAT COMMAND…: the command succeeds
     if "$@" > "$work/log" 2>&1; then good; else bad "$what"; tail -5 "$work/log"; fi
 }
 
-variant() {  # variant DEVICE PRECISION [CHAPTER…]: build it, run its chapters, add up what they print
-    local build="build/$1-$2" device=$1 precision=$2
-    shift 2
-    echo "== $device, $precision"
-    if ! make -s -j2 DEVICE="$device" PRECISION="$precision" > "$work/build" 2>&1 || grep -q warning "$work/build"; then
-        bad "the build of $device $precision is not clean"
-        cat "$work/build"
+variants="cpu-fp64 emulated-fp32 emulated-bf16"
+if nvidia-smi -L > /dev/null 2>&1 && command -v nvcc > /dev/null; then variants="$variants cuda-fp32 cuda-bf16"; fi
+variants="$variants cpu-fp32"  # last, so that ./train_gpt is the one of this machine without a GPU
+for each in $variants; do  # one after the other, while the checks of those that are built run
+    make -s -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" > "$work/build-$each" 2>&1
+    echo $? > "$work/built-$each"
+done &
+
+variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is built; adds up what they print
+    local build="build/$1" log="$work/build-$1" built="$work/built-$1"
+    echo "== ${1/-/, }"
+    while [ ! -s "$built" ]; do sleep 1; done
+    if [ "$(cat "$built")" != 0 ] || grep -q warning "$log"; then
+        bad "the build of $1 is not clean"
+        cat "$log"
         return
     fi
+    shift
     "$build/test_gpt" "$@" 2> "$work/stderr" | tee "$work/out"
     local last
     last=$(tail -1 "$work/out")
@@ -43,14 +52,12 @@ variant() {  # variant DEVICE PRECISION [CHAPTER…]: build it, run its chapters
     fi
 }
 
-variant cpu fp64
-variant emulated fp32
-variant emulated bf16 kernels pytorch training
-if nvidia-smi -L > /dev/null 2>&1 && command -v nvcc > /dev/null; then
-    variant cuda fp32
-    variant cuda bf16
-fi
-variant cpu fp32  # last, so that ./train_gpt is the one of this machine without a GPU
+for each in $variants; do
+    case $each in
+        emulated-bf16) variant "$each" kernels pytorch training ;;
+        *) variant "$each" ;;
+    esac
+done
 
 echo "== tensor, pipeline and data parallel"
 over_ranks() {  # over_ranks SCRIPT BUILD…

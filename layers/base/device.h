@@ -82,7 +82,9 @@ struct DeviceError : std::runtime_error {  // the device itself, not what it was
 };
 #if HAS_KERNELS
 inline void check_cuda(cudaError_t e, const char* what) {
-    if (e != cudaSuccess) throw DeviceError(std::string(what) + ": " + cudaGetErrorString(e));
+    if (e == cudaSuccess) return;
+    cudaGetLastError();  // who catches this goes on: the next launch is not to be blamed for it
+    throw DeviceError(std::string(what) + ": " + cudaGetErrorString(e));
 }
 #endif
 
@@ -282,7 +284,7 @@ inline size_t free_memory() {
 template <class Kernel>
 void allow_shared([[maybe_unused]] Kernel kernel, [[maybe_unused]] size_t bytes) {
 #if defined(__CUDACC__)
-    if (bytes <= 48 << 10) return;
+    if (bytes + 1024 <= 48 << 10) return;  // beside what the kernel has of its own
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess)
         fail("this GPU has less than the %zu bytes of shared memory that a kernel wants: choose --attention "

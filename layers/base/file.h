@@ -56,6 +56,20 @@ struct MappedFile {
     }
 };
 
+// one process at a time has the file, which stays; the others wait
+struct FileLock {
+    int fd;
+    explicit FileLock(const std::string& path) : fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+        if (fd < 0 || flock(fd, LOCK_EX) != 0) {
+            int e = errno;
+            if (fd >= 0) close(fd);
+            fail("%s: cannot be locked: %s", path.c_str(), strerror(e));
+        }
+    }
+    FileLock(const FileLock&) = delete;
+    ~FileLock() { close(fd); }
+};
+
 struct FileWriter {
     std::string path, partial;
     int fd = -1;
@@ -67,8 +81,13 @@ struct FileWriter {
             fail("%s: is not a regular file, and would be replaced: give another name", path.c_str());
         fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
         if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
-        lock();
-        if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
+        try {
+            lock();
+            if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
+        } catch (const Error&) {
+            close(fd);  // what is there is another's
+            throw;
+        }
     }
     FileWriter(FileWriter&& o) noexcept
         : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)),

@@ -33,6 +33,7 @@ private:
         } catch (...) {
             cudaStreamEndCapture(s, &graph);
             if (graph) cudaGraphDestroy(graph);
+            cudaGetLastError();
             throw;
         }
         check_cuda(cudaStreamEndCapture(s, &graph), "recording a graph");

@@ -46,11 +46,12 @@ struct Tuning {
         path = file, machine = of;
         known = read();
     }
-    // puts into the file what it has not yet, and knows what it then holds
+    // puts into the file what it has not yet, and knows what it then holds; ranks that save together take turns
     void save() {
         if (path.empty()) return;
         try {
-            FileWriter file(path);  // locked: others that save wait
+            FileLock turn(path + ".lock");
+            FileWriter file(path);
             std::map<std::string, Choice> all = read();
             all.insert(known.begin(), known.end());
             std::string out = header(machine) + "\n";

@@ -55,7 +55,8 @@ struct Ranks {
 // what is not kept for backward, but computed again there
 enum class Recompute {
     None,
-    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 values kept for each of the stream's
+    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 values kept for each of the stream's;
+            // the same to the last bit, but where a product's epilogue made GELU: then to rounding
     Full,   // all but the block's input
 };
 

@@ -12,15 +12,20 @@
 #include "task_report.h"
 
 // the work of a step, which is the same in all that have the same batch: given call by call, or as a graph
-struct GivenStep {
-    Graph graph;
+class GivenStep {
+    std::unique_ptr<Graph> graph;
+    int batch = 0;
     int64_t flops = 0;  // of linear layers, counted when it was recorded
+
+public:
     template <class Work>
-    void give(Stream s, bool as_graph, Work work) {
+    void give(Stream s, int of_batch, bool as_graph, Work work) {
         int64_t before = linear_flops;
-        if (!as_graph) work();
-        else if (graph.run(s, work)) flops = linear_flops - before;
-        else linear_flops += flops;
+        if (!as_graph) return work();
+        if (batch == of_batch) return linear_flops += flops, void(graph->run(s, work));
+        graph = std::make_unique<Graph>(), batch = 0;  // one at a time: they take memory
+        graph->run(s, work);
+        batch = of_batch, flops = linear_flops - before;
     }
 };
 
@@ -39,10 +44,9 @@ struct Run {
     std::vector<Checkpoint> checkpoints;  // to resume from, newest first
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
-    std::map<int, GivenStep> steps;  // by batch
+    GivenStep step;
     double validation_loss = NAN;
     bool automatic_micro_batch = false;
-    GivenStep& step_of(int batch) { return steps[batch]; }
     bool trains() const { return !options.inference() && options.plan.empty(); }
     bool speaks() const { return comm::world_rank() == 0; }  // one rank prints
 };

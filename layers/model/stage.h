@@ -153,13 +153,14 @@ inline bool rehearse(Model& m, bool graphs) {
     compute();
     Graph graph;
     std::string key = text("graph " PRECISION_NAME " %d layers %d hidden %d heads %d x %d of %d recompute %d "
-                           "flash %d", m.shape.L, m.shape.C, m.shape.NH, batch.B, batch.T, m.shape.Vp,
-                           (int)m.setup.recompute, m.setup.flash);
-    bool faster = graphs && tuning.choose(key, 2, 0, m.stream, [&](int way) {
+                           "flash %d fp8 %d rows of logits %d", m.shape.L, m.shape.C, m.shape.NH, batch.B, batch.T, m.shape.Vp,
+                           (int)m.setup.recompute, m.setup.flash, m.setup.fp8, m.logits_held());
+    constexpr int short_step = 8;  // micro-batches; in longer ones the host is ahead anyway, and graphs take memory
+    bool faster = graphs && m.setup.losses <= short_step && tuning.choose(key, 2, 0, m.stream, [&](int way) {
         try {
             if (way) graph.run(m.stream, compute);
             else compute();
-        } catch (const DeviceError&) {
+        } catch (const std::runtime_error&) {
             return false;
         }
         return true;
