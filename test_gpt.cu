@@ -441,8 +441,8 @@ void test_gradients() {
         sort_tokens(rows.data(), starts.data(), tokens.data(), N, counts);
         check(rows == std::vector{3, 0, 1, 4, 2, 5} && starts == std::vector{0, 1, 4, 6, 6, 6, 6} &&
                   counts == std::vector(V + 1, 0), "tokens sorted");
-        ref::embedding_backward(dwte.data(), tokens.data(), {rows.data(), starts.data()}, r.data(), 0, V, N, C,
-                                nullptr);
+        ref::embedding_backward(dwte.data(), tokens.data(), {rows.data(), starts.data()}, r.data(), 0, V, N,
+                                C, nullptr);
         ref::position_backward(dwpe.data(), r.data(), 0, N, T, C, false, nullptr);
         differences("embedding dwte", wte, wide(dwte), forward);
         differences("embedding dwpe", wpe, wide(dwpe), forward);
@@ -557,12 +557,15 @@ void kernels_matmul() {
         ref::matmul_forward(plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC, nullptr);
         gpu::matmul_forward(plain.device, x.device, w.device, nullptr, N, C, OC, nullptr);
         plain.agree("matmul y without bias" + size, rounding);
-        for (bool add : {false, true}) {
+        for (int way = 0; way < 4; way++) {
+            bool add = way % 2;
+            // apart, fused
+            tuning.known["bias gradient " PRECISION_NAME + size] = {way / 2, 0}, tuning.round++;
             ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
                                  add, nullptr);
             gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
                                  scratch.device, N, C, OC, add, nullptr);
-            std::string what = (add ? ", added to" : ", set") + size;
+            std::string what = (way / 2 ? ", fused" : "") + std::string(add ? ", added to" : ", set") + size;
             dx.agree("matmul dx" + what, rounding), dw.agree("matmul dw" + what, sums_tolerance);
             db.agree("matmul db" + what, sums_tolerance);
         }
@@ -570,7 +573,8 @@ void kernels_matmul() {
     // GELU behind or before a layer, in a pass of its own and in the product's epilogue
     for (auto [N, C, OC, fused] : {std::tuple{3, 5, 7, false}, {17, 40, 72, false}, {17, 40, 72, true},
                                    {100, 96, 128, true}}) {
-        std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC), what = (fused ? ", fused " : " ") + size;
+        std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC),
+                    what = (fused ? ", fused " : " ") + size;
         tuning.known["GELU " + size] = tuning.known["GELU backward " + size] = {fused, 0}, tuning.round++;
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
             b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
@@ -612,20 +616,24 @@ void kernels_fp8_numbers(const std::string& name) {
 }
 void kernels_fp8() {
     kernels_fp8_numbers<e4m3>("e4m3"), kernels_fp8_numbers<e5m2>("e5m2");
-    check(fp8_scale(448, 448).scale == 1 && fp8_scale(449, 448).scale == 0.5 && fp8_scale(3, 448).scale == 128 &&
+    check(fp8_scale(448, 448).scale == 1 && fp8_scale(449, 448).scale == 0.5 &&
+              fp8_scale(3, 448).scale == 128 &&
               fp8_scale(1e-44f, 448).scale == fp8_scale(1e-30f, 448).scale && fp8_scale(0, 448).scale == 1 &&
-              fp8_scale(INFINITY, 448).scale == 1, "scales are powers of two");
+              fp8_scale(INFINITY, 448).scale == 1,
+          "scales are powers of two");
     for (auto [N, C] : {std::pair{16, 16}, {48, 80}, {1008, 144}, {64, 256}}) {
         X x(random_values<floatX>(N * C, 1, 1e-3));
         Both<uint8_t> q(N * C), q_t(N * C);
         Both<Fp8Scratch::Scale> scale(1);
         Both<float> parts(fp8_parts);
         ref::fp8_round((e5m2*)q.ref(), (e5m2*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
-        gpu::fp8_round((e5m2*)q.device, (e5m2*)q_t.device, scale.device, parts.device, x.device, N, C, nullptr);
+        gpu::fp8_round((e5m2*)q.device, (e5m2*)q_t.device, scale.device, parts.device, x.device, N, C,
+                       nullptr);
         std::string size = text(" %d x %d", N, C);
         check(q.back() == q.host && q_t.back() == q_t.host, "rounded to e5m2, and transposed" + size);
         check(scale.back()[0].scale == scale.host[0].scale, "scale" + size);
-        gpu::fp8_round((e4m3*)nullptr, (e4m3*)q_t.device, scale.device, parts.device, x.device, N, C, nullptr);
+        gpu::fp8_round((e4m3*)nullptr, (e4m3*)q_t.device, scale.device, parts.device, x.device, N, C,
+                       nullptr);
         ref::fp8_round((e4m3*)nullptr, (e4m3*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
         check(q_t.back() == q_t.host, "rounded to e4m3, transposed alone" + size);
     }
@@ -640,20 +648,23 @@ void kernels_fp8() {
     Both<float> parts(fp8_parts);
     Fp8Scratch f = {rows.device, dys.device, dys_t.device, weights.device, scales.device, parts.device};
     fp8::matmul_forward(y.device, x.device, w.device, b.device, f, N, C, OC, nullptr);
-    fp8::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, sums.device, f, N, C, OC,
-                         true, nullptr);
+    fp8::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, sums.device, f, N, C,
+                         OC, true, nullptr);
     ref::matmul_forward(want_y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
-    ref::matmul_backward(want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
-                         true, nullptr);
-    // root of the mean square of the difference over that of the values. A rounding is off by up to 2^-4 (e4m3),
-    // 2^-3 (e5m2) of a value, by a third of its half in the mean; a product of two by the root of both squared.
+    ref::matmul_backward(want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N,
+                         C, OC, true, nullptr);
+    // root of the mean square of the difference over that of the values. A rounding is off by up
+    // to 2^-4 (e4m3) or 2^-3 (e5m2) of a value, in the mean by 1/sqrt(3) of that, two together by the root of
+    // their squares.
     auto off = [](const auto& got, const auto& want) {
         double d = 0, all = 0;
         for (size_t i = 0; i < got.size(); i++)
-            d += std::pow((double)real(got[i]) - (double)real(want[i]), 2), all += std::pow((double)real(want[i]), 2);
+            d += std::pow((double)real(got[i]) - (double)real(want[i]), 2),
+                all += std::pow((double)real(want[i]), 2);
         return std::sqrt(d / all);
     };
-    double forward = std::sqrt(2.0) / 16 / std::sqrt(3.0), backward = std::sqrt(1 / 256.0 + 1 / 64.0) / std::sqrt(3.0);
+    double forward = std::sqrt(2.0) / 16 / std::sqrt(3.0),
+           backward = std::sqrt(1 / 256.0 + 1 / 64.0) / std::sqrt(3.0);
     double y_off = off(y.back(), want_y.host), dx_off = off(dx.back(), want_dx.host),
            dw_off = off(dw.back(), want_dw.host);
     check(y_off < forward && y_off > forward / 16, text("a layer in fp8: y is off by %g", y_off));
@@ -695,7 +706,8 @@ void kernels_tuning() {
           "choices of two are joined, the first stays");
     a.open(path, "GPU 1");
     check(a.known.size() == 12 && a.choose("z", 5, 0, nullptr, run) == 4, "choices are read again");
-    check(a.choose("z", 4, 0, nullptr, [](int way) { return way == 3; }) == 3, "one that is no more is timed anew");
+    check(a.choose("z", 4, 0, nullptr, [](int way) { return way == 3; }) == 3,
+          "one that is no more is timed anew");
     other.open(path, "GPU 2");
     check(other.known.empty(), "another machine's choices are not used");
     std::string good = std::string(MappedFile(path).view());
@@ -1018,7 +1030,8 @@ struct Trial {  // a small model with its optimiser
             stage_batch(model, {first, first + B * row}, batch, micro);
             load_batch(model, &slot, batch, micro);
             chunk_forward(model, 0, slot, 0, batch, model.ranks);
-            chunk_backward(model, 0, slot, 0, 0, micro, batch, (real)(1 / tokens), micro + 1 == micro_batches);
+            chunk_backward(model, 0, slot, 0, 0, micro, batch, (real)(1 / tokens),
+                           micro + 1 == micro_batches);
         }
         optimizer.prepare(options, rate, step + update);
         if (update) optimizer_step(model, optimizer, options.clip), step++;
@@ -1661,7 +1674,8 @@ void test_plan_mtnlg() {
               p.stages[1].parameters == 1887859200 && p.stages[34].parameters == 2018972160,
           "of stages 0, 1, 34");
     auto gb = [&](bool sequence, bool flash, bool full) {
-        return std::round(megatron_activations(p, sequence, flash, full ? Recompute::Full : Recompute::None) * 1e-8) /
+        return std::round(megatron_activations(p, sequence, flash, full ? Recompute::Full : Recompute::None) *
+                          1e-8) /
             10;
     };
     check(gb(false, false, false) == 92.5 && gb(true, false, false) == 53.9 &&
@@ -2609,7 +2623,8 @@ std::map<std::string, double> floors(const Model& m, double flops, double bytes)
     for (auto& pieces : {forward_pieces(m, 0), backward_pieces(m, 0)})
         for (auto& piece : pieces)
             for (auto& work : piece.works)
-                out[work.section] += work.kind == Work::Memory ? work.bytes / bytes : work.product.flops() / flops;
+                out[work.section] +=
+                    work.kind == Work::Memory ? work.bytes / bytes : work.product.flops() / flops;
     double x = master_is_parameter ? 0 : sizeof(floatX), r = sizeof(real), n = (double)m.table.elements;
     out["optimizer"] = n * (7 * r + x) / bytes, out["gradient norm"] = n * r / bytes;
     return out;
@@ -2630,15 +2645,18 @@ void print_profile(const std::vector<std::string>& words) {
     for (int i = 0; i < steps; i++) trial.train(windows, 1e-4);
     profile.collect(nullptr), profile.on = false;
     double took = (seconds() - start) / steps, named = 0;
-    printf("%s, B %d, T %d, %s on %s: %.1f ms a step, %.0f tokens/s\nfloor: products at %.4g TFLOP/s, all else at "
-           "%.4g GB/s, both measured here\n%-18s %10s %8s %10s %9s\n", o.model.c_str(), B, shape.T, PRECISION_NAME,
-           device_name().c_str(), took * 1e3, N / took, flops * 1e-12, bytes * 1e-9, "", "ms", "of step", "floor, ms",
-           "of floor");
+    printf(
+        "%s, B %d, T %d, %s on %s: %.1f ms a step, %.0f tokens/s\nfloor: products at %.4g TFLOP/s, all else "
+        "at "
+        "%.4g GB/s, both measured here\n%-18s %10s %8s %10s %9s\n",
+        o.model.c_str(), B, shape.T, PRECISION_NAME, device_name().c_str(), took * 1e3, N / took,
+        flops * 1e-12, bytes * 1e-9, "", "ms", "of step", "floor, ms", "of floor");
     std::map<std::string, double> least = floors(trial.model, flops, bytes);
     for (auto& [name, all] : profile.spent) {
         double spent = all / steps;
         named += spent;
-        std::string floor = least.count(name) ? text("%10.3f %7.1f %%", least[name] * 1e3, 100 * least[name] / spent) : "";
+        std::string floor =
+            least.count(name) ? text("%10.3f %7.1f %%", least[name] * 1e3, 100 * least[name] / spent) : "";
         printf("%-18s %10.3f %6.1f %% %s\n", name.c_str(), spent * 1e3, 100 * spent / took, floor.c_str());
     }
     printf("%-18s %10.3f %6.1f %%\n", "the rest", (took - named) * 1e3, 100 * (took - named) / took);
@@ -2781,7 +2799,8 @@ void bench_kernels() {
     measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
     measure("gelu backward", 12 * A, 0,
             [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, nullptr); });
-    measure("bias gradient of up", 4 * A, 0, [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
+    measure("bias gradient of up", 4 * A, 0,
+            [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
     struct { int NH, HS, T; } heads[] = {{C / 64, 64, T}, {small ? 1 : 16, 128, small ? 64 : 2048}};
     for (auto& h : heads) {
         AttentionShape shape = {std::max(1, N / h.T), h.T, h.NH, h.HS};
@@ -2818,6 +2837,21 @@ void bench_kernels() {
         gpu::cross_entropy(losses, nullptr, logits, most, sums, tokens, real(1e-4), true, N, {V, Vp, 0},
                            nullptr);
     });
+    if (sizeof(floatX) == 2) {
+        uint8_t *q = (uint8_t*)room(wide), *q_t = (uint8_t*)room(wide);
+        Fp8Scratch f = {(uint8_t*)room(wide),
+                        (uint8_t*)room(wide),
+                        (uint8_t*)room(wide),
+                        (uint8_t*)room(4L * C * C),
+                        (Fp8Scratch::Scale*)room(3 * sizeof(Fp8Scratch::Scale)),
+                        (float*)room(fp8_parts * sizeof(float))};
+        measure("rounding to fp8, and transposed", (2 * x + 2) * (double)wide, 0, [&] {
+            gpu::fp8_round((e5m2*)q, (e5m2*)q_t, f.scales, f.parts, a, N, 4 * C, nullptr);
+        });
+        if (device_has_fp8())
+            measure("up in fp8, rounding included", 0, 2.0 * N * 4 * C * C,
+                    [&] { fp8::matmul_forward(b, o, w, bias, f, N, C, 4 * C, nullptr); });
+    }
     floatX* weights = xs(parameters);
     real *master = master_is_parameter ? (real*)weights : rs(parameters), *m = rs(parameters),
          *v = rs(parameters), *g = rs(parameters);

@@ -115,8 +115,8 @@ inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& giv
     }
     for (auto& word : given)
         if (word.ends_with(".blend"))
-            fail("%s: stands among %zu names: give one .blend alone, or write its sets as WEIGHT:FILE", word.c_str(),
-                 given.size());
+            fail("%s: stands among %zu names: give one .blend alone, or write its sets as WEIGHT:FILE",
+                 word.c_str(), given.size());
     if (weighted.empty()) return {{set_name(given[0]), 1, given}};
     if (weighted.size() != given.size())
         fail("some of the %zu sets have a weight and some have none: write WEIGHT:FILE for each, or for none",
@@ -134,7 +134,8 @@ struct Blend {
         std::vector<double> weights;
         double sum = 0;
         for (auto& s : sets) weights.push_back(s.weight), sum += s.weight;
-        if (!std::isfinite(sum)) fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
+        if (!std::isfinite(sum))
+            fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
         return weights;
     }
     Blend(const std::vector<std::string>& names, int T, uint64_t seed)

@@ -1,4 +1,4 @@
-// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and the norm that gradients are cut to
+// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and clipping by the norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device

@@ -8,6 +8,8 @@
 //   that does not depend on threads: equal tokens stand together in `sorted`, which the host makes
 //   talks: nobody          cost: x written, then read and written; backward dx read twice: memory bound
 #pragma once
+#include <algorithm>
+#include <vector>
 #include "base/device.h"
 
 // the rows of a batch, ordered by their tokens, equal ones by row: run i is rows[starts[i]] … up to, without,
@@ -115,7 +117,7 @@ __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int*
     store_row(x + at.n * C, at.c, C, v);
 }
 
-// block (32, 8) a run of equal tokens and 32 vectors of columns: every 8th row a warp, then the warps in order
+// block (32, 8) a run of equal tokens, 32 vectors of columns: every 8th row a warp, then the warps in order
 constexpr int embedding_warps = 8;
 __global__ void embedding_backward_kernel(real* dwte, const int* tokens, SortedTokens sorted,
                                           const floatX* dx, int row, int rows, int N, int C) {

@@ -2,6 +2,7 @@
 //   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db (OC) real
 //   kept:  nothing (the block keeps x)
 //   backward: dx is set; dw and db are set or, with `add`, added to, dw by the product itself
+//   gpu: GELU and the bias's gradient are made in a product's epilogue or apart: see tuning.h
 //   talks: nobody          cost: 2*N*C*OC flops forward, twice that backward: compute bound
 #pragma once
 #include "base/gemm.h"
@@ -20,7 +21,8 @@ inline Gemm<floatX> input_product(floatX* dx, const floatX* dy, const floatX* w,
     linear_flops += 2L * N * C * OC;
     return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
 }
-inline Gemm<real> weight_product(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC, bool add) {
+inline Gemm<real> weight_product(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
+                                 bool add) {
     linear_flops += 2L * N * C * OC;
     return {.out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(add)};
 }
@@ -82,12 +84,12 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
     add_bias(forward_product(y, x, w, N, C, OC), b, s);
 }
 
-// GELU in the product's epilogue, or in a pass of its own, which is always possible: whichever is faster
-template <class Run>
-bool fuses_gelu(const char* what, const Gemm<floatX>& product, int N, int C, int OC, Stream s, Run run) {
+// in the product's epilogue, or in a pass of its own, which is always possible: whichever is faster
+template <class Out, class Run>
+bool fuses(const char* what, const Gemm<Out>& product, int N, int C, int OC, Stream s, Run run) {
     static Remembered<std::tuple<int, int, int>, bool> chosen;  // one for each `run`
     return chosen.get({N, C, OC}, [&] {
-        if (!fits_epilogue(product.n) || !can_multiply(product)) return false;
+        if (!fits_epilogue(product.n) || !fits_epilogue(product.m) || !can_multiply(product)) return false;
         std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
         return tuning.choose(key, 2, 0, s, [&](int way) { return run(way == 1), true; }) == 1;
     });
@@ -101,13 +103,20 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
         if (fused) return gemm(product, s);
         add_bias(plain, b, s), gelu_forward(y, up, (long)N * OC, s);
     };
-    run(fuses_gelu("GELU", product, N, C, OC, s, run));
+    run(fuses("GELU", product, N, C, OC, s, run));
 }
 
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, bool add, Stream s) {
-    if (db) column_sum(db, dy, scratch, N, OC, add, s);
-    gemm(weight_product(dw, dy, x, N, C, OC, add), s);
+    Gemm<real> plain = weight_product(dw, dy, x, N, C, OC, add), product = plain;
+    product.row_sums = add ? scratch : db;
+    auto run = [&](bool fused) {
+        gemm(fused ? product : plain, s);
+        if (!fused) column_sum(db, dy, scratch, N, OC, add, s);
+        else if (add) LAUNCH(column_sum_finish_kernel, ceil_div(OC, 128), 128, 0, s, db, scratch, 1, OC, add);
+    };
+    if (db) run(fuses("bias gradient", product, N, C, OC, s, run));
+    else gemm(plain, s);
     if (dx) gemm(input_product(dx, dy, w, N, C, OC), s);
 }
 
@@ -122,7 +131,7 @@ inline void matmul_gelu_backward(floatX* dup, real* db_up, real* dw, const float
         if (fused) column_sum(db_up, dup, scratch, N, C, add, s);
         else gelu_backward(dup, db_up, up, scratch, N, C, add, s);
     };
-    run(fuses_gelu("GELU backward", product, N, C, OC, s, run));
+    run(fuses("GELU backward", product, N, C, OC, s, run));
 }
 
 }  // namespace gpu

@@ -202,9 +202,10 @@ inline std::string search(const Run& run, const Hardware& h) {
         "simulated\n",
         all.size(), run.grid.world.size, impossible, large, h.memory * 1e-9, good.size());
     if (all.empty())
-        return out + text("  no tensor x pipeline of %d heads and %d layers divides %d ranks so that --batch %d goes "
-                          "round the replicas: choose other ranks or another batch\n", run.options.heads,
-                          run.state.shape.L, run.grid.world.size, run.options.batch);
+        return out +
+            text("  no tensor x pipeline of %d heads and %d layers divides %d ranks so that --batch %d goes "
+                 "round the replicas: choose other ranks or another batch\n",
+                 run.options.heads, run.state.shape.L, run.grid.world.size, run.options.batch);
     if (impossible) out += text("  impossible, the first: %s\n", why.c_str());
     if (good.empty() && large) return out + "  none fits: plan for more ranks, or a smaller model\n";
     if (good.empty()) return out;

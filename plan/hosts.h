@@ -23,7 +23,8 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
         if (!(words >> name)) continue;
         int count = slots;
         while (words >> word) {
-            if (word.rfind("max_slots=", 0) == 0 || word.rfind("max-slots=", 0) == 0) continue;  // mpirun's own
+            // mpirun's own
+            if (word.rfind("max_slots=", 0) == 0 || word.rfind("max-slots=", 0) == 0) continue;
             char* end = nullptr;
             long given = word.rfind("slots=", 0) == 0 ? strtol(word.c_str() + 6, &end, 10) : 0;
             count = (int)given;

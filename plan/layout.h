@@ -61,7 +61,9 @@ inline bool uses_flash(const Options& o, const Target& target) {
 }
 
 inline Recompute recompute_of(const Options& o) {
-    return o.recompute == "full" ? Recompute::Full : o.recompute == "light" ? Recompute::Light : Recompute::None;
+    return o.recompute == "full" ? Recompute::Full
+        : o.recompute == "light" ? Recompute::Light
+                                 : Recompute::None;
 }
 
 // micro-batches of a replica in a round of evaluation: many, so that the pipeline is seldom empty

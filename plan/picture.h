@@ -60,7 +60,8 @@ inline std::string svg(const Picture& p) {
         left + width + 30, height);
     out += text(
         "<text x=\"%.0f\" y=\"18\" font-size=\"15\">%s</text>\n<text x=\"%.0f\" y=\"36\" "
-        "fill=\"#666\">light: forward, dark: backward, a colour a micro-batch; below: %supdate (black)</text>\n",
+        "fill=\"#666\">light: forward, dark: backward, a colour a micro-batch; below: %supdate "
+        "(black)</text>\n",
         left, p.title.c_str(), left, buckets ? "buckets reduced (grey), gathered (green), " : "");
     out += text("<rect x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.1f\" fill=\"#f1f1f1\"/>\n", left, top,
                 width, row * p.stages);

@@ -88,13 +88,16 @@ inline Choices possible_micro_batches(const Plan& plan) {
             continue;
         }
         out.refused.push_back(text("not %d%s: a rank would want %.1f GB of %.0f", b,
-                                   b < common ? " and more" : "", wanted * 1e-9, plan.hardware.memory * 1e-9));
+                                   b < common ? " and more" : "", wanted * 1e-9,
+                                   plan.hardware.memory * 1e-9));
         break;
     }
     for (int b : divisors(share)) if (common % b && !beyond) beyond = b;
-    out.refused.push_back(beyond ? text("not %d …: they divide the batch's %d on a replica, but not all of the "
-                                        "ramp's, which have %d in common", beyond, share, common)
-                                 : text("no others: they do not divide a replica's %d", share));
+    out.refused.push_back(beyond
+                              ? text("not %d …: they divide the batch's %d on a replica, but not all of the "
+                                     "ramp's, which have %d in common",
+                                     beyond, share, common)
+                              : text("no others: they do not divide a replica's %d", share));
     return out;
 }
 
@@ -128,7 +131,8 @@ inline double megatron_activations(const Plan& plan, bool sequence, bool flash, 
     double layers = (double)flight * m.L / plan.grid.p, scores = flash ? 0 : 5.0 * m.NH * m.T / (m.C * t);
     if (plan.o.pipeline_chunks > 1)
         layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
-    double each = 10, cut = 24;  // bytes of a value of the stream that every tensor rank has, and that they share
+    // bytes of a value of the stream that every tensor rank has, and that they share
+    double each = 10, cut = 24;
     if (recompute == Recompute::Light) each -= 4, cut -= 8;  // outputs of layer norms, of GELU
     double layer = recompute == Recompute::Full ? 2 / (sequence ? t : 1)
         : (sequence ? (each + cut) / t : each + cut / t) + scores;
@@ -294,12 +298,13 @@ inline std::string plan_json(const Plan& plan) {
         "\"micro_batches\": %d,\n",
         plan.world(), plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.o.micro_batch, micro_batches);
     const Options& o = plan.o;
-    out += text(" \"pipeline_chunks\": %d, \"pipeline_group\": %d, \"sequence_parallel\": %s, \"recompute\": %s, "
-                "\"zero\": %d, \"attention\": %s, \"fp8\": %s, \"loss_chunk\": %d,\n", o.pipeline_chunks,
-                pipeline_shape(o, plan.grid.d, o.batch).N, o.sequence_parallel == "yes" ? "true" : "false",
-                json_quote(o.recompute).c_str(), o.zero,
-                uses_flash(o, plan.target) ? "\"flash\"" : "\"materialised\"", o.fp8 == "yes" ? "true" : "false",
-                o.loss_chunk);
+    out += text(
+        " \"pipeline_chunks\": %d, \"pipeline_group\": %d, \"sequence_parallel\": %s, \"recompute\": %s, "
+        "\"zero\": %d, \"attention\": %s, \"fp8\": %s, \"loss_chunk\": %d,\n",
+        o.pipeline_chunks, pipeline_shape(o, plan.grid.d, o.batch).N,
+        o.sequence_parallel == "yes" ? "true" : "false", json_quote(o.recompute).c_str(), o.zero,
+        uses_flash(o, plan.target) ? "\"flash\"" : "\"materialised\"", o.fp8 == "yes" ? "true" : "false",
+        o.loss_chunk);
     out += text(" \"precision\": %s, \"hardware\": %s, \"memory_limit\": %.0f, \"fits\": %s,\n",
                 json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware.name).c_str(),
                 plan.hardware.memory, plan.fits() ? "true" : "false");

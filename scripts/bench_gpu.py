@@ -15,6 +15,8 @@ import time
 # model: sequence, micro-batches from the largest on
 STEPS = {"124M": (1024, (64, 32, 16)), "350M": (1024, (64, 32, 16)), "774M": (1024, (32, 16, 8)), "1558M": (1024, (16, 8, 4)),
          "1.3B": (2048, (16, 8, 4)), "2.7B": (2048, (8, 4, 2)), "6.7B": (2048, (8, 4, 2))}
+# other ways to train some of them, beside the usual one
+VARIANTS = {"124M": ("--graph no", "--graph yes", "--fp8 yes"), "1.3B": ("--fp8 yes", "--recompute light"), "6.7B": ("--recompute light", "--fp8 yes")}
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--output", default="bench_gpu", help="OUTPUT.json and OUTPUT.md [bench_gpu]")
 parser.add_argument("--models", nargs="*", default=list(STEPS), choices=list(STEPS), help="whose steps are timed [all]")
@@ -79,13 +81,13 @@ def median_rate(rates):
     return statistics.median(later) if later else None
 
 
-def ours(model):
+def ours(model, *extra):
     """tokens/s and MFU with the largest micro-batch that fits."""
     sequence, sizes = STEPS[model]
     for size in sizes if not o.rehearse else (2,):
-        metrics = f"{work}/{model}-{size}.jsonl"
+        metrics = f"{work}/{model}-{size}{''.join(extra)}.jsonl"
         result = run([trainer, "--model", model, *small, "--train", f"{work}/tokens.bin", "--vocabulary", "50257", "--batch", str(size),
-                      "--micro-batch", str(size), "--steps", str(o.steps), "--metrics", metrics])
+                      "--micro-batch", str(size), "--steps", str(o.steps), "--metrics", metrics, *extra])
         if result.returncode == 0:
             lines = [json.loads(line) for line in open(metrics)]
             length = 64 if o.rehearse else sequence
@@ -121,6 +123,9 @@ for model in o.models:
         rows.append({"model": model, "skipped": f"{o.minutes:g} minutes were over"})
         continue
     row = {"model": model, "sequence": STEPS[model][0], "ours": ours(model)}
+    for variant in VARIANTS.get(model, ()):
+        if not late() and not (o.rehearse and "fp8" in variant):  # fp8 wants bf16, which the rehearsal has not
+            row.setdefault("variants", {})[variant] = ours(model, *variant.split())
     if machine["torch"] != "not here":
         row["pytorch"], row["pytorch_tried"] = twin(model)
     for peer in o.peer:
@@ -156,6 +161,11 @@ for row in rows:
     out.append(f"| {row['model']} | {row.get('sequence', '-')} | {mine.get('micro_batch', '-')} | {number(mine.get('tokens_per_second'), ',.0f')} | "
                f"{number(mine.get('mfu'), '.1%')} | {number(other.get('tokens_per_second'), ',.0f')} | {number(ratio, '.2f')} | "
                f"{row.get('skipped', peers)} |")
+for row in rows:
+    for variant, got in row.get("variants", {}).items():
+        got = got or {}
+        out.append(f"| {row['model']}, {variant} | {row['sequence']} | {got.get('micro_batch', '-')} | {number(got.get('tokens_per_second'), ',.0f')} | "
+                   f"{number(got.get('mfu'), '.1%')} | | | |")
 out += ["", "MFU counts 6 N + 6 L C T FLOPs a token: N without the position table, causal attention once."]
 with open(o.output + ".md", "w") as f:
     f.write("\n".join(out) + "\n")

@@ -106,8 +106,9 @@ inline const std::vector<Option> option_table = [] {
         {"tokenizer", &O::tokenizer, 0,
          "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
         {"batch", &O::batch, 1, "sequences in a step; prompts of a file at once"},
-        {"micro-batch", &O::micro_batch, 1, "sequences computed at once; divides --batch (default: up to 4); auto: as many as fit",
-         nullptr, true},
+        {"micro-batch", &O::micro_batch, 1,
+         "sequences computed at once; divides --batch (default: up to 4); auto: as many as fit", nullptr,
+         true},
         {"ramp-start", &O::ramp_start, 0, "sequences in the first step; grows to --batch; 0: no ramp"},
         {"ramp-increment", &O::ramp_increment, 1, "by this many at a time (default: --ramp-start)"},
         {"ramp-tokens", &O::ramp_tokens, 1, "over this many tokens"},
@@ -150,14 +151,16 @@ inline const std::vector<Option> option_table = [] {
          "chunks of layers on a stage v; more than 1: interleaved 1F1B"},
         {"pipeline-group", &O::pipeline_group, 1,
          "micro-batches before the next chunk (default: p if possible)"},
-        {"recompute", &O::recompute, 0, "full: keep only the input of each block; light: all but outputs of layer norm and GELU; none"},
+        {"recompute", &O::recompute, 0,
+         "full: keep only the input of each block; light: all but outputs of layer norm and GELU; none"},
         {"attention", &O::attention, 0,
          "flash: scores stay on chip; materialised: in memory; auto: flash where kernel and head size allow "
          "it"},
         {"loss-chunk", &O::loss_chunk, 1,
          "tokens of a micro-batch whose logits are in memory at once (default: all)"},
         {"fp8", &O::fp8, 0,
-         "yes: the blocks' linear layers in 8 bits, e4m3 forward, e5m2 for gradients (bf16 builds; sm_89 and later); "
+         "yes: the blocks' linear layers in 8 bits, e4m3 forward, e5m2 for gradients (bf16 builds; sm_89 and "
+         "later); "
          "no"},
         {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
         {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},

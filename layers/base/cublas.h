@@ -1,7 +1,7 @@
 // cublas.h   gpu::gemm by cuBLASLt; included by gemm.h
 //   cuBLASLt is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T.
-//   Of the algorithms that its heuristics name for a product, the fastest is found by tuning.h, and taken from
-//   then on. Only those that sum in one order take part, and never in bf16.
+//   Of the algorithms that its heuristics name for a product, tuning.h finds the fastest, taken from then on.
+//   Only those that sum in one order take part, and never in bf16.
 #pragma once
 #if defined(__CUDACC__)
 #include <cublasLt.h>
@@ -61,7 +61,12 @@ struct Described {
         if (g.up || g.gelu_of) {
             const void* aux = g.up ? g.up : g.gelu_of;
             int64_t ld = g.n;
-            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux), set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux),
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+        }
+        if (g.row_sums) {
+            set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.row_sums);
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB);
         }
         if (g.bias || g.gelu_of)
             set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_of ? CUBLASLT_EPILOGUE_DGELU
@@ -134,8 +139,8 @@ struct Cublas {
     }
 
     template <class Out, class Left, class Right>
-    cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const Described& d, const cublasLtMatmulAlgo_t& algo,
-                            Stream s) {
+    cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const Described& d,
+                            const cublasLtMatmulAlgo_t& algo, Stream s) {
         return cublasLtMatmul(handle, d.product, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
                               d.C, &algo, workspace, cublas_workspace, s);
     }
@@ -144,7 +149,7 @@ struct Cublas {
     const cublasLtMatmulAlgo_t& choose(const Gemm<Out, Left, Right>& g, const Described& d, Stream s) {
         int kind = (int)sizeof(Out) * 8 + 4 * (g.gelu_of != nullptr) + 2 * (g.up != nullptr) +
             (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
-            512 * std::is_same_v<Left, e5m2>;
+            512 * std::is_same_v<Left, e5m2> + 1024 * (g.row_sums != nullptr);
         Shape shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch, kind,
                        (int)d.align};
         return chosen.get(shape, [&] { return time_algorithms(g, d, kind, s); });
@@ -152,14 +157,17 @@ struct Cublas {
 
 private:
     template <class Out, class Left, class Right>
-    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const Described& d, int kind, Stream s) {
+    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const Described& d, int kind,
+                                         Stream s) {
         Candidates all = candidates(d);
         if (!all.count)
             fail("cuBLASLt has no algorithm for a product in " PRECISION_NAME " aligned to %u bytes: choose "
                  "sizes that are multiples of 8", d.align);
-        std::string key = text("product " PRECISION_NAME " %d x %d x %d %c%c %ld %ld %ld batch %d kind %d "
-                               "align %u", g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n',
-                               g.lda, g.ldb, g.ldc, g.batch, kind, d.align);
+        std::string key = text("product " PRECISION_NAME
+                               " %d x %d x %d %c%c %ld %ld %ld batch %d kind %d "
+                               "align %u",
+                               g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n', g.lda,
+                               g.ldb, g.ldc, g.batch, kind, d.align);
         int best = tuning.choose(key, all.count, 0, s, [&](int way) {
             return multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
         });

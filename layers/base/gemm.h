@@ -1,9 +1,11 @@
 // gemm.h   one call for every matrix product: gpu is cuBLASLt (in emulation the host's BLAS), ref the BLAS
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
-//   a, b are floatX, or fp8 numbers that are multiplied by *scale_a, *scale_b; out is floatX or real. `batch` products whose operands lie `stride` elements apart.
+//   a, b are floatX, or fp8 numbers that are multiplied by *scale_a, *scale_b; out is floatX or real. `batch`
+//   products whose operands lie `stride` elements apart.
 //   With `bias` (n): added to every row of out; on CUDA only where fits_epilogue says so. Then, with `up`
 //   (m, n), out = GELU of the sum, which is stored in `up`; with `gelu_of` (m, n): out = the product times
-//   the slope of GELU there. These are cuBLASLt's epilogues.
+//   the slope of GELU there. `row_sums` (m) become op(a) summed over k: the gradient of a bias, in the
+//   product that makes its weight's. These are cuBLASLt's epilogues.
 //   cost: 2*m*n*k*batch flops
 #pragma once
 #include <vector>
@@ -23,6 +25,7 @@ struct Gemm {
     const floatX* bias = nullptr;
     floatX* up = nullptr;             // rows of out's length, as are these
     const floatX* gelu_of = nullptr;
+    Out* row_sums = nullptr;          // (m), set: op(a) summed over k; on CUDA where fits_epilogue says so
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
 
@@ -89,6 +92,16 @@ Out finish(const Gemm<Out, A, B>& g, int r, int c, real x) {
     return Out(gelu_of(real(g.up[at])));
 }
 
+template <class Out, class A, class B>
+void sum_rows(const Gemm<Out, A, B>& g, const real* a) {
+    #pragma omp parallel for
+    for (int r = 0; r < g.m; r++) {
+        real sum = 0;
+        for (int k = 0; k < g.k; k++) sum += a[g.transpose_a ? k * g.lda + r : r * g.lda + k];
+        g.row_sums[r] = Out(sum);
+    }
+}
+
 template <class Out, class A = floatX, class B = floatX>
 void gemm(const Gemm<Out, A, B>& given, Stream) {
     Gemm<Out, A, B> g = packed(given);
@@ -97,6 +110,7 @@ void gemm(const Gemm<Out, A, B>& given, Stream) {
         Widened a(g.a + i * g.stride_a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
         Widened b(g.b + i * g.stride_b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
         Out* out = g.out + i * g.stride_out;
+        if (g.row_sums) sum_rows(g, a.data);
         if constexpr (std::is_same_v<Out, real>) {
             blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, g.beta,
                  out, g.ldc);

@@ -1,6 +1,6 @@
 // profile.h   where a step's time goes, by the names of its steps
-//   { Section timed("attention", stream); … }   what is given to the stream until the brace: named in NVTX, for
-//   NVIDIA's profilers, and timed in the stream while profile.on; collect() adds the times up.
+//   { Section timed("attention", stream); … }   what is given to the stream until the brace: named for
+//   NVIDIA's profilers (NVTX), and timed in the stream while profile.on; collect() adds the times up.
 #pragma once
 #include <list>
 #include <string>

@@ -46,7 +46,7 @@ struct Tuning {
         path = file, machine = of;
         known = read();
     }
-    // puts into the file what it has not yet, and knows what it then holds; ranks that save together take turns
+    // puts into the file what it has not yet, and knows what it then holds; ranks take turns
     void save() {
         if (path.empty()) return;
         try {

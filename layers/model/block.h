@@ -55,7 +55,8 @@ struct Ranks {
 // what is not kept for backward, but computed again there
 enum class Recompute {
     None,
-    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 values kept for each of the stream's;
+    // outputs of layer norms and of GELU: cheap, and 6 of the 16 values kept for each of the stream's;
+    Light,
             // the same to the last bit, but where a product's epilogue made GELU: then to rounding
     Full,   // all but the block's input
 };
@@ -141,8 +142,8 @@ inline floatX* reduce_rows(const Ranks& ranks, floatX* own, floatX* partial, int
 }
 
 // the block's linear layers, in floatX or in fp8; what stands for fp8 is nowhere else
-inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, const Scratch& scratch,
-                           int N, int C, int OC, Stream s) {
+inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b,
+                           const Scratch& scratch, int N, int C, int OC, Stream s) {
     if (scratch.fp8.x) fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
     else dev::matmul_forward(y, x, w, b, N, C, OC, s);
 }

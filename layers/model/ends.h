@@ -130,7 +130,8 @@ inline void loss_backward(floatX* d, real* losses, const EndActivations& e, cons
         dev::matmul_backward(scratch.branch + (long)first * C, dwte, nullptr, e.logits, some, wte,
                              scratch.sums, n, C, m.Vp / ranks.tp.size, add || first > 0, s);
     }
-    const floatX* dln = reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of the logits' gradient", s);
+    const floatX* dln =
+        reduce_rows(ranks, scratch.part, scratch.branch, N, C, "sum of the logits' gradient", s);
     Section timed("layer norm", s);
     set_zero(d, (size_t)N_r * C * sizeof(floatX), s);
     dev::layernorm_backward(d, dw, db, dln, x, w, e.mean, e.rstd, scratch.sums, N_r, C, add, s);

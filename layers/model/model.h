@@ -70,7 +70,8 @@ struct Model {
     std::vector<Arena> arenas;
     std::vector<comm::Mark> gathered; // of each bucket's parameters, after an update
     Stream stream = nullptr;
-    int* staged = nullptr;           // on the host: of each micro-batch of a step what goes to a slot's tokens …
+    // on the host: of each micro-batch of a step what goes to a slot's tokens …
+    int* staged = nullptr;
     std::vector<int> token_counts;   // for sorting
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)

@@ -57,7 +57,7 @@ struct Optimizer {
     int owner;      // this rank, among those that share the state
     std::vector<Owned> owned;
     std::vector<Slice> slices;
-    // on the device: of each 128 elements; slices; sums of squares of all buckets, and their parts; rule, clip
+    // on the device: traits of each 128 elements, slices, sums of squares of all buckets and their parts
     uint8_t* traits = nullptr;
     Slice* device_slices;
     double *squares, *square_parts;
@@ -141,7 +141,7 @@ inline void finish_gradients(Model& model) {
     comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// how far gradients are scaled down: from a sum of squares for each bucket, then over the whole model's buckets
+// how far gradients are scaled down: a sum of squares for each bucket, then over all of the whole model
 inline void find_clip(Model& model, Optimizer& o, double largest) {
     Section timed("gradient norm", model.stream);
     int numbers = model.table.numbers;

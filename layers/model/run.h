@@ -116,8 +116,8 @@ inline void settle_batch(Run& run) {
     if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
     if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
     if (o.ramp_start > o.batch)
-        fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d", o.ramp_start, o.batch,
-             o.batch);
+        fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d", o.ramp_start,
+             o.batch, o.batch);
     if (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment)
         fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
              "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
@@ -148,7 +148,8 @@ inline void settle_batch(Run& run) {
 
 inline void settle_schedule(Run& run) {
     Options& o = run.options;
-    if (o.inference() && o.micro_batch == automatic) fail("--micro-batch auto is for training: give a number");
+    if (o.inference() && o.micro_batch == automatic)
+        fail("--micro-batch auto is for training: give a number");
     if (!o.inference()) settle_batch(run);
     else if (!o.generate.empty()) o.micro_batch = 1;
     else if (!o.micro_batch) o.micro_batch = 4;
@@ -184,10 +185,13 @@ inline void settle_schedule(Run& run) {
 
 // what was timed on such a machine before, and is not to be timed again
 inline void open_tuning(const Options& o) {
-    std::string folder = o.tuning, machine = device_name() + ", " + driver_name() + ", " + dev::gemm_library();
+    std::string folder = o.tuning,
+                machine = device_name() + ", " + driver_name() + ", " + dev::gemm_library();
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (folder.empty() && !host_is_device)
-        folder = cache ? std::string(cache) + "/train_gpt" : home ? std::string(home) + "/.cache/train_gpt" : "";
+        folder = cache ? std::string(cache) + "/train_gpt"
+            : home     ? std::string(home) + "/.cache/train_gpt"
+                       : "";
     if (folder.empty() || folder == "none") return;
     std::error_code e;
     std::filesystem::create_directories(folder, e);  // where it cannot, save() says so
@@ -213,8 +217,11 @@ inline void settle_fp8(const Run& run) {
     if (o.inference()) fail("--fp8 yes is for training: leave it out");
     int t = run.grid.t;
     if (o.hidden % (16 * t) || o.sequence % 16)
-        fail("--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of %d "
-             "and 16", o.hidden, t, o.sequence, 16 * t);
+        fail(
+            "--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of "
+            "%d "
+            "and 16",
+            o.hidden, t, o.sequence, 16 * t);
 }
 
 inline void settle_parallel(Run& run) {

@@ -34,8 +34,8 @@ inline void await_sent(Model& m, Buffer& buffer) {
     buffer.sent = {};
 }
 
-// windows (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of m.staged. It is not to be
-// written again before the step is done.
+// windows (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of m.staged, which
+// is not to be written again before the step is done.
 inline void stage_batch(Model& m, const std::vector<int>& windows, Batch batch, int micro) {
     int N = batch.rows();
     int *tokens = m.staged + (long)micro * m.batch_ints(), *targets = tokens + m.rows();
@@ -152,10 +152,13 @@ inline bool rehearse(Model& m, bool graphs) {
     tuning.on = true;
     compute();
     Graph graph;
-    std::string key = text("graph " PRECISION_NAME " %d layers %d hidden %d heads %d x %d of %d recompute %d "
-                           "flash %d fp8 %d rows of logits %d", m.shape.L, m.shape.C, m.shape.NH, batch.B, batch.T, m.shape.Vp,
+    std::string key = text("graph " PRECISION_NAME
+                           " %d layers %d hidden %d heads %d x %d of %d recompute %d "
+                           "flash %d fp8 %d rows of logits %d",
+                           m.shape.L, m.shape.C, m.shape.NH, batch.B, batch.T, m.shape.Vp,
                            (int)m.setup.recompute, m.setup.flash, m.setup.fp8, m.logits_held());
-    constexpr int short_step = 8;  // micro-batches; in longer ones the host is ahead anyway, and graphs take memory
+    // micro-batches; in longer ones the host is ahead anyway, and graphs take memory
+    constexpr int short_step = 8;
     bool faster = graphs && m.setup.losses <= short_step && tuning.choose(key, 2, 0, m.stream, [&](int way) {
         try {
             if (way) graph.run(m.stream, compute);
