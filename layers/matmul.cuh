@@ -86,10 +86,10 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
 
 // in the product's epilogue, or in a pass of its own, which is always possible: whichever is faster
 template <class Out, class Run>
-bool fuses(const char* what, const Gemm<Out>& product, int N, int C, int OC, Stream s, Run run) {
+bool fuses(const char* what, const Gemm<Out>& product, bool fits, int N, int C, int OC, Stream s, Run run) {
     static Remembered<std::tuple<int, int, int>, bool> chosen;  // one for each `run`
     return chosen.get({N, C, OC}, [&] {
-        if (!fits_epilogue(product.n) || !fits_epilogue(product.m) || !can_multiply(product)) return false;
+        if (!fits || !can_multiply(product)) return false;
         std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
         return tuning.choose(key, 2, 0, s, [&](int way) { return run(way == 1), true; }) == 1;
     });
@@ -103,7 +103,7 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
         if (fused) return gemm(product, s);
         add_bias(plain, b, s), gelu_forward(y, up, (long)N * OC, s);
     };
-    run(fuses("GELU", product, N, C, OC, s, run));
+    run(fuses("GELU", product, fits_epilogue(OC), N, C, OC, s, run));
 }
 
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
@@ -115,7 +115,7 @@ inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
         if (!fused) column_sum(db, dy, scratch, N, OC, add, s);
         else if (add) LAUNCH(column_sum_finish_kernel, ceil_div(OC, 128), 128, 0, s, db, scratch, 1, OC, add);
     };
-    if (db) run(fuses("bias gradient", product, N, C, OC, s, run));
+    if (db) run(fuses("bias gradient", product, fits_epilogue(OC) && fits_epilogue(C), N, C, OC, s, run));
     else gemm(plain, s);
     if (dx) gemm(input_product(dx, dy, w, N, C, OC), s);
 }
@@ -131,7 +131,7 @@ inline void matmul_gelu_backward(floatX* dup, real* db_up, real* dw, const float
         if (fused) column_sum(db_up, dup, scratch, N, C, add, s);
         else gelu_backward(dup, db_up, up, scratch, N, C, add, s);
     };
-    run(fuses("GELU backward", product, N, C, OC, s, run));
+    run(fuses("GELU backward", product, fits_epilogue(C), N, C, OC, s, run));
 }
 
 }  // namespace gpu

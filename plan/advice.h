@@ -137,15 +137,11 @@ inline double tensor_share(const Plan& plan) {
     Schedules none;
     auto model = dry_model(plan.o, plan.shape, plan.grid, stage, none, plan.target);
     double calls = 0, all = 0;
-    for (int chunk = 0; chunk < plan.o.pipeline_chunks; chunk++)
-        for (auto& pieces : {forward_pieces(*model, chunk), backward_pieces(*model, chunk)})
-            for (auto& piece : pieces)
-                for (auto& work : piece.works) {
-                    double s = seconds_of(plan.hardware, work, plan.grid.t,
-                                          tensor_nodes(plan.hardware, plan.grid.t));
-                    all += s;
-                    if (work.kind == Work::Call) calls += s;
-                }
+    each_work(*model, [&](const Work& work) {
+        double s = seconds_of(plan.hardware, work, plan.grid.t, tensor_nodes(plan.hardware, plan.grid.t));
+        all += s;
+        if (work.kind == Work::Call) calls += s;
+    });
     return calls / all;
 }
 

@@ -196,6 +196,15 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
     return pieces;
 }
 
+// every work of a micro-batch on this stage
+template <class F>
+void each_work(const Model& m, F f) {
+    for (int chunk = 0; chunk < m.setup.chunks; chunk++)
+        for (auto& pieces : {forward_pieces(m, chunk), backward_pieces(m, chunk)})
+            for (auto& piece : pieces)
+                for (auto& work : piece.works) f(work);
+}
+
 // nodes: that the tensor-parallel ranks lie on
 inline double seconds_of(const Hardware& h, const Work& w, int t, int nodes) {
     if (w.kind == Work::Memory) return memory_seconds(h, w.bytes);

@@ -160,16 +160,12 @@ inline StepWork step_work(const Model& m, const Schedule& schedule) {
     const Grid& g = m.grid;
     double x = (double)m.setup.precision.x, r = (double)m.setup.precision.real;
     int micro_batches = schedule.shape.m;
-    for (int chunk = 0; chunk < m.setup.chunks; chunk++)
-        for (auto& pieces : {forward_pieces(m, chunk), backward_pieces(m, chunk)})
-            for (auto& piece : pieces)
-                for (auto& work : piece.works) {
-                    if (work.kind == Work::Linear)
-                        out.linear_flops += micro_batches * (int64_t)work.product.flops();
-                    out.product_flops += micro_batches * work.product.flops();
-                    if (work.kind == Work::Call)
-                        add_call(out.traffic, "tensor", work.call, g.t, work.bytes, micro_batches);
-                }
+    each_work(m, [&](const Work& work) {
+        if (work.kind == Work::Linear) out.linear_flops += micro_batches * (int64_t)work.product.flops();
+        out.product_flops += micro_batches * work.product.flops();
+        if (work.kind == Work::Call)
+            add_call(out.traffic, "tensor", work.call, g.t, work.bytes, micro_batches);
+    });
     add_messages(out, m, schedule);
     for (auto& b : m.table.buckets) {
         if (g.d == 1) break;
