@@ -49,7 +49,9 @@ void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
     else resume(run);
     if (!training || !HAS_KERNELS) return;
     open_tuning(o);
-    bool may = o.graph == "auto" && run.grid.world.size == 1 && !host_is_device;
+    // in a longer step the host is ahead anyway, and graphs take memory
+    bool is_short = schedules.rbegin()->second.shape.m <= 8;
+    bool may = o.graph == "auto" && run.grid.world.size == 1 && !host_is_device && is_short;
     bool faster = rehearse(*run.model, may);
     if (o.graph == "auto") run.options.graph = faster ? "yes" : "no";
     tuning.save();

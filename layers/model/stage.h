@@ -157,9 +157,7 @@ inline bool rehearse(Model& m, bool graphs) {
                            "flash %d fp8 %d rows of logits %d",
                            m.shape.L, m.shape.C, m.shape.NH, batch.B, batch.T, m.shape.Vp,
                            (int)m.setup.recompute, m.setup.flash, m.setup.fp8, m.logits_held());
-    // micro-batches; in longer ones the host is ahead anyway, and graphs take memory
-    constexpr int short_step = 8;
-    bool faster = graphs && m.setup.losses <= short_step && tuning.choose(key, 2, 0, m.stream, [&](int way) {
+    bool faster = graphs && tuning.choose(key, 2, 0, m.stream, [&](int way) {
         try {
             if (way) graph.run(m.stream, compute);
             else compute();
