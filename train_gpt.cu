@@ -303,11 +303,9 @@ void save(Run& run) {
 
 // the steps of a run on the machine that is here, if it is known, on rank 0
 std::optional<Plan> predict(const Run& run) {
-    Options o = run.options;
-    o.hardware.clear();
-    Hardware h = choose_hardware(o);
+    Hardware h = choose_hardware(run.options);
     if (h.peak == 0 || sizeof(floatX) != 2 || !run.speaks()) return {};
-    return make_plan(o, run.state.shape, run.grid, h, run.state.samples, false);
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false);
 }
 
 // the step that was just traced, of the first replica; collective over the world

@@ -2,6 +2,7 @@
 //   These are the very tables that training executes: train_gpt.cu builds from them, --plan prints them.
 #pragma once
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 #include "../comm/schedule.h"
@@ -222,6 +223,22 @@ inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Gri
     for (auto& p : model->table.list) out.parameters += p.size;
     for (auto& [batch, schedule] : schedules) out.work[batch] = step_work(*model, schedule);
     return out;
+}
+
+// a rank's bytes on the fullest stage: the first, which has most micro-batches in flight, or the last
+inline double most_stage_bytes(const Options& o, const ModelShape& shape, const Grid& place, uint64_t samples,
+                               const Target& target) {
+    double most = 0;
+    for (int stage : {0, place.p / 2, place.p - 1})
+        most = std::max(most, (double)plan_stage(o, shape, place, stage, samples, target).bytes());
+    return most;
+}
+
+// what the shares of a replica, in all batches that are still to come, have in common: micro-batches divide it
+inline int common_share(const Options& o, uint64_t samples, int d) {
+    int common = 0;
+    for (int batch : batches_from(o, samples)) common = std::gcd(common, batch / d);
+    return common;
 }
 
 // a column for each of the stages

@@ -49,18 +49,15 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
     if (!run.automatic_micro_batch) return;
     Options& o = run.options;
     const Grid& g = run.grid;
-    int common = 0, best = 0;
+    int common = common_share(o, run.state.samples, g.d), best = 0;
     double wanted = 0;
-    for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch / g.d);
     for (int b = 1; b <= common; b++) {
         if (common % b || (b > 1 && g.p > 1 && common / b < g.p)) continue;
         Options with = o;
         with.micro_batch = b;
         double most = 0;
         try {
-            for (int stage : {0, g.p / 2, g.p - 1})
-                most = std::max(most, (double)plan_stage(with, run.state.shape, g, stage, run.state.samples,
-                                                         target).bytes());
+            most = most_stage_bytes(with, run.state.shape, g, run.state.samples, target);
         } catch (const Error&) {
             continue;  // this one makes no schedule
         }

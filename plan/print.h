@@ -69,16 +69,13 @@ struct Choices {
 };
 inline Choices possible_micro_batches(const Plan& plan) {
     Choices out;
-    int common = 0, share = plan.o.batch / plan.grid.d, beyond = 0;
-    for (int batch : batches_from(plan.o, plan.samples)) common = std::gcd(common, batch / plan.grid.d);
+    int common = common_share(plan.o, plan.samples, plan.grid.d), share = plan.o.batch / plan.grid.d, beyond = 0;
     for (int b : divisors(common)) {
         Options with = plan.o;
         with.micro_batch = b;
         double wanted = 0;
         try {
-            for (int stage : {0, plan.grid.p / 2, plan.grid.p - 1})
-                wanted = std::max(wanted, (double)plan_stage(with, plan.shape, plan.grid, stage, plan.samples,
-                                                             plan.target).bytes());
+            wanted = most_stage_bytes(with, plan.shape, plan.grid, plan.samples, plan.target);
         } catch (const Error& e) {
             out.refused.push_back(text("not %d: %s", b, e.what()));
             continue;

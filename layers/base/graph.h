@@ -14,13 +14,11 @@ public:
     ~Graph() {
         if (whole) cudaGraphExecDestroy(whole);
     }
-    // gives the work to the stream; true: work() was called, to be recorded
+    // gives the work to the stream; the first time work() is called, and recorded
     template <class Work>
-    bool run(Stream s, Work work) {
-        bool first = !whole;
-        if (first) record(s, work);
+    void run(Stream s, Work work) {
+        if (!whole) record(s, work);
         check_cuda(cudaGraphLaunch(whole, s), "launching a graph");
-        return first;
     }
 
 private:
@@ -45,9 +43,8 @@ private:
 #else
 struct Graph {
     template <class Work>
-    bool run(Stream, Work work) {
+    void run(Stream, Work work) {
         work();
-        return true;
     }
 };
 #endif

@@ -22,7 +22,7 @@ public:
     void give(Stream s, int of_batch, bool as_graph, Work work) {
         int64_t before = linear_flops;
         if (!as_graph) return work();
-        if (batch == of_batch) return linear_flops += flops, void(graph->run(s, work));
+        if (batch == of_batch) return linear_flops += flops, graph->run(s, work);
         graph = std::make_unique<Graph>(), batch = 0;  // one at a time: they take memory
         graph->run(s, work);
         batch = of_batch, flops = linear_flops - before;
