@@ -78,7 +78,10 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
     bool good = got.size() == want.size();
     for (size_t i = 0; good && i < got.size(); i++) {
         double error = std::abs(got[i] - want[i]) / (std::abs(want[i]) + rms + 1e-300);
-        if (!(error <= worst)) worst = error, at = i;
+        if (!(error <= worst)) {
+            worst = error;
+            at = i;
+        }
     }
     if (!(worst <= tolerance)) good = false;
     check(good, good ? what : text("%s: element %zu of %zu is %.9g, wants %.9g: off by %.2e, at most %.2e",
@@ -106,7 +109,10 @@ void test_rng() {
     size_t n = 100000;
     auto x = random_values<double>(n, 7);
     double mean = 0, square = 0;
-    for (double v : x) mean += v / n, square += v * v / n;
+    for (double v : x) {
+        mean += v / n;
+        square += v * v / n;
+    }
     check(std::abs(mean) < 5 / std::sqrt(n) && std::abs(square - 1) < 5 * std::sqrt(2.0 / n),
           "normals have mean 0, variance 1");
     std::vector<double> part(1001);
@@ -153,9 +159,13 @@ void test_options() {
     refuses("is not a regular file", [] { options_of({"--config", "/tmp"}); });
     refuses("has an empty value", [] { options_of({"--resume", ""}); });
     refuses("run.conf line 1: --layers x: want a whole",
-            [&] { write_file(path, "layers x\n"), options_of({"--config", path}); });
+            [&] {
+                write_file(path, "layers x\n");
+                options_of({"--config", path});
+            });
     refuses("line 2: layers stands here a second", [&] {
-        write_file(path, "layers 1\nlayers 2\n"), options_of({"--config", path});
+        write_file(path, "layers 1\nlayers 2\n");
+        options_of({"--config", path});
     });
     refuses("too large, at most 10000", [] { Options p = options_of({"--layers", "20000000"});
                                             model_shape(p, 0); });
@@ -221,7 +231,10 @@ void test_emulated() {
     std::vector<int> out(1024, 0), next(1, 0);
     int *o = out.data(), *n = next.data();
     auto refused = [](const std::string& part, auto launch) {
-        refuses(part, [&] { launch(), synchronize(nullptr); });
+        refuses(part, [&] {
+            launch();
+            synchronize(nullptr);
+        });
     };
     refused("waits for ever: 1 of 64 threads never reach its __syncthreads()",
             [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, o); });
@@ -278,11 +291,13 @@ void test_emulated() {
             read.record(b);
             read.hold(a);
             set_zero(from, sizeof(int), a);
-            synchronize(a), synchronize(b);
+            synchronize(a);
+            synchronize(b);
             early[with_event] += *to < 0;
             check(*from == 0, "a stream keeps its order");
         }
-        cudaStreamDestroy(a), cudaStreamDestroy(b);
+        cudaStreamDestroy(a);
+        cudaStreamDestroy(b);
     }
     check(early[true] == 0, "an event orders two streams");
     check(early[false] > 10, text("without it the second is too early: %d of 100 times", early[false]));
@@ -366,7 +381,10 @@ void test_gradients() {
     }
     {
         X x = random_values<floatX>(50, 5, 2), y(50), r = random_values<floatX>(50, 6), d = r;
-        auto forward = [&] { return ref::gelu_forward(y.data(), x.data(), 50, nullptr), dot(y, r); };
+        auto forward = [&] {
+            ref::gelu_forward(y.data(), x.data(), 50, nullptr);
+            return dot(y, r);
+        };
         R db(1);
         ref::gelu_backward(d.data(), db.data(), x.data(), nullptr, 50, 1, false, nullptr);
         differences("gelu dx", x, wide(d), forward);
@@ -377,8 +395,11 @@ void test_gradients() {
             b = random_values<floatX>(OC, 9);
         X y(N * OC), r = random_values<floatX>(N * OC, 10), dx(N * C);
         R dw(OC * C, 0), db(OC, 0);
-        auto forward = [&] { return ref::matmul_forward(y.data(), x.data(), w.data(), b.data(), N, C, OC,
-                                                        nullptr), dot(y, r); };
+        auto forward = [&] {
+            ref::matmul_forward(y.data(), x.data(), w.data(), b.data(), N, C, OC,
+                                                        nullptr);
+            return dot(y, r);
+        };
         ref::matmul_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), nullptr, N, C, OC,
                              false, nullptr);
         differences("matmul dx", x, wide(dx), forward);
@@ -389,8 +410,10 @@ void test_gradients() {
         AttentionShape a = {2, T, 2, 3};
         long n = a.B * T * a.row(), m = a.B * T * a.out(), s = (long)a.B * a.NH * T * T;
         X qkv = random_values<floatX>(n, 11), o(m), p(s), r = random_values<floatX>(m, 12), d(n), dp(s);
-        auto forward = [&] { return ref::attention_forward(o.data(), p.data(), qkv.data(), a, nullptr),
-                            dot(o, r); };
+        auto forward = [&] {
+            ref::attention_forward(o.data(), p.data(), qkv.data(), a, nullptr);
+            return dot(o, r);
+        };
         forward();
         ref::attention_backward(d.data(), dp.data(), r.data(), p.data(), qkv.data(), a, nullptr);
         differences(text("attention dqkv, T %d", T), qkv, wide(d), forward);
@@ -402,7 +425,8 @@ void test_gradients() {
           d(n);
         R lse(rows);
         auto forward = [&] {
-            return ref::flash_attention_forward(o.data(), lse.data(), qkv.data(), a, nullptr), dot(o, r);
+            ref::flash_attention_forward(o.data(), lse.data(), qkv.data(), a, nullptr);
+            return dot(o, r);
         };
         forward();
         ref::attention_forward(whole.data(), p.data(), qkv.data(), a, nullptr);
@@ -506,14 +530,15 @@ void kernels_layernorm() {
         gpu::layernorm_forward(y.device, mean.device, rstd.device, x.device, w.device, b.device, N, C,
                                nullptr);
         y.agree("layernorm y" + size, rounding);
-        mean.agree("layernorm mean" + size, sums_tolerance),
-            rstd.agree("layernorm rstd" + size, sums_tolerance);
+        mean.agree("layernorm mean" + size, sums_tolerance);
+        rstd.agree("layernorm rstd" + size, sums_tolerance);
         X made(N * C), f(random_values<floatX>(N * C, 8)), bias(random_values<floatX>(C, 9));
         ref::residual_layernorm_forward(made.ref(), y.ref(), mean.ref(), rstd.ref(), x.ref(), f.ref(),
                                         bias.ref(), w.ref(), b.ref(), N, C, nullptr);
         gpu::residual_layernorm_forward(made.device, y.device, mean.device, rstd.device, x.device, f.device,
                                         bias.device, w.device, b.device, N, C, nullptr);
-        made.agree("layernorm's residual" + size, rounding), y.agree("layernorm of it" + size, 2 * rounding);
+        made.agree("layernorm's residual" + size, rounding);
+        y.agree("layernorm of it" + size, 2 * rounding);
         for (bool add : {false, true}) {
             ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), mean.ref(),
                                     rstd.ref(), nullptr, N, C, add, nullptr);
@@ -521,7 +546,8 @@ void kernels_layernorm() {
                                     mean.device, rstd.device, scratch.device, N, C, add, nullptr);
             std::string what = (add ? ", added to" : ", set") + size;
             dx.agree("layernorm dx" + what, (1 + add) * rounding);
-            dw.agree("layernorm dw" + what, sums_tolerance), db.agree("layernorm db" + what, sums_tolerance);
+            dw.agree("layernorm dw" + what, sums_tolerance);
+            db.agree("layernorm db" + what, sums_tolerance);
         }
     }
 }
@@ -532,7 +558,8 @@ void kernels_gelu() {
         X x(random_values<floatX>(n, 1, 2)), y(n), d(random_values<floatX>(n, 2));
         R db(random_values<real>(C, 3)), scratch(column_sum_scratch(C));
         std::string size = text(" %d x %d", N, C);
-        ref::gelu_forward(y.ref(), x.ref(), n, nullptr), gpu::gelu_forward(y.device, x.device, n, nullptr);
+        ref::gelu_forward(y.ref(), x.ref(), n, nullptr);
+        gpu::gelu_forward(y.device, x.device, n, nullptr);
         y.agree("gelu y" + size, rounding);
         for (bool add : {false, true}) {
             ref::gelu_backward(d.ref(), db.ref(), x.ref(), nullptr, N, C, add, nullptr);
@@ -560,13 +587,15 @@ void kernels_matmul() {
         for (int way = 0; way < 4; way++) {
             bool add = way % 2;
             // apart, fused
-            tuning.known["bias gradient " PRECISION_NAME + size] = {way / 2, 0}, tuning.round++;
+            tuning.known["bias gradient " PRECISION_NAME + size] = {way / 2, 0};
+            tuning.round++;
             ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
                                  add, nullptr);
             gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
                                  scratch.device, N, C, OC, add, nullptr);
             std::string what = (way / 2 ? ", fused" : "") + std::string(add ? ", added to" : ", set") + size;
-            dx.agree("matmul dx" + what, rounding), dw.agree("matmul dw" + what, sums_tolerance);
+            dx.agree("matmul dx" + what, rounding);
+            dw.agree("matmul dw" + what, sums_tolerance);
             db.agree("matmul db" + what, sums_tolerance);
         }
     }
@@ -575,19 +604,22 @@ void kernels_matmul() {
                                    {100, 96, 128, true}}) {
         std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC),
                     what = (fused ? ", fused " : " ") + size;
-        tuning.known["GELU " + size] = tuning.known["GELU backward " + size] = {fused, 0}, tuning.round++;
+        tuning.known["GELU " + size] = tuning.known["GELU backward " + size] = {fused, 0};
+        tuning.round++;
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
             b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
         ref::matmul_gelu_forward(y.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
         gpu::matmul_gelu_forward(y.device, up.device, x.device, w.device, b.device, N, C, OC, nullptr);
-        up.agree("up" + what, rounding), y.agree("gelu of up" + what, 2 * rounding);
+        up.agree("up" + what, rounding);
+        y.agree("gelu of up" + what, 2 * rounding);
         X dy(random_values<floatX>(N * OC, 4)), before(random_values<floatX>(N * C, 5, 2)), dup(N * C);
         R dw(random_values<real>(OC * C, 5)), db(random_values<real>(C, 6)), scratch(column_sum_scratch(C));
         ref::matmul_gelu_backward(dup.ref(), db.ref(), dw.ref(), dy.ref(), x.ref(), before.ref(), w.ref(),
                                   nullptr, N, C, OC, true, nullptr);
         gpu::matmul_gelu_backward(dup.device, db.device, dw.device, dy.device, x.device, before.device,
                                   w.device, scratch.device, N, C, OC, true, nullptr);
-        dup.agree("gradient of up" + what, 2 * rounding), dw.agree("dw behind gelu" + what, sums_tolerance);
+        dup.agree("gradient of up" + what, 2 * rounding);
+        dw.agree("dw behind gelu" + what, sums_tolerance);
         // the sums take up terms that are rounded anew
         db.agree("bias gradient of up" + what, sizeof(floatX) == 2 ? rounding : sums_tolerance);
     }
@@ -615,7 +647,8 @@ void kernels_fp8_numbers(const std::string& name) {
               std::isnan((float)T8::of(NAN)), name + ": the largest, and what is no number");
 }
 void kernels_fp8() {
-    kernels_fp8_numbers<e4m3>("e4m3"), kernels_fp8_numbers<e5m2>("e5m2");
+    kernels_fp8_numbers<e4m3>("e4m3");
+    kernels_fp8_numbers<e5m2>("e5m2");
     check(fp8_scale(448, 448).scale == 1 && fp8_scale(449, 448).scale == 0.5 &&
               fp8_scale(3, 448).scale == 128 &&
               fp8_scale(1e-44f, 448).scale == fp8_scale(1e-30f, 448).scale && fp8_scale(0, 448).scale == 1 &&
@@ -658,9 +691,10 @@ void kernels_fp8() {
     // their squares.
     auto off = [](const auto& got, const auto& want) {
         double d = 0, all = 0;
-        for (size_t i = 0; i < got.size(); i++)
-            d += std::pow((double)real(got[i]) - (double)real(want[i]), 2),
-                all += std::pow((double)real(want[i]), 2);
+        for (size_t i = 0; i < got.size(); i++) {
+            d += std::pow((double)real(got[i]) - (double)real(want[i]), 2);
+            all += std::pow((double)real(want[i]), 2);
+        }
         return std::sqrt(d / all);
     };
     double forward = std::sqrt(2.0) / 16 / std::sqrt(3.0),
@@ -670,15 +704,18 @@ void kernels_fp8() {
     check(y_off < forward && y_off > forward / 16, text("a layer in fp8: y is off by %g", y_off));
     check(dx_off < backward && dx_off > backward / 16, text("a layer in fp8: dx is off by %g", dx_off));
     check(dw_off < backward && dw_off > backward / 16, text("a layer in fp8: dw is off by %g", dw_off));
-    db.host = want_db.host, db.agree("a layer in fp8: db", sums_tolerance);
+    db.host = want_db.host;
+    db.agree("a layer in fp8: db", sums_tolerance);
 }
 
 // choices that were timed are kept, and those that stand first in the file win
 void kernels_tuning() {
     std::string path = scratch_folder + "/choices";
-    fs::create_directories(scratch_folder), fs::remove(path);
+    fs::create_directories(scratch_folder);
+    fs::remove(path);
     Tuning a, b, other;
-    a.open(path, "GPU 1"), b.open(path, "GPU 1");
+    a.open(path, "GPU 1");
+    b.open(path, "GPU 1");
     auto run = [](int) { return true; };
     check(a.choose("x", 3, 1, nullptr, run) == 1 && a.known.empty(), "what is not timed is as usual");
     a.on = b.on = true;
@@ -686,12 +723,16 @@ void kernels_tuning() {
     check(a.choose("can", 3, 0, nullptr, [](int way) { return way == 2; }) == 2, "only what can is chosen");
     check(a.choose("none", 2, 1, nullptr, [](int) { return false; }) == 1, "nothing can: as usual");
     a.known.erase("none");
-    b.known["x = y"] = {first ^ 1, 1}, b.known["z"] = {4, 1};
-    a.save(), b.save();
+    b.known["x = y"] = {first ^ 1, 1};
+    b.known["z"] = {4, 1};
+    a.save();
+    b.save();
     std::vector<std::thread> together;
     std::vector<Tuning> many(8);
     for (int i = 0; i < 8; i++) {
-        many[i].open(path, "GPU 1"), many[i].known["both"] = {i, 1}, many[i].known[text("of %d", i)] = {i, 1};
+        many[i].open(path, "GPU 1");
+        many[i].known["both"] = {i, 1};
+        many[i].known[text("of %d", i)] = {i, 1};
         together.emplace_back([&many, i] { many[i].save(); });
     }
     for (auto& t : together) t.join();
@@ -738,7 +779,8 @@ void kernels_attention() {
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
         ref::attention_forward(o.ref(), p.ref(), qkv.ref(), a, nullptr);
         gpu::attention_forward(o.device, p.device, qkv.device, a, nullptr);
-        o.agree("attention o" + size, 2 * rounding), p.agree("attention p" + size, 2 * rounding);
+        o.agree("attention o" + size, 2 * rounding);
+        p.agree("attention p" + size, 2 * rounding);
         ref::attention_backward(dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a, nullptr);
         gpu::attention_backward(dqkv.device, dp.device, dout.device, p.device, qkv.device, a, nullptr);
         dqkv.agree("attention dqkv" + size, 4 * rounding);
@@ -750,9 +792,12 @@ void kernels_segment_attention() {
     for (auto [NH, HS] : {std::pair{1, 1}, {3, 5}, {2, 64}, {1, 160}}) {
         Pack pack;
         std::vector<int> none(200, 0);
-        pack.add(none.data(), 1, 0, 7, 7), pack.add(none.data(), 33, 0, 100, 100);
-        pack.add(none.data(), 70, 33, 200, 200, 100, 33), pack.add(none.data(), 130, 0, 300, 300);
-        pack.add(none.data(), 1, 129, 430, 300), pack.add(none.data(), 5, 300, 140, 133, 200, 70);
+        pack.add(none.data(), 1, 0, 7, 7);
+        pack.add(none.data(), 33, 0, 100, 100);
+        pack.add(none.data(), 70, 33, 200, 200, 100, 33);
+        pack.add(none.data(), 130, 0, 300, 300);
+        pack.add(none.data(), 1, 129, 430, 300);
+        pack.add(none.data(), 5, 300, 140, 133, 200, 70);
         AttentionShape a = {1, pack.rows(), NH, HS};
         X cache(random_values<floatX>(500 * a.row(), 1)), o(pack.rows() * a.out()),
             rows(random_values<floatX>(9 * a.row(), 2));
@@ -777,7 +822,8 @@ void kernels_flash_attention() {
         double difference = 0, square = 0;
         for (size_t i = 0; i < got.size(); i++) {
             double x = real(got[i]) - real(want[i]);
-            difference += x * x, square += real(want[i]) * real(want[i]);
+            difference += x * x;
+            square += real(want[i]) * real(want[i]);
         }
         double off = std::sqrt(difference / square);
         check(off < std::ldexp(1, -8), text("%s: off by %.2e in the mean", what.c_str(), off));
@@ -801,7 +847,8 @@ void kernels_flash_attention() {
         ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
         gpu::flash_attention_forward(o.device, lse.device, qkv.device, a, nullptr);
         // p is rounded before it is divided by its sum here, after it in ref, and o is rounded: 2^-8 each
-        o.agree("flash attention o" + size, 2 * rounding), lse.agree("flash attention lse" + size, 1e-5);
+        o.agree("flash attention o" + size, 2 * rounding);
+        lse.agree("flash attention lse" + size, 1e-5);
         X whole(m), p(rows * T);  // and ref says what the materialised one says
         ref::attention_forward(whole.ref(), p.ref(), qkv.ref(), a, nullptr);
         // which also rounds the scores, some of them above 2
@@ -862,12 +909,15 @@ void kernels_cross_entropy() {
                                       targets.ref(), real(0.1), want, N, v, nullptr);
             gpu::cross_entropy_finish(losses.device, hits.device, logits.device, largest.device, sums.device,
                                       targets.device, real(0.1), want, N, v, nullptr);
-            losses.agree("losses, added to" + size, sums_tolerance + summed), hits.agree("hits" + size, 0);
+            losses.agree("losses, added to" + size, sums_tolerance + summed);
+            hits.agree("hits" + size, 0);
             logits.agree((want ? "dlogits" : "logits without gradient") + size, want ? rounding + summed : 0);
             if (V == 0 || first) continue;
             gpu::cross_entropy(whole_losses.device, whole_hits.device, whole.device, largest.device,
                                sums.device, targets.device, real(0.1), want, N, v, nullptr);  // all at once
-            whole_losses.host = losses.host, whole_hits.host = hits.host, whole.host = logits.host;
+            whole_losses.host = losses.host;
+            whole_hits.host = hits.host;
+            whole.host = logits.host;
             whole_losses.agree("losses at once" + size, sums_tolerance + summed);
             whole_hits.agree("hits at once" + size, 0);
             whole.agree((want ? "dlogits at once" : "logits kept") + size, want ? rounding + summed : 0);
@@ -885,7 +935,10 @@ void kernels_embedding() {
         sort_tokens(rows_of.ref(), starts.ref(), t.data(), N, counts);
         copy_to_device(rows_of.device, rows_of.ref(), N * sizeof(int), nullptr);
         copy_to_device(starts.device, starts.ref(), (N + 1) * sizeof(int), nullptr);
-        for (int n = 0; n < 2 * N; n++) t.resize(n + 1), t[n] = (n * 5 + 2) % (T + 3);
+        for (int n = 0; n < 2 * N; n++) {
+            t.resize(n + 1);
+            t[n] = (n * 5 + 2) % (T + 3);
+        }
         Both<int> positions(t);
         X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C);
         X dx(random_values<floatX>(N * C, 3));
@@ -909,8 +962,8 @@ void kernels_embedding() {
                                     row, rows, N, C, nullptr);
             ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0, nullptr);
             gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, offset > 0, nullptr);
-            dwte.agree("embedding dwte" + size, sums_tolerance),
-                dwpe.agree("embedding dwpe" + size, sums_tolerance);
+            dwte.agree("embedding dwte" + size, sums_tolerance);
+            dwpe.agree("embedding dwpe" + size, sums_tolerance);
         }
     }
 }
@@ -951,8 +1004,10 @@ void kernels_adamw() {
                        clip.ref(), n, nullptr);
             gpu::adamw(p.device, master.device, m.device, moment.device, g.device, traits.device, rule.device,
                        clip.device, n, nullptr);
-            p.agree("adamw parameters" + size, rounding), master.agree("adamw master" + size, sums_tolerance);
-            m.agree("adamw m" + size, sums_tolerance), moment.agree("adamw v" + size, sums_tolerance);
+            p.agree("adamw parameters" + size, rounding);
+            master.agree("adamw master" + size, sums_tolerance);
+            m.agree("adamw m" + size, sums_tolerance);
+            moment.agree("adamw v" + size, sums_tolerance);
         }
     }
 }
@@ -992,10 +1047,19 @@ void test_kernels() {
     for (unsigned seed : {1u, 2u, 3u}) {
         emulated::seed = seed;
 #endif
-        kernels_layernorm(), kernels_gelu(), kernels_matmul(), kernels_residual(), kernels_attention();
-        kernels_flash_attention(), kernels_segment_attention();
-        kernels_cross_entropy(), kernels_embedding(), kernels_adamw(), kernels_mma();
-    kernels_fp8(), kernels_tuning();
+        kernels_layernorm();
+        kernels_gelu();
+        kernels_matmul();
+        kernels_residual();
+        kernels_attention();
+        kernels_flash_attention();
+        kernels_segment_attention();
+        kernels_cross_entropy();
+        kernels_embedding();
+        kernels_adamw();
+        kernels_mma();
+    kernels_fp8();
+    kernels_tuning();
 #if defined(DEVICE_EMULATED)
     }
     emulated::seed = 1;
@@ -1036,7 +1100,10 @@ struct Trial {  // a small model with its optimiser
                            micro + 1 == micro_batches);
         }
         optimizer.prepare(options, rate, step + update);
-        if (update) optimizer_step(model, optimizer, options.clip), step++;
+        if (update) {
+            optimizer_step(model, optimizer, options.clip);
+            step++;
+        }
         double sum = 0;
         for (double loss : sequence_losses(model, micro_batches)) sum += loss;
         return sum / tokens;
@@ -1066,7 +1133,8 @@ void test_pytorch() {
         return out;
     };
     Options o;
-    o.weight_decay = number("weight_decay"), o.clip = number("clip");
+    o.weight_decay = number("weight_decay");
+    o.clip = number("clip");
     int C = (int)number("hidden"), T = (int)number("sequence"), V = (int)number("vocabulary"), Vp = 16,
         B = (int)number("batch");
     Trial trial(o, {(int)number("layers"), C, (int)number("heads"), T, V, Vp}, B);
@@ -1084,7 +1152,8 @@ void test_pytorch() {
     std::vector<double> windows = list(j.at("windows", name));
     std::vector<int> w(windows.begin(), windows.end());
     Batch batch = {B, T};
-    stage_batch(m, w, batch, 0), load_batch(m, &m.slots[0], batch, 0);
+    stage_batch(m, w, batch, 0);
+    load_batch(m, &m.slots[0], batch, 0);
     chunk_forward(m, 0, m.slots[0], 0, batch, m.ranks);
     model_logits(m, m.slots[0], batch, m.ranks);
     std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
@@ -1126,7 +1195,10 @@ void test_training() {
             if (p.decay && sizeof(floatX) == 8)
                 close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p),
                       1e-6);
-        for (int i = 1; i < 60; i++) loss = a.train(windows, 3e-3), again.train(windows, 3e-3);
+        for (int i = 1; i < 60; i++) {
+            loss = a.train(windows, 3e-3);
+            again.train(windows, 3e-3);
+        }
         check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, wants below 0.1", loss));
         bool same = true;
         for (auto& p : a.model.table.list) same = same && a.weights(p) == again.weights(p);
@@ -1137,7 +1209,8 @@ void test_training() {
             Pack pack;
             pack.add(&tokens[done], T - done, done, done, 0);
             for (int i = done; i < T; i++) pack.places.push_back(i);
-            pack.wanted = {T - done - 1}, pack.targets = {0};
+            pack.wanted = {T - done - 1};
+            pack.targets = {0};
             return wanted_logits(a.model, pack)[0];
         };
         std::vector<real> whole = logits_after(0);
@@ -1145,11 +1218,17 @@ void test_training() {
         close("logits with half of the cache", logits_after(T / 2), whole, 4 * rounding);
         std::vector<int> out;
         generate(a.model, {{{tokens[0], tokens[1], tokens[2]}, 8, {.temperature = 0}}}, 1,
-                 [&](size_t, int t) { return out.push_back(t), true; });
+                 [&](size_t, int t) {
+                     out.push_back(t);
+                     return true;
+                 });
         check(std::equal(out.begin(), out.end(), windows.begin() + 3), "the overfitted batch is recited");
         out.clear();
         generate(a.model, {{{tokens[0]}, 3 * T, {.seed = 1}}}, 1,
-                 [&](size_t, int t) { return out.push_back(t), t < V; });
+                 [&](size_t, int t) {
+                     out.push_back(t);
+                     return t < V;
+                 });
         check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
         // what a step draws from is what a pass over the same window, with nothing kept, gives: also after
         // the window has slid, and behind a prompt that is longer than the sequence
@@ -1164,15 +1243,22 @@ void test_training() {
             text.done = 0;  // the fresh pass has overwritten the cache
             if (i % 3) {  // …and it goes on from a cache that the text has filled itself
                 Text again = {before, 1, {.temperature = 0}};
-                next_tokens(a.model, {&again}), text.done = (int)before.size();
+                next_tokens(a.model, {&again});
+                text.done = (int)before.size();
             }
         }
         check(alike, "a step draws what a whole pass would");
         std::vector<int> long_prompt = some_windows(1, 2 * T, V), seen_by_model;
         generate(a.model, {{long_prompt, 1, {.temperature = 0}}}, 1,
-                 [&](size_t, int t) { return out = {t}, true; });
+                 [&](size_t, int t) {
+                     out = {t};
+                     return true;
+                 });
         generate(a.model, {{{long_prompt.end() - T, long_prompt.end()}, 1, {.temperature = 0}}}, 1,
-                 [&](size_t, int t) { return seen_by_model = {t}, true; });
+                 [&](size_t, int t) {
+                     seen_by_model = {t};
+                     return true;
+                 });
         check(out == seen_by_model, "of a long prompt the end is seen");
     }
     for (ModelShape odd : {ModelShape{1, 3, 1, 1, 2, 2}, {1, 1, 1, 2, 3, 128}, {3, 35, 5, 7, 13, 13}}) {
@@ -1216,7 +1302,8 @@ void test_training() {
     std::vector<int> tokens_drawn, want;
     for (int i = 0; i < 3; i++) {
         std::vector<real> flat(1000, 0);
-        tokens_drawn.push_back(draw_token(drawn, flat)), want.push_back(sample_token(flat, drawn.how, u[i]));
+        tokens_drawn.push_back(draw_token(drawn, flat));
+        want.push_back(sample_token(flat, drawn.how, u[i]));
     }
     check(tokens_drawn == want && want[0] != want[1] && want[1] != want[2], "a random number for each token");
     // stops: over two tokens, the earliest of several, in one token, the end of text
@@ -1269,7 +1356,8 @@ void test_segments() {
     check(behind.rows() == twice.T && behind.positions[T] == cut && behind.positions[T - 1] == T - 1,
           "positions go on");
     Pack padded;
-    padded.add_alone(tokens.data(), 5, 0), padded.pad(4);
+    padded.add_alone(tokens.data(), 5, 0);
+    padded.pad(4);
     check(padded.rows() == 8 && padded.outputs() == 0, "padding");
 }
 
@@ -1277,8 +1365,13 @@ void test_segments() {
 EvalFile requests_of(const std::vector<std::vector<std::pair<std::vector<int>, std::vector<int>>>>& documents,
                      int V) {
     EvalFile e;
-    e.path = "a test", e.task = "piqa", e.metric = "choice", e.kind = "bytes", e.hash = "-",
-    e.from = "a file", e.vocabulary = V;
+    e.path = "a test";
+    e.task = "piqa";
+    e.metric = "choice";
+    e.kind = "bytes";
+    e.hash = "-";
+    e.from = "a file";
+    e.vocabulary = V;
     e.normalised = true;
     std::map<std::vector<int>, int64_t> known;
     auto add = [&](const std::vector<int>& tokens) {
@@ -1334,7 +1427,8 @@ void test_scores() {
                        cut = score_all(file, narrow);
     std::vector<double> got, again, few, want;
     for (size_t r = 0; r < file.requests.size(); r++) {
-        got.push_back(scores[r].log_likelihood), again.push_back(one_by_one[r].log_likelihood);
+        got.push_back(scores[r].log_likelihood);
+        again.push_back(one_by_one[r].log_likelihood);
         few.push_back(cut[r].log_likelihood);
         // as a window of a whole pass: the last T + 1 tokens, filled up with anything
         const EvalRequest& q = file.requests[r];
@@ -1363,13 +1457,17 @@ void test_scores() {
         std::vector<int> made;
         for (int i = 0; i < n; i++) {
             generate(a.model, {{context, 1, {.temperature = 0}}}, 1,
-                     [&](size_t, int t) { return made.push_back(t), true; });
+                     [&](size_t, int t) {
+                         made.push_back(t);
+                         return true;
+                     });
             context.push_back(made.back());
         }
         return made;
     };
     std::vector<int> chosen = first_choice(c, 4), wrong_first = chosen, wrong_last = chosen;
-    wrong_first[0] = (wrong_first[0] + 1) % V, wrong_last[3] = (wrong_last[3] + 1) % V;
+    wrong_first[0] = (wrong_first[0] + 1) % V;
+    wrong_last[3] = (wrong_last[3] + 1) % V;
     EvalFile greedy = requests_of({{{c, chosen}, {c, wrong_first}, {c, wrong_last}, {c, {chosen[0]}}}}, V);
     scores = score_all(greedy, ScorePlan(greedy, T, B * T, B * T, 1));
     check(scores[0].greedy && !scores[1].greedy && !scores[2].greedy && scores[3].greedy,
@@ -1382,7 +1480,9 @@ void test_scores() {
     EvalFile f = requests_of(
         {{{c, {1}}, {c, {2}}}, {{c, {1}}, {c, {2}}}, {{c, {1, 2, 3, 4}}, {c, {2}}}, {{c, {5}}, {c, {6}}}}, V);
     f.groups = {"x", "y"};
-    f.documents[0].groups[0] = 0, f.documents[1].groups[0] = 0, f.documents[3].groups[1] = 1;
+    f.documents[0].groups[0] = 0;
+    f.documents[1].groups[0] = 0;
+    f.documents[3].groups[1] = 1;
     TaskResult r =
         task_result(f, {{-1, 0}, {-2, 0}, {-3, 0}, {-2, 0}, {-4, 0}, {-2, 0}, {-7, 0}, {-7, 0}}, 0);
     auto metric = [&](const char* name) {
@@ -1394,12 +1494,14 @@ void test_scores() {
               metric("acc_norm").value == 0.75 && metric("acc_norm").error == 0.25 &&
               metric("acc x").value == 0.5 && metric("acc y").value == 1,
           "accuracy, by characters, by group, standard errors");
-    f = requests_of({{{c, {1}}}, {{c, {2}}}}, V), f.metric = "greedy";
+    f = requests_of({{{c, {1}}}, {{c, {2}}}}, V);
+    f.metric = "greedy";
     r = task_result(f, {{-1, true}, {-3, false}}, 0);
     // mean -2; deviation sqrt(2) over sqrt(2)
     check(metric("acc").value == 0.5 && std::abs(metric("ppl").value - std::exp(2)) < 1e-12 &&
           std::abs(metric("ppl").error - std::exp(2)) < 1e-12, "greedy accuracy and perplexity");
-    f = requests_of({{{c, {1}}, {c, {2}}, {{0}, {1}}, {{0}, {2}}}}, V), f.priors = true;
+    f = requests_of({{{c, {1}}, {c, {2}}, {{0}, {1}}, {{0}, {2}}}}, V);
+    f.priors = true;
     r = task_result(f, {{-2, 0}, {-3, 0}, {-1, 0}, {-4, 0}}, 0);  // -1 and +1 beyond what is said anyway
     check(metric("acc").value == 0, "divided by the continuation's own probability");
     Json json = Json::parse(task_json({r}, "m", 3), "results");
@@ -1507,17 +1609,19 @@ void test_tasks() {
     write_file(where + "/valid.jsonl", R"({"goal": "g", "sol1": "a", "sol2": "b"})" "\n"
                R"({"goal": "h", "sol1": "a", "sol2": "b"})" "\n");
     auto labels = [&](const char* text) {
-        write_file(where + "/valid-labels.lst", text), read_task(find_task("piqa", ""), where, false);
+        write_file(where + "/valid-labels.lst", text);
+        read_task(find_task("piqa", ""), where, false);
     };
     refuses("has 1 labels, " + where + "/valid.jsonl has 2 documents", [&] { labels("0\n"); });
     refuses("valid-labels.lst line 3: has more labels", [&] { labels("0\n1\n1\n"); });
     refuses("valid-labels.lst line 2: is an empty document", [&] { labels("0\n\n1\n"); });
     refuses("valid.jsonl line 1: has label \"2\", wants one of 0 1", [&] {
         labels("2\n1\n");
-        docs = read_task(find_task("piqa", ""), where, false), gold_of(find_task("piqa", ""), docs[0], 2);
+        docs = read_task(find_task("piqa", ""), where, false);
+        gold_of(find_task("piqa", ""), docs[0], 2);
     });
     refuses("is this the task's file?", [&] {
-        docs = read_task(find_task("boolq", ""), where + "/valid.jsonl", false),
+        docs = read_task(find_task("boolq", ""), where + "/valid.jsonl", false);
         render(find_task("boolq", ""), docs[0]);
     });
     refuses("the text is empty or has no last word", [&] { rendered("lambada", "", R"({"text": ""})"); });
@@ -1531,7 +1635,10 @@ void test_tasks() {
     check(back.tokens == file.tokens && back.task == "piqa" && back.documents.size() == 1 && back.normalised,
           "an evaluation file");
     std::string bytes(MappedFile(path).view());
-    auto spoilt = [&](const std::string& text) { write_file(path, text), EvalFile::open(path); };
+    auto spoilt = [&](const std::string& text) {
+        write_file(path, text);
+        EvalFile::open(path);
+    };
     refuses("is no evaluation file", [&] { spoilt("GPTTOKEN"); });
     refuses("its header wants another length", [&] { spoilt(bytes.substr(0, bytes.size() - 1)); });
     bytes[bytes.size() - 1] ^= 1;
@@ -1567,7 +1674,8 @@ void test_schedule() {
     using I = Instruction;
     for (int p = 1; p <= 12; p++)
         for (int m = 1; m <= 24; m++) {
-            check_schedule({p, m, 1, m}), check_schedule({p, m, 1, p, false});
+            check_schedule({p, m, 1, m});
+            check_schedule({p, m, 1, p, false});
             for (int v = 2; v <= 3 && p > 1; v++) {
                 check_schedule({p, m, v, p, false});
                 for (int N = p; N <= m; N++) if (legal_group(p, m, N)) check_schedule({p, m, v, N});
@@ -1622,7 +1730,10 @@ void test_schedule() {
                auto b = find(all[0], I::Backward, 0), f = find(all[0], I::Forward, 4);
                I late = *b;
                auto last = find(all[0], I::Backward, 4);
-               f->slot = last->slot = 4, f->input = last->input = 8, all[0].slots = 5, all[0].inputs = 9;
+               f->slot = last->slot = 4;
+               f->input = last->input = 8;
+               all[0].slots = 5;
+               all[0].inputs = 9;
                all[0].list.erase(b);
                all[0].list.insert(find(all[0], I::Forward, 4) + 1, late);
            });
@@ -1647,7 +1758,8 @@ Run settled_plan(const std::string& words) {
     std::vector<std::string> list = {"--plan"};
     for (std::string word; in >> word;) list.push_back(word);
     run.options = options_of(list);
-    check_plan_options(run.options), settle_plan(run);
+    check_plan_options(run.options);
+    settle_plan(run);
     return run;
 }
 Plan plan_of(const std::string& words) {
@@ -1719,7 +1831,8 @@ void test_plan_simulation() {
         StepTimes times;
         times.stages.resize(s.p);
         for (auto& t : times.stages) {
-            t.forward.assign(s.v, {{forward / s.v, {}}}), t.backward.assign(s.v, {{backward / s.v, {}}});
+            t.forward.assign(s.v, {{forward / s.v, {}}});
+            t.backward.assign(s.v, {{backward / s.v, {}}});
             t.send_forward = t.send_backward = message;
         }
         times.stages.back().backward.back()[0].seconds += last;
@@ -1812,7 +1925,8 @@ void test_plan_advice() {
         "search --hardware dgx-h100 --model 22B --world-size 64 --batch 512 --pipeline-parallel 4 "
         "--pipeline-chunks 2 --pipeline-group 16");
     Options o = named.options;
-    o.micro_batch = 1, o.given.insert("micro-batch");
+    o.micro_batch = 1;
+    o.given.insert("micro-batch");
     check(plan_with(named, o, choose_hardware(o), false).o.pipeline_group == 16, "a named group stays");
     Hardware h = find_hardware("dgx-h100");
     check(tensor_nodes(h, 8) == 1 && tensor_nodes(h, 4) == 1 && tensor_nodes(h, 6) == 2 &&
@@ -1842,7 +1956,8 @@ void test_plan_forms() {
     long computations = 0, events = 0;
     for (auto& e : trace.at("traceEvents", "a trace").items) {
         std::string name = e.at("name", "an event").text;
-        computations += name.rfind("forward ", 0) == 0 || name.rfind("backward ", 0) == 0, events++;
+        computations += name.rfind("forward ", 0) == 0 || name.rfind("backward ", 0) == 0;
+        events++;
     }
     check(computations == 4 * 2 * 8 * 2, text("%ld computations in the trace", computations));
     std::string drawing = svg(picture);
@@ -1872,7 +1987,8 @@ void test_plan_forms() {
         Plan one = plan_of(large + text("--tensor-parallel %d --pipeline-parallel %d --pipeline-chunks %d "
                                         "--micro-batch %d --recompute %s", t, pipe, v, b, recompute));
         check(t * d * pipe == 16 && std::abs(one.step().seconds - s) < 0.006 && s >= before && s > 0.1, line);
-        before = s, listed++;
+        before = s;
+        listed++;
     }
     check(listed == 10, text("%d layouts listed", listed));
 }
@@ -1898,7 +2014,8 @@ void test_layouts() {
                                 for (auto& piece : owned_pieces(table, owner)) owned += piece.n;
                             for (auto& q : table.list) {
                                 alike = alike && q.name == whole.list[q.number].name;
-                                owned -= q.size, copies += q.copy;
+                                owned -= q.size;
+                                copies += q.copy;
                                 if (!q.copy && (q.split || tensor == 0)) counted[q.number] += q.stored();
                             }
                             cut = cut && owned == 0;
@@ -1975,7 +2092,8 @@ void ranks_calls(const comm::Group& g, Stream channel, const char* type) {
     expect("reduce-scatter", false, 0, n, [&](int i) { return whole(g.rank * n + i); });
     call(nullptr, y, [&](Stream s) { comm::all_gather(g, y, x, n, "a test", s); });
     expect("all-gather", false, 0, size, [&](int i) { return value(i / n, i % n); });
-    device_free(x), device_free(y);
+    device_free(x);
+    device_free(y);
 }
 
 // a replica that differs in one bit is found, with its tensor and rank
@@ -1985,7 +2103,8 @@ void ranks_replicas(int t, int p, int zero, const char* tensor, bool moments, in
     ModelShape shape = {4, 16, 4, 8, 257, 264};
     Model model(shape, grid, {.sequence = t > 1, .owners = zero ? grid.d : 1});
     Optimizer o(model);
-    model.memory(true), o.memory(model, true);
+    model.memory(true);
+    o.memory(model, true);
     initialise(model, &o, 7);
     auto complaint = [&] {
         std::string said;
@@ -2016,8 +2135,10 @@ void ranks_replicas(int t, int p, int zero, const char* tensor, bool moments, in
 void test_ranks() {
     comm::Group world = comm::make_group("a test", comm::everyone().members);
     Stream channel = comm::make_channel();
-    ranks_calls<bf16>(world, channel, "bf16"), ranks_calls<float>(world, channel, "fp32");
-    ranks_calls<double>(world, channel, "fp64"), ranks_calls<int64_t>(world, channel, "int64");
+    ranks_calls<bf16>(world, channel, "bf16");
+    ranks_calls<float>(world, channel, "fp32");
+    ranks_calls<double>(world, channel, "fp64");
+    ranks_calls<int64_t>(world, channel, "int64");
     std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
     bool right = true;
     for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;
@@ -2086,7 +2207,8 @@ void test_loader() {
         check(loader.windows() == 125 + 7 && loader.file_vocabulary() == V, "windows of two files");
         std::vector<int> w(9), v(9), all(1001);
         loader.files[0].read(all.data(), 0, 1001, V);
-        loader.window(w.data(), 3), loader.window(v.data(), 4);
+        loader.window(w.data(), 3);
+        loader.window(v.data(), 4);
         check(w[8] == v[0] && w[0] == all[24] && all[5] == (int)(hash_of(5 * 31 + 1) % V),
               "windows overlap by one");
         std::vector<int> count(132, 0);
@@ -2238,7 +2360,10 @@ void test_tokenizer() {
     };
     check(spell("hello hello wlo") == W({"hello", " ", "hello", " w", "lo"}), "merges, the earliest first");
     std::string noise, letters;
-    for (int i = 0; i < 20000; i++) noise += (char)hash_of(i), letters += "hello"[hash_of(i) % 5];
+    for (int i = 0; i < 20000; i++) {
+        noise += (char)hash_of(i);
+        letters += "hello"[hash_of(i) % 5];
+    }
     for (auto* vocabulary : {&v, &bytes})
         for (auto* s : {&noise, &letters}) {
             std::string back;
@@ -2256,10 +2381,16 @@ void test_tokenizer() {
     encoder.symbols = start;
     encoder.merge_long();
     check(a == encoder.symbols, "long and short words merge alike");
-    refuses("line 2: \"h qq\"", [&] { write_file(path, "h e\nh q\n"),
-                                     write_file(path, "#version: 0.2\nh qq\n"), Vocabulary::open(path); });
+    refuses("line 2: \"h qq\"", [&] {
+        write_file(path, "h e\nh q\n");
+        write_file(path, "#version: 0.2\nh qq\n");
+        Vocabulary::open(path);
+    });
     refuses("cannot be read", [] { Vocabulary::open("/nowhere.bpe"); });
-    refuses("has no merges", [&] { write_file(path, "#version: 0.2\n"), Vocabulary::open(path); });
+    refuses("has no merges", [&] {
+        write_file(path, "#version: 0.2\n");
+        Vocabulary::open(path);
+    });
 }
 
 // ---- checkpoints -----------------------------------------------------------------------------------------
@@ -2274,7 +2405,10 @@ void test_checkpoint() {
         RunState s = {trial.step, (uint64_t)trial.step * 2, (uint64_t)trial.step * 10, 7, 3, shape, "bytes"};
         save_checkpoint(dir, s, source_of(trial.model, trial.optimizer), "{}", nullptr, keep);
     };
-    for (int i = 0; i < 4; i++) trial.train(windows, 1e-2), save(2);
+    for (int i = 0; i < 4; i++) {
+        trial.train(windows, 1e-2);
+        save(2);
+    }
     check(list_checkpoints(dir) == std::vector<std::string>({"step-00000004", "step-00000003"}),
           "the newest two are kept");
     double next = trial.train(windows, 1e-2), after = trial.train(windows, 1e-2);
@@ -2329,7 +2463,8 @@ void test_checkpoint() {
     // goes
     std::string keeps = scratch_folder + "/keeps", old = dir;
     dir = keeps;
-    fs::create_directories(keeps + "/step-by-step1"), fs::create_directories(keeps + "/step-99999999");
+    fs::create_directories(keeps + "/step-by-step1");
+    fs::create_directories(keeps + "/step-99999999");
     write_file(keeps + "/step-00000000", "a file");
     for (trial.step = 1; trial.step <= 4; trial.step++) save(9);
     patch(keeps + "/step-00000004/rank-00000.json", 30, "x");
@@ -2345,7 +2480,8 @@ void test_checkpoint() {
     check(list_checkpoints(keeps).size() == 4 && is_whole(keeps + "/step-00000003"),
           "saved again over itself");
     Vocabulary v = Vocabulary::bytes();
-    v.kind = "bpe", v.source = "#version: 0.2\nh e\n";
+    v.kind = "bpe";
+    v.source = "#version: 0.2\nh e\n";
     RunState spoken = {5, 10, 50, 7, 3, shape, "bpe"};
     save_checkpoint(keeps, spoken, source, "{}", &v, 2);
     check(is_whole(keeps + "/step-00000005"), "a checkpoint with its vocabulary");
@@ -2364,7 +2500,10 @@ Outcome run(const std::string& command, double after = 0, int kill_signal = SIGK
     if (pipe(fds)) fail("pipe");
     pid_t child = fork();
     if (child == 0) {
-        dup2(fds[1], 1), dup2(fds[1], 2), close(fds[0]), close(fds[1]);
+        dup2(fds[1], 1);
+        dup2(fds[1], 2);
+        close(fds[0]);
+        close(fds[1]);
         if (file_limit) {
             rlimit limit = {(rlim_t)file_limit, (rlim_t)file_limit};
             setrlimit(RLIMIT_FSIZE, &limit);
@@ -2572,12 +2711,16 @@ void bench() {
     };
     double best = INFINITY, other = INFINITY, total = 0;
     int steps = 6;
-    step(trial), step(materialised);
+    step(trial);
+    step(materialised);
     for (int i = 0; i < steps; i++) {  // in turn, so that both see the same machine
         profile.on = true;
         double took = step(trial);
-        profile.collect(nullptr), profile.on = false;
-        best = std::min(best, took), total += took, other = std::min(other, step(materialised));
+        profile.collect(nullptr);
+        profile.on = false;
+        best = std::min(best, took);
+        total += took;
+        other = std::min(other, step(materialised));
     }
     double flops = 6.0 * ((double)trial.model.table.count - (double)shape.T * shape.C) +
         6.0 * shape.L * shape.C * shape.T;
@@ -2607,15 +2750,18 @@ void bench() {
 double copy_rate() {
     size_t bytes = host_is_device ? 256 << 20 : 2048UL << 20;
     void *to = device_malloc(bytes, "bench"), *from = device_malloc(bytes, "bench");
-    set_zero(to, bytes, nullptr), set_zero(from, bytes, nullptr);
+    set_zero(to, bytes, nullptr);
+    set_zero(from, bytes, nullptr);
     double best = INFINITY;
     for (int i = 0; i < 5; i++) {
         synchronize(nullptr);
         double start = seconds();
-        copy_on_device(to, from, bytes, nullptr), synchronize(nullptr);
+        copy_on_device(to, from, bytes, nullptr);
+        synchronize(nullptr);
         best = std::min(best, seconds() - start);
     }
-    device_free(to), device_free(from);
+    device_free(to);
+    device_free(from);
     return 2 * (double)bytes / best;
 }
 
@@ -2626,7 +2772,8 @@ std::map<std::string, double> floors(const Model& m, double flops, double bytes)
         out[work.section] += work.kind == Work::Memory ? work.bytes / bytes : work.product.flops() / flops;
     });
     double x = master_is_parameter ? 0 : sizeof(floatX), r = sizeof(real), n = (double)m.table.elements;
-    out["optimizer"] = n * (7 * r + x) / bytes, out["gradient norm"] = n * r / bytes;
+    out["optimizer"] = n * (7 * r + x) / bytes;
+    out["gradient norm"] = n * r / bytes;
     return out;
 }
 
@@ -2639,11 +2786,13 @@ void print_profile(const std::vector<std::string>& words) {
     double flops = gemm_rate(shape, N), bytes = copy_rate();
     Trial trial(o, shape, B, uses_flash(o, {}));
     std::vector<int> windows = some_windows(B, shape.T, shape.V);
-    trial.train(windows, 1e-4), synchronize(nullptr);
+    trial.train(windows, 1e-4);
+    synchronize(nullptr);
     profile.on = true;
     double start = seconds();
     for (int i = 0; i < steps; i++) trial.train(windows, 1e-4);
-    profile.collect(nullptr), profile.on = false;
+    profile.collect(nullptr);
+    profile.on = false;
     double took = (seconds() - start) / steps, named = 0;
     printf(
         "%s, B %d, T %d, %s on %s: %.1f ms a step, %.0f tokens/s\nfloor: products at %.4g TFLOP/s, all else "
@@ -2746,12 +2895,14 @@ void bench_kernels() {
     auto rs = [&](long count) { return (real*)room((size_t)count * sizeof(real)); };
     auto ints = [&](const std::vector<int>& values) {
         int* p = (int*)room(values.size() * sizeof(int));
-        copy_to_device(p, values.data(), values.size() * sizeof(int), nullptr), synchronize(nullptr);
+        copy_to_device(p, values.data(), values.size() * sizeof(int), nullptr);
+        synchronize(nullptr);
         return p;
     };
     // least: bytes that must be moved; flops: of products
     auto measure = [&](const std::string& name, double least, double flops, auto run) {
-        run(), synchronize(nullptr);
+        run();
+        synchronize(nullptr);
         double best = INFINITY;
         for (int i = 0; i < 3; i++) {
             double start = seconds();
@@ -2764,7 +2915,8 @@ void bench_kernels() {
         if (least > 0)
             printf(", \"gb_per_s\": %.1f, \"of_floor\": %.3f", least / best * 1e-9, least / best / copy_rate);
         if (flops > 0) printf(", \"tflop_per_s\": %.4g", flops / best * 1e-12);
-        printf("}\n"), fflush(stdout);
+        printf("}\n");
+        fflush(stdout);
     };
     floatX *a = xs(wide), *b = xs(wide), *c = xs(wide), *w = xs(4L * C * C), *bias = xs(4 * C), *o = xs(n);
     real *mean = rs(N), *rstd = rs(N), *dw = rs(4L * C * C), *db = rs(4 * C);
@@ -2859,10 +3011,12 @@ void bench_kernels() {
     uint8_t* traits = (uint8_t*)room(of.size());
     auto put = [&](const auto& value) {
         auto* p = (std::decay_t<decltype(value)>*)room(sizeof value);
-        copy_to_device(p, &value, sizeof value, nullptr), synchronize(nullptr);
+        copy_to_device(p, &value, sizeof value, nullptr);
+        synchronize(nullptr);
         return p;
     };
-    copy_to_device(traits, of.data(), of.size(), nullptr), synchronize(nullptr);
+    copy_to_device(traits, of.data(), of.size(), nullptr);
+    synchronize(nullptr);
     AdamW* rule = put(AdamW{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05)});
     Clip* clip = put(Clip{1, 1});
     Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
@@ -2898,7 +3052,11 @@ const Chapter chapters[] = {
     {"schedule", test_schedule},
     {"plan",
      [] {
-         test_plan_mtnlg(), test_plan_simulation(), test_plan_hosts(), test_plan_advice(), test_plan_forms();
+         test_plan_mtnlg();
+         test_plan_simulation();
+         test_plan_hosts();
+         test_plan_advice();
+         test_plan_forms();
      }},
     {"layouts", test_layouts},
     {"ranks", test_ranks},
@@ -2916,12 +3074,23 @@ int main(int argc, char** argv) {
     programs = fs::absolute(argv[0]).parent_path();
     scratch_folder = fs::temp_directory_path() / text("test_gpt.%d", getpid());
     try {
-        if (wanted == std::vector<std::string>{"bench"}) return bench(), 0;
-        if (!wanted.empty() && wanted[0] == "profile")
-            return print_profile({wanted.begin() + 1, wanted.end()}), 0;
-        if (wanted == std::vector<std::string>{"bench-evaluate"}) return bench_evaluate(), 0;
+        if (wanted == std::vector<std::string>{"bench"}) {
+            bench();
+            return 0;
+        }
+        if (!wanted.empty() && wanted[0] == "profile") {
+            print_profile({wanted.begin() + 1, wanted.end()});
+            return 0;
+        }
+        if (wanted == std::vector<std::string>{"bench-evaluate"}) {
+            bench_evaluate();
+            return 0;
+        }
 #if HAS_KERNELS
-        if (wanted == std::vector<std::string>{"bench-kernels"}) return bench_kernels(), 0;
+        if (wanted == std::vector<std::string>{"bench-kernels"}) {
+            bench_kernels();
+            return 0;
+        }
 #endif
         fs::create_directories(scratch_folder);
         for (auto& c : chapters) {
@@ -2943,7 +3112,8 @@ int main(int argc, char** argv) {
     if (passed + failed == 0) check(false, "no such chapter");
     std::vector<double> all =
         comm::sum_over(comm::everyone(), {(double)passed, (double)failed}, "passed and failed");
-    passed = (int)all[0], failed = (int)all[1];
+    passed = (int)all[0];
+    failed = (int)all[1];
     comm::finish();
     if (comm::everyone().rank > 0) return failed > 0;
     printf("%s, %s: %d passed, %d failed\n", DEVICE_NAME, PRECISION_NAME, passed, failed);

@@ -28,7 +28,8 @@ void resume(Run& run) {
         if (comm::sum_over(comm::everyone(), {damaged}, "damaged checkpoints")[0] > 0) continue;
         uint64_t windows = run.state.windows;
         run.state = checkpoint.state;
-        run.state.shape = run.model->shape, run.state.windows = windows;
+        run.state.shape = run.model->shape;
+        run.state.windows = windows;
         if (run.trains() && run.speaks())
             printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
         return;
@@ -44,7 +45,10 @@ void build(Run& run, const Schedules& schedules, const StagePlan& planned) {
     if (run.grid.world.size == 1) run.model->stream = make_stream();  // the default one is never recorded
     if (training) run.optimizer = std::make_unique<Optimizer>(*run.model);
     run.model->memory(true);
-    if (training) run.optimizer->memory(*run.model, true), check_memory(run, planned);
+    if (training) {
+        run.optimizer->memory(*run.model, true);
+        check_memory(run, planned);
+    }
     if (run.checkpoints.empty()) initialise(*run.model, run.optimizer.get(), (uint64_t)o.seed);
     else resume(run);
     if (!training || !HAS_KERNELS) return;
@@ -179,7 +183,9 @@ StepResult train_step(Run& run, const Schedules& schedules, bool& stop) {
         if (sums.size() > 1 && count[set] > 0)
             result.losses.push_back({run.train->given[set].name, sums[set] / count[set]});
     }
-    run.state.step++, run.state.samples += batch, run.state.tokens += (uint64_t)tokens;
+    run.state.step++;
+    run.state.samples += batch;
+    run.state.tokens += (uint64_t)tokens;
     result.took = seconds() - start;
     return result;
 }
@@ -216,7 +222,10 @@ void print_sample(Run& run, const std::string& prompt, uint64_t draw) {
     generate(*run.model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
         if (token == run.vocabulary->end_of_text) return false;
         const std::string& bytes = run.vocabulary->tokens[token];
-        if (run.speaks()) fwrite(bytes.data(), 1, bytes.size(), stdout), fflush(stdout);
+        if (run.speaks()) {
+            fwrite(bytes.data(), 1, bytes.size(), stdout);
+            fflush(stdout);
+        }
         return true;
     });
     if (run.speaks()) printf("\n");
@@ -235,7 +244,10 @@ void answer_prompts(Run& run) {
         for (size_t i = 0; run.speaks() && i < some.size(); i++) {
             std::string line = answer_json(some[i], answers[i]);
             if (file) file->write(line);
-            else fputs(line.c_str(), stdout), fflush(stdout);
+            else {
+                fputs(line.c_str(), stdout);
+                fflush(stdout);
+            }
         }
     }
     if (file) file->finish();
@@ -358,7 +370,10 @@ void train(Run& run, const Schedules& schedules, const StagePlan& planned) {
                      run.state.step, r.loss, r.norm));
         if (every(o.check_every)) check_replicas(*run.model, *run.optimizer);
         if (every(o.sample_every)) print_sample(run, "", (uint64_t)run.state.step << 32);
-        if (!o.save.empty() && every(o.save_every)) save(run), saved = run.state.step;
+        if (!o.save.empty() && every(o.save_every)) {
+            save(run);
+            saved = run.state.step;
+        }
     }
     run.model->await_parameters();  // the last update's
     if (stop && run.speaks()) printf("stopped by a signal after step %ld\n", run.state.step);
@@ -389,14 +404,16 @@ Schedules start(Run& run, int argc, char** argv) {
         if (!o.plan.empty()) return settle_plan(run);
         run.grid =
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
-        settle(run), choose_micro_batch(run, memory);
+        settle(run);
+        choose_micro_batch(run, memory);
         if (run.trains())
             schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())
             o.pipeline_group = schedules.rbegin()->second.shape.N;
         device_name();        // refuses where there is none
         uses_flash(o, {});    // or where it cannot be
-        check_metrics(run), check_trace(run);
+        check_metrics(run);
+        check_trace(run);
     });
     if (!o.plan.empty()) return schedules;
     comm::agree_on(file_facts(run));
@@ -413,11 +430,13 @@ int main(int argc, char** argv) {
         Schedules schedules = start(run, argc, argv);
         if (run.options.help) {
             if (run.speaks()) fputs(help_text().c_str(), stdout);
-            return comm::finish(), 0;
+            comm::finish();
+            return 0;
         }
         if (!run.options.plan.empty()) {
             if (run.speaks()) show_plan(run);
-            return comm::finish(), 0;
+            comm::finish();
+            return 0;
         }
         StagePlan planned;
         if (run.trains())
@@ -425,8 +444,10 @@ int main(int argc, char** argv) {
         if (run.trains())
             planned = plan_stage(run.options, run.state.shape, run.grid, run.grid.stage, run.state.samples);
         build(run, schedules, planned);
-        if (run.trains()) open_metrics(run), train(run, schedules, planned);
-        else if (!run.tasks.empty()) evaluate_tasks(run);
+        if (run.trains()) {
+            open_metrics(run);
+            train(run, schedules, planned);
+        } else if (!run.tasks.empty()) evaluate_tasks(run);
         else if (!run.prompts.empty()) answer_prompts(run);
         else print_sample(run, run.options.generate, 0);
     } catch (const std::exception& e) {

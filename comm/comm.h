@@ -103,7 +103,8 @@ constexpr long bytes_of(Type type) { return type == Type::Bf16 ? 2 : type == Typ
 
 inline void count(const Group& g, Collective kind, long bytes) {
     Traffic& t = traffic[g.name];
-    t.calls++, t.sent += sent_bytes(kind, g.size, bytes);
+    t.calls++;
+    t.sent += sent_bytes(kind, g.size, bytes);
 }
 
 template <class T>
@@ -114,15 +115,17 @@ void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s
 }
 template <class T>
 void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) count(g, Collective::ReduceScatter, g.size * n * (long)sizeof(T)),
+    if (g.size > 1) {
+        count(g, Collective::ReduceScatter, g.size * n * (long)sizeof(T));
         reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
-    else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
+    } else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
 }
 template <class T>
 void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) count(g, Collective::AllGather, g.size * n * (long)sizeof(T)),
+    if (g.size > 1) {
+        count(g, Collective::AllGather, g.size * n * (long)sizeof(T));
         all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
-    else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
+    } else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
 }
 template <class T>
 void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream s) {

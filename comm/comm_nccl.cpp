@@ -42,7 +42,10 @@ void look() {
     static double since = 0;
     forget_ended();
     long number = watched.empty() ? -1 : watched.front().number;
-    if (number != oldest) oldest = number, since = now();
+    if (number != oldest) {
+        oldest = number;
+        since = now();
+    }
     std::string here = watched.empty() ? "a computation" : watched.front().here;
     answer_questions(here, watched.empty() ? std::vector<int>() : watched.front().group.members);
     if (!watched.empty()) {
@@ -55,7 +58,10 @@ void look() {
 
 void end_watched() {
     for (auto& w : watched)
-        if (!w.ended) w.ended = std::make_unique<Event>(), w.ended->record(w.stream);
+        if (!w.ended) {
+        w.ended = std::make_unique<Event>();
+        w.ended->record(w.stream);
+    }
     forget_ended();
 }
 

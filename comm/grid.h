@@ -43,9 +43,17 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
              "ranks, or other numbers", t, p, world, near.c_str());
     }
     Grid g;
-    g.t = t, g.p = p, g.d = world / (t * p);
-    g.tensor = rank % t, g.data = rank / t % g.d, g.stage = rank / t / g.d;
-    g.tp.size = t, g.tp.rank = g.tensor, g.dp.size = g.d, g.dp.rank = g.data, g.world.size = world;
+    g.t = t;
+    g.p = p;
+    g.d = world / (t * p);
+    g.tensor = rank % t;
+    g.data = rank / t % g.d;
+    g.stage = rank / t / g.d;
+    g.tp.size = t;
+    g.tp.rank = g.tensor;
+    g.dp.size = g.d;
+    g.dp.rank = g.data;
+    g.world.size = world;
     return g;
 }
 
@@ -57,7 +65,8 @@ inline Grid make_grid(int t, int p, bool wrap) {
     for (int i = 0; i < g.d; i++) dp.push_back(g.rank_of(g.tensor, i, g.stage));
     for (int i = 0; i < p; i++) pp.push_back(g.rank_of(g.tensor, g.data, i));
     g.world = comm::make_group("world", comm::everyone().members);
-    g.tp = comm::make_group("tensor", tp), g.dp = comm::make_group("data", dp);
+    g.tp = comm::make_group("tensor", tp);
+    g.dp = comm::make_group("data", dp);
     g.reduction = comm::make_channel();
     if (p == 1) return g;
     g.pp = comm::make_group("pipeline", pp);

@@ -96,8 +96,10 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     auto ask = [&](const std::vector<int>& ranks) {
         MPI_Request request;
         for (int rank : ranks)
-            if (answers.insert({rank, ""}).second)
-                MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request), last = now();
+            if (answers.insert({rank, ""}).second) {
+            MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
+            last = now();
+        }
     };
     ask(members);
     while (now() - last < patience) {
@@ -105,8 +107,10 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
         std::string where;
         std::vector<int> others;
         answer_questions(here, members);
-        if (take_answer(rank, where, others)) answers[rank] = where, ask(others);
-        else sched_yield();
+        if (take_answer(rank, where, others)) {
+            answers[rank] = where;
+            ask(others);
+        } else sched_yield();
     }
     std::string silent, elsewhere;
     for (auto& [rank, where] : answers) {
@@ -178,10 +182,14 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
     MPI_Comm_group(MPI_COMM_WORLD, &world);
     MPI_Group_incl(world, g.size, members.data(), &group);
     MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &h->mpi);
-    MPI_Group_free(&group), MPI_Group_free(&world);
+    MPI_Group_free(&group);
+    MPI_Group_free(&world);
     h->name = text("group %s, ranks", name);
     for (int i = 0; i < g.size; i++) {
-        if (i == 4 && g.size > 8) h->name += " …", i = g.size - 2;
+        if (i == 4 && g.size > 8) {
+            h->name += " …";
+            i = g.size - 2;
+        }
         h->name += text(" %d", members[i]);
     }
     g.handle = h;
@@ -203,7 +211,8 @@ void finish() {
     if (running) MPI_Finalize();
 }
 void stop(int code) {
-    fflush(stdout), fflush(stderr);
+    fflush(stdout);
+    fflush(stderr);
     if (running) MPI_Abort(MPI_COMM_WORLD, code);
     _Exit(code);
 }

@@ -155,12 +155,17 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
             i.slot = slots.take();
             kept[key] = i;
         } else {
-            i.slot = kept[key].slot, i.input = kept[key].input;
+            i.slot = kept[key].slot;
+            i.input = kept[key].input;
         }
         out.list.push_back(i);
-        if (i.kind == I::Backward || !s.training) slots.give(i.slot), inputs.give(i.input);
+        if (i.kind == I::Backward || !s.training) {
+            slots.give(i.slot);
+            inputs.give(i.input);
+        }
     }
-    out.slots = slots.made, out.inputs = inputs.made;
+    out.slots = slots.made;
+    out.inputs = inputs.made;
     return out;
 }
 
@@ -272,7 +277,10 @@ class ScheduleChecker {
         }
         if (!me.input.count(i.input) || me.input[i.input] != key) complain(r, i, "its input is another's");
         if (me.done[!is_forward][key]++) complain(r, i, "done twice");
-        if (!is_forward || !s.training) me.slot.erase(i.slot), me.input.erase(i.input);
+        if (!is_forward || !s.training) {
+            me.slot.erase(i.slot);
+            me.input.erase(i.input);
+        }
         return true;
     }
     void finish() {

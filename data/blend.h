@@ -35,14 +35,20 @@ struct Mixture {
         int best = 0;
         for (size_t i = 0; i < weights.size(); i++) {
             double behind = weights[i] * at - (double)taken[i];
-            if (behind > most) most = behind, best = (int)i;
+            if (behind > most) {
+                most = behind;
+                best = (int)i;
+            }
         }
         n++;
         return {best, taken[best]++};
     }
     // goes to sample `to`; backwards means from the beginning again
     void seek(uint64_t to) {
-        if (to < n) n = 0, taken.assign(taken.size(), 0);
+        if (to < n) {
+            n = 0;
+            taken.assign(taken.size(), 0);
+        }
         while (n < to) next();
     }
 };
@@ -133,7 +139,10 @@ struct Blend {
     static std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
         std::vector<double> weights;
         double sum = 0;
-        for (auto& s : sets) weights.push_back(s.weight), sum += s.weight;
+        for (auto& s : sets) {
+            weights.push_back(s.weight);
+            sum += s.weight;
+        }
         if (!std::isfinite(sum))
             fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
         return weights;

@@ -62,14 +62,23 @@ struct EvalFile {
         auto add = [&](const auto& list) {
             body.append((const char*)list.data(), list.size() * sizeof list[0]);
         };
-        add(documents), add(requests), add(tokens);
+        add(documents);
+        add(requests);
+        add(tokens);
         char header[64] = "GPTEVALS";
         auto put = [&](size_t at, auto value) { memcpy(header + at, &value, sizeof value); };
-        put(8, (uint32_t)1), put(12, (uint32_t)vocabulary), put(16, (uint64_t)documents.size());
-        put(24, (uint64_t)requests.size()), put(32, (uint64_t)tokens.size()), put(40, (uint64_t)about.size());
-        put(48, checksum(body.data(), body.size())), put(56, checksum(header, 56));
+        put(8, (uint32_t)1);
+        put(12, (uint32_t)vocabulary);
+        put(16, (uint64_t)documents.size());
+        put(24, (uint64_t)requests.size());
+        put(32, (uint64_t)tokens.size());
+        put(40, (uint64_t)about.size());
+        put(48, checksum(body.data(), body.size()));
+        put(56, checksum(header, 56));
         FileWriter file(to);
-        file.write(std::string_view(header, 64)), file.write(body), file.finish();
+        file.write(std::string_view(header, 64));
+        file.write(body);
+        file.finish();
     }
 
     static EvalFile open(const std::string& path) {
@@ -103,7 +112,9 @@ struct EvalFile {
             if (n) memcpy(list.data(), at, n * sizeof list[0]);
             at += n * sizeof list[0];
         };
-        take(e.documents, size[0]), take(e.requests, size[1]), take(e.tokens, size[2]);
+        take(e.documents, size[0]);
+        take(e.requests, size[1]);
+        take(e.tokens, size[2]);
         e.check();
         return e;
     }
@@ -111,11 +122,15 @@ struct EvalFile {
 private:
     void describe(const Json& about) {
         auto word = [&](const char* key) { return about.at(key, path).string(path); };
-        task = word("task"), form = word("form"), metric = word("metric"), kind = word("kind"),
-        hash = word("hash"), from = word("from");
-        version = (int)about.at("version", path).integer(path),
+        task = word("task");
+        form = word("form");
+        metric = word("metric");
+        kind = word("kind");
+        hash = word("hash");
+        from = word("from");
+        version = (int)about.at("version", path).integer(path);
         shots = (int)about.at("shots", path).integer(path);
-        normalised = about.at("normalised", path).text == "true",
+        normalised = about.at("normalised", path).text == "true";
         priors = about.at("priors", path).text == "true";
         for (auto& g : about.at("groups", path).items) groups.push_back(g.string(path));
         if (metric != "greedy" && metric != "choice" && metric != "none")

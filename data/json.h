@@ -126,7 +126,10 @@ struct JsonParser {
         if (s[at] == '-') at++;
         if (s.substr(at, 1) == "0") at++;  // no digit may follow a leading zero
         else digits();
-        if (at < s.size() && s[at] == '.') at++, digits();
+        if (at < s.size() && s[at] == '.') {
+            at++;
+            digits();
+        }
         if (at < s.size() && (s[at] == 'e' || s[at] == 'E')) {
             at++;
             if (at < s.size() && (s[at] == '+' || s[at] == '-')) at++;

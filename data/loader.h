@@ -18,7 +18,8 @@ inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t round
         for (int round = 0; round < 6; round++) {
             uint64_t mixed = philox(key, round_key * 8 + round, right).x[0];
             uint64_t next = left ^ (mixed & mask);
-            left = right, right = next;
+            left = right;
+            right = next;
         }
         index = left << half | right;
     } while (index >= n);

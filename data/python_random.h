@@ -19,7 +19,10 @@ struct PythonRandom {
         for (int i = 1; i < n; i++) state[i] = 1812433253 * mixed(i) + (uint32_t)i;
         int i = 1;
         auto wrap = [&] {
-            if (++i == n) state[0] = state[n - 1], i = 1;
+            if (++i == n) {
+                state[0] = state[n - 1];
+                i = 1;
+            }
         };
         for (int k = 0; k < n; k++, wrap()) state[i] = (state[i] ^ mixed(i) * 1664525) + seed;
         for (int k = 0; k < n - 1; k++, wrap()) state[i] = (state[i] ^ mixed(i) * 1566083941) - (uint32_t)i;
@@ -34,7 +37,9 @@ struct PythonRandom {
             at = 0;
         }
         uint32_t y = state[at++];
-        y ^= y >> 11, y ^= y << 7 & 0x9D2C5680, y ^= y << 15 & 0xEFC60000;
+        y ^= y >> 11;
+        y ^= y << 7 & 0x9D2C5680;
+        y ^= y << 15 & 0xEFC60000;
         return y ^ y >> 18;
     }
     // uniform in [0, n), 0 < n
@@ -60,7 +65,8 @@ struct PythonRandom {
             for (uint32_t i = 0; i < n; i++) pool[i] = i;
             for (uint32_t i = 0; i < k; i++) {
                 uint32_t j = below(n - i);
-                out.push_back(pool[j]), pool[j] = pool[n - i - 1];
+                out.push_back(pool[j]);
+                pool[j] = pool[n - i - 1];
             }
             return out;
         }

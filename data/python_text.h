@@ -63,7 +63,8 @@ inline std::string replace_all(const std::string& s, std::string_view from, std:
         size_t found = s.find(from, at);
         out.append(s, at, found == s.npos ? found : found - at);
         if (found == s.npos) return out;
-        out += to, at = found + from.size();
+        out += to;
+        at = found + from.size();
     }
 }
 

@@ -18,7 +18,8 @@ struct Sha256 {
         for (size_t taken = 0; taken < text.size();) {
             size_t had = bytes % 64, n = std::min(text.size() - taken, 64 - had);
             memcpy(block + had, text.data() + taken, n);
-            taken += n, bytes += n;
+            taken += n;
+            bytes += n;
             if (bytes % 64 == 0) mix();
         }
     }
@@ -61,7 +62,8 @@ private:
             uint32_t a = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) + choose + k[i] + w[i];
             uint32_t b = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + most;
             std::copy_backward(v, v + 7, v + 8);
-            v[4] += a, v[0] = a + b;
+            v[4] += a;
+            v[0] = a + b;
         }
         for (int i = 0; i < 8; i++) h[i] += v[i];
     }

@@ -51,7 +51,10 @@ std::vector<Asked> ask(const TaskForm& task, std::vector<TaskDocument>& document
         } else if (shots) {
             uint32_t taken = 0;
             for (uint32_t s : random.sample((uint32_t)documents.size(), shots + 1))
-                if (documents[s].raw != d.raw && taken < shots) add(documents[s]), taken++;
+                if (documents[s].raw != d.raw && taken < shots) {
+                add(documents[s]);
+                taken++;
+            }
         }
         Asked asked = {render(task, d), 0, &d};
         asked.gold = gold_of(task, d, asked.requests.size());
@@ -75,9 +78,14 @@ std::string as_json(const std::vector<Asked>& all, bool twice) {
 
 EvalFile encode(const TaskForm& task, const std::vector<Asked>& all, const Vocabulary& v) {
     EvalFile e;
-    e.task = task.task, e.form = task.form, e.version = task.version, e.metric = task.metric;
-    e.normalised = task.normalised, e.priors = task.prior != nullptr;
-    e.vocabulary = v.size(), e.kind = v.kind;
+    e.task = task.task;
+    e.form = task.form;
+    e.version = task.version;
+    e.metric = task.metric;
+    e.normalised = task.normalised;
+    e.priors = task.prior != nullptr;
+    e.vocabulary = v.size();
+    e.kind = v.kind;
     Encoder encoder(v);
     std::vector<uint32_t> room;
     auto add = [&](const std::string& words) -> std::pair<int64_t, int64_t> {
@@ -114,13 +122,17 @@ EvalFile encode(const TaskForm& task, const std::vector<Asked>& all, const Vocab
         }
         for (size_t i = 0; task.prior && i < asked.requests.size(); i++) {
             EvalRequest r = e.requests[(size_t)d.first + i];
-            r.context = prior.first, r.context_tokens = prior.second;
+            r.context = prior.first;
+            r.context_tokens = prior.second;
             e.requests.push_back(r);
         }
         d.count = (int64_t)e.requests.size() - d.first;
         e.documents.push_back(d);
     }
-    if (without == all.size()) e.metric = "none", e.normalised = false;
+    if (without == all.size()) {
+        e.metric = "none";
+        e.normalised = false;
+    }
     for (auto& asked : all)
         if (without && without < all.size() && asked.gold < 0)
             fail("%s: has no \"gold\", others have: say for each which continuation is right, or for none",
@@ -155,11 +167,14 @@ int run(const Arguments& a) {
     Sha256 sum;
     sum.add(json);
     EvalFile e = encode(task, asked, vocabulary);
-    e.shots = (int)shots, e.hash = sum.digits(), e.from = from;
+    e.shots = (int)shots;
+    e.hash = sum.digits();
+    e.from = from;
     e.save(output);
     if (a.has("requests")) {
         FileWriter file(a.get("requests"));
-        file.write(json), file.finish();
+        file.write(json);
+        file.finish();
     }
     printf("%s%s%s: %zu documents, %u shots, %zu continuations, %zu tokens\nsha256 of all requests %s\n",
            task.task, *task.form ? " " : "", task.form, e.documents.size(), shots, e.requests.size(),

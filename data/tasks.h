@@ -54,7 +54,8 @@ inline void prepare_lambada(TaskDocument& d) {
     size_t blank = all.rfind(' ');
     if (blank == all.npos || blank + 1 == all.size())
         fail("%s: the text is empty or has no last word after a blank", d.where.c_str());
-    d.fields["before"] = all.substr(0, blank), d.fields["last"] = all.substr(blank + 1);
+    d.fields["before"] = all.substr(0, blank);
+    d.fields["last"] = all.substr(blank + 1);
 }
 
 // brackets are what WikiHow's pages have left
@@ -83,7 +84,8 @@ inline void prepare_winogrande(TaskDocument& d) {
     std::string& all = d.at("sentence");
     size_t gap = all.find('_');
     if (gap == all.npos) fail("%s: the sentence has no gap _", d.where.c_str());
-    d.fields["before"] = all.substr(0, gap), d.fields["after"] = python_strip(all.substr(gap + 1), d.where);
+    d.fields["before"] = all.substr(0, gap);
+    d.fields["after"] = python_strip(all.substr(gap + 1), d.where);
 }
 
 // the word as it stands in the first sentence; positions count characters
@@ -118,8 +120,10 @@ inline void prepare_race(TaskDocument& d, bool filled) {
         if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D')
             fail("%s: answer %d is \"%s\", wants A, B, C or D", d.where.c_str(), i + 1, letter.c_str());
         const std::string& answer = d.at(text("options.%d.%d", i, letter[0] - 'A'));
-        if (i == last) out += question, d.fields["answer"] = letter;
-        else if (question.ends_with("  _  ."))
+        if (i == last) {
+            out += question;
+            d.fields["answer"] = letter;
+        } else if (question.ends_with("  _  ."))
             out += (filled ? question.substr(0, question.size() - 5) : question.substr(question.size() - 5)) +
                    answer + "\n";
         else out += "Question: " + question + "\nAnswer: " + answer + "\n";
@@ -279,7 +283,8 @@ inline std::vector<TaskDocument> read_table(const std::string& path) {
         std::vector<std::string> cells;
         for (size_t at = 0; at <= line.size();) {
             size_t end = std::min(line.find('\t', at), line.size());
-            cells.emplace_back(line.substr(at, end - at)), at = end + 1;
+            cells.emplace_back(line.substr(at, end - at));
+            at = end + 1;
         }
         if (header.empty()) {
             for (auto& name : header = cells)
@@ -370,7 +375,8 @@ inline std::string fill(const char* form, TaskDocument& d) {
         size_t close = s.find('}', open);
         std::string name = s.substr(open + 1, close - open - 1);
         if (d.numbers.count(name)) fail("%s: \"%s\" wants a text", d.where.c_str(), name.c_str());
-        out += d.at(name), at = close + 1;
+        out += d.at(name);
+        at = close + 1;
     }
 }
 

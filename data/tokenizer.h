@@ -135,7 +135,10 @@ struct Vocabulary {
     static Vocabulary bytes() {
         Vocabulary v;
         v.kind = "bytes";
-        for (int b = 0; b < 256; b++) v.tokens.push_back(std::string(1, (char)b)), v.byte_token[b] = b;
+        for (int b = 0; b < 256; b++) {
+            v.tokens.push_back(std::string(1, (char)b));
+            v.byte_token[b] = b;
+        }
         v.tokens.push_back("");
         v.end_of_text = 256;
         return v;
@@ -187,11 +190,15 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
         int which = 0;
         for (size_t i = 0; i < words.size();) {
             unsigned char c = words[i];
-            if (c == ' ' && which == 0 && i > 0) { which = 1, i++; continue; }
+            if (c == ' ' && which == 0 && i > 0) {
+                which = 1;
+                i++; continue; }
             uint32_t code = c;
             int bytes = 1;
-            if (c >= 0xC2 && c < 0xE0 && i + 1 < words.size())
-                code = (c & 31u) << 6 | (words[i + 1] & 63u), bytes = 2;
+            if (c >= 0xC2 && c < 0xE0 && i + 1 < words.size()) {
+                code = (c & 31u) << 6 | (words[i + 1] & 63u);
+                bytes = 2;
+            }
             auto found = byte_of.find(code);
             if (found == byte_of.end())
                 fail("%s line %d: has a character outside GPT-2's alphabet: wants a vocab.bpe", path.c_str(),
@@ -239,13 +246,17 @@ struct Encoder {
             if (n > 15) return void(out = merge(out, p, n));
             uint64_t low = 0, high = 0;
             if (text.size() - begin >= 16) {
-                memcpy(&low, p, 8), memcpy(&high, p + 8, 8);
-                if (n < 8) low &= (1ull << 8 * n) - 1, high = 0;
-                else high &= (1ull << 8 * (n - 8)) - 1;
+                memcpy(&low, p, 8);
+                memcpy(&high, p + 8, 8);
+                if (n < 8) {
+                    low &= (1ull << 8 * n) - 1;
+                    high = 0;
+                } else high &= (1ull << 8 * (n - 8)) - 1;
             } else {
                 char copy[16] = {};
                 memcpy(copy, p, n);
-                memcpy(&low, copy, 8), memcpy(&high, copy + 8, 8);
+                memcpy(&low, copy, 8);
+                memcpy(&high, copy + 8, 8);
             }
             high |= (uint64_t)n << 56;
             uint64_t hash = (low ^ high * 0xC2B2AE3D27D4EB4Full) * 0x9E3779B97F4A7C15ull;
@@ -274,7 +285,10 @@ struct Encoder {
             size_t at = 0;
             for (size_t i = 0; i + 1 < symbols.size(); i++) {
                 uint32_t token = v.merged(symbols[i], symbols[i + 1]);
-                if (token < best) best = token, at = i;
+                if (token < best) {
+                    best = token;
+                    at = i;
+                }
             }
             if (best == UINT32_MAX) return;
             symbols[at] = best;
@@ -297,7 +311,10 @@ struct Encoder {
             uint32_t token = v.merged(symbols[at], symbols[next[at]]);
             if (token != UINT32_MAX) heap.push({token, symbols[at], symbols[next[at]], at});
         };
-        for (size_t i = 0; i < n; i++) next[i] = i + 1 < n ? i + 1 : none, previous[i] = i ? i - 1 : none;
+        for (size_t i = 0; i < n; i++) {
+            next[i] = i + 1 < n ? i + 1 : none;
+            previous[i] = i ? i - 1 : none;
+        }
         for (size_t i = 0; i < n; i++) push(i);
         while (!heap.empty()) {
             Pair p = heap.top();

@@ -179,7 +179,8 @@ struct TokenWriter {
             chunk.resize(had + take * width);
             if (width == 4) memcpy(&chunk[had], tokens, take * 4);
             else for (size_t i = 0; i < take; i++) ((uint16_t*)&chunk[had])[i] = (uint16_t)tokens[i];
-            tokens += take, n -= take;
+            tokens += take;
+            n -= take;
             if (chunk.size() == token_chunk_bytes) flush();
         }
     }

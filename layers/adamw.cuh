@@ -123,7 +123,9 @@ __global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v,
         w.at[k] = rule.update(w.at[k], ms.at[k], vs.at[k], g.at[k] * scale, decaying);
         rounded.at[k] = floatX(w.at[k]);
     }
-    store16(master + i, w), store16(m + i, ms), store16(v + i, vs);
+    store16(master + i, w);
+    store16(m + i, ms);
+    store16(v + i, vs);
     *(Rounded*)(parameters + i) = rounded;  // the master weights themselves, where nothing is rounded
 }
 

@@ -137,7 +137,8 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
     int lane = threadIdx.x % 32;
     long r = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (r >= rows) return;
-    dp += r * T, p += r * T;
+    dp += r * T;
+    p += r * T;
     real sum = 0;
     for (int j = lane; j < T; j += 32) sum += real(p[j]) * real(dp[j]);
     sum = warp_sum(sum);

@@ -38,7 +38,8 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
         #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < v.V; c++) sum += vector_exp(real(row[c]) - most);
         int own = targets[n] - v.first;
-        sums[n] = sum, sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
+        sums[n] = sum;
+        sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
     }
 }
 
@@ -138,7 +139,10 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     real sum = 0, most = largest[n];
     each_vector(row, v, [&](const Vec<floatX>& x, int c) { add_exp(sum, x, c, v.V, most); });
     sum = block_reduce(sum, lane, Added());
-    if (threadIdx.x == 0) sums[n] = sum, sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
+    if (threadIdx.x == 0) {
+        sums[n] = sum;
+        sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
+    }
 }
 
 __global__ void cross_entropy_finish_kernel(real* losses, real* hits, floatX* logits, const real* largest,

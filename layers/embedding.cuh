@@ -91,7 +91,8 @@ struct RowVector {
     __device__ explicit RowVector(int C) {
         int each = (C + vec_size - 1) / vec_size;
         long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-        n = i / each, c = (int)(i % each) * vec_size;
+        n = i / each;
+        c = (int)(i % each) * vec_size;
     }
 };
 inline int row_vector_blocks(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }

@@ -80,7 +80,8 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
                     #pragma omp simd
                     for (long j = 0; j < seen; j++) {
                         real x = vector_exp(p[row + j] - log_sum);
-                        p_row[j] = floatX(x), ds_row[j] = floatX(x * (dp[row + j] - delta));
+                        p_row[j] = floatX(x);
+                        ds_row[j] = floatX(x * (dp[row + j] - delta));
                     }
                     std::fill(p_row + seen, p_row + keys, floatX(0));
                     std::fill(ds_row + seen, ds_row + keys, floatX(0));
@@ -145,12 +146,15 @@ __device__ inline void load_b_columns(uint32_t (&b)[4], const bf16* tile, int st
 __device__ inline void mma_pair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
                                 const uint32_t (&b)[4]) {
     uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
-    mma_16x8x16(d0, a, left), mma_16x8x16(d1, a, right);
+    mma_16x8x16(d0, a, left);
+    mma_16x8x16(d1, a, right);
 }
 // two neighbouring accumulators, rounded, are the A of the next product
 __device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
-    a[0] = pack_bf16(d0[0], d0[1]), a[1] = pack_bf16(d0[2], d0[3]);
-    a[2] = pack_bf16(d1[0], d1[1]), a[3] = pack_bf16(d1[2], d1[3]);
+    a[0] = pack_bf16(d0[0], d0[1]);
+    a[1] = pack_bf16(d0[2], d0[3]);
+    a[2] = pack_bf16(d1[0], d1[1]);
+    a[3] = pack_bf16(d1[2], d1[3]);
 }
 
 // ---- forward: a block has BM queries, a warp 16 M of them; keys come BN at a time, the last first ---------
@@ -264,8 +268,10 @@ __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, c
     for (int x = 0; x < HS; x += 16) {
         uint32_t a[4], b[4];
         load_a(a, left, HS + 8, r, x);
-        for (int n = 0; n < N; n += 2)
-            load_b_rows(b, right, HS + 8, n * 8, x), mma_pair(out[n], out[n + 1], a, b);
+        for (int n = 0; n < N; n += 2) {
+            load_b_rows(b, right, HS + 8, n * 8, x);
+            mma_pair(out[n], out[n + 1], a, b);
+        }
     }
 }
 
@@ -316,22 +322,28 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
             for (int i = 0; i < 4; i++) {
                 int column = n * 8 + c + i % 2, query = tile * BM + column, key = own + g + i / 2 * 8;
                 float x = key <= query ? exp2f(p[n][i] * scale * log2_e - row_lse[column]) : 0;
-                p[n][i] = x, dp[n][i] = x * (dp[n][i] - row_delta[column]);
+                p[n][i] = x;
+                dp[n][i] = x * (dp[n][i] - row_delta[column]);
             }
         for (int x = 0; x < BM; x += 16) {  // dv += p^T dout
             uint32_t pa[4], right[4];
             as_a(pa, p[x / 8], p[x / 8 + 1]);
-            for (int n = 0; n < HS; n += 16)
-                load_b_columns(right, d, stride, x, n), mma_pair(dv[n / 8], dv[n / 8 + 1], pa, right);
+            for (int n = 0; n < HS; n += 16) {
+                load_b_columns(right, d, stride, x, n);
+                mma_pair(dv[n / 8], dv[n / 8 + 1], pa, right);
+            }
         }
         for (int x = 0; x < BM; x += 16) {  // dk += ds^T q
             uint32_t sa[4], right[4];
             as_a(sa, dp[x / 8], dp[x / 8 + 1]);
-            for (int n = 0; n < HS; n += 16)
-                load_b_columns(right, q, stride, x, n), mma_pair(dk[n / 8], dk[n / 8 + 1], sa, right);
+            for (int n = 0; n < HS; n += 16) {
+                load_b_columns(right, q, stride, x, n);
+                mma_pair(dk[n / 8], dk[n / 8 + 1], sa, right);
+            }
             for (int half = 0; half < 2; half++) {
                 bf16* row = ds + (warp * 16 + g + half * 8) * ds_stride + x + c;
-                *(uint32_t*)row = sa[half], *(uint32_t*)(row + 8) = sa[half + 2];
+                *(uint32_t*)row = sa[half];
+                *(uint32_t*)(row + 8) = sa[half + 2];
             }
         }
         __syncthreads();  // all keys' ds are there
@@ -340,8 +352,10 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         for (int x = 0; x < BN; x += 16) {
             uint32_t sa[4], kb[4];
             load_a_transposed(sa, ds, ds_stride, row, x);
-            for (int n = 0; n < width; n += 16)
-                load_b_columns(kb, k, stride, x, column + n), mma_pair(dq[n / 8], dq[n / 8 + 1], sa, kb);
+            for (int n = 0; n < width; n += 16) {
+                load_b_columns(kb, k, stride, x, column + n);
+                mma_pair(dq[n / 8], dq[n / 8 + 1], sa, kb);
+            }
         }
         int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
         int* turn = scratch.turns + 1 + (long)head * tiles + tile;

@@ -39,7 +39,8 @@ inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x
         floatX* yn = y + (long)n * C;
         #pragma omp simd
         for (int c = 0; c < C; c++) yn[c] = floatX((real(xn[c]) - m) * r * real(w[c]) + real(b[c]));
-        mean[n] = m, rstd[n] = r;
+        mean[n] = m;
+        rstd[n] = r;
     }
 }
 
@@ -65,7 +66,8 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
             g_sum += g;
             gx_sum += g * (real(xn[c]) - m) * r;
         }
-        g_sum /= C, gx_sum /= C;
+        g_sum /= C;
+        gx_sum /= C;
         #pragma omp simd
         for (int c = 0; c < C; c++) {
             real g = real(dyn[c]) * real(w[c]), xhat = (real(xn[c]) - m) * r;
@@ -174,7 +176,10 @@ layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x, cons
             v[k].at[i] = floatX((real(v[k].at[i]) - m) * r * real(ws.at[i]) + real(bs.at[i]));
         store16(y + row + c, v[k]);
     }
-    if (place.own == 0) mean[n] = m, rstd[n] = r;
+    if (place.own == 0) {
+        mean[n] = m;
+        rstd[n] = r;
+    }
 }
 
 // parts (2, groups, C): sums for dw, then for db
@@ -192,20 +197,27 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         for (int k = 0; k < row_vectors; k++) {
             int c = place.column(k);
             if (c >= C) break;
-            xs[k] = load16(x + row + c), gs[k] = load16(dy + row + c);
+            xs[k] = load16(x + row + c);
+            gs[k] = load16(dy + row + c);
             Vec<floatX> ws = load16(w + c);
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (real(xs[k].at[i]) - m) * r, d = real(gs[k].at[i]), g = d * real(ws.at[i]);
-                g_sum += g, gx_sum += g * xhat;
-                dw[k][i] += d * xhat, db[k][i] += d;
+                g_sum += g;
+                gx_sum += g * xhat;
+                dw[k][i] += d * xhat;
+                db[k][i] += d;
             }
         }
-        g_sum = row_sum<WARPS>(g_sum) / C, gx_sum = row_sum<WARPS>(gx_sum) / C;
+        g_sum = row_sum<WARPS>(g_sum) / C;
+        gx_sum = row_sum<WARPS>(gx_sum) / C;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
             int c = place.column(k);
             if (c >= C) break;
-            if (WARPS >= 16) xs[k] = load16(x + row + c), gs[k] = load16(dy + row + c);  // not kept
+            if (WARPS >= 16) {  // not kept
+                xs[k] = load16(x + row + c);
+                gs[k] = load16(dy + row + c);
+            }
             Vec<floatX> ws = load16(w + c), out = load16(dx + row + c);
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (real(xs[k].at[i]) - m) * r, g = real(gs[k].at[i]) * real(ws.at[i]);
@@ -231,28 +243,35 @@ __global__ void layernorm_forward_kernel(floatX* y, real* mean, real* rstd, cons
                                          const floatX* b, int N, int C) {
     int lane = threadIdx.x % 32, n = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (n >= N) return;
-    x += (long)n * C, y += (long)n * C;
+    x += (long)n * C;
+    y += (long)n * C;
     real sum = 0, square = 0;
     for (int c = lane; c < C; c += 32) sum += real(x[c]);
     real m = warp_sum(sum) / C;
     for (int c = lane; c < C; c += 32) square += (real(x[c]) - m) * (real(x[c]) - m);
     real r = 1 / sqrt(warp_sum(square) / C + layernorm_epsilon);
     for (int c = lane; c < C; c += 32) y[c] = floatX((real(x[c]) - m) * r * real(w[c]) + real(b[c]));
-    if (lane == 0) mean[n] = m, rstd[n] = r;
+    if (lane == 0) {
+        mean[n] = m;
+        rstd[n] = r;
+    }
 }
 
 __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const floatX* x, const floatX* w,
                                           const real* mean, const real* rstd, int N, int C) {
     int lane = threadIdx.x % 32, n = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (n >= N) return;
-    x += (long)n * C, dx += (long)n * C, dy += (long)n * C;
+    x += (long)n * C;
+    dx += (long)n * C;
+    dy += (long)n * C;
     real m = mean[n], r = rstd[n], g_sum = 0, gx_sum = 0;
     for (int c = lane; c < C; c += 32) {
         real g = real(dy[c]) * real(w[c]);
         g_sum += g;
         gx_sum += g * (real(x[c]) - m) * r;
     }
-    g_sum = warp_sum(g_sum) / C, gx_sum = warp_sum(gx_sum) / C;
+    g_sum = warp_sum(g_sum) / C;
+    gx_sum = warp_sum(gx_sum) / C;
     for (int c = lane; c < C; c += 32) {
         real g = real(dy[c]) * real(w[c]), xhat = (real(x[c]) - m) * r;
         dx[c] = floatX(real(dx[c]) + r * (g - g_sum - xhat * gx_sum));

@@ -91,17 +91,23 @@ bool fuses(const char* what, const Gemm<Out>& product, bool fits, int N, int C, 
     return chosen.get({N, C, OC}, [&] {
         if (!fits || !can_multiply(product)) return false;
         std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
-        return tuning.choose(key, 2, 0, s, [&](int way) { return run(way == 1), true; }) == 1;
+        return tuning.choose(key, 2, 0, s, [&](int way) {
+            run(way == 1);
+            return true;
+        }) == 1;
     });
 }
 
 inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
                                 int N, int C, int OC, Stream s) {
     Gemm<floatX> plain = forward_product(up, x, w, N, C, OC), product = plain;
-    product.out = y, product.bias = b, product.up = up;
+    product.out = y;
+    product.bias = b;
+    product.up = up;
     auto run = [&](bool fused) {
         if (fused) return gemm(product, s);
-        add_bias(plain, b, s), gelu_forward(y, up, (long)N * OC, s);
+        add_bias(plain, b, s);
+        gelu_forward(y, up, (long)N * OC, s);
     };
     run(fuses("GELU", product, fits_epilogue(OC), N, C, OC, s, run));
 }

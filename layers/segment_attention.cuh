@@ -100,7 +100,10 @@ __global__ void segment_attention_kernel(floatX* o, const floatX* qkv, const Til
     const floatX *k = qkv + (3L * h + 1) * HS, *v = k + HS;
     for (int r = warp; r < t.rows; r += segment_warps) {
         const floatX* query = qkv + (t.at + r) * width + 3L * h * HS;
-        for (int c = lane; c < HS; c += 32) q[c] = real(query[c]) * scale, sum[c] = 0;
+        for (int c = lane; c < HS; c += 32) {
+            q[c] = real(query[c]) * scale;
+            sum[c] = 0;
+        }
         __syncwarp();
         int seen = t.shared + t.at - t.own + r + 1;
         real largest = 0, all = 0;
@@ -113,7 +116,8 @@ __global__ void segment_attention_kernel(floatX* o, const floatX* qkv, const Til
             if (base == 0 || most > largest) {
                 real keep = base == 0 ? 0 : exp(largest - most);
                 for (int c = lane; c < HS; c += 32) sum[c] *= keep;
-                all *= keep, largest = most;
+                all *= keep;
+                largest = most;
             }
             real p = lane < n ? exp(score - largest) : 0;
             all += warp_sum(p);

@@ -9,7 +9,8 @@
 
 // --world-size becomes the ranks to plan for, or must be those that were started
 inline void check_plan_options(Options& o) {
-    check_picture("timeline", o.timeline), check_picture("trace", o.trace);
+    check_picture("timeline", o.timeline);
+    check_picture("trace", o.trace);
     if (!o.hardware.empty()) find_hardware(o.hardware);
     if (o.gemm_efficiency > 1)
         fail("--gemm-efficiency %g: wants a share of the peak, at most 1", o.gemm_efficiency);
@@ -64,16 +65,19 @@ inline Plan whole_plan(const Run& run, const Hardware& h) {
 // the same run with other options; refuses as the run itself would. timed: else only its memory
 inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool timed) {
     Run run;
-    run.options = o, run.state = base.state;
+    run.options = o;
+    run.state = base.state;
     if (!o.has("micro-batch")) run.options.micro_batch = 0;  // what is not named is settled anew
     if (!o.has("pipeline-group")) run.options.pipeline_group = 0;
     run.grid = place_in_grid(0, base.grid.world.size, o.tensor_parallel, o.pipeline_parallel);
-    settle_parallel(run), settle_batch(run);
+    settle_parallel(run);
+    settle_batch(run);
     Options& settled = run.options;
     check_pipeline(pipeline_shape(settled, run.grid.d, settled.batch));
     if (timed) return make_plan(settled, base.state.shape, run.grid, h, base.state.samples, false);
     Plan plan;
-    plan.o = settled, plan.hardware = h;
+    plan.o = settled;
+    plan.hardware = h;
     if (h.peak > 0) plan.target = gpu_target;
     for (int stage : {0, 1, run.grid.p - 1})
         if (stage < run.grid.p)
@@ -95,7 +99,8 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
     if (o.zero != 1) changes.push_back({"--zero 1", [](Options& o) { o.zero = 1; }});
     for (int b = o.micro_batch / 2; b > 0; b /= 2)
         changes.push_back({text("--micro-batch %d", b), [b](Options& o) {
-            o.micro_batch = b, o.given.insert("micro-batch");
+            o.micro_batch = b;
+            o.given.insert("micro-batch");
         }});
     for (int t = o.tensor_parallel * 2; t <= h.node; t *= 2)
         changes.push_back({text("--tensor-parallel %d", t), [t](Options& o) { o.tensor_parallel = t; }});
@@ -108,19 +113,23 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
     auto attempt = [&](const std::string& say, Options with) {
         try {
             Plan plan = plan_with(run, with, h, false);
-            if (plan.fits() && found < 8)
-                out += text("\n  %s: %.1f GB", say.c_str(), (double)plan.most_bytes() * 1e-9), found++;
+            if (plan.fits() && found < 8) {
+                out += text("\n  %s: %.1f GB", say.c_str(), (double)plan.most_bytes() * 1e-9);
+                found++;
+            }
         } catch (const Error&) {}  // that one is impossible for another reason
     };
     for (auto& c : changes) {
         Options with = o;
-        c.make(with), attempt(c.say, with);
+        c.make(with);
+        attempt(c.say, with);
     }
     for (size_t i = 0; i < changes.size() && !found; i++)
         for (size_t j = i + 1; j < changes.size(); j++) {
             Options with = o;
-            changes[i].make(with), changes[j].make(with),
-                attempt(changes[i].say + " " + changes[j].say, with);
+            changes[i].make(with);
+            changes[j].make(with);
+            attempt(changes[i].say + " " + changes[j].say, with);
         }
     return found ? "these would:" + out : "no change of one or two options would: plan for more ranks";
 }
@@ -165,8 +174,12 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
                 for (int b : one_or("micro-batch", o.micro_batch, divisors(o.batch / (world / (t * p)))))
                     for (auto& r : recompute) {
                         Options with = o;
-                        with.tensor_parallel = t, with.pipeline_parallel = p, with.pipeline_chunks = v;
-                        with.micro_batch = b, with.recompute = r, with.given.insert("micro-batch");
+                        with.tensor_parallel = t;
+                        with.pipeline_parallel = p;
+                        with.pipeline_chunks = v;
+                        with.micro_batch = b;
+                        with.recompute = r;
+                        with.given.insert("micro-batch");
                         all.push_back(with);
                     }
         }
@@ -232,7 +245,8 @@ inline void show_plan(const Run& run) {
     std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
     if (!o.plan_json.empty() && o.plan_json != "-") {
         FileWriter file(o.plan_json);
-        file.write(plan_json(p)), file.finish();
+        file.write(plan_json(p));
+        file.finish();
     }
     if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
     else fputs(plan_text(p).c_str(), stdout);

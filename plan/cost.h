@@ -40,7 +40,10 @@ struct CostWriter {
           light(model.setup.recompute == Recompute::Light), fp8(model.setup.fp8) {}
 
     void in(const char* name) { section = name; }
-    void add(Work work) { work.section = section, out->push_back(work); }
+    void add(Work work) {
+        work.section = section;
+        out->push_back(work);
+    }
     void memory(double bytes) { add({.kind = Work::Memory, .bytes = bytes}); }
     void call(comm::Collective kind, double bytes) {
         if (t > 1) add({.kind = Work::Call, .bytes = bytes, .call = kind});
@@ -60,14 +63,24 @@ struct CostWriter {
     // of n values: their largest is looked for, then they are read again and written `copies` times
     void round_to_fp8(long n, int copies) { memory((double)n * (2 * x + copies)); }
     void linear(long in, long wide) {
-        if (fp8) round_to_fp8(N * in, 1), round_to_fp8(in * wide, 1);
-        product(Work::Linear, {N, wide, in}, x), out->back().fp8 = fp8;
+        if (fp8) {
+            round_to_fp8(N * in, 1);
+            round_to_fp8(in * wide, 1);
+        }
+        product(Work::Linear, {N, wide, in}, x);
+        out->back().fp8 = fp8;
     }
     void linear_backward(long in, long wide, bool bias) {
         if (bias) memory((double)(N * wide) * x);
-        if (fp8) round_to_fp8(N * in, 1), round_to_fp8(in * wide, 1), round_to_fp8(N * wide, 2);
-        product(Work::Linear, {wide, in, N}, r, true), out->back().fp8 = fp8;
-        product(Work::Linear, {N, in, wide}, x), out->back().fp8 = fp8;
+        if (fp8) {
+            round_to_fp8(N * in, 1);
+            round_to_fp8(in * wide, 1);
+            round_to_fp8(N * wide, 2);
+        }
+        product(Work::Linear, {wide, in, N}, r, true);
+        out->back().fp8 = fp8;
+        product(Work::Linear, {N, in, wide}, x);
+        out->back().fp8 = fp8;
     }
     void layernorm() { memory(2 * (double)(N_r * C) * x); }
     void layernorm_backward() { memory(4 * (double)(N_r * C) * x); }  // x, dy, d read, d written
@@ -102,57 +115,105 @@ struct CostWriter {
     // ---- block.h ---------------------------------------------------------------------------------------
 
     void block(bool whole) {  // whole: up to the output; else only what backward reads
-        in("layer norm"), layernorm();                              // 1.
-        in("linears"), gather(C), linear(C, 3 * C_r);               // 2.
-        in("attention"), attention();                               // 3.
-        in("linears"), linear(C_r, C), reduce(C);                   // 4.
-        in("layer norm"), residual_layernorm();                     // … and 5.
-        in("linears and gelu"), gather(C), linear(C, 4 * C_r), gelu();  // 6. 7.
+        in("layer norm");
+        layernorm();                              // 1.
+        in("linears");
+        gather(C);
+        linear(C, 3 * C_r);               // 2.
+        in("attention");
+        attention();                               // 3.
+        in("linears");
+        linear(C_r, C);
+        reduce(C);                   // 4.
+        in("layer norm");
+        residual_layernorm();                     // … and 5.
+        in("linears and gelu");
+        gather(C);
+        linear(C, 4 * C_r);
+        gelu();  // 6. 7.
         if (!whole) return;
-        in("linears"), linear(4 * C_r, C), reduce(C);               // 8.
-        in("residual"), residual();
+        in("linears");
+        linear(4 * C_r, C);
+        reduce(C);               // 8.
+        in("residual");
+        residual();
     }
     void block_backward() {
-        if (light) in("gelu"), gelu();
-        in("linears and gelu"), memory((double)(N_r * C) * x), gather(C);           // 8.
-        linear_backward(4 * C_r, C, false), memory(3.0 * (double)(N * 4 * C_r) * x);  // 7., and its bias
-        if (light) in("layer norm"), layernorm();
-        in("linears"), gather(C), linear_backward(C, 4 * C_r, false), reduce(C);    // 6.
-        in("layer norm"), layernorm_backward();                                     // 5.
-        in("linears"), memory((double)(N_r * C) * x), gather(C), linear_backward(C_r, C, false);  // 4.
-        in("attention"), attention_backward();                                      // 3.
-        if (light) in("layer norm"), layernorm();
-        in("linears"), gather(C), linear_backward(C, 3 * C_r, true), reduce(C);     // 2.
-        in("layer norm"), layernorm_backward();                                     // 1.
+        if (light) {
+            in("gelu");
+            gelu();
+        }
+        in("linears and gelu");
+        memory((double)(N_r * C) * x);
+        gather(C);           // 8.
+        linear_backward(4 * C_r, C, false);
+        memory(3.0 * (double)(N * 4 * C_r) * x);  // 7., and its bias
+        if (light) {
+            in("layer norm");
+            layernorm();
+        }
+        in("linears");
+        gather(C);
+        linear_backward(C, 4 * C_r, false);
+        reduce(C);    // 6.
+        in("layer norm");
+        layernorm_backward();                                     // 5.
+        in("linears");
+        memory((double)(N_r * C) * x);
+        gather(C);
+        linear_backward(C_r, C, false);  // 4.
+        in("attention");
+        attention_backward();                                      // 3.
+        if (light) {
+            in("layer norm");
+            layernorm();
+        }
+        in("linears");
+        gather(C);
+        linear_backward(C, 3 * C_r, true);
+        reduce(C);     // 2.
+        in("layer norm");
+        layernorm_backward();                                     // 1.
     }
 
     // ---- ends.h ----------------------------------------------------------------------------------------
 
     void embedding() {
         in("embedding");
-        memory(2 * (double)(N * C) * x), reduce(C);
+        memory(2 * (double)(N * C) * x);
+        reduce(C);
         memory(3 * (double)(N_r * C) * x);
     }
     void embedding_backward() {
         in("embedding");
-        memory((double)(N_r * C) * (x + 2 * r)), gather(C);
+        memory((double)(N_r * C) * (x + 2 * r));
+        gather(C);
         memory((double)(N * C) * (x + 2 * r));
     }
     void loss_backward(long held) {  // forward as well, in chunks of the rows
         long wide = m.Vp / t;
-        in("layer norm"), layernorm(), in("linears"), gather(C);
+        in("layer norm");
+        layernorm();
+        in("linears");
+        gather(C);
         for (long first = 0; first < N; first += held) {
             long n = std::min(held, N - first);
             double logits = (double)(n * wide) * x;
-            in("linears"), product(Work::Linear, {n, wide, C}, x), in("cross entropy");
+            in("linears");
+            product(Work::Linear, {n, wide, C}, x);
+            in("cross entropy");
             if (t > 1) memory(2 * logits);  // else a row is read and written once
             call(comm::Collective::AllReduce, (double)n * r);
             call(comm::Collective::AllReduce, 2.0 * (double)n * r);
-            memory(2 * logits), in("linears");
+            memory(2 * logits);
+            in("linears");
             product(Work::Linear, {wide, C, n}, r, true);
             product(Work::Linear, {n, C, wide}, x);
         }
-        reduce(C), in("layer norm"), memory((double)(N_r * C) * x), layernorm_backward();
+        reduce(C);
+        in("layer norm");
+        memory((double)(N_r * C) * x);
+        layernorm_backward();
     }
 };
 
@@ -163,11 +224,13 @@ inline std::vector<Piece> forward_pieces(const Model& m, int chunk) {
     int n = m.chunk_layers();
     if (m.first(chunk)) {
         pieces.push_back({{}, {m.table.list[m.table.wte].bucket, m.table.list[m.table.wpe].bucket}});
-        w.out = &pieces.back().works, w.embedding();
+        w.out = &pieces.back().works;
+        w.embedding();
     }
     for (int l = 0; l < n; l++) {
         pieces.push_back({{}, {m.table.block(chunk * n + l, LN1_W).bucket}});
-        w.out = &pieces.back().works, w.block(true);
+        w.out = &pieces.back().works;
+        w.block(true);
     }
     return pieces;
 }
@@ -181,7 +244,8 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
     if (m.last(chunk)) {
         pieces.push_back({{}, {t.list[t.lnf].bucket}});
         if (m.grid.p > 1) pieces.back().buckets.push_back(t.list[t.wte].bucket);
-        w.out = &pieces.back().works, w.loss_backward(m.logits_held());
+        w.out = &pieces.back().works;
+        w.loss_backward(m.logits_held());
     }
     for (int l = n - 1; l >= 0; l--) {
         pieces.push_back({{}, {t.block(chunk * n + l, LN1_W).bucket}});
@@ -191,7 +255,8 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
     }
     if (m.first(chunk)) {
         pieces.push_back({{}, {t.list[t.wte].bucket, t.list[t.wpe].bucket}});
-        w.out = &pieces.back().works, w.embedding_backward();
+        w.out = &pieces.back().works;
+        w.embedding_backward();
     }
     return pieces;
 }

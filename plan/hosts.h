@@ -103,7 +103,9 @@ public:
             for (int i = 0; i < n; i++) ranks.push_back(i * stride);
             if (n > 1) out += text("  %-16s %s\n", name, comm::rank_list(ranks).c_str());
         };
-        members("tensor", 1, g.t), members("data", g.t, g.d), members("pipeline", g.t * g.d, g.p);
+        members("tensor", 1, g.t);
+        members("data", g.t, g.d);
+        members("pipeline", g.t * g.d, g.p);
         out += "all ranks send in a step, GB   inside a node   to its leaf   beyond the leaf\n";
         for (auto& [group, level] : bytes)
             out += text("  %-26s %16.4g %13.4g %17.4g\n", group.c_str(), level[0] * 1e-9, level[1] * 1e-9,

@@ -114,7 +114,8 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
     for (auto& [batch, schedule] : schedules) {
         s.accumulates |= schedule.shape.m > 1;
         s.losses = std::max(s.losses, schedule.shape.m);
-        s.slots = std::max(s.slots, schedule.slots), s.inputs = std::max(s.inputs, schedule.inputs);
+        s.slots = std::max(s.slots, schedule.slots);
+        s.inputs = std::max(s.inputs, schedule.inputs);
         s.streams = std::max(s.streams, schedule.gradients);
     }
     return s;
@@ -127,7 +128,8 @@ using TrafficTable = std::map<std::string, comm::Traffic>;  // by the group's na
 inline void add_call(TrafficTable& table, const char* group, comm::Collective kind, long ranks, double bytes,
                      long times = 1) {
     comm::Traffic& t = table[group];
-    t.calls += times, t.sent += times * comm::sent_bytes(kind, ranks, (long)bytes);
+    t.calls += times;
+    t.sent += times * comm::sent_bytes(kind, ranks, (long)bytes);
 }
 
 // what a rank sends in a step, and in products: every call of stage.h and optimizer.h, counted as comm does

@@ -15,7 +15,11 @@ class Ledger {
     const StepWork* now = nullptr;
 
 public:
-    void open(const StepWork& work) { before = comm::traffic, linear_flops = 0, now = &work; }
+    void open(const StepWork& work) {
+        before = comm::traffic;
+        linear_flops = 0;
+        now = &work;
+    }
     // seconds: what the step took; predicted: what it should have taken, or 0
     void close(double seconds, double predicted) {
         TrafficTable said;
@@ -24,12 +28,19 @@ public:
             if (more.calls) said[group] = more;
         }
         equal = equal && said == now->traffic && linear_flops == now->linear_flops;
-        for (auto& [group, t] : said) done[group].calls += t.calls, done[group].sent += t.sent;
-        for (auto& [group, t] : now->traffic)
-            planned[group].calls += t.calls, planned[group].sent += t.sent;
-        done_flops += (double)linear_flops, planned_flops += (double)now->linear_flops;
+        for (auto& [group, t] : said) {
+            done[group].calls += t.calls;
+            done[group].sent += t.sent;
+        }
+        for (auto& [group, t] : now->traffic) {
+            planned[group].calls += t.calls;
+            planned[group].sent += t.sent;
+        }
+        done_flops += (double)linear_flops;
+        planned_flops += (double)now->linear_flops;
         if (steps++ == 1) done_seconds = planned_seconds = 0;  // the first one warms up
-        done_seconds += seconds, planned_seconds += predicted;
+        done_seconds += seconds;
+        planned_seconds += predicted;
     }
 
     // collective over the world
@@ -43,7 +54,8 @@ public:
         int64_t least = all[1], most = all[1];
         for (size_t i = 0; i < all.size(); i += 2) {
             if (all[i]) who.push_back((int)i / 2);
-            least = std::min(least, all[i + 1]), most = std::max(most, all[i + 1]);
+            least = std::min(least, all[i + 1]);
+            most = std::max(most, all[i + 1]);
         }
         printf("rank 0, a step           planned       measured\n");
         for (auto& [group, t] : planned) {

@@ -18,7 +18,10 @@ struct Picture {
 inline Picture draw(const Simulation& s, const PipelineShape& shape, const std::string& title) {
     Picture out = {title, shape.p, shape.m, shape.v, s.seconds, s.spans};
     for (auto& span : out.spans)  // what the update leaves for the next step is what this one began with
-        if (span.start >= s.seconds) span.start -= s.seconds, span.end -= s.seconds;
+        if (span.start >= s.seconds) {
+        span.start -= s.seconds;
+        span.end -= s.seconds;
+    }
     return out;
 }
 

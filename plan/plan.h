@@ -82,14 +82,16 @@ inline void time_messages(StageTimes& out, const Hardware& h, const Grid& g, int
         int a = g.rank_of(0, 0, stage), b = g.rank_of(0, 0, (to + g.p) % g.p);
         return call_seconds(h, comm::Collective::Message, 2, 1 + (a / h.node != b / h.node), own);
     };
-    out.send_forward = send(stage + 1), out.send_backward = send(stage - 1);
+    out.send_forward = send(stage + 1);
+    out.send_backward = send(stage - 1);
 }
 
 inline StageTimes stage_times(const Hardware& h, Model& m) {
     StageTimes out;
     const Grid& g = m.grid;
     for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
-        out.forward.emplace_back(), out.backward.emplace_back();
+        out.forward.emplace_back();
+        out.backward.emplace_back();
         for (auto& piece : forward_pieces(m, chunk)) out.forward.back().push_back(timed(h, piece, g));
         for (auto& piece : backward_pieces(m, chunk)) out.backward.back().push_back(timed(h, piece, g));
     }
@@ -145,7 +147,8 @@ inline std::map<int, long> count_steps(const Options& o, uint64_t samples, long 
             counts[batch] += last - step;
             break;
         }
-        counts[batch]++, samples += batch;
+        counts[batch]++;
+        samples += batch;
     }
     return counts;
 }
@@ -154,7 +157,11 @@ inline std::map<int, long> count_steps(const Options& o, uint64_t samples, long 
 inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& grid, const Hardware& h,
                       uint64_t samples, bool all) {
     Plan plan;
-    plan.o = o, plan.shape = shape, plan.grid = grid, plan.hardware = h, plan.samples = samples;
+    plan.o = o;
+    plan.shape = shape;
+    plan.grid = grid;
+    plan.hardware = h;
+    plan.samples = samples;
     if (h.peak > 0) plan.target = gpu_target;
     for (int stage = 0; stage < grid.p; stage++)
         if (all || stage <= 1 || stage == grid.p - 1)

@@ -130,7 +130,10 @@ inline double megatron_activations(const Plan& plan, bool sequence, bool flash, 
         layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
     // bytes of a value of the stream that every tensor rank has, and that they share
     double each = 10, cut = 24;
-    if (recompute == Recompute::Light) each -= 4, cut -= 8;  // outputs of layer norms, of GELU
+    if (recompute == Recompute::Light) {  // outputs of layer norms, of GELU
+        each -= 4;
+        cut -= 8;
+    }
     double layer = recompute == Recompute::Full ? 2 / (sequence ? t : 1)
         : (sequence ? (each + cut) / t : each + cut / t) + scores;
     return layers * N * m.C * layer;
@@ -193,7 +196,8 @@ struct Recipe { long steps = 0, ramp = 0; double tokens = 0, seconds = 0; };
 inline Recipe recipe_of(const Plan& plan) {
     Recipe r;
     for (auto& [batch, count] : plan.counts) {
-        r.steps += count, r.tokens += (double)count * batch * plan.shape.T;
+        r.steps += count;
+        r.tokens += (double)count * batch * plan.shape.T;
         if (batch < plan.o.batch) r.ramp += count;
         if (plan.timed()) r.seconds += (double)count * plan.seconds(batch);
     }
@@ -284,7 +288,8 @@ inline std::string stage_json(const Plan& plan, const StagePlan& s) {
 inline std::string plan_json(const Plan& plan) {
     const ModelShape& m = plan.shape;
     Recipe r = recipe_of(plan);
-    prove_grid(plan), prove_schedules(plan);
+    prove_grid(plan);
+    prove_schedules(plan);
     int micro_batches = plan.o.batch / plan.grid.d / plan.o.micro_batch;
     std::string out = text(
         "{\"parameters\": %ld, \"layers\": %d, \"hidden\": %d, \"heads\": %d, \"sequence\": %d, "
@@ -309,7 +314,8 @@ inline std::string plan_json(const Plan& plan) {
     auto list = [&](const std::vector<int>& numbers) {
         for (int n : numbers) out += text(out.back() == '[' ? "%d" : ", %d", n);
     };
-    list(legal_groups(plan.grid.p, micro_batches)), out += "], \"micro_batch_sizes\": [";
+    list(legal_groups(plan.grid.p, micro_batches));
+    out += "], \"micro_batch_sizes\": [";
     list(possible_micro_batches(plan).possible);
     out += text("], \"bubble\": %.10g,\n \"stages\": [\n", bubble(plan));
     for (auto& s : plan.stages)

@@ -96,7 +96,8 @@ class Simulator {
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
             (is_forward ? me.slot_sent[i.slot] : me.gradient_sent[i.gradient]) = {&d, d.sent.size()};
-            d.sent.push_back(me.now), d.what.push_back({i.micro, i.chunk});
+            d.sent.push_back(me.now);
+            d.what.push_back({i.micro, i.chunk});
             advance(d, r, is_forward ? times.stages[r].send_forward : times.stages[r].send_backward);
             return true;
         }
@@ -166,10 +167,15 @@ class Simulator {
         return last;
     }
     void play() {
-        forward.assign(s.p, {}), backward.assign(s.p, {});
-        for (auto& me : stages)
-            me.at = 0, me.slot_sent.clear(), me.gradient_sent.clear(), me.arrival[0].clear(),
+        forward.assign(s.p, {});
+        backward.assign(s.p, {});
+        for (auto& me : stages) {
+            me.at = 0;
+            me.slot_sent.clear();
+            me.gradient_sent.clear();
+            me.arrival[0].clear();
             me.arrival[1].clear();
+        }
         int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
         if (stuck >= 0) fail("stage %d waits for ever: a defect of this program", stuck);
     }
@@ -188,7 +194,10 @@ public:
         play();
         double second = finish_step();
         result.seconds = second - first;
-        for (auto& span : result.spans) span.start -= first, span.end -= first;
+        for (auto& span : result.spans) {
+            span.start -= first;
+            span.end -= first;
+        }
         return result;
     }
 };

@@ -40,7 +40,9 @@ struct Traced {
           stream(stream) {
         if (!tracing.on) return;
         entry = &tracing.entries.emplace_back();
-        entry->kind = kind, entry->micro = micro, entry->chunk = chunk;
+        entry->kind = kind;
+        entry->micro = micro;
+        entry->chunk = chunk;
         entry->begin.record(stream);
     }
     ~Traced() {

@@ -12,7 +12,10 @@ struct Bench {
         int times = 0;
         Clock::time_point start = Clock::now();
         double seconds = 0;
-        for (work(), start = Clock::now(); seconds < 1; times++) work(), seconds = seconds_since(start);
+        for (work(), start = Clock::now(); seconds < 1; times++) {
+            work();
+            seconds = seconds_since(start);
+        }
         printf("%-42s %8.1f %s/s  (wanted: %s)\n", what, amount * times / seconds, unit, floor);
         fflush(stdout);
     }

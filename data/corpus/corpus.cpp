@@ -98,7 +98,8 @@ void check_run(Asked& asked) {
     open_vocabulary(s, asked.corpus);
     if (s.has("against")) read_keys(s);
     if (s.has("model")) Classifier classifier(s.get("model"));
-    files_of(s.get("positives"), asked.corpus), files_of(s.get("negatives"), asked.corpus);
+    files_of(s.get("positives"), asked.corpus);
+    files_of(s.get("negatives"), asked.corpus);
     std::filesystem::path pairs = s.get("pairs");
     if (!pairs.empty() && !pairs.parent_path().empty() && !std::filesystem::is_directory(pairs.parent_path()))
         fail("--pairs %s: there is no such folder: make it", pairs.c_str());
@@ -203,7 +204,8 @@ void run_all(const Ranks& ranks, Asked& asked) {
 
 int main(int argc, char** argv) {
     try {
-        comm::program = "corpus", comm::timeout = 30 * 86400;  // ranks wait for the one with the longest file
+        comm::program = "corpus";
+        comm::timeout = 30 * 86400;  // ranks wait for the one with the longest file
         comm::start(&argc, &argv);
         Ranks ranks;
         Asked asked;

@@ -262,7 +262,8 @@ inline void count_hits(const Ranks& ranks, const Settings& settings, const Corpu
             DocumentReader reader(f.path, settings.whole("longest"), counts);
             for (Document d; reader.next(d);) {
                 keys.search(d.text, [&](Hit h) {
-                    hits[h.key]++, counts["hits"]++;
+                    hits[h.key]++;
+                    counts["hits"]++;
                     return true;
                 });
                 stage.progress.at(stage.progress.done + (double)reader.bytes.at);
@@ -329,7 +330,8 @@ inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const 
                 // without an id its pieces have none either: random numbers are keyed by their texts
                 std::string id = whole || d.id.empty() ? d.id : d.id + text("#%zu", i + 1);
                 Document piece = {std::string(pieces[i]), id, d.meta};
-                counts["kept"]++, counts["kept characters"] += characters(piece.text);
+                counts["kept"]++;
+                counts["kept characters"] += characters(piece.text);
                 writer.write(piece);
             }
         }

@@ -48,7 +48,8 @@ struct Components {
         return x;
     }
     bool join(Number a, Number b) {
-        a = root(a), b = root(b);
+        a = root(a);
+        b = root(b);
         if (a == b) return false;
         parent[std::max(a, b)] = std::min(a, b);
         return true;
@@ -58,7 +59,10 @@ struct Components {
 // fewer joins with the same components: each document to the least of its own
 inline void reduce_to_forest(std::vector<Join>& joins) {
     std::vector<uint64_t> names;
-    for (auto& j : joins) names.push_back(j.key), names.push_back(j.other);
+    for (auto& j : joins) {
+        names.push_back(j.key);
+        names.push_back(j.other);
+    }
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     auto index = [&](uint64_t name) {
@@ -153,7 +157,10 @@ struct Dedup {
         if (file->n != hasher.n || file->documents != first[f + 1] - first[f])
             fail("%s: is of other settings or documents: remove it and start again", file->path.c_str());
         opened.push_back(f);
-        if (opened.size() > 256) open.erase(opened.front()), opened.pop_front();
+        if (opened.size() > 256) {
+            open.erase(opened.front());
+            opened.pop_front();
+        }
         return *open[f];
     }
     size_t file_of(uint64_t document) const {  // its place in `order`
@@ -238,7 +245,8 @@ struct Dedup {
         for (auto& j : here) out += name(j.key) + "\t" + name(j.other) + text("\t%.4f\n", j.alike);
         std::string part = path + text(".part%d", ranks.all.rank);
         FileWriter file(part);
-        file.write(out), file.finish();
+        file.write(out);
+        file.finish();
         ranks.wait("pairs");
         if (ranks.first()) {
             FileWriter whole(path);
@@ -271,7 +279,10 @@ struct Dedup {
         std::vector<uint64_t> out = {0, 0};    // a checksum, the count, then the documents
         std::map<uint64_t, uint64_t> size_of;  // of components with more than one
         for (uint64_t d = 0; d < components.parent.size(); d++)
-            if (uint64_t root = components.root((Number)d); root != d) size_of[root]++, out.push_back(d);
+            if (uint64_t root = components.root((Number)d); root != d) {
+            size_of[root]++;
+            out.push_back(d);
+        }
         uint64_t gone = out[1] = out.size() - 2;
         out[0] = checksum(out.data() + 2, gone * 8);
         FileWriter file(path);
@@ -289,7 +300,8 @@ struct Dedup {
                      (unsigned long long)size, (unsigned long long)(2 * size - 1), (unsigned long long)n);
         FileWriter report(folder + "/components.json");
         about += text("}, \"left over\": %lld", (long long)left_over);
-        report.write(about + "}\n"), report.finish();
+        report.write(about + "}\n");
+        report.finish();
         printf("dedup: %s}\n", about.c_str());
         ranks.wait("components");
     }
@@ -355,10 +367,12 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
             counts["characters"] += n;
             stage.progress.at(stage.progress.done + (double)reader.bytes.at);
             if (gone < end && *gone == number) {
-                gone++, counts["duplicates"]++;
+                gone++;
+                counts["duplicates"]++;
                 continue;
             }
-            counts["kept"]++, counts["kept characters"] += n;
+            counts["kept"]++;
+            counts["kept characters"] += n;
             writer.write(doc);
         }
         writer.finish();

@@ -33,7 +33,10 @@ inline void append_json(std::string& out, std::string_view s) {  // quoted; s is
         else if (c == '\t') out += "\\t";
         else if (c == '\r') out += "\\r";
         else if (c < 0x20) out += text("\\u%04x", c);
-        else out += '\\', out += (char)c;
+        else {
+            out += '\\';
+            out += (char)c;
+        }
     }
     out.append(s, from, s.npos);
     out += '"';
@@ -105,14 +108,21 @@ private:
                 one = {buffer.data() + begin, (size_t)(p - buffer.data()) - begin};
                 begin = (size_t)(p - buffer.data()) + 1;
                 if (!skipping && one.size() <= longest) return true;
-                counts["longer than --longest"]++, counts["documents"]++;
-                skipping = false, line++, seen = begin;
+                counts["longer than --longest"]++;
+                counts["documents"]++;
+                skipping = false;
+                line++;
+                seen = begin;
                 continue;
             }
-            if (end - begin > longest) skipping = true, begin = end;
+            if (end - begin > longest) {
+                skipping = true;
+                begin = end;
+            }
             if (begin > 0) {
                 memmove(buffer.data(), buffer.data() + begin, end - begin);
-                end -= begin, begin = 0;
+                end -= begin;
+                begin = 0;
             }
             seen = end;
             size_t want = std::max((size_t)256 << 10, std::min(end, (size_t)64 << 20));
@@ -121,7 +131,10 @@ private:
             size_t got = bytes.read(buffer.data() + end, want);
             end += got;
             if (got) continue;
-            if (skipping) counts["longer than --longest"]++, counts["documents"]++;
+            if (skipping) {
+                counts["longer than --longest"]++;
+                counts["documents"]++;
+            }
             if (skipping || begin == end) return false;
             one = {buffer.data() + begin, end - begin};
             begin = end;
@@ -142,7 +155,8 @@ private:
             return false;
         }
         d.text = s;
-        d.id.clear(), d.meta.clear();
+        d.id.clear();
+        d.meta.clear();
         if (!root["id"].get(id)) {
             if (!id.get(s)) d.id = s;
             else if (id.is_number()) d.id = simdjson::minify(id);
@@ -160,7 +174,10 @@ struct DocumentWriter {
     void write(const Document& d) {
         line = "{\"text\": ";
         append_json(line, d.text);
-        if (!d.id.empty()) line += ", \"id\": ", append_json(line, d.id);
+        if (!d.id.empty()) {
+            line += ", \"id\": ";
+            append_json(line, d.id);
+        }
         if (d.meta.size() > 2) line += ", \"meta\": " + d.meta;
         line += "}\n";
         bytes.write(line);

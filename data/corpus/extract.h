@@ -64,7 +64,8 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
                 counts[why]++;
                 continue;
             }
-            counts["documents"]++, counts["characters"] += characters(page);
+            counts["documents"]++;
+            counts["characters"] += characters(page);
             Language l = detect_language(page, true);
             if (language != "any" && (l.code != language || l.share < share)) {
                 counts["in another language"]++;
@@ -87,9 +88,12 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
             };
             size_t wrong = 0;
             d.id = valid_utf8(record.fields.get("WARC-Record-ID"), &wrong);
-            put("url", url), put("date", record.fields.get("WARC-Date"));
-            put("language", l.code), put("charset", charset);
-            counts["kept"]++, counts["kept characters"] += characters(d.text);
+            put("url", url);
+            put("date", record.fields.get("WARC-Date"));
+            put("language", l.code);
+            put("charset", charset);
+            counts["kept"]++;
+            counts["kept characters"] += characters(d.text);
             writer.write(d);
         }
         writer.finish();

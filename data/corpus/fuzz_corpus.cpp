@@ -14,7 +14,8 @@ namespace {
 std::string compress_gzip(const std::string& s) {
     std::string path = text("/tmp/fuzz-%d.gz", (int)getpid());
     ByteWriter out(path);
-    out.write(s), out.finish();
+    out.write(s);
+    out.finish();
     std::string all(MappedFile(path).view());
     unlink(path.c_str());
     return all;
@@ -142,13 +143,17 @@ std::vector<Target> targets() {
                 [](const std::string& p) {
                     TokenWriter w(p, "bytes", 257, 256);
                     uint32_t some[] = {1, 2, 3};
-                    w.add(some, 3), w.end_document(), w.finish();
+                    w.add(some, 3);
+                    w.end_document();
+                    w.finish();
                 }),
         made_by(temporary,
                 [](const std::string& p) {
                     SignatureWriter w(p, 4);
                     uint32_t some[] = {1, 2, 3, 4};
-                    w.add(some), w.add(some), w.finish();
+                    w.add(some);
+                    w.add(some);
+                    w.finish();
                 }),
         std::string("GPTDOCS1\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0abcdefgh", 32) + std::string(8, 1) +
             std::string(8, 0) + std::string("\2\0\0\0\0\0\0\0", 8),

@@ -48,7 +48,8 @@ inline Tag tag_of(std::string_view name) {
              {"head", "script", "style", "applet", "button", "input", "select", "textarea", "base"})
             all[name] = Tag::Killed;
         for (auto name : {"form", "iframe", "embed", "layer", "object", "param"}) all[name] = Tag::Dropped;
-        all["br"] = Tag::Break, all["a"] = Tag::Link;
+        all["br"] = Tag::Break;
+        all["a"] = Tag::Link;
         return all;
     }();
     auto found = known.find(name);
@@ -76,7 +77,8 @@ struct ParagraphMaker {
         context = htmlNewParserCtxt();
         if (!context) fail("no memory to parse a page of %zu bytes", page.size());
         htmlSAXHandler* given = context->sax;
-        context->sax = &events, context->userData = this;
+        context->sax = &events;
+        context->userData = this;
         htmlDocPtr tree = htmlCtxtReadMemory(context, page.data(), (int)page.size(), nullptr, "UTF-8",
                                              HTML_PARSE_RECOVER | HTML_PARSE_NOERROR | HTML_PARSE_NOWARNING |
                                              HTML_PARSE_NONET | HTML_PARSE_COMPACT);
@@ -110,7 +112,8 @@ private:
         now.text = std::move(whole);
         if (now.length) paragraphs.push_back(std::move(now));
         now = {};
-        now.heading = headings > 0, now.selects = selects > 0;
+        now.heading = headings > 0;
+        now.selects = selects > 0;
     }
     void flush() {
         if (pending.empty()) return;
@@ -124,11 +127,15 @@ private:
     void open_tag(std::string_view name) {
         Open open = {tag_of(name), is_heading(name), name.find("select") != name.npos};
         path.push_back(open);
-        if (path.size() > deepest) too_deep = true, xmlStopParser(context);
+        if (path.size() > deepest) {
+            too_deep = true;
+            xmlStopParser(context);
+        }
         if (open.tag == Tag::Killed) killed++;
         if (killed || open.tag == Tag::Dropped) return;
         flush();
-        headings += open.heading, selects += open.selects;
+        headings += open.heading;
+        selects += open.selects;
         if (open.tag == Tag::Block || (open.tag == Tag::Break && after_break)) return start_paragraph();
         after_break = open.tag == Tag::Break;
         if (after_break) now.text += ' ';
@@ -144,7 +151,8 @@ private:
         }
         if (open.tag == Tag::Dropped) return;
         flush();
-        headings -= open.heading, selects -= open.selects;
+        headings -= open.heading;
+        selects -= open.selects;
         if (open.tag == Tag::Block) start_paragraph();
         if (open.tag == Tag::Link) link = false;
     }
@@ -172,7 +180,10 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
         for (; i < page.size() && (quote || page[i] != '>'); i++) {
             char c = page[i];
             if (quote) {
-                if (c == quote) quote = 0, parts++;
+                if (c == quote) {
+                    quote = 0;
+                    parts++;
+                }
             } else if ((c == '"' || c == '\'') && last == '=') quote = c;
             else if ((unsigned char)c <= ' ' || c == '/' || c == '"' || c == '\'') parts++;
             if ((unsigned char)c > ' ') last = c;
@@ -234,9 +245,15 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
     };
     std::vector<Near> before(n), after(n);
     Near near;
-    for (size_t i = 0; i < n; i++) before[i] = near, near = pass(near, all[i].alone);
+    for (size_t i = 0; i < n; i++) {
+        before[i] = near;
+        near = pass(near, all[i].alone);
+    }
     near = {};
-    for (size_t i = n; i-- > 0;) after[i] = near, near = pass(near, all[i].alone);
+    for (size_t i = n; i-- > 0;) {
+        after[i] = near;
+        near = pass(near, all[i].alone);
+    }
     for (size_t i = 0; i < n; i++) {
         all[i].kind = all[i].alone;
         if (all[i].alone != Kind::Short) continue;
@@ -247,7 +264,10 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
         all[i].kind = good ? Kind::Good : Kind::Bad;
     }
     near = {};
-    for (size_t i = n; i-- > 0;) after[i] = near, near = pass(near, all[i].kind);
+    for (size_t i = n; i-- > 0;) {
+        after[i] = near;
+        near = pass(near, all[i].kind);
+    }
     Kind last = Kind::Bad;
     for (size_t i = 0; i < n; i++) {
         if (all[i].kind == Kind::NearGood)
@@ -260,8 +280,10 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
     for (size_t i = n; i-- > 0;) {
         bool wants = all[i].heading && all[i].kind == Kind::Bad && all[i].alone != Kind::Bad;
         to_good[i] = wants && seen && distance <= j.heading_distance;
-        if (all[i].kind == Kind::Good) seen = true, distance = 0;
-        else distance += all[i].length;
+        if (all[i].kind == Kind::Good) {
+            seen = true;
+            distance = 0;
+        } else distance += all[i].length;
     }
     for (size_t i = 0; i < n; i++) if (to_good[i]) all[i].kind = Kind::Good;
 }

@@ -17,9 +17,11 @@ inline bool undo_chunks(std::string_view in, std::string& out) {
     bool any = false;
     while (!in.empty()) {
         size_t n = 0, digits = 0;
-        while (digits < in.size() && isxdigit((unsigned char)in[digits]) && digits < 9)
+        while (digits < in.size() && isxdigit((unsigned char)in[digits]) && digits < 9) {
             n = n * 16 + (size_t)(isdigit((unsigned char)in[digits]) ? in[digits] - '0'
-                                  : (in[digits] | 32) - 'a' + 10), digits++;
+                                  : (in[digits] | 32) - 'a' + 10);
+            digits++;
+        }
         size_t line = in.substr(0, 1024).find('\n');
         bool clean = digits && line != in.npos &&
             (in[digits] == '\r' || in[digits] == '\n' || in[digits] == ';' || in[digits] == ' ');
@@ -38,12 +40,14 @@ inline bool undo_chunks(std::string_view in, std::string& out) {
 inline bool inflate_all(std::string_view in, std::string& out, int bits, size_t longest) {
     z_stream s = {};
     if (inflateInit2(&s, bits) != Z_OK) return false;
-    s.next_in = (Bytef*)in.data(), s.avail_in = (uInt)in.size();
+    s.next_in = (Bytef*)in.data();
+    s.avail_in = (uInt)in.size();
     out.clear();
     for (int result = Z_OK; result == Z_OK && out.size() <= longest;) {
         size_t had = out.size();
         out.resize(had + std::max((size_t)64 << 10, had));
-        s.next_out = (Bytef*)out.data() + had, s.avail_out = (uInt)(out.size() - had);
+        s.next_out = (Bytef*)out.data() + had;
+        s.avail_out = (uInt)(out.size() - had);
         result = inflate(&s, Z_NO_FLUSH);
         out.resize(out.size() - s.avail_out);
         if (result == Z_OK && !s.avail_in && s.avail_out) break;
@@ -127,8 +131,10 @@ inline bool convert(std::string_view in, const std::string& charset, std::string
         size_t result = iconv(state, &from, &left, &to, &space);
         out.append(piece, sizeof piece - space);
         if (result != (size_t)-1 || errno == E2BIG) continue;
-        out += "\xEF\xBF\xBD", ++*wrong;  // a byte that is none, or a character cut off
-        from++, left--;
+        out += "\xEF\xBF\xBD";
+        ++*wrong;  // a byte that is none, or a character cut off
+        from++;
+        left--;
     }
     iconv_close(state);
     return true;
@@ -162,7 +168,8 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
          {std::pair{"\xEF\xBB\xBF", "UTF-8"}, {"\xFF\xFE", "UTF-16LE"}, {"\xFE\xFF", "UTF-16BE"}})
         if (body.starts_with(mark)) {
             std::string out;
-            body.remove_prefix(strlen(mark)), *charset = name;
+            body.remove_prefix(strlen(mark));
+            *charset = name;
             return name[4] == '8' || !convert(body, name, out, &wrong) ? valid_utf8(body, &wrong)
                 : valid_utf8(out, &wrong);
         }
@@ -170,7 +177,8 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
     auto is_in = [&](const std::string& name) {  // then `other` is the page
         size_t errors = 0;
         if (name.empty() || !convert(body, name, other, &errors) || errors > body.size() / 100) return false;
-        *charset = name, other = valid_utf8(other, &errors);
+        *charset = name;
+        other = valid_utf8(other, &errors);
         return true;
     };
     *charset = "UTF-8";
@@ -224,8 +232,10 @@ inline std::string page_of(std::string_view content, size_t longest, Counts& cou
         encodings = comma == encodings.npos ? std::string_view() : encodings.substr(0, comma);
         if (name == "identity" || name.empty()) continue;
         std::string out;
-        if (undo_content_encoding(name, body, out, longest)) decoded = std::move(out), body = decoded;
-        else counts["pages that are not encoded as declared"]++;
+        if (undo_content_encoding(name, body, out, longest)) {
+            decoded = std::move(out);
+            body = decoded;
+        } else counts["pages that are not encoded as declared"]++;
     }
     *why = "pages longer than --longest-page";
     if (body.size() > longest) return "";

@@ -31,7 +31,8 @@ struct MinHash {
         if (n > 65536) fail("--bands %d --rows %d: wants at most 65536 min-hashes", bands, rows);
         for (int i = 0; i < (n + lanes - 1) / lanes * lanes; i++) {
             Philox r = philox(1, purpose("min-hash"), (uint64_t)i);
-            a.push_back(r.x[0] | 1), b.push_back(r.x[1]);
+            a.push_back(r.x[0] | 1);
+            b.push_back(r.x[1]);
         }
     }
 
@@ -61,7 +62,10 @@ private:
     std::vector<uint64_t> hashes, ring;
 
     void add(uint64_t h) {
-        h ^= h >> 32, h *= 0xD6E8FEB86659FD93ull, h ^= h >> 32, h *= 0xD6E8FEB86659FD93ull;
+        h ^= h >> 32;
+        h *= 0xD6E8FEB86659FD93ull;
+        h ^= h >> 32;
+        h *= 0xD6E8FEB86659FD93ull;
         hashes.push_back(h ^ h >> 32);
         if (hashes.size() == batch) take();
     }
@@ -79,7 +83,9 @@ private:
     void take_lanes(const uint32_t* a_in, const uint32_t* b_in, uint32_t* inout) {
         typedef uint32_t Lanes __attribute__((vector_size(lanes * 4)));  // one register, or a few
         Lanes m, x, y;
-        memcpy(&m, inout, sizeof m), memcpy(&x, a_in, sizeof x), memcpy(&y, b_in, sizeof y);
+        memcpy(&m, inout, sizeof m);
+        memcpy(&x, a_in, sizeof x);
+        memcpy(&y, b_in, sizeof y);
         for (uint64_t h : hashes) {
             Lanes t = (uint32_t)h * x + y;
             m = t < m ? t : m;
@@ -152,7 +158,8 @@ struct SignatureFile {
         struct stat info = {};
         if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
         if (pread(fd, header, 24, 0) != 24 || memcmp(header, "GPTMINH1", 8)) refuse("holds no signatures");
-        memcpy(&n, header + 8, 4), memcpy(&documents, header + 16, 8);
+        memcpy(&n, header + 8, 4);
+        memcpy(&documents, header + 16, 8);
         uint64_t bytes = (uint64_t)info.st_size;
         if (n < 1 || documents > bytes || bytes != 24 + documents * (uint64_t)n * 4)
             refuse("has another length than its header says");
@@ -166,7 +173,9 @@ struct SignatureFile {
             ssize_t got = pread(fd, p, left, at);
             if (got < 0 && errno == EINTR) continue;
             if (got <= 0) refuse("ended early");
-            p += got, at += got, left -= (size_t)got;
+            p += got;
+            at += got;
+            left -= (size_t)got;
         }
     }
 
@@ -195,7 +204,8 @@ struct SignatureWriter {
     void finish() {
         flush();
         char header[24] = "GPTMINH1";
-        memcpy(header + 8, &n, 4), memcpy(header + 16, &documents, 8);
+        memcpy(header + 8, &n, 4);
+        memcpy(header + 16, &documents, 8);
         file.write_at(header, 24, 0);
         file.finish();
     }

@@ -141,11 +141,19 @@ inline void alternate_lines(const std::string& path, const std::string from[2]) 
 // on one thread: the same model each time
 inline void train_on(const std::string& lines, const Settings& settings, const std::string& path) {
     fasttext::Args a;
-    a.input = lines, a.output = path;
-    a.model = fasttext::model_name::sup, a.loss = fasttext::loss_name::softmax;
-    a.lr = settings.number("learning-rate"), a.dim = (int)settings.whole("dimensions");
-    a.epoch = (int)settings.whole("epochs"), a.wordNgrams = 2, a.minCount = 1, a.minn = a.maxn = 0;
-    a.bucket = (int)settings.whole("buckets"), a.thread = 1, a.verbose = 0;
+    a.input = lines;
+    a.output = path;
+    a.model = fasttext::model_name::sup;
+    a.loss = fasttext::loss_name::softmax;
+    a.lr = settings.number("learning-rate");
+    a.dim = (int)settings.whole("dimensions");
+    a.epoch = (int)settings.whole("epochs");
+    a.wordNgrams = 2;
+    a.minCount = 1;
+    a.minn = a.maxn = 0;
+    a.bucket = (int)settings.whole("buckets");
+    a.thread = 1;
+    a.verbose = 0;
     fasttext::FastText model;
     model.train(a);
     model.saveModel(path + ".partial");
@@ -217,7 +225,8 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
     for (int i = 0; i < 2; i++)
         sets[i].each(settings, [&](Document& d) {
             if (!taken(sets[i], d) || !held(d)) return;
-            all++, right += (classifier.score(d.text) > 0.5) == (i == 0);
+            all++;
+            right += (classifier.score(d.text) > 0.5) == (i == 0);
         });
     printf("train: %lld positive and %lld negative documents, accuracy %.1f %% on %ld held out\n",
            (long long)sets[0].documents, (long long)sets[1].documents,

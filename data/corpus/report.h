@@ -72,7 +72,8 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
             out += " |\n";
         }
     FileWriter file(folder + "/report.md");
-    file.write(out), file.finish();
+    file.write(out);
+    file.finish();
     fputs(out.c_str(), stdout);
 }
 
@@ -120,9 +121,10 @@ inline void write_funnel(const std::string& folder, const std::vector<StepCounts
             const Counts& c = found->second;
             bool last = steps[i].step == "tokens";
             int64_t in = count_of(c, "documents"), kept = count_of(c, "kept");
-            if (given == 0)
-                given = (double)std::max(in, (int64_t)1),
+            if (given == 0) {
+                given = (double)std::max(in, (int64_t)1);
                 picture.draw(middle, top, 1, "#c6dbef", thousands(in) + " documents");
+            }
             if (last) kept = in + count_of(c, "validation documents");
             std::string label = last
                 ? thousands(count_of(c, "tokens") + count_of(c, "validation tokens")) + " tokens"
@@ -132,7 +134,8 @@ inline void write_funnel(const std::string& folder, const std::vector<StepCounts
         }
     }
     FileWriter file(folder + "/report.svg");
-    file.write(picture.out + "</svg>\n"), file.finish();
+    file.write(picture.out + "</svg>\n");
+    file.finish();
 }
 
 inline void report(const std::string& folder) {

@@ -185,8 +185,10 @@ struct Corpus {
         for (bool cut = true; cut;) {
             cut = false;
             for (std::string ending : {".gz", ".zst", ".jsonl", ".warc"})
-                if (name.size() > ending.size() && name.ends_with(ending))
-                    name.resize(name.size() - ending.size()), cut = true;
+                if (name.size() > ending.size() && name.ends_with(ending)) {
+                name.resize(name.size() - ending.size());
+                cut = true;
+            }
         }
         return name;
     }
@@ -199,7 +201,10 @@ struct Corpus {
             if (set == ours) fail("set %s: this name is the program's own: give another", ours);
         if (set.empty()) fail("%s: wants a name for its set", pattern.c_str());
         int at = find(set);
-        if (at < 0) at = (int)sets.size(), sets.push_back({set, warc, weight});
+        if (at < 0) {
+            at = (int)sets.size();
+            sets.push_back({set, warc, weight});
+        }
         if (sets[at].warc != warc) fail("set %s: has WARC and JSONL files: make it two sets", set.c_str());
         if (weight > 0) sets[at].weight = weight;
         if (pattern.size() > 4096) fail("%.60s…: wants a path of at most 4096 bytes", pattern.c_str());

@@ -100,7 +100,8 @@ struct ExternalSort {
             return;
         }
         if (!held.empty()) spill();
-        held = {}, spare = {};
+        held = {};
+        spare = {};
         merge(less, group);
     }
 
@@ -124,14 +125,16 @@ private:
             ssize_t n = ::write(fd, p, std::min(left, (size_t)1 << 30));
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0) fail("%s: cannot be written: %s", path.c_str(), strerror(n < 0 ? errno : ENOSPC));
-            p += n, left -= (size_t)n;
+            p += n;
+            left -= (size_t)n;
         }
         runs.push_back({fd, held.size()});
         held.clear();
     }
     bool refill(Run& r) {
         size_t n = std::min(std::max(most / (runs.size() + 1), (size_t)64), r.records - r.at);
-        r.buffer.resize(n), r.next = 0;
+        r.buffer.resize(n);
+        r.next = 0;
         for (size_t had = 0; had < n * sizeof(T);) {
             ssize_t got = pread(r.fd, (char*)r.buffer.data() + had, n * sizeof(T) - had,
                                 (off_t)(r.at * sizeof(T) + had));

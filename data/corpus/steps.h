@@ -244,7 +244,8 @@ struct Stage {
                 const char* why = keep(d, counts);
                 if (why) counts[why]++;
                 else {
-                    counts["kept"]++, counts["kept characters"] += characters(d.text);
+                    counts["kept"]++;
+                    counts["kept characters"] += characters(d.text);
                     writer.write(d);
                 }
                 progress.at(progress.done + (double)reader.bytes.at);

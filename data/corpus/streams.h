@@ -118,11 +118,13 @@ private:
         size_t left = ZSTD_decompressStream(zstd, &to, &in);
         if (ZSTD_isError(left)) {
             damaged++;
-            at = file.size, inside = false;
+            at = file.size;
+            inside = false;
             return to.pos;
         }
         bool moved = in.pos != at || to.pos;
-        at = in.pos, inside = left != 0;
+        at = in.pos;
+        inside = left != 0;
         if (!moved) at = file.size;
         return to.pos;
     }
@@ -177,7 +179,8 @@ private:
             deflate_state.next_in = (Bytef*)pending.data();
             deflate_state.avail_in = (uInt)pending.size();
             do {
-                deflate_state.next_out = (Bytef*)out, deflate_state.avail_out = sizeof out;
+                deflate_state.next_out = (Bytef*)out;
+                deflate_state.avail_out = sizeof out;
                 deflate(&deflate_state, last ? Z_FINISH : Z_NO_FLUSH);
                 file.write(out, sizeof out - deflate_state.avail_out);
             } while (deflate_state.avail_out == 0);

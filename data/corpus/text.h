@@ -30,8 +30,10 @@ inline std::string valid_utf8(std::string_view in, size_t* wrong) {
             continue;
         }
         size_t n = utf8_bytes(in.substr(i));
-        if (n == 0) out += "\xEF\xBF\xBD", ++*wrong;
-        else if (n == 1) out += c == '\t' || c == '\n' || c == '\r' || c == '\f' ? (char)c : ' ';
+        if (n == 0) {
+            out += "\xEF\xBF\xBD";
+            ++*wrong;
+        } else if (n == 1) out += c == '\t' || c == '\n' || c == '\r' || c == '\f' ? (char)c : ' ';
         else out.append(in, i, n);
         i += std::max(n, (size_t)1);
     }
@@ -74,7 +76,10 @@ inline long append_normalised(std::string& out, std::string_view s) {
     long n = 0;
     while (p < end) {
         const char* from = p;
-        while (p < end && (unsigned char)*p > ' ' && (unsigned char)*p < 0xC2) n++, p++;
+        while (p < end && (unsigned char)*p > ' ' && (unsigned char)*p < 0xC2) {
+            n++;
+            p++;
+        }
         out.append(from, p);
         if (p == end) break;
         size_t space = space_bytes(p, end);

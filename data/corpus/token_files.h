@@ -19,7 +19,8 @@ struct DocumentTokens {
     struct Entry { uint64_t key, first, count; };
 
     explicit DocumentTokens(const std::string& path) : file(path) {
-        documents = file.read<uint64_t>(8, "documents"), tokens = file.read<uint64_t>(16, "tokens");
+        documents = file.read<uint64_t>(8, "documents");
+        tokens = file.read<uint64_t>(16, "tokens");
         bool fits = documents <= file.size && tokens <= file.size &&
             padded(tokens) + documents * sizeof(Entry) + 24 == file.size;
         if (memcmp(file.data, "GPTDOCS1", 8) || !fits)
@@ -54,7 +55,8 @@ inline Corpus encode_files(const Ranks& ranks, const Settings& settings, const C
             uint64_t n = (uint64_t)(encoder.encode(tokens.data(), d.text) - tokens.data());
             index.push_back({d.key(), header[2], n});
             writer.write(tokens.data(), n * 4);
-            header[1]++, header[2] += n;
+            header[1]++;
+            header[2] += n;
             counts["characters"] += characters(d.text);
             stage.progress.at(stage.progress.done + (double)reader.bytes.at);
         }
@@ -62,7 +64,8 @@ inline Corpus encode_files(const Ranks& ranks, const Settings& settings, const C
         writer.write(index.data(), index.size() * sizeof index[0]);
         writer.write_at(header, sizeof header, 0);
         writer.finish();
-        counts["kept"] = (int64_t)header[1], counts["tokens"] = (int64_t)header[2];
+        counts["kept"] = (int64_t)header[1];
+        counts["tokens"] = (int64_t)header[2];
     });
 }
 
@@ -83,7 +86,10 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
         if (file) return *file;
         file = std::make_unique<DocumentTokens>(paths[f]);
         opened.push_back(f);
-        if (opened.size() > 16384) open_files.erase(opened.front()), opened.pop_front();
+        if (opened.size() > 16384) {
+            open_files.erase(opened.front());
+            opened.pop_front();
+        }
         return *open_files[f];
     };
     uint64_t seed = settings.whole("seed");
@@ -116,13 +122,14 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     for (auto* w : {&train, &held}) {
         if (!*w) continue;
         const char* name = w == &train ? "tokens" : "validation tokens";
-        counts[name] = (int64_t)(*w)->count,
+        counts[name] = (int64_t)(*w)->count;
         counts[w == &train ? "documents" : "validation documents"] = (int64_t)(*w)->documents;
         (*w)->finish();
     }
     if (v.kind != "bpe") return;
     FileWriter copy(prefix + ".vocab.bpe");
-    copy.write(v.source), copy.finish();
+    copy.write(v.source);
+    copy.finish();
 }
 
 // and refuses what write_set could not do
@@ -181,5 +188,6 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     }
     stage.report(sums);
     FileWriter file(folder + "/train.blend");
-    file.write(blend), file.finish();
+    file.write(blend);
+    file.finish();
 }

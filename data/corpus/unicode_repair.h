@@ -78,7 +78,8 @@ inline bool repair_mojibake(std::string& s) {
     for (size_t i = 0; i < s.size();) {
         unsigned char c = (unsigned char)s[i];
         if (c < 0x80) {
-            i++, another = false;
+            i++;
+            another = false;
             continue;
         }
         Misread m =
@@ -86,12 +87,15 @@ inline bool repair_mojibake(std::string& s) {
         if (m.length && likely_damage(m, s, i, another)) {
             out.append(s, from, i - from);
             out += m.bytes;
-            i += m.length, from = i, another = true;
+            i += m.length;
+            from = i;
+            another = true;
             continue;
         }
         size_t n = 0;
         decode_at(s, i, &n);
-        i += n, another = false;
+        i += n;
+        another = false;
     }
     if (from == 0) return false;
     out.append(s, from, s.npos);

@@ -76,7 +76,10 @@ struct WarcReader {
             std::string_view length = record.fields.get("Content-Length");
             uint64_t n = 0;
             bool number = !length.empty() && length.size() < 19;
-            for (char c : length) number = number && c >= '0' && c <= '9', n = n * 10 + (uint64_t)(c - '0');
+            for (char c : length) {
+                number = number && c >= '0' && c <= '9';
+                n = n * 10 + (uint64_t)(c - '0');
+            }
             if (!number) {
                 junk(5);
                 continue;
@@ -98,7 +101,8 @@ struct WarcReader {
             if (!whole || !well_ended(head + n)) {  // it holds others, or there is more of it
                 size_t other = view().substr(head, n + 8).find("\nWARC/1.");
                 counts[whole || other != view().npos ? "records of wrong length" : "records cut short"]++;
-                cut = other != view().npos, n = std::min(n, other);
+                cut = other != view().npos;
+                n = std::min(n, other);
             }
             record.content = view().substr(head, n);
             consumed = head + n;
@@ -126,7 +130,8 @@ private:
         while (view().size() < n && !limit && !exhausted) {
             if (begin > 0) {
                 memmove(buffer.data(), buffer.data() + begin, end - begin);
-                end -= begin, begin = 0;
+                end -= begin;
+                begin = 0;
             }
             size_t want = std::max((size_t)128 << 10, std::min(end, (size_t)16 << 20));
             if (buffer.size() < end + want) buffer.resize(end + want);
@@ -143,7 +148,8 @@ private:
     void skip(size_t n) {  // what is skipped may be more than should be held
         while (n > 0) {
             size_t here = std::min(n, view().size());
-            take(here), n -= here;
+            take(here);
+            n -= here;
             if (n && (limit || !need(1) || begins)) return;
         }
     }

@@ -61,8 +61,8 @@ struct Described {
         if (g.up || g.gelu_of) {
             const void* aux = g.up ? g.up : g.gelu_of;
             int64_t ld = g.n;
-            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux),
-                set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
         }
         if (g.row_sums) {
             set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.row_sums);

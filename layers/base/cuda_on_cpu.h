@@ -366,7 +366,8 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
         mine.kernel = kernel;
         mine.error.clear();
         mine.dynamic_shared.resize(shared_bytes);
-        blockDim = block, gridDim = grid;
+        blockDim = block;
+        gridDim = grid;
         blockIdx = dim3(order[i] % grid.x, order[i] / grid.x % grid.y, order[i] / grid.x / grid.y);
         mine.run_block(mix(seed) ^ mix(order[i]));
         #pragma omp critical

@@ -119,7 +119,9 @@ struct FileWriter {
             if (n <= 0)
                 fail("%s: cannot be written at offset %zu: %s; what stood there before is untouched",
                      path.c_str(), offset, strerror(n < 0 ? errno : ENOSPC));
-            p += n, bytes -= (size_t)n, offset += (size_t)n;
+            p += n;
+            bytes -= (size_t)n;
+            offset += (size_t)n;
         }
     }
     void write(std::string_view text) { write(text.data(), text.size()); }

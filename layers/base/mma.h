@@ -79,9 +79,12 @@ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < 2; i++) {
                 int g = l / 4, c = 2 * (l % 4) + i;
-                A[g][c] = half(lanes[l]->a[0], i), A[g + 8][c] = half(lanes[l]->a[1], i);
-                A[g][c + 8] = half(lanes[l]->a[2], i), A[g + 8][c + 8] = half(lanes[l]->a[3], i);
-                B[c][g] = half(lanes[l]->b[0], i), B[c + 8][g] = half(lanes[l]->b[1], i);
+                A[g][c] = half(lanes[l]->a[0], i);
+                A[g + 8][c] = half(lanes[l]->a[1], i);
+                A[g][c + 8] = half(lanes[l]->a[2], i);
+                A[g + 8][c + 8] = half(lanes[l]->a[3], i);
+                B[c][g] = half(lanes[l]->b[0], i);
+                B[c + 8][g] = half(lanes[l]->b[1], i);
             }
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < 4; i++) {

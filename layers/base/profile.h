@@ -51,7 +51,8 @@ struct Section {
     Section(const char* name, Stream stream) : range(name), stream(stream) {
         if (!profile.on) return;
         entry = &profile.entries.emplace_back();
-        entry->name = name, entry->begin.record(stream);
+        entry->name = name;
+        entry->begin.record(stream);
     }
     ~Section() {
         if (entry) entry->end.record(stream);

@@ -15,8 +15,12 @@ inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t counter_low) 
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * x0, b = (uint64_t)0xCD9E8D57u * x2;
         uint32_t y0 = (uint32_t)(b >> 32) ^ x1 ^ k0, y2 = (uint32_t)(a >> 32) ^ x3 ^ k1;
-        x1 = (uint32_t)b, x3 = (uint32_t)a, x0 = y0, x2 = y2;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+        x1 = (uint32_t)b;
+        x3 = (uint32_t)a;
+        x0 = y0;
+        x2 = y2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
     }
     return {{x0, x1, x2, x3}};
 }

@@ -83,7 +83,8 @@ inline cudaError_t cudaMalloc(void** p, size_t bytes) {
 }
 inline cudaError_t cudaFree(void* p) {
     for (auto* s : emulated::streams) cudaStreamSynchronize(s);
-    return free(p), cudaSuccess;
+    free(p);
+    return cudaSuccess;
 }
 namespace emulated {
 inline std::map<const char*, size_t> pinned;  // ranges of the host's memory that cudaMallocHost gave
@@ -102,7 +103,8 @@ inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
 inline cudaError_t cudaFreeHost(void* p) {
     for (auto* s : emulated::streams) cudaStreamSynchronize(s);
     emulated::pinned.erase((const char*)p);
-    return free(p), cudaSuccess;
+    free(p);
+    return cudaSuccess;
 }
 // from pageable memory the copy is taken at once; from pinned memory, and all others, when its turn comes
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
@@ -133,7 +135,10 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
     *e = new EmulatedEvent;
     return cudaSuccess;
 }
-inline cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    delete e;
+    return cudaSuccess;
+}
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     EmulatedStream& stream = emulated::stream_of(s);
     *e = {&stream, stream.given};
@@ -177,5 +182,11 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t whole, cudaStream_t s) {
     for (auto& work : whole->work) emulated::give(s, work);
     return cudaSuccess;
 }
-inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
-inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t whole) { return delete whole, cudaSuccess; }
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t whole) {
+    delete whole;
+    return cudaSuccess;
+}

@@ -43,7 +43,8 @@ struct Tuning {
     static std::string header(const std::string& machine) { return "train_gpt choices 1 | " + machine; }
 
     void open(const std::string& file, const std::string& of) {
-        path = file, machine = of;
+        path = file;
+        machine = of;
         known = read();
     }
     // puts into the file what it has not yet, and knows what it then holds; ranks take turns
@@ -56,8 +57,10 @@ struct Tuning {
             all.insert(known.begin(), known.end());
             std::string out = header(machine) + "\n";
             for (auto& [key, c] : all) out += text("%s = %d %.2f\n", key.c_str(), c.number, c.microseconds);
-            file.write(out), file.finish();
-            known = all, round++;
+            file.write(out);
+            file.finish();
+            known = all;
+            round++;
         } catch (const Error& e) {
             fprintf(stderr, "note: choices are not kept: %s\n", e.what());
         }
@@ -77,7 +80,9 @@ struct Tuning {
             double least = INFINITY;
             for (int i = 0; i < repeats; i++) {
                 Moment begin, end;
-                begin.record(s), run(way), end.record(s);
+                begin.record(s);
+                run(way);
+                end.record(s);
                 synchronize(s);
                 least = std::min(least, end.since(begin) * 1e6);
             }
@@ -103,7 +108,10 @@ struct Remembered {
     // make() where it is not remembered
     template <class Make>
     const Value& get(const Shape& shape, Make make) {
-        if (round != tuning.round) map.clear(), round = tuning.round;
+        if (round != tuning.round) {
+            map.clear();
+            round = tuning.round;
+        }
         auto found = map.find(shape);
         if (found != map.end()) return found->second;
         Value value = make();  // may ask for others

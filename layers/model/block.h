@@ -71,20 +71,27 @@ struct BlockActivations {
     // what light recomputation makes again
     void place_light(Arena& arena, const ModelShape& m, const Ranks& ranks, int B) {
         long N_r = ranks.room(B, m.T);
-        ln1 = arena.take_x(N_r * m.C), ln2 = arena.take_x(N_r * m.C);
+        ln1 = arena.take_x(N_r * m.C);
+        ln2 = arena.take_x(N_r * m.C);
         act = arena.take_x((long)B * m.T * 4 * (m.C / ranks.tp.size));
         light = true;
     }
     void place(Arena& arena, const ModelShape& m, const Ranks& ranks, int B, bool training, bool flash) {
         long N = (long)B * m.T, N_r = ranks.room(B, m.T), C_r = m.C / ranks.tp.size;
-        if (!light) place_light(arena, m, ranks, B), light = false;
+        if (!light) {
+            place_light(arena, m, ranks, B);
+            light = false;
+        }
         qkv = arena.take_x(N * 3 * C_r);
         if (training && flash) lse = arena.take_real(N * (m.NH / ranks.tp.size));
         else if (training) p = arena.take_x((long)B * m.NH / ranks.tp.size * m.T * m.T);
         o = arena.take_x(N * C_r);
-        mid = arena.take_x(N_r * m.C), up = arena.take_x(N * 4 * C_r);
-        ln1_mean = arena.take_real(N_r), ln1_rstd = arena.take_real(N_r);
-        ln2_mean = arena.take_real(N_r), ln2_rstd = arena.take_real(N_r);
+        mid = arena.take_x(N_r * m.C);
+        up = arena.take_x(N * 4 * C_r);
+        ln1_mean = arena.take_real(N_r);
+        ln1_rstd = arena.take_real(N_r);
+        ln2_mean = arena.take_real(N_r);
+        ln2_rstd = arena.take_real(N_r);
     }
 };
 
@@ -109,10 +116,12 @@ struct Scratch {
             long rows = N * std::max<long>(m.C, 4 * m.C / t);
             for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
             fp8.w = arena.take<uint8_t>(4L * m.C * m.C / t);
-            fp8.scales = arena.take<Fp8Scratch::Scale>(3), fp8.parts = arena.take<float>(fp8_parts);
+            fp8.scales = arena.take<Fp8Scratch::Scale>(3);
+            fp8.parts = arena.take<float>(fp8_parts);
         }
         if (flash_attention) {
-            flash.delta = arena.take_real(N * (m.NH / t)), flash.dq = arena.take_real(N * m.C / t);
+            flash.delta = arena.take_real(N * (m.NH / t));
+            flash.dq = arena.take_real(N * m.C / t);
             flash.turns = arena.take<int>(flash_turns(B, m.NH / (int)t, m.T));
         } else {
             dp = arena.take_x((long)B * m.NH / t * m.T * m.T);

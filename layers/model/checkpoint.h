@@ -343,8 +343,10 @@ struct Checkpoint {
         for (long at = 0; row && at < n; at += row) {
             long to = 0, rest = at / row;
             std::vector<long> index(p.shape.size(), 0);
-            for (int d = (int)p.shape.size() - 2; d >= 0; d--)
-                index[d] = rest % piece.count[d], rest /= piece.count[d];
+            for (int d = (int)p.shape.size() - 2; d >= 0; d--) {
+                index[d] = rest % piece.count[d];
+                rest /= piece.count[d];
+            }
             for (size_t d = 0; d < p.shape.size(); d++) to = to * p.shape[d] + piece.start[d] + index[d];
             for (long i = 0; i < row; i++) {
                 if (piece.wide) {

@@ -77,7 +77,8 @@ struct Safetensors {
             uint32_t low = type == "BF16" ? (uint32_t)bits << 16 : (uint32_t)bits;
             float single;
             double twice;
-            memcpy(&single, &low, 4), memcpy(&twice, &bits, 8);
+            memcpy(&single, &low, 4);
+            memcpy(&twice, &bits, 8);
             out[i] = (real)(type == "F64" ? twice : type == "F16" ? half_to_float((uint16_t)bits) : single);
         }
         return out;
@@ -177,7 +178,8 @@ void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
     for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
                                    {"merges.txt", v.source}, {"tokenizer_config.json", config}}) {
         FileWriter file(to + "/" + name);
-        file.write(contents), file.finish();
+        file.write(contents);
+        file.finish();
     }
 }
 

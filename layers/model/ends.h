@@ -21,8 +21,10 @@ struct EndActivations {
         if (scores) hits = arena.take_real((long)micro_batches * outputs);
         ln = arena.take_x(N_r * m.C);
         logits = arena.take_x((long)rows * (m.Vp / ranks.tp.size));
-        mean = arena.take_real(N_r), rstd = arena.take_real(N_r);
-        largest = arena.take_real(rows), sums = arena.take_real(2L * rows);
+        mean = arena.take_real(N_r);
+        rstd = arena.take_real(N_r);
+        largest = arena.take_real(rows);
+        sums = arena.take_real(2L * rows);
     }
 };
 

@@ -71,14 +71,17 @@ inline std::vector<int> next_tokens(Model& m, const std::vector<Text*>& texts) {
     for (size_t place = 0; place < texts.size(); place++) {
         Text* t = texts[place];
         if (!t) continue;
-        if ((int)t->tokens.size() > T)
-            t->tokens.erase(t->tokens.begin(), t->tokens.end() - (T + 1) / 2), t->done = 0;
+        if ((int)t->tokens.size() > T) {
+            t->tokens.erase(t->tokens.begin(), t->tokens.end() - (T + 1) / 2);
+            t->done = 0;
+        }
         if (!m.keeps_cache()) t->done = 0;
         int n = (int)t->tokens.size() - t->done, base = (int)place * T;
         if (pack.rows() + n > room) break;
         int first = pack.add(t->tokens.data() + t->done, n, t->done, base + t->done, base);
         for (int i = 0; i < n; i++) pack.places.push_back(base + t->done + i);
-        pack.wanted.push_back(first + n - 1), pack.targets.push_back(0);
+        pack.wanted.push_back(first + n - 1);
+        pack.targets.push_back(0);
         t->done = (int)t->tokens.size();
         asked.push_back(t);
     }
@@ -92,7 +95,8 @@ inline std::vector<int> next_tokens(Model& m, const std::vector<Text*>& texts) {
     for (size_t i = 0; i < asked.size(); i++) {
         int token = (int)all[all.size() - asked.size() + i];
         if (logits.empty()) asked[i]->how.draw++;
-        asked[i]->tokens.push_back(token), asked[i]->seen.insert(token);
+        asked[i]->tokens.push_back(token);
+        asked[i]->seen.insert(token);
         asked[i]->left--;
         out.push_back(token);
     }
@@ -138,14 +142,18 @@ struct Answer {
 // takes up a token; false: it ends the text
 inline bool take_up(Answer& a, int token, const Prompt& p, const Vocabulary& v) {
     a.tokens.push_back(token);
-    if (token == v.end_of_text) return a.stopped = "end of text", false;
+    if (token == v.end_of_text) {
+        a.stopped = "end of text";
+        return false;
+    }
     size_t had = a.text.size(), first = a.text.npos;
     a.text += v.tokens[token];
     for (auto& stop : p.stop)
         first = std::min(first, a.text.find(stop, had > stop.size() ? had - stop.size() : 0));
     if (first == a.text.npos) return true;
     a.text.resize(first);
-    return a.stopped = "stop", false;
+    a.stopped = "stop";
+    return false;
 }
 
 // the answers to `prompts`, which are dealt over the replicas, on all ranks

@@ -115,8 +115,10 @@ struct Model {
             }
             slot.y.x = arena.take_x(size);
             if (grid.first() || grid.last()) {
-                slot.tokens = arena.take<int>(batch_ints()), slot.targets = slot.tokens + N;
-                slot.rows = slot.targets + N, slot.starts = slot.rows + N;
+                slot.tokens = arena.take<int>(batch_ints());
+                slot.targets = slot.tokens + N;
+                slot.rows = slot.targets + N;
+                slot.starts = slot.rows + N;
             }
             if (setup.packs) slot.table = arena.take<int>(table_ints() * N);
         }

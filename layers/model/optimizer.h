@@ -69,14 +69,21 @@ struct Optimizer {
           owner(model.table.layout.d > 1 ? model.grid.data : 0), owned(owned_pieces(model.table, owner)),
           slices(owned_slices(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
-    ~Optimizer() { device_free(arena.base), host_free(next_rule); }
+    ~Optimizer() {
+        device_free(arena.base);
+        host_free(next_rule);
+    }
 
     void place(Arena& a, int numbers) {
         if (a.precision.master()) master = a.take_real(elements);
-        m = a.take_real(elements), v = a.take_real(elements);
-        traits = a.take<uint8_t>(elements / trait_span), device_slices = a.take<Slice>(slices.size());
-        squares = a.take<double>(numbers), square_parts = a.take<double>(slices.size() * square_sum_parts);
-        rule = a.take<AdamW>(1), clip = a.take<Clip>(1);
+        m = a.take_real(elements);
+        v = a.take_real(elements);
+        traits = a.take<uint8_t>(elements / trait_span);
+        device_slices = a.take<Slice>(slices.size());
+        squares = a.take<double>(numbers);
+        square_parts = a.take<double>(slices.size() * square_sum_parts);
+        rule = a.take<AdamW>(1);
+        clip = a.take<Clip>(1);
     }
     void memory(Model& model, bool take) {
         arena = Arena{"optimizer", nullptr, 0, model.setup.precision};

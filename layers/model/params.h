@@ -102,7 +102,8 @@ struct ParameterTable {
         append(p);
     }
     void append(Parameter p) {
-        p.offset = elements, p.bucket = (int)buckets.size() - 1;
+        p.offset = elements;
+        p.bucket = (int)buckets.size() - 1;
         list.push_back(p);
         elements += (p.size + 127) / 128 * 128;
     }
@@ -125,12 +126,18 @@ inline ParameterTable parameter_table(const ModelShape& m, Layout layout = {}) {
     bool first = layout.stage == 0, last = layout.stage == layout.p - 1;
     int n = layout.chunk_layers(m.L);
     Parameter wte;
-    t.wte = first || last ? 0 : -1, t.wpe = first ? 1 : -1, t.blocks = first ? 2 : 0;
+    t.wte = first || last ? 0 : -1;
+    t.wpe = first ? 1 : -1;
+    t.blocks = first ? 2 : 0;
     t.bucket(true, [&] {
         t.add("wte.weight", {m.V, C}, 0, true, s, 0, m.Vp);
         wte = t.list[0];
     });
-    if (!first) t.list.clear(), t.buckets.clear(), t.elements = 0;
+    if (!first) {
+        t.list.clear();
+        t.buckets.clear();
+        t.elements = 0;
+    }
     t.bucket(first, [&] { t.add("wpe.weight", {m.T, C}, -1, true, s); });
     for (int l = 0; l < m.L; l++) {
         std::string h = "h." + std::to_string(l) + ".";
@@ -158,7 +165,8 @@ inline ParameterTable parameter_table(const ModelShape& m, Layout layout = {}) {
         wte.copy = true;
         t.wte = (int)t.list.size();
         t.bucket(true, [&] { t.append(wte); });
-        t.buckets.back().number = 0, t.numbers--;  // the first stage's, once more
+        t.buckets.back().number = 0;
+        t.numbers--;  // the first stage's, once more
     }
     return t;
 }

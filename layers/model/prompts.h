@@ -50,8 +50,10 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
             auto count_of = [&](double least) { return (int)std::min(number_of(least, true), 1e9); };
             if (key == "prompt") continue;
             else if (key == "samples") samples = count_of(1);
-            else if (key == "seed") p.how.seed = (uint64_t)number_of(0, true), own_seed = true;
-            else if (key == "tokens") p.tokens = count_of(0);
+            else if (key == "seed") {
+                p.how.seed = (uint64_t)number_of(0, true);
+                own_seed = true;
+            } else if (key == "tokens") p.tokens = count_of(0);
             else if (key == "temperature") p.how.temperature = number_of(0, false);
             else if (key == "top_k") p.how.top_k = count_of(0);
             else if (key == "top_p" && number_of(1e-9, false) <= 1) p.how.top_p = number_of(1e-9, false);

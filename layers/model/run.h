@@ -22,10 +22,15 @@ public:
     void give(Stream s, int of_batch, bool as_graph, Work work) {
         int64_t before = linear_flops;
         if (!as_graph) return work();
-        if (batch == of_batch) return linear_flops += flops, graph->run(s, work);
-        graph = std::make_unique<Graph>(), batch = 0;  // one at a time: they take memory
+        if (batch == of_batch) {
+            linear_flops += flops;
+            return graph->run(s, work);
+        }
+        graph = std::make_unique<Graph>();
+        batch = 0;  // one at a time: they take memory
         graph->run(s, work);
-        batch = of_batch, flops = linear_flops - before;
+        batch = of_batch;
+        flops = linear_flops - before;
     }
 };
 
@@ -61,7 +66,10 @@ inline void take_from_checkpoint(Run& run) {
         int values[] = {p.layers, p.hidden, p.heads, p.sequence};
         const char* names[] = {"layers", "hidden", "heads", "sequence"};
         for (int i = 0; i < 4; i++)
-            if (!o.has(names[i])) *settings[i] = values[i], o.given.insert(names[i]);
+            if (!o.has(names[i])) {
+            *settings[i] = values[i];
+            o.given.insert(names[i]);
+        }
     }
     struct { const char* name; int* setting; int saved; } all[] = {
         {"layers", &o.layers, saved.shape.L},       {"hidden", &o.hidden, saved.shape.C},
@@ -165,11 +173,14 @@ inline void settle_schedule(Run& run) {
     uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
     for (uint64_t done = run.state.tokens; run.last_step < o.steps && done < enough; run.last_step++) {
         int B = batch_after(o, samples);
-        samples += B, done += B * T;
+        samples += B;
+        done += B * T;
         if (B == o.batch) {  // from here on all are alike
             uint64_t left = enough > done ? (enough - done + B * T - 1) / (B * T) : 0;
             left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
-            run.last_step += (long)left, samples += left * B, done += left * B * T;
+            run.last_step += (long)left;
+            samples += left * B;
+            done += left * B * T;
         }
     }
     run.last_tokens = std::max(run.state.tokens, samples * T);

@@ -57,7 +57,10 @@ struct ScorePlan {
             truncated += cut_here;
             for (auto& [key, requests] : same) add(std::get<2>(key), requests, most_rows, most_outputs);
         }
-        for (auto& b : batches) b.rows = (b.rows + ranks - 1) / ranks * ranks, rows += b.rows;
+        for (auto& b : batches) {
+            b.rows = (b.rows + ranks - 1) / ranks * ranks;
+            rows += b.rows;
+        }
     }
     void add(int cut, const std::vector<int>& requests, int most_rows, int most_outputs) {
         int context = (int)file.requests[requests[0]].context_tokens - cut;
@@ -66,12 +69,18 @@ struct ScorePlan {
         for (int r : requests) {
             int n = (int)file.requests[r].continuation_tokens, more = n - 1 + (item ? 0 : context);
             if (!b || b->rows + more > most_rows || b->outputs + n > most_outputs) {
-                batches.emplace_back(), b = &batches.back();
-                item = nullptr, more = n - 1 + context;
+                batches.emplace_back();
+                b = &batches.back();
+                item = nullptr;
+                more = n - 1 + context;
             }
-            if (!item) b->items.push_back({cut, {}}), item = &b->items.back();
+            if (!item) {
+                b->items.push_back({cut, {}});
+                item = &b->items.back();
+            }
             item->requests.push_back(r);
-            b->rows += more, b->outputs += n;
+            b->rows += more;
+            b->outputs += n;
         }
     }
 
@@ -85,8 +94,10 @@ struct ScorePlan {
                 const int* own = &file.tokens[file.requests[r].continuation];
                 int length = (int)file.requests[r].continuation_tokens;
                 int row = length > 1 ? out.add_alone(own, length - 1, n, context, n) : 0;
-                for (int i = 0; i < length; i++)
-                    out.wanted.push_back(i ? row + i - 1 : context + n - 1), out.targets.push_back(own[i]);
+                for (int i = 0; i < length; i++) {
+                    out.wanted.push_back(i ? row + i - 1 : context + n - 1);
+                    out.targets.push_back(own[i]);
+                }
             }
         }
         out.pad(ranks);
@@ -105,8 +116,10 @@ inline void collect(Model& m, const ScorePlan& plan, const ScoreBatch& b, int mi
     for (auto& item : b.items)
         for (int r : item.requests) {
             scores[r] = {0, true};
-            for (int i = 0; i < plan.file.requests[r].continuation_tokens; i++, at++)
-                scores[r].log_likelihood -= losses[at], scores[r].greedy &= hits[at] != 0;
+            for (int i = 0; i < plan.file.requests[r].continuation_tokens; i++, at++) {
+                scores[r].log_likelihood -= losses[at];
+                scores[r].greedy &= hits[at] != 0;
+            }
         }
 }
 
@@ -118,7 +131,10 @@ inline void share_scores(const Grid& g, const ScorePlan& plan, size_t first, siz
     for (size_t b = first; b < end; b++)
         for (auto& item : plan.batches[b].items)
             for (int r : item.requests) these.push_back(&scores[r]);
-    for (auto* s : these) numbers.push_back(s->log_likelihood), numbers.push_back(s->greedy);
+    for (auto* s : these) {
+        numbers.push_back(s->log_likelihood);
+        numbers.push_back(s->greedy);
+    }
     numbers = comm::sum_over(g.dp, numbers, "scores");
     if (!g.last()) numbers.assign(numbers.size(), 0);
     if (g.p > 1) numbers = comm::sum_over(g.pp, numbers, "scores");

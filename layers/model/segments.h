@@ -17,7 +17,10 @@ struct Pack {
         int first = rows();
         for (int i = 0; i < n; i += segment_rows)
             tiles.push_back({first + i, std::min(segment_rows, n - i), at + i, own, prefix, shared});
-        for (int i = 0; i < n; i++) tokens.push_back(given[i]), positions.push_back(position + i);
+        for (int i = 0; i < n; i++) {
+            tokens.push_back(given[i]);
+            positions.push_back(position + i);
+        }
         return first;
     }
     // the same where nothing is kept: row n lies at n
@@ -44,7 +47,8 @@ inline Batch lay(Model& m, Slot& slot, const Pack& pack) {
     s.places = pack.places.empty() ? nullptr : add(pack.places);
     s.wanted = add(pack.wanted);
     s.tiles = (const Tile*)(slot.table + all.size());
-    s.tile_count = (int)pack.tiles.size(), s.outputs = pack.outputs();
+    s.tile_count = (int)pack.tiles.size();
+    s.outputs = pack.outputs();
     all.resize(all.size() + pack.tiles.size() * sizeof(Tile) / sizeof(int));
     memcpy((char*)(all.data() + all.size()) - pack.tiles.size() * sizeof(Tile), pack.tiles.data(),
            pack.tiles.size() * sizeof(Tile));

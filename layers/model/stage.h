@@ -61,7 +61,8 @@ inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batc
     await_sent(m, slot.y);
     floatX* x = m.inputs[input].x;
     if (m.first(chunk)) {
-        m.await(m.table.list[m.table.wte]), m.await(m.table.list[m.table.wpe]);
+        m.await(m.table.list[m.table.wte]);
+        m.await(m.table.list[m.table.wpe]);
         embed_forward(x, slot.tokens, m.weight(m.table.wte), m.weight(m.table.wpe), m.scratch, m.shape, ranks,
                       batch, m.stream);
     }
@@ -76,7 +77,8 @@ inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batc
 
 // on the last chunk: what the logits are made of, from slot.y
 inline const floatX* model_end(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
-    m.await(m.table.list[m.table.wte]), m.await(m.table.list[m.table.lnf]);
+    m.await(m.table.list[m.table.wte]);
+    m.await(m.table.list[m.table.lnf]);
     return logits_input(m.end, slot.y.x, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.scratch, m.shape,
                         ranks, batch, m.stream);
 }
@@ -133,7 +135,8 @@ inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int strea
                    m.ranks, batch, add, m.stream);
     if (last_micro && m.sums_apart())
         dev::add_to(looked_up, m.logits_gradient, t.list[t.wte].size, m.stream);
-    complete(t.list[t.wte]), complete(t.list[t.wpe]);
+    complete(t.list[t.wte]);
+    complete(t.list[t.wpe]);
 }
 
 // every computation of a step, on whatever lies there, before the first one: products are timed, and kernels

@@ -65,7 +65,8 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
     if (file.normalised) out.metrics.push_back(mean_metric("acc_norm", by_length));
     if (file.metric == "greedy") {
         TaskMetric mean = mean_metric("ppl", logs);
-        mean.value = std::exp(-mean.value), mean.error *= mean.value;
+        mean.value = std::exp(-mean.value);
+        mean.error *= mean.value;
         out.metrics.push_back(mean);
     }
     for (size_t g = 0; g < of_group.size(); g++)
@@ -173,7 +174,8 @@ inline std::string not_finite(const std::vector<TaskResult>& results) {
 inline void save_results(const std::string& path, const std::string& json, bool trains) {
     try {
         FileWriter file(path);
-        file.write(json), file.finish();
+        file.write(json);
+        file.finish();
     } catch (const Error& e) {
         if (!trains) throw;
         printf("no results: %s\n", e.what());
