@@ -19,8 +19,10 @@ NCCL     := $(firstword $(wildcard $(CUDA_DIR)/include/nccl.h /usr/include/nccl.
 blas_links = $(shell echo 'extern "C" void cblas_sgemm(); int main() { cblas_sgemm(); }' | \
 	$(CXX) -x c++ - -o /dev/null $(1) 2>/dev/null && echo '$(1)')
 OPENMP_BLAS := $(firstword $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp /usr/lib64/openblas-openmp))
+first_blas  = $(or $(call blas_links,-lopenblaso),$(call blas_links,-lopenblas),$(call blas_links,-lblis),\
+	$(call blas_links,-lcblas))
 BLAS ?= $(strip $(if $(OPENMP_BLAS),-L$(OPENMP_BLAS) -Wl$(comma)-rpath$(comma)$(OPENMP_BLAS) -lopenblas,\
-	$(or $(call blas_links,-lopenblaso),$(call blas_links,-lopenblas),$(call blas_links,-lblis),$(call blas_links,-lcblas))))
+	$(first_blas)))
 comma := ,
 
 ifeq ($(DEVICE),auto)
@@ -41,15 +43,19 @@ OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 CXXFLAGS ?= -O3 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
-HOST     := -std=c++20 -fopenmp -g1 -Wall -Wextra $(CXXFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer)
-DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
-GPU_CODE ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=compute_89 -gencode arch=compute_90a,code=sm_90a
+CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -g1)
+HOST     := -std=c++20 -fopenmp -Wall -Wextra $(CXXFLAGS) $(CHECKED)
+DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
+DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
+GPU_CODE ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=compute_89 \
+	-gencode arch=compute_90a,code=sm_90a
 
 ifeq ($(DEVICE),cuda)
   ifeq ($(NVCC),)
-    $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or build with DEVICE=cpu)
+    $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or choose DEVICE=cpu)
   endif
-  COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills -Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
+  COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
+	-Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   LINK    := $(NVCC) -Xcompiler -fopenmp
   LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64
 else
@@ -58,7 +64,8 @@ else
   LIBS    :=
 endif
 # nvcc takes -rpath behind -Xlinker
-BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(subst -Wl$(comma)-rpath$(comma),-Xlinker -rpath -Xlinker ,$(BLAS)),$(BLAS))
+NVCC_BLAS := $(subst -Wl$(comma)-rpath$(comma),-Xlinker -rpath -Xlinker ,$(BLAS))
+BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(NVCC_BLAS),$(BLAS))
 
 # ---- the transport is chosen by linking --------------------------------------------------------------------
 COMM ?= $(if $(MPICXX),$(if $(and $(filter cuda,$(DEVICE)),$(NCCL)),nccl,mpi),single)
@@ -75,11 +82,13 @@ ifneq ($(COMM),single)
   ifeq ($(MPICXX),)
     $(error COMM=$(COMM): mpicxx was not found: run scripts/install.sh, or choose COMM=single)
   endif
-  MPI_COMPILE := -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I%,$(shell $(MPICXX) --showme:compile 2>/dev/null))
+  MPI_COMPILE := -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX \
+	$(filter -I%,$(shell $(MPICXX) --showme:compile 2>/dev/null))
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel bench-corpus profile kernel-report check clean
+.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel \
+	bench-corpus profile kernel-report check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -87,30 +96,34 @@ $(PROGRAMS): %: $(BUILD)/%
 	ln -f $< $@
 
 found:
-	@echo "found: nvcc $(or $(NVCC),none) | GPU $(or $(GPU),none) | MPI $(or $(MPICXX),none) | NCCL $(or $(NCCL),none) |" \
-	  "CBLAS $(or $(lastword $(BLAS)),none)$(if $(OPENMP_BLAS), (OpenMP)) -> DEVICE=$(DEVICE) PRECISION=$(PRECISION) COMM=$(COMM)"
+	@echo "found: nvcc $(or $(NVCC),none) | GPU $(or $(GPU),none) | MPI $(or $(MPICXX),none) |" \
+	  "NCCL $(or $(NCCL),none) | CBLAS $(or $(lastword $(BLAS)),none)$(if $(OPENMP_BLAS), (OpenMP))" \
+	  "-> DEVICE=$(DEVICE) PRECISION=$(PRECISION) COMM=$(COMM)"
 ifeq ($(strip $(BLAS)),)
 	@echo "no CBLAS was found: run scripts/install.sh, or set BLAS='-L... -l...'"; exit 1
 endif
 
 help:
-	@echo "make                        build for this machine: ./train_gpt ./test_gpt ./tokenize ./tasks ./convert"
-	@echo "make DEVICE=cuda|cpu|emulated  choose the device (emulated: the CUDA kernels, executed by g++)"
-	@echo "make PRECISION=bf16|fp32|fp64  of parameters and activations (default: bf16 on cuda, else fp32)"
-	@echo "make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)"
-	@echo "make COMM=nccl|mpi|single   how ranks talk (default: nccl on cuda where it and mpicxx are found, else mpi, else single)"
-	@echo "make ARCH=x86-64-v3         for another processor than this one"
-	@echo "make BLAS='-lmkl_rt'        another CBLAS;   make GPU_CODE='-arch=native'  other GPUs than sm_80 and sm_90a"
-	@echo "make test                   all checks: bash scripts/test.sh"
-	@echo "make bench                  speed of a training step beside the BLAS's own"
-	@echo "make profile                where a step's time goes by kind of kernel, against the floor (OPTIONS='--model 350M')"
-	@echo "make bench-evaluate         evaluation beside training; shared contexts beside each choice alone"
-	@echo "make bench-parallel         two ranks of each kind beside one"
-	@echo "make corpus                 ./corpus: Common Crawl and other texts -> tokens (scripts/install.sh --with-corpus)"
-	@echo "make bench-corpus           each of its steps on one core, two ranks beside one, memory"
-	@echo "make kernel-report          registers, shared memory and spills of each kernel (needs nvcc, no GPU)"
-	@echo "make check                  the architecture: who includes whom, headers alone, line limits"
-	@echo "make clean                  remove what was built"
+	@sed -n 's/^#: //p' Makefile
+#: make                             for this machine: ./train_gpt ./test_gpt ./tokenize ./tasks ./convert
+#: make train_gpt tokenize          only these
+#: make DEVICE=cuda|cpu|emulated    the device (emulated: the CUDA kernels, executed by g++)
+#: make PRECISION=bf16|fp32|fp64    of parameters and activations (default: bf16 on cuda, else fp32)
+#: make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)
+#: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi)
+#: make ARCH=x86-64-v3              for another processor than this one
+#: make BLAS='-lmkl_rt'             another CBLAS
+#: make GPU_CODE='-arch=native'     for other GPUs than sm_80 and sm_90a
+#: make test                        all checks: bash scripts/test.sh
+#: make check                       the architecture: who includes whom, headers alone, limits
+#: make bench                       speed of a training step beside the BLAS's own
+#: make profile                     a step's time by kind of kernel (OPTIONS='--model 350M')
+#: make bench-evaluate              evaluation beside training; shared contexts beside each choice alone
+#: make bench-parallel              two ranks of each kind beside one
+#: make corpus                      ./corpus: Common Crawl and other texts -> tokens
+#: make bench-corpus                each of its steps on one core, two ranks beside one, memory
+#: make kernel-report               registers, shared memory and spills of each kernel (needs nvcc, no GPU)
+#: make clean                       remove what was built
 
 -include $(wildcard $(OBJECTS)/*.d)
 
@@ -118,6 +131,9 @@ $(OBJECTS)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/%.o: data/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
+$(OBJECTS)/%.o: data/tasks/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/%.o: layers/model/%.cpp Makefile
@@ -142,14 +158,17 @@ $(BUILD)/convert: $(OBJECTS)/convert.o $(OBJECTS)/host_comm_single.o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $^ -o $@ $(BLAS)
 
-# ---- the corpus: its libraries are only for it (scripts/install.sh --with-corpus) ---------------------------
+# ---- the corpus: its libraries are only for it (scripts/install.sh --with-corpus) --------------------------
 CORPUS_FLAGS   := -I/usr/include/libxml2
-CORPUS_LIBS    := -lxml2 -Wl,--push-state,--no-as-needed -lcld2_full -Wl,--pop-state -lcld2 -lfasttext -lbrotlidec -luchardet -lutf8proc -lsimdjson -lxxhash -lzstd -lz
-CORPUS_HEADERS := cstdio libxml/HTMLparser.h cld2/public/compact_lang_det.h fasttext/fasttext.h brotli/decode.h \
+CORPUS_LIBS    := -lxml2 -Wl,--push-state,--no-as-needed -lcld2_full -Wl,--pop-state -lcld2 -lfasttext \
+	-lbrotlidec -luchardet -lutf8proc -lsimdjson -lxxhash -lzstd -lz
+CORPUS_HEADERS := cstdio libxml/HTMLparser.h cld2/public/compact_lang_det.h fasttext/fasttext.h \
+	brotli/decode.h \
 	uchardet/uchardet.h utf8proc.h simdjson.h xxhash.h zstd.h zlib.h
 CORPUS_COMM    := $(if $(filter single,$(COMM)),single,mpi)
 corpus-found:
-	@printf '#include <%s>\n' $(CORPUS_HEADERS) | $(CXX) -std=c++20 $(CORPUS_FLAGS) -w -fsyntax-only -x c++ - 2>/dev/null || \
+	@printf '#include <%s>\n' $(CORPUS_HEADERS) | $(CXX) -std=c++20 $(CORPUS_FLAGS) -w -fsyntax-only -x c++ - \
+	  2>/dev/null || \
 	  { echo "the corpus wants libraries that are not here: run scripts/install.sh --with-corpus"; exit 1; }
 corpus: corpus-found $(BUILD)/corpus
 	ln -f $(BUILD)/corpus $@

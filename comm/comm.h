@@ -1,4 +1,4 @@
-// comm.h   what ranks say to each other; one of comm_single, comm_mpi, comm_nccl is linked
+// comm.h   communication between ranks; one of comm_single, comm_mpi, comm_nccl is linked
 //   A Group is an ordered set of ranks; every member makes the same calls in the same order.
 //     all_reduce       x (n)               each rank: a part          -> each rank: the whole, SUM or MAX
 //     reduce_scatter   in (size * n)       each rank: a part          -> out (n): the whole's slice `rank`
@@ -9,14 +9,15 @@
 //     send, receive    x (n)               to and from a rank of the group; between group_begin() and
 //                      group_end() they are posted together, so that two ranks may send to each other
 //   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy.
-//   On the compute stream (nullptr) a call has its place among the computations. On a channel it runs beside
-//   them, after what the channel was given before:
-//     fork(channel, compute)   what the channel gets from now on sees all that `compute` has got so far
-//     mark(channel)            a moment in the channel
-//     join(compute, mark)      what `compute` gets from now on sees all that the channel got up to the mark
-//   A group's calls go to one channel, or to the compute stream, at a time; on a channel they work in place.
-//   Each call carries a label; one that does not end within comm::timeout seconds ends the run: every rank
-//   of its group that still answers prints its last calls, and those that never came are named.
+//   On the compute stream (nullptr) a call has its place among the computations. On a comm stream it runs
+//   beside them, after what that stream was given before:
+//     wait_stream(comm_stream, compute)   the comm stream goes on when `compute` has got as far as it is now
+//     record_event(comm_stream)           a point in the comm stream
+//     wait_event(compute, event)          `compute` goes on when the comm stream has got to that point
+//   A group's calls go to one comm stream, or to the compute stream, at a time; on a comm stream they work in
+//   place. model/pipeline.h has a table of the streams and who waits for whom.
+//   Each call carries a label; one that does not end within comm::timeout seconds ends the run: every
+//   rank of its group that still answers prints its last calls, and those that never came are named.
 //   One rank's failure ends all ranks: comm::stop.
 #pragma once
 #include <stdint.h>
@@ -39,9 +40,9 @@ struct Group {
     void* handle = nullptr;
 };
 
-struct Mark {
-    Stream channel = nullptr;
-    long calls = 0;  // of the channel, up to here
+struct StreamEvent {
+    Stream comm_stream = nullptr;
+    long calls = 0;  // on it, up to here
 };
 
 inline double timeout = 600;  // seconds
@@ -71,10 +72,10 @@ Group everyone();  // the world, for numbers on the host alone; before there is 
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);
 void barrier(const Group& g, const char* label);
 
-Stream make_channel();
-void fork(Stream channel, Stream compute);
-Mark mark(Stream channel);
-void join(Stream compute, const Mark& m);
+Stream make_comm_stream();
+void wait_stream(Stream comm_stream, Stream compute);
+StreamEvent record_event(Stream comm_stream);
+void wait_event(Stream compute, const StreamEvent& m);
 void group_begin();
 void group_end();
 

@@ -1,8 +1,8 @@
 // comm_mpi.cpp   the transport over MPI; on a GPU the data goes through host memory
-//   Every call is posted without blocking. On the compute stream it is waited for at once; on a channel it is
-//   posted when the computations before its fork are done and the channel's earlier calls are posted, and
-//   goes on whenever this rank waits for anything. Waiting gives the processor away, so that more ranks than
-//   cores work.
+//   Every call is posted without blocking. On the compute stream it is waited for at once; on a comm_stream
+//   it is posted when the computations before its wait_stream are done and the comm_stream's earlier calls
+//   are posted, and goes on whenever this rank waits for anything. Waiting gives the processor away, so that
+//   more ranks than cores work.
 #include <deque>
 #include "mpi_world.h"
 
@@ -72,15 +72,15 @@ struct Call {
     }
 };
 
-struct Channel {
+struct CommStream {
     Stream copies;             // for staging, on a device
     std::deque<Call> queue;    // posted or not, in order
     long given = 0, done = 0;  // calls
     std::shared_ptr<Event> after;
 
-    Channel() : copies(make_stream()) {}
-    Channel(const Channel&) = delete;
-    ~Channel() { destroy_stream(copies); }
+    CommStream() : copies(make_stream()) {}
+    CommStream(const CommStream&) = delete;
+    ~CommStream() { destroy_stream(copies); }
     void advance() {
         for (auto& call : queue) {
             if (!call.posted) {
@@ -92,12 +92,12 @@ struct Channel {
         for (; !queue.empty() && queue.front().done; done++) queue.pop_front();
     }
 };
-std::vector<std::unique_ptr<Channel>> channels;
+std::vector<std::unique_ptr<CommStream>> comm_streams;
 bool together = false;         // between group_begin and group_end
 std::vector<Call> collected;   // on the compute stream
 
-void advance_channels() {
-    for (auto& c : channels) c->advance();
+void advance_comm_streams() {
+    for (auto& c : comm_streams) c->advance();
 }
 
 void wait_for(Call& call) {
@@ -109,11 +109,11 @@ void wait_for(Call& call) {
     }
 }
 
-void give(Call call, Stream s) {
+void enqueue(Call call, Stream s) {
     if (call.n > INT_MAX) fail("%s of %s: %ld values in one call, at most %d", call.what, call.label, call.n,
                                INT_MAX);
     if (s) {
-        Channel& c = *(Channel*)s;
+        CommStream& c = *(CommStream*)s;
         call.after = c.after;
         c.queue.push_back(std::move(call));
         c.given++;
@@ -137,21 +137,21 @@ void start(int* argc, char*** argv) {
 }
 Group make_group(const char* name, const std::vector<int>& members) { return make_mpi_group(name, members); }
 
-Stream make_channel() {
-    channels.push_back(std::make_unique<Channel>());
-    return (Stream)channels.back().get();
+Stream make_comm_stream() {
+    comm_streams.push_back(std::make_unique<CommStream>());
+    return (Stream)comm_streams.back().get();
 }
-void fork(Stream channel, Stream compute) {
+void wait_stream(Stream comm_stream, Stream compute) {
     auto event = std::make_shared<Event>();
     event->record(compute);
-    ((Channel*)channel)->after = event;
+    ((CommStream*)comm_stream)->after = event;
 }
-Mark mark(Stream channel) { return {channel, ((Channel*)channel)->given}; }
-void join(Stream, const Mark& m) {
-    if (!m.channel) return;
-    Channel& c = *(Channel*)m.channel;
+StreamEvent record_event(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
+void wait_event(Stream, const StreamEvent& m) {
+    if (!m.comm_stream) return;
+    CommStream& c = *(CommStream*)m.comm_stream;
     Patience patience;
-    for (advance_channels(); c.done < m.calls;) {
+    for (advance_comm_streams(); c.done < m.calls;) {
         Call& next = c.queue.front();
         patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);
@@ -166,7 +166,7 @@ void group_end() {
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    give({g, "all-reduce", label, n,
+    enqueue({g, "all-reduce", label, n,
           [=](MPI_Request* r, Stream copies) {
               data->load(copies);
               MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)n, type_mpi(type), op_mpi(type, op),
@@ -180,7 +180,7 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
     bool in_place = (char*)out == (const char*)in + g.rank * n * bytes_of(type);
     auto from = std::make_shared<Staged>(in, g.size * n * bytes_of(type));
     auto to = std::make_shared<Staged>(out, n * bytes_of(type), in_place);
-    give({g, "reduce-scatter", label, n, [=](MPI_Request* r, Stream copies) {
+    enqueue({g, "reduce-scatter", label, n, [=](MPI_Request* r, Stream copies) {
         from->load(copies);
         MPI_Ireduce_scatter_block(from->host, to->host, (int)n, type_mpi(type), op_mpi(type, Op::Sum),
                                   handle_of(g).mpi, r);
@@ -191,7 +191,7 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
     long bytes = n * bytes_of(type);
     bool in_place = (const char*)in == (char*)out + g.rank * bytes;
     auto to = std::make_shared<Staged>(out, g.size * bytes), from = std::make_shared<Staged>(in, bytes);
-    give({g, "all-gather", label, n, [=](MPI_Request* r, Stream copies) {
+    enqueue({g, "all-gather", label, n, [=](MPI_Request* r, Stream copies) {
         in_place ? to->load(copies) : from->load(copies);
         MPI_Iallgather(in_place ? MPI_IN_PLACE : from->host, (int)n, type_mpi(type), to->host, (int)n,
                        type_mpi(type), handle_of(g).mpi, r);
@@ -199,21 +199,21 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
 }
 void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    give({g, "broadcast", label, n, [=](MPI_Request* r, Stream copies) {
+    enqueue({g, "broadcast", label, n, [=](MPI_Request* r, Stream copies) {
         data->load(copies);
         MPI_Ibcast(data->host, (int)n, type_mpi(type), root, handle_of(g).mpi, r);
     }, [=](Stream copies) { data->store(copies); }}, s);
 }
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    give({g, "send", label, n, [=](MPI_Request* r, Stream copies) {
+    enqueue({g, "send", label, n, [=](MPI_Request* r, Stream copies) {
         data->load(copies);
         MPI_Isend(data->host, (int)n, type_mpi(type), to, 0, handle_of(g).mpi, r);
     }}, s);
 }
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    give({g, "receive", label, n, [=](MPI_Request* r, Stream) {
+    enqueue({g, "receive", label, n, [=](MPI_Request* r, Stream) {
         MPI_Irecv(data->host, (int)n, type_mpi(type), from, 0, handle_of(g).mpi, r);
     }, [=](Stream copies) { data->store(copies); }}, s);
 }

@@ -1,6 +1,6 @@
 // comm_nccl.cpp   the transport over NCCL: one communicator a group, made known over MPI
-//   Calls go into the stream they are given; a channel is a stream of its own, ordered against the compute
-//   stream by events. While the host waits for the device, the oldest unfinished call is watched.
+//   Calls go into the stream they are given; a comm_stream is a stream of its own, ordered against the
+//   compute stream by events. While the host waits for the device, the oldest unfinished call is watched.
 #include <nccl.h>
 #include <deque>
 #include "mpi_world.h"
@@ -30,7 +30,7 @@ struct Watched {
 std::deque<Watched> watched;
 bool together = false;
 
-void advance_channels() {}  // the device does it
+void advance_comm_streams() {}  // the device does it
 
 void forget_ended() {
     while (!watched.empty() && watched.front().ended && watched.front().ended->reached()) watched.pop_front();
@@ -66,23 +66,24 @@ void end_watched() {
 }
 
 template <class Post>
-void give(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
+void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
     std::string here = note(g, what, label, n);
     watched.push_back({here, calls, g, s, nullptr});
     check_nccl(post(comm_of(g)), here.c_str());
     if (!together) end_watched();
 }
 
-struct Channel {
+struct CommStream {
     Event forked;
-    static constexpr int moments = 1024;  // a mark older than that is met by a later one: the order is kept
+    // a record_event older than that is met by a later one: the order is kept
+    static constexpr int moments = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     long given = 0;
 };
-std::map<Stream, std::unique_ptr<Channel>> channels;
+std::map<Stream, std::unique_ptr<CommStream>> comm_streams;
 
-// NCCL connects two ranks when they first talk, and the host waits for it; a host that waits in the middle
-// of a schedule may keep from its neighbours what they wait for. So all connections are made here.
+// NCCL connects two ranks when they first communicate, and the host waits for it; a host that waits in the
+// middle of a schedule may keep from its neighbours what they wait for. So all connections are made here.
 void connect(const Group& g, const char* name) {
     auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
     set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
@@ -101,7 +102,7 @@ void connect(const Group& g, const char* name) {
 }  // namespace
 
 // All kernels are loaded at the start: a load may wait for the device, which may wait for another rank. Every
-// stream gets a queue of its own on the device: channels must not stand behind one another.
+// stream gets a queue of its own on the device: comm_streams must not stand behind one another.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -123,24 +124,24 @@ Group make_group(const char* name, const std::vector<int>& members) {
     return g;
 }
 
-Stream make_channel() {
+Stream make_comm_stream() {
     Stream s = make_stream();
-    channels[s] = std::make_unique<Channel>();
-    for (int i = 0; i < Channel::moments; i++) channels[s]->marks.push_back(std::make_unique<Event>());
+    comm_streams[s] = std::make_unique<CommStream>();
+    for (int i = 0; i < CommStream::moments; i++) comm_streams[s]->marks.push_back(std::make_unique<Event>());
     return s;
 }
-void fork(Stream channel, Stream compute) {
-    Channel& c = *channels[channel];
+void wait_stream(Stream comm_stream, Stream compute) {
+    CommStream& c = *comm_streams[comm_stream];
     c.forked.record(compute);
-    c.forked.hold(channel);
+    c.forked.hold(comm_stream);
 }
-Mark mark(Stream channel) {
-    Channel& c = *channels[channel];
-    c.marks[++c.given % Channel::moments]->record(channel);
-    return {channel, c.given};
+StreamEvent record_event(Stream comm_stream) {
+    CommStream& c = *comm_streams[comm_stream];
+    c.marks[++c.given % CommStream::moments]->record(comm_stream);
+    return {comm_stream, c.given};
 }
-void join(Stream compute, const Mark& m) {
-    if (m.channel) channels[m.channel]->marks[m.calls % Channel::moments]->hold(compute);
+void wait_event(Stream compute, const StreamEvent& m) {
+    if (m.comm_stream) comm_streams[m.comm_stream]->marks[m.calls % CommStream::moments]->hold(compute);
 }
 void group_begin() {
     together = true;
@@ -153,30 +154,30 @@ void group_end() {
 }
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
-    give(g, "all-reduce", label, n, s, [&](ncclComm_t c) {
+    enqueue(g, "all-reduce", label, n, s, [&](ncclComm_t c) {
         return ncclAllReduce(x, x, n, type_nccl(type), op == Op::Sum ? ncclSum : ncclMax, c, s);
     });
 }
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
-    give(g, "reduce-scatter", label, n, s, [&](ncclComm_t c) {
+    enqueue(g, "reduce-scatter", label, n, s, [&](ncclComm_t c) {
         return ncclReduceScatter(in, out, n, type_nccl(type), ncclSum, c, s);
     });
 }
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s) {
-    give(g, "all-gather", label, n, s,
+    enqueue(g, "all-gather", label, n, s,
          [&](ncclComm_t c) { return ncclAllGather(in, out, n, type_nccl(type), c, s); });
 }
 void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
-    give(g, "broadcast", label, n, s,
+    enqueue(g, "broadcast", label, n, s,
          [&](ncclComm_t c) { return ncclBroadcast(x, x, n, type_nccl(type), root, c, s); });
 }
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
-    give(g, "send", label, n, s, [&](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });
+    enqueue(g, "send", label, n, s, [&](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });
 }
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
-    give(g, "receive", label, n, s,
+    enqueue(g, "receive", label, n, s,
          [&](ncclComm_t c) { return ncclRecv(x, n, type_nccl(type), from, c, s); });
 }
 

@@ -1,4 +1,4 @@
-// comm_single.cpp   the transport of one process: there is nobody to talk to
+// comm_single.cpp   the transport of one process: no communication
 #include <cstdlib>
 #include "comm.h"
 
@@ -22,10 +22,10 @@ std::vector<int64_t> gather_numbers(const Group&, const std::vector<int64_t>& mi
 }
 void barrier(const Group&, const char*) {}
 
-Stream make_channel() { return nullptr; }
-void fork(Stream, Stream) {}
-Mark mark(Stream) { return {}; }
-void join(Stream, const Mark&) {}
+Stream make_comm_stream() { return nullptr; }
+void wait_stream(Stream, Stream) {}
+StreamEvent record_event(Stream) { return {}; }
+void wait_event(Stream, const StreamEvent&) {}
 void group_begin() {}
 void group_end() {}
 

@@ -1,4 +1,4 @@
-// grid.h   who stands where, and over which lines they talk: rank = tensor + t * (data + d * stage)
+// grid.h   the grid of ranks and its groups: rank = tensor + t * (data + d * stage)
 //   The ranks of a tensor group are neighbours, so that they share a node: theirs is the largest traffic.
 //   Then come the replicas of a stage, and a pipeline neighbour is t * d ranks away:
 //
@@ -7,7 +7,7 @@
 //     stage 1   [ 4   5 ]      [ 6   7 ]
 //     stage 2   [ 8   9 ]      [10  11 ]   <- its pipeline is {0, 4, 8}; first and last hold the embedding
 //
-//   A Link is one direction between two stages, with a channel of its own: nothing waits behind anything
+//   A Link is one direction between two stages, with a comm stream of its own: nothing waits behind anything
 //   else. With several chunks a stage (wrap) the last stage is also linked to the first.
 #pragma once
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 struct Link {
     comm::Group group;  // from, to
-    Stream channel = nullptr;
+    Stream stream = nullptr;
 };
 
 struct Grid {
@@ -26,12 +26,12 @@ struct Grid {
     comm::Group tp, dp, pp, world;
     comm::Group tied;                       // the two that hold the token embedding: first and last stage
     Link forward_in, forward_out, backward_in, backward_out;
-    Stream reduction = nullptr;             // the channel of gradients and parameters over dp
+    Stream dp_stream = nullptr;             // of dp: gradients are reduced there, parameters gathered
 
     int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
-    bool first() const { return stage == 0; }
-    bool last() const { return stage == p - 1; }
-    bool holds_tied() const { return p > 1 && (first() || last()); }
+    bool is_first() const { return stage == 0; }
+    bool is_last() const { return stage == p - 1; }
+    bool holds_tied() const { return p > 1 && (is_first() || is_last()); }
 };
 
 // the place of a rank; of its groups only the sizes
@@ -67,15 +67,15 @@ inline Grid make_grid(int t, int p, bool wrap) {
     g.world = comm::make_group("world", comm::everyone().members);
     g.tp = comm::make_group("tensor", tp);
     g.dp = comm::make_group("data", dp);
-    g.reduction = comm::make_channel();
+    g.dp_stream = comm::make_comm_stream();
     if (p == 1) return g;
     g.pp = comm::make_group("pipeline", pp);
     if (g.holds_tied()) g.tied = comm::make_group("tied embedding", {pp.front(), pp.back()});
     for (int from = 0; from < (wrap ? p : p - 1); from++) {
         int to = (from + 1) % p;
         if (g.stage != from && g.stage != to) continue;
-        Link forward = {comm::make_group("forward", {pp[from], pp[to]}), comm::make_channel()};
-        Link backward = {comm::make_group("backward", {pp[to], pp[from]}), comm::make_channel()};
+        Link forward = {comm::make_group("forward", {pp[from], pp[to]}), comm::make_comm_stream()};
+        Link backward = {comm::make_group("backward", {pp[to], pp[from]}), comm::make_comm_stream()};
         (g.stage == from ? g.forward_out : g.forward_in) = forward;
         (g.stage == from ? g.backward_in : g.backward_out) = backward;
     }

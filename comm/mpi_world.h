@@ -127,7 +127,7 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     stop(1);
 }
 
-void advance_channels();  // what the transport has to do while this rank waits
+void advance_comm_streams();  // what the transport has to do while this rank waits
 
 // gives the processor away, and looks now and then whether anybody asks or the time is up
 class Patience {
@@ -141,7 +141,7 @@ public:
             answer_questions(here, members);
             if (now() - start > timeout) find_who_hangs(here, members);
         }
-        advance_channels();  // at the end: it may remove the call that `members` belongs to
+        advance_comm_streams();  // at the end: it may remove the call that `members` belongs to
     }
 };
 

@@ -10,8 +10,10 @@
 //   made is sent, and what k + 1 will need is received, one computation ahead. All of a group is posted at
 //   once, so that neighbours who send to each other meet; it has at most one message of a kind. Between two
 //   neighbours the messages of a direction keep their order.
-//   Memory is numbered: a slot (the activations of a chunk, from Forward to Backward), an input (what the
-//   chunk's first layer reads), a gradient. Who writes into memory that was sent from waits for that send.
+//   Memory is numbered: a micro-batch in flight (its activations in a chunk, from Forward to Backward), an
+//   input (what the chunk's first layer reads), a gradient. Who writes into memory that was sent from waits
+//   for that send. pipeline.h executes the list; simulate.h plays it in virtual time; ScheduleChecker proves
+//   it.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -21,14 +23,17 @@
 #include "../layers/base/check.h"
 
 struct PipelineShape {
-    int p = 1, m = 1, v = 1, N = 1;  // stages, micro-batches, chunks a stage, micro-batches a group
-    bool training = true;            // otherwise forward alone, with N = p
+    int p = 1;              // stages
+    int micro_batches = 1;  // m
+    int chunks = 1;         // of layers on a stage, v
+    int group_size = 1;     // micro-batches that pass through a chunk before the next one, N
+    bool training = true;   // otherwise forward only, with group_size = p
 };
 
 struct Instruction {
     enum Kind { Forward, Backward, SendForward, ReceiveForward, SendBackward, ReceiveBackward } kind;
-    int micro, chunk;       // of a message: those of the computation here that makes or takes it
-    int slot = -1;          // of activations
+    int micro_batch, chunk;       // of a message: those of the computation here that makes or takes it
+    int in_flight = -1;     // which of the micro-batches in flight this one is: where its activations are
     int input = -1;         // where the chunk's input lies
     int gradient = -1;      // where the chunk's gradient lies
     int group = -1;         // messages with the same number are posted together; computations have none
@@ -40,14 +45,14 @@ struct Schedule {
     PipelineShape shape;
     int stage;
     std::vector<Instruction> list;
-    int slots = 0, inputs = 0, gradients = 0;  // how many of each
+    int in_flight = 0, inputs = 0, gradients = 0;  // how many of each
 };
 
 // gradients of a stage: one in work, one received ahead, one on its way. The first stage sends those of its
 // later chunks to the last, which takes them up N - p computations later than a neighbour would.
 inline int gradient_buffers(int stage, const PipelineShape& s) {
     if (!s.training) return 0;
-    return s.p == 1 ? 1 : 3 + (s.v > 1 && stage == 0 ? s.N - s.p : 0);
+    return s.p == 1 ? 1 : 3 + (s.chunks > 1 && stage == 0 ? s.group_size - s.p : 0);
 }
 
 // ---- which numbers are possible --------------------------------------------------------------------------
@@ -61,33 +66,38 @@ inline int default_group(int p, int m) {
 }
 
 inline void check_pipeline(const PipelineShape& s) {
-    if (s.v == 1) return;
-    if ((long)s.m * s.v > 1 << 24) fail("--pipeline-chunks %d with %d micro-batches: too many", s.v, s.m);
-    if (!default_group(s.p, s.m))
+    if (s.chunks == 1) return;
+    if ((long)s.micro_batches * s.chunks > 1 << 24)
+        fail("--pipeline-chunks %d with %d micro-batches: too many", s.chunks, s.micro_batches);
+    if (!default_group(s.p, s.micro_batches))
         fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
              "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1",
-             s.v, s.p, s.m, s.p);
-    if (legal_group(s.p, s.m, s.N)) return;
+             s.chunks, s.p, s.micro_batches, s.p);
+    if (legal_group(s.p, s.micro_batches, s.group_size)) return;
     std::string good;
-    for (int N = s.p; N <= s.m; N++)
-        if (legal_group(s.p, s.m, N) && (std::abs(N - s.N) < 12 || s.m < 24)) good += text(" %d", N);
-    fail("--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving "
-         "at least %d: choose one of%s", s.N, s.m, s.p, s.p, s.m, s.m, s.p,
-         good.empty() ? text(" %d", default_group(s.p, s.m)).c_str() : good.c_str());
+    for (int N = s.p; N <= s.micro_batches; N++)
+        if (legal_group(s.p, s.micro_batches, N) && (std::abs(N - s.group_size) < 12 || s.micro_batches < 24))
+            good += text(" %d", N);
+    fail(
+        "--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving "
+        "at least %d: choose one of%s",
+        s.group_size, s.micro_batches, s.p, s.p, s.micro_batches, s.micro_batches, s.p,
+        good.empty() ? text(" %d", default_group(s.p, s.micro_batches)).c_str() : good.c_str());
 }
 
 // ---- the order of computations ---------------------------------------------------------------------------
 
 // the k-th forward of every stage; backwards have the chunks reversed
 inline Instruction kth(Instruction::Kind kind, int k, const PipelineShape& s) {
-    int group = k / (s.N * s.v), first = group * s.N, size = std::min(s.N, s.m - first);
-    int at = k - first * s.v, chunk = at / size;
-    return {kind, first + at % size, kind == Instruction::Backward ? s.v - 1 - chunk : chunk};
+    int group = k / (s.group_size * s.chunks), first = group * s.group_size,
+        size = std::min(s.group_size, s.micro_batches - first);
+    int at = k - first * s.chunks, chunk = at / size;
+    return {kind, first + at % size, kind == Instruction::Backward ? s.chunks - 1 - chunk : chunk};
 }
 
 inline std::vector<Instruction> computations(int stage, const PipelineShape& s) {
-    int all = s.m * s.v, after = s.p - stage - 1;
-    int warm = std::min(all, s.v == 1 ? after : 2 * after + (s.v - 1) * s.N);
+    int all = s.micro_batches * s.chunks, after = s.p - stage - 1;
+    int warm = std::min(all, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.group_size);
     std::vector<Instruction> out;
     if (!s.training) warm = all;
     for (int k = 0; k < warm; k++) out.push_back(kth(Instruction::Forward, k, s));
@@ -110,24 +120,24 @@ struct Pool {  // numbers in use; the longest unused is taken first
         unused.erase(unused.begin());
         return n;
     }
-    void give(int n) { unused.push_back(n); }
+    void release(int n) { unused.push_back(n); }
 };
 
 inline bool takes_message(const Instruction& i, int stage, const PipelineShape& s) {
     int number = i.chunk * s.p + stage;
-    return i.kind == Instruction::Forward ? number > 0 : number < s.p * s.v - 1;
+    return i.kind == Instruction::Forward ? number > 0 : number < s.p * s.chunks - 1;
 }
 inline bool makes_message(const Instruction& i, int stage, const PipelineShape& s) {
     int number = i.chunk * s.p + stage;
-    return i.kind == Instruction::Forward ? number < s.p * s.v - 1 : number > 0;
+    return i.kind == Instruction::Forward ? number < s.p * s.chunks - 1 : number > 0;
 }
 
 inline Schedule make_schedule(int stage, const PipelineShape& s) {
     using I = Instruction;
     Schedule out = {s, stage, {}, 0, 0, gradient_buffers(stage, s)};
     std::vector<I> work = computations(stage, s);
-    std::map<std::pair<int, int>, I> kept;  // (micro, chunk) -> its forward, until its backward
-    Pool slots, inputs;
+    std::map<std::pair<int, int>, I> kept;  // (micro_batch, chunk) -> its forward, until its backward
+    Pool in_flight, inputs;
     int next_gradient = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in work, one received ahead
     auto place = [&](I& i) {  // memory for what computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);
@@ -150,21 +160,21 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
         }
         if (k == n) break;
         I& i = work[k];
-        std::pair<int, int> key(i.micro, i.chunk);
+        std::pair<int, int> key(i.micro_batch, i.chunk);
         if (i.kind == I::Forward) {
-            i.slot = slots.take();
+            i.in_flight = in_flight.take();
             kept[key] = i;
         } else {
-            i.slot = kept[key].slot;
+            i.in_flight = kept[key].in_flight;
             i.input = kept[key].input;
         }
         out.list.push_back(i);
         if (i.kind == I::Backward || !s.training) {
-            slots.give(i.slot);
-            inputs.give(i.input);
+            in_flight.release(i.in_flight);
+            inputs.release(i.input);
         }
     }
-    out.slots = slots.made;
+    out.in_flight = in_flight.made;
     out.inputs = inputs.made;
     return out;
 }
@@ -180,8 +190,8 @@ inline std::string print_schedule(const Schedule& s, bool messages = false) {
         out += out.empty() ? "" : " ";
         if (i.group >= 0 && i.group != group) out += "[";
         group = i.group;
-        if (s.shape.v > 1) out += text("%d", i.chunk);
-        out += text("%c%d", "FBsrSR"[i.kind], i.micro);
+        if (s.shape.chunks > 1) out += text("%d", i.chunk);
+        out += text("%c%d", "FBsrSR"[i.kind], i.micro_batch);
     }
     return out + (group >= 0 ? "]" : "");
 }
@@ -207,11 +217,12 @@ int take_turns(const std::vector<Schedule>& all, std::vector<Stage>& stages, Ste
 // answer is "", or what is wrong: memory overwritten, another message than expected, a wait for ever.
 class ScheduleChecker {
     using I = Instruction;
-    struct Direction { std::vector<std::pair<int, int>> sent, received; };  // (micro, number of the taker)
+    // (micro_batch, number of the taker)
+    struct Direction { std::vector<std::pair<int, int>> sent, received; };
     struct Stage {
         size_t at = 0;
-        std::map<int, std::pair<int, int>> slot, input;                // in use by (micro, chunk)
-        std::map<int, std::pair<Direction*, size_t>> slot_sent, gradient_sent;  // last send from it
+        std::map<int, std::pair<int, int>> in_flight, input;                // in use by (micro_batch, chunk)
+        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, gradient_sent;  // last send from it
         std::map<std::pair<int, int>, size_t> arrival[2];              // which message of its direction
         std::map<std::pair<int, int>, int> done[2];
         size_t peak = 0;
@@ -228,57 +239,60 @@ class ScheduleChecker {
         auto found = last.find(memory);
         return found == last.end() || found->second.second < found->second.first->received.size();
     }
-    [[noreturn]] void complain(int stage, const I& i, const char* what) const {
+    [[noreturn]] void refuse(int stage, const I& i, const char* what) const {
         Schedule one = {s, stage, {i}};
         fail("stage %d, %s: %s", stage, print_schedule(one, true).c_str(), what);
     }
     // does i; false: it must wait
     bool step(int r, const I& i) {
         Stage& me = stages[r];
-        std::pair<int, int> key(i.micro, i.chunk);
+        std::pair<int, int> key(i.micro_batch, i.chunk);
         int number = i.chunk * s.p + r;
         bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
         for (size_t other = me.at; other-- > 0 && i.group >= 0 && all[r].list[other].group == i.group;)
-            if (all[r].list[other].kind == i.kind) complain(r, i, "two of a kind in one group");
+            if (all[r].list[other].kind == i.kind) refuse(r, i, "two of a kind in one group");
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
-            if (!me.done[!is_forward].count(key)) complain(r, i, "sent before it is computed");
-            (is_forward ? me.slot_sent[i.slot] : me.gradient_sent[i.gradient]) = {&d, d.sent.size()};
-            d.sent.push_back({i.micro, is_forward ? number + 1 : number - 1});
+            if (!me.done[!is_forward].count(key)) refuse(r, i, "sent before it is computed");
+            (is_forward ? me.in_flight_sent[i.in_flight] : me.gradient_sent[i.gradient]) = {&d,
+                                                                                            d.sent.size()};
+            d.sent.push_back({i.micro_batch, is_forward ? number + 1 : number - 1});
             return true;
         }
         if (!i.computes()) {
             if (!is_forward && !sent_on(me.gradient_sent, i.gradient)) return false;
-            if (is_forward && !me.input.insert({i.input, key}).second) complain(r, i, "its input is in use");
+            if (is_forward && !me.input.insert({i.input, key}).second) refuse(r, i, "its input is in use");
             Direction& d = into(r, is_forward);
             me.arrival[!is_forward][key] = d.received.size();
-            d.received.push_back({i.micro, number});
+            d.received.push_back({i.micro_batch, number});
             return true;
         }
-        if (is_forward && !sent_on(me.slot_sent, i.slot)) return false;
+        if (is_forward && !sent_on(me.in_flight_sent, i.in_flight)) return false;
         if (takes_message(i, r, s)) {
             Direction& d = into(r, is_forward);
             auto found = me.arrival[!is_forward].find(key);
-            if (found == me.arrival[!is_forward].end()) complain(r, i, "computed before its receive");
+            if (found == me.arrival[!is_forward].end()) refuse(r, i, "computed before its receive");
             if (found->second >= d.sent.size()) return false;
-            if (d.sent[found->second] != d.received[found->second]) complain(r, i, "gets another's message");
+            if (d.sent[found->second] != d.received[found->second]) refuse(r, i, "gets another's message");
         } else if (is_forward) {
-            if (!me.input.insert({i.input, key}).second) complain(r, i, "its input is in use");
+            if (!me.input.insert({i.input, key}).second) refuse(r, i, "its input is in use");
         } else if (!sent_on(me.gradient_sent, i.gradient)) {
             return false;
         }
         if (is_forward) {
-            if (!me.slot.insert({i.slot, key}).second) complain(r, i, "its slot is in use");
-            if (i.slot >= all[r].slots || i.input >= all[r].inputs) complain(r, i, "more memory than said");
-            me.peak = std::max(me.peak, me.slot.size());
+            if (!me.in_flight.insert({i.in_flight, key}).second) refuse(r, i, "its activations are in use");
+            if (i.in_flight >= all[r].in_flight || i.input >= all[r].inputs)
+                refuse(r, i, "more memory than said");
+            me.peak = std::max(me.peak, me.in_flight.size());
         } else {
-            if (!me.slot.count(i.slot) || me.slot[i.slot] != key) complain(r, i, "its slot holds another");
-            if (i.gradient >= all[r].gradients) complain(r, i, "more memory than said");
+            if (!me.in_flight.count(i.in_flight) || me.in_flight[i.in_flight] != key)
+                refuse(r, i, "its activations are another's");
+            if (i.gradient >= all[r].gradients) refuse(r, i, "more memory than said");
         }
-        if (!me.input.count(i.input) || me.input[i.input] != key) complain(r, i, "its input is another's");
-        if (me.done[!is_forward][key]++) complain(r, i, "done twice");
+        if (!me.input.count(i.input) || me.input[i.input] != key) refuse(r, i, "its input is another's");
+        if (me.done[!is_forward][key]++) refuse(r, i, "done twice");
         if (!is_forward || !s.training) {
-            me.slot.erase(i.slot);
+            me.in_flight.erase(i.in_flight);
             me.input.erase(i.input);
         }
         return true;
@@ -286,13 +300,14 @@ class ScheduleChecker {
     void finish() {
         for (int r = 0; r < s.p; r++) {
             for (int kind = 0; kind < (s.training ? 2 : 1); kind++)
-                if ((int)stages[r].done[kind].size() != s.m * s.v)
-                    fail("stage %d: %zu of %d computations", r, stages[r].done[kind].size(), s.m * s.v);
+                if ((int)stages[r].done[kind].size() != s.micro_batches * s.chunks)
+                    fail("stage %d: %zu of %d computations", r, stages[r].done[kind].size(),
+                         s.micro_batches * s.chunks);
             for (auto* d : {&forward[r], &backward[r]})
                 if (d->sent != d->received) fail("stage %d: a message is not received as sent", r);
             int after = s.p - r - 1;
-            int most = s.v == 1 ? std::min(s.m, after + 1)
-                : std::min(s.m * s.v, 2 * after + (s.v - 1) * s.N + 1);
+            int most = s.chunks == 1 ? std::min(s.micro_batches, after + 1)
+                : std::min(s.micro_batches * s.chunks, 2 * after + (s.chunks - 1) * s.group_size + 1);
             if (s.training && (int)stages[r].peak != most)
                 fail("stage %d: %zu in flight, the formula says %d", r, stages[r].peak, most);
         }
@@ -305,7 +320,7 @@ public:
     std::string check() {
         try {
             int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
-            if (stuck >= 0) complain(stuck, all[stuck].list[stages[stuck].at], "waits for ever");
+            if (stuck >= 0) refuse(stuck, all[stuck].list[stages[stuck].at], "waits for ever");
             finish();
         } catch (const Error& e) {
             return e.what();
@@ -313,6 +328,21 @@ public:
         return "";
     }
 };
+
+// whether forwards of the model's last chunk are followed at once by their backward, on this stage: only then
+// are the logits of one micro-batch enough
+inline bool loss_meets_backward(const Schedule& schedule) {
+    const PipelineShape& s = schedule.shape;
+    const Instruction* pending = nullptr;
+    for (auto& i : schedule.list) {
+        if (!i.computes()) continue;
+        bool is_loss = schedule.stage == s.p - 1 && i.chunk == s.chunks - 1 && i.kind == Instruction::Forward;
+        if (pending && (i.kind != Instruction::Backward || i.micro_batch != pending->micro_batch))
+            return false;
+        pending = is_loss ? &i : nullptr;
+    }
+    return true;
+}
 
 inline std::vector<Schedule> all_stages(const PipelineShape& s) {
     std::vector<Schedule> all;

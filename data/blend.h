@@ -1,10 +1,9 @@
 // blend.h   several sets of tokens, mixed by weight: which set, and which of its samples, is sample n
 //   Sample n comes from the set with the largest w[i] * max(n, 1) - taken[i], the first of equals: the rule
-//   of
-//   MT-NLG's training code, which keeps each set about one sample from its share (with MT-NLG's weights never
-//   more than 1.05). The weights are scaled to sum 1. Nothing is stored: the counts at sample n are counted
-//   from 0, at some 1e7 samples a second, once at the start and then onwards. So a blend's whole state is n.
-//   A set is a token file, or several that count as one; given as
+//   of MT-NLG's training code, which keeps each set about one sample from its share (with MT-NLG's weights
+//   never more than 1.05). The weights are scaled to sum 1. Nothing is stored: the counts at sample n are
+//   counted from 0, at some 1e7 samples a second, once at the start and then onwards. So a blend's whole
+//   state is n. A set is a token file, or several that count as one; given as
 //     FILE…                 one set
 //     WEIGHT:FILE…          a set each, as 0.14336:books3.bin 0.19336:owt2.bin
 //     NAME.blend            a text file with a line `WEIGHT FILE` for each set; paths are relative to it
@@ -152,12 +151,12 @@ struct Blend {
         for (size_t i = 0; i < given.size(); i++) {
             // the first set's order is that of a set alone
             sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].name) * i : 0));
-            must_agree(sets[i].files[0], sets[0].files[0], "sets of one blend");
+            check_same_tokens(sets[i].files[0], sets[0].files[0], "sets of one blend");
         }
     }
-    uint64_t windows() const {
+    uint64_t samples() const {
         uint64_t sum = 0;
-        for (auto& s : sets) sum += s.windows();
+        for (auto& s : sets) sum += s.samples();
         return sum;
     }
     int file_vocabulary() const { return sets[0].file_vocabulary(); }
@@ -171,5 +170,5 @@ struct Blend {
         for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
         return out;
     }
-    void sample(int* out, const SetChoice& c) { sets[c.set].sample(out, c.index); }
+    void read_sample(int* out, const SetChoice& c) { sets[c.set].read_nth(out, c.index); }
 };

@@ -1,7 +1,7 @@
-// loader.h   which window of tokens is sample n: a function of n, with nothing stored but the files' sizes
-//   A window is T + 1 tokens and overlaps the next by one: T inputs and their targets. Several files are one
-//   set; no window crosses from one into the next. Samples go through all windows once an epoch, in an order
-//   that is computed: a Feistel network over the windows' numbers, keyed by seed and epoch. So the position
+// loader.h   which sample of tokens is sample n: a function of n, with nothing stored but the files' sizes
+//   A sample is T + 1 tokens and overlaps the next by one: T inputs and their targets. Several files are one
+//   set; no sample crosses from one into the next. Samples go through all samples once an epoch, in an order
+//   that is computed: a Feistel network over the samples' numbers, keyed by seed and epoch. So the position
 //   in training is the number of samples consumed, and resuming is counting on.
 #pragma once
 #include <algorithm>
@@ -26,7 +26,7 @@ inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t round
     return index;
 }
 
-inline void must_agree(const TokenFile& a, const TokenFile& b, const char* who) {
+inline void check_same_tokens(const TokenFile& a, const TokenFile& b, const char* who) {
     if (a.kind != b.kind || a.vocabulary != b.vocabulary)
         fail("%s: has vocabulary %s of %d, %s has %s of %d: %s must agree", a.path.c_str(), a.kind.c_str(),
              a.vocabulary, b.path.c_str(), b.kind.c_str(), b.vocabulary, who);
@@ -34,7 +34,7 @@ inline void must_agree(const TokenFile& a, const TokenFile& b, const char* who) 
 
 struct Loader {
     std::vector<TokenFile> files;
-    std::vector<uint64_t> first;  // window of each file, and at the end the number of all
+    std::vector<uint64_t> first;  // sample of each file, and at the end the number of all
     int T, V = 0;
     uint64_t key;
 
@@ -46,20 +46,20 @@ struct Loader {
             files.emplace_back(path);
             TokenFile& f = files.back();
             if (f.count < (uint64_t)T + 1)
-                fail("%s: has %zu tokens, one window wants %ld: choose a --sequence below %zu", path.c_str(),
+                fail("%s: has %zu tokens, one sample wants %ld: choose a --sequence below %zu", path.c_str(),
                      (size_t)f.count, T + 1L, (size_t)f.count);
-            must_agree(f, files[0], "files of one set");
+            check_same_tokens(f, files[0], "files of one set");
             first.push_back(first.back() + (f.count - 1) / T);
         }
     }
-    uint64_t windows() const { return first.back(); }
+    uint64_t samples() const { return first.back(); }
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
-    void window(int* out, uint64_t index) {
+    void read_sample(int* out, uint64_t index) {
         size_t f = std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
         files[f].read(out, (index - first[f]) * T, T + 1, V);
     }
-    // the window that training sees as its n-th, counted from 0 over all epochs
-    uint64_t order(uint64_t n) const { return permute(n % windows(), windows(), key, n / windows()); }
-    void sample(int* out, uint64_t n) { window(out, order(n)); }
+    // the sample that training sees as its n-th, counted from 0 over all epochs
+    uint64_t order(uint64_t n) const { return permute(n % samples(), samples(), key, n / samples()); }
+    void read_nth(int* out, uint64_t n) { read_sample(out, order(n)); }
 };

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <optional>
 #include "../layers/base/rng.h"
-#include "arguments.h"
+#include "../layers/base/arguments.h"
 #include "json.h"
 #include "tokenizer.h"
 #include "tokens.h"
@@ -15,15 +15,24 @@
 namespace {
 
 constexpr char usage[] =
-    "usage: ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [OPTION VALUE]… FILE…\n"
+    "usage: ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [--OPTION VALUE]… FILE…\n"
     "       ./tokenize --decode FILE.bin [--vocabulary bytes|PATH/vocab.bpe] [--output FILE]\n"
-    "  --vocabulary   bytes (V = 257), or GPT-2's vocab.bpe (V = 50257)\n"
-    "  --output       PREFIX.bin, or with --validation PREFIX.train.bin and PREFIX.validation.bin\n"
-    "  --validation   share of the documents set aside, 0 to 1, or the end of the text where it is one "
-    "document [0]\n  --format       text (a file is a document) or jsonl (a line with a \"text\" field is "
-    "one)\n                 [jsonl for names that end in .jsonl, else text]\n"
-    "  --seed         of the choice of documents for validation [1234]\n"
-    "  FILE           - is standard input\n";
+    "  FILE - is standard input\n";
+
+const std::vector<OptionForm> forms = {
+    {"vocabulary", OptionForm::Text, "bytes (V = 257), or GPT-2's vocab.bpe (V = 50257)"},
+    {"output", OptionForm::Text,
+     "PREFIX.bin, or with --validation PREFIX.train.bin and PREFIX.validation.bin"},
+    {"decode", OptionForm::Text, "token file to turn back into text"},
+    {"format", OptionForm::Text,
+     "text (a file is a document) or jsonl (a line with a \"text\" field is one)\n"
+     "                       [jsonl for names that end in .jsonl, else text]"},
+    {"validation", OptionForm::Number,
+     "share of the documents set aside, 0 to 1, or the end of the text where it is\n"
+     "                       one document",
+     "0"},
+    {"seed", OptionForm::Whole, "of the choice of documents for validation", "1234"},
+};
 
 struct Settings {
     std::string vocabulary, output, decode, format;
@@ -36,9 +45,9 @@ struct Settings {
           output(a.get("output")),
           decode(a.get("decode")),
           format(a.get("format")),
-          validation(a.number("validation", 0, 0, false)),
-          seed((long)a.number("seed", 1234, 0, true)),
-          files(a.files) {
+          validation(a.number("validation")),
+          seed((long)a.number("seed")),
+          files(a.words) {
         if (validation >= 1) fail("--validation %g: wants a share below 1", validation);
         if (!format.empty() && format != "text" && format != "jsonl")
             fail("--format %s: wants text or jsonl", format.c_str());
@@ -263,8 +272,7 @@ int tokenize(const Settings& a) {
 
 int main(int argc, char** argv) {
     try {
-        Settings a(
-            Arguments(argc, argv, usage, {"vocabulary", "output", "decode", "format", "validation", "seed"}));
+        Settings a(Arguments(argc, argv, usage, forms));
         return a.decode.empty() ? tokenize(a) : decode(a);
     } catch (const std::exception& e) {
         fprintf(stderr, "tokenize: %s\n", e.what());

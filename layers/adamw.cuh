@@ -3,13 +3,13 @@
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device
 //   parameters (n) floatX   master, m, v, gradients (n) real; master may be the parameters themselves
-//   traits (n / 128): what holds of each 128 values, for tensors begin at multiples of 128; so is n
+//   flags (n / 128): what holds of each 128 values, for tensors begin at multiples of 128; so is n
 //   the parameters are the master weights, rounded
-//   talks: nobody          cost: 30 bytes a parameter in bf16, 28 in fp32; the norm 4: memory bound
+//   communicates: nothing    cost: 30 bytes a parameter in bf16, 28 in fp32; the norm 4: memory bound
 #pragma once
 #include "base/device.h"
 
-constexpr int trait_span = 128;
+constexpr int flag_span = 128;
 constexpr uint8_t decays = 1, counts = 2;  // the weight decays; the gradient takes part in the norm
 
 struct AdamW {
@@ -42,10 +42,10 @@ struct Clip {
     }
 };
 
-// n values that a rank owns, from `at` in the flat buffers; their sum of squares is the number-th
+// n values that a rank owns, from `at` in the flat buffers; their sum of squares is the id-th
 struct Slice {
-    long at, n, state;  // state: of their traits
-    int number, parts;
+    long at, n, state;  // state: of their flags
+    int id, parts;
 };
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
 inline int square_sum_cut(long n) {
@@ -55,45 +55,45 @@ inline int square_sum_cut(long n) {
 namespace ref {
 
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const uint8_t* traits, const AdamW* rule, const Clip* clip, long n, Stream) {
+                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, long n, Stream) {
     #pragma omp parallel for
-    for (long first = 0; first < n; first += trait_span) {
-        bool decaying = traits[first / trait_span] & decays;
+    for (long first = 0; first < n; first += flag_span) {
+        bool decaying = flags[first / flag_span] & decays;
         #pragma omp simd
-        for (long i = first; i < first + trait_span; i++) {
-            master[i] = rule->update(master[i], m[i], v[i], gradients[i] * clip->scale, decaying);
+        for (long i = first; i < first + flag_span; i++) {
+            master[i] = hyper->update(master[i], m[i], v[i], gradients[i] * clip->scale, decaying);
             parameters[i] = floatX(master[i]);
         }
     }
 }
 
 // sum += x, of gradients (n) real; n is a multiple of 128
-inline void add_to(real* sum, const real* x, long n, Stream) {
+inline void add_values(real* sum, const real* x, long n, Stream) {
     #pragma omp parallel for simd
     for (long i = 0; i < n; i++) sum[i] += x[i];
 }
 
-// sums[slice.number] = sum of x^2 over what counts of each slice; parts: square_sum_parts for each
-inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* traits,
+// sums[slice.id] = sum of x^2 over what counts of each slice; parts: square_sum_parts for each
+inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* flags,
                         const Slice* slices, int count, Stream) {
     for (int k = 0; k < count; k++) {
         const Slice& slice = slices[k];
-        long part = (slice.n / trait_span + slice.parts - 1) / slice.parts * trait_span;
+        long part = (slice.n / flag_span + slice.parts - 1) / slice.parts * flag_span;
         #pragma omp parallel for
         for (int p = 0; p < slice.parts; p++) {
             double sum = 0;
             long last = (p + 1) * part < slice.n ? (p + 1) * part : slice.n;
-            for (long i = p * part; i < last; i += trait_span) {
-                if (!(traits[(slice.state + i) / trait_span] & counts)) continue;
+            for (long i = p * part; i < last; i += flag_span) {
+                if (!(flags[(slice.state + i) / flag_span] & counts)) continue;
                 const real* values = x + slice.at + i;
                 #pragma omp simd reduction(+ : sum)
-                for (int j = 0; j < trait_span; j++) sum += (double)values[j] * values[j];
+                for (int j = 0; j < flag_span; j++) sum += (double)values[j] * values[j];
             }
             parts[p] = sum;
         }
         double sum = 0;
         for (int p = 0; p < slice.parts; p++) sum += parts[p];
-        sums[slice.number] = sum;
+        sums[slice.id] = sum;
     }
 }
 
@@ -110,17 +110,17 @@ namespace gpu {
 constexpr int real_each = Vec<real>::size;  // values of a thread: 16 bytes of real
 
 __global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                             const uint8_t* traits, const AdamW* given, const Clip* clip, long n) {
+                             const uint8_t* flags, const AdamW* given, const Clip* clip, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     if (i >= n) return;
-    AdamW rule = *given;
+    AdamW hyper = *given;
     real scale = clip->scale;
-    bool decaying = traits[i / trait_span] & decays;
+    bool decaying = flags[i / flag_span] & decays;
     Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
     struct alignas(sizeof(floatX) * real_each) Rounded { floatX at[real_each]; } rounded;
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
-        w.at[k] = rule.update(w.at[k], ms.at[k], vs.at[k], g.at[k] * scale, decaying);
+        w.at[k] = hyper.update(w.at[k], ms.at[k], vs.at[k], g.at[k] * scale, decaying);
         rounded.at[k] = floatX(w.at[k]);
     }
     store16(master + i, w);
@@ -130,12 +130,12 @@ __global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v,
 }
 
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const uint8_t* traits, const AdamW* rule, const Clip* clip, long n, Stream s) {
-    LAUNCH(adamw_kernel, ceil_div(n, 256 * real_each), 256, 0, s, parameters, master, m, v, gradients, traits,
-           rule, clip, n);
+                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, long n, Stream s) {
+    LAUNCH(adamw_kernel, ceil_div(n, 256 * real_each), 256, 0, s, parameters, master, m, v, gradients, flags,
+           hyper, clip, n);
 }
 
-__global__ void add_to_kernel(real* sum, const real* x, long n) {
+__global__ void add_values_kernel(real* sum, const real* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     if (i >= n) return;
     Vec<real> a = load16(sum + i), b = load16(x + i);
@@ -143,8 +143,8 @@ __global__ void add_to_kernel(real* sum, const real* x, long n) {
     for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
     store16(sum + i, a);
 }
-inline void add_to(real* sum, const real* x, long n, Stream s) {
-    LAUNCH(add_to_kernel, ceil_div(n, 256 * real_each), 256, 0, s, sum, x, n);
+inline void add_values(real* sum, const real* x, long n, Stream s) {
+    LAUNCH(add_values_kernel, ceil_div(n, 256 * real_each), 256, 0, s, sum, x, n);
 }
 
 constexpr int square_sum_block = 256;
@@ -160,13 +160,13 @@ __device__ inline void block_sum_to(double* out, double sum) {
 }
 
 // block (part, slice)
-__global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* traits, const Slice* slices) {
+__global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* flags, const Slice* slices) {
     Slice slice = slices[blockIdx.y];
     if ((int)blockIdx.x >= slice.parts) return;
     double sum = 0;
     for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each; i < slice.n;
          i += (long)slice.parts * blockDim.x * real_each) {
-        if (!(traits[(slice.state + i) / trait_span] & counts)) continue;
+        if (!(flags[(slice.state + i) / flag_span] & counts)) continue;
         Vec<real> v = load16(x + slice.at + i);
         UNROLL(unroll)
         for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];
@@ -179,12 +179,12 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
     static_assert(square_sum_parts <= square_sum_block);
     Slice slice = slices[blockIdx.x];
     bool mine = (int)threadIdx.x < slice.parts;
-    block_sum_to(sums + slice.number, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
+    block_sum_to(sums + slice.id, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
 }
 
-inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* traits,
+inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* flags,
                         const Slice* slices, int count, Stream s) {
-    LAUNCH(square_sums_kernel, dim3(square_sum_parts, count), square_sum_block, 0, s, parts, x, traits,
+    LAUNCH(square_sums_kernel, dim3(square_sum_parts, count), square_sum_block, 0, s, parts, x, flags,
            slices);
     LAUNCH(square_sums_add_kernel, count, square_sum_block, 0, s, sums, parts, slices);
 }

@@ -6,11 +6,11 @@
 //   backward: dqkv is set; dp is scratch
 //             dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
 //             dq = ds k   dk = ds^T q
-//   talks: nobody          cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count),
+//   communicates: nothing    cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count),
 //                                8*B*NH*T*T*HS backward
 #pragma once
 #include <algorithm>
-#include "base/gemm.h"
+#include "base/cublas.h"
 #include "base/vector_exp.h"
 
 struct AttentionShape {
@@ -145,7 +145,7 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
     for (int j = lane; j < T; j += 32) dp[j] = floatX(real(p[j]) * (real(dp[j]) - sum) * scale);
 }
 
-// one batched product over the heads for each sequence: neighbours in B and NH do not lie at one stride
+// one batched GEMM over the heads for each sequence: neighbours in B and NH have no common stride
 inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {

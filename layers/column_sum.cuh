@@ -1,7 +1,7 @@
 // column_sum.cuh   out[c] = sum over n of x[n][c]: the gradient of everything that is added to every row
-//   x (N, C)   out (C) real, with `add` added to   scratch: column_sum_scratch(C) values
+//   x (N, C)   out (C) real, with `accumulate` added to   scratch: column_sum_scratch(C) values
 //   normalised: the terms are dy[n][c] * (x[n][c] - mean[n]) * rstd[n], the gradient of a layer norm's weight
-//   talks: nobody          cost: N*C flops, x read once; always summed in the same order: memory bound
+//   communicates: nothing    cost: N*C flops, x read once; always summed in the same order: memory bound
 #pragma once
 #include "base/device.h"
 
@@ -11,7 +11,7 @@ inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 
 namespace ref {
 
-inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool add, Stream) {
+inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool accumulate, Stream) {
     constexpr int strip = 64;
     #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += strip) {
@@ -22,7 +22,7 @@ inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool add
             #pragma omp simd
             for (int c = 0; c < cs; c++) sum[c] += real(xn[c]);
         }
-        for (int c = 0; c < cs; c++) out[c0 + c] = (add ? out[c0 + c] : 0) + sum[c];
+        for (int c = 0; c < cs; c++) out[c0 + c] = (accumulate ? out[c0 + c] : 0) + sum[c];
     }
 }
 
@@ -71,12 +71,12 @@ __global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, cons
     }, N, C);
 }
 
-__global__ void column_sum_finish_kernel(real* out, const real* parts, int count, int C, bool add) {
+__global__ void column_sum_finish_kernel(real* out, const real* parts, int count, int C, bool accumulate) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= C) return;
     real sum = 0;
     for (int p = 0; p < count; p++) sum += parts[(long)p * C + c];
-    out[c] = (add ? out[c] : 0) + sum;
+    out[c] = (accumulate ? out[c] : 0) + sum;
 }
 
 template <int EACH>
@@ -85,19 +85,19 @@ dim3 column_blocks(int C, int parts) {
 }
 
 template <class T>
-void column_sum(real* out, const T* x, real* scratch, int N, int C, bool add, Stream s) {
+void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumulate, Stream s) {
     int parts = column_sum_cut(N);
     LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts), dim3(column_lanes, column_rows), 0, s,
            scratch, x, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, add);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
 }
 
 inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean,
-                                  const real* rstd, real* scratch, int N, int C, bool add, Stream s) {
+                                  const real* rstd, real* scratch, int N, int C, bool accumulate, Stream s) {
     int parts = column_sum_cut(N);
     LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
            0, s, scratch, dy, x, mean, rstd, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, add);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
 }
 
 }  // namespace gpu

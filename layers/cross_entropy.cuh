@@ -6,19 +6,19 @@
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
 //   logits (N, Vp) of which the first V columns take part, being entries first, … of the vocabulary; targets
 //   (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on.
-//   With hits (N), a row's is 1 where no logit is larger than the target's, else 0.
+//   With is_greedy (N), a row's is 1 where no logit is larger than the target's, else 0.
 //   kept:  nothing more (the gradient replaces the logits)
-//   talks: nobody          cost: 4*N*V flops; logits read and written once, as a row stays in shared memory
+//   communicates: nothing    cost: 4*N*V flops; logits read and written once, as a row stays in shared memory
 //                          where it fits there; in three steps read three times: memory bound
 #pragma once
 #include "base/device.h"
 #include "base/vector_exp.h"
 
-struct Vocabularies { int V, Vp, first; };  // columns that take part, all columns, entry of column 0
+struct VocabularyShard { int V, Vp, first; };  // columns that take part, all columns, entry of column 0
 
 namespace ref {
 
-inline void cross_entropy_max(real* largest, const floatX* logits, int N, Vocabularies v, Stream) {
+inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (long)n * v.Vp;
@@ -30,7 +30,7 @@ inline void cross_entropy_max(real* largest, const floatX* logits, int N, Vocabu
 }
 
 inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
-                              int N, Vocabularies v, Stream) {
+                              int N, VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (long)n * v.Vp;
@@ -43,15 +43,15 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
     }
 }
 
-inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const real* largest,
+inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,
                                  const real* sums, const int* targets, real dloss, bool want_gradient, int N,
-                                 Vocabularies v, Stream) {
+                                 VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * v.Vp;
         real log_sum = largest[n] + std::log(sums[n]);
         losses[n] += log_sum - sums[N + n];
-        if (hits) hits[n] = sums[N + n] >= largest[n];
+        if (is_greedy) is_greedy[n] = sums[N + n] >= largest[n];
         if (!want_gradient) continue;
         #pragma omp simd
         for (int c = 0; c < v.V; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * dloss);
@@ -61,12 +61,12 @@ inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const
     }
 }
 
-inline void cross_entropy(real* losses, real* hits, floatX* logits, real* largest, real* sums,
-                          const int* targets, real dloss, bool want_gradient, int N, Vocabularies v,
+inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
+                          const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
                           Stream s) {
     cross_entropy_max(largest, logits, N, v, s);
     cross_entropy_sum(sums, largest, logits, targets, N, v, s);
-    cross_entropy_finish(losses, hits, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
+    cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
 }
 
 }  // namespace ref
@@ -101,7 +101,7 @@ __device__ inline real exp_of(real x) {
 
 // f(vector, its column) for this thread's vectors of a row
 template <class F>
-__device__ void each_vector(const floatX* row, Vocabularies v, F f) {
+__device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
     UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.Vp; c += cross_entropy_block * vec_size)
         f(load_row(row, c, v.Vp), c);
@@ -122,7 +122,8 @@ __device__ inline Vec<floatX> loss_gradient(Vec<floatX> x, int c, int own, int V
     return x;
 }
 
-__global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vocabularies v, real lowest) {
+__global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, VocabularyShard v,
+                                         real lowest) {
     SHARED(real, lane, cross_entropy_block / 32);
     real most = lowest;
     each_vector(logits + (long)blockIdx.x * v.Vp, v,
@@ -132,7 +133,7 @@ __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vo
 }
 
 __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const floatX* logits,
-                                         const int* targets, Vocabularies v) {
+                                         const int* targets, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     const floatX* row = logits + (long)n * v.Vp;
@@ -145,14 +146,14 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     }
 }
 
-__global__ void cross_entropy_finish_kernel(real* losses, real* hits, floatX* logits, const real* largest,
-                                            const real* sums, const int* targets, real dloss,
-                                            bool want_gradient, Vocabularies v) {
+__global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, floatX* logits,
+                                            const real* largest, const real* sums, const int* targets,
+                                            real dloss, bool want_gradient, VocabularyShard v) {
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     floatX* row = logits + (long)n * v.Vp;
     real log_sum = largest[n] + log(sums[n]);
     if (threadIdx.x == 0) losses[n] += log_sum - sums[N + n];
-    if (threadIdx.x == 0 && hits) hits[n] = sums[N + n] >= largest[n];
+    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = sums[N + n] >= largest[n];
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store_row(row, c, v.Vp, loss_gradient(x, c, own, v.V, log_sum, dloss));
@@ -161,8 +162,8 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* hits, floatX* lo
 
 // the whole vocabulary: a row is read once, kept in shared memory, and written once
 __global__ void __launch_bounds__(cross_entropy_block)
-cross_entropy_kernel(real* losses, real* hits, floatX* logits, const int* targets, real dloss,
-                     bool want_gradient, Vocabularies v, real lowest) {
+cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* targets, real dloss,
+                     bool want_gradient, VocabularyShard v, real lowest) {
     DYNAMIC_SHARED(floatX, kept);
     SHARED(real, most_lane, cross_entropy_block / 32);
     SHARED(real, sum_lane, cross_entropy_block / 32);
@@ -179,39 +180,40 @@ cross_entropy_kernel(real* losses, real* hits, floatX* logits, const int* target
     sum = block_reduce(sum, sum_lane, Added());
     real log_sum = most + log(sum), target = real(kept[own]);
     if (threadIdx.x == 0) losses[n] += log_sum - target;
-    if (threadIdx.x == 0 && hits) hits[n] = target >= most;
+    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = target >= most;
     if (!want_gradient) return;
     for (int c = threadIdx.x * vec_size; c < v.Vp; c += step)
         store_row(row, c, v.Vp, loss_gradient(load16(kept + c), c, own, v.V, log_sum, dloss));
 }
 
-inline void cross_entropy_max(real* largest, const floatX* logits, int N, Vocabularies v, Stream s) {
+inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
     LAUNCH(cross_entropy_max_kernel, N, cross_entropy_block, 0, s, largest, logits, v,
            -std::numeric_limits<real>::infinity());
 }
 inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
-                              int N, Vocabularies v, Stream s) {
+                              int N, VocabularyShard v, Stream s) {
     LAUNCH(cross_entropy_sum_kernel, N, cross_entropy_block, 0, s, sums, largest, logits, targets, v);
 }
-inline void cross_entropy_finish(real* losses, real* hits, floatX* logits, const real* largest,
+inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,
                                  const real* sums, const int* targets, real dloss, bool want_gradient, int N,
-                                 Vocabularies v, Stream s) {
-    LAUNCH(cross_entropy_finish_kernel, N, cross_entropy_block, 0, s, losses, hits, logits, largest, sums,
-           targets, dloss, want_gradient, v);
+                                 VocabularyShard v, Stream s) {
+    LAUNCH(cross_entropy_finish_kernel, N, cross_entropy_block, 0, s, losses, is_greedy, logits, largest,
+           sums, targets, dloss, want_gradient, v);
 }
 
-inline void cross_entropy(real* losses, real* hits, floatX* logits, real* largest, real* sums,
-                          const int* targets, real dloss, bool want_gradient, int N, Vocabularies v,
+inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
+                          const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
                           Stream s) {
     size_t row = (size_t)ceil_div(v.Vp, vec_size) * sizeof(Vec<floatX>);
     if (row + 1024 > largest_shared()) {  // the kernel's other shared memory lies within 1024 bytes
         cross_entropy_max(largest, logits, N, v, s);
         cross_entropy_sum(sums, largest, logits, targets, N, v, s);
-        cross_entropy_finish(losses, hits, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
+        cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v,
+                             s);
         return;
     }
     allow_shared(cross_entropy_kernel, row);
-    LAUNCH(cross_entropy_kernel, N, cross_entropy_block, row, s, losses, hits, logits, targets, dloss,
+    LAUNCH(cross_entropy_kernel, N, cross_entropy_block, row, s, losses, is_greedy, logits, targets, dloss,
            want_gradient, v, -std::numeric_limits<real>::infinity());
 }
 

@@ -4,9 +4,9 @@
 //   The rows of x are rows `offset`, … of a batch: row n stands at positions[offset + n], or where these are
 //   nullptr, in a batch (B, T), at (offset + n) % T.
 //   kept:  nothing
-//   backward (of whole sequences): dwte is added to, dwpe (T, C) set or, with `add`, added to, in an order
-//   that does not depend on threads: equal tokens stand together in `sorted`, which the host makes
-//   talks: nobody          cost: x written, then read and written; backward dx read twice: memory bound
+//   backward (of whole sequences): dwte is added to, dwpe (T, C) set or, with `accumulate`, added to, in an
+//   order that does not depend on threads: equal tokens stand together in `sorted`, which the host makes
+//   communicates: nothing    cost: x written, then read and written; backward dx read twice: memory bound
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -66,12 +66,12 @@ inline void embedding_backward(real* dwte, const int* tokens, SortedTokens sorte
     }
 }
 
-inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool add,
+inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
                               Stream) {
     #pragma omp parallel for
     for (int t = 0; t < T; t++) {
         real* position = dwpe + (long)t * C;
-        if (!add) std::fill(position, position + C, real(0));
+        if (!accumulate) std::fill(position, position + C, real(0));
         for (long n = ((t - offset) % T + T) % T; n < N; n += T) {
             #pragma omp simd
             for (int c = 0; c < C; c++) position[c] += real(dx[n * C + c]);
@@ -147,7 +147,7 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, SortedT
 
 // a thread a position and 16 bytes of it
 __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C,
-                                         bool add) {
+                                         bool accumulate) {
     RowVector at(C);
     if (at.n >= T) return;
     real sum[vec_size] = {};
@@ -156,7 +156,7 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
         for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
     }
     real* out = dwpe + at.n * C + at.c;
-    for (int k = 0; k < vec_size && at.c + k < C; k++) out[k] = (add ? out[k] : 0) + sum[k];
+    for (int k = 0; k < vec_size && at.c + k < C; k++) out[k] = (accumulate ? out[k] : 0) + sum[k];
 }
 
 inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
@@ -173,9 +173,10 @@ inline void embedding_backward(real* dwte, const int* tokens, SortedTokens sorte
     LAUNCH(embedding_backward_kernel, dim3(N, ceil_div(C, 32 * vec_size)), dim3(32, embedding_warps), 0, s,
            dwte, tokens, sorted, dx, row, rows, N, C);
 }
-inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool add,
+inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
                               Stream s) {
-    LAUNCH(position_backward_kernel, row_vector_blocks(T, C), 256, 0, s, dwpe, dx, offset, N, T, C, add);
+    LAUNCH(position_backward_kernel, row_vector_blocks(T, C), 256, 0, s, dwpe, dx, offset, N, T, C,
+           accumulate);
 }
 
 }  // namespace gpu

@@ -6,7 +6,7 @@
 //   backward: dqkv is set; scratch: delta (B, NH, T) real, dq (B, NH, T, HS) real, turns 1 + B*NH*ceil(T/32)
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
-//   talks: nobody          cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
+//   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
 //   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later)
 #pragma once
 #include <algorithm>

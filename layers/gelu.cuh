@@ -2,8 +2,8 @@
 //   x, y, dy (N, C)   db (C) real
 //   kept:  nothing (the block keeps x)
 //   backward: dy becomes dx in place; db, the gradient of the bias in x, is dx's column sums, set or, with
-//             `add`, added to, in the same pass; scratch: column_sum_scratch(C) values
-//   talks: nobody          cost: 14*N*C flops, x read and y written once: memory bound
+//             `accumulate`, added to, in the same pass; scratch: column_sum_scratch(C) values
+//   communicates: nothing    cost: 14*N*C flops, x read and y written once: memory bound
 #pragma once
 #include "base/gelu_of.h"
 #include "column_sum.cuh"
@@ -15,11 +15,11 @@ inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
     for (long i = 0; i < n; i++) y[i] = floatX(gelu_of(real(x[i])));
 }
 
-inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool add,
+inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool accumulate,
                           Stream s) {
     #pragma omp parallel for simd
     for (long i = 0; i < (long)N * C; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
-    column_sum(db, dy, scratch, N, C, add, s);
+    column_sum(db, dy, scratch, N, C, accumulate, s);
 }
 
 }  // namespace ref
@@ -55,12 +55,12 @@ __global__ void gelu_backward_kernel(real* parts, floatX* dy, const floatX* x, i
 inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
     LAUNCH(gelu_forward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, y, x, n);
 }
-inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool add,
+inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool accumulate,
                           Stream s) {
     int parts = column_sum_cut(N);
     LAUNCH(gelu_backward_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows), 0, s,
            scratch, dy, x, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, db, scratch, parts, C, add);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, db, scratch, parts, C, accumulate);
 }
 
 }  // namespace gpu

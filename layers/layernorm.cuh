@@ -1,11 +1,12 @@
-// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row; eps 1e-5
-//   x, y, dx, dy (N, C)   w, b (C)   dw, db (C) real   mean, rstd (N) real
-//   With a residual, x is first made: x = stream + f + bias, as residual.cuh says, and written once
-//   kept:  mean, rstd (the block keeps x)
-//   backward: dx is added to (the residual flows there too); dw, db are set, with `add` added to
-//             scratch: layernorm_scratch(C) values
-//   talks: nobody          cost: 8*N*C flops; forward x read, y written; backward x, dy, dx read, dx written:
-//                          memory bound
+// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; residual before it
+//   x, y, dx, dy (N, C)   w, b (C)   dw, db (C) real   stats.mean, stats.rstd (N) real
+//   residual: x = residual + f + bias, f a branch's output without its bias. Over tensor-parallel ranks the
+//   branch is a partial sum, and the bias must be added once: here. Its backward is the identity.
+//   kept:  stats (the block keeps x)
+//   backward: dx is added to (the residual's gradient flows there too); dw, db are set or, with `accumulate`,
+//             added to; scratch: layernorm_scratch(C) values
+//   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
+//                            writes dx: memory bound
 //   gpu: a row lies in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time. In
 //   backward each group of warps walks over every so many rows and keeps the sums for dw and db. Rows that
 //   are no whole vectors, or too long (32768; in backward, where 32 warps have too few registers, 16384),
@@ -13,9 +14,10 @@
 #pragma once
 #include "base/device.h"
 #include "column_sum.cuh"
-#include "residual.cuh"
 
 constexpr real layernorm_epsilon = real(1e-5);
+
+struct NormStats { real *mean, *rstd; };  // (N) each
 
 // groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
 // sums are made in one order everywhere
@@ -24,7 +26,18 @@ inline long layernorm_scratch(int C) { return 2L * layernorm_groups(C) * C + col
 
 namespace ref {
 
-inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
+inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
+                             int C, Stream) {
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        long row = (long)n * C;
+        #pragma omp simd
+        for (int c = 0; c < C; c++)
+            y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
+    }
+}
+
+inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w,
                               const floatX* b, int N, int C, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -39,27 +52,27 @@ inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x
         floatX* yn = y + (long)n * C;
         #pragma omp simd
         for (int c = 0; c < C; c++) yn[c] = floatX((real(xn[c]) - m) * r * real(w[c]) + real(b[c]));
-        mean[n] = m;
-        rstd[n] = r;
+        stats.mean[n] = m;
+        stats.rstd[n] = r;
     }
 }
 
-inline void residual_layernorm_forward(floatX* x, floatX* y, real* mean, real* rstd, const floatX* stream,
+inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
                                        const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
                                        int N, int C, Stream s) {
-    residual_forward(x, stream, f, bias, N, C, s);
-    layernorm_forward(y, mean, rstd, x, w, b, N, C, s);
+    residual_forward(x, residual, f, bias, N, C, s);
+    layernorm_forward(y, stats, x, w, b, N, C, s);
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
 inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                               const floatX* w, const real* mean, const real* rstd, real*, int N, int C,
-                               bool add, Stream) {
+                               const floatX* w, NormStats stats, real*, int N, int C,
+                               bool accumulate, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
         floatX* dxn = dx + (long)n * C;
-        real m = mean[n], r = rstd[n], g_sum = 0, gx_sum = 0;
+        real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         #pragma omp simd reduction(+ : g_sum, gx_sum)
         for (int c = 0; c < C; c++) {
             real g = real(dyn[c]) * real(w[c]);
@@ -82,7 +95,7 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
         int cs = C - c0 < strip ? C - c0 : strip;
         for (int n = 0; n < N; n++) {
             const floatX *xn = x + (long)n * C + c0, *dyn = dy + (long)n * C + c0;
-            real m = mean[n], r = rstd[n];
+            real m = stats.mean[n], r = stats.rstd[n];
             #pragma omp simd
             for (int c = 0; c < cs; c++) {
                 w_sum[c] += real(dyn[c]) * (real(xn[c]) - m) * r;
@@ -90,8 +103,8 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
             }
         }
         for (int c = 0; c < cs; c++) {
-            dw[c0 + c] = (add ? dw[c0 + c] : 0) + w_sum[c];
-            db[c0 + c] = (add ? db[c0 + c] : 0) + b_sum[c];
+            dw[c0 + c] = (accumulate ? dw[c0 + c] : 0) + w_sum[c];
+            db[c0 + c] = (accumulate ? db[c0 + c] : 0) + b_sum[c];
         }
     }
 }
@@ -100,6 +113,30 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
 
 #if HAS_KERNELS
 namespace gpu {
+
+// ---- the residual alone ----------------------------------------------------------------------------------
+
+// a thread 16 bytes, where rows are whole vectors
+__global__ void residual_forward_kernel(floatX* y, const floatX* residual, const floatX* f,
+                                        const floatX* bias, long N, int C) {
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
+    if (C % vec_size == 0 && i < N * C) {
+        Vec<floatX> xs = load16(residual + i), fs = load16(f + i), bs = load16(bias + i % C);
+        UNROLL(unroll)
+        for (int k = 0; k < vec_size; k++)
+            xs.at[k] = floatX(real(xs.at[k]) + real(fs.at[k]) + real(bs.at[k]));
+        store16(y + i, xs);
+    } else {
+        long end = i + vec_size < N * C ? i + vec_size : N * C;
+        for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
+    }
+}
+
+inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
+                             int C, Stream s) {
+    LAUNCH(residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f, bias, N,
+           C);
+}
 
 // ---- rows in registers -----------------------------------------------------------------------------------
 
@@ -135,12 +172,13 @@ struct RowPlace {
     __device__ int column(int k) const { return (k * WARPS * 32 + own) * vec_size; }
 };
 
-// with f: x = stream + f + bias is made and written, else read
+// what x is made of and then written; without a branch it is read
+struct Residual { const floatX *residual, *branch, *bias; };
+
 template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
-layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x, const floatX* stream,
-                              const floatX* f, const floatX* bias, const floatX* w, const floatX* b, int N,
-                              int C) {
+layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, Residual made_of, const floatX* w,
+                              const floatX* b, int N, int C) {
     RowPlace<WARPS> place;
     int n = place.first;
     if (n >= N) return;  // of the whole row
@@ -151,11 +189,11 @@ layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x, cons
     for (int k = 0; k < row_vectors; k++) {
         int c = place.column(k);
         if (c >= C) break;
-        v[k] = load16((f ? stream : x) + row + c);
-        if (f) {
-            Vec<floatX> branch = load16(f + row + c), add = load16(bias + c);
+        v[k] = load16((made_of.branch ? made_of.residual : x) + row + c);
+        if (made_of.branch) {
+            Vec<floatX> branch = load16(made_of.branch + row + c), bias = load16(made_of.bias + c);
             for (int i = 0; i < vec_size; i++)
-                v[k].at[i] = floatX(real(v[k].at[i]) + real(branch.at[i]) + real(add.at[i]));
+                v[k].at[i] = floatX(real(v[k].at[i]) + real(branch.at[i]) + real(bias.at[i]));
             store16(x + row + c, v[k]);
         }
         for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
@@ -177,8 +215,8 @@ layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x, cons
         store16(y + row + c, v[k]);
     }
     if (place.own == 0) {
-        mean[n] = m;
-        rstd[n] = r;
+        stats.mean[n] = m;
+        stats.rstd[n] = r;
     }
 }
 
@@ -186,13 +224,13 @@ layernorm_forward_rows_kernel(floatX* y, real* mean, real* rstd, floatX* x, cons
 template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
-                               const real* mean, const real* rstd, int N, int C) {
+                               NormStats stats, int N, int C) {
     RowPlace<WARPS> place;
     real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
     for (int n = place.first; n < N; n += place.step) {
         long row = (long)n * C;
         Vec<floatX> xs[row_vectors], gs[row_vectors];
-        real m = mean[n], r = rstd[n], g_sum = 0, gx_sum = 0;
+        real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
             int c = place.column(k);
@@ -239,7 +277,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
 
 // ---- rows of any length: a warp a row; the row's C values lie over the lanes -----------------------------
 
-__global__ void layernorm_forward_kernel(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
+__global__ void layernorm_forward_kernel(floatX* y, NormStats stats, const floatX* x, const floatX* w,
                                          const floatX* b, int N, int C) {
     int lane = threadIdx.x % 32, n = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (n >= N) return;
@@ -252,19 +290,19 @@ __global__ void layernorm_forward_kernel(floatX* y, real* mean, real* rstd, cons
     real r = 1 / sqrt(warp_sum(square) / C + layernorm_epsilon);
     for (int c = lane; c < C; c += 32) y[c] = floatX((real(x[c]) - m) * r * real(w[c]) + real(b[c]));
     if (lane == 0) {
-        mean[n] = m;
-        rstd[n] = r;
+        stats.mean[n] = m;
+        stats.rstd[n] = r;
     }
 }
 
 __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const floatX* x, const floatX* w,
-                                          const real* mean, const real* rstd, int N, int C) {
+                                          NormStats stats, int N, int C) {
     int lane = threadIdx.x % 32, n = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (n >= N) return;
     x += (long)n * C;
     dx += (long)n * C;
     dy += (long)n * C;
-    real m = mean[n], r = rstd[n], g_sum = 0, gx_sum = 0;
+    real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
     for (int c = lane; c < C; c += 32) {
         real g = real(dy[c]) * real(w[c]);
         g_sum += g;
@@ -291,51 +329,50 @@ void with_row_warps(int C, Call call) {
     else call(std::integral_constant<int, 32>());
 }
 
-inline void layernorm_forward_any(floatX* y, real* mean, real* rstd, floatX* x, const floatX* stream,
-                                  const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
-                                  int N, int C, Stream s) {
+inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, Residual made_of, const floatX* w,
+                                  const floatX* b, int N, int C, Stream s) {
     if (!row_warps(C)) {
-        if (f) residual_forward(x, stream, f, bias, N, C, s);
-        LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, mean,
-               rstd, x, w, b, N, C);
+        if (made_of.branch) residual_forward(x, made_of.residual, made_of.branch, made_of.bias, N, C, s);
+        LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, stats,
+               x, w, b, N, C);
         return;
     }
     with_row_warps(C, [&](auto warps) {
         constexpr int W = decltype(warps)::value, block = row_block(W);
-        LAUNCH(layernorm_forward_rows_kernel<W>, ceil_div(N, block / (W * 32)), block, 0, s, y, mean, rstd, x,
-               stream, f, bias, w, b, N, C);
+        LAUNCH(layernorm_forward_rows_kernel<W>, ceil_div(N, block / (W * 32)), block, 0, s, y, stats, x,
+               made_of, w, b, N, C);
     });
 }
-inline void layernorm_forward(floatX* y, real* mean, real* rstd, const floatX* x, const floatX* w,
+inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w,
                               const floatX* b, int N, int C, Stream s) {
-    layernorm_forward_any(y, mean, rstd, const_cast<floatX*>(x), nullptr, nullptr, nullptr, w, b, N, C, s);
+    layernorm_forward_any(y, stats, const_cast<floatX*>(x), {}, w, b, N, C, s);
 }
-inline void residual_layernorm_forward(floatX* x, floatX* y, real* mean, real* rstd, const floatX* stream,
+inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
                                        const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
                                        int N, int C, Stream s) {
-    layernorm_forward_any(y, mean, rstd, x, stream, f, bias, w, b, N, C, s);
+    layernorm_forward_any(y, stats, x, {residual, f, bias}, w, b, N, C, s);
 }
 
 inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                               const floatX* w, const real* mean, const real* rstd, real* scratch, int N,
-                               int C, bool add, Stream s) {
+                               const floatX* w, NormStats stats, real* scratch, int N,
+                               int C, bool accumulate, Stream s) {
     int groups = layernorm_groups(C);
     real* sums = scratch + 2L * groups * C;
     if (groups > N) groups = ceil_div(N, 4) * 4;
     if (!row_warps(C) || !groups) {
         LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
-               w, mean, rstd, N, C);
-        column_sum(db, dy, sums, N, C, add, s);
-        column_sum_normalised(dw, dy, x, mean, rstd, sums, N, C, add, s);
+               w, stats, N, C);
+        column_sum(db, dy, sums, N, C, accumulate, s);
+        column_sum_normalised(dw, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
         return;
     }
     with_row_warps(C, [&](auto warps) {
         constexpr int W = std::min(decltype(warps)::value, 16), block = row_block(W);
         LAUNCH(layernorm_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, dx, scratch, dy,
-               x, w, mean, rstd, N, C);
+               x, w, stats, N, C);
     });
-    column_sum(dw, scratch, sums, groups, C, add, s);
-    column_sum(db, scratch + (long)groups * C, sums, groups, C, add, s);
+    column_sum(dw, scratch, sums, groups, C, accumulate, s);
+    column_sum(db, scratch + (long)groups * C, sums, groups, C, accumulate, s);
 }
 
 }  // namespace gpu

@@ -68,8 +68,9 @@ std::string help() {
     }
     out += "\noptions, their steps and [defaults]:\n";
     for (auto& o : corpus_options)
-        out += text("  --%-17s %-14s %s%s\n", o.name, steps_of(o).size() > 24 ? "most" : steps_of(o).c_str(),
-                    o.help, *o.value ? text(" [%s]", o.value).c_str() : "");
+        out += text("  --%-17s %-14s %s%s\n", o.form.name,
+                    steps_of(o).size() > 24 ? "most" : steps_of(o).c_str(), o.form.help,
+                    *o.form.value ? text(" [%s]", o.form.value).c_str() : "");
     return out;
 }
 
@@ -107,31 +108,22 @@ void check_run(Asked& asked) {
 
 const StepForm& parse(int argc, char** argv, Asked& asked) {
     for (int i = 1; i < argc; i++) {
-        std::string word = argv[i];
-        if (word == "--help") {
-            if (comm::world_rank() == 0) fputs(help().c_str(), stdout);
-            comm::finish();
-            exit(0);
-        }
-        if (word.rfind("--", 0) != 0) {
-            asked.words.push_back(word);
-            continue;
-        }
-        if (i + 1 == argc) fail("%s: wants a value (--help explains)", word.c_str());
-        asked.settings.set(word.substr(2), argv[++i], "");
+        if (strcmp(argv[i], "--help")) continue;
+        if (comm::world_rank() == 0) fputs(help().c_str(), stdout);
+        comm::finish();
+        exit(0);
     }
+    asked.settings.take(parse_command_line(argc, argv, corpus_forms(), &asked.words));
     const StepForm& form = find_form(asked.words);
     asked.step = bare_step(form);
     bool runs = asked.step == "run", files = !runs && asked.step != "report" && asked.step != "bench";
     for (auto& [name, value] : asked.settings.values)
-        if (const CorpusOption& o = find_corpus_option(name, ""); !runs && !takes(o, asked.step))
-            fail("--%s: is for %s, not for %s", o.name, steps_of(o).c_str(), form.name);
+        if (const CorpusOption& o = find_corpus_option(name); !runs && !takes(o, asked.step))
+            fail("--%s: is for %s, not for %s", o.form.name, steps_of(o).c_str(), form.name);
     if ((runs || asked.step == "report") && asked.words.size() != 1)
         fail("%s wants one %s", form.name, form.takes);
     if (runs) {
-        Settings given = std::exchange(asked.settings, {});
         read_corpus_config(asked.words[0], asked.settings, asked.corpus);
-        for (auto& [name, value] : given.values) asked.settings.values[name] = value;
         check_run(asked);
     }
     for (auto& option : parts_of(form.needs, ' '))
@@ -150,7 +142,7 @@ const StepForm& parse(int argc, char** argv, Asked& asked) {
 }
 
 // ranks that would do different things
-std::vector<comm::Fact> facts(const Asked& asked) {
+std::vector<comm::ConfigHash> facts(const Asked& asked) {
     std::string settings = asked.step, files;
     for (auto& [name, value] : asked.settings.values) settings += "\n" + name + " " + value;
     for (auto& f : asked.corpus.files)
@@ -210,7 +202,7 @@ int main(int argc, char** argv) {
         Ranks ranks;
         Asked asked;
         const StepForm* form = ranks.together([&] { return &parse(argc, argv, asked); });
-        comm::agree_on(facts(asked));
+        comm::check_config_hashes(facts(asked));
         form->run(ranks, asked);
         comm::finish();
         return 0;

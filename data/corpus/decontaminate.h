@@ -11,8 +11,8 @@
 //   compared word by word.
 #pragma once
 #include <utf8proc.h>
-#include "../evaluation.h"
-#include "../tasks.h"
+#include "../tasks/evaluation.h"
+#include "../tasks/tasks.h"
 #include "steps.h"
 
 constexpr int key_least = 8, key_most = 13;

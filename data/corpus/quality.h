@@ -8,7 +8,7 @@
 #include <fasttext/fasttext.h>
 #include <array>
 #include "../../layers/base/rng.h"
-#include "../python_text.h"
+#include "../tasks/python_text.h"
 #include "extract.h"
 #include "unicode_repair.h"
 

@@ -77,7 +77,7 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
     fputs(out.c_str(), stdout);
 }
 
-struct Picture {
+struct Timeline {
     static constexpr int bar = 220, row = 26, gap = 30, left = 110, top = 44, across = 5;
     std::string out;
 
@@ -96,11 +96,11 @@ struct Picture {
 // a column for each set, five beside each other; a bar for each step: as wide as the share of documents left
 inline void write_funnel(const std::string& folder, const std::vector<StepCounts>& steps,
                          const std::vector<std::string>& sets) {
-    using P = Picture;
+    using P = Timeline;
     int bands = ((int)sets.size() + P::across - 1) / P::across,
         band = P::top + P::row * ((int)steps.size() + 1) + 16;
     int width = P::left + std::min((int)sets.size(), P::across) * (P::bar + P::gap);
-    Picture picture;
+    Timeline picture;
     picture.out = text(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
         "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"%d\" height=\"%d\" fill=\"white\"/>\n",

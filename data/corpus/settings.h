@@ -10,78 +10,123 @@
 #include <filesystem>
 #include <set>
 #include <sstream>
-#include "../arguments.h"
+#include "../../layers/base/arguments.h"
 #include "documents.h"
 
 struct CorpusOption {
-    const char *name, *value;  // the default
-    const char* steps;         // that take it
-    bool shapes;               // the result: a finished step with another value is done again
-    double least, most;        // of a number; NAN: a text
-    const char* help;
+    OptionForm form;
+    const char* steps;  // that take it
+    bool shapes;        // the result: a finished step with another value is done again
 };
 
-inline const CorpusOption corpus_options[] = {
-    {"output", "", "extract clean score filter dedup decontaminate tokens", false, NAN, NAN,
-     "folder that everything is written to"},
-    {"longest", "268435456", "clean train score filter dedup decontaminate tokens minhash encode count-hits",
-     true, 1, 4e9, "bytes of a document's line; longer ones are counted and skipped"},
-    {"longest-page", "16777216", "extract", true, 1, 1e9,
-     "bytes of a page, decoded, or of its record; the same"},
-    {"compress", "zst", "extract clean score filter dedup decontaminate", false, NAN, NAN,
-     "zst, gz or none: of the documents that are written"},
-    {"memory", "2e9", "dedup tokens", false, 1e6, 1e15,
-     "bytes that a rank may sort in; the rest goes through files"},
-    {"progress", "10", "all", false, 0, 1e9, "seconds between two lines that say how far it is"},
-    {"seed", "1234", "train filter tokens", true, 0, 9e15,
-     "of all random choices; each is keyed by the document"},
-    {"language", "en", "extract clean", true, NAN, NAN, "CLD2's code of the language to keep, or any"},
-    {"share", "0.5", "extract", true, 0, 1, "of a page that must be in that language"},
-    {"stopwords", "", "extract", true, NAN, NAN, "file with a word a line [built in: English]"},
-    {"short-foreign", "512", "clean", true, 0, 1e9,
-     "characters: shorter documents in another language are dropped"},
-    {"short-javascript", "256", "clean", true, 0, 1e9,
-     "characters: shorter ones that say javascript are dropped"},
-    {"shortest", "0", "clean", true, 0, 1e9, "characters: all shorter ones are dropped"},
-    {"positives", "", "train", true, NAN, NAN,
-     "files, or names of sets, of good documents, parted by commas"},
-    {"negatives", "", "train", true, NAN, NAN, "the same for the others [the sets given]"},
-    {"model", "", "train score", true, NAN, NAN, "the classifier's file"},
-    {"epochs", "5", "train", true, 1, 1000, "of its training"},
-    {"learning-rate", "0.1", "train", true, 0, 10, "of its training"},
-    {"dimensions", "100", "train", true, 1, 10000, "of its word vectors"},
-    {"buckets", "2000000", "train", true, 1, 1e9, "for word bigrams; 4 * dimensions bytes each"},
-    {"held-out", "0.1", "train", true, 0, 0.9, "share of the documents that measure its accuracy"},
-    {"pareto", "3", "filter", true, 0.01, 1000, "alpha: kept with probability (2 - score)^-alpha"},
-    {"bands", "20", "minhash dedup", true, 1, 1000,
-     "of the signature: two documents meet if one band is equal"},
-    {"rows", "13", "minhash dedup", true, 1, 1000, "min-hashes in a band"},
-    {"shingle", "24", "minhash dedup", true, 1, 10000, "characters, or words"},
-    {"shingle-of", "characters", "minhash dedup", true, NAN, NAN, "characters or words"},
-    {"fast", "no", "minhash dedup", true, NAN, NAN, "yes: one permutation of hashes for all min-hashes"},
-    {"jaccard", "0.8", "dedup", true, 0, 1, "estimated: those that meet and are not more alike are left"},
-    {"priority", "", "dedup", true, NAN, NAN,
-     "sets, the one to keep first, parted by commas [MT-NLG's order]"},
-    {"pairs", "", "dedup", false, NAN, NAN, "file for what was matched, with the estimated Jaccard"},
-    {"against", "", "decontaminate", true, NAN, NAN, "TASK=FOLDER, or .eval files, parted by commas"},
-    {"common", "10", "decontaminate", true, 1, 1e15, "hits from which a key counts as common language"},
-    {"margin", "200", "decontaminate", true, 0, 1e9, "characters cut away on each side of a hit"},
-    {"shortest-piece", "200", "decontaminate", true, 0, 1e9, "characters: pieces of no more are dropped"},
-    {"most-pieces", "10", "decontaminate", true, 1, 1e9, "a document in more pieces is dropped"},
-    {"vocabulary", "bytes", "decontaminate tokens encode", true, NAN, NAN, "bytes, or PATH/vocab.bpe"},
-    {"validation", "0", "tokens", true, 0, 0.99, "share of each set's documents set aside"},
+inline const std::vector<CorpusOption> corpus_options = {
+    {{"output", OptionForm::Text, "folder that everything is written to", ""},
+     "extract clean score filter dedup decontaminate tokens",
+     false},
+    {{"longest", OptionForm::Whole, "bytes of a document's line; longer ones are counted and skipped",
+      "268435456", 1, 4e9},
+     "clean train score filter dedup decontaminate tokens minhash encode count-hits",
+     true},
+    {{"longest-page", OptionForm::Whole, "bytes of a page, decoded, or of its record; the same", "16777216",
+      1, 1e9},
+     "extract",
+     true},
+    {{"compress", OptionForm::Text, "zst, gz or none: of the documents that are written", "zst"},
+     "extract clean score filter dedup decontaminate",
+     false},
+    {{"memory", OptionForm::Number, "bytes that a rank may sort in; the rest goes through files", "2e9", 1e6,
+      1e15},
+     "dedup tokens",
+     false},
+    {{"progress", OptionForm::Number, "seconds between two lines that say how far it is", "10", 0, 1e9},
+     "all",
+     false},
+    {{"seed", OptionForm::Whole, "of all random choices; each is keyed by the document", "1234", 0, 9e15},
+     "train filter tokens",
+     true},
+    {{"language", OptionForm::Text, "CLD2's code of the language to keep, or any", "en"},
+     "extract clean",
+     true},
+    {{"share", OptionForm::Number, "of a page that must be in that language", "0.5", 0, 1}, "extract", true},
+    {{"stopwords", OptionForm::Text, "file with a word a line [built in: English]", ""}, "extract", true},
+    {{"short-foreign", OptionForm::Whole, "characters: shorter documents in another language are dropped",
+      "512", 0, 1e9},
+     "clean",
+     true},
+    {{"short-javascript", OptionForm::Whole, "characters: shorter ones that say javascript are dropped",
+      "256", 0, 1e9},
+     "clean",
+     true},
+    {{"shortest", OptionForm::Whole, "characters: all shorter ones are dropped", "0", 0, 1e9}, "clean", true},
+    {{"positives", OptionForm::Text, "files, or names of sets, of good documents, parted by commas", ""},
+     "train",
+     true},
+    {{"negatives", OptionForm::Text, "the same for the others [the sets given]", ""}, "train", true},
+    {{"model", OptionForm::Text, "the classifier's file", ""}, "train score", true},
+    {{"epochs", OptionForm::Whole, "of its training", "5", 1, 1000}, "train", true},
+    {{"learning-rate", OptionForm::Number, "of its training", "0.1", 0, 10}, "train", true},
+    {{"dimensions", OptionForm::Whole, "of its word vectors", "100", 1, 10000}, "train", true},
+    {{"buckets", OptionForm::Whole, "for word bigrams; 4 * dimensions bytes each", "2000000", 1, 1e9},
+     "train",
+     true},
+    {{"held-out", OptionForm::Number, "share of the documents that measure its accuracy", "0.1", 0, 0.9},
+     "train",
+     true},
+    {{"pareto", OptionForm::Number, "alpha: kept with probability (2 - score)^-alpha", "3", 0.01, 1000},
+     "filter",
+     true},
+    {{"bands", OptionForm::Whole, "of the signature: two documents meet if one band is equal", "20", 1, 1000},
+     "minhash dedup",
+     true},
+    {{"rows", OptionForm::Whole, "min-hashes in a band", "13", 1, 1000}, "minhash dedup", true},
+    {{"shingle", OptionForm::Whole, "characters, or words", "24", 1, 10000}, "minhash dedup", true},
+    {{"shingle-of", OptionForm::Text, "characters or words", "characters"}, "minhash dedup", true},
+    {{"fast", OptionForm::Text, "yes: one permutation of hashes for all min-hashes", "no"},
+     "minhash dedup",
+     true},
+    {{"jaccard", OptionForm::Number, "estimated: those that meet and are not more alike are left", "0.8", 0,
+      1},
+     "dedup",
+     true},
+    {{"priority", OptionForm::Text, "sets, the one to keep first, parted by commas [MT-NLG's order]", ""},
+     "dedup",
+     true},
+    {{"pairs", OptionForm::Text, "file for what was matched, with the estimated Jaccard", ""},
+     "dedup",
+     false},
+    {{"against", OptionForm::Text, "TASK=FOLDER, or .eval files, parted by commas", ""},
+     "decontaminate",
+     true},
+    {{"common", OptionForm::Whole, "hits from which a key counts as common language", "10", 1, 1e15},
+     "decontaminate",
+     true},
+    {{"margin", OptionForm::Whole, "characters cut away on each side of a hit", "200", 0, 1e9},
+     "decontaminate",
+     true},
+    {{"shortest-piece", OptionForm::Whole, "characters: pieces of no more are dropped", "200", 0, 1e9},
+     "decontaminate",
+     true},
+    {{"most-pieces", OptionForm::Whole, "a document in more pieces is dropped", "10", 1, 1e9},
+     "decontaminate",
+     true},
+    {{"vocabulary", OptionForm::Text, "bytes, or PATH/vocab.bpe", "bytes"},
+     "decontaminate tokens encode",
+     true},
+    {{"validation", OptionForm::Number, "share of each set's documents set aside", "0", 0, 0.99},
+     "tokens",
+     true},
 };
 
-// where: of a configuration, or "" for the command line
-inline const CorpusOption& find_corpus_option(const std::string& name, const std::string& where) {
-    std::vector<std::string> known;
-    for (auto& o : corpus_options) {
-        if (name == o.name) return o;
-        known.push_back(o.name);
-    }
-    const char* dashes = where.empty() ? "--" : "";
-    fail("%s%sunknown option %s%s: did you mean %s%s? (--help lists all)", where.c_str(),
-         where.empty() ? "" : ": ", dashes, name.c_str(), dashes, nearest(name, known).c_str());
+inline const std::vector<OptionForm>& corpus_forms() {
+    static const std::vector<OptionForm> forms = [] {
+        std::vector<OptionForm> all;
+        for (auto& option : corpus_options) all.push_back(option.form);
+        return all;
+    }();
+    return forms;
+}
+inline const CorpusOption& find_corpus_option(const std::string& name) {
+    return corpus_options[(size_t)(&find_form(corpus_forms(), name) - corpus_forms().data())];
 }
 // for a reader: without the steps that are part of others
 inline std::string steps_of(const CorpusOption& o) {
@@ -113,28 +158,15 @@ struct Settings {
     bool has(const char* name) const { return values.count(name) && !values.at(name).empty(); }
     std::string get(const char* name) const {
         auto found = values.find(name);
-        return found == values.end() ? find_corpus_option(name, "").value : found->second;
+        return found == values.end() ? find_form(corpus_forms(), name).value : found->second;
     }
     std::string need(const char* name, const char* wants) const {
         if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
         return get(name);
     }
-    double number(const char* name) const { return checked(find_corpus_option(name, ""), get(name), false); }
-    size_t whole(const char* name) const {
-        return (size_t)checked(find_corpus_option(name, ""), get(name), true);
-    }
-    static bool is_whole(const CorpusOption& o) {  // as its default, and what steps read with whole()
-        std::string name = o.name;
-        for (const char* real :
-             {"memory", "progress", "share", "learning-rate", "held-out", "pareto", "jaccard", "validation"})
-            if (name == real) return false;
-        return true;
-    }
-    static double checked(const CorpusOption& o, const std::string& value, bool whole) {
-        double x = parse_number(o.name, value, o.least, whole);
-        if (x > o.most) fail("--%s %s: wants at most %g", o.name, value.c_str(), o.most);
-        return x;
-    }
+    // checked when it was given
+    double number(const char* name) const { return strtod(get(name).c_str(), nullptr); }
+    size_t whole(const char* name) const { return (size_t)number(name); }
     bool yes(const char* name) const { return choice(name, {"yes", "no"}) == "yes"; }
     std::string documents_ending() const {
         std::string packing = choice("compress", {"zst", "gz", "none"});
@@ -147,15 +179,13 @@ struct Settings {
             fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
         return value;
     }
-    void set(const std::string& name, const std::string& value, const std::string& where) {
-        const CorpusOption& o = find_corpus_option(name, where);
-        if (!std::isnan(o.least)) checked(o, value, is_whole(o));
-        values[name] = value;
+    void take(const std::vector<GivenOption>& all) {
+        for (auto& given : all) values[given.form->name] = given.values[0];
     }
     // of everything that shapes a step's result
     uint64_t fingerprint(const std::string& step) const {
         std::string all = "2 " + step;
-        for (auto& o : corpus_options) if (o.shapes && takes(o, step)) all += "\n" + get(o.name);
+        for (auto& o : corpus_options) if (o.shapes && takes(o, step)) all += "\n" + get(o.form.name);
         return XXH3_64bits(all.data(), all.size());
     }
 };
@@ -232,29 +262,23 @@ struct Corpus {
     }
 };
 
-// a configuration: a line `set …` or `NAME VALUE`; paths are as given, from where the program was started
+// a configuration: a line `set …` or `NAME VALUE`; paths are as given, from where the program was started.
+// Options that were given on the command line stay as they are.
 inline void read_corpus_config(const std::string& path, Settings& settings, Corpus& corpus) {
-    MappedFile file(path);
-    std::istringstream lines{std::string(file.view())};
-    std::string line;
-    for (int number = 1; std::getline(lines, line); number++) {
-        std::string where = text("%s line %d", path.c_str(), number);
-        std::istringstream words(line.substr(0, line.find('#')));
-        std::vector<std::string> all;
-        for (std::string word; words >> word;) all.push_back(word);
-        if (all.empty()) continue;
-        if (all[0] != "set") {
-            if (all.size() != 2) fail("%s: wants NAME VALUE, or set NAME warc|jsonl PATTERN", where.c_str());
-            if (settings.values.count(all[0])) fail("%s: %s is given twice", where.c_str(), all[0].c_str());
-            settings.set(all[0], all[1], where);
-            continue;
+    std::set<std::string> named;
+    for (auto& [name, value] : settings.values) named.insert(name);
+    settings.take(read_option_file(path, corpus_forms(), named, [&](auto& words, const std::string& where) {
+        if (words[0] != "set") {
+            if (words.size() != 2) fail("%swants NAME VALUE, or set NAME warc|jsonl PATTERN", where.c_str());
+            return false;
         }
-        bool weighted = all.size() == 6 && all[4] == "weight";
-        if ((all.size() != 4 && !weighted) || (all[2] != "warc" && all[2] != "jsonl"))
-            fail("%s: wants set NAME warc|jsonl PATTERN [weight W]", where.c_str());
-        double weight = weighted ? parse_number("weight", all[5], 0, false) : 0;
-        corpus.add(all[1], all[2] == "warc", weight, all[3]);
-    }
+        bool weighted = words.size() == 6 && words[4] == "weight";
+        if ((words.size() != 4 && !weighted) || (words[2] != "warc" && words[2] != "jsonl"))
+            fail("%swants set NAME warc|jsonl PATTERN [weight W]", where.c_str());
+        double weight = weighted ? parse_number("weight", words[5], 0, false) : 0;
+        corpus.add(words[1], words[2] == "warc", weight, words[3]);
+        return true;
+    }));
     if (corpus.files.empty())
         fail("%s: names no set: wants a line set NAME warc|jsonl PATTERN", path.c_str());
     corpus.finish();

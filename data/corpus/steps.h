@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 #include <queue>
-#include "../../comm/agree.h"
+#include "../../comm/collective_check.h"
 #include "../json.h"
 #include "settings.h"
 
@@ -20,16 +20,16 @@ struct Ranks {
     // what() on every rank; where it fails on some, the error is told once and all ranks end
     template <class What>
     auto together(What what) const {
-        std::string complaint;
+        std::string error;
         std::optional<decltype(what())> result;
         try {
             result.emplace(what());
         } catch (const std::bad_alloc&) {
-            complaint = "not enough memory for these settings";
+            error = "not enough memory for these settings";
         } catch (const std::exception& e) {
-            complaint = e.what();
+            error = e.what();
         }
-        comm::agree(complaint);
+        comm::collective_check(error);
         return std::move(*result);
     }
     // what rank 0 has, on every rank

@@ -1,15 +1,15 @@
-// cublas.h   gpu::gemm by cuBLASLt; included by gemm.h
+// cublas.h   gpu::gemm: cuBLASLt, in emulation the host's BLAS
 //   cuBLASLt is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T.
-//   Of the algorithms that its heuristics name for a product, tuning.h finds the fastest, taken from then on.
+//   Of the algorithms that its heuristics name for a GEMM, autotune.h finds the fastest, taken from then on.
 //   Only those that sum in one order take part, and never in bf16.
 #pragma once
+#include "autotune.h"
+#include "gemm.h"
 #if defined(__CUDACC__)
 #include <cublasLt.h>
 #include <map>
 #include <tuple>
 #include "fp8.h"
-#include "gemm.h"
-#include "tuning.h"
 
 namespace gpu {
 
@@ -30,16 +30,16 @@ uint32_t alignment(const T* p, long stride) {
     return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);
 }
 
-// a product as cuBLASLt describes it: A is the caller's b, B the caller's a
+// a GEMM as cuBLASLt describes it: A is the caller's b, B the caller's a
 struct Described {
-    cublasLtMatmulDesc_t product;
+    cublasLtMatmulDesc_t gemm;
     cublasLtMatrixLayout_t A, B, C;
     uint32_t align;
     bool fp64 = sizeof(real) == 8;
 
     template <class Out, class Left, class Right>
     explicit Described(const Gemm<Out, Left, Right>& g) {
-        check_cublas(cublasLtMatmulDescCreate(&product, fp64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+        check_cublas(cublasLtMatmulDescCreate(&gemm, fp64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                               fp64 ? CUDA_R_64F : CUDA_R_32F), "cublasLtMatmulDescCreate");
         set(CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -54,7 +54,7 @@ struct Described {
         if (g.scale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.scale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.scale_a);
-            int8_t rough = std::is_same_v<Left, e4m3>;  // sums of forward products may be kept in fewer bits
+            int8_t rough = std::is_same_v<Left, e4m3>;  // sums of forward GEMMs may be kept in fewer bits
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, rough);
         }
         if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
@@ -76,13 +76,13 @@ struct Described {
     Described(const Described&) = delete;
     ~Described() {
         for (auto layout : {A, B, C}) cublasLtMatrixLayoutDestroy(layout);
-        cublasLtMatmulDescDestroy(product);
+        cublasLtMatmulDescDestroy(gemm);
     }
 
 private:
     template <class T>
     void set(cublasLtMatmulDescAttributes_t which, const T& value) {
-        check_cublas(cublasLtMatmulDescSetAttribute(product, which, &value, sizeof value), "a product");
+        check_cublas(cublasLtMatmulDescSetAttribute(gemm, which, &value, sizeof value), "a GEMM");
     }
     void layout(cublasLtMatrixLayout_t& l, cudaDataType_t type, long rows, long cols, long ld, int batch,
                 long stride) {
@@ -104,7 +104,7 @@ struct Cublas {
     cublasLtHandle_t handle;
     void* workspace;
     using Shape = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
-    Remembered<Shape, cublasLtMatmulAlgo_t> chosen;
+    AutotuneCache<Shape, cublasLtMatmulAlgo_t> chosen;
 
     static Cublas& get() {
         static Cublas cublas;
@@ -131,7 +131,7 @@ struct Cublas {
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
-        cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.product, d.A, d.B, d.C, d.C,
+        cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.gemm, d.A, d.B, d.C, d.C,
                                                                preference, most, found.at, &found.count);
         cublasLtMatmulPreferenceDestroy(preference);
         if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
@@ -141,7 +141,7 @@ struct Cublas {
     template <class Out, class Left, class Right>
     cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const Described& d,
                             const cublasLtMatmulAlgo_t& algo, Stream s) {
-        return cublasLtMatmul(handle, d.product, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
+        return cublasLtMatmul(handle, d.gemm, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
                               d.C, &algo, workspace, cublas_workspace, s);
     }
 
@@ -161,14 +161,14 @@ private:
                                          Stream s) {
         Candidates all = candidates(d);
         if (!all.count)
-            fail("cuBLASLt has no algorithm for a product in " PRECISION_NAME " aligned to %u bytes: choose "
+            fail("cuBLASLt has no algorithm for a GEMM in " PRECISION_NAME " aligned to %u bytes: choose "
                  "sizes that are multiples of 8", d.align);
-        std::string key = text("product " PRECISION_NAME
+        std::string key = text("GEMM " PRECISION_NAME
                                " %d x %d x %d %c%c %ld %ld %ld batch %d kind %d "
                                "align %u",
                                g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n', g.lda,
                                g.ldb, g.ldc, g.batch, kind, d.align);
-        int best = tuning.choose(key, all.count, 0, s, [&](int way) {
+        int best = autotuner.choose(key, all.count, 0, s, [&](int way) {
             return multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
         });
         return all.at[best].algo;
@@ -184,12 +184,12 @@ void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
 }
 
 template <class Out>
-bool can_multiply(const Gemm<Out>& g) {
+bool can_compute(const Gemm<Out>& g) {
     Described d(packed(g));
     return Cublas::get().candidates(d, 1).count > 0;
 }
 
-// bytes that products take beside their operands; taken now if they were not before
+// bytes that GEMMs take beside their operands; taken now if they were not before
 inline size_t gemm_workspace(bool take) {
     if (take) Cublas::get();
     return cublas_workspace;
@@ -197,5 +197,18 @@ inline size_t gemm_workspace(bool take) {
 
 inline std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersion()); }
 
+}  // namespace gpu
+#elif HAS_KERNELS
+namespace gpu {
+template <class Out, class A = floatX, class B = floatX>
+void gemm(const Gemm<Out, A, B>& g, Stream s) {
+    emulated::enqueue(s, [g] { ref::gemm(g, nullptr); });
+}
+template <class Out>
+bool can_compute(const Gemm<Out>&) {
+    return true;
+}
+using ref::gemm_library;
+using ref::gemm_workspace;
 }  // namespace gpu
 #endif

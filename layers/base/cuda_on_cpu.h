@@ -306,7 +306,7 @@ inline void Worker::run_block(uint64_t block_key) {
                                     threads[stuck].state == Thread::AtBlock ? "__syncthreads()"
                                         : "warp collective");
     }
-    if (!error.empty()) {  // parked fibers hold half a kernel: give them up
+    if (!error.empty()) {  // parked fibers hold half a kernel: enqueue them up
         idle.clear();
         fibers.clear();
     }

@@ -222,31 +222,31 @@ struct Event {  // computation is done when the call returns
 #endif
 
 // when a stream gets somewhere; it must live until then
-struct Moment {
+struct TimedEvent {
 #if defined(__CUDACC__)
     cudaEvent_t event = nullptr;
-    Moment() = default;
-    ~Moment() { if (event) cudaEventDestroy(event); }
+    TimedEvent() = default;
+    ~TimedEvent() { if (event) cudaEventDestroy(event); }
     void record(Stream s) {
         if (!event) check_cuda(cudaEventCreate(&event), "an event");
         check_cuda(cudaEventRecord(event, s), "recording an event");
     }
-    double since(const Moment& begin) const {  // seconds
+    double since(const TimedEvent& begin) const {  // seconds
         float ms = 0;
         check_cuda(cudaEventElapsedTime(&ms, begin.event, event), "the time between events");
         return ms * 1e-3;
     }
 #else
     double at = 0;
-    Moment() = default;
+    TimedEvent() = default;
 #if HAS_KERNELS
-    void record(Stream s) { emulated::give(s, [this] { at = seconds(); }); }
+    void record(Stream s) { emulated::enqueue(s, [this] { at = seconds(); }); }
 #else
     void record(Stream) { at = seconds(); }
 #endif
-    double since(const Moment& begin) const { return at - begin.at; }
+    double since(const TimedEvent& begin) const { return at - begin.at; }
 #endif
-    Moment(const Moment&) = delete;
+    TimedEvent(const TimedEvent&) = delete;
 };
 
 #if defined(__CUDACC__)

@@ -1,5 +1,5 @@
 // gelu_of.h   GELU of one value and its slope (tanh form; Hendrycks & Gimpel, 2016), as gelu.cuh and the
-// epilogues of products compute it
+// epilogues of GEMMs compute it
 #pragma once
 #include "device.h"
 #include "vector_exp.h"

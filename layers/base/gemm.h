@@ -1,11 +1,11 @@
-// gemm.h   one call for every matrix product: gpu is cuBLASLt (in emulation the host's BLAS), ref the BLAS
+// gemm.h   one description of every GEMM, and ref::gemm by the host's BLAS; cublas.h has gpu::gemm
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
 //   a, b are floatX, or fp8 numbers that are multiplied by *scale_a, *scale_b; out is floatX or real. `batch`
-//   products whose operands lie `stride` elements apart.
+//   GEMMs whose operands are `stride` elements apart.
 //   With `bias` (n): added to every row of out; on CUDA only where fits_epilogue says so. Then, with `up`
-//   (m, n), out = GELU of the sum, which is stored in `up`; with `gelu_of` (m, n): out = the product times
+//   (m, n), out = GELU of the sum, which is stored in `up`; with `gelu_of` (m, n): out = the result times
 //   the slope of GELU there. `row_sums` (m) become op(a) summed over k: the gradient of a bias, in the
-//   product that makes its weight's. These are cuBLASLt's epilogues.
+//   GEMM that makes its weight's. These are cuBLASLt's epilogues.
 //   cost: 2*m*n*k*batch flops
 #pragma once
 #include <vector>
@@ -53,17 +53,6 @@ constexpr int cblas_row_major = 101, cblas_as_is = 111;  // 112: transposed
 
 namespace ref {
 
-inline void blas(bool ta, bool tb, int m, int n, int k, float alpha, const float* a, int lda, const float* b,
-                 int ldb, float beta, float* c, int ldc) {
-    cblas_sgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c,
-                ldc);
-}
-inline void blas(bool ta, bool tb, int m, int n, int k, double alpha, const double* a, int lda,
-                 const double* b, int ldb, double beta, double* c, int ldc) {
-    cblas_dgemm(cblas_row_major, cblas_as_is + ta, cblas_as_is + tb, m, n, k, alpha, a, lda, b, ldb, beta, c,
-                ldc);
-}
-
 // a matrix of bf16 as real, for a BLAS that knows no bf16; one that is real already is taken as it lies
 struct Widened {
     std::vector<real> copy;
@@ -102,6 +91,17 @@ void sum_rows(const Gemm<Out, A, B>& g, const real* a) {
     }
 }
 
+// out (m, n), ldc elements a row = g.alpha * op(a) op(b) + beta * out
+template <class Out, class A, class B>
+void blas(const Gemm<Out, A, B>& g, real* out, long ldc, real beta, const real* a, const real* b) {
+    int ta = cblas_as_is + g.transpose_a, tb = cblas_as_is + g.transpose_b;
+    int lda = (int)g.lda, ldb = (int)g.ldb;
+    if constexpr (sizeof(real) == 8)
+        cblas_dgemm(cblas_row_major, ta, tb, g.m, g.n, g.k, g.alpha, a, lda, b, ldb, beta, out, (int)ldc);
+    else
+        cblas_sgemm(cblas_row_major, ta, tb, g.m, g.n, g.k, g.alpha, a, lda, b, ldb, beta, out, (int)ldc);
+}
+
 template <class Out, class A = floatX, class B = floatX>
 void gemm(const Gemm<Out, A, B>& given, Stream) {
     Gemm<Out, A, B> g = packed(given);
@@ -112,16 +112,14 @@ void gemm(const Gemm<Out, A, B>& given, Stream) {
         Out* out = g.out + i * g.stride_out;
         if (g.row_sums) sum_rows(g, a.data);
         if constexpr (std::is_same_v<Out, real>) {
-            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, g.beta,
-                 out, g.ldc);
+            blas(g, out, g.ldc, g.beta, a.data, b.data);
             if (!g.bias && !g.gelu_of) continue;
             #pragma omp parallel for
             for (int r = 0; r < g.m; r++)
                 for (int c = 0; c < g.n; c++) out[r * g.ldc + c] = finish(g, r, c, out[r * g.ldc + c]);
         } else {
             std::vector<real> wide((size_t)g.m * g.n);
-            blas(g.transpose_a, g.transpose_b, g.m, g.n, g.k, g.alpha, a.data, g.lda, b.data, g.ldb, 0,
-                 wide.data(), g.n);
+            blas(g, wide.data(), g.n, 0, a.data, b.data);
             for (int r = 0; r < g.m; r++)
                 for (int c = 0; c < g.n; c++) {
                     real old = g.beta == 0 ? 0 : g.beta * real(out[r * g.ldc + c]);
@@ -135,20 +133,3 @@ inline size_t gemm_workspace(bool) { return 0; }
 inline std::string gemm_library() { return "CBLAS"; }
 
 }  // namespace ref
-
-#if defined(__CUDACC__)
-#include "cublas.h"
-#elif HAS_KERNELS
-namespace gpu {
-template <class Out, class A = floatX, class B = floatX>
-void gemm(const Gemm<Out, A, B>& g, Stream s) {
-    emulated::give(s, [g] { ref::gemm(g, nullptr); });
-}
-template <class Out>
-bool can_multiply(const Gemm<Out>&) {
-    return true;
-}
-using ref::gemm_library;
-using ref::gemm_workspace;
-}  // namespace gpu
-#endif

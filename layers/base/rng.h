@@ -40,7 +40,7 @@ inline double uniform(uint64_t seed, uint64_t what, uint64_t index) {
 
 // normals of mean 0 for the elements first … first + n - 1 (Box–Muller; four share one Philox block)
 template <class T>
-void normals(T* out, uint64_t seed, uint64_t what, uint64_t first, long n, double deviation) {
+void normals(T* out, uint64_t seed, uint64_t what, uint64_t first, long n, double std) {
     if (n == 0) return;
     #pragma omp parallel for
     for (long block = (long)(first / 4); block <= (long)((first + n - 1) / 4); block++) {
@@ -51,7 +51,7 @@ void normals(T* out, uint64_t seed, uint64_t what, uint64_t first, long n, doubl
             double value[2] = {radius * cos(angle), radius * sin(angle)};
             for (int i = 0; i < 2; i++) {
                 long at = 4 * block + 2 * pair + i - (long)first;
-                if (at >= 0 && at < n) out[at] = T(value[i] * deviation);
+                if (at >= 0 && at < n) out[at] = T(value[i] * std);
             }
         }
     }

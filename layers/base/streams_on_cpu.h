@@ -50,7 +50,7 @@ inline void some_time_passes() {
     }
 }
 
-inline void give(cudaStream_t s, std::function<void()> work) {
+inline void enqueue(cudaStream_t s, std::function<void()> work) {
     EmulatedStream& stream = stream_of(s);
     if (stream.recording) return stream.recording->push_back(std::move(work));
     stream.work.push_back(std::move(work));
@@ -62,7 +62,7 @@ inline void give(cudaStream_t s, std::function<void()> work) {
 template <class Kernel, class... Arguments>
 void launch_later(cudaStream_t s, const char* name, dim3 grid, dim3 block, size_t shared_bytes, Kernel kernel,
                   Arguments... arguments) {
-    give(s, [=] { launch(name, grid, block, shared_bytes, [=] { kernel(arguments...); }); });
+    enqueue(s, [=] { launch(name, grid, block, shared_bytes, [=] { kernel(arguments...); }); });
 }
 
 }  // namespace emulated
@@ -111,14 +111,14 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
                                    cudaStream_t s) {
     if (kind == cudaMemcpyHostToDevice && !emulated::is_pinned(from)) {
         std::string taken((const char*)from, bytes);
-        emulated::give(s, [to, taken = std::move(taken)] { memcpy(to, taken.data(), taken.size()); });
+        emulated::enqueue(s, [to, taken = std::move(taken)] { memcpy(to, taken.data(), taken.size()); });
     } else {
-        emulated::give(s, [to, from, bytes] { memcpy(to, from, bytes); });
+        emulated::enqueue(s, [to, from, bytes] { memcpy(to, from, bytes); });
     }
     return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
-    emulated::give(s, [p, value, bytes] { memset(p, value, bytes); });
+    emulated::enqueue(s, [p, value, bytes] { memset(p, value, bytes); });
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
@@ -151,7 +151,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t e) {
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     EmulatedEvent recorded = *e;  // as it stands now
     if (recorded.stream)
-        emulated::give(s, [recorded] { emulated::run_until(*recorded.stream, recorded.at); });
+        emulated::enqueue(s, [recorded] { emulated::run_until(*recorded.stream, recorded.at); });
     return cudaSuccess;
 }
 
@@ -179,7 +179,7 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* whole, cudaGraph_t grap
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t whole, cudaStream_t s) {
-    for (auto& work : whole->work) emulated::give(s, work);
+    for (auto& work : whole->work) emulated::enqueue(s, work);
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

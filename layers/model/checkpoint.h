@@ -1,11 +1,12 @@
 // checkpoint.h   a run on disk, independent of the layout that wrote it and of the one that reads it
 //   DIR/step-00000100/    a checkpoint; while it is being written it is DIR/.step-00000100.partial
-//     rank-00000.bin      values of the pieces, fp32 (fp64 in fp64 builds), one after the other
+//     rank-00000.bin      values of the shards, fp32 (fp64 in fp64 builds), one after the other
 //     rank-00000.json     {"pieces": [{"tensor", "kind": master|m|v, "dtype", "shape", "start", "count",
-//                         "offset", "bytes", "checksum"}…]}: each piece is a box in a named tensor
+//                         "offset", "bytes", "checksum"}…]}: each is a shard of a named tensor
 //     vocab.bpe           where the tokens are a bpe's
 //     index.json          written last: step, samples, tokens, seed, model, tokenizer and the checksum of its
-//                         vocab.bpe, options, and the name, size and checksum of every other file's table
+//                         vocab.bpe, choices of the autotuner, options, and the name, size and checksum of
+//                         every other file's table
 //   Tensors are stored whole: q, k and v per head, the vocabulary unpadded. m and v may be missing (an
 //   imported model): they start at 0. A folder without an index.json, or whose sums differ, is no checkpoint.
 #pragma once
@@ -24,10 +25,11 @@ struct RunState {
     long step = 0;
     uint64_t samples = 0, tokens = 0;  // consumed; samples is also the position in the data
     long seed = 0;
-    uint64_t windows = 0;  // of the training set, to notice another one
+    uint64_t set_samples = 0;  // in the training set, to notice another one
     ModelShape shape;
     std::string tokenizer;  // "bytes", "bpe" or ""
     uint64_t vocabulary_sum = 0;  // of vocab.bpe
+    std::map<uint64_t, int> choices;  // timed at the start: see base/autotune.h
 };
 
 // what a checkpoint is made from, whoever holds it: a model in training, or convert
@@ -36,15 +38,15 @@ struct TensorSource {
     bool moments;
     comm::Group world;  // that writes it together
     bool replica;       // this rank is of the replica that writes
-    // this rank's box of kind 0 master, 1 m, 2 v; every rank calls it, in the same order
+    // this rank's shard of kind 0 master, 1 m, 2 v; every rank calls it, in the same order
     std::function<void(std::vector<real>& out, const Parameter& p, int kind)> read;
-    // of the ranks that hold a box, one writes it
+    // of the ranks that hold a shard, one writes it
     bool writes(const Parameter& p) const {
-        return replica && !p.copy && (p.split || table.layout.tensor == 0);
+        return replica && !p.is_copy && (p.split || table.layout.tensor == 0);
     }
 };
 
-constexpr const char* piece_kinds[] = {"master", "m", "v"};
+constexpr const char* shard_kinds[] = {"master", "m", "v"};
 constexpr const char* real_name = sizeof(real) == 8 ? "float64" : "float32";
 
 inline std::string json_numbers(const std::vector<long>& v) {
@@ -56,8 +58,8 @@ inline std::string json_numbers(const std::vector<long>& v) {
 inline std::string step_name(long step) { return text("step-%08ld", step); }
 
 // this rank's file and its table; then `files`, the list of all ranks' files for the index
-inline void write_pieces(const std::string& folder, const TensorSource& source, std::string& files) {
-    std::string name = text("rank-%05d", source.world.rank), pieces;
+inline void write_shards(const std::string& folder, const TensorSource& source, std::string& files) {
+    std::string name = text("rank-%05d", source.world.rank), shards;
     std::optional<FileWriter> data;
     if (source.replica) data.emplace(folder + "/" + name + ".bin");
     std::vector<real> values;
@@ -66,21 +68,21 @@ inline void write_pieces(const std::string& folder, const TensorSource& source, 
             source.read(values, p, kind);
             if (!source.writes(p)) continue;
             size_t bytes = values.size() * sizeof(real);
-            pieces += text("%s{\"tensor\": %s, \"kind\": \"%s\", \"dtype\": \"%s\", \"shape\": %s, "
+            shards += text("%s{\"tensor\": %s, \"kind\": \"%s\", \"dtype\": \"%s\", \"shape\": %s, "
                            "\"start\": %s, \"count\": %s, \"offset\": %zu, \"bytes\": %zu, \"checksum\": "
-                           "\"%016llx\"}", pieces.empty() ? "\n" : ",\n", json_quote(p.name).c_str(),
-                           piece_kinds[kind], real_name, json_numbers(p.shape).c_str(),
+                           "\"%016llx\"}", shards.empty() ? "\n" : ",\n", json_quote(p.name).c_str(),
+                           shard_kinds[kind], real_name, json_numbers(p.shape).c_str(),
                            json_numbers(p.start).c_str(), json_numbers(p.count).c_str(), data->written, bytes,
                            (unsigned long long)checksum(values.data(), bytes));
             data->write(values.data(), bytes);
         }
     std::vector<int64_t> mine = {0, -1};  // checksum of the table, bytes of the data
     if (data) {
-        pieces = "{\"pieces\": [" + pieces + "\n]}\n";
-        mine = {(int64_t)checksum(pieces.data(), pieces.size()), (int64_t)data->written};
+        shards = "{\"pieces\": [" + shards + "\n]}\n";
+        mine = {(int64_t)checksum(shards.data(), shards.size()), (int64_t)data->written};
         data->finish();
         FileWriter table(folder + "/" + name + ".json");
-        table.write(pieces);
+        table.write(shards);
         table.finish();
     }
     std::vector<int64_t> all = comm::gather_numbers(source.world, mine, "files of a checkpoint");
@@ -93,13 +95,17 @@ inline void write_pieces(const std::string& folder, const TensorSource& source, 
 }
 
 inline std::string index_text(const RunState& s, const std::string& options, const std::string& files) {
+    std::string choices;
+    for (auto& [hash, way] : s.choices)
+        choices += text("%s\"%016llx\": %d", choices.empty() ? "" : ", ", (unsigned long long)hash, way);
     std::string body = text(
         "{\"format\": \"train_gpt checkpoint\", \"version\": 1,\n\"step\": %ld, \"samples\": %llu, "
         "\"tokens\": %llu, \"seed\": %ld, \"windows\": %llu,\n\"model\": {\"layers\": %d, \"hidden\": %d, "
         "\"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s, \"vocabulary_checksum\": "
-        "\"%016llx\",\n\"options\": %s,\n\"files\": %s", s.step, (unsigned long long)s.samples,
-        (unsigned long long)s.tokens, s.seed, (unsigned long long)s.windows, s.shape.L, s.shape.C, s.shape.NH,
-        s.shape.T, s.shape.V, json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum,
+        "\"%016llx\",\n\"choices\": {%s},\n\"options\": %s,\n\"files\": %s",
+        s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
+        (unsigned long long)s.set_samples, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
+        json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         options.c_str(), files.c_str());
     return body + text(",\n\"checksum\": \"%016llx\"}\n",
                        (unsigned long long)checksum(body.data(), body.size()));
@@ -122,7 +128,7 @@ inline std::vector<std::string> list_checkpoints(const std::string& dir) {
     return out;
 }
 
-inline bool is_whole(const std::string& folder);
+inline bool tables_are_whole(const std::string& folder);
 
 // of the checkpoints up to `step`, the newest `keep` whole ones stay, and all that is newer than the last of
 // them
@@ -132,7 +138,7 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
     for (auto& name : list_checkpoints(dir)) {
         std::string folder = dir + "/" + name;
         if (step_of(name) > step || whole < keep) {
-            whole += step_of(name) <= step && is_whole(folder);
+            whole += step_of(name) <= step && tables_are_whole(folder);
             continue;
         }
         std::error_code e;
@@ -167,7 +173,7 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
         comm::barrier(source.world, "a new checkpoint's folder");
         std::string files;
         RunState recorded = state;
-        write_pieces(partial, source, files);
+        write_shards(partial, source, files);
         if (!first) return comm::barrier(source.world, "a finished checkpoint");
         if (vocabulary && vocabulary->kind == "bpe") {
             FileWriter copy(partial + "/vocab.bpe");
@@ -198,14 +204,14 @@ inline void save_checkpoint(const std::string& dir, const RunState& state, const
 struct Checkpoint {
     std::string folder;
     RunState state;
-    struct Piece {
+    struct Shard {
         std::vector<long> shape, start, count;
         std::string file;
         size_t offset, bytes;
         uint64_t sum;
         bool wide;  // float64
     };
-    std::map<std::string, std::vector<Piece>> pieces;  // by "kind tensor"
+    std::map<std::string, std::vector<Shard>> shards;  // by "kind tensor"
 
     explicit Checkpoint(const std::string& folder) : folder(folder) {
         std::string name = folder + "/index.json";
@@ -228,7 +234,7 @@ struct Checkpoint {
         state.samples = number(index, "samples", 0, 1L << 60);
         state.tokens = number(index, "tokens", 0, 1L << 60);
         state.seed = number(index, "seed", 0, INT64_MAX);
-        state.windows = number(index, "windows", 0, 1L << 60);
+        state.set_samples = number(index, "windows", 0, 1L << 60);
         state.tokenizer = index.at("tokenizer", name).string(name);
         state.vocabulary_sum = parse_sum(index, name, "vocabulary_checksum");
         if (state.tokenizer != "" && state.tokenizer != "bytes" && state.tokenizer != "bpe")
@@ -238,6 +244,9 @@ struct Checkpoint {
             if (checksum(vocabulary.data, vocabulary.size) != state.vocabulary_sum)
                 fail("%s: damaged: its checksum differs", vocabulary.path.c_str());
         }
+        if (const Json* choices = index.find("choices"))
+            for (auto& [hash, way] : choices->members)
+                state.choices[strtoull(hash.c_str(), nullptr, 16)] = (int)way.integer(name);
         const Json& m = index.at("model", name);
         state.shape = {(int)number(m, "layers", 1, 10000), (int)number(m, "hidden", 1, 1 << 20),
                        (int)number(m, "heads", 1, 1 << 20), (int)number(m, "sequence", 1, 1 << 24),
@@ -276,80 +285,81 @@ struct Checkpoint {
         for (auto& p : table.at("pieces", name).items) {
             const std::string& type = p.at("dtype", name).string(name);
             if (type != "float32" && type != "float64") fail("%s: has dtype %s", name.c_str(), type.c_str());
-            Piece piece = {numbers(p.at("shape", name), name), numbers(p.at("start", name), name),
+            Shard shard = {numbers(p.at("shape", name), name), numbers(p.at("start", name), name),
                            numbers(p.at("count", name), name), data,
                                (size_t)p.at("offset", name).integer(name),
                                (size_t)p.at("bytes", name).integer(name), parse_sum(p, name),
                                type == "float64"};
-            pieces[p.at("kind", name).string(name) + " " +
-                   p.at("tensor", name).string(name)].push_back(piece);
+            shards[p.at("kind", name).string(name) + " " +
+                   p.at("tensor", name).string(name)].push_back(shard);
         }
     }
     bool has(const Parameter& p, int kind) const {
-        return pieces.count(piece_kinds[kind] + (" " + p.name)) > 0;
+        return shards.count(shard_kinds[kind] + (" " + p.name)) > 0;
     }
 
-    // the rank's box of a tensor, put together from the boxes that were written
+    // the rank's shard of a tensor, put together from the shards that were written
     void read(std::vector<real>& out, const Parameter& p, int kind) const {
-        auto found = pieces.find(piece_kinds[kind] + (" " + p.name));
-        if (found == pieces.end())
-            fail("%s: has no tensor %s (%s)", folder.c_str(), p.name.c_str(), piece_kinds[kind]);
+        auto found = shards.find(shard_kinds[kind] + (" " + p.name));
+        if (found == shards.end())
+            fail("%s: has no tensor %s (%s)", folder.c_str(), p.name.c_str(), shard_kinds[kind]);
         long filled = 0;
         for (size_t i = 0; i < found->second.size(); i++) {
             filled += volume(p, found->second[i]);
             for (size_t j = 0; j < i; j++)
                 if (overlap(found->second[i], found->second[j]))
-                    fail("%s: tensor %s has two pieces over the same values", folder.c_str(), p.name.c_str());
+                    fail("%s: tensor %s has two shards over the same values", folder.c_str(), p.name.c_str());
         }
         long whole = Parameter::product(p.shape);
         if (filled != whole)
             fail("%s: tensor %s has %ld of %ld values", folder.c_str(), p.name.c_str(), filled, whole);
         std::vector<real> values(whole);
-        for (auto& piece : found->second) place(values, p, piece);
+        for (auto& shard : found->second) place(values, p, shard);
         out.resize(p.stored());
-        p.each_run([&](long from, long box, long n) { std::copy_n(&values[from], n, out.begin() + box); });
+        p.for_each_run(
+            [&](long from, long shard, long n) { std::copy_n(&values[from], n, out.begin() + shard); });
     }
-    // the number of values of a piece, whose box lies in the tensor
-    long volume(const Parameter& p, const Piece& piece) const {
-        if (piece.shape != p.shape || piece.count.size() != p.shape.size() ||
-            piece.start.size() != p.shape.size())
+    // the number of values of a shard, which lies in the tensor
+    long volume(const Parameter& p, const Shard& shard) const {
+        if (shard.shape != p.shape || shard.count.size() != p.shape.size() ||
+            shard.start.size() != p.shape.size())
             fail("%s: tensor %s has shape %s, wants %s", folder.c_str(), p.name.c_str(),
-                 json_numbers(piece.shape).c_str(), json_numbers(p.shape).c_str());
+                 json_numbers(shard.shape).c_str(), json_numbers(p.shape).c_str());
         long n = 1;
         for (size_t d = 0; d < p.shape.size(); d++) {
-            long start = piece.start[d], count = piece.count[d];
+            long start = shard.start[d], count = shard.count[d];
             if (start < 0 || count < 0 || start > p.shape[d] || count > p.shape[d] - start)
-                fail("%s: tensor %s has a piece outside its shape", folder.c_str(), p.name.c_str());
+                fail("%s: tensor %s has a shard outside its shape", folder.c_str(), p.name.c_str());
             n *= count;
         }
-        if (piece.bytes != (size_t)n * (piece.wide ? 8 : 4))
-            fail("%s: tensor %s has a piece of %zu bytes for %ld values", folder.c_str(), p.name.c_str(),
-                 piece.bytes, n);
+        if (shard.bytes != (size_t)n * (shard.wide ? 8 : 4))
+            fail("%s: tensor %s has a shard of %zu bytes for %ld values", folder.c_str(), p.name.c_str(),
+                 shard.bytes, n);
         return n;
     }
-    static bool overlap(const Piece& a, const Piece& b) {
+    static bool overlap(const Shard& a, const Shard& b) {
         for (size_t d = 0; d < a.shape.size(); d++)
             if (a.start[d] + a.count[d] <= b.start[d] || b.start[d] + b.count[d] <= a.start[d]) return false;
         return true;
     }
-    void place(std::vector<real>& out, const Parameter& p, const Piece& piece) const {
-        MappedFile data(piece.file);
-        long n = volume(p, piece);
-        const char* from = data.range(piece.offset, piece.bytes, p.name.c_str());
-        if (checksum(from, piece.bytes) != piece.sum)
-            fail("%s: damaged between offsets %zu and %zu: its checksum differs", piece.file.c_str(),
-                 piece.offset, piece.offset + piece.bytes);
-        long row = piece.count.back();  // runs of neighbours in both
+    void place(std::vector<real>& out, const Parameter& p, const Shard& shard) const {
+        MappedFile data(shard.file);
+        long n = volume(p, shard);
+        const char* from = data.range(shard.offset, shard.bytes, p.name.c_str());
+        if (checksum(from, shard.bytes) != shard.sum)
+            fail("%s: damaged between offsets %zu and %zu: its checksum differs", shard.file.c_str(),
+                 shard.offset, shard.offset + shard.bytes);
+        long row = shard.count.back();  // runs of neighbours in both
         for (long at = 0; row && at < n; at += row) {
             long to = 0, rest = at / row;
             std::vector<long> index(p.shape.size(), 0);
             for (int d = (int)p.shape.size() - 2; d >= 0; d--) {
-                index[d] = rest % piece.count[d];
-                rest /= piece.count[d];
+                index[d] = rest % shard.count[d];
+                rest /= shard.count[d];
             }
-            for (size_t d = 0; d < p.shape.size(); d++) to = to * p.shape[d] + piece.start[d] + index[d];
+            for (size_t d = 0; d < p.shape.size(); d++) to = to * p.shape[d] + shard.start[d] + index[d];
             for (long i = 0; i < row; i++) {
-                if (piece.wide) {
+                if (shard.wide) {
                     double value;
                     memcpy(&value, from + (at + i) * 8, 8);
                     out[to + i] = (real)value;
@@ -363,7 +373,7 @@ struct Checkpoint {
     }
 };
 
-inline bool is_whole(const std::string& folder) {
+inline bool tables_are_whole(const std::string& folder) {
     try {
         Checkpoint c(folder);
         return true;
@@ -401,13 +411,14 @@ inline TensorSource source_of(Model& model, Optimizer& o) {
         real* state[] = {o.master, o.m, o.v};
         real* from;
         if (kind == 0 && master_is_parameter) from = (real*)model.weights + p.offset;
-        else if (model.table.layout.d == 1) from = state[kind] + p.offset;
+        else if (model.table.layout.optimizer_shards == 1) from = state[kind] + p.offset;
         else {
             const Bucket& b = model.table.buckets[p.bucket];
-            long slice = b.elements / model.table.layout.d;
+            long slice = b.elements / model.table.layout.optimizer_shards;
             real* whole = model.gradients + b.offset;
             if (*gathered != std::pair(p.bucket, kind))
-                comm::all_gather(model.grid.dp, whole, state[kind] + b.offset / model.table.layout.d, slice,
+                comm::all_gather(model.grid.dp, whole,
+                                 state[kind] + b.offset / model.table.layout.optimizer_shards, slice,
                                  "optimizer state", model.stream);  // my slice -> all slices
             *gathered = {p.bucket, kind};
             from = whole + (p.offset - b.offset);
@@ -427,7 +438,7 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* o) {
             if (!c.has(p, kind)) continue;
             c.read(values, p, kind);
             values.resize(p.size, 0);
-            store_owned(model, *o, kind == 1 ? o->m : o->v, p, values);
+            store_partition(model, *o, kind == 1 ? o->m : o->v, p, values);
         }
     }
 }

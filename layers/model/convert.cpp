@@ -7,19 +7,26 @@
 //      8+n   the tensors' bytes
 //   Names are ours already, perhaps behind "transformer.". GPT-2 stores its linear weights (in, out), we
 //   (out, in); its c_attn columns are [q | k | v] by heads, ours are [q k v] in each head.
-#include "../../data/arguments.h"
+#include "../base/arguments.h"
 #include "checkpoint.h"
 
 namespace {
 
 constexpr char usage[] =
     "usage: ./convert --from-huggingface DIR --to CHECKPOINT\n"
-    "       ./convert --from-checkpoint DIR --to-huggingface DIR\n"
-    "  --from-huggingface  folder with config.json and model.safetensors of a GPT-2\n"
-    "  --to                folder for the checkpoint, as train_gpt --save writes it and --resume reads it\n"
-    "  --tokenizer         vocab.bpe to put into the checkpoint, so that it can read and print text\n"
-    "  --from-checkpoint   folder that train_gpt --save wrote; its newest checkpoint is taken\n"
-    "  --to-huggingface    folder for config.json, model.safetensors (fp32) and the tokenizer's files\n";
+    "       ./convert --from-checkpoint DIR --to-huggingface DIR\n";
+
+const std::vector<OptionForm> forms = {
+    {"from-huggingface", OptionForm::Text, "folder with config.json and model.safetensors of a GPT-2"},
+    {"to", OptionForm::Text,
+     "folder for the checkpoint, as train_gpt --save writes it and --resume reads it"},
+    {"tokenizer", OptionForm::Text,
+     "vocab.bpe to put into the checkpoint, so that it can read and print text"},
+    {"from-checkpoint", OptionForm::Text,
+     "folder that train_gpt --save wrote; its newest checkpoint is taken"},
+    {"to-huggingface", OptionForm::Text,
+     "folder for config.json, model.safetensors (fp32) and the tokenizer's files"},
+};
 
 float half_to_float(uint16_t h) {
     int exponent = h >> 10 & 31, fraction = h & 1023;
@@ -229,11 +236,10 @@ void to_huggingface(const std::string& dir, const std::string& to) {
 
 int main(int argc, char** argv) {
     try {
-        Arguments a(argc, argv, usage,
-                    {"from-huggingface", "to", "tokenizer", "from-checkpoint", "to-huggingface"});
+        Arguments a(argc, argv, usage, forms);
         bool from = a.has("from-huggingface") && a.has("to"),
              to = a.has("from-checkpoint") && a.has("to-huggingface");
-        if (from == to || a.values.size() > (from ? 2u + a.has("tokenizer") : 2u) || !a.files.empty())
+        if (from == to || a.values.size() > (from ? 2u + a.has("tokenizer") : 2u) || !a.words.empty())
             fail("wants --from-huggingface with --to, or --from-checkpoint with --to-huggingface\n%s", usage);
         if (from) from_huggingface(a.get("from-huggingface"), a.get("to"), a.get("tokenizer"));
         else to_huggingface(a.get("from-checkpoint"), a.get("to-huggingface"));

@@ -3,7 +3,7 @@
 //   over d      all parameters; with one owner (--zero 0) master, m and v too
 //   first and last stage   the token embedding: parameters, and what is owned of master, m and v
 #pragma once
-#include "../../comm/agree.h"
+#include "../../comm/collective_check.h"
 #include "optimizer.h"
 
 inline uint64_t device_checksum(const void* p, size_t bytes, uint64_t before, Stream s) {
@@ -21,15 +21,15 @@ inline void check_replicas(Model& model, const Optimizer& o) {
     for (auto& p : table.list)
         weights.push_back(
             device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
-    for (auto& piece : o.owned)
+    for (auto& part : o.partitions)
         for (real* values : {o.master, o.m, o.v})
             if (values)
-                state[piece.parameter] = device_checksum(values + piece.state, piece.n * sizeof(real),
-                                                         state[piece.parameter], model.stream);
+                state[part.parameter] = device_checksum(values + part.state, part.n * sizeof(real),
+                                                         state[part.parameter], model.stream);
     struct { const comm::Group& group; bool tied, whole, with_state; } all[] = {
-        {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.d == 1},
+        {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.optimizer_shards == 1},
         {model.grid.tied, true, false, true}};
-    std::string complaint;  // all groups compare before one complains
+    std::string error;  // all groups compare before one complains
     for (auto& [group, tied, whole, with_state] : all) {
         if (group.size == 1) continue;
         std::vector<int64_t> mine;
@@ -45,8 +45,8 @@ inline void check_replicas(Model& model, const Optimizer& o) {
             std::vector<int> differ;
             for (int r = 1; r < group.size; r++)
                 if (each[r * mine.size() + i] != each[i]) differ.push_back(group.members[r]);
-            if (!differ.empty() && complaint.empty())
-                complaint = text(
+            if (!differ.empty() && error.empty())
+                error = text(
                     "--check-every: %s of %s on rank %s differs from rank %d's: replicas have drifted "
                     "apart: go on from an earlier checkpoint, and have the memory of those ranks' "
                     "hosts checked",
@@ -54,5 +54,5 @@ inline void check_replicas(Model& model, const Optimizer& o) {
                     comm::rank_list(differ).c_str(), group.members[0]);
         }
     }
-    if (!complaint.empty()) fail("%s", complaint.c_str());
+    if (!error.empty()) fail("%s", error.c_str());
 }

@@ -1,227 +1,346 @@
-// stage.h   what a pipeline stage computes, chunk by chunk, and the messages between stages
-//   tokens, targets (B, T) int   loss of a position = cross entropy of the next token, natural logarithm
-//   A message is (N_r, C) values of the residual stream or of its gradient. Where every tensor-parallel rank
-//   holds all rows, each sends its t-th of the values, and they are gathered where they arrive.
+// stage.h   this rank's share of the model: its memory, and a chunk of its layers forward and backward
+//   Memory is taken once, at start, in four arenas (parameters, gradients, activations, scratch; the
+//   optimiser has a fifth), and the table that is printed is what is taken.
+//     in_flight[i]             of one micro-batch in one chunk of layers, from its forward to its backward
+//     inputs[i]                (N_r, C): what the chunk's first layer reads; received, or the embedding
+//     activation_gradients[i]  (N_r, C): of the residual stream, from the chunk's output down to its input
 //   A bucket's gradients go to their reduction over data-parallel ranks as soon as the last micro-batch has
 //   added to them; the new parameters of a bucket are waited for where they are first read.
+//   To add a layer to the model: its kernels in layers/NAME.cuh (ref and gpu), its call here or in block.h,
+//   its tensors in params.h and activations.h, its cost in layers/plan/cost.h; ./test_gpt kernels and pytorch
+//   compare.
 #pragma once
-#include "../base/graph.h"
-#include "model.h"
+#include <array>
+#include "../../comm/grid.h"
+#include "../adamw.cuh"
+#include "block.h"
+#include "lm_head.h"
 
-// ---- gradients, over the data-parallel ranks -------------------------------------------------------------
+// rows of the residual stream, or of its gradient, that may be on their way between stages
+struct Buffer {
+    floatX* x;                          // (N_r, C)
+    comm::StreamEvent received, sent;   // to be waited for before it is read, before it is written again
+};
 
-// each rank's gradients -> the sums, on all (one owner) or each its slice; runs beside the computations
-inline void reduce_bucket(Model& m, int bucket) {
-    const Bucket& b = m.table.buckets[bucket];
-    const comm::Group& dp = m.grid.dp;
-    real* g = m.gradients + b.offset;
-    if (dp.size == 1) return;
-    comm::fork(m.grid.reduction, m.stream);
-    if (m.table.layout.d == 1) {
-        // mine -> all's
-        comm::all_reduce(dp, g, b.elements, comm::Op::Sum, "gradients", m.grid.reduction);
-    } else {
-        long slice = b.elements / dp.size;  // -> my slice
-        comm::reduce_scatter(dp, g + dp.rank * slice, g, slice, "gradients", m.grid.reduction);
+struct InFlight {
+    std::vector<BlockActivations> blocks;  // of the chunk's layers
+    Buffer y;                              // the chunk's output
+    int *tokens = nullptr, *targets;       // (N), on the first and last stage
+    int *sorted_rows, *run_starts;         // the tokens, sorted, see embedding.cuh; in training, on the first
+    int* segment_arrays = nullptr;         // of a packed batch: its segments point here
+    PackedSegments segments;
+    bool is_packed = false;                // segments describes what is here
+};
+
+// a micro-batch at a chunk of this rank's stage, and the memory that it has there
+struct MicroBatch {
+    int index;       // in the step: the first one sets gradients, the others add to them
+    bool is_last;    // in the step: its gradients are complete
+    int chunk;
+    Batch batch;
+    InFlight& kept;
+    Buffer& input;
+    Buffer* gradient = nullptr;  // in backward
+};
+
+struct Model {
+    ModelShape shape;
+    Grid grid;
+    Setup setup;
+    TensorParallel tp;
+    ParameterTable table;
+    floatX* weights = nullptr;
+    real* gradients = nullptr;
+    // the part of wte's gradient that comes from the logits: summed apart, so that the order of the sum is
+    // that of a pipeline; with one micro-batch, and on the last of several stages, it is wte's own gradient
+    real* wte_gradient_from_logits = nullptr;
+    std::vector<InFlight> in_flight;
+    std::vector<Buffer> inputs, activation_gradients;
+    BlockActivations shared;        // with recomputation: of the layer at work
+    LmHeadActivations lm_head;      // on the last stage
+    floatX* gathered_logits;        // (B, Vp) with a cache, else (Vp): of the whole vocabulary
+    Scratch scratch;
+    std::vector<Arena> arenas;
+    std::vector<comm::StreamEvent> gathered;  // of each bucket's parameters, after an update
+    Stream stream = nullptr;
+    int* host_tokens = nullptr;     // pinned: of each micro-batch of a step, what goes to InFlight.tokens …
+    std::vector<int> token_counts;  // for sorting
+
+    Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
+        : shape(shape), grid(grid), setup(setup),
+          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.generates},
+          table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
+                                        setup.chunks})),
+          in_flight(setup.in_flight), inputs(setup.inputs), activation_gradients(setup.activation_gradients),
+          gathered(table.buckets.size()) {}
+    Model(const Model&) = delete;
+    ~Model() {
+        for (auto& arena : arenas) device_free(arena.base);
+        host_free(host_tokens);
+        if (stream) destroy_stream(stream);
     }
+
+    int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
+    bool is_first(int chunk) const { return table.layout.is_first(chunk); }
+    bool is_last(int chunk) const { return table.layout.is_last(chunk); }
+    int max_rows() const { return setup.B * shape.T; }                              // in a batch
+    // rows of logits in a batch
+    int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
+    bool sorts_tokens() const { return setup.training && grid.is_first(); }  // for the embedding's gradient
+    long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }  // … so many
+    bool keeps_cache() const { return setup.training ? setup.recompute != Recompute::Full : setup.cache; }
+    bool sums_wte_apart() const { return grid.p == 1 && setup.accumulates; }
+    LayerContext context(bool accumulate = false) const { return {shape, tp, scratch, stream, accumulate}; }
+
+    // layer: counted over this rank's chunks
+    std::array<const floatX*, block_tensors> block_weights(int layer) const {
+        std::array<const floatX*, block_tensors> w;
+        for (int i = 0; i < block_tensors; i++) w[i] = weights + table.block(layer, BlockTensor(i)).offset;
+        return w;
+    }
+    std::array<real*, block_tensors> block_gradients(int layer) const {
+        std::array<real*, block_tensors> g;
+        for (int i = 0; i < block_tensors; i++) g[i] = gradients + table.block(layer, BlockTensor(i)).offset;
+        return g;
+    }
+    const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
+    real* gradient(int parameter) const { return gradients + table.list[parameter].offset; }
+    LmHeadWeights lm_head_weights() const {
+        return {weight(table.lnf), weight(table.lnf + 1), weight(table.wte)};
+    }
+
+    // waits until a parameter's bucket holds what the last update gathered
+    void await_parameter(const Parameter& p) {
+        comm::wait_event(stream, gathered[p.bucket]);
+        gathered[p.bucket] = {};
+    }
+    void await_parameters() {
+        for (auto& p : table.list) await_parameter(p);
+    }
+
+    // ---- memory
+    // --------------------------------------------------------------------------------------------
+
+    // measures when `take` is false, else allocates; the parameters start at 0
+    void set_up_memory(bool take) {
+        arenas.clear();
+        auto add_arena = [&](const char* name, auto walk) {
+            Arena arena = {name, nullptr, 0, setup.precision};
+            if (take) arena = allocate(name, walk);
+            else walk(arena);
+            arenas.push_back(arena);
+        };
+        add_arena("parameters", [&](Arena& arena) { weights = arena.take_x(table.elements); });
+        if (setup.training) add_arena("gradients", [&](Arena& arena) { place_gradients(arena); });
+        add_arena("activations", [&](Arena& arena) { place_activations(arena); });
+        add_arena("scratch", [&](Arena& arena) { scratch.place(arena, shape, tp, setup); });
+        arenas.push_back({"GEMM workspace", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
+        if (!take) return;
+        if (grid.is_first() || grid.is_last())
+            host_tokens =
+                (int*)host_malloc(setup.micro_batches * token_ints() * sizeof(int), "tokens of a step");
+        if (sorts_tokens()) token_counts.assign(shape.Vp + 1, 0);
+        set_zero(weights, table.elements * sizeof(floatX), stream);
+        if (setup.training) clear_gradients();
+    }
+    void clear_gradients() {
+        set_zero(gradients, table.elements * sizeof(real), stream);
+        if (sums_wte_apart())
+            set_zero(wte_gradient_from_logits, table.list[table.wte].size * sizeof(real), stream);
+    }
+
+    static constexpr long segment_ints = 3 + sizeof(Tile) / sizeof(int);  // of each row, at most
+
+private:
+    void place_gradients(Arena& arena) {
+        gradients = arena.take_real(table.elements);
+        if (sums_wte_apart())
+            wte_gradient_from_logits = arena.take_real(table.list[table.wte].size);
+        else if (grid.is_last())
+            wte_gradient_from_logits = gradients ? gradient(table.wte) : nullptr;
+    }
+    void place_activations(Arena& arena) {
+        long N = max_rows(), size = tp.row_capacity(setup.B, shape.T) * shape.C;
+        bool full = setup.recompute == Recompute::Full;
+        shared = {};
+        if (full) shared.place(arena, shape, tp, setup);
+        if (setup.recompute == Recompute::Light) shared.place_light(arena, shape, tp, setup.B);
+        for (InFlight& kept : in_flight) {
+            kept.blocks.assign(chunk_layers(), shared);
+            for (auto& block : kept.blocks) {
+                if (!setup.training && &block != &in_flight[0].blocks[0]) {  // all share one
+                    block = in_flight[0].blocks[0];
+                    if (setup.cache) block.qkv = arena.take_x(3 * N * shape.C / grid.t);
+                } else if (!full) {
+                    block.place(arena, shape, tp, setup);
+                }
+                block.x = &block != &kept.blocks[0] ? arena.take_x(size) : nullptr;
+            }
+            kept.y.x = arena.take_x(size);
+            if (grid.is_first() || grid.is_last()) {
+                kept.tokens = arena.take<int>(token_ints());
+                kept.targets = kept.tokens + N;
+                kept.sorted_rows = kept.targets + N;
+                kept.run_starts = kept.sorted_rows + N;
+            }
+            if (setup.packs) kept.segment_arrays = arena.take<int>(segment_ints * N);
+        }
+        for (auto* buffers : {&inputs, &activation_gradients})
+            for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
+        gathered_logits = arena.take_x((size_t)(setup.cache ? setup.B : 1) * shape.Vp);
+        if (grid.is_last()) lm_head.place(arena, shape, tp, setup, max_outputs());
+    }
+};
+
+// ---- tokens ----------------------------------------------------------------------------------------------
+
+// samples (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of host_tokens, which is
+// not to be written again before the step is done
+inline void stage_tokens(Model& model, const std::vector<int>& samples, Batch batch, int micro_batch) {
+    int *tokens = model.host_tokens + (long)micro_batch * model.token_ints(),
+        *targets = tokens + model.max_rows();
+    for (int b = 0; b < batch.B; b++)
+        for (int t = 0; t < batch.T; t++) {
+            tokens[b * batch.T + t] = samples[b * (batch.T + 1) + t];
+            targets[b * batch.T + t] = samples[b * (batch.T + 1) + t + 1];
+        }
+    int *rows = targets + model.max_rows(), *starts = rows + model.max_rows();
+    if (model.sorts_tokens()) sort_tokens(rows, starts, tokens, batch.rows(), model.token_counts);
 }
 
-// ---- computations ----------------------------------------------------------------------------------------
+// -> the device, on the stages that have tokens; the host goes on
+inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
+    to.is_packed = false;
+    if (!to.tokens) return;
+    copy_to_device(to.tokens, model.host_tokens + (long)micro_batch * model.token_ints(),
+                   model.token_ints() * sizeof(int), model.stream);
+}
+
+// ---- forward ---------------------------------------------------------------------------------------------
 
 // before a buffer is written again
-inline void await_sent(Model& m, Buffer& buffer) {
-    comm::join(m.stream, buffer.sent);
+inline void await_sent(Model& model, Buffer& buffer) {
+    comm::wait_event(model.stream, buffer.sent);
     buffer.sent = {};
 }
 
-// windows (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of m.staged, which
-// is not to be written again before the step is done.
-inline void stage_batch(Model& m, const std::vector<int>& windows, Batch batch, int micro) {
-    int N = batch.rows();
-    int *tokens = m.staged + (long)micro * m.batch_ints(), *targets = tokens + m.rows();
-    for (int b = 0; b < batch.B; b++)
-        for (int t = 0; t < batch.T; t++) {
-            tokens[b * batch.T + t] = windows[b * (batch.T + 1) + t];
-            targets[b * batch.T + t] = windows[b * (batch.T + 1) + t + 1];
-        }
-    if (m.sorts()) sort_tokens(targets + m.rows(), targets + 2 * m.rows(), tokens, N, m.token_counts);
-}
-// -> a slot, if one is given, on the stages that have tokens; the host goes on
-inline Batch load_batch(Model& m, Slot* slot, Batch batch, int micro) {
-    if (slot && slot->tokens)
-        copy_to_device(slot->tokens, m.staged + (long)micro * m.batch_ints(), m.batch_ints() * sizeof(int),
-                       m.stream);
-    return batch;
+inline LossOf loss_of(const Model& model, const MicroBatch& mb, real dloss) {
+    long at = (long)mb.index * model.max_outputs();
+    real* is_greedy = mb.batch.segments ? model.lm_head.is_greedy + at : nullptr;
+    return {model.lm_head.losses + at, is_greedy, mb.kept.targets, dloss};
 }
 
-// inputs[input] or, in the first chunk, the slot's tokens -> slot.y. Generation, whose rows need not divide,
-// passes ranks without sequence parallelism.
-inline void chunk_forward(Model& m, int chunk, Slot& slot, int input, Batch batch, const Ranks& ranks) {
-    int n = m.chunk_layers();
-    await_sent(m, slot.y);
-    floatX* x = m.inputs[input].x;
-    if (m.first(chunk)) {
-        m.await(m.table.list[m.table.wte]);
-        m.await(m.table.list[m.table.wpe]);
-        embed_forward(x, slot.tokens, m.weight(m.table.wte), m.weight(m.table.wpe), m.scratch, m.shape, ranks,
-                      batch, m.stream);
+inline void await_lm_head(Model& model) {
+    model.await_parameter(model.table.list[model.table.wte]);
+    model.await_parameter(model.table.list[model.table.lnf]);
+}
+
+// the input or, in the first chunk, the tokens -> kept.y
+inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& at) {
+    int n = model.chunk_layers();
+    floatX* x = mb.input.x;
+    await_sent(model, mb.kept.y);
+    if (model.is_first(mb.chunk)) {
+        model.await_parameter(model.table.list[model.table.wte]);
+        model.await_parameter(model.table.list[model.table.wpe]);
+        embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), at,
+                      mb.batch);
     }
     for (int l = 0; l < n; l++) {
-        BlockActivations a = slot.blocks[l];
+        BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
-        m.await(m.table.block(chunk * n + l, LN1_W));
-        block_forward(l + 1 < n ? slot.blocks[l + 1].x : slot.y.x, a, m.block_weights(chunk * n + l).data(),
-                      m.scratch, m.shape, ranks, batch, m.stream);
+        floatX* y = l + 1 < n ? mb.kept.blocks[l + 1].x : mb.kept.y.x;
+        model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W));
+        block_forward(y, a, model.block_weights(mb.chunk * n + l).data(), at, mb.batch);
     }
 }
 
-// on the last chunk: what the logits are made of, from slot.y
-inline const floatX* model_end(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
-    m.await(m.table.list[m.table.wte]);
-    m.await(m.table.list[m.table.lnf]);
-    return logits_input(m.end, slot.y.x, m.weight(m.table.lnf), m.weight(m.table.lnf + 1), m.scratch, m.shape,
-                        ranks, batch, m.stream);
-}
-// this rank's logits (outputs, Vp / t), where all of them are held at once
-inline void model_logits(Model& m, const Slot& slot, Batch batch, const Ranks& ranks) {
-    const floatX* rows = model_end(m, slot, batch, ranks);
-    logits_forward(m.end, rows, m.weight(m.table.wte), batch.outputs(), m.shape, ranks, m.stream);
-}
-// the losses of a micro-batch
-inline void model_loss(Model& m, const Slot& slot, int micro, Batch batch) {
-    const floatX* rows = model_end(m, slot, batch, m.ranks);
-    long at = (long)micro * m.outputs();
-    loss_forward(m.end.losses + at, batch.segments ? m.end.hits + at : nullptr, m.end, rows,
-                 m.weight(m.table.wte), slot.targets, batch.outputs(), m.shape, m.ranks, m.stream);
+// a chunk of layers; after the last one logits and losses, with their gradient where dloss is not 0
+inline void forward(Model& model, const MicroBatch& mb, real dloss) {
+    Traced timed(Span::Forward, mb.index, mb.chunk, model.stream);
+    LayerContext at = model.context();
+    layers_forward(model, mb, at);
+    bool in_backward = dloss != 0 && model.setup.loss_in_backward;
+    if (!model.is_last(mb.chunk) || in_backward) return;
+    await_lm_head(model);
+    lm_head_forward(loss_of(model, mb, dloss), model.lm_head, mb.kept.y.x, model.lm_head_weights(), at,
+                    mb.batch);
 }
 
-// streams[s]: the gradient of slot.y on entry (the last chunk computes losses and logits here), of the input
-// on return. The step's first micro-batch sets all gradients, the others add to them, and the last one's go
-// to reduction.
-inline void chunk_backward(Model& m, int chunk, Slot& slot, int input, int stream, int micro, Batch batch,
-                           real dloss, bool last_micro) {
-    const ParameterTable& t = m.table;
-    int n = m.chunk_layers();
-    bool add = micro > 0;
-    floatX *d = m.streams[stream].x, *x = m.inputs[input].x;
+// ---- backward --------------------------------------------------------------------------------------------
+
+// each rank's gradients -> the sums, on all ranks or, of a sharded optimiser, on each its slice; beside
+// computations
+inline void reduce_bucket(Model& model, int bucket) {
+    const Bucket& b = model.table.buckets[bucket];
+    const comm::Group& dp = model.grid.dp;
+    real* g = model.gradients + b.offset;
+    if (dp.size == 1) return;
+    comm::wait_stream(model.grid.dp_stream, model.stream);
+    if (model.table.layout.optimizer_shards == 1) {
+        // mine -> all's
+        comm::all_reduce(dp, g, b.elements, comm::Op::Sum, "gradients", model.grid.dp_stream);
+        return;
+    }
+    long slice = b.elements / dp.size;
+    // mine -> all's, my slice
+    comm::reduce_scatter(dp, g + dp.rank * slice, g, slice, "gradients", model.grid.dp_stream);
+}
+
+// the gradient of the chunk's output -> of its input, in place; the last chunk begins with that of the losses
+inline void backward(Model& model, const MicroBatch& mb, real dloss) {
+    Traced timed(Span::Backward, mb.index, mb.chunk, model.stream);
+    const ParameterTable& table = model.table;
+    int n = model.chunk_layers();
+    LayerContext at = model.context(mb.index > 0);
+    floatX *dx = mb.gradient->x, *x = mb.input.x;
     auto complete = [&](const Parameter& p) {
-        if (last_micro) reduce_bucket(m, p.bucket);
+        if (mb.is_last) reduce_bucket(model, p.bucket);
     };
-    await_sent(m, m.streams[stream]);
-    if (m.last(chunk)) {
-        const floatX* rows = model_end(m, slot, batch, m.ranks);
-        loss_backward(d, m.end.losses + (long)micro * m.outputs(), m.end, rows, slot.y.x, m.weight(t.lnf),
-                      m.weight(t.wte), m.gradient(t.lnf), m.gradient(t.lnf + 1), m.logits_gradient,
-                      slot.targets, dloss, m.scratch, m.shape, m.ranks, batch, add, m.stream);
-        complete(t.list[t.lnf]);
-        if (m.grid.p > 1) complete(t.list[t.wte]);
+    await_sent(model, *mb.gradient);
+    if (model.is_last(mb.chunk)) {
+        LmHeadGradients g = {model.gradient(table.lnf), model.gradient(table.lnf + 1),
+                             model.wte_gradient_from_logits};
+        LossOf loss = loss_of(model, mb, dloss);
+        await_lm_head(model);
+        lm_head_backward(dx, g, model.setup.loss_in_backward ? &loss : nullptr, model.lm_head, mb.kept.y.x,
+                         model.lm_head_weights(), at, mb.batch);
+        complete(table.list[table.lnf]);
+        if (model.grid.p > 1) complete(table.list[table.wte]);
     }
     for (int l = n - 1; l >= 0; l--) {
-        BlockActivations a = slot.blocks[l];
+        int layer = mb.chunk * n + l;
+        BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
-        int layer = chunk * n + l;
-        auto w = m.block_weights(layer);
-        if (m.setup.recompute == Recompute::Full)
-            block_forward(nullptr, a, w.data(), m.scratch, m.shape, m.ranks, batch, m.stream);
-        block_backward(d, a, w.data(), m.block_gradients(layer).data(), m.scratch, m.shape, m.ranks, batch,
-                       add, m.stream);
-        complete(t.block(layer, LN1_W));
+        auto w = model.block_weights(layer);
+        if (model.setup.recompute == Recompute::Full) block_forward(nullptr, a, w.data(), at, mb.batch);
+        block_backward(dx, model.block_gradients(layer).data(), a, w.data(), at, mb.batch);
+        complete(table.block(layer, LN1_W));
     }
-    if (!m.first(chunk)) return;
-    real* looked_up = m.gradient(t.wte);  // the logits' product has set it where it is theirs as well
-    if (!add && looked_up != m.logits_gradient)
-        set_zero(looked_up, t.list[t.wte].size * sizeof(real), m.stream);
-    embed_backward(looked_up, m.gradient(t.wpe), d, slot.tokens, {slot.rows, slot.starts}, m.scratch, m.shape,
-                   m.ranks, batch, add, m.stream);
-    if (last_micro && m.sums_apart())
-        dev::add_to(looked_up, m.logits_gradient, t.list[t.wte].size, m.stream);
-    complete(t.list[t.wte]);
-    complete(t.list[t.wpe]);
+    if (!model.is_first(mb.chunk)) return;
+    real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
+    long size = table.list[table.wte].size;
+    if (mb.index == 0 && dwte != from_logits) set_zero(dwte, size * sizeof(real), model.stream);
+    embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens,
+                   {mb.kept.sorted_rows, mb.kept.run_starts}, at, mb.batch);
+    if (mb.is_last && model.sums_wte_apart()) dev::add_values(dwte, from_logits, size, model.stream);
+    complete(table.list[table.wte]);
+    complete(table.list[table.wpe]);
 }
 
-// every computation of a step, on whatever lies there, before the first one: products are timed, and kernels
-// loaded; with `graphs`, says whether a CUDA graph of them is faster. Gradients are 0 afterwards.
-inline bool rehearse(Model& m, bool graphs) {
-    Batch batch = {m.setup.B, m.shape.T};
-    Slot& slot = m.slots[0];
-    if (slot.tokens) set_zero(slot.tokens, m.batch_ints() * sizeof(int), m.stream);
-    auto compute = [&] {
-        for (int micro = 0; micro < std::min(2, m.setup.losses); micro++)  // which sets gradients, which adds
-            for (int chunk = 0; chunk < m.setup.chunks; chunk++) {
-                chunk_forward(m, chunk, slot, 0, batch, m.ranks);
-                chunk_backward(m, chunk, slot, 0, 0, micro, batch, 0, false);
-            }
-    };
-    tuning.on = true;
-    compute();
-    Graph graph;
-    std::string key = text("graph " PRECISION_NAME
-                           " %d layers %d hidden %d heads %d x %d of %d recompute %d "
-                           "flash %d fp8 %d rows of logits %d",
-                           m.shape.L, m.shape.C, m.shape.NH, batch.B, batch.T, m.shape.Vp,
-                           (int)m.setup.recompute, m.setup.flash, m.setup.fp8, m.logits_held());
-    bool faster = graphs && tuning.choose(key, 2, 0, m.stream, [&](int way) {
-        try {
-            if (way) graph.run(m.stream, compute);
-            else compute();
-        } catch (const std::runtime_error&) {
-            return false;
-        }
-        return true;
-    }) == 1;
-    synchronize(m.stream);
-    tuning.on = false;
-    m.clear_gradients();
-    return faster;
+// ---- losses ----------------------------------------------------------------------------------------------
+
+inline void clear_losses(Model& model) {
+    size_t values = (size_t)model.setup.micro_batches * model.max_outputs();
+    if (model.grid.is_last()) set_zero(model.lm_head.losses, values * sizeof(real), model.stream);
 }
 
 // the sum of the losses of each sequence of the first `micro_batches`; on the last stage
-inline std::vector<double> sequence_losses(Model& m, int micro_batches) {
-    std::vector<real> losses((size_t)micro_batches * m.setup.B * m.shape.T);
+inline std::vector<double> sequence_losses(Model& model, int micro_batches) {
+    std::vector<real> losses((size_t)micro_batches * model.max_rows());
     if (!losses.empty())
-        copy_to_host(losses.data(), m.end.losses, losses.size() * sizeof(real), m.stream);
-    std::vector<double> sums((size_t)micro_batches * m.setup.B, 0);
-    for (size_t i = 0; i < losses.size(); i++) sums[i / m.shape.T] += losses[i];
+        copy_to_host(losses.data(), model.lm_head.losses, losses.size() * sizeof(real), model.stream);
+    std::vector<double> sums((size_t)micro_batches * model.setup.B, 0);
+    for (size_t i = 0; i < losses.size(); i++) sums[i / model.shape.T] += losses[i];
     return sums;
-}
-inline void clear_losses(Model& m) {
-    if (m.grid.last())
-        set_zero(m.end.losses, (size_t)m.setup.losses * m.outputs() * sizeof(real), m.stream);
-}
-
-// ---- messages between stages -----------------------------------------------------------------------------
-
-struct Share { long offset, n; };  // of a message's values, what this rank sends and receives
-inline Share message_share(const Model& m, Batch batch) {
-    long values = (long)m.ranks.rows(batch.rows()) * m.shape.C;
-    if (m.ranks.sequence) return {0, values};
-    return {values / m.grid.t * m.grid.tensor, values / m.grid.t};
-}
-
-inline void post_send(Model& m, const Link& link, const Buffer& from, const char* label, Batch batch) {
-    Share share = message_share(m, batch);
-    comm::fork(link.channel, m.stream);
-    comm::send(link.group, from.x + share.offset, share.n, 1, label, link.channel);
-}
-inline void post_receive(Model& m, const Link& link, Buffer& to, const char* label, Batch batch) {
-    Share share = message_share(m, batch);
-    await_sent(m, to);
-    comm::fork(link.channel, m.stream);
-    comm::receive(link.group, to.x + share.offset, share.n, 0, label, link.channel);
-}
-// what has arrived becomes whole
-inline void await_message(Model& m, Buffer& from, const char* label, Batch batch) {
-    if (!from.arrived.channel) return;
-    comm::join(m.stream, from.arrived);
-    from.arrived = {};
-    if (m.ranks.sequence || m.grid.t == 1) return;
-    Share share = message_share(m, batch);
-    comm::all_gather(m.grid.tp, from.x, from.x + share.offset, share.n, label, m.stream);  // my t-th -> all
-}
-
-// nothing is on its way between stages any more
-inline void finish_messages(Model& m) {
-    if (m.grid.p == 1) return;
-    for (Link* link : {&m.grid.forward_in, &m.grid.forward_out, &m.grid.backward_in, &m.grid.backward_out})
-        if (link->channel) comm::join(m.stream, comm::mark(link->channel));
 }

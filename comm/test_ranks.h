@@ -1,0 +1,95 @@
+// test_ranks.h   every call between ranks, of every type, on the compute stream and on a comm stream
+//   mpirun -n 4 ./test_gpt ranks
+#pragma once
+#include "../layers/base/testing.h"
+#include "collective_check.h"
+
+template <class T>
+void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
+    constexpr int n = 1000;  // small whole numbers, so that every type sums them exactly
+    auto value = [](int rank, int i) { return (double)((rank * 7 + i * 3) % 11) - 4; };
+    auto whole = [&](int i) {
+        double sum = 0;
+        for (int r = 0; r < g.size; r++) sum += value(r, i);
+        return sum;
+    };
+    std::vector<T> host((size_t)n * g.size), out(host.size());
+    T* x = (T*)device_malloc(host.size() * sizeof(T), "a test");
+    T* y = (T*)device_malloc(host.size() * sizeof(T), "a test");
+    // fills x, makes the call where it belongs, fetches `from` into out
+    auto call = [&](Stream where, T* from, auto make) {
+        for (size_t i = 0; i < host.size(); i++) host[i] = T((float)value(g.rank, (int)i));
+        copy_to_device(x, host.data(), host.size() * sizeof(T), nullptr);
+        set_zero(y, host.size() * sizeof(T), nullptr);
+        if (where) comm::wait_stream(where, nullptr);
+        make(where);
+        if (where) comm::wait_event(nullptr, comm::record_event(where));
+        copy_to_host(out.data(), from, out.size() * sizeof(T), nullptr);
+    };
+    auto expect = [&](const char* what, bool on_channel, int from, int count, auto wanted) {
+        int wrong = 0;
+        for (int i = 0; i < count; i++) wrong += (double)(float)out[from + i] != wanted(i);
+        check(wrong == 0, text("%s, %s%s: %d of %d values wrong", what, type,
+                               on_channel ? ", on a comm_stream" : "", wrong, count));
+    };
+    int size = n * g.size, left = (g.rank + g.size - 1) % g.size, right = (g.rank + 1) % g.size;
+    for (Stream s : {(Stream) nullptr, comm_stream}) {
+        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::Op::Sum, "a test", s); });
+        expect("all-reduce, sum", s, 0, size, whole);
+        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::Op::Max, "a test", s); });
+        expect("all-reduce, max", s, 0, size, [&](int i) {
+            double most = value(0, i);
+            for (int r = 1; r < g.size; r++) most = std::max(most, value(r, i));
+            return most;
+        });
+        call(s, x, [&](Stream s) { comm::reduce_scatter(g, x + g.rank * n, x, n, "a test", s); });
+        expect("reduce-scatter in place", s, g.rank * n, n, [&](int i) { return whole(g.rank * n + i); });
+        call(s, x, [&](Stream s) { comm::all_gather(g, x, x + g.rank * n, n, "a test", s); });
+        expect("all-gather in place", s, 0, size, [&](int i) { return value(i / n, i); });
+        call(s, x, [&](Stream s) { comm::broadcast(g, x, n, g.size - 1, "a test", s); });
+        expect("broadcast", s, 0, n, [&](int i) { return value(g.size - 1, i); });
+        if (g.size > 1) {
+            call(s, y, [&](Stream s) {  // everybody sends to the right: only together can this end
+                comm::group_begin();
+                comm::send(g, x, n, right, "a test", s);
+                comm::receive(g, y, n, left, "a test", s);
+                comm::group_end();
+            });
+            expect("send and receive", s, 0, n, [&](int i) { return value(left, i); });
+        }
+    }
+    call(nullptr, y, [&](Stream s) { comm::reduce_scatter(g, y, x, n, "a test", s); });
+    expect("reduce-scatter", false, 0, n, [&](int i) { return whole(g.rank * n + i); });
+    call(nullptr, y, [&](Stream s) { comm::all_gather(g, y, x, n, "a test", s); });
+    expect("all-gather", false, 0, size, [&](int i) { return value(i / n, i % n); });
+    device_free(x);
+    device_free(y);
+}
+
+void test_ranks() {
+    comm::Group world = comm::make_group("a test", comm::everyone().members);
+    Stream first = comm::make_comm_stream();
+    ranks_calls<bf16>(world, first, "bf16");
+    ranks_calls<float>(world, first, "fp32");
+    ranks_calls<double>(world, first, "fp64");
+    ranks_calls<int64_t>(world, first, "int64");
+    std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
+    bool right = true;
+    for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;
+    check(right, "numbers of all ranks");
+    check(comm::rank_list({0, 1, 2, 5, 7, 8}) == "0 to 2 5 7 to 8", "a list of ranks");
+    // two comm streams, the second after the first by way of the compute stream, many times over
+    Stream second = comm::make_comm_stream();
+    double* x = (double*)device_malloc(sizeof(double), "a test");
+    double one = 1, got = 0, want = 1;
+    copy_to_device(x, &one, sizeof one, nullptr);
+    for (int i = 0; i < 20; i++, want *= world.size) {
+        Stream s = i % 2 ? second : first;
+        comm::wait_stream(s, nullptr);
+        comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", s);
+        comm::wait_event(nullptr, comm::record_event(s));
+    }
+    copy_to_host(&got, x, sizeof got, nullptr);
+    device_free(x);
+    check(got == want, text("a chain over two comm streams: %g, wants %g", got, want));
+}

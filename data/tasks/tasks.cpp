@@ -1,0 +1,207 @@
+// tasks.cpp   a task's public files -> an evaluation file, each request as lm-evaluation-harness makes it
+//   ./tasks --task piqa --from FOLDER --vocabulary PATH/vocab.bpe --output piqa.eval [--shots 5]
+//   Documents in the order of random.Random(42).shuffle; the same generator then draws each document's shots,
+//   from the train split, or where there is none from the evaluated documents without the document itself.
+#include "../../layers/base/arguments.h"
+#include "evaluation.h"
+#include "sha256.h"
+#include "tasks.h"
+
+namespace {
+
+const std::string usage = [] {
+    std::string names;
+    for (auto& t : task_table) if (!*t.form && strcmp(t.task, "requests")) names += std::string(" ") + t.task;
+    return "usage: ./tasks --task NAME --from FOLDER --vocabulary bytes|PATH/vocab.bpe --output FILE.eval\n"
+           "               [--OPTION VALUE]…\n"
+           "  NAME is one of" + names + ";\n"
+           "  or requests, your own, a line each:\n"
+           "  {\"context\": …, \"continuations\": […], \"gold\": 0, \"group\": …}\n";
+}();
+
+const std::vector<OptionForm> forms = {
+    {"task", OptionForm::Text, "see above"},
+    {"from", OptionForm::Text,
+     "folder with the task's files as they are distributed; or the file, if it is one"},
+    {"shots", OptionForm::Whole, "examples before each document, from the train split where there is one",
+     "0"},
+    {"form", OptionForm::Text,
+     "another wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
+     "                       [the harness's of autumn 2021]"},
+    {"vocabulary", OptionForm::Text, "that of the model: bytes, or GPT-2's vocab.bpe"},
+    {"output", OptionForm::Text, "the evaluation file, for train_gpt --evaluate"},
+    {"requests", OptionForm::Text, "also the requests as text: the JSON whose SHA-256 is printed"},
+    {"limit", OptionForm::Whole, "only the first documents of the shuffled order [all]", "", 1},
+};
+
+// the requests of one document, behind its shots
+struct Asked {
+    std::vector<TaskRequest> requests;
+    int gold;
+    TaskDocument* document;
+};
+
+std::vector<Asked> ask(const TaskForm& task, std::vector<TaskDocument>& documents,
+                       std::vector<TaskDocument>& train, uint32_t shots, size_t limit) {
+    std::vector<uint32_t> order(documents.size());
+    for (size_t i = 0; i < order.size(); i++) order[i] = (uint32_t)i;
+    PythonRandom random(42);
+    random.shuffle(order);
+    order.resize(std::min(order.size(), limit));
+    std::vector<Asked> out;
+    for (uint32_t i : order) {
+        TaskDocument& d = documents[i];
+        std::string before;
+        auto add = [&](TaskDocument& shot) { before += render_shot(task, shot) + "\n\n"; };
+        if (shots && !task.train.empty()) {
+            for (uint32_t s : random.sample((uint32_t)train.size(), shots)) add(train[s]);
+        } else if (shots) {
+            uint32_t taken = 0;
+            for (uint32_t s : random.sample((uint32_t)documents.size(), shots + 1))
+                if (documents[s].raw != d.raw && taken < shots) {
+                add(documents[s]);
+                taken++;
+            }
+        }
+        Asked asked = {render(task, d), 0, &d};
+        asked.gold = gold_of(task, d, asked.requests.size());
+        for (auto& r : asked.requests) r.context = before + r.context;
+        out.push_back(std::move(asked));
+    }
+    return out;
+}
+
+// [["context", "continuation"], …] as Python's json.dumps writes it; a greedy request stands there twice,
+// because the harness asks once for the probability and once whether it is what the model would say
+std::string as_json(const std::vector<Asked>& all, bool twice) {
+    std::string out = "[";
+    for (auto& asked : all)
+        for (auto& r : asked.requests)
+            for (int i = 0; i < 1 + twice; i++)
+                out += (out.size() > 1 ? ", [" : "[") + python_json(r.context, asked.document->where) + ", " +
+                       python_json(r.continuation, asked.document->where) + "]";
+    return out + "]";
+}
+
+// what an evaluation file says of its task
+EvalFile describe_task(const TaskForm& task, const Vocabulary& v) {
+    EvalFile e;
+    e.task = task.task;
+    e.form = task.form;
+    e.version = task.version;
+    e.metric = task.metric;
+    e.normalised = task.normalised;
+    e.priors = task.prior != nullptr;
+    e.vocabulary = v.size();
+    e.kind = v.kind;
+    return e;
+}
+
+EvalFile encode_task(const TaskForm& task, const std::vector<Asked>& all, const Vocabulary& v) {
+    EvalFile e = describe_task(task, v);
+    Encoder encoder(v);
+    std::vector<uint32_t> room;
+    auto add = [&](const std::string& words) -> std::pair<int64_t, int64_t> {
+        room.resize(words.size() + 4);
+        uint32_t* end = encoder.encode(room.data(), words);
+        int64_t from = (int64_t)e.tokens.size();
+        e.tokens.insert(e.tokens.end(), room.data(), end);
+        if (words.empty()) e.tokens.push_back(v.end_of_text);  // nothing before: the text begins
+        return {from, (int64_t)e.tokens.size() - from};
+    };
+    std::map<std::string, int64_t> groups;
+    size_t without = 0;  // documents that say nothing of what is right
+    std::pair<int64_t, int64_t> prior = {-1, 0};
+    if (task.prior) prior = add(task.prior);
+    for (auto& asked : all) {
+        EvalDocument d = {(int64_t)e.requests.size(), 0, asked.gold, {-1, -1}, asked.document->line};
+        without += asked.gold < 0;
+        for (size_t g = 0; g < task.groups.size(); g++) {
+            if (task.labels.empty() && !asked.document->fields.count(task.groups[g]))
+                continue;  // one's own may
+            std::string name = std::string(task.groups[g]) + " " + asked.document->at(task.groups[g]);
+            auto [at, is_new] = groups.emplace(name, (int64_t)groups.size());
+            if (is_new) e.groups.push_back(name);
+            d.groups[g] = at->second;
+        }
+        std::map<std::string, std::pair<int64_t, int64_t>> contexts;
+        for (auto& r : asked.requests) {
+            if (!contexts.count(r.context)) contexts[r.context] = add(r.context);
+            auto [context, length] = contexts[r.context];
+            auto [from, n] = add(r.continuation);
+            bool blank = r.continuation[0] == ' ';
+            int64_t characters = (int64_t)code_points(r.continuation, asked.document->where).size() - blank;
+            e.requests.push_back({context, length, from, n, characters});
+        }
+        for (size_t i = 0; task.prior && i < asked.requests.size(); i++) {
+            EvalRequest r = e.requests[(size_t)d.first + i];
+            r.context = prior.first;
+            r.context_tokens = prior.second;
+            e.requests.push_back(r);
+        }
+        d.count = (int64_t)e.requests.size() - d.first;
+        e.documents.push_back(d);
+    }
+    if (without == all.size()) {
+        e.metric = "none";
+        e.normalised = false;
+    }
+    for (auto& asked : all)
+        if (without && without < all.size() && asked.gold < 0)
+            fail("%s: has no \"gold\", others have: say for each which continuation is right, or for none",
+                 asked.document->where.c_str());
+    return e;
+}
+
+int run(const Arguments& a) {
+    const TaskForm& task = find_task(a.need("task", "NAME"), a.get("form"));
+    std::string from = a.need("from", "FOLDER"), output = a.need("output", "FILE.eval");
+    Vocabulary vocabulary = Vocabulary::open(a.need("vocabulary", "bytes or PATH/vocab.bpe"));
+    uint32_t shots = (uint32_t)a.number("shots");
+    size_t limit = a.has("limit") ? (size_t)a.number("limit") : SIZE_MAX;
+    if (!a.words.empty()) fail("%s: options begin with -- (--help explains)", a.words[0].c_str());
+    std::error_code none;
+    for (auto& [one, other] :
+         {std::pair{output, from}, {a.get("requests"), from}, {output, a.get("requests")}})
+        if (!one.empty() && (one == other || std::filesystem::equivalent(one, other, none)))
+            fail("%s would be written over %s: give another name", one.c_str(), other.c_str());
+    std::vector<TaskDocument> documents = read_task(task, from, false), train;
+    try {
+        if (shots && !task.train.empty()) train = read_task(task, from, true);
+    } catch (const Error& e) {
+        fail("--shots %u are drawn from the train split: %s", shots, e.what());
+    }
+    size_t pool = task.train.empty() ? documents.size() - 1 : train.size();
+    if (shots > pool)
+        fail("--shots %u: %s has %zu documents to draw them from: choose at most %zu", shots, from.c_str(),
+             pool, pool);
+    std::vector<Asked> asked = ask(task, documents, train, shots, limit);
+    std::string json = as_json(asked, std::string(task.metric) == "greedy");
+    Sha256 sum;
+    sum.add(json);
+    EvalFile e = encode_task(task, asked, vocabulary);
+    e.shots = (int)shots;
+    e.hash = sum.digits();
+    e.from = from;
+    e.save(output);
+    if (a.has("requests")) {
+        FileWriter file(a.get("requests"));
+        file.write(json);
+        file.finish();
+    }
+    printf("%s%s%s: %zu documents, %u shots, %zu continuations, %zu tokens\nsha256 of all requests %s\n",
+           task.task, *task.form ? " " : "", task.form, e.documents.size(), shots, e.requests.size(),
+           e.tokens.size(), e.hash.c_str());
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return run(Arguments(argc, argv, usage, forms));
+    } catch (const std::exception& e) {
+        fprintf(stderr, "tasks: %s\n", e.what());
+        return 1;
+    }
+}

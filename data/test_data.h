@@ -1,0 +1,168 @@
+// test_data.h   checks of token files, loader, tokenizer and JSON
+#pragma once
+#include <set>
+#include "../layers/base/testing.h"
+#include "blend.h"
+#include "json.h"
+#include "tokenizer.h"
+
+void test_json() {
+    Json j = Json::parse(R"({"a": [1, -2.5e3, true, null], "s": "x\n\u00e9\ud83d\ude00\ud800!"})", "j");
+    check(j.at("a", "j").items[1].number("j") == -2500 &&
+          j.at("s", "j").text == "x\n\xc3\xa9\xf0\x9f\x98\x80\xef\xbf\xbd!", "values");
+    for (const char* bad : {"", "{", "[1,]", "{\"a\" 1}", "\"\\x\"", "\"abc", "01", "1.", "tru", "[1] 2",
+                            "\"\x01\"", "-"}) refuses("not JSON at offset", [&] { Json::parse(bad, "j"); });
+    refuses("at most 64 levels", [] { Json::parse(std::string(100000, '['), "j"); });
+    check(Json::parse(json_quote("a\"\\\n\x02"), "j").text == "a\"\\\n\x02", "quoting and back");
+}
+
+std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
+    std::string path = scratch_folder + "/" + name;
+    TokenWriter w(path, V == 257 ? "bytes" : "bpe", V, V - 1);
+    for (int i = 0; i < n; i++) {
+        uint32_t token = (uint32_t)(hash_of(i * 31 + seed) % V);
+        w.add(&token, 1);
+    }
+    w.finish();
+    return path;
+}
+
+void test_loader() {
+    for (uint64_t n : {1, 2, 3, 5, 64, 1000, 4097}) {
+        std::set<uint64_t> seen;
+        for (uint64_t i = 0; i < n; i++) seen.insert(permute(i, n, 9, 0));
+        check(seen.size() == n && *seen.rbegin() == n - 1, text("a permutation of %d", (int)n));
+    }
+    check(permute(0, 1000, 9, 0) != permute(0, 1000, 9, 1) ||
+          permute(1, 1000, 9, 0) != permute(1, 1000, 9, 1), "each epoch has its order");
+    check(permute(338999999999ull, 339000000000ull, 9, 0) < 339000000000ull, "of 339e9 windows as well");
+    for (int V : {257, 70000}) {  // uint16 and uint32
+        std::string a = make_tokens("a.bin", 1001, V), b = make_tokens("b.bin", 57, V, 2);
+        Loader loader({a, b}, 8, 5);
+        loader.V = V;
+        check(loader.samples() == 125 + 7 && loader.file_vocabulary() == V, "samples of two files");
+        std::vector<int> w(9), v(9), all(1001);
+        loader.files[0].read(all.data(), 0, 1001, V);
+        loader.read_sample(w.data(), 3);
+        loader.read_sample(v.data(), 4);
+        check(w[8] == v[0] && w[0] == all[24] && all[5] == (int)(hash_of(5 * 31 + 1) % V),
+              "samples overlap by one");
+        std::vector<int> count(132, 0);
+        for (uint64_t n = 0; n < 2 * 132; n++) count[loader.order(n)]++;
+        check(std::count(count.begin(), count.end(), 2) == 132, "every window once an epoch");
+    }
+    std::string path = make_tokens("c.bin", 100000, 257), whole(MappedFile(path).view());
+    auto reads = [&](int V = 257) { std::vector<int> t(100000); TokenFile(path).read(t.data(), 0, 100000, V);
+                                   };
+    reads();
+    refuses("between offsets 64 and", [&] { patch(path, 64, std::string("\1\1", 2)); reads(); });
+    write_file(path, whole);
+    refuses("damaged between offsets 131136 and", [&] { patch(path, 64 + 2 * 70000, "x"); reads(); });
+    write_file(path, whole);
+    refuses("the vocabulary has 200", [&] { reads(200); });
+    for (size_t n : {3, 30, 63, 64, 1000, (int)whole.size() - 1})
+        refuses("", [&] { write_file(path, whole.substr(0, n)); TokenFile f(path); });
+    refuses("truncated or damaged", [&] { write_file(path, whole.substr(0, 1000)); TokenFile f(path); });
+    refuses("is empty", [&] { write_file(path, ""); TokenFile f(path); });
+    refuses("is no token file", [&] { write_file(path, "To be, or not to be"); TokenFile f(path); });
+    refuses("cannot be read", [&] { TokenFile f("/nowhere.bin"); });
+    refuses("damaged between offsets 0 and 64", [&] { write_file(path, whole);
+                                                     patch(path, 16, std::string(8, '\x7f'));
+                                         TokenFile f(path); });
+    refuses("version 9", [&] { write_file(path, whole); patch(path, 8, "\x09"); TokenFile f(path); });
+    refuses("one sample wants", [&] { Loader({make_tokens("d.bin", 8, 257)}, 8, 1); });
+    refuses("must agree", [&] { Loader({make_tokens("d.bin", 100, 257), make_tokens("e.bin", 100, 300)}, 8,
+                                       1); });
+    // llm.c and Megatron-LM
+    auto bytes = [](auto... values) { std::string s; (s.append((const char*)&values, sizeof values), ...);
+                                     return s; };
+    std::string header = bytes(20240520, 1, 4) + std::string(1012, 0),
+        tokens = bytes((uint16_t)5, (uint16_t)6, (uint16_t)7, (uint16_t)50000);
+    std::vector<int> t(4);
+    write_file(path, header + tokens);
+    TokenFile(path).read(t.data(), 0, 4, 50257);
+    check(t == std::vector<int>({5, 6, 7, 50000}), "llm.c's file");
+    refuses("token 50000 at offset 1030", [&] { TokenFile(path).read(t.data(), 0, 4, 50000); });
+    refuses("truncated or damaged", [&] { write_file(path, header + tokens.substr(1)); TokenFile f(path); });
+    write_file(path, tokens);
+    std::string magic("MMIDIDX\0\0", 9), index = scratch_folder + "/c.idx";
+    auto idx = [&](uint8_t type, int first, long second) {
+        return magic + bytes((uint64_t)1, type, (uint64_t)2, (uint64_t)3, first, 1, 0l, second, 0l, 1l, 2l);
+    };
+    write_file(index, idx(8, 3, 6));
+    TokenFile(path).read(t.data(), 0, 4, 50257);
+    check(t == std::vector<int>({5, 6, 7, 50000}), "Megatron-LM's pair");
+    refuses("has token type 3", [&] { write_file(index, idx(3, 3, 6)); TokenFile f(path); });
+    refuses("wants pointer 6", [&] { write_file(index, idx(8, 3, 4)); TokenFile f(path); });
+    refuses("its index", [&] { write_file(index, idx(8, 2, 4)); TokenFile f(path); });
+    refuses("its header wants", [&] { write_file(index, idx(8, 3, 6).substr(0, 50)); TokenFile f(path); });
+    refuses("is no Megatron-LM index", [&] { write_file(index, "nonsense, but long enough");
+                                            TokenFile f(path); });
+    fs::remove(index);
+}
+
+void test_tokenizer() {
+    auto words = [](std::string_view s) {
+        std::vector<std::string> out;
+        split_words(s, [&](size_t a, size_t b) { out.emplace_back(s.substr(a, b - a)); });
+        return out;
+    };
+    using W = std::vector<std::string>;
+    check(words("I'll say it's  fine, 'tis\n\n 42nd!! \t x ") == W({"I", "'ll", " say", " it", "'s", " ",
+                                                                    " fine", ",", " '", "tis", "\n\n", " 42",
+                                                                    "nd", "!!", " \t", " x", " "}),
+                                                                    "English");
+    check(words("'S don'T 've'd") == W({"'", "S", " don", "'", "T", " '", "ve", "'d"}),
+          "contractions are lower case, without a space");
+    check(words("\xc3\xa9t\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd \xc2\xbd\xe2\x82\xac") ==
+              W({"\xc3\xa9t\xc3\xa9", " \xe4\xbd\xa0\xe5\xa5\xbd", " \xc2\xbd", "\xe2\x82\xac"}),
+          "letters, numbers and signs beyond ASCII");
+    check(words("a\xc2\xa0\xc2\xa0" "b\xe3\x80\x80") == W({"a", "\xc2\xa0", "\xc2\xa0", "b", "\xe3\x80\x80"}),
+          "spaces beyond ASCII");
+    check(words("a\xff\xc0\x80 \xed\xa0\x80 b\xe4\xbd") == W({"a", "\xff\xc0\x80", " \xed\xa0\x80", " b",
+                                                              "\xe4\xbd"}), "bytes that are not UTF-8");
+    check(words("  ") == W({"  "}) && words("").empty() && words(" ") == W({" "}) &&
+          words("\n\na") == W({"\n", "\n", "a"}), "edges");
+    std::string path = scratch_folder + "/small.bpe";
+    write_file(path, "#version: 0.2\nh e\nl l\nhe ll\nhell o\n\xc4\xa0 w\nl o\n");
+    Vocabulary v = Vocabulary::open(path), bytes = Vocabulary::open("bytes");
+    check(v.size() == 263 && v.end_of_text == 262, "a token for each byte and merge, and the end of text");
+    auto spell = [&](std::string_view s) {
+        W out;
+        for (int t : encode_text(v, s)) out.push_back(v.tokens[t]);
+        return out;
+    };
+    check(spell("hello hello wlo") == W({"hello", " ", "hello", " w", "lo"}), "merges, the earliest first");
+    std::string noise, letters;
+    for (int i = 0; i < 20000; i++) {
+        noise += (char)hash_of(i);
+        letters += "hello"[hash_of(i) % 5];
+    }
+    for (auto* vocabulary : {&v, &bytes})
+        for (auto* s : {&noise, &letters}) {
+            std::string back;
+            for (int t : encode_text(*vocabulary, *s)) back += vocabulary->tokens[t];
+            check(back == *s, "any bytes come back");
+        }
+    Encoder encoder(v);
+    std::string part = letters.substr(0, 50), twice;  // a long word is merged by other code than a short one
+    std::vector<uint32_t> a(60), b(60);
+    encoder.symbols.clear();
+    for (char c : part) encoder.symbols.push_back((uint32_t)v.byte_token[(unsigned char)c]);
+    std::vector<uint32_t> start = encoder.symbols;
+    encoder.merge_short();
+    a = encoder.symbols;
+    encoder.symbols = start;
+    encoder.merge_long();
+    check(a == encoder.symbols, "long and short words merge alike");
+    refuses("line 2: \"h qq\"", [&] {
+        write_file(path, "h e\nh q\n");
+        write_file(path, "#version: 0.2\nh qq\n");
+        Vocabulary::open(path);
+    });
+    refuses("cannot be read", [] { Vocabulary::open("/nowhere.bpe"); });
+    refuses("has no merges", [&] {
+        write_file(path, "#version: 0.2\n");
+        Vocabulary::open(path);
+    });
+}

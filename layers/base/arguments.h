@@ -1,0 +1,197 @@
+// arguments.h   the one option parser; every program describes its options in a table and asks here
+//   On the command line an option is `--NAME VALUE`, in a file of options a line `NAME VALUE`, # begins a
+//   comment. The table also makes --help, the settings that are printed and what checkpoints record.
+//   A wrong name is answered with the nearest one, a wrong value with what is accepted.
+#pragma once
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+#include "check.h"
+#include "file.h"
+
+struct OptionForm {
+    enum Kind { Text, List, Number, Whole, Flag };  // Whole: a number without a fraction
+    const char* name;
+    Kind kind;
+    const char* help;
+    const char* value = "";  // the default, as text
+    double least = 0, most = 9e15;
+    const char* bare = nullptr;  // the value of an option that is given without one
+    bool takes_auto = false;
+};
+
+struct GivenOption {
+    const OptionForm* form;
+    std::vector<std::string> values;
+};
+
+// edits (insert, delete, replace) from a to b
+inline int edit_distance(const std::string& a, const std::string& b) {
+    std::vector<int> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) row[j] = (int)j;
+    for (size_t i = 1; i <= a.size(); i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            int change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row[b.size()];
+}
+
+inline std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+    return *std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
+        return edit_distance(word, a) < edit_distance(word, b);
+    });
+}
+
+inline double parse_number(const std::string& name, const std::string& value, double least, bool whole) {
+    char* end = nullptr;
+    errno = 0;
+    double x = strtod(value.c_str(), &end);
+    bool number = !value.empty() && *end == 0 && errno == 0 && std::abs(x) < 9e15;
+    if (!number || (whole && x != (double)(long)x) || x < least)
+        fail("--%s %s: want %s from %g to below 9e15", name.c_str(), value.c_str(),
+             whole ? "a whole number" : "a number", least);
+    return x;
+}
+
+// where: "" for the command line, else "FILE line N: "
+inline const OptionForm& find_form(const std::vector<OptionForm>& forms, const std::string& name,
+                                   const std::string& where = "") {
+    std::vector<std::string> known;
+    for (auto& form : forms) {
+        if (name == form.name) return form;
+        known.push_back(form.name);
+    }
+    fail("%sunknown option --%s: did you mean --%s? (--help lists all)", where.c_str(), name.c_str(),
+         nearest(name, known).c_str());
+}
+
+// how many values there are, and what they may be
+inline void check_values(const OptionForm& form, const std::vector<std::string>& values) {
+    bool list = form.kind == OptionForm::List, flag = form.kind == OptionForm::Flag;
+    if (list ? values.empty() : values.size() != (flag ? 0 : 1))
+        fail("--%s: has %zu values, wants %s", form.name, values.size(),
+             list ? "at least one" : flag ? "none" : "one");
+    for (auto& value : values) {
+        if (value.empty()) fail("--%s: has an empty value: leave the option out", form.name);
+        bool number = form.kind == OptionForm::Number || form.kind == OptionForm::Whole;
+        if (!number || (form.takes_auto && value == "auto")) continue;
+        double x = parse_number(form.name, value, form.least, form.kind == OptionForm::Whole);
+        if (x > form.most) fail("--%s %s: wants at most %g", form.name, value.c_str(), form.most);
+    }
+}
+
+// words: where to put what is no option; nullptr: such words are refused
+inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
+                                                   const std::vector<OptionForm>& forms,
+                                                   std::vector<std::string>* words = nullptr) {
+    std::vector<GivenOption> given;
+    for (int i = 1; i < argc;) {
+        std::string word = argv[i++];
+        bool is_option = word.rfind("--", 0) == 0;
+        if (!is_option && words) {
+            words->push_back(word);
+            continue;
+        }
+        if (!is_option)
+            fail("%s: options begin with --, as in --%s VALUE (--help lists all)", word.c_str(),
+                 forms[0].name);
+        if (size_t equals = word.find('='); equals != word.npos)
+            fail("%s: write %s %s, with a space", word.c_str(), word.substr(0, equals).c_str(),
+                 word.substr(equals + 1).c_str());
+        const OptionForm& form = find_form(forms, word.substr(2));
+        std::vector<std::string> values;
+        auto takes_more = [&] {
+            return form.kind == OptionForm::List || (form.kind != OptionForm::Flag && values.empty());
+        };
+        while (i < argc && takes_more() && strncmp(argv[i], "--", 2) != 0) values.push_back(argv[i++]);
+        if (form.bare && values.empty()) values = {form.bare};
+        check_values(form, values);
+        given.push_back({&form, values});
+    }
+    return given;
+}
+
+// `other` takes the lines that are no option of the table and says whether it did; names that stand in
+// `named`, on the command line that is, are passed over
+template <class Other>
+std::vector<GivenOption> read_option_file(const std::string& path, const std::vector<OptionForm>& forms,
+                                          const std::set<std::string>& named, Other other) {
+    MappedFile file(path);
+    std::istringstream lines{std::string(file.view())};
+    std::vector<GivenOption> given;
+    std::set<std::string> seen;
+    std::string line;
+    for (int number = 1; std::getline(lines, line); number++) {
+        std::istringstream words(line.substr(0, line.find('#')));
+        std::string where = text("%s line %d: ", path.c_str(), number);
+        std::vector<std::string> all;
+        for (std::string word; words >> word;) all.push_back(word);
+        if (all.empty() || other(all, where)) continue;
+        const OptionForm& form = find_form(forms, all[0], where);
+        std::vector<std::string> values(all.begin() + 1, all.end());
+        if (!values.empty() && values[0] == "=")
+            fail("%swrite `%s VALUE`, without =", where.c_str(), form.name);
+        if (!seen.insert(form.name).second) fail("%s%s stands here a second time", where.c_str(), form.name);
+        if (named.count(form.name)) continue;
+        if (form.bare && values.empty()) values = {form.bare};
+        try {
+            check_values(form, values);
+        } catch (const Error& e) {
+            fail("%s%s", where.c_str(), e.what());
+        }
+        given.push_back({&form, values});
+    }
+    return given;
+}
+
+inline std::string help_lines(const std::vector<OptionForm>& forms) {
+    std::string out;
+    for (auto& form : forms)
+        out += text("  --%-18s %s%s\n", form.name, form.help,
+                    *form.value ? text(" [%s]", form.value).c_str() : "");
+    return out;
+}
+
+// a program's options as text: the tools beside the trainer need no more
+struct Arguments {
+    const std::vector<OptionForm>& forms;
+    std::map<std::string, std::string> values;
+    std::vector<std::string> words;  // that are no option
+
+    // --help prints `usage` and the options, and ends the program
+    Arguments(int argc, char** argv, const std::string& usage, const std::vector<OptionForm>& forms)
+        : forms(forms) {
+        for (int i = 1; i < argc; i++)
+            if (!strcmp(argv[i], "--help")) {
+                fputs((usage + help_lines(forms)).c_str(), stdout);
+                exit(0);
+            }
+        for (auto& given : parse_command_line(argc, argv, forms, &words))
+            values[given.form->name] = given.values[0];
+    }
+    bool has(const char* name) const { return values.count(name) > 0; }
+    std::string get(const char* name) const {
+        auto found = values.find(name);
+        return found == values.end() ? find_form(forms, name).value : found->second;
+    }
+    // wants: what to give where it is missing
+    std::string need(const char* name, const char* wants) const {
+        if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
+        return get(name);
+    }
+    double number(const char* name) const {
+        return parse_number(name, get(name), find_form(forms, name).least, false);
+    }
+};

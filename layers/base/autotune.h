@@ -1,0 +1,138 @@
+// autotune.h   what is timed once and then known: cuBLASLt's algorithms, and which of two ways is the faster
+//   Choices are timed while `on`, in the warm-up at a run's start. They belong to the run: all its ranks take
+//   the same, and its checkpoints carry them, so that what resumes computes the very same (model/setup.h).
+//   They are also kept in a file for the next runs on such a machine:
+//     train_gpt choices 1 | GPU, its driver's and cuBLASLt's versions
+//     KEY = NUMBER MICROSECONDS          a line each
+//   A file that is damaged, or of another machine or version, is not used; what stood there first stays.
+#pragma once
+#include <map>
+#include <sstream>
+#include <string>
+#include "checksum.h"
+#include "device.h"
+#include "file.h"
+
+struct Choice {
+    int number;
+    double microseconds;
+};
+
+struct Autotuner {
+    bool on = false;
+    int round = 0;  // what is cached of an earlier round is to be asked for again
+    std::map<std::string, Choice> known;
+    std::map<uint64_t, int> of_run;  // by hash_of: choices that belong to the run, before what is known
+    std::map<uint64_t, int> made;    // by hash_of: what was chosen since the start
+    std::string path, machine;       // the file, or none; what it must be of
+
+    // of a choice on this machine; on another, choices are made anew
+    uint64_t hash_of(const std::string& key) const {
+        std::string all = machine + "\n" + key;
+        return checksum(all.data(), all.size());
+    }
+    void take_run_choices(const std::map<uint64_t, int>& choices) {
+        of_run = choices;
+        round++;
+    }
+
+    // the first line, then choices; where a line cannot be read the rest of the file is not used
+    static std::map<std::string, Choice> parse(std::string_view contents, const std::string& machine) {
+        std::map<std::string, Choice> out;
+        std::istringstream lines{std::string(contents)};
+        std::string line;
+        if (!std::getline(lines, line) || line != header(machine)) return out;
+        while (std::getline(lines, line)) {
+            size_t equals = line.rfind(" = ");
+            Choice c;
+            int read = 0;
+            if (equals == line.npos || equals == 0) break;
+            if (sscanf(line.c_str() + equals + 3, "%d %lf%n", &c.number, &c.microseconds, &read) != 2 ||
+                line.size() != equals + 3 + (size_t)read || c.number < 0)
+                break;
+            out.emplace(line.substr(0, equals), c);
+        }
+        return out;
+    }
+    static std::string header(const std::string& machine) { return "train_gpt choices 1 | " + machine; }
+
+    void open(const std::string& file, const std::string& of) {
+        path = file;
+        machine = of;
+        round++;
+        if (!path.empty()) known = read_file();
+    }
+    // puts into the file what it has not yet, and knows what it then holds; ranks take turns
+    void save() {
+        if (path.empty()) return;
+        try {
+            FileLock turn(path + ".lock");
+            FileWriter file(path);
+            std::map<std::string, Choice> all = read_file();
+            all.insert(known.begin(), known.end());
+            std::string out = header(machine) + "\n";
+            for (auto& [key, c] : all) out += text("%s = %d %.2f\n", key.c_str(), c.number, c.microseconds);
+            file.write(out);
+            file.finish();
+            known = all;
+            round++;
+        } catch (const Error& e) {
+            fprintf(stderr, "note: choices are not kept: %s\n", e.what());
+        }
+    }
+
+    // the number of the way that is the fastest; `usual` where that is not known and not to be found out now.
+    // run(way) gives its work to the stream, and says whether it can.
+    template <class Run>
+    int choose(const std::string& key, int ways, int usual, Stream s, Run run) {
+        uint64_t hash = hash_of(key);
+        auto fixed = of_run.find(hash);
+        if (fixed != of_run.end() && fixed->second < ways) return made[hash] = fixed->second;
+        auto found = known.find(key);
+        if (found != known.end() && found->second.number < ways) return made[hash] = found->second.number;
+        if (!on) return usual;
+        Choice best = {usual, INFINITY};
+        for (int way = 0; way < ways; way++) {
+            constexpr int repeats = 5;
+            if (!run(way)) continue;  // the first time is no measure
+            double least = INFINITY;
+            for (int i = 0; i < repeats; i++) {
+                TimedEvent begin, end;
+                begin.record(s);
+                run(way);
+                end.record(s);
+                synchronize(s);
+                least = std::min(least, end.since(begin) * 1e6);
+            }
+            if (least < best.microseconds) best = {way, least};
+        }
+        known[key] = best;
+        return made[hash] = best.number;
+    }
+
+private:
+    std::map<std::string, Choice> read_file() const {
+        if (access(path.c_str(), R_OK) != 0) return {};
+        return parse(MappedFile(path).view(), machine);
+    }
+};
+inline Autotuner autotuner;
+
+// choices by shape, found without making a key
+template <class Shape, class Value>
+struct AutotuneCache {
+    std::map<Shape, Value> map;
+    int round = 0;
+    // make() where it is not remembered
+    template <class Make>
+    const Value& get(const Shape& shape, Make make) {
+        if (round != autotuner.round) {
+            map.clear();
+            round = autotuner.round;
+        }
+        auto found = map.find(shape);
+        if (found != map.end()) return found->second;
+        Value value = make();  // may ask for others
+        return map[shape] = value;
+    }
+};

@@ -1,0 +1,91 @@
+// hardware.h   the one table of GPUs, and what the device that is here says of itself
+//   Sources: NVIDIA's data sheets, dense bf16 (H100, H200 SXM: the architecture's white paper, 989.4
+//   TFLOP/s). memory, bandwidth and sms stand where plans are made for the GPU (layers/plan/machines.h), else
+//   0.
+#pragma once
+#include "device.h"
+
+struct Gpu {
+    const char* name;        // as part of the device's own
+    double peak;             // FLOP/s of dense bf16 GEMMs
+    double memory = 0;       // bytes
+    double bandwidth = 0;    // of it, bytes/s
+    int sms = 0;             // streaming multiprocessors
+    double fp8 = 0;          // 8-bit GEMMs beside those of bf16; 0: none, or not known
+};
+
+// the first whose name is part of the device's own counts
+constexpr Gpu gpus[] = {
+    {"B200", 2250e12},
+    {"GH200", 989.4e12},
+    {"NVIDIA H200", 989.4e12, 141e9, 4.8e12, 132, 2},
+    {"H200", 989.4e12},
+    {"H100 PCIe", 756e12},
+    {"H100 NVL", 835e12},
+    {"H100 80GB HBM3", 989.4e12, 80e9, 3.35e12, 132, 2},
+    {"H100", 989.4e12},
+    {"A100-SXM4-80GB", 312e12, 80e9, 2.039e12, 108},
+    {"A100", 312e12},
+    {"L40S", 362e12},
+    {"A40", 150e12},
+    {"L4", 121e12},
+    {"RTX 5090", 209.5e12},
+    {"RTX 5080", 112.6e12},
+    {"RTX 4090", 165.2e12},
+    {"RTX 4080", 97.5e12},
+    {"RTX 3090", 71e12},
+    {"RTX 3080", 59.5e12},
+};
+
+// nullptr: unknown
+inline const Gpu* find_gpu(const std::string& device) {
+    for (auto& gpu : gpus) {
+        size_t at = device.find(gpu.name), end = at + strlen(gpu.name);
+        if (at == device.npos) continue;
+        if (end >= device.size() || !isdigit(device[end])) return &gpu;  // an RTX A4000 is no A40
+    }
+    return nullptr;
+}
+
+// FLOP/s, or 0 where it is not known, as in other precisions than bf16
+inline double device_peak(const std::string& device) {
+    const Gpu* gpu = find_gpu(device);
+    return sizeof(floatX) == 2 && gpu ? gpu->peak : 0;
+}
+
+// the device's own name
+inline std::string device_name() {
+#if defined(__CUDACC__)
+    static const std::string name = [] {
+        cudaDeviceProp properties;
+        check_cuda(cudaGetDeviceProperties(&properties, 0),
+                   "no CUDA device can be used (build with make DEVICE=cpu to run without)");
+        return std::string(properties.name);
+    }();
+    return name;
+#else
+    return DEVICE_NAME;
+#endif
+}
+
+inline std::string driver_name() {
+#if defined(__CUDACC__)
+    int driver = 0, runtime = 0;
+    check_cuda(cudaDriverGetVersion(&driver), "the driver's version");
+    check_cuda(cudaRuntimeGetVersion(&runtime), "CUDA's version");
+    return text("driver %d, CUDA %d", driver, runtime);
+#else
+    return "no driver";
+#endif
+}
+
+// whether it has GEMMs of 8-bit numbers; plain loops do
+inline bool device_has_fp8() {
+#if defined(__CUDACC__)
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
+    return properties.major * 10 + properties.minor >= 89;
+#else
+    return true;
+#endif
+}

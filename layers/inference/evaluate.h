@@ -1,0 +1,155 @@
+// evaluate.h   --evaluate and --generate: requests, checked at the start, answered by all ranks
+#pragma once
+#include "../model/resolve.h"
+#include "../model/setup.h"
+#include "generate.h"
+#include "scoring.h"
+#include "task_report.h"
+
+struct Asked {
+    std::vector<EvalFile> tasks;
+    std::vector<TaskResult> results;  // of the last evaluation, if there was one after this step
+    std::vector<Prompt> prompts;
+    int vocabulary() const { return tasks.empty() ? 0 : tasks[0].vocabulary; }
+};
+
+// ---- the start -------------------------------------------------------------------------------------------
+
+// the files of --evaluate, or of prompts; where results go is looked at now, not at the end
+inline Asked open_asked(const Options& o) {
+    Asked asked;
+    bool prints = comm::world_rank() == 0;
+    if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
+    if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
+    if (!o.results.empty() && o.evaluate.empty() && !o.prompts())
+        fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
+    if (o.prompts()) asked.prompts = read_prompts(o);
+    std::error_code none;
+    for (auto& input : o.prompts() ? std::vector<std::string>{o.generate} : o.evaluate)
+        if (!o.results.empty() && std::filesystem::equivalent(o.results, input, none))
+            fail("--results %s would be written over %s: give another name", o.results.c_str(),
+                 input.c_str());
+    if (!o.results.empty() && prints) FileWriter probe(o.results);
+    if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)
+        printf("note: without --resume the model's weights are random\n");
+    if (o.plan.empty())
+        for (auto& path : o.evaluate) asked.tasks.push_back(EvalFile::open(path));
+    return asked;
+}
+
+// against the model, once its shape is known
+inline void check_tasks(const Asked& asked, const Options& o) {
+    std::set<std::string> names;
+    for (auto& task : asked.tasks) {
+        if (!names.insert(task_name(task)).second)
+            fail("--evaluate %s: another file has %s already: give one of them, or other names",
+                 task.path.c_str(), task_name(task).c_str());
+        if (task.vocabulary != o.vocabulary)
+            fail(
+                "%s: has a vocabulary of %d, the model of %d: make it again, ./tasks --vocabulary with the "
+                "model's",
+                task.path.c_str(), task.vocabulary, o.vocabulary);
+        check_lengths(task, o.sequence);
+    }
+}
+
+inline std::vector<comm::ConfigHash> asked_hashes(const Asked& asked, const Options& o) {
+    uint64_t tasks = 0, prompts = asked.prompts.empty() ? 0 : file_sum(o.generate);
+    for (auto& task : asked.tasks) tasks = tasks * 31 + file_sum(task.path);
+    return {{"a file of --evaluate", tasks, "copy the same files to all hosts"},
+            {"the file of prompts", prompts, "copy the same files to all hosts"}};
+}
+
+// ---- scores ----------------------------------------------------------------------------------------------
+
+// of every continuation of a file, on all ranks
+inline std::vector<Score> score_file(Model& model, const ScorePlan& plan) {
+    const Grid& grid = model.grid;
+    int shares = model.tp.sequence_parallel ? grid.t : 1;  // of a batch's rows
+    std::vector<Score> scores(plan.file.requests.size());
+    size_t round = (size_t)model.setup.micro_batches * grid.d;
+    for (size_t first = 0; first < plan.batches.size(); first += round) {
+        size_t end = std::min(plan.batches.size(), first + round);
+        auto batch_of = [&](int micro_batch) -> const ScoreBatch& {
+            return plan.batches[first + (size_t)micro_batch * grid.d + grid.data];
+        };
+        int mine = (int)((end - first + grid.d - 1 - grid.data) / grid.d);
+        MicroBatches all;
+        for (int i = 0; i < mine; i++) all.sizes.push_back({1, batch_of(i).rows});
+        all.load = [&](InFlight& to, int i) { load_packed(model, to, plan.pack_batch(batch_of(i), shares)); };
+        clear_losses(model);
+        run_schedule(model, make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false}), all,
+                     0);
+        for (int i = 0; grid.is_last() && i < mine; i++) collect_scores(model, plan, batch_of(i), i, scores);
+        share_scores(grid, plan, first, end, scores);
+    }
+    return scores;
+}
+
+// the files of --evaluate: a table, and --results
+inline void evaluate_tasks(const Run& run, Model& model, Asked& asked) {
+    const Options& o = run.options;
+    double start = seconds(), rows = 0;
+    asked.results.clear();
+    for (auto& file : asked.tasks) {
+        ScorePlan plan(file, model.shape.T, model.max_rows(), model.max_outputs(),
+                       model.tp.sequence_parallel ? model.grid.t : 1);
+        asked.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
+        rows += (double)plan.rows;
+    }
+    if (!run.trains()) comm::collective_check(not_finite(asked.results));
+    if (!run.is_rank0()) return;
+    double took = seconds() - start;
+    printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(asked.results).c_str(), rows, took,
+           rows / took);
+    fflush(stdout);
+    if (o.results.empty()) return;
+    std::string name = run.trains() ? o.save : o.resume;
+    save_results(o.results, task_json(asked.results, name.empty() ? o.model : name, run.state.step),
+                 run.trains());
+}
+
+// ---- text ------------------------------------------------------------------------------------------------
+
+// one text, as it is drawn; draw: which of the seed's random numbers it begins with
+inline void print_sample(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
+    const Options& o = run.options;
+    const Vocabulary& vocabulary = *run.vocabulary;
+    std::vector<int> tokens = encode_text(vocabulary, prompt);
+    if (tokens.empty()) tokens.push_back(vocabulary.end_of_text);
+    Sampling how = {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, draw};
+    if (run.is_rank0()) printf("%s", prompt.c_str());
+    generate(model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
+        if (token == vocabulary.end_of_text) return false;
+        const std::string& bytes = vocabulary.tokens[token];
+        if (run.is_rank0()) {
+            fwrite(bytes.data(), 1, bytes.size(), stdout);
+            fflush(stdout);
+        }
+        return true;
+    });
+    if (run.is_rank0()) printf("\n");
+}
+
+// each prompt's answer as a line of JSON, in their order; some at a time, so that little is lost
+inline void answer_prompts(const Run& run, Model& model, const std::vector<Prompt>& prompts) {
+    const Options& o = run.options;
+    std::optional<FileWriter> file;
+    if (run.is_rank0() && !o.results.empty()) file.emplace(o.results);
+    size_t round = (size_t)o.batch * run.grid.d * 8;
+    for (size_t first = 0; first < prompts.size(); first += round) {
+        std::vector<Prompt> some(prompts.begin() + (long)first,
+                                 prompts.begin() + (long)std::min(first + round, prompts.size()));
+        std::vector<Answer> answers = answer_all(model, some, *run.vocabulary, o.batch);
+        for (size_t i = 0; run.is_rank0() && i < some.size(); i++) {
+            std::string line = answer_json(some[i], answers[i]);
+            if (file) {
+                file->write(line);
+            } else {
+                fputs(line.c_str(), stdout);
+                fflush(stdout);
+            }
+        }
+    }
+    if (file) file->finish();
+}

@@ -1,0 +1,197 @@
+// generate.h   text, token after token, each drawn from softmax(logits / temperature)
+//   Several texts at once, of any lengths: each has its rows of the blocks' qkv, which is the key-value
+//   cache; its prompt passes once, from then on a token costs one row. Where a text ends, the next prompt
+//   takes its place. When a sequence is full, its later half becomes the prompt of a new pass. What is drawn
+//   depends on the text's seed and on how many were drawn before, not on its neighbours or on the layout.
+#pragma once
+#include <set>
+#include "../../data/tokenizer.h"
+#include "../base/rng.h"
+#include "prompts.h"
+#include "packed_batch.h"
+
+// logits (V); u uniform in [0, 1)
+inline int sample_token(const std::vector<real>& logits, const Sampling& how, double u) {
+    std::vector<int> order(logits.size());
+    for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
+    auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+    for (real x : logits)
+        if (std::isnan(x)) fail("the model's logits are not numbers: go on from an earlier checkpoint");
+    if (how.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
+    size_t n = how.top_k > 0 ? std::min((size_t)how.top_k, order.size()) : order.size();
+    // the likeliest are sorted as far as they are needed: mostly a few tell
+    size_t sorted = 0;
+    auto sort_to = [&](size_t end) {
+        end = std::min(n, end);
+        if (end <= sorted) return;
+        std::partial_sort(order.begin() + (long)sorted, order.begin() + (long)end, order.end(), likelier);
+        sorted = end;
+    };
+    sort_to(how.top_k > 0 ? n : 64);
+    auto p = [&](size_t i) {
+        if (i >= sorted) sort_to(4 * sorted);
+        return std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
+    };
+    double sum = 0, kept = 0, below = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
+    size_t last = n;
+    if (how.top_p < 1)
+        for (last = 0; last < n && (last == 0 || kept < how.top_p * sum); last++) kept += p(last);
+    else kept = sum;
+    for (size_t i = 0; i < last; i++)
+        if ((below += p(i)) > u * kept) return order[i];
+    return order[last - 1];
+}
+
+// a text in the making; of a prompt that is longer than the model's sequence the end is seen
+struct Text {
+    std::vector<int> tokens;  // at least one; the window that the model sees
+    int left;                 // tokens that may still come
+    Sampling how;
+    std::set<int> seen = {};  // tokens there were, for `repetition`
+    int done = 0;             // tokens whose keys and values are in the cache
+};
+
+// draws the next token; logits (V)
+inline int draw_token(Text& text, std::vector<real>& logits) {
+    if (text.how.repetition != 1)
+        for (int t : text.seen)
+            logits[t] =
+                real(logits[t] > 0 ? logits[t] / text.how.repetition : logits[t] * text.how.repetition);
+    return sample_token(logits, text.how, uniform(text.how.seed, purpose("sample"), text.how.draw++));
+}
+
+// the next token of each text, on all stages; of as many as fit into a batch, the others are left for the
+// next call. texts[i] has the i-th place in the cache; without a cache there is one text.
+inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& texts) {
+    PackedBatch packed;
+    int T = model.shape.T, room = model.setup.training ? T : model.max_rows();
+    std::vector<Text*> asked;
+    for (size_t place = 0; place < texts.size(); place++) {
+        Text* t = texts[place];
+        if (!t) continue;
+        if ((int)t->tokens.size() > T) {
+            t->tokens.erase(t->tokens.begin(), t->tokens.end() - (T + 1) / 2);
+            t->done = 0;
+        }
+        if (!model.keeps_cache()) t->done = 0;
+        int n = (int)t->tokens.size() - t->done, base = (int)place * T;
+        if (packed.rows() + n > room) break;
+        int first = packed.add_segment(t->tokens.data() + t->done, n, t->done, base + t->done, base);
+        for (int i = 0; i < n; i++) packed.cache_slots.push_back(base + t->done + i);
+        packed.logit_rows.push_back(first + n - 1);
+        packed.targets.push_back(0);
+        t->done = (int)t->tokens.size();
+        asked.push_back(t);
+    }
+    std::vector<std::vector<real>> logits = packed_logits(model, packed);
+    std::vector<int64_t> drawn(asked.size(), 0);
+    for (size_t i = 0; i < logits.size(); i++) drawn[i] = draw_token(*asked[i], logits[i]);
+    std::vector<int64_t> all = drawn;
+    if (model.grid.p > 1)
+        all = comm::gather_numbers(model.grid.pp, drawn, "tokens of generation");  // of the last stage -> all
+    std::vector<int> out;
+    for (size_t i = 0; i < asked.size(); i++) {
+        int token = (int)all[all.size() - asked.size() + i];
+        if (logits.empty()) asked[i]->how.draw++;
+        asked[i]->tokens.push_back(token);
+        asked[i]->seen.insert(token);
+        asked[i]->left--;
+        out.push_back(token);
+    }
+    return out;
+}
+
+// all texts to their ends, `at_once` at a time; emit(number of the text, token) is called for each token as
+// it is drawn, and returns whether the text goes on
+template <class Emit>
+void generate(Model& model, std::vector<Text> texts, int at_once, Emit emit) {
+    std::vector<Text*> active(at_once, nullptr);
+    size_t next = 0;
+    for (;;) {
+        std::vector<size_t> places;
+        for (int i = 0; i < at_once; i++) {
+            while (!active[i] && next < texts.size()) {
+                Text& t = texts[next++];
+                t.seen.insert(t.tokens.begin(), t.tokens.end());
+                if ((int)t.tokens.size() > model.shape.T)
+                    t.tokens.erase(t.tokens.begin(), t.tokens.end() - model.shape.T);
+                if (t.left > 0) active[i] = &t;
+            }
+            if (active[i]) places.push_back(i);
+        }
+        if (places.empty()) return;
+        std::vector<int> tokens = next_tokens(model, active);
+        for (size_t i = 0; i < tokens.size(); i++) {
+            Text*& t = active[places[i]];
+            bool more = emit((size_t)(t - texts.data()), tokens[i]);
+            if (!more || t->left == 0) t = nullptr;
+        }
+    }
+}
+
+// ---- answers to prompts -----------------------------------------------------------------------------------
+
+struct Answer {
+    std::vector<int> tokens;
+    std::string text;                  // up to what stopped it
+    const char* stopped = "length";    // or "end of text", "stop"
+};
+
+// takes up a token; false: it ends the text
+inline bool take_token(Answer& a, int token, const Prompt& p, const Vocabulary& v) {
+    a.tokens.push_back(token);
+    if (token == v.end_of_text) {
+        a.stopped = "end of text";
+        return false;
+    }
+    size_t had = a.text.size(), first = a.text.npos;
+    a.text += v.tokens[token];
+    for (auto& stop : p.stop)
+        first = std::min(first, a.text.find(stop, had > stop.size() ? had - stop.size() : 0));
+    if (first == a.text.npos) return true;
+    a.text.resize(first);
+    a.stopped = "stop";
+    return false;
+}
+
+// the answers to `prompts`, which are dealt over the replicas, on all ranks
+inline std::vector<Answer> answer_all(Model& model, const std::vector<Prompt>& prompts, const Vocabulary& v,
+                                  int at_once) {
+    const Grid& g = model.grid;
+    std::vector<Answer> answers(prompts.size());
+    std::vector<Text> texts;
+    std::vector<size_t> mine;
+    for (size_t i = 0; i < prompts.size(); i++) {
+        if ((int)(i % g.d) != g.data) continue;
+        std::vector<int> tokens = encode_text(v, prompts[i].text);
+        if (tokens.empty()) tokens.push_back(v.end_of_text);
+        texts.push_back({tokens, prompts[i].tokens, prompts[i].how});
+        mine.push_back(i);
+    }
+    generate(model, texts, at_once, [&](size_t i, int token) {
+        return take_token(answers[mine[i]], token, prompts[mine[i]], v);
+    });
+    if (g.d == 1) return answers;
+    int64_t most = 0;
+    for (auto& a : answers) most = std::max(most, (int64_t)a.tokens.size());
+    for (int64_t other : comm::gather_numbers(g.dp, {most}, "longest answer")) most = std::max(most, other);
+    std::vector<int64_t> numbers((size_t)(most + 1) * ((prompts.size() + g.d - 1) / g.d), -1);
+    for (size_t i = 0; i < mine.size(); i++)
+        std::copy(answers[mine[i]].tokens.begin(), answers[mine[i]].tokens.end(),
+                  numbers.begin() + (long)i * (most + 1));
+    std::vector<int64_t> all = comm::gather_numbers(g.dp, numbers, "answers");  // each replica's -> all
+    for (size_t i = 0; i < prompts.size(); i++) {
+        if ((int)(i % g.d) == g.data) continue;
+        const int64_t* from = &all[(i % g.d) * numbers.size() + i / g.d * (size_t)(most + 1)];
+        for (; *from >= 0; from++) take_token(answers[i], (int)*from, prompts[i], v);
+    }
+    return answers;
+}
+
+inline std::string answer_json(const Prompt& p, const Answer& a) {
+    return text("{\"prompt\": %s, \"sample\": %d, \"text\": %s, \"tokens\": %zu, \"stopped\": \"%s\"}\n",
+                json_quote(whole_utf8(p.text)).c_str(), p.sample, json_quote(whole_utf8(a.text)).c_str(),
+                a.tokens.size(), a.stopped);
+}

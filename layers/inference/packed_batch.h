@@ -1,0 +1,109 @@
+// packed_batch.h   packed batches of variable-length segments: put together on the host, loaded, passed
+//   through the stages
+#pragma once
+#include "../model/pipeline.h"
+
+struct PackedBatch {
+    std::vector<int> tokens, positions;  // (N)
+    std::vector<int> cache_slots;        // (N): where rows go in a cache that is kept; else empty
+    // (outputs): rows whose logits are computed, and what should follow
+    std::vector<int> logit_rows, targets;
+    std::vector<Tile> tiles;
+    int rows() const { return (int)tokens.size(); }
+    int outputs() const { return (int)logit_rows.size(); }
+
+    // n tokens that follow `position` others; their keys come to lie at row `at` of the cache, behind those
+    // of their run, which begins at `own`; they also see the rows [prefix, prefix + shared). Returns their
+    // first row.
+    int add_segment(const int* given, int n, int position, int at, int own, int prefix = 0, int shared = 0) {
+        int first = rows();
+        for (int i = 0; i < n; i += segment_rows)
+            tiles.push_back({first + i, std::min(segment_rows, n - i), at + i, own, prefix, shared});
+        for (int i = 0; i < n; i++) {
+            tokens.push_back(given[i]);
+            positions.push_back(position + i);
+        }
+        return first;
+    }
+    // the same where nothing is kept: row n lies at n
+    int add_alone(const int* given, int n, int position, int prefix = 0, int shared = 0) {
+        return add_segment(given, n, position, rows(), rows(), prefix, shared);
+    }
+    // with rows that nobody asks for, so that `ranks` can share them equally
+    void pad_rows(int ranks) {
+        std::vector<int> blank((ranks - rows() % ranks) % ranks, 0);
+        if (!blank.empty()) add_alone(blank.data(), (int)blank.size(), 0);
+    }
+};
+
+// onto the device, on every stage
+inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
+    std::vector<int> all = packed.positions;
+    auto append = [&](const std::vector<int>& list) {
+        int* at = to.segment_arrays + all.size();
+        all.insert(all.end(), list.begin(), list.end());
+        return at;
+    };
+    PackedSegments& s = to.segments;
+    s.positions = to.segment_arrays;
+    s.cache_slots = packed.cache_slots.empty() ? nullptr : append(packed.cache_slots);
+    s.logit_rows = append(packed.logit_rows);
+    s.tiles = (const Tile*)(to.segment_arrays + all.size());
+    s.tile_count = (int)packed.tiles.size();
+    s.outputs = packed.outputs();
+    size_t tile_bytes = packed.tiles.size() * sizeof(Tile);
+    all.resize(all.size() + tile_bytes / sizeof(int));
+    memcpy((char*)(all.data() + all.size()) - tile_bytes, packed.tiles.data(), tile_bytes);
+    synchronize(model.stream);  // what a kernel may still read is not written
+    copy_to_device(to.segment_arrays, all.data(), all.size() * sizeof(int), model.stream);
+    if (to.tokens) {
+        copy_to_device(to.tokens, packed.tokens.data(), packed.tokens.size() * sizeof(int), model.stream);
+        copy_to_device(to.targets, packed.targets.data(), packed.targets.size() * sizeof(int), model.stream);
+    }
+    synchronize(model.stream);  // the host's copies end here
+    to.is_packed = true;
+}
+
+// this rank's logits (outputs, Vp_r) of a micro-batch at the last chunk, where all of them are held at once
+inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& at) {
+    await_lm_head(model);
+    LmHeadWeights w = model.lm_head_weights();
+    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w, at, mb.batch);
+    logits_forward(model.lm_head, rows, w.wte, mb.batch.outputs(), at);
+}
+
+// logits (V) of each row asked for, on the last stage; one batch alone, chunk c in in_flight[c], as
+// generation needs it. Its few rows need not divide over tensor-parallel ranks, so there is no sequence
+// parallelism.
+inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBatch& packed) {
+    TensorParallel tp = {model.tp.group};
+    LayerContext at = {model.shape, tp, model.scratch, model.stream};
+    Grid& grid = model.grid;
+    long values = (long)packed.rows() * model.shape.C;
+    Buffer& input = model.inputs[0];
+    for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
+        InFlight& kept = model.in_flight[chunk];
+        load_packed(model, kept, packed);
+        MicroBatch mb = {0, false, chunk, {1, packed.rows(), &kept.segments}, kept, input};
+        if (!model.is_first(chunk))
+            comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", model.stream);
+        layers_forward(model, mb, at);
+        if (!model.is_last(chunk))
+            comm::send(grid.forward_out.group, kept.y.x, values, 1, "rows of generation", model.stream);
+        else
+            all_logits(model, mb, at);
+    }
+    std::vector<std::vector<real>> out;
+    if (!grid.is_last()) return out;
+    int K = packed.outputs(), Vp_r = model.shape.Vp / grid.t, V = model.shape.V;
+    // my columns -> all columns
+    comm::all_gather(tp.group, model.gathered_logits, model.lm_head.logits, (long)K * Vp_r, "logits",
+                     model.stream);
+    std::vector<floatX> all((size_t)K * model.shape.Vp);
+    copy_to_host(all.data(), model.gathered_logits, all.size() * sizeof(floatX), model.stream);
+    for (int k = 0; k < K; k++) {
+        out.emplace_back(V);
+        for (int v = 0; v < V; v++) out[k][v] = real(all[((size_t)(v / Vp_r) * K + k) * Vp_r + v % Vp_r]);
+    }
+    return out;
+}

@@ -1,0 +1,81 @@
+// prompts.h   what the model is asked to go on from, and how tokens are to be drawn
+//   A file of prompts has a line of JSON for each:
+//     {"prompt": "…", "samples": 1, "seed": 1, "tokens": 64, "temperature": 1, "top_k": 0, "top_p": 1,
+//      "repetition": 1, "stop": ["…"]}     all but "prompt" may be left out; the options say the rest
+#pragma once
+#include "../../data/json.h"
+#include "../model/config.h"
+
+struct Sampling {
+    double temperature = 1, top_p = 1;  // temperature 0: the likeliest
+    int top_k = 0;                      // 0: all
+    double repetition = 1;  // logits of tokens that were there: divided by it, if below 0 multiplied
+    uint64_t seed = 0;
+    uint64_t draw = 0;  // number of the next random number
+};
+
+struct Prompt {
+    std::string text;
+    int sample;  // of the prompt's several
+    int tokens;
+    Sampling how;
+    std::vector<std::string> stop;
+};
+
+constexpr size_t most_prompts = 1000000;
+
+inline std::vector<Prompt> read_prompts(const Options& o) {
+    MappedFile file(o.generate);
+    std::vector<Prompt> out;
+    std::string_view left = file.view();
+    for (int number = 1; !left.empty(); number++) {
+        std::string_view line = left.substr(0, left.find('\n'));
+        left.remove_prefix(std::min(line.size() + 1, left.size()));
+        std::string where = text("%s line %d", o.generate.c_str(), number);
+        if (line.find_first_not_of(" \t\r") == line.npos) continue;
+        Json json = Json::parse(line, where);
+        Prompt p = {json.at("prompt", where).string(where), 0, o.sample_tokens,
+                    {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, 0}, {}};
+        int samples = 1;
+        bool own_seed = false;
+        for (auto& [key, value] : json.members) {
+            auto number_of = [&](double least, bool whole) {
+                if (value.kind != Json::Number) fail("%s: \"%s\" wants a number", where.c_str(), key.c_str());
+                try {
+                    return parse_number(key, value.text, least, whole);
+                } catch (const Error& e) {
+                    fail("%s: %s", where.c_str(), e.what());
+                }
+            };
+            auto count_of = [&](double least) { return (int)std::min(number_of(least, true), 1e9); };
+            if (key == "prompt") continue;
+            else if (key == "samples") samples = count_of(1);
+            else if (key == "seed") {
+                p.how.seed = (uint64_t)number_of(0, true);
+                own_seed = true;
+            } else if (key == "tokens") p.tokens = count_of(0);
+            else if (key == "temperature") p.how.temperature = number_of(0, false);
+            else if (key == "top_k") p.how.top_k = count_of(0);
+            else if (key == "top_p" && number_of(1e-9, false) <= 1) p.how.top_p = number_of(1e-9, false);
+            else if (key == "repetition") p.how.repetition = number_of(1e-3, false);
+            else if (key == "stop" && value.kind == Json::Array)
+                for (auto& s : value.items) p.stop.push_back(s.string(where));
+            else if (key == "top_p")
+                fail("%s: \"top_p\" %s: wants at most 1", where.c_str(), value.text.c_str());
+            else
+                fail("%s: \"%s\": wants prompt, samples, seed, tokens, temperature, top_k, top_p, "
+                     "repetition, or stop with an array", where.c_str(), key.c_str());
+        }
+        for (auto& s : p.stop) if (s.empty()) fail("%s: \"stop\" has an empty string", where.c_str());
+        if (out.size() + (size_t)samples > most_prompts)
+            fail("%s: makes more than %zu answers in all: give several files", where.c_str(), most_prompts);
+        for (int s = 0; s < samples; s++) {
+            p.sample = s;
+            p.how.draw = (own_seed ? (uint64_t)s : out.size()) << 32;
+            out.push_back(p);
+        }
+    }
+    if (out.empty())
+        fail("%s: has no prompts: wants a line {\"prompt\": \"…\"} for each", o.generate.c_str());
+    return out;
+}

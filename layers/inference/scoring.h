@@ -1,0 +1,143 @@
+// scoring.h   log-likelihoods of continuations: how an evaluation file passes through the model
+//   As lm-evaluation-harness scores: the last T + 1 tokens of context and continuation count, the very last
+//   is only a target; a continuation's log-likelihood is the sum over its tokens.
+//   A context is computed once for all its continuations, whose rows see it (packed_attention.cuh); no row
+//   is filling, but up to t - 1 at the end of a batch whose rows t ranks share. Documents are put into
+//   batches in their order, batches dealt over the replicas.
+#pragma once
+#include "../../data/tasks/evaluation.h"
+#include "packed_batch.h"
+
+struct Score {
+    double log_likelihood = 0;
+    bool is_greedy = false;  // each token of the continuation is the likeliest, or one of the likeliest
+};
+
+// continuations that share a context; of the context the first `cut` tokens are left out
+struct ScoreItem {
+    int cut = 0;
+    std::vector<int> requests;
+};
+struct ScoreBatch {
+    std::vector<ScoreItem> items;
+    int rows = 0, outputs = 0;
+};
+
+// a continuation must fit into the model's T positions; a context is cut
+inline void check_lengths(const EvalFile& file, int T) {
+    for (auto& d : file.documents)
+        for (int64_t r = d.first; r < d.first + d.count; r++)
+            if (file.requests[r].continuation_tokens > T)
+                fail("%s: %s line %lld has a continuation of %lld tokens, the model takes %d: leave it out, "
+                     "or take a model with a longer --sequence", file.path.c_str(), file.from.c_str(),
+                     (long long)d.line, (long long)file.requests[r].continuation_tokens, T);
+}
+
+struct ScorePlan {
+    const EvalFile& file;
+    std::vector<ScoreBatch> batches;
+    long truncated = 0;  // documents whose context was cut
+    long rows = 0;       // of all batches
+
+    // T: positions of the model; most_rows, most_outputs: of a batch; ranks: that share its rows. Without
+    // `share` each continuation has a context of its own.
+    ScorePlan(const EvalFile& file, int T, int most_rows, int most_outputs, int ranks, bool share = true)
+        : file(file) {
+        for (size_t d = 0; d < file.documents.size(); d++) {
+            const EvalDocument& document = file.documents[d];
+            // context, its length, what is cut of it -> its continuations
+            std::map<std::tuple<int64_t, int64_t, int>, std::vector<int>> same;
+            bool cut_here = false;
+            for (int64_t r = document.first; r < document.first + document.count; r++) {
+                const EvalRequest& q = file.requests[r];
+                int cut = (int)std::max((int64_t)0, q.context_tokens + q.continuation_tokens - (T + 1));
+                cut_here |= cut > 0;
+                same[{share ? q.context : r, q.context_tokens, cut}].push_back((int)r);
+            }
+            truncated += cut_here;
+            for (auto& [key, requests] : same) add(std::get<2>(key), requests, most_rows, most_outputs);
+        }
+        for (auto& b : batches) {
+            b.rows = (b.rows + ranks - 1) / ranks * ranks;
+            rows += b.rows;
+        }
+    }
+    void add(int cut, const std::vector<int>& requests, int most_rows, int most_outputs) {
+        int context = (int)file.requests[requests[0]].context_tokens - cut;
+        ScoreBatch* b = batches.empty() ? nullptr : &batches.back();
+        ScoreItem* item = nullptr;
+        for (int r : requests) {
+            int n = (int)file.requests[r].continuation_tokens, more = n - 1 + (item ? 0 : context);
+            if (!b || b->rows + more > most_rows || b->outputs + n > most_outputs) {
+                batches.emplace_back();
+                b = &batches.back();
+                item = nullptr;
+                more = n - 1 + context;
+            }
+            if (!item) {
+                b->items.push_back({cut, {}});
+                item = &b->items.back();
+            }
+            item->requests.push_back(r);
+            b->rows += more;
+            b->outputs += n;
+        }
+    }
+
+    PackedBatch pack_batch(const ScoreBatch& b, int ranks) const {
+        PackedBatch out;
+        for (auto& item : b.items) {
+            const EvalRequest& first = file.requests[item.requests[0]];
+            int n = (int)first.context_tokens - item.cut;
+            int context = out.add_alone(&file.tokens[first.context + item.cut], n, 0);
+            for (int r : item.requests) {
+                const int* own = &file.tokens[file.requests[r].continuation];
+                int length = (int)file.requests[r].continuation_tokens;
+                int row = length > 1 ? out.add_alone(own, length - 1, n, context, n) : 0;
+                for (int i = 0; i < length; i++) {
+                    out.logit_rows.push_back(i ? row + i - 1 : context + n - 1);
+                    out.targets.push_back(own[i]);
+                }
+            }
+        }
+        out.pad_rows(ranks);
+        return out;
+    }
+};
+
+// the scores of a batch, which was the last stage's micro-batch
+inline void collect_scores(Model& model, const ScorePlan& plan, const ScoreBatch& b, int micro_batch,
+                    std::vector<Score>& scores) {
+    std::vector<real> losses(b.outputs), is_greedy(b.outputs);
+    long from = (long)micro_batch * model.max_outputs();
+    copy_to_host(losses.data(), model.lm_head.losses + from, losses.size() * sizeof(real), model.stream);
+    copy_to_host(is_greedy.data(), model.lm_head.is_greedy + from, is_greedy.size() * sizeof(real),
+                 model.stream);
+    size_t at = 0;
+    for (auto& item : b.items)
+        for (int r : item.requests) {
+            scores[r] = {0, true};
+            for (int i = 0; i < plan.file.requests[r].continuation_tokens; i++, at++) {
+                scores[r].log_likelihood -= losses[at];
+                scores[r].is_greedy &= is_greedy[at] != 0;
+            }
+        }
+}
+
+// of the batches [first, end): those that each replica's last stage has -> all ranks; the others' are 0
+inline void share_scores(const Grid& g, const ScorePlan& plan, size_t first, size_t end,
+                         std::vector<Score>& scores) {
+    std::vector<Score*> these;
+    std::vector<double> numbers;
+    for (size_t b = first; b < end; b++)
+        for (auto& item : plan.batches[b].items)
+            for (int r : item.requests) these.push_back(&scores[r]);
+    for (auto* s : these) {
+        numbers.push_back(s->log_likelihood);
+        numbers.push_back(s->is_greedy);
+    }
+    numbers = comm::sum_over(g.dp, numbers, "scores");
+    if (!g.is_last()) numbers.assign(numbers.size(), 0);
+    if (g.p > 1) numbers = comm::sum_over(g.pp, numbers, "scores");
+    for (size_t i = 0; i < these.size(); i++) *these[i] = {numbers[2 * i], numbers[2 * i + 1] > 0};
+}

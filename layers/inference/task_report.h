@@ -1,0 +1,183 @@
+// task_report.h   what the scores of a task mean: accuracy, perplexity, standard errors; table, JSON
+//   acc       share of documents whose likeliest continuation (the first of equals) is the gold one; of
+//             greedy tasks, share whose continuation is what the model would say
+//   acc_norm  the same with log-likelihoods divided by characters
+//   ppl       exp of the mean negative log-likelihood of a continuation
+//   of one's own requests without a gold one, nothing
+//   stderr    sample deviation / sqrt(n); of ppl by its derivative, ppl times that of the mean
+#pragma once
+#include "scoring.h"
+
+struct TaskMetric { std::string name; double value, error; };
+
+struct TaskResult {
+    std::string name;  // task, form and shots where they are not the plain ones
+    const EvalFile* file;
+    std::vector<TaskMetric> metrics;  // the task's own first, then a row of acc for each group
+    long truncated = 0;
+    std::vector<Score> scores;
+};
+
+// mean, and sample deviation over the root of n
+inline TaskMetric mean_metric(const std::string& name, const std::vector<double>& x) {
+    double n = (double)x.size(), mean = 0, square = 0;
+    for (double v : x) mean += v / n;
+    for (double v : x) square += (v - mean) * (v - mean);
+    return {name, mean, n > 1 ? std::sqrt(square / (n - 1) / n) : NAN};
+}
+
+// the number of the largest of n values, the first of equals
+template <class Value>
+int likeliest(int n, Value value) {
+    int best = 0;
+    for (int i = 1; i < n; i++) if (value(i) > value(best)) best = i;
+    return best;
+}
+
+// a task's name, with form and shots where they are not the plain ones; of one's own, the file's
+inline std::string task_name(const EvalFile& file) {
+    std::string name = file.task, own = file.path.substr(file.path.rfind('/') + 1);
+    if (file.task == "requests") name = own.substr(0, own.rfind('.'));
+    if (!file.form.empty()) name += "-" + file.form;
+    return file.shots ? name + text("-%d-shot", file.shots) : name;
+}
+
+inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, long truncated) {
+    TaskResult out = {task_name(file), &file, {}, truncated, std::move(scores)};
+    std::vector<double> right, by_length, logs;
+    std::vector<std::vector<double>> of_group(file.groups.size());
+    for (auto& d : file.documents) {
+        int n = file.choices(d);
+        const Score* s = &out.scores[d.first];
+        auto prior = [&](int i) { return file.priors ? s[n + i].log_likelihood : 0; };
+        auto length = [&](int i) {
+            return (double)std::max<int64_t>(1, file.requests[d.first + i].characters);
+        };
+        bool good = file.metric == "greedy" ? s[d.gold].is_greedy : file.metric == "none" ? false
+            : likeliest(n, [&](int i) { return s[i].log_likelihood - prior(i); }) == d.gold;
+        right.push_back(good);
+        by_length.push_back(likeliest(n, [&](int i) { return s[i].log_likelihood / length(i); }) == d.gold);
+        logs.push_back(s[std::max<int64_t>(d.gold, 0)].log_likelihood);
+        for (int64_t g : d.groups) if (g >= 0) of_group[g].push_back(good);
+    }
+    if (file.metric == "none") return out;
+    out.metrics.push_back(mean_metric("acc", right));
+    if (file.normalised) out.metrics.push_back(mean_metric("acc_norm", by_length));
+    if (file.metric == "greedy") {
+        TaskMetric mean = mean_metric("ppl", logs);
+        mean.value = std::exp(-mean.value);
+        mean.error *= mean.value;
+        out.metrics.push_back(mean);
+    }
+    for (size_t g = 0; g < of_group.size(); g++)
+        out.metrics.push_back(mean_metric("acc " + file.groups[g], of_group[g]));
+    return out;
+}
+
+// accuracy in per cent, zero, one and few shots (arXiv 2201.11990, tables 4 to 8; GPT-3's as it gives them)
+struct Published { const char* task; int few; double mtnlg[3], gpt3[3]; };
+constexpr Published published[] = {
+    {"lambada", 15, {76.6, 73.1, 87.2}, {76.2, 72.5, 86.4}},
+    {"race", 10, {47.9, 48.4, 47.9}, {45.5, 45.9, 46.8}},
+    {"boolq", 32, {78.2, 82.5, 84.8}, {60.5, 76.7, 77.5}},
+    {"piqa", 50, {82.0, 81.0, 83.2}, {81.0, 80.5, 82.3}},
+    {"hellaswag", 20, {80.2, 80.2, 82.4}, {78.9, 78.1, 79.3}},
+    {"winogrande", 50, {73.0, 73.7, 78.9}, {70.2, 73.2, 77.7}},
+    {"anli-r2", 50, {36.6, 39.7, 39.6}, {35.4, 33.9, 34.0}},
+    {"hans", 32, {60.7, 64.9, 70.2}, {NAN, NAN, NAN}},
+    {"wic", 32, {48.6, 51.3, 58.5}, {0.0, 48.6, 55.3}},
+};
+
+inline std::string task_table_text(const std::vector<TaskResult>& results) {
+    std::string out = text("%-28s%9s  %5s  %16s  %16s  %16s  %11s  %11s\n", "task", "documents", "shots",
+                           "acc %", "acc_norm %", "ppl", "MT-NLG 530B", "GPT-3 175B");
+    for (auto& r : results) {
+        const EvalFile& f = *r.file;
+        auto find = [&](const char* name) -> const TaskMetric* {
+            for (auto& m : r.metrics) if (m.name == name) return &m;
+            return nullptr;
+        };
+        auto cell = [](const TaskMetric* m, double scale) {
+            if (m && std::isfinite(m->error))
+                return text("%8.2f ± %-5.2f", scale * m->value, scale * m->error);
+            return m ? text("%8.2f        ", scale * m->value) : text("%16s", "-");
+        };
+        std::string mtnlg = "-", gpt3 = "-";
+        for (auto& p : published) {
+            int column = f.shots == 0 ? 0 : f.shots == 1 ? 1 : 2;
+            if (f.task != p.task || (column == 2 && f.shots != p.few)) continue;
+            mtnlg = text("%.1f", p.mtnlg[column]);
+            if (!std::isnan(p.gpt3[column])) gpt3 = text("%.1f", p.gpt3[column]);
+        }
+        out += text("%-28s%9zu  %5d  %s  %s  %s  %11s  %11s\n", r.name.c_str(), f.documents.size(), f.shots,
+                    cell(find("acc"), 100).c_str(), cell(find("acc_norm"), 100).c_str(),
+                    cell(find("ppl"), 1).c_str(), mtnlg.c_str(), gpt3.c_str());
+        for (auto& m : r.metrics)
+            if (m.name.rfind("acc ", 0) == 0)
+                out += text("  %-41s  %s\n", m.name.c_str() + 4, cell(&m, 100).c_str());
+        if (r.truncated)
+            out += text("  %ld of %zu documents are longer than the model's sequence: cut from the left\n",
+                        r.truncated, f.documents.size());
+    }
+    return out;
+}
+
+// the shape of lm-evaluation-harness's output: results, versions, config; with log_likelihoods, by document
+inline std::string task_json(const std::vector<TaskResult>& results, const std::string& model, long step) {
+    std::string values, versions, shots, scores, hashes, cut, lines;
+    auto number = [](double x) { return std::isfinite(x) ? text("%.17g", x) : std::string("null"); };
+    for (auto& r : results) {
+        std::string name = json_quote(r.name), comma = &r == &results[0] ? "" : ",\n    ", row;
+        for (auto& m : r.metrics)
+            row += text("%s%s: %s, %s: %s", row.empty() ? "" : ", ", json_quote(m.name).c_str(),
+                        number(m.value).c_str(),
+                        json_quote(m.name.substr(0, m.name.find(' ')) + "_stderr" +
+                                   (m.name.find(' ') == m.name.npos ? "" : m.name.substr(m.name.find(' '))))
+                            .c_str(),
+                        number(m.error).c_str());
+        values += comma + name + ": {" + row + "}";
+        versions += comma + name + text(": %d", r.file->version);
+        shots += comma + name + text(": %d", r.file->shots);
+        hashes += comma + name + ": " + json_quote(r.file->hash);
+        cut += comma + name + text(": %ld", r.truncated);
+        std::string documents;
+        for (auto& d : r.file->documents) {
+            std::string one;
+            for (int64_t i = d.first; i < d.first + d.count; i++)
+                one += (one.empty() ? "" : ", ") + number(r.scores[i].log_likelihood);
+            documents += (documents.empty() ? "[" : ", [") + one + "]";
+        }
+        scores += comma + name + ": [" + documents + "]";
+        std::string from;
+        for (auto& d : r.file->documents) from += text(from.empty() ? "%lld" : ", %lld", (long long)d.line);
+        lines += comma + name + ": [" + from + "]";
+    }
+    return "{\"results\": {\n    " + values + "},\n\"versions\": {\n    " + versions +
+           "},\n\"config\": {\"model\": " + json_quote(model) +
+           text(", \"step\": %ld, \"num_fewshot\": {\n    ", step) + shots +
+           "}},\n\"requests_sha256\": {\n    " + hashes + "},\n\"truncated_documents\": {\n    " + cut +
+           "},\n\"lines\": {\n    " + lines +
+           "},\n\"log_likelihoods\": {\n    " + scores + "}}\n";
+}
+
+// a error, where a model gives no numbers
+inline std::string not_finite(const std::vector<TaskResult>& results) {
+    for (auto& r : results)
+        for (auto& s : r.scores)
+            if (!std::isfinite(s.log_likelihood))
+                return text("%s: some log-likelihoods are not numbers: go on from an earlier checkpoint",
+                            r.file->path.c_str());
+    return "";
+}
+
+// a run that trains is worth more than a file of results
+inline void save_results(const std::string& path, const std::string& json, bool trains) {
+    try {
+        FileWriter file(path);
+        file.write(json);
+        file.finish();
+    } catch (const Error& e) {
+        if (!trains) throw;
+        printf("no results: %s\n", e.what());
+    }
+}

@@ -1,0 +1,178 @@
+// activations.h   what a rank keeps from forward to backward, and what it needs in between: sizes and places
+//   Activations are numbered, so that several micro-batches can be in flight in a pipeline. With full
+//   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
+//   rest; with light recomputation they share what is computed again.
+//   To place a tensor: a pointer, and a line in place(), which measures and places (see base/arena.h).
+#pragma once
+#include "../base/arena.h"
+#include "../base/cublas.h"
+#include "../cross_entropy.cuh"
+#include "../embedding.cuh"
+#include "../flash_attention.cuh"
+#include "../layernorm.cuh"
+#include "../linear.cuh"
+#include "../packed_attention.cuh"
+#include "config.h"
+#include "parallel.h"
+
+// what is not kept for backward, but computed again there
+enum class Recompute {
+    None,
+    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 values kept for each of the residual
+            // stream's; the same to the last bit, but where a GEMM's epilogue made GELU: then to rounding
+    Full,   // all but the block's input
+};
+
+// how much of everything; see setup.h
+struct Setup {
+    int B = 1;                    // sequences in a micro-batch
+    bool training = true;         // otherwise only forward: no gradients
+    bool sequence_parallel = false;
+    bool generates = false;       // text is generated in between
+    bool packs = false;           // packed batches pass through
+    bool cache = false;           // without training: blocks keep keys and values from one batch to the next
+    bool notes_greedy = false;    // whether a target is the likeliest is noted
+    int outputs = 0;              // rows of logits in a batch; 0: all rows
+    Recompute recompute = Recompute::None;
+    bool flash = false;           // attention without a (T, T) tensor
+    bool fp8 = false;             // linear layers of blocks
+    bool accumulates = false;     // several micro-batches a step
+    bool loss_in_backward = false;  // logits do not outlive forward: backward computes logits and loss itself
+    int micro_batches = 1;        // whose tokens and losses are held apart, in a step or an evaluation
+    int loss_rows = 0;            // rows of logits held at once; 0: all
+    int optimizer_shards = 1;     // data-parallel ranks that share the optimiser's state
+    int chunks = 1;               // of layers on a stage
+    int in_flight = 1, inputs = 1, activation_gradients = 1;
+    Precision precision = {};                       // this build's, but in plans
+    size_t workspace = dev::gemm_workspace(false);  // of GEMMs, likewise
+};
+
+// ---- a batch ---------------------------------------------------------------------------------------------
+
+// a packed batch of variable-length segments (layers/inference/packed_batch.h); the arrays lie on the device
+struct PackedSegments {
+    const int* positions;    // (N)
+    const int* cache_slots;  // (N): rows of the key-value cache; nullptr: row n is at n, and nothing is kept
+    const int* logit_rows;   // (outputs): rows whose logits are computed; one may stand there several times
+    const Tile* tiles;
+    int tile_count, outputs;
+};
+
+struct Batch {
+    int B, T;
+    const PackedSegments* segments = nullptr;  // then B = 1, T = N; computed forward only
+    int rows() const { return B * T; }         // N
+    int outputs() const { return segments ? segments->outputs : rows(); }  // rows of logits
+};
+
+// ---- a block ---------------------------------------------------------------------------------------------
+
+struct BlockActivations {
+    floatX* x = nullptr;  // (N_r, C): the block's input; placed by who owns the blocks
+    floatX *ln1, *qkv, *o, *mid, *ln2, *up, *act;
+    floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
+    real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
+    NormStats ln1_stats, ln2_stats;
+    bool light = false;  // ln1, ln2, act are shared by all blocks: backward computes them again
+
+    // what light recomputation computes again
+    void place_light(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
+        long N_r = tp.row_capacity(B, shape.T);
+        ln1 = arena.take_x(N_r * shape.C);
+        ln2 = arena.take_x(N_r * shape.C);
+        act = arena.take_x((long)B * shape.T * 4 * (shape.C / tp.group.size));
+        light = true;
+    }
+    void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
+        int B = setup.B;
+        long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T);
+        long C_r = shape.C / tp.group.size, NH_r = shape.NH / tp.group.size;
+        if (!light) place_light(arena, shape, tp, B);
+        light = setup.recompute == Recompute::Light;
+        qkv = arena.take_x(N * 3 * C_r);
+        if (setup.training && setup.flash) lse = arena.take_real(N * NH_r);
+        else if (setup.training) probabilities = arena.take_x(B * NH_r * shape.T * shape.T);
+        o = arena.take_x(N * C_r);
+        mid = arena.take_x(N_r * shape.C);
+        up = arena.take_x(N * 4 * C_r);
+        for (real** stat : {&ln1_stats.mean, &ln1_stats.rstd, &ln2_stats.mean, &ln2_stats.rstd})
+            *stat = arena.take_real(N_r);
+    }
+};
+
+// ---- the end of the model --------------------------------------------------------------------------------
+
+struct LmHeadActivations {
+    floatX* ln;        // (N_r, C): the final layer norm's output
+    floatX* rows;      // (N, C): of all tensor-parallel ranks, kept for backward; nullptr: ln, or scratch
+    floatX* logits;    // (rows_held, Vp_r); with gradients wanted they become their own gradient
+    NormStats stats;   // (N_r)
+    real* losses;      // (micro_batches, outputs)
+    real* is_greedy = nullptr;  // the same: see cross_entropy.cuh
+    real *largest, *sums;       // (rows_held), (2, rows_held)
+    int rows_held;     // of logits, at once
+
+    // outputs: rows of logits in a batch, at most
+    void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup,
+               int outputs) {
+        rows_held = setup.loss_rows ? std::min(setup.loss_rows, outputs) : outputs;
+        long N_r = tp.row_capacity(setup.B, shape.T);
+        losses = arena.take_real((long)setup.micro_batches * outputs);
+        if (setup.notes_greedy) is_greedy = arena.take_real((long)setup.micro_batches * outputs);
+        ln = arena.take_x(N_r * shape.C);
+        bool gathers = tp.sequence_parallel && setup.training && !setup.loss_in_backward;
+        rows = gathers ? arena.take_x((long)setup.B * shape.T * shape.C) : nullptr;
+        logits = arena.take_x((long)rows_held * (shape.Vp / tp.group.size));
+        stats.mean = arena.take_real(N_r);
+        stats.rstd = arena.take_real(N_r);
+        largest = arena.take_real(rows_held);
+        sums = arena.take_real(2L * rows_held);
+    }
+};
+
+// ---- what no one needs after a layer's call --------------------------------------------------------------
+
+struct Scratch {
+    floatX* partial;   // (N, C): partial sums over tensor-parallel ranks
+    floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism `partial` itself
+    floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
+    floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; new qkv of a packed batch
+    floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): of materialised attention …
+    FlashScratch flash = {};            // … or this
+    LinearScratch linear = {};          // with the sums of column_sum and layernorm_backward
+
+    void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
+        int B = setup.B, NH_r = shape.NH / tp.group.size;
+        long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T), t = tp.group.size, C = shape.C;
+        partial = arena.take_x(N * C);
+        reduced = tp.sequence_parallel ? arena.take_x(N_r * C) : partial;
+        all_rows = tp.sequence_parallel ? arena.take_x(N * C) : nullptr;
+        wide = arena.take_x(N * 4 * C / t);
+        if (!setup.training) return;
+        if (setup.fp8) {
+            Fp8Scratch& fp8 = linear.fp8;
+            long rows = N * std::max<long>(C, 4 * C / t);
+            for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
+            fp8.w = arena.take<uint8_t>(4 * C * C / t);
+            fp8.scales = arena.take<Fp8Scratch::Scale>(3);
+            fp8.parts = arena.take<float>(fp8_parts);
+        }
+        if (setup.flash) {
+            flash.delta = arena.take_real(N * NH_r);
+            flash.dq = arena.take_real(N * C / t);
+            flash.turns = arena.take<int>(flash_turns(B, NH_r, shape.T));
+        } else {
+            scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
+        }
+        linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), layernorm_scratch(shape.C)));
+    }
+};
+
+// where the layers of a rank compute
+struct LayerContext {
+    const ModelShape& shape;
+    const TensorParallel& tp;
+    const Scratch& scratch;
+    Stream stream;
+    bool accumulate = false;  // backward adds to the gradients of parameters; else it sets them
+};

@@ -1,0 +1,247 @@
+// bench.h   benchmarks of a whole step: beside the BLAS, by sections, evaluation beside training
+#pragma once
+#include "../inference/test_scoring.h"
+#include "../plan/cost.h"
+#include "metrics.h"
+#include "setup.h"
+#include "test_options.h"
+
+// the GEMMs of a model's blocks and logits, forward and backward, by themselves
+class GemmBench {
+    const ModelShape& shape;
+    int N;
+    floatX *a, *b, *c;
+    real* sums;
+
+    static floatX* upload(const std::vector<floatX>& x) {
+        void* p = device_malloc(x.size() * sizeof(floatX), "bench");
+        copy_to_device(p, x.data(), x.size() * sizeof(floatX), nullptr);
+        return (floatX*)p;
+    }
+
+public:
+    GemmBench(const ModelShape& shape, int N) : shape(shape), N(N) {
+        long C = shape.C, largest = std::max((long)shape.Vp, 4 * C);
+        std::vector<floatX> values = random_values<floatX>(std::max(N, (int)C) * largest, 1);
+        a = upload(values);
+        b = upload(values);
+        c = upload(std::vector<floatX>(values.size()));
+        sums = (real*)device_malloc(largest * C * sizeof(real), "bench");
+        set_zero(sums, largest * C * sizeof(real), nullptr);
+    }
+    GemmBench(const GemmBench&) = delete;
+    ~GemmBench() {
+        for (void* p : {(void*)a, (void*)b, (void*)c, (void*)sums}) device_free(p);
+    }
+    // FLOP/s
+    double measure() {
+        long C = shape.C;
+        double flops = 0;
+        synchronize(nullptr);
+        double start = seconds();
+        for (auto [in, out, times] : {std::tuple{C, 3 * C, shape.L}, {C, C, shape.L}, {C, 4 * C, shape.L},
+                                      {4 * C, C, shape.L}, {C, (long)shape.Vp, 1}})
+            for (int i = 0; i < times; i++) {
+                dev::matmul_forward(c, a, b, nullptr, N, (int)in, (int)out, nullptr);
+                dev::matmul_backward(c, sums, nullptr, a, b, b, nullptr, N, (int)in, (int)out, true, nullptr);
+                flops += 6.0 * N * (double)in * (double)out;
+            }
+        synchronize(nullptr);
+        return flops / (seconds() - start);
+    }
+};
+
+double median(std::vector<double> x) {
+    std::sort(x.begin(), x.end());
+    size_t n = x.size();
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+double timed_step(Trial& trial, const std::vector<int>& samples) {
+    synchronize(nullptr);
+    double start = seconds();
+    trial.train(samples, 1e-4);
+    synchronize(nullptr);
+    return seconds() - start;
+}
+
+// arenas of activations and scratch, or all others
+double megabytes(const Trial& trial, bool activations) {
+    double sum = activations ? 0 : (double)trial.optimizer.arena.used;
+    for (auto& arena : trial.model.arenas) {
+        bool is_one = !strcmp(arena.name, "activations") || !strcmp(arena.name, "scratch");
+        if (is_one == activations) sum += (double)arena.used;
+    }
+    return sum * 1e-6;
+}
+
+// a step of the 124M model, the same GEMMs by themselves, and a step with materialised attention: in turn, so
+// that all see the same machine; ratios are medians over the rounds
+void bench_step() {
+    Options o = options_of({"--model", "124M", "--sequence", "256"});
+    ModelShape shape = model_shape(o, 0);
+    constexpr int B = 4, rounds = 6;
+    int N = B * shape.T;
+    bool flash = uses_flash(o, {});
+    GemmBench gemms(shape, N);
+    Trial trial(o, shape, B, flash), materialised(o, shape, B);
+    std::vector<int> samples = some_samples(B, shape.T, shape.V);
+    double flops = flops_per_token(shape) * N;
+    timed_step(trial, samples);
+    timed_step(materialised, samples);
+    gemms.measure();
+    std::vector<double> took, rate, share, other;
+    for (int i = 0; i < rounds; i++) {
+        profile.on = true;
+        took.push_back(timed_step(trial, samples));
+        profile.collect(nullptr);
+        profile.on = false;
+        rate.push_back(gemms.measure());
+        share.push_back(flops / took.back() / rate.back());
+        other.push_back(timed_step(materialised, samples) / took.back());
+    }
+    double step = median(took), total = 0;
+    for (double s : took) total += s;
+    printf(
+        "GPT-2 124M, B %d, T %d, %s on %s, %s attention: %.0f tokens/s (median of %d steps; fastest %.0f)\n",
+        B, shape.T, PRECISION_NAME, device_name().c_str(), flash ? "flash" : "materialised", N / step, rounds,
+        N / *std::min_element(took.begin(), took.end()));
+    printf("%.1f GFLOP/s, %.1f %% of the same GEMMs by themselves, in turn (%.1f GFLOP/s)\n",
+           flops / step * 1e-9, 100 * median(share), median(rate) * 1e-9);
+    for (auto& [name, time] : profile.spent)
+        printf("  %-20s %8.1f ms %6.1f %%\n", name.c_str(), 1e3 * time / rounds, 100 * time / total);
+    printf("memory: %.2f bytes a parameter, and %.1f MB of activations and scratch\n",
+           1e6 * megabytes(trial, false) / (double)trial.model.table.count, megabytes(trial, true));
+    if (flash)
+        printf("materialised attention, in turn: %.2f x the step, %.1f MB of activations and scratch\n",
+               median(other), megabytes(materialised, true));
+}
+
+// bytes a second, read and written, of a copy on the device
+double copy_rate() {
+    size_t bytes = host_is_device ? 256 << 20 : 2048UL << 20;
+    void *to = device_malloc(bytes, "bench"), *from = device_malloc(bytes, "bench");
+    set_zero(to, bytes, nullptr);
+    set_zero(from, bytes, nullptr);
+    double best = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        synchronize(nullptr);
+        double start = seconds();
+        copy_on_device(to, from, bytes, nullptr);
+        synchronize(nullptr);
+        best = std::min(best, seconds() - start);
+    }
+    device_free(to);
+    device_free(from);
+    return 2 * (double)bytes / best;
+}
+
+// seconds of a step that each section takes at least: products at `flops` a second, all else at `bytes`
+std::map<std::string, double> floors(const Model& m, double flops, double bytes) {
+    std::map<std::string, double> out;
+    for_each_work(m, [&](const Work& work) {
+        out[work.section] += work.kind == Work::Memory ? work.bytes / bytes : work.gemm.flops() / flops;
+    });
+    double x = master_is_parameter ? 0 : sizeof(floatX), r = sizeof(real), n = (double)m.table.elements;
+    out["optimizer"] = n * (7 * r + x) / bytes;
+    out["gradient norm"] = n * r / bytes;
+    return out;
+}
+
+void print_profile(const std::vector<std::string>& words) {
+    Options o = options_of(words);
+    if (!o.has("model")) o.model = "124M";
+    if (!o.sequence && host_is_device) o.sequence = 256;
+    ModelShape shape = model_shape(o, 0);
+    int B = o.micro_batch ? o.micro_batch : host_is_device ? 4 : 16, N = B * shape.T, steps = 5;
+    double flops = GemmBench(shape, N).measure(), bytes = copy_rate();
+    Trial trial(o, shape, B, uses_flash(o, {}));
+    std::vector<int> samples = some_samples(B, shape.T, shape.V);
+    trial.train(samples, 1e-4);
+    synchronize(nullptr);
+    profile.on = true;
+    double start = seconds();
+    for (int i = 0; i < steps; i++) trial.train(samples, 1e-4);
+    profile.collect(nullptr);
+    profile.on = false;
+    double took = (seconds() - start) / steps, named = 0;
+    printf(
+        "%s, B %d, T %d, %s on %s: %.1f ms a step, %.0f tokens/s\nfloor: products at %.4g TFLOP/s, all else "
+        "at "
+        "%.4g GB/s, both measured here\n%-18s %10s %8s %10s %9s\n",
+        o.model.c_str(), B, shape.T, PRECISION_NAME, device_name().c_str(), took * 1e3, N / took,
+        flops * 1e-12, bytes * 1e-9, "", "ms", "of step", "floor, ms", "of floor");
+    std::map<std::string, double> least = floors(trial.model, flops, bytes);
+    for (auto& [name, all] : profile.spent) {
+        double spent = all / steps;
+        named += spent;
+        std::string floor =
+            least.count(name) ? text("%10.3f %7.1f %%", least[name] * 1e3, 100 * least[name] / spent) : "";
+        printf("%-18s %10.3f %6.1f %% %s\n", name.c_str(), spent * 1e3, 100 * spent / took, floor.c_str());
+    }
+    printf("%-18s %10.3f %6.1f %%\n", "the rest", (took - named) * 1e3, 100 * (took - named) / took);
+}
+
+// evaluation beside training on the same model, and contexts shared beside each alone, in turn
+void bench_evaluate() {
+    Options o = options_of({"--model", "124M", "--sequence", "256"});
+    ModelShape shape = model_shape(o, 0);
+    int B = 4;
+    Trial trial(o, shape, B, uses_flash(o, {}));
+    Model& m = trial.model;
+    std::vector<int> samples = some_samples(B, shape.T, shape.V);
+    auto train = [&] {
+        double start = seconds();
+        trial.train(samples, 1e-4);
+        synchronize(nullptr);
+        return seconds() - start;
+    };
+    auto evaluate = [&](const EvalFile& file, const ScorePlan& plan) {
+        std::vector<Score> scores(file.requests.size());
+        double start = seconds();
+        for (auto& b : plan.batches) {
+            clear_losses(m);
+            InFlight& kept = m.in_flight[0];
+            load_packed(m, kept, plan.pack_batch(b, 1));
+            forward(m, trial.micro_batch(0, {1, b.rows, &kept.segments}), 0);
+            collect_scores(m, plan, b, 0, scores);
+        }
+        return seconds() - start;
+    };
+    // tokens of a context and of each of four continuations: about those of the public files
+    struct {
+        const char* name;
+        int context, continuation;
+    } kinds[] = {{"HellaSwag", 70, 22}, {"RACE-h", 230, 9}};
+    for (auto& kind : kinds) {
+        std::vector<std::vector<std::pair<std::vector<int>, std::vector<int>>>> documents(16);
+        for (size_t d = 0; d < documents.size(); d++) {
+            auto some = [&](int n, uint64_t salt) {
+                std::vector<int> tokens(n);
+                for (int i = 0; i < n; i++) tokens[i] = (int)(hash_of(salt * 4096 + i) % shape.V);
+                return tokens;
+            };
+            for (int c = 0; c < 4; c++)
+                documents[d].push_back({some(kind.context, 9 * d), some(kind.continuation, 9 * d + 1 + c)});
+        }
+        EvalFile file = requests_of(documents, shape.V);
+        ScorePlan shared(file, shape.T, m.max_rows(), m.max_rows(), 1),
+            alone(file, shape.T, m.max_rows(), m.max_rows(), 1, false);
+        double step = INFINITY, together = INFINITY, apart = INFINITY;
+        for (int i = 0; i < 4; i++) {
+            step = std::min(step, train());
+            together = std::min(together, evaluate(file, shared));
+            apart = std::min(apart, evaluate(file, alone));
+        }
+        double trained = m.max_rows() / step, scored = (double)alone.rows / apart,
+               of_shared = (double)shared.rows / together;
+        printf(
+            "%-10s 4 choices of %d tokens behind %d: training %.0f tokens/s; evaluation %.0f, %.2f x; with "
+            "contexts shared %.0f, %.2f x\n",
+            kind.name, kind.continuation, kind.context, trained, scored, scored / trained, of_shared,
+            of_shared / trained);
+        printf(
+            "%-10s documents with shared contexts %.2f x as fast as each choice alone (%.2f s and %.2f s)\n",
+            "", apart / together, together, apart);
+    }
+}

@@ -1,0 +1,161 @@
+// bench_kernels.h   benchmarks of every kernel by itself, beside what memory or GEMMs give
+#pragma once
+#include "bench.h"
+#include "../test_kernels.h"
+
+#if HAS_KERNELS
+// every kernel by itself: GB/s against what a copy reaches, or TFLOP/s; a line of JSON each. On a GPU with
+// the sizes of a step of the 124M model, in emulation small: there only to be run.
+void bench_kernels() {
+    bool small = host_is_device || std::string(DEVICE_NAME) == "emulated";
+    int B = small ? 1 : 32, T = small ? 64 : 1024, C = small ? 128 : 768, V = small ? 300 : 50257,
+        repeats = small ? 1 : 20;
+    int Vp = (V + 127) / 128 * 128, N = B * T;
+    long n = (long)N * C, wide = 4 * n, parameters = small ? 20096 : 124000000;
+    double x = sizeof(floatX), r = sizeof(real), A = x * (double)n, copy_rate = 0;
+    std::vector<void*> partitions;
+    auto room = [&](size_t bytes) {
+        partitions.push_back(device_malloc(bytes, "bench"));
+        set_zero(partitions.back(), bytes, nullptr);
+        return partitions.back();
+    };
+    auto xs = [&](long count) { return (floatX*)room((size_t)count * sizeof(floatX)); };
+    auto rs = [&](long count) { return (real*)room((size_t)count * sizeof(real)); };
+    auto ints = [&](const std::vector<int>& values) {
+        int* p = (int*)room(values.size() * sizeof(int));
+        copy_to_device(p, values.data(), values.size() * sizeof(int), nullptr);
+        synchronize(nullptr);
+        return p;
+    };
+    // least: bytes that must be moved; flops: of products
+    auto measure = [&](const std::string& name, double least, double flops, auto run) {
+        run();
+        synchronize(nullptr);
+        double best = INFINITY;
+        for (int i = 0; i < 3; i++) {
+            double start = seconds();
+            for (int k = 0; k < repeats; k++) run();
+            synchronize(nullptr);
+            best = std::min(best, (seconds() - start) / repeats);
+        }
+        if (name == "device copy") copy_rate = least / best;
+        printf("{\"kernel\": \"%s\", \"microseconds\": %.2f", name.c_str(), best * 1e6);
+        if (least > 0)
+            printf(", \"gb_per_s\": %.1f, \"of_floor\": %.3f", least / best * 1e-9, least / best / copy_rate);
+        if (flops > 0) printf(", \"tflop_per_s\": %.4g", flops / best * 1e-12);
+        printf("}\n");
+        fflush(stdout);
+    };
+    floatX *a = xs(wide), *b = xs(wide), *c = xs(wide), *w = xs(4L * C * C), *bias = xs(4 * C), *o = xs(n);
+    NormStats stats = {rs(N), rs(N)};
+    real *dw = rs(4L * C * C), *db = rs(4 * C);
+    real* scratch = rs(std::max(layernorm_scratch(C), column_sum_scratch(4 * C)));
+    measure("device copy", 2 * x * (double)wide, 0,
+            [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
+    struct {
+        const char* name;
+        int m, n, k;
+    } products[] = {{"product, square", small ? 128 : 8192, small ? 128 : 8192, small ? 128 : 8192},
+                    {"product qkv", N, 3 * C, C},
+                    {"product out", N, C, C},
+                    {"product up", N, 4 * C, C},
+                    {"product down", N, C, 4 * C}};
+    long largest = 1;
+    for (auto& p : products) largest = std::max({largest, (long)p.m * p.n, (long)p.m * p.k, (long)p.n * p.k});
+    floatX *pa = xs(largest), *pb = xs(largest), *pc = xs(largest);
+    for (auto& p : products)
+        measure(p.name, 0, 2.0 * p.m * p.n * p.k,
+                [&] { gpu::matmul_forward(pc, pa, pb, nullptr, p.m, p.k, p.n, nullptr); });
+    measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
+        gpu::matmul_backward(nullptr, dw, nullptr, a, o, w, scratch, N, C, 4 * C, true, nullptr);
+    });
+    measure("layer norm", 2 * A, 0,
+            [&] { gpu::layernorm_forward(o, stats, a, w, bias, N, C, nullptr); });
+    measure("residual and layer norm", 4 * A, 0, [&] {
+        gpu::residual_layernorm_forward(b, o, stats, a, c, bias, w, bias, N, C, nullptr);
+    });
+    measure("layer norm backward", 4 * A, 0,
+            [&] { gpu::layernorm_backward(o, dw, db, a, b, w, stats, scratch, N, C, true, nullptr); });
+    measure("residual", 3 * A, 0, [&] { gpu::residual_forward(o, a, b, bias, N, C, nullptr); });
+    measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
+    measure("gelu backward", 12 * A, 0,
+            [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, nullptr); });
+    measure("bias gradient of up", 4 * A, 0,
+            [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
+    struct { int NH, HS, T; } heads[] = {{C / 64, 64, T}, {small ? 1 : 16, 128, small ? 64 : 2048}};
+    for (auto& h : heads) {
+        AttentionShape shape = {std::max(1, N / h.T), h.T, h.NH, h.HS};
+        if (sizeof(floatX) != 2 || !flash_head_size(h.HS)) continue;
+        long rows = (long)shape.B * h.T;
+        floatX *qkv = xs(rows * shape.row()), *dqkv = xs(rows * shape.row()), *out = xs(rows * shape.out()),
+               *dout = xs(rows * shape.out());
+        real* lse = rs(rows * h.NH);
+        FlashScratch flash = {rs(rows * h.NH), rs(rows * shape.out()),
+                              (int*)room(flash_turns(shape.B, h.NH, h.T) * sizeof(int))};
+        double flops =
+            (double)shape.B * h.NH * h.T * h.T * h.HS;  // of one product over the causal half, twice
+        measure(text("attention, head size %d, T %d", h.HS, h.T), 0, 2 * flops, [&] {
+            gpu::flash_attention_forward(out, lse, qkv, shape, nullptr);
+        });
+        measure(text("attention backward, head size %d, T %d", h.HS, h.T), 0, 5 * flops, [&] {
+            gpu::flash_attention_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
+        });
+    }
+    std::vector<int> some(N);
+    for (int i = 0; i < N; i++) some[i] = (int)(hash_of(i) % V);
+    std::vector<int> rows_of(N), starts(N + 1), token_counts(V + 1, 0);
+    sort_tokens(rows_of.data(), starts.data(), some.data(), N, token_counts);
+    int* tokens = ints(some);
+    SortedTokens sorted = {ints(rows_of), ints(starts)};
+    floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C), *logits = xs((long)N * Vp);
+    real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C), *losses = rs(N), *most = rs(N), *sums = rs(2 * N);
+    measure("embedding", 2 * A, 0, [&] { gpu::embedding_forward(o, tokens, wte, 0, Vp, N, C, nullptr); });
+    measure("positions", 2 * A, 0, [&] { gpu::position_forward(o, wpe, nullptr, 0, N, T, C, nullptr); });
+    measure("embedding backward", A + 2 * r * (double)n, 0,
+            [&] { gpu::embedding_backward(dwte, tokens, sorted, o, 0, Vp, N, C, nullptr); });
+    measure("positions backward", A, 0, [&] { gpu::position_backward(dwpe, o, 0, N, T, C, true, nullptr); });
+    measure("cross entropy", 2 * x * (double)N * Vp, 0, [&] {
+        gpu::cross_entropy(losses, nullptr, logits, most, sums, tokens, real(1e-4), true, N, {V, Vp, 0},
+                           nullptr);
+    });
+    if (sizeof(floatX) == 2) {
+        uint8_t *q = (uint8_t*)room(wide), *q_t = (uint8_t*)room(wide);
+        Fp8Scratch f = {(uint8_t*)room(wide),
+                        (uint8_t*)room(wide),
+                        (uint8_t*)room(wide),
+                        (uint8_t*)room(4L * C * C),
+                        (Fp8Scratch::Scale*)room(3 * sizeof(Fp8Scratch::Scale)),
+                        (float*)room(fp8_parts * sizeof(float))};
+        measure("rounding to fp8, and transposed", (2 * x + 2) * (double)wide, 0, [&] {
+            gpu::fp8_round((e5m2*)q, (e5m2*)q_t, f.scales, f.parts, a, N, 4 * C, nullptr);
+        });
+        if (device_has_fp8())
+            measure("up in fp8, rounding included", 0, 2.0 * N * 4 * C * C,
+                    [&] { fp8::matmul_forward(b, o, w, bias, f, N, C, 4 * C, nullptr); });
+    }
+    floatX* weights = xs(parameters);
+    real *master = master_is_parameter ? (real*)weights : rs(parameters), *m = rs(parameters),
+         *v = rs(parameters), *g = rs(parameters);
+    std::vector<uint8_t> of(parameters / flag_span, decays | counts);
+    uint8_t* flags = (uint8_t*)room(of.size());
+    auto put = [&](const auto& value) {
+        auto* p = (std::decay_t<decltype(value)>*)room(sizeof value);
+        copy_to_device(p, &value, sizeof value, nullptr);
+        synchronize(nullptr);
+        return p;
+    };
+    copy_to_device(flags, of.data(), of.size(), nullptr);
+    synchronize(nullptr);
+    AdamW* hyper =
+        put(AdamW{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05)});
+    Clip* clip = put(Clip{1, 1});
+    Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
+    measure("AdamW", (double)parameters * (7 * r + (master_is_parameter ? 0 : x)), 0, [&] {
+        gpu::adamw(weights, master, m, v, g, flags, hyper, clip, parameters, nullptr);
+    });
+    double* square = (double*)room(8 * (square_sum_parts + 1));
+    measure("gradient norm", (double)parameters * r, 0,
+            [&] { gpu::square_sums(square, square + 1, g, flags, slice, 1, nullptr); });
+    for (void* p : partitions) device_free(p);
+}
+#endif

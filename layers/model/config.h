@@ -1,0 +1,338 @@
+// config.h   what a run is: presets, the one table of options, the model's shape, the batch ramp
+//   The table makes the parser (base/arguments.h), --help, the settings print-out and the run's record in
+//   checkpoints. A --config file holds the same names, one per line, as `batch 1920`; the command line wins.
+#pragma once
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <set>
+#include <sstream>
+#include <string>
+#include <variant>
+#include <vector>
+#include "../base/arguments.h"
+
+struct Preset {
+    const char* name;
+    int layers, hidden, heads, sequence, pad_vocabulary;
+    double learning_rate;
+};
+
+// GPT-2's and GPT-3's sizes (Radford et al. 2019; Brown et al. 2020, table 2.1), MT-NLG's (arXiv 2201.11990),
+// and 22B and 1T of arXiv 2205.05198, which gives no learning rate: theirs lie beside their neighbours'
+constexpr Preset presets[] = {
+    {"124M", 12, 768, 12, 1024, 128, 6.0e-4},    {"350M", 24, 1024, 16, 1024, 128, 3.0e-4},
+    {"774M", 36, 1280, 20, 1024, 128, 2.5e-4},   {"1.3B", 24, 2048, 16, 2048, 128, 2.0e-4},
+    {"1558M", 48, 1600, 25, 1024, 128, 2.0e-4},  {"2.7B", 32, 2560, 32, 2048, 128, 1.6e-4},
+    {"6.7B", 32, 4096, 32, 2048, 128, 1.2e-4},   {"13B", 40, 5120, 40, 2048, 128, 1.0e-4},
+    {"22B", 48, 6144, 64, 2048, 128, 9.0e-5},    {"175B", 96, 12288, 96, 2048, 128, 6.0e-5},
+    {"530B", 105, 20480, 128, 2048, 1024, 5.0e-5}, {"1T", 128, 25600, 160, 2048, 1024, 5.0e-5},
+};
+constexpr int gpt2_vocabulary = 50257;
+
+constexpr int automatic = -1;  // of a number that is resolved later
+
+struct Options {
+    std::string model = "124M";
+    int layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, pad_vocabulary = 0;
+    std::vector<std::string> train, validation, evaluate;
+    std::string tokenizer;
+    int batch = 8, micro_batch = 0, ramp_start = 0, ramp_increment = 0;
+    long ramp_tokens = 0;
+    long steps = 0, until_tokens = 0;
+    double learning_rate = 0, min_learning_rate = -1;
+    long warmup_tokens = -1, decay_tokens = -1;
+    double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, clip = 1;
+    long seed = 1234;
+    long evaluate_every = 0, evaluate_batches = 20, sample_every = 0;
+    int sample_tokens = 64, top_k = 0;
+    double temperature = 1, top_p = 1, repetition = 1;
+    std::string save, resume, metrics, config, generate, results;
+    long save_every = 0, keep = 2;
+    int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
+    int loss_chunk = 0;
+    std::string graph = "auto", fp8 = "no";
+    std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
+    long check_every = 0;
+    double comm_timeout = 600;
+    int world_size = 0;
+    std::string tuning, plan, plan_json, hardware, hosts, timeline, trace;
+    long trace_step = 2;
+    double gemm_efficiency = 0.480;
+    bool help = false;
+    std::set<std::string> given;  // named on the command line or in the config file
+    bool has(const char* name) const { return given.count(name) > 0; }
+    // the model is used, not trained
+    bool inference() const {
+        return !generate.empty() || (!evaluate.empty() && train.empty() && plan.empty());
+    }
+    bool prompts() const {
+        return generate.ends_with(".jsonl");
+    }  // a file of them; else the one prompt itself
+};
+
+using Field = std::variant<int Options::*, long Options::*, double Options::*, bool Options::*,
+                           std::string Options::*, std::vector<std::string> Options::*>;
+struct Option {
+    const char* name;
+    Field field;
+    double least;  // of a number
+    const char* help;
+    const char* bare = nullptr;  // its value where none is given
+    bool takes_auto = false;     // `auto`, which is `automatic`
+};
+
+inline const std::vector<Option> option_table = [] {
+    using O = Options;
+    return std::vector<Option>{
+        {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 13B 22B 175B 530B 1T"},
+        {"layers", &O::layers, 1, "transformer blocks L (default: the preset's)"},
+        {"hidden", &O::hidden, 1, "channels C (default: the preset's)"},
+        {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},
+        {"sequence", &O::sequence, 1, "tokens in a sequence T (default: the preset's)"},
+        {"vocabulary", &O::vocabulary, 2,
+         "tokens in the vocabulary V (default: the training file's, else 50257)"},
+        {"pad-vocabulary", &O::pad_vocabulary, 1,
+         "V is padded to a multiple of this (default: the preset's)"},
+        {"train", &O::train, 0, "token files to train on: FILE… as one set, WEIGHT:FILE… or NAME.blend"},
+        {"validation", &O::validation, 0, "token files to evaluate on: FILE…"},
+        {"evaluate", &O::evaluate, 0,
+         "files of ./tasks to score the model on: alone, or with --train every --evaluate-every steps"},
+        {"tokenizer", &O::tokenizer, 0,
+         "bytes, or the vocab.bpe the tokens were made with; to print and read text"},
+        {"batch", &O::batch, 1, "sequences in a step; prompts of a file at once"},
+        {"micro-batch", &O::micro_batch, 1,
+         "sequences computed at once; divides --batch (default: up to 4); auto: as many as fit", nullptr,
+         true},
+        {"ramp-start", &O::ramp_start, 0, "sequences in the first step; grows to --batch; 0: no ramp"},
+        {"ramp-increment", &O::ramp_increment, 1, "by this many at a time (default: --ramp-start)"},
+        {"ramp-tokens", &O::ramp_tokens, 1, "over this many tokens"},
+        {"steps", &O::steps, 0, "stop after this many steps"},
+        {"until-tokens", &O::until_tokens, 1, "stop after this many tokens"},
+        {"learning-rate", &O::learning_rate, 0, "peak (default: the preset's)"},
+        {"min-learning-rate", &O::min_learning_rate, 0,
+         "floor after the decay (default: a tenth of the peak)"},
+        {"warmup-tokens", &O::warmup_tokens, 0, "tokens of linear warm-up (default: a hundredth of the run)"},
+        {"decay-tokens", &O::decay_tokens, 0,
+         "tokens at which the cosine reaches its floor (default: the run)"},
+        {"beta1", &O::beta1, 0, "AdamW"},
+        {"beta2", &O::beta2, 0, "AdamW"},
+        {"epsilon", &O::epsilon, 0, "AdamW"},
+        {"weight-decay", &O::weight_decay, 0, "AdamW; not on biases and layer norms"},
+        {"clip", &O::clip, 0, "largest global gradient norm; 0: no clipping"},
+        {"seed", &O::seed, 0, "of initial weights, order of samples, sampling"},
+        {"evaluate-every", &O::evaluate_every, 0, "steps between evaluations; 0: only at the end"},
+        {"evaluate-batches", &O::evaluate_batches, 1, "micro-batches in an evaluation, at most"},
+        {"sample-every", &O::sample_every, 0, "steps between samples of text; 0: none"},
+        {"sample-tokens", &O::sample_tokens, 1, "tokens in a sample"},
+        {"temperature", &O::temperature, 0, "of sampling; 0: always the likeliest token"},
+        {"top-k", &O::top_k, 0, "sample among the k likeliest tokens; 0: all"},
+        {"top-p", &O::top_p, 0, "sample among the likeliest tokens that have this probability together"},
+        {"repetition", &O::repetition, 0.001,
+         "logits of tokens that were there are divided by this, if below 0 multiplied"},
+        {"results", &O::results, 0,
+         "file for the results of --evaluate, or the answers of --generate, as JSON"},
+        {"save", &O::save, 0, "folder for checkpoints"},
+        {"save-every", &O::save_every, 0, "steps between checkpoints; 0: only at the end"},
+        {"keep", &O::keep, 1, "newest checkpoints to keep"},
+        {"resume", &O::resume, 0, "folder whose newest whole checkpoint to go on from"},
+        {"metrics", &O::metrics, 0, "file for one JSON line a step"},
+        {"tensor-parallel", &O::tensor_parallel, 1,
+         "ranks that share each layer t; what is left is data-parallel"},
+        {"sequence-parallel", &O::sequence_parallel, 0,
+         "yes or no: between GEMMs cut the rows over t as well"},
+        {"pipeline-parallel", &O::pipeline_parallel, 1, "stages p that the layers are cut into"},
+        {"pipeline-chunks", &O::pipeline_chunks, 1,
+         "chunks of layers on a stage v; more than 1: interleaved 1F1B"},
+        {"pipeline-group", &O::pipeline_group, 1,
+         "micro-batches before the next chunk (default: p if possible)"},
+        {"recompute", &O::recompute, 0,
+         "full: keep only the input of each block; light: all but outputs of layer norm and GELU; none"},
+        {"attention", &O::attention, 0,
+         "flash: scores stay on chip; materialised: in memory; auto: flash where kernel and head size allow "
+         "it"},
+        {"loss-chunk", &O::loss_chunk, 1,
+         "tokens of a micro-batch whose logits are in memory at once (default: all)"},
+        {"fp8", &O::fp8, 0,
+         "yes: the blocks' linear layers in 8 bits, e4m3 forward, e5m2 for gradients (bf16 builds; sm_89 and "
+         "later); "
+         "no"},
+        {"zero", &O::zero, 0, "1: data-parallel ranks share the optimizer's state; 0: each holds all of it"},
+        {"check-every", &O::check_every, 0, "steps between comparisons of what ranks hold alike; 0: none"},
+        {"comm-timeout", &O::comm_timeout, 1,
+         "seconds after which a call that waits for other ranks ends the run"},
+        {"graph", &O::graph, 0,
+         "yes: a step of one rank is given to the GPU as one CUDA graph; no; auto: whichever is faster"},
+        {"tuning", &O::tuning, 0,
+         "folder for what is timed at the start, so that later runs choose alike (default on a GPU: "
+         "~/.cache/train_gpt); none"},
+        {"plan", &O::plan, 0,
+         "print what the run would hold, say and take, without starting it; search: the ten fastest layouts",
+         "this"},
+        {"plan-json", &O::plan_json, 0,
+         "with --plan: the same as JSON, to a FILE or to - (nothing else then)"},
+        {"world-size", &O::world_size, 1,
+         "ranks; with --plan those to plan for (default: t p), else those that must have been started"},
+        {"hardware", &O::hardware, 0,
+         "machine to plan for: dgx-a100 dgx-h100 dgx-h200 here (default: the one that is here, else "
+         "dgx-a100)"},
+        {"gemm-efficiency", &O::gemm_efficiency, 0.01,
+         "share of the peak that large GEMMs reach, for planned times"},
+        {"hosts", &O::hosts, 0, "with --plan: file with a line a host, to say which ranks stand where"},
+        {"timeline", &O::timeline, 0, "with --plan: a step drawn, as FILE.svg or, for Chrome, FILE.json"},
+        {"trace", &O::trace, 0, "a step of the run itself, drawn so"},
+        {"trace-step", &O::trace_step, 1, "the step of --trace, counted from the start"},
+        {"config", &O::config, 0, "file of options"},
+        {"generate", &O::generate, 0,
+         "go on from this text, or from each prompt in a FILE.jsonl, with the checkpoint in --resume"},
+        {"help", &O::help, 0, "this list"},
+    };
+}();
+
+inline OptionForm form_of(const Option& o) {
+    OptionForm form = {o.name, OptionForm::Text, o.help};
+    form.least = o.least;
+    form.bare = o.bare;
+    form.takes_auto = o.takes_auto;
+    std::visit([&](auto field) {
+        using T = std::decay_t<decltype(std::declval<Options>().*field)>;
+        if constexpr (std::is_same_v<T, bool>) form.kind = OptionForm::Flag;
+        else if constexpr (std::is_same_v<T, std::vector<std::string>>) form.kind = OptionForm::List;
+        else if constexpr (std::is_floating_point_v<T>) form.kind = OptionForm::Number;
+        else if constexpr (std::is_integral_v<T>) {
+            form.kind = OptionForm::Whole;
+            form.most = std::min(9e15, (double)std::numeric_limits<T>::max());
+        }
+    }, o.field);
+    return form;
+}
+
+// values as check_values has accepted them
+inline void set_option(Options& options, const Option& o, const std::vector<std::string>& values) {
+    std::visit([&](auto field) {
+        auto& value = options.*field;
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, bool>) value = true;
+        else if constexpr (std::is_same_v<T, std::string>) value = values[0];
+        else if constexpr (std::is_same_v<T, std::vector<std::string>>) value = values;
+        else if (o.takes_auto && values[0] == "auto") value = (T)automatic;
+        else value = (T)strtod(values[0].c_str(), nullptr);
+    }, o.field);
+    options.given.insert(o.name);
+}
+
+inline Options parse_options(int argc, char** argv) {
+    std::vector<OptionForm> forms;
+    for (auto& o : option_table) forms.push_back(form_of(o));
+    Options options;
+    auto take = [&](const std::vector<GivenOption>& all) {
+        for (auto& given : all)
+            set_option(options, option_table[(size_t)(given.form - forms.data())], given.values);
+    };
+    take(parse_command_line(argc, argv, forms));
+    if (options.config.empty()) return options;
+    take(read_option_file(options.config, forms, options.given, [](auto& words, const std::string& where) {
+        if (words[0] == "config") fail("%sa config file names no other", where.c_str());
+        return false;
+    }));
+    return options;
+}
+
+inline std::string print_value(const Options& options, const Option& o) {
+    return std::visit([&](auto field) -> std::string {
+        auto& value = options.*field;
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, bool>) return value ? "yes" : "no";
+        else if constexpr (std::is_same_v<T, std::string>) return value;
+        else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+            std::string all;
+            for (auto& s : value) all += (all.empty() ? "" : " ") + s;
+            return all;
+        } else if constexpr (std::is_integral_v<T>)
+            return o.takes_auto && value == automatic ? "auto" : std::to_string(value);
+        else return text("%.15g", value);
+    }, o.field);
+}
+
+inline std::string help_text() {
+    std::string out = "usage: ./train_gpt --train FILE [--OPTION VALUE]…\n";
+    Options defaults;
+    for (auto& o : option_table) {
+        std::string value = print_value(defaults, o);
+        bool plain = value.empty() || value == "0" || value == "-1" || value == "no";
+        out += text("  --%-18s %s%s\n", o.name, o.help, plain ? "" : text(" [%s]", value.c_str()).c_str());
+    }
+    return out;
+}
+
+// ---- the model's shape -----------------------------------------------------------------------------------
+
+struct ModelShape {
+    int L = 0, C = 0, NH = 0, T = 0, V = 0, Vp = 0;
+    int HS() const { return C / NH; }
+    bool operator==(const ModelShape&) const = default;
+};
+
+inline const Preset& find_preset(const std::string& name) {
+    std::vector<std::string> names;
+    for (auto& p : presets) {
+        if (name == p.name) return p;
+        names.push_back(p.name);
+    }
+    fail("--model %s: unknown; did you mean %s?", name.c_str(), nearest(name, names).c_str());
+}
+
+inline std::string divisors_near(long of, long wanted) {  // the next divisors of `of`, below and above
+    long below = std::min(of, wanted), above = wanted;
+    while (below > 1 && of % below) below--;
+    while (above < of && of % above) above++;
+    return below == above || above >= of * 2 || of % above ? text("%ld", below)
+        : text("%ld or %ld", below, above);
+}
+
+// sequences in the step that begins after `samples`: from ramp_start by ramp_increment to batch, in equal
+// parts of ramp_tokens (Megatron-LM's --rampup-batch-size)
+inline int batch_after(const Options& o, uint64_t samples) {
+    if (!o.ramp_start) return o.batch;
+    double ramp = (double)o.ramp_tokens / o.sequence;
+    int increments = (o.batch - o.ramp_start) / o.ramp_increment;
+    if ((double)samples > ramp || increments == 0) return o.batch;
+    int done = (int)((double)samples / (ramp / increments));
+    return std::min(o.batch, o.ramp_start + o.ramp_increment * done);
+}
+
+// the batches of the steps that begin after `samples` or later
+inline std::vector<int> batches_from(const Options& o, uint64_t samples) {
+    std::vector<int> all;
+    for (int batch = batch_after(o, samples); batch < o.batch; batch += o.ramp_increment)
+        all.push_back(batch);
+    all.push_back(o.batch);
+    return all;
+}
+
+// preset < options; V: the vocabulary of the training file, or 0
+inline ModelShape model_shape(Options& o, int file_vocabulary) {
+    const Preset& p = find_preset(o.model);
+    if (!o.layers) o.layers = p.layers;
+    if (!o.hidden) o.hidden = p.hidden;
+    if (!o.heads) o.heads = p.heads;
+    if (!o.sequence) o.sequence = p.sequence;
+    if (!o.pad_vocabulary) o.pad_vocabulary = p.pad_vocabulary;
+    if (!o.vocabulary) o.vocabulary = file_vocabulary ? file_vocabulary : gpt2_vocabulary;
+    struct { const char* name; int value, most; } sizes[] =
+        {{"layers", o.layers, 10000}, {"hidden", o.hidden, 1 << 20},
+        {"heads", o.heads, 1 << 20}, {"sequence", o.sequence, 1 << 24},
+            {"vocabulary", o.vocabulary, 1 << 28}};
+    for (auto& size : sizes)
+        if (size.value > size.most) fail("--%s %d: too large, at most %d", size.name, size.value, size.most);
+    if (o.hidden % o.heads)
+        fail("--heads %d does not divide --hidden %d: choose --heads %s", o.heads, o.hidden,
+             divisors_near(o.hidden, o.heads).c_str());
+    long padded = ((long)o.vocabulary + o.pad_vocabulary - 1) / o.pad_vocabulary * o.pad_vocabulary;
+    if (padded > std::numeric_limits<int>::max())
+        fail("--vocabulary %d padded to a multiple of %d: too large", o.vocabulary, o.pad_vocabulary);
+    return {o.layers, o.hidden, o.heads, o.sequence, o.vocabulary, (int)padded};
+}

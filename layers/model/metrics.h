@@ -1,0 +1,148 @@
+// metrics.h   what a run says: its settings, a line a step, a JSON line a step in --metrics
+#pragma once
+#include "../base/hardware.h"
+#include "resolve.h"
+
+// model FLOPs of a token, for MFU: 6 N + 6 L C T, N parameters without the position table, causal attention
+// once
+inline double flops_per_token(const ModelShape& shape) {
+    double N = (double)parameter_table(shape).count - (double)shape.T * shape.C;
+    return 6 * N + 6.0 * shape.L * shape.C * shape.T;
+}
+
+// the preset's name, if the model is the preset's
+inline std::string model_name(const Options& o) {
+    const Preset& p = find_preset(o.model);
+    return p.layers == o.layers && p.hidden == o.hidden && p.heads == o.heads ? o.model : "custom";
+}
+
+inline void print_settings(const Run& run) {
+    printf("settings\n");
+    for (auto& option : option_table) {
+        std::string value = print_value(run.options, option), name = option.name;
+        if (name == "model") value = model_name(run.options);
+        bool unset = value.empty() || (value == "0" && option.least >= 1);
+        if (!unset && name != "help") printf("  %-18s %s\n", option.name, value.c_str());
+    }
+    std::string device = device_name();
+    double peak = device_peak(device);
+    printf("model     %ld parameters, vocabulary %d padded to %d\n", parameter_table(run.state.shape).count,
+           run.state.shape.V, run.state.shape.Vp);
+    if (run.grid.world.size > 1) printf("%s", print_grid(run.grid).c_str());
+    printf("device    %s, %s; %s\n", device.c_str(), PRECISION_NAME,
+           peak > 0 ? text("peak %.0f TFLOP/s", peak * 1e-12).c_str() : "peak unknown, so no MFU");
+}
+
+using NamedValues = std::vector<std::pair<std::string, double>>;
+struct StepResult {
+    double loss = 0, learning_rate = 0, norm = 0;
+    double seconds = 0;
+    NamedValues set_losses;        // of each set of a blend that had samples
+    double validation_loss = NAN;  // NAN: not evaluated
+    NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
+    bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
+};
+
+// ---- the file --------------------------------------------------------------------------------------------
+
+// the steps that stand in a metrics file, with their lines; refuses a file that is none
+inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::string& path) {
+    std::vector<std::pair<long, std::string>> lines;
+    MappedFile old(path);
+    std::string_view left = old.view();
+    while (left.find('\n') != left.npos) {  // a last line without an end was never finished
+        std::string line(left.substr(0, left.find('\n')));
+        left.remove_prefix(line.size() + 1);
+        try {
+            lines.push_back({Json::parse(line, path).at("step", path).integer(path), line});
+        } catch (const Error&) {
+            fail("--metrics %s: exists but is not a metrics file (line %zu): choose another file, or "
+                 "remove it", path.c_str(), lines.size() + 1);
+        }
+    }
+    if (lines.empty() && old.size > 0)
+        fail("--metrics %s: exists but is not a metrics file: choose another file, or remove it",
+             path.c_str());
+    return lines;
+}
+
+inline void check_metrics(const Run& run) {
+    const std::string& path = run.options.metrics;
+    if (path.empty() || !run.is_rank0()) return;
+    if (access(path.c_str(), F_OK) == 0) read_metrics_file(path);
+    FILE* file = fopen(path.c_str(), "a");
+    if (!file || fclose(file)) fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
+}
+
+// the metrics file goes on where the resumed checkpoint stands: steps after it will be done again. A new run
+// keeps what an earlier one has left as FILE.previous.
+inline void open_metrics(const Run& run) {
+    const std::string& path = run.options.metrics;
+    if (path.empty() || !run.is_rank0()) return;
+    std::string kept;
+    std::vector<std::pair<long, std::string>> lines = read_metrics_file(path);
+    for (auto& [step, line] : lines) if (step <= run.state.step) kept += line + "\n";
+    if (run.state.step == 0 && !lines.empty()) std::filesystem::rename(path, path + ".previous");
+    FileWriter file(path);
+    file.write(kept);
+    file.finish();
+}
+
+// ": {"a": 1, "b": 2}", or nothing
+inline std::string json_values(const char* name, const NamedValues& values) {
+    std::string out;
+    for (auto& [key, value] : values)
+        out += text("%s%s: %.17g", out.empty() ? "" : ", ", json_quote(key).c_str(), value);
+    return out.empty() ? out : text(", \"%s\": {%s}", name, out.c_str());
+}
+
+// ---- a step ----------------------------------------------------------------------------------------------
+
+// on rank 0; on the others it does nothing
+class StepReporter {
+    const Run& run;
+    double flops, peak;      // of a token, of all devices
+    double pace = 0;         // seconds a token, smoothed
+    double last_print = 0;
+
+    void write_metrics(const StepResult& r, double speed) const {
+        const std::string& path = run.options.metrics;
+        std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
+                                (unsigned long long)run.state.tokens, r.loss);
+        line += json_values("losses", r.set_losses);
+        if (!std::isnan(r.validation_loss)) line += text(", \"validation_loss\": %.17g", r.validation_loss);
+        line += json_values("tasks", r.tasks);
+        line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %.17g, \"seconds\": %.6g, "
+                     "\"tokens_per_second\": %.6g", r.learning_rate, r.norm, r.seconds, speed);
+        if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops / peak);
+        line += "}\n";
+        FILE* file = fopen(path.c_str(), "a");
+        if (!file || fwrite(line.data(), 1, line.size(), file) != line.size() || fclose(file))
+            fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
+    }
+
+public:
+    explicit StepReporter(const Run& run)
+        : run(run), flops(flops_per_token(run.state.shape)),
+          peak(device_peak(device_name()) * run.grid.world.size) {}
+
+    // tokens: of the step
+    void report_step(const StepResult& r, double tokens) {
+        double each = r.seconds / tokens;
+        pace = pace ? 0.9 * pace + 0.1 * each : each;
+        if (!run.is_rank0()) return;
+        double speed = 1 / pace;
+        if (!run.options.metrics.empty()) write_metrics(r, speed);
+        bool evaluated = !std::isnan(r.validation_loss);
+        bool edge = run.state.step == 1 || run.state.step == run.last_step || evaluated;
+        if (!edge && seconds() - last_print < 2) return;
+        last_print = seconds();
+        double left = ((double)run.last_tokens - (double)run.state.tokens) / speed;
+        std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops / peak) : "";
+        std::string validation = evaluated ? text("  validation loss %.4f", r.validation_loss) : "";
+        printf("step %6ld/%ld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s%s  left %ld:%02ld%s\n",
+               run.state.step, run.last_step, r.loss, r.learning_rate, r.norm, speed, mfu.c_str(),
+               (long)left / 60, (long)left % 60, validation.c_str());
+        fflush(stdout);
+    }
+};

@@ -1,0 +1,378 @@
+// resolve.h   the start of a run: every open setting is resolved, or refused before anything begins
+//   preset < checkpoint < option. What is resolved is printed, and recorded in checkpoints.
+#pragma once
+#include <unistd.h>
+#include <numeric>
+#include <optional>
+#include "../../comm/collective_check.h"
+#include "../../data/blend.h"
+#include "../base/autotune.h"
+#include "../base/hardware.h"
+#include "checkpoint.h"
+
+// a run once every setting is resolved; nothing here is on the device
+struct Run {
+    Options options;
+    Grid grid;
+    RunState state;           // where it stands
+    long last_step = 0;
+    uint64_t last_tokens = 0;
+    std::optional<Blend> train;
+    std::optional<Loader> validation;
+    std::optional<Vocabulary> vocabulary;
+    std::vector<Checkpoint> checkpoints;  // to resume from, newest first
+    bool automatic_micro_batch = false;
+    bool trains() const { return !options.inference() && options.plan.empty(); }
+    bool is_rank0() const { return comm::world_rank() == 0; }  // which prints
+};
+
+// a checkpoint brings the model's shape and seed; options that were named must agree with it
+inline void take_from_checkpoint(Run& run) {
+    Options& o = run.options;
+    const RunState& saved = run.checkpoints[0].state;
+    if (o.has("model")) {
+        const Preset& p = find_preset(o.model);
+        int* settings[] = {&o.layers, &o.hidden, &o.heads, &o.sequence};
+        int values[] = {p.layers, p.hidden, p.heads, p.sequence};
+        const char* names[] = {"layers", "hidden", "heads", "sequence"};
+        for (int i = 0; i < 4; i++)
+            if (!o.has(names[i])) {
+            *settings[i] = values[i];
+            o.given.insert(names[i]);
+        }
+    }
+    struct { const char* name; int* setting; int saved; } all[] = {
+        {"layers", &o.layers, saved.shape.L},       {"hidden", &o.hidden, saved.shape.C},
+        {"heads", &o.heads, saved.shape.NH},        {"sequence", &o.sequence, saved.shape.T},
+        {"vocabulary", &o.vocabulary, saved.shape.V}};
+    for (auto& a : all) {
+        if (o.has(a.name) && *a.setting != a.saved)
+            fail("--resume %s: the checkpoint has %s %d, the options say %d: leave the option out, or start "
+                 "a new run without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
+        *a.setting = a.saved;
+    }
+    if (o.has("seed") && o.inference()) return void(run.state = saved);  // of sampling
+    if (o.has("seed") && o.seed != saved.seed)
+        fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(),
+             saved.seed, o.seed);
+    o.seed = saved.seed;
+    run.state = saved;
+}
+
+// the vocabulary to print and read text with: --tokenizer's, the checkpoint's, or the one beside the tokens
+inline void open_vocabulary(Run& run) {
+    Options& o = run.options;
+    std::string spec = o.tokenizer;
+    if (spec.empty() && !run.checkpoints.empty() && !run.state.tokenizer.empty())
+        spec = run.state.tokenizer == "bytes" ? "bytes" : run.checkpoints[0].folder + "/vocab.bpe";
+    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bytes") spec = "bytes";
+    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bpe") {
+        for (const char* ending : {".train.bin", ".bin"}) {
+            std::string path = run.train->given[0].files[0];
+            if (!path.ends_with(ending)) continue;
+            path = path.substr(0, path.size() - strlen(ending)) + ".vocab.bpe";
+            if (access(path.c_str(), R_OK) == 0) spec = path;
+        }
+    }
+    if (spec.empty() && (o.sample_every || !o.generate.empty()))
+        fail("%s wants to know the vocabulary: give --tokenizer bytes or PATH/vocab.bpe",
+             o.sample_every ? "--sample-every" : "--generate");
+    if (spec.empty()) return;
+    run.vocabulary = Vocabulary::open(spec);
+    if (run.vocabulary->size() != o.vocabulary)
+        fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(),
+             run.vocabulary->size(), o.vocabulary);
+    run.state.tokenizer = run.vocabulary->kind;
+}
+
+// the batch, and each that the ramp passes through, must be whole micro-batches on every replica
+inline void resolve_batch(Run& run) {
+    Options& o = run.options;
+    int d = run.grid.d;
+    if (!o.ramp_start && !o.has("ramp-start") && (o.ramp_increment || o.ramp_tokens))
+        fail("--ramp-increment and --ramp-tokens want --ramp-start as well");
+    if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
+    if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
+    if (o.ramp_start > o.batch)
+        fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d", o.ramp_start,
+             o.batch, o.batch);
+    if (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment)
+        fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
+             "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
+    if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
+    int common = 0;  // of the batches that are still to come
+    for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch);
+    std::string good;
+    for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
+    if (common % d)
+        fail("--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
+             "of %d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp "
+             "(--plan: with --ramp-start 0)",
+             o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
+    int share = common / d;
+    run.automatic_micro_batch |= o.micro_batch == automatic;
+    if (o.micro_batch == automatic) o.micro_batch = 1;  // until its memory is known
+    if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
+        fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
+             "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
+    if (!o.micro_batch)
+        for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
+    if (share % o.micro_batch)
+        fail("--micro-batch %d does not divide %s %d%s: choose %s", o.micro_batch,
+             o.ramp_start ? "the ramp's common divisor" : "--batch", common,
+             d > 1 ? text(" / %d data-parallel ranks", d).c_str() : "",
+             divisors_near(share, o.micro_batch).c_str());
+}
+
+inline void resolve_schedule(Run& run) {
+    Options& o = run.options;
+    if (o.inference() && o.micro_batch == automatic)
+        fail("--micro-batch auto is for training: give a number");
+    if (!o.inference()) resolve_batch(run);
+    else if (!o.generate.empty()) o.micro_batch = 1;
+    else if (!o.micro_batch) o.micro_batch = 4;
+    if (o.inference() && (long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
+        fail("--%s: makes more than %d rows at once: choose a smaller one",
+             o.prompts() ? "batch" : "micro-batch", 1 << 28);
+    if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
+    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
+    if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
+    // steps are counted one by one, because batches may grow
+    uint64_t samples = run.state.samples, T = (uint64_t)o.sequence;
+    run.last_step = run.state.step;
+    uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
+    for (uint64_t done = run.state.tokens; run.last_step < o.steps && done < enough; run.last_step++) {
+        int B = batch_after(o, samples);
+        samples += B;
+        done += B * T;
+        if (B == o.batch) {  // from here on all are alike
+            uint64_t left = enough > done ? (enough - done + B * T - 1) / (B * T) : 0;
+            left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
+            run.last_step += (long)left;
+            samples += left * B;
+            done += left * B * T;
+        }
+    }
+    run.last_tokens = std::max(run.state.tokens, samples * T);
+    double tokens = (double)samples * (double)T;
+    if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
+    if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
+    if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)tokens;
+    if (o.warmup_tokens < 0) o.warmup_tokens = o.decay_tokens / 100;
+    if (o.warmup_tokens > o.decay_tokens)
+        fail("--warmup-tokens %ld is more than --decay-tokens %ld: lower it", o.warmup_tokens,
+             o.decay_tokens);
+}
+
+// an option that is one of some words
+[[noreturn]] inline void fail_choice(const char* name, const std::string& value,
+                                     const std::vector<std::string>& wants) {
+    std::string all = wants[0];
+    for (size_t i = 1; i < wants.size(); i++) all += (i + 1 < wants.size() ? ", " : " or ") + wants[i];
+    fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
+}
+
+inline void resolve_fp8(const Run& run) {
+    const Options& o = run.options;
+    if (o.plan.empty() && sizeof(floatX) != 2)
+        fail("--fp8 yes in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
+    if (o.plan.empty() && !device_has_fp8())
+        fail("--fp8 yes: %s has no GEMMs of 8-bit numbers, sm_89 and later have: choose --fp8 no",
+             device_name().c_str());
+    if (o.inference()) fail("--fp8 yes is for training: leave it out");
+    int t = run.grid.t;
+    if (o.hidden % (16 * t) || o.sequence % 16)
+        fail(
+            "--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of "
+            "%d "
+            "and 16",
+            o.hidden, t, o.sequence, 16 * t);
+}
+
+inline void resolve_parallel(Run& run) {
+    const Options& o = run.options;
+    int t = run.grid.t;
+    struct { const char* name; const std::string& value; std::vector<std::string> wants; } words[] = {
+        {"sequence-parallel", o.sequence_parallel, {"yes", "no"}},
+        {"recompute", o.recompute, {"none", "light", "full"}},
+        {"attention", o.attention, {"flash", "materialised", "auto"}},
+        {"graph", o.graph, {"yes", "no", "auto"}},
+        {"fp8", o.fp8, {"yes", "no"}}};
+    for (auto& w : words)
+        if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
+    if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1)
+        fail("--graph yes over %d ranks: a step that communicates is not captured: choose --graph no or auto",
+             comm::world_size());
+    if (o.fp8 == "yes") resolve_fp8(run);
+    if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
+    if (o.heads % t)
+        fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",
+             o.heads, t, o.heads, divisors_near(o.heads, t).c_str());
+    if (run.state.shape.Vp % t)
+        fail("a vocabulary padded to %d over %d tensor-parallel ranks: choose --pad-vocabulary %d",
+             run.state.shape.Vp, t, o.pad_vocabulary * t);
+    if (o.sequence % t && o.sequence_parallel == "yes")
+        fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
+             "no", o.sequence, t, t);
+    long L = o.layers, p = run.grid.p, v = o.pipeline_chunks;
+    if (v > 1 && p == 1)
+        fail("--pipeline-chunks %ld on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
+             v);
+    if (v == 1 && o.has("pipeline-group"))
+        fail("--pipeline-group %d wants --pipeline-chunks 2 or more", o.pipeline_group);
+    if (L % (p * v) == 0) return;
+    std::string good, layers = text("%ld", (L / (p * v) + 1) * p * v);
+    if (L > p * v) layers = text("%ld or ", L / (p * v) * p * v) + layers;
+    for (long i = 1; i <= L; i++)
+        if (L % (i * v) == 0 && i != p) good += text(" %ld", i);
+    fail("%ld layers over %ld pipeline stages%s: choose a --pipeline-parallel of%s, or --layers %s", L, p,
+         v > 1 ? text(" of %ld chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
+}
+
+// with --plan the token files may be elsewhere; if they are here, they say the vocabulary
+inline int planned_vocabulary(const Options& o) {
+    if (o.train.empty() || o.vocabulary) return 0;
+    try {
+        return Blend(o.train, o.sequence ? o.sequence : find_preset(o.model).sequence, 0).file_vocabulary();
+    } catch (const Error& e) {
+        fprintf(stderr, "note: %s; GPT-2's vocabulary is planned with\n", e.what());
+        return 0;
+    }
+}
+
+// task_vocabulary: of the files of --evaluate, or 0
+inline void resolve(Run& run, int task_vocabulary) {
+    Options& o = run.options;
+    bool training = run.trains();
+    if (training && o.train.empty())
+        fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
+    if (!o.resume.empty()) {
+        run.checkpoints = find_checkpoints(o.resume);
+        take_from_checkpoint(run);
+    }
+    if (training) {
+        find_preset(o.model);
+        int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
+        run.train.emplace(o.train, T, (uint64_t)o.seed);
+        if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
+    }
+    int V = run.train         ? run.train->file_vocabulary()
+            : task_vocabulary ? task_vocabulary
+                              : planned_vocabulary(o);
+    run.state.shape = model_shape(o, V);
+    resolve_parallel(run);
+    run.state.seed = o.seed;
+    auto check_vocabulary = [&](const TokenFile& file, int V) {
+        if (V && V != o.vocabulary)
+            fail("%s: has a vocabulary of %d, the model of %d: give --vocabulary %d or other files",
+                 file.path.c_str(), V, o.vocabulary, V);
+    };
+    if (run.train) {
+        check_vocabulary(run.train->sets[0].files[0], run.train->file_vocabulary());
+        run.train->set_vocabulary(o.vocabulary);
+    }
+    if (run.validation) {
+        check_vocabulary(run.validation->files[0], run.validation->file_vocabulary());
+        run.validation->V = o.vocabulary;
+    }
+    if (o.plan.empty()) open_vocabulary(run);
+    resolve_schedule(run);
+    if (!o.plan.empty()) return;  // a plan reads and writes no data
+    if (run.is_rank0() && run.train && run.state.set_samples && run.state.set_samples != run.train->samples())
+        printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
+               (unsigned long long)run.train->samples(), (unsigned long long)run.state.set_samples);
+    if (run.train) run.state.set_samples = run.train->samples();
+    if (!o.save.empty()) {
+        std::error_code e;
+        std::filesystem::create_directories(o.save, e);
+        if (e || access(o.save.c_str(), W_OK) != 0)
+            fail("--save %s: cannot be written: %s", o.save.c_str(),
+                 e ? e.message().c_str() : strerror(errno));
+    }
+    if (!o.save.empty() && o.resume != o.save && !list_checkpoints(o.save).empty())
+        fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
+             "folder", o.save.c_str(), o.save.c_str());
+}
+
+// ---- what must be the same on every rank -----------------------------------------------------------------
+
+inline uint64_t file_sum(const std::string& path) {
+    MappedFile file(path);
+    return checksum(file.data, file.size);
+}
+
+inline std::vector<comm::ConfigHash> option_hashes(const Options& o) {
+    std::vector<comm::ConfigHash> hashes = {
+        {"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
+    for (auto& option : option_table) {
+        std::string value = print_value(o, option);
+        hashes.push_back({text("--%s", option.name), checksum(value.data(), value.size()),
+                         "start all ranks with the same options"});
+    }
+    return hashes;
+}
+
+inline std::vector<comm::ConfigHash> file_hashes(const Run& run) {
+    uint64_t train = 0, validation = 0;
+    auto add = [](uint64_t& sum, const Loader& loader) {
+        for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
+    };
+    if (run.train) for (auto& set : run.train->sets) add(train, set);
+    if (run.validation) add(validation, *run.validation);
+    uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is taken
+    for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
+    return {{"the training set", train, "copy the same files to all hosts"},
+            {"the validation set", validation, "copy the same files to all hosts"},
+            {"the folder of --resume", resumed, "give a folder that all hosts share"}};
+}
+
+// --save must be one folder for all ranks: rank 0 puts a file there, which all must see. Collective.
+inline void check_shared_folder(const Run& run) {
+    if (run.options.save.empty() || comm::world_size() == 1) return;
+    std::string probe = run.options.save + "/.seen-by-all-ranks", error;
+    if (run.is_rank0()) {
+        FILE* file = fopen(probe.c_str(), "w");
+        if (!file || fclose(file)) error = text("--save %s: cannot be written", run.options.save.c_str());
+    }
+    comm::collective_check(error);
+    if (access(probe.c_str(), F_OK) != 0)
+        error = text("--save %s: is not the folder that rank 0 has under this name: give a folder that "
+                         "all hosts share", run.options.save.c_str());
+    comm::barrier(comm::everyone(), "all have looked");
+    if (run.is_rank0()) remove(probe.c_str());
+    comm::collective_check(error);
+}
+
+// ---- the checkpoint that is gone on from -----------------------------------------------------------------
+
+// options as checkpoints record them
+inline std::string options_json(const Options& o) {
+    std::string out;
+    for (auto& option : option_table)
+        out += text("%s%s: %s", out.empty() ? "" : ", ", json_quote(option.name).c_str(),
+                    json_quote(print_value(o, option)).c_str());
+    return "{" + out + "}";
+}
+
+// loads the newest one whose data every rank reads as it was written; collective over the world
+inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
+    for (auto& checkpoint : run.checkpoints) {
+        double damaged = 0;
+        if (optimizer) optimizer->clear_state(model);  // of what a damaged one has left
+        try {
+            load_checkpoint(checkpoint, model, optimizer);
+        } catch (const Error& e) {
+            fprintf(stderr, "passed over: %s\n", e.what());
+            damaged = 1;
+        }
+        if (comm::sum_over(comm::everyone(), {damaged}, "damaged checkpoints")[0] > 0) continue;
+        uint64_t set_samples = run.state.set_samples;
+        run.state = checkpoint.state;
+        run.state.shape = model.shape;
+        run.state.set_samples = set_samples;
+        if (run.trains() && run.is_rank0())
+            printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
+        return;
+    }
+    comm::collective_check(text("--resume %s: no checkpoint is whole", run.options.resume.c_str()));
+}

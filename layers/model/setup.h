@@ -1,0 +1,235 @@
+// setup.h   from resolved options to what a rank sets up: schedules, sizes, and the choices that are timed
+//   These are the tables that training executes: train_gpt.cu builds from them, --plan prints them.
+#pragma once
+#include <map>
+#include <numeric>
+#include <vector>
+#include "../base/graph.h"
+#include "../base/hardware.h"
+#include "checkpoint.h"
+#include "pipeline.h"
+
+// ---- schedules -------------------------------------------------------------------------------------------
+
+// how the micro-batches of a step pass through a stage, for each batch that the run has
+using Schedules = std::map<int, Schedule>;
+
+// the group size as asked for, or what comes nearest to it
+inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
+    PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
+    int m = s.micro_batches;
+    bool as_asked = o.pipeline_group && (batch == o.batch || legal_group(s.p, m, o.pipeline_group));
+    if (s.chunks == 1) s.group_size = m;
+    else s.group_size = as_asked ? o.pipeline_group : default_group(s.p, m);
+    return s;
+}
+
+// samples: consumed so far; smaller batches lie behind
+inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, uint64_t samples) {
+    Schedules all;
+    for (int batch : batches_from(o, samples)) {
+        PipelineShape s = pipeline_shape(o, grid.d, batch);
+        check_pipeline(s);
+        all[batch] = make_schedule(stage, s);
+    }
+    return all;
+}
+
+// what the shares of a replica, in all batches that are still to come, have in common: micro-batches divide
+// it
+inline int common_share(const Options& o, uint64_t samples, int d) {
+    int common = 0;
+    for (int batch : batches_from(o, samples)) common = std::gcd(common, batch / d);
+    return common;
+}
+
+// ---- sizes -----------------------------------------------------------------------------------------------
+
+// the build that is planned for; by default this one
+struct Target {
+    Precision precision = {};
+    size_t workspace = dev::gemm_workspace(false);
+    bool kernels = HAS_KERNELS;
+};
+constexpr Target gpu_target = {{"bf16", 2, 4}, cublas_workspace, true};
+
+// kernels do it in bf16 for some head sizes, plain loops always; `auto` chooses alike on both
+inline bool uses_flash(const Options& o, const Target& target) {
+    int HS = o.hidden / o.heads;
+    bool possible = flash_head_size(HS) && (target.precision.x == 2 || !target.kernels);
+    if (o.attention == "flash" && !possible && target.kernels)
+        fail(
+            "--attention flash with a head size of %d in %s: wants bf16 and a head size of 64, 80, 96, 128 "
+            "or 160: "
+            "choose --attention auto",
+            HS, target.precision.name);
+    return o.attention == "flash" || (o.attention == "auto" && possible);
+}
+
+inline Recompute recompute_of(const Options& o) {
+    if (o.recompute == "full") return Recompute::Full;
+    return o.recompute == "light" ? Recompute::Light : Recompute::None;
+}
+
+// micro-batches of a replica in a round of scoring: many, so that the pipeline is seldom empty
+inline int score_round(int p) { return std::max(64, 8 * p); }
+
+inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules,
+                      const Target& target = {}) {
+    int v = o.pipeline_chunks, d = grid.d;
+    bool flash = uses_flash(o, target);
+    if (!o.generate.empty()) {
+        int B = o.prompts() ? o.batch : 1;
+        return {.B = B,
+                .training = false,
+                .packs = true,
+                .cache = true,
+                .outputs = B,
+                .chunks = v,
+                .in_flight = v,
+                .activation_gradients = 0};
+    }
+    if (o.inference()) {
+        Schedule s = make_schedule(grid.stage, {grid.p, score_round(grid.p), v, grid.p, false});
+        return {.B = o.micro_batch,
+                .training = false,
+                .packs = true,
+                .notes_greedy = true,
+                .micro_batches = score_round(grid.p),
+                .chunks = v,
+                .in_flight = s.in_flight,
+                .inputs = s.inputs,
+                .activation_gradients = 0};
+    }
+    Setup s = {.B = o.micro_batch,
+               .sequence_parallel = o.sequence_parallel == "yes",
+               .generates = o.sample_every > 0,
+               .packs = o.sample_every > 0 || !o.evaluate.empty(),
+               .notes_greedy = !o.evaluate.empty(),
+               .recompute = recompute_of(o),
+               .flash = flash,
+               .fp8 = o.fp8 == "yes",
+               .loss_in_backward = o.loss_chunk > 0,
+               .loss_rows = o.loss_chunk,
+               .optimizer_shards = o.zero == 1 ? d : 1,
+               .chunks = v,
+               .precision = target.precision,
+               .workspace = target.workspace};
+    if (!o.validation.empty()) s.micro_batches = (int)((o.evaluate_batches + d - 1) / d);
+    for (auto& [batch, schedule] : schedules) {
+        s.accumulates |= schedule.shape.micro_batches > 1;
+        s.loss_in_backward |= !loss_meets_backward(schedule);
+        s.micro_batches = std::max(s.micro_batches, schedule.shape.micro_batches);
+        s.in_flight = std::max(s.in_flight, schedule.in_flight);
+        s.inputs = std::max(s.inputs, schedule.inputs);
+        s.activation_gradients = std::max(s.activation_gradients, schedule.gradients);
+    }
+    return s;
+}
+
+// ---- what is timed at the start --------------------------------------------------------------------------
+
+// the file of choices that were timed on such a machine before
+inline void open_autotuner(const Options& o, const RunState& state) {
+    std::string folder = o.tuning, file;
+    std::string machine = device_name() + ", " + driver_name() + ", " + dev::gemm_library();
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (folder.empty() && !host_is_device && (cache || home))
+        folder = cache ? std::string(cache) + "/train_gpt" : std::string(home) + "/.cache/train_gpt";
+    if (!folder.empty() && folder != "none") {
+        std::error_code e;
+        std::filesystem::create_directories(folder, e);  // where it cannot, save() says so
+        uint64_t hash = checksum(machine.data(), machine.size());
+        file = text("%s/choices-%016llx", folder.c_str(), (unsigned long long)hash);
+    }
+    autotuner.open(file, machine);
+    autotuner.of_run = state.choices;
+}
+
+// the work of a step, which is the same in all that have the same batch: enqueued call by call, or as a CUDA
+// graph
+class CapturedStep {
+    std::unique_ptr<Graph> graph;
+    int captured_batch = 0;
+    int64_t flops = 0;  // of linear layers, counted when it was captured
+
+public:
+    template <class Work>
+    void enqueue(Stream s, int batch, bool as_graph, Work work) {
+        int64_t before = linear_flops;
+        if (!as_graph) return work();
+        if (captured_batch == batch) {
+            linear_flops += flops;
+            return graph->run(s, work);
+        }
+        graph = std::make_unique<Graph>();  // one at a time: they take memory
+        captured_batch = 0;
+        graph->run(s, work);
+        captured_batch = batch;
+        flops = linear_flops - before;
+    }
+};
+
+// every computation of a step, on whatever lies there: GEMMs are timed, and kernels loaded
+inline void compute_once(Model& model) {
+    Batch batch = {model.setup.B, model.shape.T};
+    // which sets gradients, which adds
+    for (int index = 0; index < std::min(2, model.setup.micro_batches); index++)
+        for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
+            MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],
+                             &model.activation_gradients[0]};
+            forward(model, mb, 1);
+            backward(model, mb, 1);
+        }
+}
+
+// ranks take the choice of the lowest rank that made it; collective over the world
+inline void share_choices(const comm::Group& world) {
+    std::vector<int64_t> mine;
+    for (auto& [hash, way] : autotuner.made) {
+        mine.push_back((int64_t)hash);
+        mine.push_back(way);
+    }
+    int64_t most = 0;
+    for (int64_t n : comm::gather_numbers(world, {(int64_t)mine.size()}, "choices")) most = std::max(most, n);
+    mine.resize((size_t)most, 0);
+    std::vector<int64_t> all = comm::gather_numbers(world, mine, "choices");
+    std::map<uint64_t, int> shared;
+    for (size_t i = 0; i + 1 < all.size(); i += 2)
+        if (all[i]) shared.emplace((uint64_t)all[i], (int)all[i + 1]);
+    autotuner.take_run_choices(shared);
+}
+
+// before the first step. With `may_graph`, says whether a CUDA graph is faster. Gradients are 0 afterwards.
+// What is chosen belongs to the run: it is the same on all ranks, and checkpoints carry it on
+inline bool warm_up(Model& model, RunState& state, bool may_graph) {
+    InFlight& kept = model.in_flight[0];
+    if (kept.tokens) set_zero(kept.tokens, model.token_ints() * sizeof(int), model.stream);
+    autotuner.on = true;
+    compute_once(model);
+    Graph graph;
+    const ModelShape& shape = model.shape;
+    std::string key =
+        text("graph " PRECISION_NAME
+             " %d layers %d hidden %d heads %d x %d of %d recompute %d flash %d "
+             "fp8 %d rows of logits %d",
+             shape.L, shape.C, shape.NH, model.setup.B, shape.T, shape.Vp, (int)model.setup.recompute,
+             model.setup.flash, model.setup.fp8, model.lm_head.rows_held);
+    auto run = [&](int way) {
+        try {
+            if (way) graph.run(model.stream, [&] { compute_once(model); });
+            else compute_once(model);
+        } catch (const std::runtime_error&) {
+            return false;
+        }
+        return true;
+    };
+    bool graph_is_faster = may_graph && autotuner.choose(key, 2, 0, model.stream, run) == 1;
+    synchronize(model.stream);
+    autotuner.on = false;
+    share_choices(model.grid.world);
+    state.choices.insert(autotuner.of_run.begin(), autotuner.of_run.end());
+    autotuner.save();
+    model.clear_gradients();
+    return graph_is_faster;
+}

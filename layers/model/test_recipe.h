@@ -1,0 +1,67 @@
+// test_recipe.h   checks of the recipe: batch ramp, learning rate, what resolving makes of options
+#pragma once
+#include "../../data/test_data.h"
+#include "resolve.h"
+#include "test_options.h"
+
+// the recipe: sets mixed by weight, and the batch that grows
+void test_recipe() {
+    // MT-NLG's fifteen weights (arXiv 2201.11990, table 2)
+    std::vector<double> weights = {0.14336, 0.19336, 0.05689, 0.02897, 0.04771, 0.00873, 0.01007, 0.00208,
+                                   0.09446, 0.01359, 0.01588, 0.13017, 0.15652, 0.08962, 0.00859};
+    Mixture mixture(weights), later(weights);
+    double drift = 0;
+    std::vector<SetChoice> tail;
+    for (int i = 0; i < 1000000; i++) {
+        SetChoice c = mixture.next();
+        if (i >= 777777 && i < 778777) tail.push_back(c);
+        for (size_t k = 0; k < weights.size(); k++)
+            drift =
+                std::max(drift, std::abs(mixture.weights[k] * (double)mixture.n - (double)mixture.taken[k]));
+    }
+    check(drift < 1.05, text("the largest drift of a set in 1e6 samples: %.4f", drift));
+    double last = 0;
+    for (size_t k = 0; k < weights.size(); k++)
+        last = std::max(last, std::abs(mixture.weights[k] * 1e6 - (double)mixture.taken[k]));
+    check(last <= 1, text("and after them: %.4f", last));
+    later.seek(777777);
+    bool same = true;
+    for (auto& c : tail) {
+        SetChoice d = later.next();
+        same = same && c.set == d.set && c.index == d.index;
+    }
+    check(same && tail.size() == 1000, "from sample 777,777 on, the same order");
+    Mixture plain({1, 1});
+    std::string order;
+    for (int i = 0; i < 6; i++) order += (char)('a' + plain.next().set);
+    check(order == "abbaba" || order == "ababab", "two equal sets take turns: " + order);
+    auto sets = parse_sets({"0.25:a/books3.bin", "3:b.train.bin"});
+    check(sets.size() == 2 && sets[0].weight == 0.25 && sets[0].name == "books3" && sets[1].name == "b" &&
+          sets[1].files[0] == "b.train.bin", "WEIGHT:FILE");
+    check(parse_sets({"a.bin", "b.bin"}).size() == 1 && parse_sets({"a.bin", "b.bin"})[0].files.size() == 2,
+          "files without weights are one set");
+    refuses("write WEIGHT:FILE for each", [] { parse_sets({"0.5:a.bin", "b.bin"}); });
+    refuses("has weight 0", [] { parse_sets({"0:a.bin"}); });
+    refuses("has weight -1", [] { parse_sets({"-1:a.bin"}); });
+    std::string name = scratch_folder + "/mix.blend";
+    write_file(name, "# two\n0.3 a.bin  # the first\n\n\t\n0.7\t/data/b c.bin\n");
+    sets = parse_sets({name});
+    check(sets.size() == 2 && sets[0].files[0] == scratch_folder + "/a.bin" &&
+              sets[1].files[0] == "/data/b c.bin" && sets[1].weight == 0.7,
+          "a .blend file");
+    write_file(name, "0.3 a.bin\nb.bin\n");
+    refuses("mix.blend line 2: \"b.bin\": wants WEIGHT FILE", [&] { parse_sets({name}); });
+    write_file(name, "# nothing\n");
+    refuses("names no set", [&] { parse_sets({name}); });
+    // MT-NLG's ramp: from 32 by 32 to 1920 over 12e9 tokens, then on to 270e9
+    Options o = options_of({"--sequence", "2048", "--batch", "1920", "--ramp-start", "32", "--ramp-increment",
+                            "32", "--ramp-tokens", "12e9"});
+    long steps = 0, in_ramp = 0;
+    for (uint64_t samples = 0; (double)samples * 2048 < 270e9; steps++) {
+        in_ramp += (double)samples <= 12e9 / 2048;
+        samples += batch_after(o, samples);
+    }
+    check(in_ramp == 14475 && steps == 80087, text("the ramp: %ld steps, %ld in all", in_ramp, steps));
+    check(batch_after(o, 0) == 32 && batch_after(o, 5859375) <= 1920 && batch_after(o, 5859376) == 1920,
+          "its ends");
+}

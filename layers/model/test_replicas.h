@@ -1,0 +1,55 @@
+// test_replicas.h   what ranks hold alike and one of them changes is found (--check-every)
+//   mpirun -n 4 ./test_gpt replicas
+#pragma once
+#include "../base/testing.h"
+#include "replicas.h"
+
+// a replica that differs in one bit is found, with its tensor and rank
+void check_drift(int t, int p, int zero, const char* tensor, bool moments, int rank, const char* part) {
+    if (comm::world_size() % (t * p)) return;
+    Grid grid = make_grid(t, p, false);
+    ModelShape shape = {4, 16, 4, 8, 257, 264};
+    Model model(shape, grid, {.sequence_parallel = t > 1, .optimizer_shards = zero ? grid.d : 1});
+    Optimizer o(model);
+    model.set_up_memory(true);
+    o.set_up_memory(model, true);
+    initialise_parameters(model, &o, 7);
+    auto error = [&] {
+        std::string said;
+        try {
+            check_replicas(model, o);
+        } catch (const Error& e) {
+            said = e.what();
+        }
+        double all = comm::sum_over(grid.world, {(double)!said.empty()}, "who complains")[0];
+        return all == 0 ? "none" : said;
+    };
+    check(error() == "none", "replicas that are alike");
+    real one = 1;
+    floatX x = floatX(0.125f);
+    for (auto& owned : o.partitions)
+        if (comm::world_rank() == rank && moments && model.table.list[owned.parameter].name == tensor)
+            copy_to_device(o.m + owned.state, &one, sizeof one, nullptr);
+    for (auto& q : model.table.list)
+        if (comm::world_rank() == rank && !moments && q.name == tensor)
+            copy_to_device(model.weights + q.offset, &x, sizeof x, nullptr);
+    std::string said = error();
+    check(said != "none", text("a change in %s over t %d p %d is noticed", tensor, t, p));
+    bool mine = said.find(part) != std::string::npos;
+    check(comm::sum_over(grid.world, {(double)mine}, "who names it")[0] > 0,
+          text("%s, wants %s", said.c_str(), part));
+}
+
+void test_replicas() {
+    if (comm::world_size() != 4) return;
+    check_drift(2, 1, 1, "h.1.ln_2.weight", false, 3,
+                   "parameters of h.1.ln_2.weight on rank 3 differs from rank");
+    check_drift(1, 1, 1, "h.3.attn.c_attn.bias", false, 2,
+                   "parameters of h.3.attn.c_attn.bias on rank 2 differs");
+    check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", true, 3,
+                   "optimizer state of h.2.mlp.c_fc.weight on rank 3");
+    check_drift(2, 2, 1, "wte.weight", true, 2,
+                   "optimizer state of wte.weight on rank 2 differs from rank 0");
+    check_drift(2, 2, 1, "h.0.mlp.c_proj.bias", true, 1,
+                   "optimizer state of h.0.mlp.c_proj.bias on rank 1");
+}

@@ -1,0 +1,268 @@
+// test_training.h   the whole model against PyTorch, and with itself; generation
+#pragma once
+#include "../../data/json.h"
+#include "../base/testing.h"
+#include "../inference/generate.h"
+#include "optimizer.h"
+
+struct Trial {  // a small model with its optimiser
+    Options options;
+    Model model;
+    Optimizer optimizer;
+    long step = 0;
+    explicit Trial(const Options& o, const ModelShape& shape, int B, bool flash = false)
+        : options(o),
+          model(shape, Grid{},
+                {.B = B, .packs = true, .notes_greedy = true, .flash = flash, .micro_batches = 8}),
+          optimizer(model) {
+        model.set_up_memory(true);
+        optimizer.set_up_memory(model, true);
+        initialise_parameters(model, &optimizer, 7);
+    }
+    MicroBatch micro_batch(int index, Batch batch, bool is_last = false) {
+        return {
+            index, is_last, 0, batch, model.in_flight[0], model.inputs[0], &model.activation_gradients[0]};
+    }
+    // the logits stay in model.lm_head, the losses are added to
+    void forward_tokens(const std::vector<int>& samples, Batch batch) {
+        stage_tokens(model, samples, batch, 0);
+        copy_tokens(model, model.in_flight[0], 0);
+        forward(model, micro_batch(0, batch), 0);
+    }
+    // the mean loss over samples (batch, T + 1), micro-batch by micro-batch, and one update
+    double train(const std::vector<int>& samples, double rate, bool update = true) {
+        int row = model.shape.T + 1, B = model.setup.B, rows = (int)samples.size() / row;
+        double tokens = (double)rows * model.shape.T;
+        Batch batch = {B, model.shape.T};
+        clear_losses(model);
+        int micro_batches = rows / B;
+        check(rows % B == 0 && micro_batches <= model.setup.micro_batches,
+              "micro-batches that a trial can hold");
+        for (int i = 0; i < micro_batches; i++) {
+            auto first = samples.begin() + i * B * row;
+            stage_tokens(model, {first, first + B * row}, batch, i);
+            MicroBatch mb = micro_batch(i, batch, i + 1 == micro_batches);
+            copy_tokens(model, mb.kept, i);
+            forward(model, mb, (real)(1 / tokens));
+            backward(model, mb, (real)(1 / tokens));
+        }
+        optimizer.set_hyper(options, rate, step + update);
+        if (update) {
+            reduce_gradients(model);
+            update_parameters(model, optimizer, options.clip);
+            step++;
+        }
+        double sum = 0;
+        for (double loss : sequence_losses(model, micro_batches)) sum += loss;
+        return sum / tokens;
+    }
+    std::vector<real> weights(const Parameter& p) {
+        std::vector<floatX> out(p.stored());
+        copy_to_host(out.data(), model.weights + p.offset, out.size() * sizeof(floatX), nullptr);
+        std::vector<real> values(out.begin(), out.end());
+        return values;
+    }
+};
+
+std::vector<int> some_samples(int rows, int T, int V) {
+    std::vector<int> w((size_t)rows * (T + 1));
+    for (size_t i = 0; i < w.size(); i++) w[i] = (int)(hash_of(i) % V);
+    return w;
+}
+
+void test_pytorch() {
+    std::string name = "scripts/reference_pytorch.json";
+    MappedFile file(name);
+    Json j = Json::parse(file.view(), name);
+    auto number = [&](const char* key) { return j.at(key, name).number(name); };
+    auto list = [&](const Json& array) {
+        std::vector<double> out;
+        for (auto& item : array.items) out.push_back(item.number(name));
+        return out;
+    };
+    Options o;
+    o.weight_decay = number("weight_decay");
+    o.clip = number("clip");
+    int C = (int)number("hidden"), T = (int)number("sequence"), V = (int)number("vocabulary"), Vp = 16,
+        B = (int)number("batch");
+    Trial trial(o, {(int)number("layers"), C, (int)number("heads"), T, V, Vp}, B);
+    Model& m = trial.model;
+    for (size_t t = 0; t < m.table.list.size(); t++) {
+        const Parameter& p = m.table.list[t];
+        std::vector<real> values(p.size, 0);
+        for (long i = 0; i < p.stored(); i++)
+            values[i] = (real)(p.constant + 0.3 * std::sin(1 + (double)t + 0.7 * (double)i));
+        store_parameter(m, &trial.optimizer, p, values);
+    }
+    // fp64: PyTorch's own rounding; fp32: sums of some 100 terms through 2 layers; bf16: 2^-8 a rounding,
+    // some 20 in a row
+    double tolerance = sizeof(floatX) == 8 ? 1e-10 : sizeof(floatX) == 4 ? 2e-4 : 0.3;
+    std::vector<double> samples = list(j.at("windows", name));
+    std::vector<int> w(samples.begin(), samples.end());
+    Batch batch = {B, T};
+    trial.forward_tokens(w, batch);
+    std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
+    copy_to_host(logits.data(), m.lm_head.logits, logits.size() * sizeof(floatX), nullptr);
+    for (int n = 0; n < B * T; n++) unpadded.insert(unpadded.end(), &logits[n * Vp], &logits[n * Vp] + V);
+    close("logits", unpadded, list(j.at("logits", name)), sizeof(floatX) == 2 ? 0.05 : tolerance);
+    std::vector<double> losses, wanted = list(j.at("losses", name));
+    for (size_t step = 0; step < wanted.size(); step++) {
+        losses.push_back(trial.train(w, number("learning_rate"), step > 0));
+        if (step > 0) continue;
+        for (auto& p : m.table.list) {
+            std::vector<real> g(p.stored());
+            copy_to_host(g.data(), m.gradients + p.offset, g.size() * sizeof(real), nullptr);
+            std::vector<double> want = list(j.at("gradients", name).at(p.name, name));
+            close("gradient of " + p.name, g, want, tolerance);
+        }
+        trial.optimizer.set_hyper(o, number("learning_rate"), ++trial.step);
+        reduce_gradients(m);
+        update_parameters(m, trial.optimizer, o.clip);
+    }
+    close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
+}
+
+void test_training() {
+    Options o;
+    o.weight_decay = 0;
+    int T = 19, V = 61;
+    ModelShape shape = {2, 48, 3, T, V, 64};
+    std::vector<int> samples = some_samples(4, T, V);
+    {
+        Trial a(o, shape, 4), b(o, shape, 1), again(o, shape, 4);
+        double first = a.train(samples, 3e-3), loss = first;
+        close("the first loss is about ln V", std::vector<double>{first},
+              std::vector<double>{std::log((double)V)}, 0.05);
+        close("micro-batches of 1 and of 4", std::vector<double>{b.train(samples, 3e-3)},
+              std::vector<double>{first}, rounding);
+        again.train(samples, 3e-3);
+        // AdamW's first update is the gradient's sign: compare where it is not near 0
+        for (auto& p : a.model.table.list)
+            if (p.decay && sizeof(floatX) == 8)
+                close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p),
+                      1e-6);
+        for (int i = 1; i < 60; i++) {
+            loss = a.train(samples, 3e-3);
+            again.train(samples, 3e-3);
+        }
+        check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, wants below 0.1", loss));
+        bool same = true;
+        for (auto& p : a.model.table.list) same = same && a.weights(p) == again.weights(p);
+        check(same, "two runs are equal to the last bit");
+        // generation with the key-value cache gives the logits of a whole pass
+        std::vector<int> tokens(samples.begin(), samples.begin() + T);
+        auto logits_after = [&](int done) {  // of all tokens, of which those before `done` are in the cache
+            PackedBatch pack;
+            pack.add_segment(&tokens[done], T - done, done, done, 0);
+            for (int i = done; i < T; i++) pack.cache_slots.push_back(i);
+            pack.logit_rows = {T - done - 1};
+            pack.targets = {0};
+            return packed_logits(a.model, pack)[0];
+        };
+        std::vector<real> whole = logits_after(0);
+        close("logits with the cache", logits_after(T - 1), whole, 4 * rounding);
+        close("logits with half of the cache", logits_after(T / 2), whole, 4 * rounding);
+        std::vector<int> out;
+        generate(a.model, {{{tokens[0], tokens[1], tokens[2]}, 8, {.temperature = 0}}}, 1,
+                 [&](size_t, int t) {
+                     out.push_back(t);
+                     return true;
+                 });
+        check(std::equal(out.begin(), out.end(), samples.begin() + 3), "the overfitted batch is recited");
+        out.clear();
+        generate(a.model, {{{tokens[0]}, 3 * T, {.seed = 1}}}, 1,
+                 [&](size_t, int t) {
+                     out.push_back(t);
+                     return t < V;
+                 });
+        check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
+        // what a step draws from is what a pass over the same window, with nothing kept, gives: also after
+        // the window has slid, and behind a prompt that is longer than the sequence
+        Text text = {{tokens.begin(), tokens.begin() + 3}, 4 * T, {.temperature = 0}};
+        bool alike = true;
+        for (int i = 0; i < 3 * T; i++) {
+            std::vector<int> before = text.tokens;
+            if ((int)before.size() > T) before.erase(before.begin(), before.end() - (T + 1) / 2);
+            int drawn = next_tokens(a.model, {&text})[0];
+            Text fresh = {before, 1, {.temperature = 0}};
+            alike = alike && next_tokens(a.model, {&fresh})[0] == drawn;
+            text.done = 0;  // the fresh pass has overwritten the cache
+            if (i % 3) {  // …and it goes on from a cache that the text has filled itself
+                Text again = {before, 1, {.temperature = 0}};
+                next_tokens(a.model, {&again});
+                text.done = (int)before.size();
+            }
+        }
+        check(alike, "a step draws what a whole pass would");
+        std::vector<int> long_prompt = some_samples(1, 2 * T, V), seen_by_model;
+        generate(a.model, {{long_prompt, 1, {.temperature = 0}}}, 1,
+                 [&](size_t, int t) {
+                     out = {t};
+                     return true;
+                 });
+        generate(a.model, {{{long_prompt.end() - T, long_prompt.end()}, 1, {.temperature = 0}}}, 1,
+                 [&](size_t, int t) {
+                     seen_by_model = {t};
+                     return true;
+                 });
+        check(out == seen_by_model, "of a long prompt the end is seen");
+    }
+    for (ModelShape odd : {ModelShape{1, 3, 1, 1, 2, 2}, {1, 1, 1, 2, 3, 128}, {3, 35, 5, 7, 13, 13}}) {
+        Trial trial(o, odd, 3);
+        std::vector<int> w = some_samples(3, odd.T, odd.V);
+        double before = trial.train(w, 1e-2), after = before;
+        for (int i = 0; i < 20; i++) after = trial.train(w, 1e-2);
+        check(after < before && std::isfinite(after),
+              text("L %d C %d NH %d T %d V %d learns: %.3f -> %.3f", odd.L, odd.C, odd.NH, odd.T, odd.V,
+                   before, after));
+    }
+    double peak = 6e-4, low = 6e-5;
+    auto rate = [&](double t) { return learning_rate(t, peak, low, 100, 1000); };
+    check(rate(50) == peak / 2 && rate(100) == peak && std::abs(rate(550) - (peak + low) / 2) < 1e-12 &&
+          rate(1000.5) == low && std::abs(rate(1000) - low) < 1e-12,
+          "learning rate: warm-up, peak, half way, floor");
+    std::vector<real> l = {1, 3, 2, real(-INFINITY)};
+    check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 &&
+          sample_token(l, {.top_p = 0.6}, 0.99) == 1 && sample_token(l, {.top_k = 2}, 0.999) == 2 &&
+          sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
+    // many tokens, of which the likeliest are sorted first: each gets its share of u. p falls by 0.99 from
+    // one to the next; the first k together have (1 - 0.99^k) / (1 - 0.99^n)
+    std::vector<real> many(500);
+    for (int i = 0; i < 500; i++) many[(i * 37) % 500] = real(i * std::log(0.99));
+    bool shares = true;
+    for (double u : {0.0, 0.1, 0.5, 0.9, 0.99, 0.9999}) {
+        int k = (int)(std::log(1 - u * (1 - std::pow(0.99, 500))) / std::log(0.99) + 1e-3);
+        shares = shares &&
+                 std::abs(((long)sample_token(many, {}, u) * 473) % 500 - k) <= 1;  // 473 * 37 = 1 mod 500
+    }
+    check(shares && sample_token(many, {.top_p = 0.5}, 0.9999) == 37 * 68 % 500, "each token has its share");
+    // repetition: logits of tokens that were there, 2 -> 1 and -2 -> -4
+    Text said = {{1}, 9, {.temperature = 0, .repetition = 2}, {1, 2}};
+    std::vector<real> logits = {real(1.5), 2, -2, -3};
+    check(draw_token(said, logits) == 0 && logits == std::vector<real>({real(1.5), 1, -4, -3}) &&
+              said.how.draw == 1,
+          "repetition");
+    Text drawn = {{1}, 9, {.seed = 3, .draw = 7}};
+    std::vector<double> u;
+    for (int i = 0; i < 3; i++) u.push_back(uniform(3, purpose("sample"), 7 + i));
+    std::vector<int> tokens_drawn, want;
+    for (int i = 0; i < 3; i++) {
+        std::vector<real> flat(1000, 0);
+        tokens_drawn.push_back(draw_token(drawn, flat));
+        want.push_back(sample_token(flat, drawn.how, u[i]));
+    }
+    check(tokens_drawn == want && want[0] != want[1] && want[1] != want[2], "a random number for each token");
+    // stops: over two tokens, the earliest of several, in one token, the end of text
+    Vocabulary v = Vocabulary::bytes();
+    v.tokens[1] = "xabcy";
+    auto taken = [&](std::vector<std::string> stop, std::vector<int> given) {
+        Answer answer;
+        Prompt prompt = {"", 0, 9, {}, stop};
+        size_t n = 0;
+        while (n < given.size() && take_token(answer, given[n++], prompt, v)) {}
+        return answer.text + "|" + answer.stopped + "|" + std::to_string(n);
+    };
+    check(taken({"ab"}, {'x', 'a', 'b', 'c'}) == "x|stop|3" && taken({"c", "bc"}, {1, 'z'}) == "xa|stop|1" &&
+              taken({"q"}, {'a', 256, 'b'}) == "a|end of text|2" && taken({}, {'a', 'b'}) == "ab|length|2",
+          "stops");
+}

@@ -1,0 +1,77 @@
+// memory.h   planned memory against what was taken, and the largest micro-batch that fits
+#pragma once
+#include <unistd.h>
+#include "../model/metrics.h"
+#include "stage_plan.h"
+
+inline void print_run(const Run& run) {
+    print_settings(run);
+    const Grid& g = run.grid;
+    std::vector<StagePlan> stages;
+    for (int stage = 0; stage < g.p; stage++)
+        if (g.p <= 4 || stage <= 1 || stage == g.p - 1)
+            stages.push_back(plan_stage(run.options, run.state.shape, g, stage, run.state.samples));
+    printf("%s", memory_table(stages).c_str());
+    fflush(stdout);
+}
+
+// what was printed for this rank's stage is what it has taken
+inline void check_memory(const Model& model, const Optimizer& optimizer, const StagePlan& planned) {
+    std::vector<Arena> taken = model.arenas;
+    taken.push_back(optimizer.arena);
+    for (size_t i = 0; i < planned.memory.size(); i++)
+        if (planned.memory[i].used != taken[i].used)
+            fail("%s: %zu bytes were planned, %zu taken: a defect of this program", planned.memory[i].name,
+                 planned.memory[i].used, taken[i].used);
+}
+
+inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
+    size_t sum = optimizer.arena.used;
+    for (auto& arena : model.arenas) sum += arena.used;
+    return sum;
+}
+
+// bytes that each rank may take: of what is free on the device or, without one, on the host, an equal share
+// for each rank there, less a twelfth for what libraries take. Collective.
+inline double memory_of_a_rank() {
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    int64_t name = (int64_t)checksum(host, strlen(host));
+    std::vector<int64_t> all =
+        comm::gather_numbers(comm::everyone(), {name, (int64_t)free_memory()}, "free memory");
+    double least = INFINITY;
+    for (size_t i = 0; i < all.size(); i += 2) {
+        int here = 0;
+        for (size_t j = 0; j < all.size(); j += 2) here += all[j] == all[i];
+        least = std::min(least, (double)all[i + 1] / ceil_div(here, device_count()));
+    }
+    return least * 11 / 12;
+}
+
+// --micro-batch auto: the largest that fits into so many bytes and leaves every stage of a pipeline a
+// micro-batch of its own
+inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}) {
+    if (!run.automatic_micro_batch) return;
+    Options& o = run.options;
+    const Grid& g = run.grid;
+    int common = common_share(o, run.state.samples, g.d), best = 0;
+    double wanted = 0;
+    for (int b = 1; b <= common; b++) {
+        if (common % b || (b > 1 && g.p > 1 && common / b < g.p)) continue;
+        Options with = o;
+        with.micro_batch = b;
+        double most = 0;
+        try {
+            most = most_stage_bytes(with, run.state.shape, g, run.state.samples, target);
+        } catch (const Error&) {
+            continue;  // this one makes no schedule
+        }
+        if (!wanted) wanted = most;
+        if (most > bytes) break;
+        best = b;
+    }
+    if (!best)
+        fail("--micro-batch auto: even 1 wants %.2f GB, a rank may take %.2f: choose --recompute full, more "
+             "ranks or a smaller model", wanted * 1e-9, bytes * 1e-9);
+    o.micro_batch = best;
+}

@@ -1,0 +1,82 @@
+// plan_check.h   at the end of a run: what was planned beside what was measured
+//   Memory, calls, bytes and the linear layers' FLOPs must be equal to the last one, on every rank. Only
+//   training steps count: evaluation, samples and checkpoints communicate as well.
+#pragma once
+#include <sys/resource.h>
+#include "../model/metrics.h"
+#include "stage_plan.h"
+
+class PlanCheck {
+    TrafficTable planned, done;
+    double planned_flops = 0, done_flops = 0, planned_seconds = 0, done_seconds = 0;
+    long steps = 0;
+    bool equal = true;
+    TrafficTable before;
+    const StepWork* now = nullptr;
+
+public:
+    void open(const StepWork& work) {
+        before = comm::traffic;
+        linear_flops = 0;
+        now = &work;
+    }
+    // seconds: what the step took; predicted: what it should have taken, or 0
+    void close(double seconds, double predicted) {
+        TrafficTable said;
+        for (auto& [group, t] : comm::traffic) {
+            comm::Traffic more = {t.calls - before[group].calls, t.sent - before[group].sent};
+            if (more.calls) said[group] = more;
+        }
+        equal = equal && said == now->traffic && linear_flops == now->linear_flops;
+        for (auto& [group, t] : said) {
+            done[group].calls += t.calls;
+            done[group].sent += t.sent;
+        }
+        for (auto& [group, t] : now->traffic) {
+            planned[group].calls += t.calls;
+            planned[group].sent += t.sent;
+        }
+        done_flops += (double)linear_flops;
+        planned_flops += (double)now->linear_flops;
+        if (steps++ == 1) done_seconds = planned_seconds = 0;  // the first one warms up
+        done_seconds += seconds;
+        planned_seconds += predicted;
+    }
+
+    // collective over the world
+    void print(const Run& run, const StagePlan& mine, size_t taken_bytes) const {
+        rusage usage;
+        getrusage(RUSAGE_SELF, &usage);
+        int64_t differs = !equal, resident = usage.ru_maxrss * 1024;
+        std::vector<int64_t> all =
+            comm::gather_numbers(run.grid.world, {differs, resident}, "the plan_check");
+        if (!run.is_rank0() || !steps) return;
+        std::vector<int> who;
+        int64_t least = all[1], most = all[1];
+        for (size_t i = 0; i < all.size(); i += 2) {
+            if (all[i]) who.push_back((int)i / 2);
+            least = std::min(least, all[i + 1]);
+            most = std::max(most, all[i + 1]);
+        }
+        printf("rank 0, a step           planned       measured\n");
+        for (auto& [group, t] : planned) {
+            comm::Traffic d = done.count(group) ? done.at(group) : comm::Traffic{};
+            printf("  %-15s %9.4g MB   %9.4g MB   %ld and %ld calls\n", group.c_str(),
+                   (double)t.sent * 1e-6 / (double)steps, (double)d.sent * 1e-6 / (double)steps,
+                   t.calls / steps, d.calls / steps);
+        }
+        printf("  linear layers   %9.4g GFLOP%9.4g GFLOP\n", planned_flops * 1e-9 / (double)steps,
+               done_flops * 1e-9 / (double)steps);
+        printf(
+            "  memory          %9.1f MB   %9.1f MB   and %.1f to %.1f MB resident at most, over all ranks\n",
+            (double)mine.bytes() * 1e-6, (double)taken_bytes * 1e-6, (double)least * 1e-6,
+            (double)most * 1e-6);
+        double timed = (double)std::max(1L, steps - 1);
+        std::string time =
+            planned_seconds > 0 ? text("%9.4g s ", planned_seconds / timed) : "no known machine";
+        printf("  seconds         %-12s    %9.4g s\n", time.c_str(), done_seconds / timed);
+        printf("%s\n", who.empty()
+                           ? text("plan and run are equal on all %d ranks", run.grid.world.size).c_str()
+                           : text("plan and run DIFFER on rank %s", comm::rank_list(who).c_str()).c_str());
+    }
+};

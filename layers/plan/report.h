@@ -1,0 +1,345 @@
+// report.h   what --plan says of a plan, as text and as JSON
+#pragma once
+#include "../../data/json.h"
+#include "../model/metrics.h"
+#include "plan.h"
+
+// ---- proofs ----------------------------------------------------------------------------------------------
+
+// ranks and places are one to one; so the groups, which vary one coordinate, partition the world
+inline void prove_grid(const Plan& plan) {
+    const Grid& g = plan.grid;
+    std::vector<int> seen(plan.world(), 0);
+    for (int rank = 0; rank < plan.world(); rank++) {
+        Grid at = place_in_grid(rank, plan.world(), g.t, g.p);
+        bool inside = at.tensor < g.t && at.data < g.d && at.stage < g.p;
+        if (!inside || at.rank_of(at.tensor, at.data, at.stage) != rank)
+            fail("rank %d is misplaced: a defect of this program", rank);
+        seen[at.tensor + g.t * (at.data + g.d * at.stage)]++;
+    }
+    for (int place = 0; place < plan.world(); place++)
+        if (seen[place] != 1) fail("place %d has %d ranks: a defect of this program", place, seen[place]);
+}
+
+// all stages of each batch's schedule, played by hand
+inline int prove_schedules(const Plan& plan) {
+    int proved = 0;
+    for (int batch : representative_batches(plan.o, plan.samples)) {
+        std::vector<Schedule> all = all_stages(pipeline_shape(plan.o, plan.grid.d, batch));
+        std::string wrong = ScheduleChecker(all).check();
+        if (!wrong.empty()) fail("the schedule of batch %d: %s", batch, wrong.c_str());
+        proved += (int)all.size();
+    }
+    return proved;
+}
+
+// ---- lists -----------------------------------------------------------------------------------------------
+
+inline std::string grouped(long n) {  // 529,600,819,200
+    std::string digits = std::to_string(n), out;
+    for (size_t i = 0; i < digits.size(); i++) {
+        if (i && (digits.size() - i) % 3 == 0) out += ',';
+        out += digits[i];
+    }
+    return out;
+}
+
+inline std::vector<int> divisors(int n) {
+    std::vector<int> all;
+    for (int i = 1; i <= n; i++) if (n % i == 0) all.push_back(i);
+    return all;
+}
+
+// "35 to 40 48": the group sizes that m micro-batches may be cut into
+inline std::vector<int> legal_groups(int p, int m) {
+    std::vector<int> all;
+    for (int N = p; N <= m; N++) if (legal_group(p, m, N)) all.push_back(N);
+    return all;
+}
+
+inline std::string why_no_group(int p, int m, int N) {
+    if (N < p) return text("%d is less than %d stages", N, p);
+    if (N > m) return text("%d is more than %d micro-batches", N, m);
+    return text("%d mod %d = %d is not 0 and less than %d stages", m, N, m % N, p);
+}
+
+struct Choices {
+    std::vector<int> possible;
+    std::vector<std::string> refused;
+};
+inline Choices possible_micro_batches(const Plan& plan) {
+    Choices out;
+    int common = common_share(plan.o, plan.samples, plan.grid.d), share = plan.o.batch / plan.grid.d,
+        beyond = 0;
+    for (int b : divisors(common)) {
+        Options with = plan.o;
+        with.micro_batch = b;
+        double wanted = 0;
+        try {
+            wanted = most_stage_bytes(with, plan.shape, plan.grid, plan.samples, plan.target);
+        } catch (const Error& e) {
+            out.refused.push_back(text("not %d: %s", b, e.what()));
+            continue;
+        }
+        if (plan.hardware.gpu.memory == 0 || wanted <= plan.hardware.gpu.memory) {
+            out.possible.push_back(b);
+            continue;
+        }
+        out.refused.push_back(text("not %d%s: a rank would want %.1f GB of %.0f", b,
+                                   b < common ? " and more" : "", wanted * 1e-9,
+                                   plan.hardware.gpu.memory * 1e-9));
+        break;
+    }
+    for (int b : divisors(share)) if (common % b && !beyond) beyond = b;
+    out.refused.push_back(beyond
+                              ? text("not %d …: they divide the batch's %d on a replica, but not all of the "
+                                     "ramp's, which have %d in common",
+                                     beyond, share, common)
+                              : text("no others: they do not divide a replica's %d", share));
+    return out;
+}
+
+inline std::string choices(const Plan& plan) {
+    int p = plan.grid.p, m = plan.o.batch / plan.grid.d / plan.o.micro_batch;
+    std::string out = text("micro-batch     %d: %d a step on each replica; possible:", plan.o.micro_batch, m);
+    Choices of = possible_micro_batches(plan);
+    for (int b : of.possible) out += text(" %d", b);
+    for (auto& why : of.refused) out += "\n                " + why;
+    out += text("\nchunks a stage  %d; possible:", plan.o.pipeline_chunks);
+    if (p == 1) return out + " 1 (there is one stage)\n";
+    int least = representative_batches(plan.o, plan.samples)[0] / plan.grid.d / plan.o.micro_batch;
+    for (int v : divisors(plan.shape.L / p))
+        if (v == 1 || least >= p) out += text(" %d", v);
+    if (least < p)
+        return out +
+               text(" (more want %d micro-batches in every step, and there are as few as %d)\n", p, least);
+    std::vector<int> groups = legal_groups(p, m);
+    out += text("\n  with several  --pipeline-group of %s\n",
+                groups.empty() ? "none: there are fewer micro-batches than stages"
+                               : comm::rank_list(groups).c_str());
+    if (!legal_group(p, m, p)) out += text("                not %d: %s\n", p, why_no_group(p, m, p).c_str());
+    return out;
+}
+
+// Megatron-LM's formulas (arXiv 2205.05198), bytes of activations on the first stage, for comparison
+inline double megatron_activations(const Plan& plan, bool sequence, bool flash, Recompute recompute) {
+    const ModelShape& m = plan.shape;
+    double t = plan.grid.t, b = plan.o.micro_batch, N = (double)m.T * b;
+    int flight = std::min(plan.o.batch / plan.grid.d / plan.o.micro_batch, plan.grid.p);
+    double layers = (double)flight * m.L / plan.grid.p, scores = flash ? 0 : 5.0 * m.NH * m.T / (m.C * t);
+    if (plan.o.pipeline_chunks > 1)
+        layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
+    // bytes of a value of the stream that every tensor rank has, and that they share
+    double each = 10, cut = 24;
+    if (recompute == Recompute::Light) {  // outputs of layer norms, of GELU
+        each -= 4;
+        cut -= 8;
+    }
+    double layer = recompute == Recompute::Full ? 2 / (sequence ? t : 1)
+        : (sequence ? (each + cut) / t : each + cut / t) + scores;
+    return layers * N * m.C * layer;
+}
+
+inline std::string memory_report(const Plan& plan) {
+    std::string out = "parameters of a rank";
+    std::vector<StagePlan> shown;
+    for (auto& s : plan.stages)
+        if (plan.grid.p <= 4 || s.stage <= 1 || s.stage == plan.grid.p - 1) shown.push_back(s);
+    for (auto& s : shown)
+        out += text("%s stage %d: %s", &s == &shown[0] ? "" : ";", s.stage, grouped(s.parameters).c_str());
+    out += "\n" + memory_table(shown);
+    double most = (double)plan.most_bytes() * 1e-9, has = plan.hardware.gpu.memory * 1e-9;
+    if (has > 0)
+        out += text("  %.1f of %.0f GB at most: %s\n", most, has, plan.fits() ? "fits" : "DOES NOT FIT");
+    bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, flash = uses_flash(plan.o, plan.target);
+    constexpr Recompute none = Recompute::None, full = Recompute::Full;
+    out += text(
+        "  activations of stage 0 by Megatron-LM's formulas: %.1f GB as set up; tensor-parallel alone "
+        "%.1f, with\n  sequence-parallel %.1f, with flash attention %.1f, with --recompute full %.1f\n",
+        megatron_activations(plan, sp, flash, recompute_of(plan.o)) * 1e-9,
+        megatron_activations(plan, false, false, none) * 1e-9,
+        megatron_activations(plan, true, false, none) * 1e-9,
+        megatron_activations(plan, true, true, none) * 1e-9,
+        megatron_activations(plan, false, false, full) * 1e-9);
+    return out;
+}
+
+inline std::string traffic_report(const Plan& plan) {
+    std::vector<const StagePlan*> shown;
+    std::set<std::string> groups;
+    for (auto& s : plan.stages)
+        if (plan.grid.p <= 4 || s.stage <= 1 || s.stage == plan.grid.p - 1) shown.push_back(&s);
+    for (auto* s : shown)
+        for (auto& [group, t] : s->work.at(plan.o.batch).traffic) groups.insert(group);
+    if (groups.empty()) return "";
+    std::string out = "a rank sends in a step, GB";
+    for (auto* s : shown) out += text("%12s", text("stage %d", s->stage).c_str());
+    for (auto& group : groups) {
+        out += text("\n  %-24s", group.c_str());
+        for (auto* s : shown) {
+            auto& traffic = s->work.at(plan.o.batch).traffic;
+            auto found = traffic.find(group);
+            out += text("%12.4g", found == traffic.end() ? 0 : (double)found->second.sent * 1e-9);
+        }
+    }
+    double message = 2.0 * plan.o.micro_batch * plan.shape.T * plan.shape.C;
+    if (plan.target.precision.x != 2) message *= (double)plan.target.precision.x / 2;
+    if (plan.grid.p > 1)
+        out += text("\n  a message between stages: %.4g MB, cut over %d tensor-parallel ranks",
+                    message * 1e-6, plan.grid.t);
+    return out + "\n";
+}
+
+// ---- the recipe ------------------------------------------------------------------------------------------
+
+struct Recipe { long steps = 0, ramp = 0; double tokens = 0, seconds = 0; };
+
+inline Recipe recipe_of(const Plan& plan) {
+    Recipe r;
+    for (auto& [batch, count] : plan.counts) {
+        r.steps += count;
+        r.tokens += (double)count * batch * plan.shape.T;
+        if (batch < plan.o.batch) r.ramp += count;
+        if (plan.timed()) r.seconds += (double)count * plan.seconds(batch);
+    }
+    return r;
+}
+
+inline double checkpoint_bytes(const Plan& plan) {  // master, m and v of the unpadded model
+    const ModelShape& m = plan.shape;
+    double count = (double)parameter_table(m).count - (double)(m.Vp - m.V) * m.C;
+    return 3 * count * (double)plan.target.precision.real;
+}
+
+inline double bubble(const Plan& plan) {  // of the ideal time, by the formula
+    return (plan.grid.p - 1) /
+        ((double)plan.o.batch / plan.grid.d / plan.o.micro_batch * plan.o.pipeline_chunks);
+}
+
+inline std::string time_report(const Plan& plan) {
+    const ModelShape& m = plan.shape;
+    const Simulation& step = plan.step();
+    bool full = plan.o.recompute == "full";
+    double gpus = plan.world(), done = model_flops(m, plan.o.batch, full);
+    double model = model_flops(m, plan.o.batch, false), s = step.seconds, p = plan.grid.p;
+    double half = model_flops(m, plan.o.batch, false) - 6.0 * plan.o.batch * m.T * (double)m.L * m.C * m.T;
+    std::string out = text(
+        "step            %.4g s on %s; %.4g TFLOP/s on each GPU, MFU %.1f %% (%.1f %% with half of "
+        "the scores, as a run prints)\n",
+        s, plan.hardware.name, done / s / gpus * 1e-12, 100 * model / s / gpus / plan.hardware.gpu.peak,
+        100 * half / s / gpus / plan.hardware.gpu.peak);
+    double gemms = 0;
+    for (auto& stage : plan.stages) gemms += stage.work.at(plan.o.batch).gemm_flops * gpus / p;
+    out += text(
+        "  FLOPs         model %.4g, with recomputation %.4g (arXiv 2104.04473: all scores of attention); "
+        "GEMMs of this program %.4g\n",
+        model, done, gemms);
+    out += text("  bubble        %.1f %% of the ideal time by the formula; the mean stage stands idle for "
+                "%.1f %% of the step\n", 100 * bubble(plan), 100 * step.idle());
+    Recipe r = recipe_of(plan);
+    out += text("recipe          %ld steps", r.steps);
+    if (r.ramp) out += text(", %ld of them in the ramp", r.ramp);
+    return out + text("; %.4ge9 tokens, %.3g days, %.4g GPU-hours\n", r.tokens * 1e-9, r.seconds / 86400,
+                      r.seconds / 3600 * gpus);
+}
+
+inline std::string plan_text(const Plan& plan) {
+    prove_grid(plan);
+    int schedules = prove_schedules(plan);
+    const ModelShape& m = plan.shape;
+    std::string out = text(
+        "model           %s parameters: %d layers, hidden %d, %d heads, sequence %d, "
+        "vocabulary %d padded to %d\n",
+        grouped(parameter_table(m).count).c_str(), m.L, m.C, m.NH, m.T, m.V, m.Vp);
+    out += print_grid(plan.grid) + memory_report(plan) + choices(plan) + traffic_report(plan);
+    if (plan.timed()) {
+        out += time_report(plan);
+    } else {
+        Recipe r = recipe_of(plan);
+        out += text(
+            "recipe          %ld steps, %ld of them in the ramp; no times: --hardware names no machine "
+            "that is known\n",
+            r.steps, r.ramp);
+    }
+    out += text("checkpoint      %.4g GB\n", checkpoint_bytes(plan) * 1e-9);
+    return out + text(
+                     "proved          %d ranks stand in one place each; %d schedules meet and never wait for "
+                     "ever\n",
+                     plan.world(), schedules);
+}
+
+// ---- JSON ------------------------------------------------------------------------------------------------
+
+inline std::string stage_json(const Plan& plan, const StagePlan& s) {
+    std::string out = text("{\"stage\": %d, \"parameters\": %ld, \"memory\": {", s.stage, s.parameters);
+    for (auto& arena : s.memory)
+        out +=
+            text("%s%s: %zu", &arena == &s.memory[0] ? "" : ", ", json_quote(arena.name).c_str(), arena.used);
+    out += "}, \"sent\": {";
+    bool first = true;
+    const StepWork& work = s.work.at(plan.o.batch);
+    for (auto& [group, t] : work.traffic) {
+        out += text("%s%s: {\"calls\": %ld, \"bytes\": %ld}", first ? "" : ", ", json_quote(group).c_str(),
+                    t.calls, t.sent);
+        first = false;
+    }
+    return out + text("}, \"linear_flops\": %lld}", (long long)work.linear_flops);
+}
+
+inline std::string plan_json(const Plan& plan) {
+    const ModelShape& m = plan.shape;
+    Recipe r = recipe_of(plan);
+    prove_grid(plan);
+    prove_schedules(plan);
+    int micro_batches = plan.o.batch / plan.grid.d / plan.o.micro_batch;
+    std::string out = text(
+        "{\"parameters\": %ld, \"layers\": %d, \"hidden\": %d, \"heads\": %d, \"sequence\": %d, "
+        "\"vocabulary\": %d, \"padded_vocabulary\": %d,\n",
+        parameter_table(m).count, m.L, m.C, m.NH, m.T, m.V, m.Vp);
+    out += text(
+        " \"world\": %d, \"tensor\": %d, \"data\": %d, \"pipeline\": %d, \"batch\": %d, \"micro_batch\": %d, "
+        "\"micro_batches\": %d,\n",
+        plan.world(), plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.o.micro_batch, micro_batches);
+    const Options& o = plan.o;
+    out += text(
+        " \"pipeline_chunks\": %d, \"pipeline_group\": %d, \"sequence_parallel\": %s, \"recompute\": %s, "
+        "\"zero\": %d, \"attention\": %s, \"fp8\": %s, \"loss_chunk\": %d,\n",
+        o.pipeline_chunks, pipeline_shape(o, plan.grid.d, o.batch).group_size,
+        o.sequence_parallel == "yes" ? "true" : "false", json_quote(o.recompute).c_str(), o.zero,
+        uses_flash(o, plan.target) ? "\"flash\"" : "\"materialised\"", o.fp8 == "yes" ? "true" : "false",
+        o.loss_chunk);
+    out += text(" \"precision\": %s, \"hardware\": %s, \"memory_limit\": %.0f, \"fits\": %s,\n",
+                json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware.name).c_str(),
+                plan.hardware.gpu.memory, plan.fits() ? "true" : "false");
+    out += " \"pipeline_groups\": [";
+    auto list = [&](const std::vector<int>& numbers) {
+        for (int n : numbers) out += text(out.back() == '[' ? "%d" : ", %d", n);
+    };
+    list(legal_groups(plan.grid.p, micro_batches));
+    out += "], \"micro_batch_sizes\": [";
+    list(possible_micro_batches(plan).possible);
+    out += text("], \"bubble\": %.10g,\n \"stages\": [\n", bubble(plan));
+    for (auto& s : plan.stages)
+        out += "  " + stage_json(plan, s) + (&s == &plan.stages.back() ? "\n" : ",\n");
+    out +=
+        text(" ],\n \"model_flops\": %.17g, \"hardware_flops\": %.17g,\n",
+             model_flops(m, plan.o.batch, false), model_flops(m, plan.o.batch, plan.o.recompute == "full"));
+    if (plan.timed()) {
+        double s = plan.step().seconds, gpus = plan.world();
+        out +=
+            text(" \"seconds\": %.10g, \"tflops_per_gpu\": %.10g, \"mfu\": %.10g, \"idle\": %.10g,\n", s,
+                 model_flops(m, plan.o.batch, plan.o.recompute == "full") / s / gpus * 1e-12,
+                 model_flops(m, plan.o.batch, false) / s / gpus / plan.hardware.gpu.peak, plan.step().idle());
+        out += text(" \"days\": %.10g, \"gpu_hours\": %.10g,\n", r.seconds / 86400, r.seconds / 3600 * gpus);
+    }
+    return out +
+           text(" \"steps\": %ld, \"ramp_steps\": %ld, \"tokens\": %.17g, \"checkpoint_bytes\": %.17g}\n",
+                r.steps, r.ramp, r.tokens, checkpoint_bytes(plan));
+}
+
+inline std::string plan_title(const Plan& plan) {
+    return text(
+        "planned: %d layers, hidden %d, %d x %d x %d ranks (tensor x data x pipeline), batch %d, %s, %.4g s",
+        plan.shape.L, plan.shape.C, plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.hardware.name,
+        plan.timed() ? plan.step().seconds : 0);
+}

@@ -1,0 +1,286 @@
+// search.h   other layouts: those that would fit where this one does not, and the fastest (--plan search)
+#pragma once
+#include <functional>
+#include "../model/resolve.h"
+#include "placement.h"
+#include "memory.h"
+#include "timeline.h"
+#include "trace.h"
+#include "report.h"
+
+// --world-size becomes the ranks to plan for, or must be those that were started
+inline void check_plan_options(Options& o) {
+    check_timeline_path("timeline", o.timeline);
+    check_timeline_path("trace", o.trace);
+    if (!o.hardware.empty()) find_hardware(o.hardware);
+    if (o.gemm_efficiency > 1)
+        fail("--gemm-efficiency %g: wants a share of the peak, at most 1", o.gemm_efficiency);
+    if (o.plan.empty()) {
+        for (const char* name : {"plan-json", "hosts", "timeline", "hardware"})
+            if (o.has(name)) fail("--%s wants --plan", name);
+        if (o.world_size && o.world_size != comm::world_size())
+            fail("--world-size %d: %d ranks were started: start %d, or leave the option out", o.world_size,
+                 comm::world_size(), o.world_size);
+        return;
+    }
+    if (o.plan_json == "-" && o.has("hosts")) fail("--hosts prints a text: give --plan-json a FILE");
+    if (o.plan != "this" && o.plan != "search") fail("--plan %s: wants nothing, or search", o.plan.c_str());
+    for (const char* name : {"plan-json", "hosts", "timeline"})
+        if (o.plan == "search" && o.has(name))
+            fail("--%s wants one layout: give --plan without search", name);
+    for (const char* name : {"trace", "generate"})
+        if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
+    if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
+}
+
+// a trace that cannot be drawn is refused before the run, not at its step
+inline void check_trace(const Run& run) {
+    const Options& o = run.options;
+    if (o.trace.empty()) return;
+    if (o.trace_step <= run.state.step || o.trace_step > run.last_step)
+        fail("--trace-step %ld: the run goes from step %ld to %ld: choose one of these", o.trace_step,
+             run.state.step + 1, run.last_step);
+    if (run.is_rank0()) FileWriter probe(o.trace);
+}
+
+// the steps of a run on the machine that is here, if it is known, on rank 0
+inline std::optional<Plan> predict_run(const Run& run) {
+    Hardware h = choose_hardware(run.options);
+    if (!h.is_known() || sizeof(floatX) != 2 || !run.is_rank0()) return {};
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false);
+}
+
+// the step that was just traced, of the first replica; collective over the world
+inline void save_trace(const Run& run, const Model& model, const PipelineShape& shape, double took) {
+    const Grid& g = run.grid;
+    std::vector<Span> mine = trace.stop(g.stage, model.stream);
+    std::vector<Span> all = gather_spans(g.world, mine, g.tensor == 0 && g.data == 0);
+    if (!run.is_rank0()) return;
+    try {
+        save_timeline(run.options.trace, {text("step %ld of the run", run.state.step), shape.p,
+                                          shape.micro_batches, shape.chunks, took, all});
+        printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
+    } catch (const Error& e) {  // the run is worth more than its timeline
+        printf("not traced: %s\n", e.what());
+    }
+}
+
+// the place of rank 0 among those to plan for, and every other setting
+inline void resolve_plan(Run& run) {
+    Options& o = run.options;
+    // a search resolves one replica: the number of ranks need not suit the layout that it begins with
+    int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
+    run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
+    resolve(run, 0);
+    Hardware h = choose_hardware(o);
+    if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12, gpu_target);
+    else choose_micro_batch(run, (double)free_memory() * 11 / 12);
+    run.grid.world.size = o.world_size;
+}
+
+// every stage, and every batch of the recipe
+inline Plan whole_plan(const Run& run, const Hardware& h) {
+    Plan plan = make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, true);
+    plan.counts = count_steps(run.options, run.state.samples, run.state.step, run.last_step);
+    return plan;
+}
+
+// the same run with other options; refuses as the run itself would. timed: else only its memory
+inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool timed) {
+    Run run;
+    run.options = o;
+    run.state = base.state;
+    if (!o.has("micro-batch")) run.options.micro_batch = 0;  // what is not named is resolved anew
+    if (!o.has("pipeline-group")) run.options.pipeline_group = 0;
+    run.grid = place_in_grid(0, base.grid.world.size, o.tensor_parallel, o.pipeline_parallel);
+    resolve_parallel(run);
+    resolve_batch(run);
+    Options& resolved = run.options;
+    check_pipeline(pipeline_shape(resolved, run.grid.d, resolved.batch));
+    if (timed) return make_plan(resolved, base.state.shape, run.grid, h, base.state.samples, false);
+    Plan plan;
+    plan.o = resolved;
+    plan.hardware = h;
+    if (h.gpu.peak > 0) plan.target = gpu_target;
+    for (int stage : {0, 1, run.grid.p - 1})
+        if (stage < run.grid.p)
+            plan.stages.push_back(plan_stage(resolved, base.state.shape, run.grid, stage, base.state.samples,
+                                             plan.target));
+    return plan;
+}
+
+// "  --recompute full (24.1 GB)": changes, one or two at a time, with which the run fits
+inline std::string what_would_fit(const Run& run, const Hardware& h) {
+    struct Change { std::string say; std::function<void(Options&)> make; };
+    const Options& o = run.options;
+    std::vector<Change> changes;
+    for (const char* more : {"light", "full"})
+        if (o.recompute != "full" && o.recompute != more)
+            changes.push_back({text("--recompute %s", more), [=](Options& o) { o.recompute = more; }});
+    if (o.sequence_parallel != "yes")
+        changes.push_back({"--sequence-parallel yes", [](Options& o) { o.sequence_parallel = "yes"; }});
+    if (o.zero != 1) changes.push_back({"--zero 1", [](Options& o) { o.zero = 1; }});
+    for (int b = o.micro_batch / 2; b > 0; b /= 2)
+        changes.push_back({text("--micro-batch %d", b), [b](Options& o) {
+            o.micro_batch = b;
+            o.given.insert("micro-batch");
+        }});
+    for (int t = o.tensor_parallel * 2; t <= h.node; t *= 2)
+        changes.push_back({text("--tensor-parallel %d", t), [t](Options& o) { o.tensor_parallel = t; }});
+    for (int p : divisors(run.state.shape.L))
+        if (p > o.pipeline_parallel)
+            changes.push_back(
+                {text("--pipeline-parallel %d", p), [p](Options& o) { o.pipeline_parallel = p; }});
+    std::string out;
+    int found = 0;
+    auto attempt = [&](const std::string& say, Options with) {
+        try {
+            Plan plan = plan_with(run, with, h, false);
+            if (plan.fits() && found < 8) {
+                out += text("\n  %s: %.1f GB", say.c_str(), (double)plan.most_bytes() * 1e-9);
+                found++;
+            }
+        } catch (const Error&) {}  // that one is impossible for another reason
+    };
+    for (auto& c : changes) {
+        Options with = o;
+        c.make(with);
+        attempt(c.say, with);
+    }
+    for (size_t i = 0; i < changes.size() && !found; i++)
+        for (size_t j = i + 1; j < changes.size(); j++) {
+            Options with = o;
+            changes[i].make(with);
+            changes[j].make(with);
+            attempt(changes[i].say + " " + changes[j].say, with);
+        }
+    return found ? "these would:" + out : "no change of one or two options would: plan for more ranks";
+}
+
+// ---- search ----------------------------------------------------------------------------------------------
+
+struct Candidate {
+    Plan plan;
+    double seconds, tensor;  // tensor: the share of a middle stage's micro-batch in tensor-parallel calls
+};
+
+inline double tensor_share(const Plan& plan) {
+    int stage = plan.grid.p > 2 ? 1 : 0;
+    Schedules none;
+    auto model = dry_model(plan.o, plan.shape, plan.grid, stage, none, plan.target);
+    double calls = 0, all = 0;
+    for_each_work(*model, [&](const Work& work) {
+        double s = seconds_of(plan.hardware, work, plan.grid.t, tensor_nodes(plan.hardware, plan.grid.t));
+        all += s;
+        if (work.kind == Work::Call) calls += s;
+    });
+    return calls / all;
+}
+
+// layouts of `world` ranks; named options stay as they are
+inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
+    const Options& o = run.options;
+    int world = run.grid.world.size, L = run.state.shape.L;
+    auto one_or = [&](const char* name, int value, std::vector<int> all) {
+        return o.has(name) ? std::vector<int>{value} : all;
+    };
+    std::vector<std::string> recompute = {"none", "light", "full"};
+    if (o.has("recompute")) recompute = {o.recompute};
+    std::vector<int> tensor, pipeline = divisors(L);
+    for (int t : divisors(o.heads)) if (t <= h.node) tensor.push_back(t);
+    std::vector<Options> all;
+    for (int t : one_or("tensor-parallel", o.tensor_parallel, tensor))
+        for (int p : one_or("pipeline-parallel", o.pipeline_parallel, pipeline)) {
+            if (world % (t * p) || o.batch % (world / (t * p))) continue;
+            for (int v :
+                 one_or("pipeline-chunks", o.pipeline_chunks, p > 1 ? divisors(L / p) : std::vector<int>{1}))
+                for (int b : one_or("micro-batch", o.micro_batch, divisors(o.batch / (world / (t * p)))))
+                    for (auto& r : recompute) {
+                        Options with = o;
+                        with.tensor_parallel = t;
+                        with.pipeline_parallel = p;
+                        with.pipeline_chunks = v;
+                        with.micro_batch = b;
+                        with.recompute = r;
+                        with.given.insert("micro-batch");
+                        all.push_back(with);
+                    }
+        }
+    return all;
+}
+
+inline std::string search(const Run& run, const Hardware& h) {
+    if (h.gpu.peak == 0) fail("--plan search: --hardware %s has no times: name another machine", h.name);
+    std::vector<Options> all = layouts(run, h);
+    std::vector<Candidate> good;
+    int impossible = 0, large = 0;
+    std::string why;  // the first
+    for (auto& o : all) {
+        try {
+            if (!plan_with(run, o, h, false).fits()) {
+                large++;
+                continue;
+            }
+            Plan plan = plan_with(run, o, h, true);
+            good.push_back({plan, plan.step().seconds, tensor_share(plan)});
+        } catch (const Error& e) {
+            if (!impossible++) why = e.what();
+        }
+    }
+    std::vector<std::pair<double, size_t>> order;  // the fastest first
+    for (size_t i = 0; i < good.size(); i++) order.push_back({good[i].seconds, i});
+    std::sort(order.begin(), order.end());
+    std::string out = text(
+        "search          %zu layouts of %d ranks: %d impossible, %d do not fit in %.0f GB, %zu "
+        "simulated\n",
+        all.size(), run.grid.world.size, impossible, large, h.gpu.memory * 1e-9, good.size());
+    if (all.empty())
+        return out +
+            text("  no tensor x pipeline of %d heads and %d layers divides %d ranks so that --batch %d goes "
+                 "round the replicas: choose other ranks or another batch\n",
+                 run.options.heads, run.state.shape.L, run.grid.world.size, run.options.batch);
+    if (impossible) out += text("  impossible, the first: %s\n", why.c_str());
+    if (good.empty() && large) return out + "  none fits: plan for more ranks, or a smaller model\n";
+    if (good.empty()) return out;
+    out +=
+        "  tensor  data  pipeline  chunks  micro-batch  recompute        s  TFLOP/s    MFU     GB    idle  "
+        "tensor calls\n";
+    for (size_t i = 0; i < order.size() && i < 10; i++) {
+        const Candidate& candidate = good[order[i].second];
+        const Plan& p = candidate.plan;
+        double s = candidate.seconds, gpus = p.world();
+        out += text("  %6d %5d %9d %7d %12d %10s %8.2f %8.1f %5.1f%% %6.1f %6.1f%% %8.1f%%\n", p.grid.t,
+                    p.grid.d, p.grid.p, p.o.pipeline_chunks, p.o.micro_batch, p.o.recompute.c_str(), s,
+                    model_flops(p.shape, p.o.batch, p.o.recompute == "full") / s / gpus * 1e-12,
+                    100 * model_flops(p.shape, p.o.batch, false) / s / gpus / h.gpu.peak,
+                    (double)p.most_bytes() * 1e-9, 100 * p.step().idle(), 100 * candidate.tensor);
+    }
+    return out +
+           "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n";
+}
+
+// ---- --plan -----------------------------------------------------------------------------------------------
+
+// what the run would hold, say, compute and take
+inline void show_plan(const Run& run) {
+    const Options& o = run.options;
+    Hardware h = choose_hardware(o);
+    if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
+    Plan p = whole_plan(run, h);
+    std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
+    if (!o.plan_json.empty() && o.plan_json != "-") {
+        FileWriter file(o.plan_json);
+        file.write(plan_json(p));
+        file.finish();
+    }
+    if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
+    else fputs(plan_text(p).c_str(), stdout);
+    fputs(hosts.c_str(), stdout);
+    if (!o.timeline.empty()) {
+        if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
+        save_timeline(o.timeline, draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p)));
+    }
+    if (!p.fits())
+        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", (double)p.most_bytes() * 1e-9, h.name,
+             h.gpu.memory * 1e-9, what_would_fit(run, h).c_str());
+}

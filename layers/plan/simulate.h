@@ -1,0 +1,199 @@
+// simulate.h   a step's schedules in virtual time: every stage executes its instructions as
+//   layers/model/pipeline.h does A stage has a compute stream, a bucket_stream for each direction of each
+//   neighbour, and one for its buckets. A message begins when it is sent, its receive is posted and the
+//   bucket_stream is free; a computation begins when its input is there and what it overwrites has been sent;
+//   a bucket is reduced when the last micro-batch has passed its layers, and gathered under the next step's
+//   first forward. Two steps are played; the second, which begins with gathers under way, is the answer. All
+//   replicas and all tensor-parallel ranks are alike, so one rank a stage is played. Lines are not shared:
+//   NVLink and the network adapters carry messages and reductions at the same time at full rate.
+#pragma once
+#include "../../comm/schedule.h"
+#include "../base/operation.h"
+
+struct TimedPiece {
+    double seconds;
+    std::vector<int> buckets;  // forward: awaited before it; backward: complete after it
+};
+
+// seconds
+struct StageTimes {
+    std::vector<std::vector<TimedPiece>> forward, backward;  // by chunk
+    double whole_message = 0;      // to gather what has arrived over the tensor-parallel ranks
+    double send_forward = 0, send_backward = 0;
+    std::vector<double> reduce, update, gather;  // by bucket
+    double sums = 0;               // of what tensor-parallel ranks hold whole, and of the embedding's halves
+    double norm = 0;               // up to the sum over the world
+};
+struct StepTimes {
+    std::vector<StageTimes> stages;
+    double tied = 0, world = 0;    // the tied embedding's sum; the norm's, with the host's look at it
+};
+
+struct Simulation {
+    double seconds = 0;            // of a step
+    std::vector<double> busy;      // of each stage, in forward and backward
+    std::vector<Span> spans;       // of a step, from 0
+    double idle() const {          // the mean stage's share of the step
+        double sum = 0;
+        for (double b : busy) sum += 1 - b / seconds;
+        return sum / (double)busy.size();
+    }
+};
+
+class Simulator {
+    using I = Instruction;
+    struct Direction {
+        std::vector<double> sent, posted, finish;
+        std::vector<std::pair<int, int>> what;  // micro, chunk at the sender
+    };
+    struct Stage {
+        double now = 0, bucket_stream = 0;             // of computations, of buckets
+        std::vector<double> ready;               // when each bucket's parameters are there
+        size_t at = 0;
+        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, gradient_sent;
+        std::map<std::pair<int, int>, size_t> arrival[2];
+    };
+    const std::vector<Schedule>& all;
+    const StepTimes& times;
+    PipelineShape s;
+    std::vector<Stage> stages;
+    std::vector<Direction> forward, backward;  // [r]: out of stage r
+    Simulation* out = nullptr;                 // of the step that counts
+
+    Direction& into(int r, bool is_forward) {
+        return is_forward ? forward[(r + s.p - 1) % s.p] : backward[(r + 1) % s.p];
+    }
+    void add(Span::Kind kind, int stage, int micro, int chunk, double start, double end) {
+        if (out) out->spans.push_back({kind, stage, micro, chunk, start, end});
+    }
+    // what can be carried is carried
+    void advance(Direction& d, int stage, double seconds) {
+        while (d.finish.size() < std::min(d.sent.size(), d.posted.size())) {
+            size_t i = d.finish.size();
+            double start = std::max({d.sent[i], d.posted[i], i ? d.finish[i - 1] : 0.0});
+            d.finish.push_back(start + seconds);
+            add(Span::Message, stage, d.what[i].first, d.what[i].second, start, start + seconds);
+        }
+    }
+    // until the last send from a piece of memory is through; false: not known yet
+    bool await_sent(Stage& me, std::map<int, std::pair<Direction*, size_t>>& last, int memory) {
+        auto found = last.find(memory);
+        if (found == last.end()) return true;
+        auto [direction, i] = found->second;
+        if (i >= direction->finish.size()) return false;
+        me.now = std::max(me.now, direction->finish[i]);
+        last.erase(found);
+        return true;
+    }
+    bool message(int r, const I& i, bool is_forward) {
+        Stage& me = stages[r];
+        if (i.sends()) {
+            Direction& d = is_forward ? forward[r] : backward[r];
+            (is_forward ? me.in_flight_sent[i.in_flight] : me.gradient_sent[i.gradient]) = {&d,
+                                                                                            d.sent.size()};
+            d.sent.push_back(me.now);
+            d.what.push_back({i.micro_batch, i.chunk});
+            advance(d, r, is_forward ? times.stages[r].send_forward : times.stages[r].send_backward);
+            return true;
+        }
+        if (!is_forward && !await_sent(me, me.gradient_sent, i.gradient)) return false;
+        int from = is_forward ? (r + s.p - 1) % s.p : (r + 1) % s.p;
+        Direction& d = into(r, is_forward);
+        me.arrival[!is_forward][{i.micro_batch, i.chunk}] = d.posted.size();
+        d.posted.push_back(me.now);
+        advance(d, from, is_forward ? times.stages[from].send_forward : times.stages[from].send_backward);
+        return true;
+    }
+    // false: it must wait for something that is not known yet
+    bool step(int r, const I& i) {
+        Stage& me = stages[r];
+        const StageTimes& t = times.stages[r];
+        bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
+        if (!i.computes()) return message(r, i, is_forward);
+        if (is_forward ? !await_sent(me, me.in_flight_sent, i.in_flight)
+            : !await_sent(me, me.gradient_sent, i.gradient)) return false;
+        if (takes_message(i, r, s)) {
+            Direction& d = into(r, is_forward);
+            size_t arrival = me.arrival[!is_forward].at({i.micro_batch, i.chunk});
+            if (arrival >= d.finish.size()) return false;
+            me.now = std::max(me.now, d.finish[arrival]) + t.whole_message;
+        }
+        double start = me.now;
+        for (auto& piece : (is_forward ? t.forward : t.backward)[i.chunk]) {
+            if (is_forward) for (int b : piece.buckets) me.now = std::max(me.now, me.ready[b]);
+            me.now += piece.seconds;
+            for (int b : piece.buckets) {
+                if (is_forward || i.micro_batch < s.micro_batches - 1 || t.reduce[b] == 0) continue;
+                double begin = std::max(me.bucket_stream, me.now);
+                me.bucket_stream = begin + t.reduce[b];
+                add(Span::Reduce, r, -1, b, begin, me.bucket_stream);
+            }
+        }
+        if (out) out->busy[r] += me.now - start;
+        add(is_forward ? Span::Forward : Span::Backward, r, i.micro_batch, i.chunk, start, me.now);
+        return true;
+    }
+    // optimizer.h; returns when the whole world has its norm
+    double finish_step() {
+        double last = 0;
+        for (int r = 0; r < s.p; r++) {
+            Stage& me = stages[r];
+            for (auto* d : {&forward[r], &backward[r], &into(r, true), &into(r, false)})
+                if (!d->finish.empty()) me.now = std::max(me.now, d->finish.back());
+            me.now = std::max(me.now, me.bucket_stream) + times.stages[r].sums;
+        }
+        if (s.p > 1)
+            stages.front().now = stages.back().now =
+                std::max(stages.front().now, stages.back().now) + times.tied;
+        for (int r = 0; r < s.p; r++) last = std::max(last, stages[r].now + times.stages[r].norm);
+        last += times.world;
+        for (int r = 0; r < s.p; r++) {
+            Stage& me = stages[r];
+            const StageTimes& t = times.stages[r];
+            me.now = last;
+            for (size_t b = 0; b < t.update.size(); b++) {
+                me.now += t.update[b];
+                me.bucket_stream = std::max(me.bucket_stream, me.now) + t.gather[b];
+                if (t.gather[b] > 0)
+                    add(Span::Gather, r, -1, (int)b, me.bucket_stream - t.gather[b], me.bucket_stream);
+                me.ready[b] = t.gather[b] > 0 ? me.bucket_stream : me.now;
+            }
+            add(Span::Update, r, -1, -1, last, me.now);
+        }
+        return last;
+    }
+    void play() {
+        forward.assign(s.p, {});
+        backward.assign(s.p, {});
+        for (auto& me : stages) {
+            me.at = 0;
+            me.in_flight_sent.clear();
+            me.gradient_sent.clear();
+            me.arrival[0].clear();
+            me.arrival[1].clear();
+        }
+        int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
+        if (stuck >= 0) fail("stage %d waits for ever: a defect of this program", stuck);
+    }
+
+public:
+    Simulator(const std::vector<Schedule>& all, const StepTimes& times)
+        : all(all), times(times), s(all[0].shape), stages(s.p) {
+        for (int r = 0; r < s.p; r++) stages[r].ready.assign(times.stages[r].update.size(), 0);
+    }
+    Simulation run() {
+        Simulation result;
+        play();
+        double first = finish_step();
+        result.busy.assign(s.p, 0);
+        out = &result;
+        play();
+        double second = finish_step();
+        result.seconds = second - first;
+        for (auto& span : result.spans) {
+            span.start -= first;
+            span.end -= first;
+        }
+        return result;
+    }
+};

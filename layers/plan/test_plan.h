@@ -1,0 +1,292 @@
+// test_plan.h   checks of plans: the published runs, simulation against formulas, advice, pictures, lists
+#pragma once
+#include "../model/test_options.h"
+#include "search.h"
+
+Run resolved_plan(const std::string& words) {
+    Run run;
+    std::istringstream in(words);
+    std::vector<std::string> list = {"--plan"};
+    for (std::string word; in >> word;) list.push_back(word);
+    run.options = options_of(list);
+    check_plan_options(run.options);
+    resolve_plan(run);
+    return run;
+}
+Plan plan_of(const std::string& words) {
+    Run run = resolved_plan(words);
+    return whole_plan(run, choose_hardware(run.options));
+}
+
+const std::string mtnlg = "--config scripts/mtnlg-530b.conf --hardware dgx-a100 ";
+
+// the published runs (arXiv 2201.11990), all met with one constant; and figures that follow from the sizes
+void test_plan_mtnlg() {
+    struct {
+        int world;
+        double seconds, tflops;
+    } runs[] = {{2240, 60.1, 126}, {2800, 50.2, 121}, {3360, 44.4, 113}};
+    for (auto& r : runs) {
+        Plan p = plan_of(mtnlg + text("--ramp-start 0 --world-size %d", r.world));
+        double s = p.step().seconds, tflops = model_flops(p.shape, 1920, true) / s / r.world * 1e-12;
+        check(std::abs(s / r.seconds - 1) < 0.03,
+              text("%d GPUs: %.2f s, published %.1f", r.world, s, r.seconds));
+        check(std::abs(tflops / r.tflops - 1) < 0.03, text("%d GPUs: %.1f TFLOP/s", r.world, tflops));
+    }
+    Plan p = plan_of(mtnlg + "--world-size 2240");
+    check(parameter_table(p.shape).count == 529600819200, "parameters of 530B");
+    check(p.stages.size() == 35 && p.stages[0].parameters == 2060874240 &&
+              p.stages[1].parameters == 1887859200 && p.stages[34].parameters == 2018972160,
+          "of stages 0, 1, 34");
+    auto gb = [&](bool sequence, bool flash, bool full) {
+        return std::round(megatron_activations(p, sequence, flash, full ? Recompute::Full : Recompute::None) *
+                          1e-8) /
+            10;
+    };
+    check(gb(false, false, false) == 92.5 && gb(true, false, false) == 53.9 &&
+              gb(true, true, false) == 18.7 && gb(false, false, true) == 8.8,
+          "activations by Megatron-LM's formulas");
+    // ZeRO-1 at d = 8: 6 bytes a parameter, 7/8 of them to others; padding of the buckets is less than 1e-4
+    double data = (double)p.stages[1].work.at(1920).traffic.at("data").sent;
+    check(std::abs(data / (6.0 * 1887859200 * 7 / 8) - 1) < 1e-4, text("data-parallel traffic %.3g", data));
+    double forward = (double)p.stages[1].work.at(1920).traffic.at("forward").sent;
+    check(forward == 240 * 2.0 * 2048 * 20480 / 8, text("messages %.3g", forward));
+    Recipe r = recipe_of(p);
+    check(r.ramp == 14475 && r.steps == 80087, text("%ld steps, %ld in the ramp", r.steps, r.ramp));
+    for (int world : {2800, 3360})
+        refuses("data-parallel ranks of 1 2 4 8 16 32",
+                [&] { plan_of(mtnlg + text("--world-size %d", world)); });
+    auto legal = [](int d, int N) { return legal_group(35, 1920 / d, N); };
+    check(!legal(8, 35) && !legal(10, 35) && !legal(12, 35) && legal(8, 40) && legal(12, 40) &&
+              !legal(10, 40) && legal(8, 48) && legal(10, 48) && legal(10, 39),
+          "group sizes");
+    Run large = resolved_plan(mtnlg + "--world-size 2240 --recompute none");
+    Hardware h = choose_hardware(large.options);
+    check(!whole_plan(large, h).fits(), "every activation kept does not fit");
+    std::string advice = what_would_fit(large, h);
+    check(advice.find("--recompute full: 28.") != advice.npos &&
+              advice.find("--sequence-parallel yes") != advice.npos,
+          advice);
+    std::string said = plan_text(p);
+    check(said.find("529,600,819,200 parameters") != said.npos &&
+              said.find("stage 34: 2,018,972,160") != said.npos && grouped(7) == "7" &&
+              grouped(1000) == "1,000",
+          said);
+    prove_grid(p);
+    check(prove_schedules(p) == 35 * 60, "the schedules of 60 batches");
+}
+
+// stages that are alike, on lines that take no time: the formulas of the bubble are exact
+void test_plan_simulation() {
+    auto play = [](PipelineShape s, double forward, double backward, double message, double last = 0) {
+        StepTimes times;
+        times.stages.resize(s.p);
+        for (auto& t : times.stages) {
+            t.forward.assign(s.chunks, {{forward / s.chunks, {}}});
+            t.backward.assign(s.chunks, {{backward / s.chunks, {}}});
+            t.send_forward = t.send_backward = message;
+        }
+        times.stages.back().backward.back()[0].seconds += last;
+        return Simulator(all_stages(s), times).run();
+    };
+    for (int p : {1, 2, 4, 7})
+        for (int m : {7, 8, 30}) {
+            double wants = (m + p - 1) * 3.0, got = play({p, m, 1, m}, 1, 2, 0).seconds;
+            check(std::abs(got - wants) < 1e-9, text("1F1B p %d m %d: %g, wants %g", p, m, got, wants));
+        }
+    for (int v : {2, 3})  // arXiv 2104.04473: the bubble is cut by v
+        for (int p : {2, 4}) {
+            double wants = 8 * 3.0 + (p - 1) * 3.0 / v, got = play({p, 8, v, p}, 1, 2, 0).seconds;
+            check(std::abs(got - wants) < 1e-9,
+                  text("interleaved p %d v %d: %g, wants %g", p, v, got, wants));
+        }
+    // neighbours wait for one message in turn: a micro-batch more costs its work and one message
+    double more = play({2, 20, 1, 20}, 1, 2, 0.25).seconds - play({2, 10, 1, 10}, 1, 2, 0.25).seconds;
+    check(std::abs(more - 10 * 3.25) < 1e-9, text("ten micro-batches more: %g", more));
+    // the slowest stage sets the pace
+    more = play({4, 30, 1, 30}, 1, 2, 0, 0.5).seconds - play({4, 20, 1, 20}, 1, 2, 0, 0.5).seconds;
+    check(std::abs(more - 10 * 3.5) < 1e-9, text("ten more with a slow last stage: %g", more));
+    Simulation s = play({4, 8, 1, 8}, 1, 2, 0);
+    check(std::abs(s.idle() - 3.0 / 11) < 1e-9, text("idle %g", s.idle()));
+    bool apart = true;
+    for (auto& a : s.spans)
+        for (auto& b : s.spans)
+            if (&a < &b && a.stage == b.stage && a.kind <= Span::Backward && b.kind <= Span::Backward)
+                apart &= a.end <= b.start + 1e-12 || b.end <= a.start + 1e-12;
+    check(apart, "a stage computes one thing at a time");
+}
+
+void test_plan_hosts() {
+    const std::string small = "--hardware dgx-h100 --layers 8 --hidden 64 --heads 4 --sequence 32 --batch 16 "
+                              "--micro-batch 1 --tensor-parallel 2 --pipeline-parallel 4 --world-size 16 ";
+    Plan p = plan_of(small);
+    std::string path = scratch_folder + "/hosts";
+    write_file(path, "# four\na slots=4\nb slots=4\n\nc slots=4 # and\nd slots=4\n");
+    std::string out = Placement(p, path).print();
+    check(out.find("b                leaf 0   ranks 4 to 7: stage 1, data 0 to 1") != out.npos, out);
+    double listed = 0, sent = 0;  // what is listed by level is what all ranks send
+    std::istringstream lines(out.substr(out.find("leaf\n  backward")));
+    std::string line;
+    for (std::getline(lines, line); std::getline(lines, line);) {
+        double a, b, c;
+        check(sscanf(line.c_str() + 28, "%lf %lf %lf", &a, &b, &c) == 3, line);
+        listed += a + b + c;
+    }
+    for (auto& stage : p.stages)
+        for (auto& [group, t] : stage.work.at(16).traffic) sent += 4 * (double)t.sent * 1e-9;
+    check(std::abs(listed / sent - 1) < 1e-3, text("%g GB listed, %g sent", listed, sent));
+    write_file(path, "a slots=4\nb\n");
+    refuses("wants room for 16", [&] { Placement(p, path); });
+    for (const char* bad :
+         {"a slots=x\n", "a slots=0\n", "a slots=\n", "a slots=4294967297\n", "a slots = 2\n"}) {
+        write_file(path, bad);
+        refuses("line 1", [&] { Placement(p, path); });
+    }
+    write_file(path, "# none\n");
+    refuses("names no host", [&] { Placement(p, path); });
+    refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
+    refuses("wants FILE.svg", [&] { plan_of("--timeline x.png"); });
+    refuses("wants nothing, or search", [&] { resolved_plan("all"); });
+}
+
+// what is advised is so: each suggestion, taken, fits; what is named stays
+void test_plan_advice() {
+    for (std::string base :
+         {"--model 13B --batch 32 --world-size 16",
+          "--model 2.7B --batch 8 --world-size 8 --sequence 8192 --attention materialised",
+          "--model 13B --world-size 64 --batch 512 --pipeline-parallel 4 --pipeline-chunks 2 "
+          "--pipeline-group 16 --micro-batch 2",
+          "--model 22B --world-size 8 --batch 64"}) {
+        base += " --hardware dgx-a100 ";
+        Run run = resolved_plan(base);
+        Hardware h = choose_hardware(run.options);
+        check(!whole_plan(run, h).fits(), "does not fit: " + base);
+        std::istringstream lines(what_would_fit(run, h));
+        std::string line;
+        std::getline(lines, line);
+        int taken = 0;
+        while (std::getline(lines, line)) {
+            Plan p = plan_of(base + line.substr(0, line.rfind(':')));
+            check(p.fits(), base + "with" + line);
+            taken++;
+        }
+        check(taken > 0 || line.find("plan for more ranks") != line.npos, base);
+    }
+    Run named = resolved_plan(
+        "search --hardware dgx-h100 --model 22B --world-size 64 --batch 512 --pipeline-parallel 4 "
+        "--pipeline-chunks 2 --pipeline-group 16");
+    Options o = named.options;
+    o.micro_batch = 1;
+    o.given.insert("micro-batch");
+    check(plan_with(named, o, choose_hardware(o), false).o.pipeline_group == 16, "a named group stays");
+    Hardware h = find_hardware("dgx-h100");
+    check(tensor_nodes(h, 8) == 1 && tensor_nodes(h, 4) == 1 && tensor_nodes(h, 6) == 2 &&
+              tensor_nodes(h, 16) == 2,
+          "groups that straddle nodes");
+    // without recomputation the products are the model's FLOPs, to the last digit that a double has
+    Plan p = plan_of(mtnlg + "--ramp-start 0 --world-size 2240 --recompute none --sequence-parallel yes");
+    double products = 0;
+    for (auto& stage : p.stages) products += stage.work.at(1920).gemm_flops * 64;
+    check(std::abs(products / model_flops(p.shape, 1920, false) - 1) < 1e-12,
+          text("products %.17g", products));
+    check(choices(plan_of(mtnlg + "--world-size 2240")).find("as few as 4") != std::string::npos,
+          "chunks that the ramp forbids are not offered");
+    refuses("is not a regular file", [] { FileWriter file("/dev/null"); });
+    refuses("give --plan without search", [] { resolved_plan("search --hosts x"); });
+    refuses("choose one of dgx", [] { resolved_plan("--hardware foo"); });
+    refuses("at most 1", [] { resolved_plan("--gemm-efficiency 5"); });
+}
+
+// what is drawn, and what programs read
+void test_plan_forms() {
+    const std::string small = "--hardware dgx-h100 --layers 8 --hidden 64 --heads 4 --sequence 32 --batch 16 "
+                              "--micro-batch 1 --tensor-parallel 2 --pipeline-parallel 4 --world-size 16 ";
+    Plan p = plan_of(small + "--pipeline-chunks 2");
+    Timeline picture = draw(p.step(), pipeline_shape(p.o, 2, 16), plan_title(p));
+    Json trace = Json::parse(chrome_trace(picture), "a trace");
+    long computations = 0, events = 0;
+    for (auto& e : trace.at("traceEvents", "a trace").items) {
+        std::string name = e.at("name", "an event").text;
+        computations += name.rfind("forward ", 0) == 0 || name.rfind("backward ", 0) == 0;
+        events++;
+    }
+    check(computations == 4 * 2 * 8 * 2, text("%ld computations in the trace", computations));
+    std::string drawing = svg(picture);
+    long rectangles = std::count(drawing.begin(), drawing.end(), 'M');
+    long shown = std::count_if(picture.spans.begin(), picture.spans.end(),
+                               [](const Span& s) { return s.kind != Span::Message; });
+    check(rectangles == shown && shown > computations, text("%ld rectangles of %ld", rectangles, shown));
+    for (auto& s : picture.spans)
+        if (s.start < -1e-9 || s.end > picture.seconds * 1.5) check(false, "a span outside the step");
+    Json j = Json::parse(plan_json(p), "a plan");
+    check(j.at("world", "").integer("") == 16 && j.at("stages", "").items.size() == 4, "the plan as JSON");
+    check(j.at("stages", "").items[3].at("parameters", "").integer("") == p.stages[3].parameters,
+          "its stages");
+    const std::string large = "--hardware dgx-h100 --model 6.7B --batch 64 --world-size 16 ";
+    Run run = resolved_plan("search " + large);
+    std::string found = search(run, choose_hardware(run.options));
+    std::istringstream lines(found);
+    std::string line;
+    double before = 0;
+    int listed = 0;
+    while (std::getline(lines, line)) {
+        int t, d, pipe, v, b;
+        char recompute[16];
+        double s;
+        if (sscanf(line.c_str(), "%d %d %d %d %d %15s %lf", &t, &d, &pipe, &v, &b, recompute, &s) != 7)
+            continue;
+        Plan one = plan_of(large + text("--tensor-parallel %d --pipeline-parallel %d --pipeline-chunks %d "
+                                        "--micro-batch %d --recompute %s", t, pipe, v, b, recompute));
+        check(t * d * pipe == 16 && std::abs(one.step().seconds - s) < 0.006 && s >= before && s > 0.1, line);
+        before = s;
+        listed++;
+    }
+    check(listed == 10, text("%d layouts listed", listed));
+}
+
+// what every rank of a layout lists: together exactly the whole model
+void test_layouts() {
+    ModelShape shape = {12, 32, 8, 16, 257, 264};
+    ParameterTable whole = parameter_table(shape);
+    for (int t : {1, 2, 4, 8})
+        for (int p : {1, 2, 3, 4, 6, 12})
+            for (int v = 1; v <= 3; v++)
+                for (int d : {1, 3}) {
+                    if (shape.L % (p * v) || (p == 1 && v > 1)) continue;
+                    std::vector<long> counted(whole.tensors, 0);
+                    int copies = 0;
+                    bool alike = true, cut = true;
+                    for (int stage = 0; stage < p; stage++)
+                        for (int tensor = 0; tensor < t; tensor++) {
+                            ParameterTable table = parameter_table(shape, {t, tensor, d, p, stage, v});
+                            alike = alike && table.count == whole.count && table.tensors == whole.tensors;
+                            long partitions = 0;
+                            for (int owner = 0; owner < d; owner++)
+                                for (auto& piece : zero_partitions(table, owner)) partitions += piece.n;
+                            for (auto& q : table.list) {
+                                alike = alike && q.name == whole.list[q.id].name;
+                                partitions -= q.size;
+                                copies += q.is_copy;
+                                if (!q.is_copy && (q.split || tensor == 0)) counted[q.id] += q.stored();
+                            }
+                            cut = cut && partitions == 0;
+                            if (p > 1 && stage == p - 1) {  // both copies of the embedding are cut alike
+                                auto& a = table.buckets.back();
+                                Bucket b = parameter_table(shape, {t, tensor, d, p, 0, v}).buckets[0];
+                                cut = cut && a.elements == b.elements && a.offset % 128 == 0;
+                            }
+                        }
+                    for (auto& q : whole.list) alike = alike && counted[q.id] == q.stored();
+                    check(alike && copies == (p > 1 ? t : 0),
+                          text("t %d p %d v %d d %d: every value once", t, p, v, d));
+                    check(cut, text("t %d p %d v %d d %d: partitions pieces", t, p, v, d));
+                }
+}
+
+void test_plan() {
+    test_plan_mtnlg();
+    test_plan_simulation();
+    test_plan_hosts();
+    test_plan_advice();
+    test_plan_forms();
+}

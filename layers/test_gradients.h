@@ -1,0 +1,178 @@
+// test_gradients.h   ref against finite differences, in fp64
+#pragma once
+#include "attention.cuh"
+#include "base/testing.h"
+#include "column_sum.cuh"
+#include "cross_entropy.cuh"
+#include "embedding.cuh"
+#include "flash_attention.cuh"
+#include "gelu.cuh"
+#include "layernorm.cuh"
+#include "matmul.cuh"
+
+// analytic gradients of sum(weights * output) against central differences, h = 1e-5: the truncation error is
+// of order h^2 = 1e-10, the rounding error 1e-16 / 1e-5 = 1e-11 of the sum
+template <class Forward>
+void differences(const std::string& what, std::vector<floatX>& input, const std::vector<double>& gradient,
+                 Forward forward) {
+    std::vector<double> numeric(input.size());
+    const double h = 1e-5;
+    for (size_t i = 0; i < input.size(); i++) {
+        floatX old = input[i];
+        input[i] = floatX((double)old + h);
+        double above = forward();
+        input[i] = floatX((double)old - h);
+        double below = forward();
+        input[i] = old;
+        numeric[i] = (above - below) / (2 * h);
+    }
+    close(what, gradient, numeric, 1e-7);
+}
+
+double dot(const std::vector<floatX>& a, const std::vector<floatX>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += (double)real(a[i]) * (double)real(b[i]);
+    return sum;
+}
+
+// what `ranks` tensor-parallel ranks would do, one after the other: the three steps with the reductions
+// between
+void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX>& logits,
+                        const std::vector<int>& targets, real dloss, bool want_gradient, int N,
+                        VocabularyShard whole) {
+    int V = whole.V, Vp = whole.Vp;
+    int Vp_r = Vp / ranks;
+    std::vector<real> largest(N, -INFINITY), part(N), sums(2 * N, 0), part_sums(2 * N), ignored(N, 0);
+    std::vector<std::vector<floatX>> own(ranks, std::vector<floatX>(N * Vp_r));
+    auto share = [&](int r) { return VocabularyShard{std::clamp(V - r * Vp_r, 0, Vp_r), Vp_r, r * Vp_r}; };
+    for (int i = 0; i < N * Vp; i++) own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r] = logits[i];
+    for (int r = 0; r < ranks; r++) {
+        ref::cross_entropy_max(part.data(), own[r].data(), N, share(r), nullptr);
+        for (int n = 0; n < N; n++) largest[n] = std::max(largest[n], part[n]);
+    }
+    for (int r = 0; r < ranks; r++) {
+        ref::cross_entropy_sum(part_sums.data(), largest.data(), own[r].data(), targets.data(), N, share(r),
+                               nullptr);
+        for (int n = 0; n < 2 * N; n++) sums[n] += part_sums[n];
+    }
+    for (int r = 0; r < ranks; r++)
+        ref::cross_entropy_finish(r ? ignored.data() : losses.data(), nullptr, own[r].data(), largest.data(),
+                                  sums.data(), targets.data(), dloss, want_gradient, N, share(r), nullptr);
+    for (int i = 0; i < N * Vp; i++) logits[i] = own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r];
+}
+
+void test_gradients() {
+    if (sizeof(floatX) != 8) return;  // only fp64 has the digits
+    using X = std::vector<floatX>;
+    using R = std::vector<real>;
+    {
+        int N = 3, C = 7;
+        X x = random_values<floatX>(N * C, 1), w = random_values<floatX>(C, 2),
+            b = random_values<floatX>(C, 3);
+        X y(N * C), r = random_values<floatX>(N * C, 4), dx(N * C, floatX(0));
+        R mean(N), rstd(N), dw(C, 0), db(C, 0);
+        auto forward = [&] {
+            ref::layernorm_forward(y.data(), {mean.data(), rstd.data()}, x.data(), w.data(), b.data(), N, C,
+                                   nullptr);
+            return dot(y, r);
+        };
+        forward();
+        ref::layernorm_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(),
+                                {mean.data(), rstd.data()}, nullptr, N, C, false, nullptr);
+        differences("layernorm dx", x, wide(dx), forward);
+        differences("layernorm dw", w, wide(dw), forward);
+        differences("layernorm db", b, wide(db), forward);
+    }
+    {
+        X x = random_values<floatX>(50, 5, 2), y(50), r = random_values<floatX>(50, 6), d = r;
+        auto forward = [&] {
+            ref::gelu_forward(y.data(), x.data(), 50, nullptr);
+            return dot(y, r);
+        };
+        R db(1);
+        ref::gelu_backward(d.data(), db.data(), x.data(), nullptr, 50, 1, false, nullptr);
+        differences("gelu dx", x, wide(d), forward);
+    }
+    {
+        int N = 4, C = 5, OC = 3;
+        X x = random_values<floatX>(N * C, 7), w = random_values<floatX>(OC * C, 8),
+            b = random_values<floatX>(OC, 9);
+        X y(N * OC), r = random_values<floatX>(N * OC, 10), dx(N * C);
+        R dw(OC * C, 0), db(OC, 0);
+        auto forward = [&] {
+            ref::matmul_forward(y.data(), x.data(), w.data(), b.data(), N, C, OC,
+                                                        nullptr);
+            return dot(y, r);
+        };
+        ref::matmul_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), nullptr, N, C, OC,
+                             false, nullptr);
+        differences("matmul dx", x, wide(dx), forward);
+        differences("matmul dw", w, wide(dw), forward);
+        differences("matmul db", b, wide(db), forward);
+    }
+    for (int T : {1, 5, 67}) {  // 67: more than one tile of rows
+        AttentionShape a = {2, T, 2, 3};
+        long n = a.B * T * a.row(), m = a.B * T * a.out(), s = (long)a.B * a.NH * T * T;
+        X qkv = random_values<floatX>(n, 11), o(m), p(s), r = random_values<floatX>(m, 12), d(n), dp(s);
+        auto forward = [&] {
+            ref::attention_forward(o.data(), p.data(), qkv.data(), a, nullptr);
+            return dot(o, r);
+        };
+        forward();
+        ref::attention_backward(d.data(), dp.data(), r.data(), p.data(), qkv.data(), a, nullptr);
+        differences(text("attention dqkv, T %d", T), qkv, wide(d), forward);
+    }
+    for (int T : {1, 5, 67}) {  // the same by tiles, and not a value of T x T
+        AttentionShape a = {2, T, 2, 3};
+        long n = a.B * T * a.row(), m = a.B * T * a.out(), rows = (long)a.B * a.NH * T;
+        X qkv = random_values<floatX>(n, 11), o(m), whole(m), p(rows * T), r = random_values<floatX>(m, 12),
+          d(n);
+        R lse(rows);
+        auto forward = [&] {
+            ref::flash_attention_forward(o.data(), lse.data(), qkv.data(), a, nullptr);
+            return dot(o, r);
+        };
+        forward();
+        ref::attention_forward(whole.data(), p.data(), qkv.data(), a, nullptr);
+        double most = 0;
+        for (long i = 0; i < m; i++) most = std::max(most, std::abs((double)o[i] - (double)whole[i]));
+        check(most < 1e-14, text("flash attention is attention, T %d: %g", T, most));
+        ref::flash_attention_backward(d.data(), {}, r.data(), o.data(), lse.data(), qkv.data(), a, nullptr);
+        differences(text("flash attention dqkv, T %d", T), qkv, wide(d), forward);
+    }
+    for (int ranks : {1, 2}) {  // of the vocabulary
+        int N = 3, V = 5, Vp = 8;
+        X logits = random_values<floatX>(N * Vp, 13), work;
+        std::vector<int> targets = {4, 0, 2};
+        R losses(N);
+        auto forward = [&] {
+            work = logits;
+            std::fill(losses.begin(), losses.end(), 0);
+            cross_entropy_over(ranks, losses, work, targets, 0.25, true, N, {V, Vp, 0});
+            return 0.25 * (losses[0] + losses[1] + losses[2]);
+        };
+        forward();
+        differences(text("cross entropy dlogits over %d ranks", ranks), logits, wide(X(work)), forward);
+    }
+    {
+        int N = 6, T = 3, C = 4, V = 5;
+        X wte = random_values<floatX>(V * C, 14), wpe = random_values<floatX>(T * C, 15), x(N * C);
+        X r = random_values<floatX>(N * C, 16);
+        std::vector<int> tokens = {1, 1, 4, 0, 1, 4};
+        R dwte(V * C, 0), dwpe(T * C, 0);
+        auto forward = [&] {
+            ref::embedding_forward(x.data(), tokens.data(), wte.data(), 0, V, N, C, nullptr);
+            ref::position_forward(x.data(), wpe.data(), nullptr, 0, N, T, C, nullptr);
+            return dot(x, r);
+        };
+        std::vector<int> rows(N), starts(N + 1), counts(V + 1, 0);
+        sort_tokens(rows.data(), starts.data(), tokens.data(), N, counts);
+        check(rows == std::vector{3, 0, 1, 4, 2, 5} && starts == std::vector{0, 1, 4, 6, 6, 6, 6} &&
+                  counts == std::vector(V + 1, 0), "tokens sorted");
+        ref::embedding_backward(dwte.data(), tokens.data(), {rows.data(), starts.data()}, r.data(), 0, V, N,
+                                C, nullptr);
+        ref::position_backward(dwpe.data(), r.data(), 0, N, T, C, false, nullptr);
+        differences("embedding dwte", wte, wide(dwte), forward);
+        differences("embedding dwpe", wpe, wide(dwpe), forward);
+    }
+}

@@ -1,0 +1,310 @@
+// test_kernels.h   gpu against ref: layer norm, GELU, linear layers, the autotuner
+#pragma once
+#include <thread>
+#include <filesystem>
+#include "base/testing.h"
+#include "gelu.cuh"
+#include "layernorm.cuh"
+#include "linear.cuh"
+
+#if HAS_KERNELS
+// a host vector and its copy on the device
+template <class T>
+struct Both {
+    std::vector<T> host;
+    T* device;
+    explicit Both(std::vector<T> values) : host(std::move(values)) {
+        device = (T*)device_malloc(std::max((size_t)1, host.size() * sizeof(T)), "a test");
+        copy_to_device(device, host.data(), host.size() * sizeof(T), nullptr);
+        synchronize(nullptr);
+    }
+    explicit Both(size_t n) : Both(std::vector<T>(n)) {  // an output: poisoned on the device
+        std::vector<unsigned char> poison(n * sizeof(T), 0xFF);
+        copy_to_device(device, poison.data(), poison.size(), nullptr);
+        synchronize(nullptr);
+    }
+    Both(const Both&) = delete;
+    ~Both() { device_free(device); }
+    T* ref() { return host.data(); }
+    std::vector<T> back() const {
+        std::vector<T> out(host.size());
+        copy_to_host(out.data(), device, out.size() * sizeof(T), nullptr);
+        return out;
+    }
+    void compare(const std::string& what, double tolerance) const { close(what, back(), host, tolerance); }
+};
+// in emulation a block's threads run in an order that the seed decides
+template <class Checks>
+void in_several_orders(Checks checks) {
+#if defined(DEVICE_EMULATED)
+    for (unsigned seed : {1u, 2u, 3u}) {
+        emulated::seed = seed;
+        checks();
+    }
+    emulated::seed = 1;
+#else
+    checks();
+#endif
+}
+
+using X = Both<floatX>;
+using R = Both<real>;
+
+void kernels_layernorm() {
+    // rows that are no whole vectors; of one warp, whole and not; of four; of 32
+    for (auto [N, C] : {std::pair{1, 1},
+                        {3, 31},
+                        {5, 33},
+                        {9, 100},
+                        {130, 257},
+                        {64, 768},
+                        {3, 8},
+                        {1100, 40},
+                        {5, 1024},
+                        {530, 1600},
+                        {2, 4096},
+                        {3, 5120},
+                        {140, 16384},
+                        {1, 20480}}) {
+        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(C, 2)), b(random_values<floatX>(C, 3)),
+            y(N * C);
+        X dy(random_values<floatX>(N * C, 4)), dx(random_values<floatX>(N * C, 5));
+        R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)),
+            scratch(layernorm_scratch(C));
+        std::string size = text(" %d x %d", N, C);
+        ref::layernorm_forward(y.ref(), {mean.ref(), rstd.ref()}, x.ref(), w.ref(), b.ref(), N, C, nullptr);
+        gpu::layernorm_forward(y.device, {mean.device, rstd.device}, x.device, w.device, b.device, N, C,
+                               nullptr);
+        y.compare("layernorm y" + size, rounding);
+        mean.compare("layernorm mean" + size, sums_tolerance);
+        rstd.compare("layernorm rstd" + size, sums_tolerance);
+        X made(N * C), f(random_values<floatX>(N * C, 8)), bias(random_values<floatX>(C, 9));
+        ref::residual_layernorm_forward(made.ref(), y.ref(), {mean.ref(), rstd.ref()}, x.ref(), f.ref(),
+                                        bias.ref(), w.ref(), b.ref(), N, C, nullptr);
+        gpu::residual_layernorm_forward(made.device, y.device, {mean.device, rstd.device}, x.device, f.device,
+                                        bias.device, w.device, b.device, N, C, nullptr);
+        made.compare("layernorm's residual" + size, rounding);
+        y.compare("layernorm of it" + size, 2 * rounding);
+        for (bool add : {false, true}) {
+            ref::layernorm_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(),
+                                    {mean.ref(), rstd.ref()}, nullptr, N, C, add, nullptr);
+            gpu::layernorm_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
+                                    {mean.device, rstd.device}, scratch.device, N, C, add, nullptr);
+            std::string what = (add ? ", added to" : ", set") + size;
+            dx.compare("layernorm dx" + what, (1 + add) * rounding);
+            dw.compare("layernorm dw" + what, sums_tolerance);
+            db.compare("layernorm db" + what, sums_tolerance);
+        }
+    }
+}
+
+void kernels_gelu() {
+    for (auto [N, C] : {std::pair{1, 1}, {1, 255}, {17, 256}, {127, 40}, {1000, 33}}) {
+        long n = (long)N * C;
+        X x(random_values<floatX>(n, 1, 2)), y(n), d(random_values<floatX>(n, 2));
+        R db(random_values<real>(C, 3)), scratch(column_sum_scratch(C));
+        std::string size = text(" %d x %d", N, C);
+        ref::gelu_forward(y.ref(), x.ref(), n, nullptr);
+        gpu::gelu_forward(y.device, x.device, n, nullptr);
+        y.compare("gelu y" + size, rounding);
+        for (bool add : {false, true}) {
+            ref::gelu_backward(d.ref(), db.ref(), x.ref(), nullptr, N, C, add, nullptr);
+            gpu::gelu_backward(d.device, db.device, x.device, scratch.device, N, C, add, nullptr);
+            d.compare("gelu dx" + size, (1 + add) * rounding);
+            // its terms are rounded like dx, each anew
+            db.compare("gelu db" + size, sizeof(floatX) == 2 ? rounding : sums_tolerance);
+        }
+    }
+}
+
+void kernels_matmul() {
+    for (auto [N, C, OC] : {std::tuple{1, 1, 1}, {3, 5, 7}, {17, 33, 9}, {64, 40, 72}, {100, 96, 128}}) {
+        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
+            b(random_values<floatX>(OC, 3)), y(N * OC), plain(N * OC);
+        X dy(random_values<floatX>(N * OC, 4)), dx(N * C);
+        R dw(random_values<real>(OC * C, 5)), db(random_values<real>(OC, 6)), scratch(column_sum_scratch(OC));
+        std::string size = text(" %d x %d x %d", N, C, OC);
+        ref::matmul_forward(y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
+        gpu::matmul_forward(y.device, x.device, w.device, b.device, N, C, OC, nullptr);
+        y.compare("matmul y" + size, rounding);
+        ref::matmul_forward(plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC, nullptr);
+        gpu::matmul_forward(plain.device, x.device, w.device, nullptr, N, C, OC, nullptr);
+        plain.compare("matmul y without bias" + size, rounding);
+        for (int way = 0; way < 4; way++) {
+            bool add = way % 2;
+            // apart, fused
+            autotuner.known["bias gradient " PRECISION_NAME + size] = {way / 2, 0};
+            autotuner.round++;
+            ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
+                                 add, nullptr);
+            gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
+                                 scratch.device, N, C, OC, add, nullptr);
+            std::string what = (way / 2 ? ", fused" : "") + std::string(add ? ", added to" : ", set") + size;
+            dx.compare("matmul dx" + what, rounding);
+            dw.compare("matmul dw" + what, sums_tolerance);
+            db.compare("matmul db" + what, sums_tolerance);
+        }
+    }
+    // GELU behind or before a layer, in a pass of its own and in the product's epilogue
+    for (auto [N, C, OC, fused] : {std::tuple{3, 5, 7, false}, {17, 40, 72, false}, {17, 40, 72, true},
+                                   {100, 96, 128, true}}) {
+        std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC),
+                    what = (fused ? ", fused " : " ") + size;
+        autotuner.known["GELU " + size] = autotuner.known["GELU backward " + size] = {fused, 0};
+        autotuner.round++;
+        X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
+            b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
+        ref::matmul_gelu_forward(y.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
+        gpu::matmul_gelu_forward(y.device, up.device, x.device, w.device, b.device, N, C, OC, nullptr);
+        up.compare("up" + what, rounding);
+        y.compare("gelu of up" + what, 2 * rounding);
+        X dy(random_values<floatX>(N * OC, 4)), before(random_values<floatX>(N * C, 5, 2)), dup(N * C);
+        R dw(random_values<real>(OC * C, 5)), db(random_values<real>(C, 6)), scratch(column_sum_scratch(C));
+        ref::matmul_backward(nullptr, dw.ref(), nullptr, dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC, true,
+                             nullptr);
+        ref::matmul_gelu_input_backward(dup.ref(), db.ref(), dy.ref(), before.ref(), w.ref(), nullptr, N, C,
+                                        OC, true, nullptr);
+        linear_gelu_backward(dup.device, db.device, dw.device, dy.device, {x.device, before.device}, w.device,
+                             {scratch.device}, N, C, OC, true, nullptr);
+        dup.compare("gradient of up" + what, 2 * rounding);
+        dw.compare("dw behind gelu" + what, sums_tolerance);
+        // the sums take up terms that are rounded anew
+        db.compare("bias gradient of up" + what, sizeof(floatX) == 2 ? rounding : sums_tolerance);
+    }
+}
+
+// numbers of 8 bits: every code, and what lies between two; then tensors, and the layers made of them
+template <class T8>
+void kernels_fp8_numbers(const std::string& name) {
+    std::vector<float> values;
+    bool same = true;
+    for (int code = 0; code < 256; code++) {
+        float value = (float)T8{(uint8_t)code};
+        if (std::isfinite(value)) same = same && T8::of(value).bits == code;
+        if (std::isfinite(value) && code < 128) values.push_back(value);
+    }
+    check(same && values.back() == T8::largest, name + ": every number is itself");
+    bool nearest = true;
+    for (size_t i = 0; i + 1 < values.size(); i++) {
+        float a = values[i], b = values[i + 1], middle = (a + b) / 2, even = i % 2 ? b : a;
+        nearest = nearest && (float)T8::of(std::nextafter(middle, a)) == a && (float)T8::of(middle) == even &&
+            (float)T8::of(-std::nextafter(middle, b)) == -b;
+    }
+    check(nearest, name + ": to the nearest, and to even");
+    check((float)T8::of(INFINITY) == T8::largest && (float)T8::of(-1e9) == -T8::largest &&
+              std::isnan((float)T8::of(NAN)), name + ": the largest, and what is no number");
+}
+void kernels_fp8() {
+    kernels_fp8_numbers<e4m3>("e4m3");
+    kernels_fp8_numbers<e5m2>("e5m2");
+    check(fp8_scale(448, 448).scale == 1 && fp8_scale(449, 448).scale == 0.5 &&
+              fp8_scale(3, 448).scale == 128 &&
+              fp8_scale(1e-44f, 448).scale == fp8_scale(1e-30f, 448).scale && fp8_scale(0, 448).scale == 1 &&
+              fp8_scale(INFINITY, 448).scale == 1,
+          "scales are powers of two");
+    for (auto [N, C] : {std::pair{16, 16}, {48, 80}, {1008, 144}, {64, 256}}) {
+        X x(random_values<floatX>(N * C, 1, 1e-3));
+        Both<uint8_t> q(N * C), q_t(N * C);
+        Both<Fp8Scratch::Scale> scale(1);
+        Both<float> parts(fp8_parts);
+        ref::fp8_round((e5m2*)q.ref(), (e5m2*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
+        gpu::fp8_round((e5m2*)q.device, (e5m2*)q_t.device, scale.device, parts.device, x.device, N, C,
+                       nullptr);
+        std::string size = text(" %d x %d", N, C);
+        check(q.back() == q.host && q_t.back() == q_t.host, "rounded to e5m2, and transposed" + size);
+        check(scale.back()[0].scale == scale.host[0].scale, "scale" + size);
+        gpu::fp8_round((e4m3*)nullptr, (e4m3*)q_t.device, scale.device, parts.device, x.device, N, C,
+                       nullptr);
+        ref::fp8_round((e4m3*)nullptr, (e4m3*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
+        check(q_t.back() == q_t.host, "rounded to e4m3, transposed alone" + size);
+    }
+    int N = 48, C = 80, OC = 112;
+    X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2, 0.02)),
+        b(random_values<floatX>(OC, 3)), dy(random_values<floatX>(N * OC, 4, 0.3));
+    X y(N * OC), dx(N * C), want_y(N * OC), want_dx(N * C);
+    R dw(random_values<real>(OC * C, 5)), db(random_values<real>(OC, 6)), want_dw(dw.host), want_db(db.host),
+        sums(column_sum_scratch(OC));
+    Both<uint8_t> rows(N * OC), dys(N * OC), dys_t(N * OC), weights(OC * C);
+    Both<Fp8Scratch::Scale> scales(3);
+    Both<float> parts(fp8_parts);
+    Fp8Scratch f = {rows.device, dys.device, dys_t.device, weights.device, scales.device, parts.device};
+    fp8::matmul_forward(y.device, x.device, w.device, b.device, f, N, C, OC, nullptr);
+    fp8::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, {sums.device, f}, N,
+                         C, OC, true, nullptr);
+    ref::matmul_forward(want_y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
+    ref::matmul_backward(want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N,
+                         C, OC, true, nullptr);
+    // root of the mean square of the difference over that of the values. A rounding is off by up
+    // to 2^-4 (e4m3) or 2^-3 (e5m2) of a value, in the mean by 1/sqrt(3) of that, two together by the root of
+    // their squares.
+    auto off = [](const auto& got, const auto& want) {
+        double d = 0, all = 0;
+        for (size_t i = 0; i < got.size(); i++) {
+            d += std::pow((double)real(got[i]) - (double)real(want[i]), 2);
+            all += std::pow((double)real(want[i]), 2);
+        }
+        return std::sqrt(d / all);
+    };
+    double forward = std::sqrt(2.0) / 16 / std::sqrt(3.0),
+           backward = std::sqrt(1 / 256.0 + 1 / 64.0) / std::sqrt(3.0);
+    double y_off = off(y.back(), want_y.host), dx_off = off(dx.back(), want_dx.host),
+           dw_off = off(dw.back(), want_dw.host);
+    check(y_off < forward && y_off > forward / 16, text("a layer in fp8: y is off by %g", y_off));
+    check(dx_off < backward && dx_off > backward / 16, text("a layer in fp8: dx is off by %g", dx_off));
+    check(dw_off < backward && dw_off > backward / 16, text("a layer in fp8: dw is off by %g", dw_off));
+    db.host = want_db.host;
+    db.compare("a layer in fp8: db", sums_tolerance);
+}
+
+// choices that were timed are kept, and those that stand first in the file win
+void kernels_tuning() {
+    std::string path = scratch_folder + "/choices";
+    fs::create_directories(scratch_folder);
+    fs::remove(path);
+    Autotuner a, b, other;
+    a.open(path, "GPU 1");
+    b.open(path, "GPU 1");
+    auto run = [](int) { return true; };
+    check(a.choose("x", 3, 1, nullptr, run) == 1 && a.known.empty(), "what is not timed is as usual");
+    a.on = b.on = true;
+    int first = a.choose("x = y", 3, 1, nullptr, run);
+    check(a.choose("can", 3, 0, nullptr, [](int way) { return way == 2; }) == 2, "only what can is chosen");
+    check(a.choose("none", 2, 1, nullptr, [](int) { return false; }) == 1, "nothing can: as usual");
+    a.known.erase("none");
+    b.known["x = y"] = {first ^ 1, 1};
+    b.known["z"] = {4, 1};
+    a.save();
+    b.save();
+    std::vector<std::thread> together;
+    std::vector<Autotuner> many(8);
+    for (int i = 0; i < 8; i++) {
+        many[i].open(path, "GPU 1");
+        many[i].known["both"] = {i, 1};
+        many[i].known[text("of %d", i)] = {i, 1};
+        together.emplace_back([&many, i] { many[i].save(); });
+    }
+    for (auto& t : together) t.join();
+    bool agreed = true;
+    for (int i = 0; i < 8; i++) {
+        many[i].save();
+        agreed = agreed && many[i].known.count(text("of %d", 7 - i)) &&
+            many[i].known["both"].number == many[0].known["both"].number;
+    }
+    check(agreed, "eight that save together: all are kept, and the first holds for all");
+    check(b.known["x = y"].number == first && b.known["can"].number == 2 && b.known["z"].number == 4,
+          "choices of two are joined, the first stays");
+    a.open(path, "GPU 1");
+    check(a.known.size() == 12 && a.choose("z", 5, 0, nullptr, run) == 4, "choices are read again");
+    check(a.choose("z", 4, 0, nullptr, [](int way) { return way == 3; }) == 3,
+          "one that is no more is timed anew");
+    other.open(path, "GPU 2");
+    check(other.known.empty(), "another machine's choices are not used");
+    std::string good = std::string(MappedFile(path).view());
+    for (std::string bad : {std::string(""), good.substr(0, 10), good + "k = 1", good + "k = -1 2\nl = 1 2\n",
+                            good + "k = 1 2 3\nl = 1 2\n", good + " = 1 2\n", good + std::string(1, '\0')}) {
+        write_file(path, bad);
+        other.open(path, "GPU 1");
+        check(other.known.size() == (bad.size() < good.size() ? 0 : 12), "a damaged file of choices");
+    }
+}
+#endif

@@ -1,0 +1,286 @@
+// test_kernels_attention.h   gpu against ref: attention, cross-entropy, embedding, AdamW, mma
+#pragma once
+#include "adamw.cuh"
+#include "attention.cuh"
+#include "base/mma.h"
+#include "cross_entropy.cuh"
+#include "embedding.cuh"
+#include "flash_attention.cuh"
+#include "packed_attention.cuh"
+#include "test_kernels.h"
+
+#if HAS_KERNELS
+void kernels_residual() {
+    for (auto [N, C] : {std::pair{1, 1}, {7, 33}, {40, 128}}) {
+        X x(random_values<floatX>(N * C, 1)), f(random_values<floatX>(N * C, 2)),
+            b(random_values<floatX>(C, 3)), y(N * C);
+        ref::residual_forward(y.ref(), x.ref(), f.ref(), b.ref(), N, C, nullptr);
+        gpu::residual_forward(y.device, x.device, f.device, b.device, N, C, nullptr);
+        y.compare(text("residual %d x %d", N, C), rounding);
+    }
+}
+
+void kernels_attention() {
+    for (auto [B, T, NH, HS] : {std::tuple{1, 1, 1, 1}, {2, 17, 3, 5}, {1, 33, 2, 64}, {2, 70, 1, 33},
+                                {1, 127, 2, 16}}) {
+        AttentionShape a = {B, T, NH, HS};
+        long n = B * T * a.row(), m = B * T * a.out(), s = (long)B * NH * T * T;
+        X qkv(random_values<floatX>(n, 1)), o(m), p(s), dout(random_values<floatX>(m, 2)), dqkv(n), dp(s);
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+        ref::attention_forward(o.ref(), p.ref(), qkv.ref(), a, nullptr);
+        gpu::attention_forward(o.device, p.device, qkv.device, a, nullptr);
+        o.compare("attention o" + size, 2 * rounding);
+        p.compare("attention p" + size, 2 * rounding);
+        ref::attention_backward(dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a, nullptr);
+        gpu::attention_backward(dqkv.device, dp.device, dout.device, p.device, qkv.device, a, nullptr);
+        dqkv.compare("attention dqkv" + size, 4 * rounding);
+    }
+}
+
+// sizes that do not fit the tiles of 64 keys and 32, 64 or 128 queries
+void kernels_flash_attention() {
+    if (sizeof(floatX) != 2) return;
+    // roundings are independent: in the root of the mean square few of them add up to less than 2^-8
+    auto alike = [](const std::string& what, const std::vector<floatX>& got,
+                    const std::vector<floatX>& want) {
+        double difference = 0, square = 0;
+        for (size_t i = 0; i < got.size(); i++) {
+            double x = real(got[i]) - real(want[i]);
+            difference += x * x;
+            square += real(want[i]) * real(want[i]);
+        }
+        double off = std::sqrt(difference / square);
+        check(off < std::ldexp(1, -8), text("%s: off by %.2e in the mean", what.c_str(), off));
+    };
+    struct Size { int B, T, NH, HS; };
+    std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 127, 3, 64},  {1, 200, 1, 64},
+                               {2, 65, 2, 80},  {1, 96, 1, 96},  {1, 130, 2, 128}, {1, 64, 1, 128},
+                               {2, 70, 1, 160}, {1, 129, 1, 160}};
+    // long ones take seconds in emulation: in one order of threads
+    static int orders = 0;
+    if (host_is_device && orders++ == 0)
+        sizes.insert(sizes.end(), {{1, 1000, 1, 64}, {1, 2048, 1, 128}});
+    if (!host_is_device) sizes.insert(sizes.end(), {{2, 1000, 3, 64}, {1, 2048, 4, 128}, {1, 2048, 2, 160}});
+    for (auto [B, T, NH, HS] : sizes) {
+        AttentionShape a = {B, T, NH, HS};
+        long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
+        X qkv(random_values<floatX>(n, 1)), o(m), dout(random_values<floatX>(m, 2)), dqkv(n);
+        R lse(rows), delta(rows), dq(rows * HS);
+        Both<int> turns(flash_turns(B, NH, T));
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+        ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        gpu::flash_attention_forward(o.device, lse.device, qkv.device, a, nullptr);
+        // p is rounded before it is divided by its sum here, after it in ref, and o is rounded: 2^-8 each
+        o.compare("flash attention o" + size, 2 * rounding);
+        lse.compare("flash attention lse" + size, 1e-5);
+        X whole(m), p(rows * T);  // and ref says what the materialised one says
+        ref::attention_forward(whole.ref(), p.ref(), qkv.ref(), a, nullptr);
+        // which also rounds the scores, some of them above 2
+        close("flash attention is attention" + size, o.host, whole.host, 4 * rounding);
+        alike("flash attention o" + size, o.back(), o.host);
+        ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        FlashScratch scratch = {delta.device, dq.device, turns.device};
+        std::vector<floatX> first;
+        for (int again = 0; again < 2; again++) {
+            gpu::flash_attention_backward(dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device,
+                                          a, nullptr);
+            // p and ds are rounded, ds after the difference of two sums that end differently: twice 2^-8 each
+            dqkv.compare("flash attention dqkv" + size, 4 * rounding);
+            std::vector<floatX> back = dqkv.back();
+            alike("flash attention dqkv" + size, back, dqkv.host);
+            if (again)
+                check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
+            first = back;
+        }
+    }
+    refuses("wants 64, 80, 96, 128 or 160", [] {
+        gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1, 1, 1, 32},
+                                     nullptr);
+    });
+}
+
+void kernels_cross_entropy() {
+    for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {17, 257, 257, 0},
+                                   {5, 257, 384, 100}, {4, 1000, 1024, 0}, {2, 50257, 50304, 0},
+                                   {2, 60000, 60000, 0}, {3, 0, 8, 8}}) {
+        X logits(random_values<floatX>(N * Vp, 1, 3));
+        std::vector<int> t(N);
+        for (int n = 0; n < N; n++) t[n] = n * 7919 % (first ? 1000 : std::max(V, 1));
+        Both<int> targets(t);
+        R losses(random_values<real>(N, 2)), is_greedy(N), largest(N), sums(2 * N);
+        VocabularyShard v = {V, Vp, first};
+        std::string size = text(" N %d V %d Vp %d from %d", N, V, Vp, first);
+        // ref may sum one after the other: V roundings, of which the square root adds up, and some to spare
+        double summed = 4 * std::sqrt(V) * std::numeric_limits<real>::epsilon();
+        ref::cross_entropy_max(largest.ref(), logits.ref(), N, v, nullptr);
+        gpu::cross_entropy_max(largest.device, logits.device, N, v, nullptr);
+        if (V == 0) {  // a rank that holds only padding: -inf, until the others' largest comes
+            check(largest.back() == largest.host && std::isinf(largest.host[0]),
+                  "no column, no largest logit");
+            std::fill(largest.host.begin(), largest.host.end(), real(1));
+            copy_to_device(largest.device, largest.ref(), N * sizeof(real), nullptr);
+        }
+        largest.compare("largest" + size, 0);
+        ref::cross_entropy_sum(sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v, nullptr);
+        gpu::cross_entropy_sum(sums.device, largest.device, logits.device, targets.device, N, v, nullptr);
+        sums.compare("sums" + size, sums_tolerance + summed);
+        if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
+        copy_to_device(sums.device, sums.ref(), 2 * N * sizeof(real), nullptr);
+        X whole(logits.host);
+        R whole_losses(losses.host), whole_hits(N);
+        for (bool want : {false, true}) {
+            ref::cross_entropy_finish(losses.ref(), is_greedy.ref(), logits.ref(), largest.ref(), sums.ref(),
+                                      targets.ref(), real(0.1), want, N, v, nullptr);
+            gpu::cross_entropy_finish(losses.device, is_greedy.device, logits.device, largest.device,
+                                      sums.device, targets.device, real(0.1), want, N, v, nullptr);
+            losses.compare("losses, added to" + size, sums_tolerance + summed);
+            is_greedy.compare("is_greedy" + size, 0);
+            logits.compare((want ? "dlogits" : "logits without gradient") + size,
+                           want ? rounding + summed : 0);
+            if (V == 0 || first) continue;
+            gpu::cross_entropy(whole_losses.device, whole_hits.device, whole.device, largest.device,
+                               sums.device, targets.device, real(0.1), want, N, v, nullptr);  // all at once
+            whole_losses.host = losses.host;
+            whole_hits.host = is_greedy.host;
+            whole.host = logits.host;
+            whole_losses.compare("losses at once" + size, sums_tolerance + summed);
+            whole_hits.compare("is_greedy at once" + size, 0);
+            whole.compare((want ? "dlogits at once" : "logits kept") + size, want ? rounding + summed : 0);
+        }
+    }
+}
+
+void kernels_embedding() {
+    for (auto [N, T, C, V] : {std::tuple{1, 1, 1, 2}, {18, 9, 33, 5}, {150, 50, 600, 11},
+                              {260, 130, 16, 300}, {127, 127, 136, 3}, {2048, 1000, 24, 40}}) {
+        std::vector<int> t(N);
+        for (int n = 0; n < N; n++) t[n] = (n * n + n / 3) % V;
+        Both<int> tokens(t), rows_of(N), starts(N + 1);
+        std::vector<int> counts(V + 1, 0);
+        sort_tokens(rows_of.ref(), starts.ref(), t.data(), N, counts);
+        copy_to_device(rows_of.device, rows_of.ref(), N * sizeof(int), nullptr);
+        copy_to_device(starts.device, starts.ref(), (N + 1) * sizeof(int), nullptr);
+        for (int n = 0; n < 2 * N; n++) {
+            t.resize(n + 1);
+            t[n] = (n * 5 + 2) % (T + 3);
+        }
+        Both<int> positions(t);
+        X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C);
+        X dx(random_values<floatX>(N * C, 3));
+        R dwte(random_values<real>(V * C, 4)), dwpe(random_values<real>((T + 3) * C, 5));
+        std::string size = text(" N %d T %d C %d V %d", N, T, C, V);
+        // whole, and a rank's share
+        for (auto [row, rows, offset] : {std::tuple{0, V, 0}, {V / 2, V - V / 2, T / 2}}) {
+            ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), row, rows, N, C, nullptr);
+            gpu::embedding_forward(x.device, tokens.device, wte.device, row, rows, N, C, nullptr);
+            x.compare("embedding x" + size, 0);
+            for (bool listed : {false, true}) {
+                ref::position_forward(x.ref(), wpe.ref(), listed ? positions.ref() : nullptr, offset, N, T, C,
+                                      nullptr);
+                gpu::position_forward(x.device, wpe.device, listed ? positions.device : nullptr, offset, N, T,
+                                      C, nullptr);
+            }
+            x.compare("position x" + size, rounding);
+            ref::embedding_backward(dwte.ref(), tokens.ref(), {rows_of.ref(), starts.ref()}, dx.ref(), row,
+                                    rows, N, C, nullptr);
+            gpu::embedding_backward(dwte.device, tokens.device, {rows_of.device, starts.device}, dx.device,
+                                    row, rows, N, C, nullptr);
+            ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0, nullptr);
+            gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, offset > 0, nullptr);
+            dwte.compare("embedding dwte" + size, sums_tolerance);
+            dwpe.compare("embedding dwpe" + size, sums_tolerance);
+        }
+    }
+}
+
+void kernels_adamw() {
+    for (long n : {128L, 384L, 70016L}) {
+        std::vector<real> w = random_values<real>(n, 1), v = random_values<real>(n, 2);
+        for (auto& value : v) value = value * value;
+        X p(n);
+        R master(w), m(random_values<real>(n, 3)), moment(v), g(random_values<real>(2 * n, 4));
+        std::vector<uint8_t> of(2 * n / flag_span);
+        for (size_t i = 0; i < of.size(); i++) of[i] = (uint8_t)(hash_of(i) % 4);
+        Both<uint8_t> flags(of);
+        AdamW how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975)};
+        Both<AdamW> hyper(std::vector<AdamW>(1, how));
+        // two slices, the second one's sum first
+        Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
+        Both<Slice> slices(std::vector<Slice>{first, second});
+        Both<double> sums(std::vector<double>{0, 3, 0}), parts(2 * square_sum_parts);
+        ref::square_sums(sums.ref(), parts.ref(), g.ref(), flags.ref(), slices.ref(), 2, nullptr);
+        gpu::square_sums(sums.device, parts.device, g.device, flags.device, slices.device, 2, nullptr);
+        std::string size = text(" %ld", n);
+        sums.compare("square sums" + size, 1e-12);
+        std::vector<double> plain = {0, 3, 0};
+        for (long i = 0; i < 2 * n; i++)
+            if (of[i / flag_span] & counts) plain[i < n ? 2 : 0] += (double)g.host[i] * g.host[i];
+        close("square sums against a plain loop" + size, sums.host, plain, 1e-12);
+        double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
+        for (double largest : {0.0, 1e9, 0.5}) {
+            Both<Clip> clip(1);
+            ref::clip_gradients(clip.ref(), sums.ref(), 3, largest, nullptr);
+            gpu::clip_gradients(clip.device, sums.device, 3, largest, nullptr);
+            double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
+            for (const Clip& c : {clip.host[0], clip.back()[0]})
+                close("clip" + size, std::vector<double>{c.norm, (double)c.scale},
+                      std::vector<double>{norm, scale}, sums_tolerance);
+            ref::adamw(p.ref(), master.ref(), m.ref(), moment.ref(), g.ref(), flags.ref(), hyper.ref(),
+                       clip.ref(), n, nullptr);
+            gpu::adamw(p.device, master.device, m.device, moment.device, g.device, flags.device, hyper.device,
+                       clip.device, n, nullptr);
+            p.compare("adamw parameters" + size, rounding);
+            master.compare("adamw master" + size, sums_tolerance);
+            m.compare("adamw m" + size, sums_tolerance);
+            moment.compare("adamw v" + size, sums_tolerance);
+        }
+    }
+}
+
+// D (16, 8) = A (16, 16) B (16, 8), both row-major in shared memory, so that B comes in by transposed loads
+__global__ void mma_kernel(float* D, const bf16* A, const bf16* B) {
+    SHARED(uint4, shared, 32 + 16);  // 16 bytes each: a row of A is two of them, a row of B is one
+    bf16 *a = (bf16*)shared, *b = a + 16 * 16;
+    int lane = threadIdx.x;
+    for (int i = lane; i < 16 * 16; i += 32) a[i] = A[i];
+    for (int i = lane; i < 16 * 8; i += 32) b[i] = B[i];
+    __syncwarp();
+    uint32_t ra[4], rb[4];
+    ldmatrix_x4<false>(ra, a + lane % 16 * 16 + lane / 16 * 8);
+    ldmatrix_x4<true>(rb, b + lane % 16 * 8);
+    float d[4] = {0, 0, 0, 0};
+    uint32_t pair[2] = {rb[0], rb[1]};
+    mma_16x8x16(d, ra, pair);
+    for (int i = 0; i < 4; i++) D[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
+}
+
+void kernels_mma() {
+    Both<bf16> A(random_values<bf16>(256, 1)), B(random_values<bf16>(128, 2));
+    Both<float> D(128);
+    for (int i = 0; i < 128; i++) {
+        double sum = 0;
+        for (int k = 0; k < 16; k++)
+            sum += (double)(float)A.host[i / 8 * 16 + k] * (double)(float)B.host[k * 8 + i % 8];
+        D.host[i] = (float)sum;
+    }
+    LAUNCH(mma_kernel, 1, 32, 0, nullptr, D.device, A.device, B.device);
+    D.compare("mma and ldmatrix against a plain product", 1e-5);  // 16 exact products, summed in fp32
+}
+
+void test_kernels() {
+    in_several_orders([] {
+        kernels_layernorm();
+        kernels_gelu();
+        kernels_matmul();
+        kernels_residual();
+        kernels_attention();
+        kernels_flash_attention();
+        kernels_cross_entropy();
+        kernels_embedding();
+        kernels_adamw();
+        kernels_mma();
+        kernels_fp8();
+        kernels_tuning();
+    });
+}
+#endif
