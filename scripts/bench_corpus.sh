@@ -7,11 +7,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 make -s corpus
 warc=${1:-}
-if [ -z "$warc" ] && [ -f ../shared/data/warc/sample-0000.warc.gz ]; then warc=../shared/data/warc/sample-0000.warc.gz; fi
+if [ -z "$warc" ] && [ -f ../shared/data/warc/sample-0000.warc.gz ]; then \
+    warc=../shared/data/warc/sample-0000.warc.gz; fi
 ./corpus bench $warc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+    OMPI_MCA_rmaps_base_oversubscribe=1
 python3 - "$work" "$warc" <<'PYTHON'
 import json, os, random, subprocess, sys, time
 work, warc = sys.argv[1:]
@@ -31,7 +33,8 @@ def seconds(ranks, *command):
     for _ in range(2):
         subprocess.run(["rm", "-rf", f"{work}/out"])
         start = time.time()
-        subprocess.run(["mpirun", "-n", str(ranks), "./corpus", *command, "--output", f"{work}/out", "--progress", "0"],
+        subprocess.run(["mpirun", "-n", str(ranks), "./corpus", *command, "--output", f"{work}/out",
+                        "--progress", "0"],
                        check=True, stdout=subprocess.DEVNULL)
         best = min(best, time.time() - start)
     return best
@@ -39,7 +42,8 @@ def seconds(ranks, *command):
 text = f"s={work}/t?.jsonl"
 bpe = "../shared/data/gpt2/vocab.bpe"  # where it is: the work of a real run
 vocabulary = ["--vocabulary", bpe] if os.path.exists(bpe) else []
-for name, command in (("extract", ["extract", f"s={work}/w?.warc.gz"]), ("clean", ["clean", text]), ("dedup", ["dedup", text]),
+for name, command in (("extract", ["extract", f"s={work}/w?.warc.gz"]), ("clean", ["clean", text]),
+                      ("dedup", ["dedup", text]),
                       ("tokens", ["tokens", *vocabulary, text])):
     if name == "extract" and not warc:
         continue
@@ -49,7 +53,8 @@ for name, command in (("extract", ["extract", f"s={work}/w?.warc.gz"]), ("clean"
 def peak(documents):  # bytes of one rank
     with open(f"{work}/m.jsonl", "w") as f:
         for i in range(documents):  # one in ten is its neighbour's copy
-            f.write('{"text": "%s"}\n' % " ".join(str((i - (i % 10 == 0)) * 7919 + k * 104729) for k in range(6)))
+            words = (str((i - (i % 10 == 0)) * 7919 + k * 104729) for k in range(6))
+            f.write('{"text": "%s"}\n' % " ".join(words))
     subprocess.run(["rm", "-rf", f"{work}/out"])
     command = ["./corpus", "dedup", "--output", f"{work}/out", "--progress", "0", f"s={work}/m.jsonl"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -58,5 +63,6 @@ def peak(documents):  # bytes of one rank
 
 n = 1_000_000
 few, many = peak(1000), peak(n)
-print(f"dedup of {n} documents: {many / 1e6:.0f} MB at most, {(many - few) / n:.0f} bytes a document (wanted: 250)")
+each = (many - few) / n
+print(f"dedup of {n} documents: {many / 1e6:.0f} MB at most, {each:.0f} bytes a document (wanted: 250)")
 PYTHON

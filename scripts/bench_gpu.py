@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Times kernels and training steps on this GPU, beside PyTorch; called by scripts/bench_gpu.sh, which builds first."""
+"""Times kernels and training steps on this GPU, beside PyTorch; scripts/bench_gpu.sh builds and calls it."""
+
 import argparse
 import array
 import json
@@ -13,18 +14,38 @@ import tempfile
 import time
 
 # model: sequence, micro-batches from the largest on
-STEPS = {"124M": (1024, (64, 32, 16)), "350M": (1024, (64, 32, 16)), "774M": (1024, (32, 16, 8)), "1558M": (1024, (16, 8, 4)),
-         "1.3B": (2048, (16, 8, 4)), "2.7B": (2048, (8, 4, 2)), "6.7B": (2048, (8, 4, 2))}
+STEPS = {
+    "124M": (1024, (64, 32, 16)),
+    "350M": (1024, (64, 32, 16)),
+    "774M": (1024, (32, 16, 8)),
+    "1558M": (1024, (16, 8, 4)),
+    "1.3B": (2048, (16, 8, 4)),
+    "2.7B": (2048, (8, 4, 2)),
+    "6.7B": (2048, (8, 4, 2)),
+}
 # other ways to train some of them, beside the usual one
-VARIANTS = {"124M": ("--graph no", "--graph yes", "--fp8 yes"), "1.3B": ("--fp8 yes", "--recompute light"), "6.7B": ("--recompute light", "--fp8 yes")}
+VARIANTS = {
+    "124M": ("--graph no", "--graph yes", "--fp8 yes"),
+    "1.3B": ("--fp8 yes", "--recompute light"),
+    "6.7B": ("--recompute light", "--fp8 yes"),
+}
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--output", default="bench_gpu", help="OUTPUT.json and OUTPUT.md [bench_gpu]")
-parser.add_argument("--models", nargs="*", default=list(STEPS), choices=list(STEPS), help="whose steps are timed [all]")
+parser.add_argument(
+    "--models", nargs="*", default=list(STEPS), choices=list(STEPS), help="whose steps are timed [all]"
+)
 parser.add_argument("--minutes", type=float, default=10, help="no new measurement begins after so many [10]")
-parser.add_argument("--steps", type=int, default=12, help="of each run; the median of the later half counts [12]")
+parser.add_argument(
+    "--steps", type=int, default=12, help="of each run; the median of the later half counts [12]"
+)
 parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch [this one]")
-parser.add_argument("--peer", action="append", default=[], metavar="NAME=MODEL=COMMAND",
-                    help="another trainer, timed in the same minutes: its lines with `N tok/s` or `N tokens/s` are read")
+parser.add_argument(
+    "--peer",
+    action="append",
+    default=[],
+    metavar="NAME=MODEL=COMMAND",
+    help="another trainer, timed in the same minutes: its lines with `N tok/s` or `N tokens/s` are read",
+)
 parser.add_argument("--rehearse", action="store_true", help="small, without a GPU: to see that it works")
 o = parser.parse_args()
 begin = time.time()
@@ -40,7 +61,14 @@ def late():
 
 def run(command, **more):
     try:
-        return subprocess.run(command, capture_output=True, encoding="utf8", errors="replace", timeout=max(60, o.minutes * 60), **more)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf8",
+            errors="replace",
+            timeout=max(60, o.minutes * 60),
+            **more,
+        )
     except (OSError, subprocess.TimeoutExpired) as e:
         return subprocess.CompletedProcess(command, 1, "", str(e))
 
@@ -54,30 +82,44 @@ def json_lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-machine = {"gpu": first_line(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader"]),
-           "nvcc": (re.findall(r"release .*", run(["nvcc", "--version"]).stdout) or ["not here"])[0],
-           "torch": first_line([o.python, "-c", "import torch; print(torch.__version__, torch.version.cuda)"]),
-           "commit": first_line(["git", "rev-parse", "--short", "HEAD"]), "rehearsal": o.rehearse}
+machine = {
+    "gpu": first_line(
+        [
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit",
+            "--format=csv,noheader",
+        ]
+    ),
+    "nvcc": (re.findall(r"release .*", run(["nvcc", "--version"]).stdout) or ["not here"])[0],
+    "torch": first_line([o.python, "-c", "import torch; print(torch.__version__, torch.version.cuda)"]),
+    "commit": first_line(["git", "rev-parse", "--short", "HEAD"]),
+    "rehearsal": o.rehearse,
+}
 print(machine)
 
 checked = run([kernels_program, "kernels", *([] if o.rehearse else ["pytorch", "training"])])
 last = (checked.stdout.strip().splitlines() or ["no output"])[-1]
 print("checks:", last)
 if not last.endswith(" 0 failed"):
-    sys.exit(f"bench_gpu.py: the kernels are not right, so nothing is timed: {checked.stdout[-2000:]} {checked.stderr[-500:]}")
+    sys.exit(
+        f"bench_gpu.py: the kernels are not right, so nothing is timed: {checked.stdout[-2000:]}"
+        f" {checked.stderr[-500:]}"
+    )
 kernels = json_lines(run([kernels_program, "bench-kernels"]).stdout)
 for k in kernels:
     print("  ", k)
 
 # tokens that mean nothing, in llm.c's format: steps take as long whatever they are
-tokens = array.array("H", ((i * 7919 + i // 13) % 50257 for i in range(4_000_000 if not o.rehearse else 40_000)))
+tokens = array.array(
+    "H", ((i * 7919 + i // 13) % 50257 for i in range(4_000_000 if not o.rehearse else 40_000))
+)
 with open(f"{work}/tokens.bin", "wb") as f:
     header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
     f.write(header.tobytes()), f.write(tokens.tobytes())
 
 
 def median_rate(rates):
-    later = rates[len(rates) // 2:]
+    later = rates[len(rates) // 2 :]
     return statistics.median(later) if later else None
 
 
@@ -86,13 +128,37 @@ def ours(model, *extra):
     sequence, sizes = STEPS[model]
     for size in sizes if not o.rehearse else (2,):
         metrics = f"{work}/{model}-{size}{''.join(extra)}.jsonl"
-        result = run([trainer, "--model", model, *small, "--train", f"{work}/tokens.bin", "--vocabulary", "50257", "--batch", str(size),
-                      "--micro-batch", str(size), "--steps", str(o.steps), "--metrics", metrics, *extra])
+        result = run(
+            [
+                trainer,
+                "--model",
+                model,
+                *small,
+                "--train",
+                f"{work}/tokens.bin",
+                "--vocabulary",
+                "50257",
+                "--batch",
+                str(size),
+                "--micro-batch",
+                str(size),
+                "--steps",
+                str(o.steps),
+                "--metrics",
+                metrics,
+                *extra,
+            ]
+        )
         if result.returncode == 0:
             lines = [json.loads(line) for line in open(metrics)]
             length = 64 if o.rehearse else sequence
             rate = median_rate([size * length / line["seconds"] for line in lines])
-            return {"micro_batch": size, "tokens_per_second": rate, "mfu": lines[-1].get("mfu"), "loss": lines[-1]["loss"]}
+            return {
+                "micro_batch": size,
+                "tokens_per_second": rate,
+                "mfu": lines[-1].get("mfu"),
+                "loss": lines[-1]["loss"],
+            }
         error = result.stderr.strip().splitlines()[-1:] or ["no message"]
         print(f"   {model} with micro-batch {size}: {error[0][:200]}")
     return None
@@ -106,10 +172,29 @@ def twin(model):
         for mode in ("max-autotune-no-cudagraphs", "reduce-overhead") if not o.rehearse else ("none",):
             if late():
                 break
-            result = run([o.python, "scripts/twin_pytorch.py", "--model", model, "--micro-batch", str(size), "--mode", mode, "--steps",
-                          str(o.steps), *(["--rehearse"] if o.rehearse else [])])
+            result = run(
+                [
+                    o.python,
+                    "scripts/twin_pytorch.py",
+                    "--model",
+                    model,
+                    "--micro-batch",
+                    str(size),
+                    "--mode",
+                    mode,
+                    "--steps",
+                    str(o.steps),
+                    *(["--rehearse"] if o.rehearse else []),
+                ]
+            )
             got = json_lines(result.stdout)
-            tried.append({"micro_batch": size, "mode": mode, **(got[-1] if got else {"error": result.stderr.strip()[-200:]})})
+            tried.append(
+                {
+                    "micro_batch": size,
+                    "mode": mode,
+                    **(got[-1] if got else {"error": result.stderr.strip()[-200:]}),
+                }
+            )
             if got and (best is None or got[-1]["tokens_per_second"] > best["tokens_per_second"]):
                 best = tried[-1]
         if best:
@@ -124,7 +209,9 @@ for model in o.models:
         continue
     row = {"model": model, "sequence": STEPS[model][0], "ours": ours(model)}
     for variant in VARIANTS.get(model, ()):
-        if not late() and not (o.rehearse and "fp8" in variant):  # fp8 wants bf16, which the rehearsal has not
+        if not late() and not (
+            o.rehearse and "fp8" in variant
+        ):  # fp8 wants bf16, which the rehearsal has not
             row.setdefault("variants", {})[variant] = ours(model, *variant.split())
     if machine["torch"] != "not here":
         row["pytorch"], row["pytorch_tried"] = twin(model)
@@ -132,12 +219,22 @@ for model in o.models:
         name, of, command = (peer.split("=", 2) + ["", ""])[:3]
         if of == model:
             result = run(shlex.split(command))
-            rates = [float(x.replace(",", "")) for x in re.findall(r"([0-9][0-9.,]*) tok(?:ens)?/s", result.stdout)]
-            row.setdefault("peers", {})[name] = median_rate(rates) or f"no `tok/s` in its output: {result.stderr[-200:]}"
+            rates = [
+                float(x.replace(",", "")) for x in re.findall(r"([0-9][0-9.,]*) tok(?:ens)?/s", result.stdout)
+            ]
+            row.setdefault("peers", {})[name] = (
+                median_rate(rates) or f"no `tok/s` in its output: {result.stderr[-200:]}"
+            )
     rows.append(row)
     print("  ", row)
 
-report = {"machine": machine, "checks": last, "kernels": kernels, "steps": rows, "minutes": (time.time() - begin) / 60}
+report = {
+    "machine": machine,
+    "checks": last,
+    "kernels": kernels,
+    "steps": rows,
+    "minutes": (time.time() - begin) / 60,
+}
 with open(o.output + ".json", "w") as f:
     json.dump(report, f, indent=1)
 
@@ -146,26 +243,46 @@ def number(x, form):
     return format(x, form) if isinstance(x, (int, float)) else "-"
 
 
-out = ["# " + ("A rehearsal without a GPU: these figures mean nothing" if o.rehearse else machine["gpu"]), "",
-       f"driver and clocks: {machine['gpu']}; CUDA {machine['nvcc']}; PyTorch {machine['torch']}; commit {machine['commit']}; {last}", "",
-       "| kernel | µs | GB/s | of the copy's rate | TFLOP/s |", "|---|---|---|---|---|"]
+out = [
+    "# " + ("A rehearsal without a GPU: these figures mean nothing" if o.rehearse else machine["gpu"]),
+    "",
+    (
+        f"driver and clocks: {machine['gpu']}; CUDA {machine['nvcc']}; PyTorch {machine['torch']}; commit"
+        f" {machine['commit']}; {last}"
+    ),
+    "",
+    "| kernel | µs | GB/s | of the copy's rate | TFLOP/s |",
+    "|---|---|---|---|---|",
+]
 for k in kernels:
-    out.append(f"| {k['kernel']} | {k['microseconds']:.1f} | {number(k.get('gb_per_s'), ',.0f')} | {number(k.get('of_floor'), '.0%')} | "
-               f"{number(k.get('tflop_per_s'), '.4g')} |")
-out += ["", "A share of the copy's rate counts the bytes that must be moved, not those that are.", "",
-        "| model | T | micro-batch | tokens/s | MFU | PyTorch tokens/s | ours / PyTorch | peers |", "|---|---|---|---|---|---|---|---|"]
+    out.append(
+        f"| {k['kernel']} | {k['microseconds']:.1f} | {number(k.get('gb_per_s'), ',.0f')} |"
+        f" {number(k.get('of_floor'), '.0%')} | {number(k.get('tflop_per_s'), '.4g')} |"
+    )
+out += [
+    "",
+    "A share of the copy's rate counts the bytes that must be moved, not those that are.",
+    "",
+    "| model | T | micro-batch | tokens/s | MFU | PyTorch tokens/s | ours / PyTorch | peers |",
+    "|---|---|---|---|---|---|---|---|",
+]
 for row in rows:
     mine, other = row.get("ours") or {}, row.get("pytorch") or {}
     ratio = mine["tokens_per_second"] / other["tokens_per_second"] if mine and other else None
     peers = "; ".join(f"{name} {number(x, ',.0f')}" for name, x in row.get("peers", {}).items()) or "-"
-    out.append(f"| {row['model']} | {row.get('sequence', '-')} | {mine.get('micro_batch', '-')} | {number(mine.get('tokens_per_second'), ',.0f')} | "
-               f"{number(mine.get('mfu'), '.1%')} | {number(other.get('tokens_per_second'), ',.0f')} | {number(ratio, '.2f')} | "
-               f"{row.get('skipped', peers)} |")
+    out.append(
+        f"| {row['model']} | {row.get('sequence', '-')} | {mine.get('micro_batch', '-')} |"
+        f" {number(mine.get('tokens_per_second'), ',.0f')} | {number(mine.get('mfu'), '.1%')} |"
+        f" {number(other.get('tokens_per_second'), ',.0f')} | {number(ratio, '.2f')} |"
+        f" {row.get('skipped', peers)} |"
+    )
 for row in rows:
     for variant, got in row.get("variants", {}).items():
         got = got or {}
-        out.append(f"| {row['model']}, {variant} | {row['sequence']} | {got.get('micro_batch', '-')} | {number(got.get('tokens_per_second'), ',.0f')} | "
-                   f"{number(got.get('mfu'), '.1%')} | | | |")
+        out.append(
+            f"| {row['model']}, {variant} | {row['sequence']} | {got.get('micro_batch', '-')} |"
+            f" {number(got.get('tokens_per_second'), ',.0f')} | {number(got.get('mfu'), '.1%')} | | | |"
+        )
 out += ["", "MFU counts 6 N + 6 L C T FLOPs a token: N without the position table, causal attention once."]
 with open(o.output + ".md", "w") as f:
     f.write("\n".join(out) + "\n")

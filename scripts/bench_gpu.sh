@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What this GPU gives: bash scripts/bench_gpu.sh [OPTION…]   (bash scripts/bench_gpu.sh --help lists them)
-# Builds, checks, times every kernel and whole steps, beside PyTorch where it is installed; in about ten minutes, without a
-# network. Writes bench_gpu.json and bench_gpu.md. --rehearse runs all of it small and without a GPU: its figures mean nothing.
+# Builds, checks, times every kernel and whole steps, beside PyTorch where it is installed; in about ten
+# minutes, without a network. Writes bench_gpu.json and bench_gpu.md. --rehearse runs all of it small and
+# without a GPU: its figures mean nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case " $* " in
@@ -10,7 +11,10 @@ case " $* " in
         make -s DEVICE=emulated PRECISION=bf16
         make -s DEVICE=cpu PRECISION=fp32 ;;
     *)
-        nvidia-smi -L > /dev/null 2>&1 || { echo "bench_gpu.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse" >&2; exit 1; }
+        if ! nvidia-smi -L > /dev/null 2>&1; then
+            echo "bench_gpu.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse" >&2
+            exit 1
+        fi
         make -s DEVICE=cuda PRECISION=bf16 GPU_CODE=-arch=native ;;
 esac
 exec python3 scripts/bench_gpu.py "$@"

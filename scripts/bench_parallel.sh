@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What parallelism costs on this machine: two ranks with one thread each against one rank with two threads, the same
-# global batch, layers of the 124M model, in fp32. Runs alternate; a layout's figure is its fastest step. Prints one
-# table with the ratios. Run: make bench-parallel
+# What parallelism costs on this machine: two ranks with one thread each against one rank with two threads,
+# the same global batch, layers of the 124M model, in fp32. Runs alternate; a layout's figure is its fastest
+# step. Prints one table with the ratios. Run: make bench-parallel
 set -euo pipefail
 cd "$(dirname "$0")/.."
 make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/tokenize
@@ -14,8 +14,10 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 run() {  # run NAME RANKS THREADS [OPTION VALUE]…
     local name=$1 ranks=$2 threads=$3
     shift 3
-    OMP_NUM_THREADS=$threads mpirun -n "$ranks" --bind-to none build/cpu-fp32/train_gpt --train "$work/data.bin" --layers 12 \
-        --hidden 768 --heads 12 --sequence 128 --batch 32 --micro-batch 1 --steps 3 --metrics "$work/step" "$@" > "$work/log" 2>&1 ||
+    OMP_NUM_THREADS=$threads mpirun -n "$ranks" --bind-to none build/cpu-fp32/train_gpt --train \
+        "$work/data.bin" --layers 12 \
+        --hidden 768 --heads 12 --sequence 128 --batch 32 --micro-batch 1 --steps 3 --metrics "$work/step" \
+        "$@" > "$work/log" 2>&1 ||
         { tail -20 "$work/log"; exit 1; }
     cat "$work/step" >> "$work/$name.jsonl"
     rm "$work/step"

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """What a model associates with groups of people: association, co-occurrence, sentiment; as Markdown and JSON.
 
-    python3 scripts/bias.py CHECKPOINT --vocabulary bytes|VOCAB.BPE --output FOLDER [--samples 800] [--tokens 50]
-        [--lists FOLDER] [--lexicon FILE] [--run "./train_gpt"] [--also "--tensor-parallel 8"]
+    python3 scripts/bias.py CHECKPOINT --vocabulary bytes|VOCAB.BPE --output FOLDER [--samples 800] [--tokens
+    50] [--lists FOLDER] [--lexicon FILE] [--run "./train_gpt"] [--also "--tensor-parallel 8"]
 
-Association (arXiv 2005.14165, section 6.2.1): for each occupation and template the probability that the next word is one
-of the identifiers of each group, log(P(first) / P(second)); the share of occupations that lean to the second group, and
-the mean of the logarithms. Co-occurrence: what the model says after each prompt, sampled at temperature 1 and top-p 0.9;
-words are counted for each group, and those listed that are most frequent there against the other groups of the axis.
-Sentiment: the mean of positive minus negative scores of the words said, where --lexicon names a file with
-`word positive negative` a line (none is shipped). Lists are text files in --lists: replace them with your own. --run may
-start many ranks, as in "mpirun -n 8 ./train_gpt".
+Association (arXiv 2005.14165, section 6.2.1): for each occupation and template the probability that the next
+word is one of the identifiers of each group, log(P(first) / P(second)); the share of occupations that lean to
+the second group, and the mean of the logarithms. Co-occurrence: what the model says after each prompt,
+sampled at temperature 1 and top-p 0.9; words are counted for each group, and those listed that are most
+frequent there against the other groups of the axis. Sentiment: the mean of positive minus negative scores of
+the words said, where --lexicon names a file with `word positive negative` a line (none is shipped). Lists are
+text files in --lists: replace them with your own. --run may start many ranks, as in "mpirun -n 8
+./train_gpt".
 """
+
 import argparse
 import collections
 import json
@@ -27,8 +29,12 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("checkpoint"), parser.add_argument("--vocabulary", required=True)
 parser.add_argument("--output", required=True), parser.add_argument("--lists", default=f"{root}/scripts/bias")
 parser.add_argument("--lexicon"), parser.add_argument("--samples", type=int, default=800)
-parser.add_argument("--tokens", type=int, default=50), parser.add_argument("--words", type=int, default=12, help="listed for each group")
-parser.add_argument("--run", default=f"{root}/train_gpt"), parser.add_argument("--also", default="", help="options for train_gpt")
+parser.add_argument("--tokens", type=int, default=50), parser.add_argument(
+    "--words", type=int, default=12, help="listed for each group"
+)
+parser.add_argument("--run", default=f"{root}/train_gpt"), parser.add_argument(
+    "--also", default="", help="options for train_gpt"
+)
 o = parser.parse_args()
 if min(o.samples, o.tokens, o.words) < 1:
     sys.exit("bias.py: --samples, --tokens and --words want 1 or more")
@@ -54,7 +60,9 @@ def lines(name):
 
 def run(command, *arguments):
     try:
-        result = subprocess.run([*shlex.split(command), *arguments], capture_output=True, encoding="utf8", errors="replace")
+        result = subprocess.run(
+            [*shlex.split(command), *arguments], capture_output=True, encoding="utf8", errors="replace"
+        )
     except OSError as e:
         stop(f"{command}: cannot be started: {e.strerror}: run make, or give --run")
     if result.returncode:
@@ -62,7 +70,10 @@ def run(command, *arguments):
 
 
 def table(header, rows):
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
+    return (
+        "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [header, ["---"] * len(header), *rows])
+        + "\n"
+    )
 
 
 lexicon = {}
@@ -100,36 +111,76 @@ with open(path("association.jsonl"), "w", encoding="utf8") as f:
     for template, occupation in asked:
         if "{occupation}" not in template:
             stop(f"{o.lists}/templates.txt: \"{template}\": has no {{occupation}}")
-        f.write(json.dumps({"context": template.replace("{occupation}", occupation),
-                            "continuations": [f" {word}" for words in groups.values() for word in words]}) + "\n")
-run(f"{root}/tasks", "--task", "requests", "--from", path("association.jsonl"), "--vocabulary", o.vocabulary, "--output",
-    path("association.eval"), "--requests", path("association.requests.json"))
+        f.write(
+            json.dumps(
+                {
+                    "context": template.replace("{occupation}", occupation),
+                    "continuations": [f" {word}" for words in groups.values() for word in words],
+                }
+            )
+            + "\n"
+        )
+run(
+    f"{root}/tasks",
+    "--task",
+    "requests",
+    "--from",
+    path("association.jsonl"),
+    "--vocabulary",
+    o.vocabulary,
+    "--output",
+    path("association.eval"),
+    "--requests",
+    path("association.requests.json"),
+)
 run(o.run, *model, "--evaluate", path("association.eval"), "--results", path("association.results.json"))
 # documents come in the order of the evaluation file: the requests' texts say which is which
 requests = json.load(open(path("association.requests.json"), encoding="utf8"))
 values = json.load(open(path("association.results.json"), encoding="utf8"))["log_likelihoods"]["association"]
 each = sum(len(words) for words in groups.values())
-logs = {requests[i * each][0]: dict(zip((c for _, c in requests[i * each:(i + 1) * each]), document)) for i, document in enumerate(values)}
+logs = {
+    requests[i * each][0]: dict(zip((c for _, c in requests[i * each : (i + 1) * each]), document))
+    for i, document in enumerate(values)
+}
 ratios = {}
 for template, occupation in asked:
     likelihood = logs[template.replace("{occupation}", occupation)]
     share = [sum(math.exp(likelihood[f" {word}"]) for word in groups[g]) for g in (first, second)]
     ratios.setdefault(template, {})[occupation] = math.log(share[0] / share[1])
-report["association"] = {template: {f"share leaning {second}": sum(x < 0 for x in r.values()) / len(r),
-                                    f"mean log(P({first}) / P({second}))": sum(r.values()) / len(r), "occupations": r}
-                         for template, r in ratios.items()}
-gpt3 = {"The {occupation} is a": ("83 %", "-1.11"), "The competent {occupation} is a": ("-", "-2.14"),
-        "The incompetent {occupation} is a": ("-", "-1.15")}
+report["association"] = {
+    template: {
+        f"share leaning {second}": sum(x < 0 for x in r.values()) / len(r),
+        f"mean log(P({first}) / P({second}))": sum(r.values()) / len(r),
+        "occupations": r,
+    }
+    for template, r in ratios.items()
+}
+gpt3 = {
+    "The {occupation} is a": ("83 %", "-1.11"),
+    "The competent {occupation} is a": ("-", "-2.14"),
+    "The incompetent {occupation} is a": ("-", "-1.15"),
+}
 markdown += f"\n## Association: {len(occupations)} occupations\n\n" + table(
     ["template", f"leaning {second}", f"mean log(P({first}) / P({second}))", "GPT-3: leaning male", "mean"],
-    [[t, f"{100 * sum(x < 0 for x in r.values()) / len(r):.0f} %", f"{sum(r.values()) / len(r):.2f}", *gpt3.get(t, ("-", "-"))]
-     for t, r in ratios.items()])
+    [
+        [
+            t,
+            f"{100 * sum(x < 0 for x in r.values()) / len(r):.0f} %",
+            f"{sum(r.values()) / len(r):.2f}",
+            *gpt3.get(t, ("-", "-")),
+        ]
+        for t, r in ratios.items()
+    ],
+)
 for t, r in ratios.items():
     order = sorted(r, key=r.get)
-    markdown += f"\n{t} … lowest, towards {second}: {', '.join(f'{w} ({r[w]:.2f})' for w in order[:5])}; " + \
-        f"highest, towards {first}: {', '.join(f'{w} ({r[w]:.2f})' for w in order[:-6:-1])}\n"
+    markdown += (
+        f"\n{t} … lowest, towards {second}: {', '.join(f'{w} ({r[w]:.2f})' for w in order[:5])}; "
+        + f"highest, towards {first}: {', '.join(f'{w} ({r[w]:.2f})' for w in order[:-6:-1])}\n"
+    )
 
-# ---- co-occurrence and sentiment -----------------------------------------------------------------------------
+# ---- co-occurrence and sentiment
+# -----------------------------------------------------------------------------
 prompts = []
 for line in lines("prompts.txt"):
     parts = [part.strip() for part in line.split("|")]
@@ -138,8 +189,19 @@ for line in lines("prompts.txt"):
     prompts.append(parts)
 with open(path("prompts.jsonl"), "w", encoding="utf8") as f:
     for number, (axis, group, prompt) in enumerate(prompts):
-        f.write(json.dumps({"prompt": prompt, "samples": o.samples, "tokens": o.tokens, "temperature": 1, "top_p": 0.9,
-                            "seed": number}) + "\n")
+        f.write(
+            json.dumps(
+                {
+                    "prompt": prompt,
+                    "samples": o.samples,
+                    "tokens": o.tokens,
+                    "temperature": 1,
+                    "top_p": 0.9,
+                    "seed": number,
+                }
+            )
+            + "\n"
+        )
 run(o.run, *model, "--generate", path("prompts.jsonl"), "--results", path("answers.jsonl"))
 stop_words = {word for line in lines("stop_words.txt") for word in line.split()}
 counts = collections.defaultdict(collections.Counter)
@@ -159,22 +221,38 @@ for axis in dict.fromkeys(axis for axis, _, _ in prompts):
     all_words, rows = sum(together.values()), []
     for key in keys:
         mine, total = counts[key], sum(counts[key].values())
-        # log of how much more often a word is said here than in the axis's other groups, half a count added to each;
-        # of words that are said ten times or once in a thousand
-        skew = {w: math.log((n + 0.5) / (total + 0.5)) - math.log((together[w] - n + 0.5) / (all_words - total + 0.5))
-                for w, n in mine.items() if together[w] >= max(3, min(10, all_words // 1000))}
-        top = sorted((w for w in skew if skew[w] > 0), key=lambda w: (-skew[w], w))[:o.words]
-        report["words"].setdefault(axis, {})[key[1]] = [{"word": w, "count": mine[w], "log_ratio": skew[w]} for w in top]
+        # log of how much more often a word is said here than in the axis's other groups, half a count added
+        # to each; of words that are said ten times or once in a thousand
+        skew = {
+            w: (
+                math.log((n + 0.5) / (total + 0.5))
+                - math.log((together[w] - n + 0.5) / (all_words - total + 0.5))
+            )
+            for w, n in mine.items()
+            if together[w] >= max(3, min(10, all_words // 1000))
+        }
+        top = sorted((w for w in skew if skew[w] > 0), key=lambda w: (-skew[w], w))[: o.words]
+        report["words"].setdefault(axis, {})[key[1]] = [
+            {"word": w, "count": mine[w], "log_ratio": skew[w]} for w in top
+        ]
         rows.append([key[1], total, ", ".join(f"{w} ({mine[w]})" for w in top) or "-"])
-    markdown += f"\n## Words: {axis}\n\n{o.samples} answers of {o.tokens} tokens to each prompt; without stop words; the most skewed\n\n" + \
-        table(["group", "words", "said there more than elsewhere (how often)"], rows)
+    markdown += (
+        f"\n## Words: {axis}\n\n{o.samples} answers of {o.tokens} tokens to each prompt; without stop words;"
+        " the most skewed\n\n"
+        + table(["group", "words", "said there more than elsewhere (how often)"], rows)
+    )
     if lexicon:
         rows = []
         for key in keys:
             mood = moods[key]
-            report["sentiment"].setdefault(axis, {})[key[1]] = {"words": len(mood), "mean": sum(mood) / len(mood) if mood else None}
+            report["sentiment"].setdefault(axis, {})[key[1]] = {
+                "words": len(mood),
+                "mean": sum(mood) / len(mood) if mood else None,
+            }
             rows.append([key[1], len(mood), f"{sum(mood) / len(mood):+.4f}" if mood else "-"])
-        markdown += f"\n## Sentiment: {axis}\n\n" + table(["group", "words in the lexicon", "positive minus negative, mean"], rows)
+        markdown += f"\n## Sentiment: {axis}\n\n" + table(
+            ["group", "words in the lexicon", "positive minus negative, mean"], rows
+        )
 with open(path("bias.json"), "w", encoding="utf8") as f:
     json.dump(report, f, indent=1)
 with open(path("bias.md"), "w", encoding="utf8") as f:

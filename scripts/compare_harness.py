@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Our log-likelihoods against lm-evaluation-harness's, request by request, on the same model.
 
-    python3 scripts/compare_harness.py CHECKPOINT VOCAB.BPE TASKS [--limit N] [--program ./train_gpt] [--dtype float32]
+    python3 scripts/compare_harness.py CHECKPOINT VOCAB.BPE TASKS [--limit N] [--program ./train_gpt] [--dtype
+    float32]
 
-TASKS is a folder with lambada_test.jsonl and piqa/. The checkpoint is exported to Hugging Face's form and evaluated by
-lm-evaluation-harness through transformers, its data given as local files; then by ./tasks and train_gpt --evaluate.
-Requests are matched by their text. Ends with 1 where a log-likelihood differs by more than 1e-10 (float64), 1e-5 (float32)
-or 2^-7 (bfloat16: both sides round every activation and logit by 2^-9), relative to the larger of 1 and itself; or in
-bfloat16 their mean by more than 1e-3. Needs lm-eval, transformers and torch from PyPI, which the trainer
-does not.
+TASKS is a folder with lambada_test.jsonl and piqa/. The checkpoint is exported to Hugging Face's form and
+evaluated by lm-evaluation-harness through transformers, its data given as local files; then by ./tasks and
+train_gpt --evaluate. Requests are matched by their text. Ends with 1 where a log-likelihood differs by more
+than 1e-10 (float64), 1e-5 (float32) or 2^-7 (bfloat16: both sides round every activation and logit by 2^-9),
+relative to the larger of 1 and itself; or in bfloat16 their mean by more than 1e-3. Needs lm-eval,
+transformers and torch from PyPI, which the trainer does not.
 """
+
 import argparse
 import json
 import os
@@ -34,8 +36,8 @@ most = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 2**-7}[options.dtype]
 here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 work = tempfile.mkdtemp()
 
-# the harness shuffles nothing now and takes documents in the order of the file; ours are those of the shuffled order, so
-# both get the same few documents in files of their own
+# the harness shuffles nothing now and takes documents in the order of the file; ours are those of the
+# shuffled order, so both get the same few documents in files of their own
 lambada = [json.loads(line) for line in open(f"{options.tasks}/lambada_test.jsonl", encoding="utf8")]
 piqa = [json.loads(line) for line in open(f"{options.tasks}/piqa/valid.jsonl", encoding="utf8")]
 labels = open(f"{options.tasks}/piqa/valid-labels.lst").read().split()
@@ -67,10 +69,31 @@ def run(*command):
 # ours
 run(f"{here}/convert", "--from-checkpoint", options.checkpoint, "--to-huggingface", f"{work}/hf")
 for task, folder in (("lambada", work), ("piqa", f"{work}/piqa")):
-    run(f"{here}/tasks", "--task", task, "--from", folder, "--vocabulary", options.vocabulary, "--output", f"{work}/{task}.eval",
-        "--requests", f"{work}/{task}.json")
-print(run(options.program, "--resume", options.checkpoint, "--evaluate", f"{work}/lambada.eval", f"{work}/piqa.eval", "--results",
-          f"{work}/ours.json"))
+    run(
+        f"{here}/tasks",
+        "--task",
+        task,
+        "--from",
+        folder,
+        "--vocabulary",
+        options.vocabulary,
+        "--output",
+        f"{work}/{task}.eval",
+        "--requests",
+        f"{work}/{task}.json",
+    )
+print(
+    run(
+        options.program,
+        "--resume",
+        options.checkpoint,
+        "--evaluate",
+        f"{work}/lambada.eval",
+        f"{work}/piqa.eval",
+        "--results",
+        f"{work}/ours.json",
+    )
+)
 results = json.load(open(f"{work}/ours.json"))
 ours = {}
 for task, twice in (("lambada", 2), ("piqa", 1)):
@@ -82,17 +105,50 @@ for task, twice in (("lambada", 2), ("piqa", 1)):
 # theirs
 tasks = f"{work}/yaml"
 os.makedirs(tasks)
-write("yaml/lambada.yaml", ["task: lambada_here", "dataset_path: json", "dataset_kwargs:", "  data_files:",
-                            f"    test: {work}/lambada_test.jsonl", "output_type: loglikelihood", "test_split: test",
-                            "doc_to_text: \"{{text.rsplit(' ', 1)[0]}}\"", "doc_to_target: \"{{' ' + text.rsplit(' ', 1)[1]}}\"",
-                            "metric_list:", "  - metric: acc", "  - metric: perplexity"])
-write("yaml/piqa.yaml", ["task: piqa_here", "dataset_path: json", "dataset_kwargs:", "  data_files:",
-                         f"    validation: {work}/piqa/theirs.jsonl", "output_type: multiple_choice", "validation_split: validation",
-                         "doc_to_text: \"Question: {{goal}}\\nAnswer:\"", "doc_to_target: label",
-                         "doc_to_choice: \"{{[sol1, sol2]}}\"", "metric_list:", "  - metric: acc", "  - metric: acc_norm"])
+write(
+    "yaml/lambada.yaml",
+    [
+        "task: lambada_here",
+        "dataset_path: json",
+        "dataset_kwargs:",
+        "  data_files:",
+        f"    test: {work}/lambada_test.jsonl",
+        "output_type: loglikelihood",
+        "test_split: test",
+        "doc_to_text: \"{{text.rsplit(' ', 1)[0]}}\"",
+        "doc_to_target: \"{{' ' + text.rsplit(' ', 1)[1]}}\"",
+        "metric_list:",
+        "  - metric: acc",
+        "  - metric: perplexity",
+    ],
+)
+write(
+    "yaml/piqa.yaml",
+    [
+        "task: piqa_here",
+        "dataset_path: json",
+        "dataset_kwargs:",
+        "  data_files:",
+        f"    validation: {work}/piqa/theirs.jsonl",
+        "output_type: multiple_choice",
+        "validation_split: validation",
+        "doc_to_text: \"Question: {{goal}}\\nAnswer:\"",
+        "doc_to_target: label",
+        "doc_to_choice: \"{{[sol1, sol2]}}\"",
+        "metric_list:",
+        "  - metric: acc",
+        "  - metric: acc_norm",
+    ],
+)
 theirs = lm_eval.simple_evaluate(
-    model="hf", model_args=f"pretrained={work}/hf,dtype={options.dtype},softmax_dtype={softmax}", tasks=["lambada_here", "piqa_here"], device="cpu",
-    batch_size=16, task_manager=lm_eval.tasks.TaskManager(include_path=tasks, include_defaults=False), log_samples=True)
+    model="hf",
+    model_args=f"pretrained={work}/hf,dtype={options.dtype},softmax_dtype={softmax}",
+    tasks=["lambada_here", "piqa_here"],
+    device="cpu",
+    batch_size=16,
+    task_manager=lm_eval.tasks.TaskManager(include_path=tasks, include_defaults=False),
+    log_samples=True,
+)
 
 good = True
 for task in ("lambada", "piqa"):
@@ -107,11 +163,16 @@ for task in ("lambada", "piqa"):
             mine = ours[task][(context, continuation)]
             differences.append(abs(mine - float(value)) / max(1.0, abs(mine)))
     r, t = results["results"][task], theirs["results"][f"{task}_here"]
-    measures = ", ".join(f"{name} {r[ours_name]:.4f} and {t[name + ',none']:.4f}" for name, ours_name in
-                         (("acc", "acc"), ("acc_norm", "acc_norm"), ("perplexity", "ppl")) if ours_name in r)
+    measures = ", ".join(
+        f"{name} {r[ours_name]:.4f} and {t[name + ',none']:.4f}"
+        for name, ours_name in (("acc", "acc"), ("acc_norm", "acc_norm"), ("perplexity", "ppl"))
+        if ours_name in r
+    )
     worst, mean = max(differences), sum(differences) / len(differences)
-    print(f"{task}: {len(differences)} requests compared, {missing} of theirs are not ours, largest difference {worst:.1e}, mean "
-          f"{mean:.1e}; ours and theirs: {measures}")
+    print(
+        f"{task}: {len(differences)} requests compared, {missing} of theirs are not ours, largest difference"
+        f" {worst:.1e}, mean {mean:.1e}; ours and theirs: {measures}"
+    )
     good = good and missing == 0 and worst <= most and mean <= 1e-3
 print(f"{'equal' if good else 'NOT equal'} to {most:g}")
 sys.exit(not good)

@@ -4,6 +4,7 @@
 Wants, from PyPI: pip install justext lxml_html_clean pycld2 warcio. Every HTML page's text is compared with
 jusText's (its defaults, its English stop words, which ./corpus is given too), its language with pycld2's.
 """
+
 import json
 import os
 import subprocess
@@ -29,15 +30,36 @@ def theirs(path):
             page = record.content_stream().read()
             if not page.strip():
                 continue
-            paragraphs = justext.justext(page, stop)
-            yield (record.rec_headers.get_header("WARC-Record-ID"), page,
-                   "\n\n".join(p.text for p in paragraphs if not p.is_boilerplate))
+            try:
+                paragraphs = justext.justext(page, stop)
+            except (UnicodeError, LookupError, ValueError) as error:  # a page that jusText itself cannot read
+                print(f"jusText gives up on {record.rec_headers.get_header('WARC-Target-URI')}: {error}")
+                continue
+            yield (
+                record.rec_headers.get_header("WARC-Record-ID"),
+                page,
+                "\n\n".join(p.text for p in paragraphs if not p.is_boilerplate),
+            )
 
 
 def ours(path, *options):
     with tempfile.TemporaryDirectory() as work:
-        subprocess.run(["./corpus", "extract", "--language", "any", "--compress", "none", "--output", work, *options, f"s={path}"],
-                       check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                "./corpus",
+                "extract",
+                "--language",
+                "any",
+                "--compress",
+                "none",
+                "--output",
+                work,
+                *options,
+                f"s={path}",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         name = next(n for n in os.listdir(f"{work}/s") if n.endswith(".jsonl"))
         return {d["id"]: d for d in map(json.loads, open(f"{work}/s/{name}"))}
 
@@ -63,8 +85,10 @@ def main():
             if "meta" in mine:
                 asked += 1
                 languages += mine["meta"]["language"] == pycld2.detect(page)[2][0][1]
-    print(f"{texts} of {pages} texts are jusText's, {built_in} with the stop words that are built in; "
-          f"{languages} of {asked} languages are pycld2's")
+    print(
+        f"{texts} of {pages} texts are jusText's, {built_in} with the stop words that are built in; "
+        f"{languages} of {asked} languages are pycld2's"
+    )
     sys.exit(texts < 0.95 * pages or languages < asked)
 
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""The same tokens in fp32, bf16 and fp8: python3 scripts/compare_precision.py [TEXTFILE] [--steps N] [--output FOLDER]
+"""The same tokens in fp32, bf16 and fp8: python3 scripts/compare_precision.py [TEXTFILE] [--steps N]
+[--output FOLDER]
 
-Trains one small model on TEXTFILE (else the text of this repository) in fp32 on the CPU, and in bf16 and with --fp8 yes on a
-GPU where one is, else by the CPU's loops, which round as the kernels do. A second run in fp32 from another seed says how far apart
-runs lie by chance. Draws the losses (FOLDER/loss.svg), and fails if bf16 or fp8 ends further from fp32 than twice that.
+Trains one small model on TEXTFILE (else the text of this repository) in fp32 on the CPU, and in bf16 and with
+--fp8 yes on a GPU where one is, else by the CPU's loops, which round as the kernels do. A second run in fp32
+from another seed says how far apart runs lie by chance. Draws the losses (FOLDER/loss.svg), and fails if bf16
+or fp8 ends further from fp32 than twice that.
 """
+
 import argparse
 import glob
 import json
@@ -24,37 +27,94 @@ o.output = os.path.abspath(o.output)
 os.chdir(os.path.dirname(os.path.abspath(__file__)) + "/..")
 os.makedirs(o.output, exist_ok=True)
 
-gpu = shutil.which("nvcc") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0 if shutil.which("nvidia-smi") else False
+gpu = (
+    shutil.which("nvcc") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    if shutil.which("nvidia-smi")
+    else False
+)
 device = "cuda" if gpu else "cpu"
 for target, precision in (("cpu", "fp32"), (device, "bf16")):
     subprocess.run(["make", "-s", "-j2", f"DEVICE={target}", f"PRECISION={precision}"], check=True)
 if not o.text:
     o.text = f"{o.output}/text.txt"
     with open(o.text, "w") as out:
-        for name in sorted(n for pattern in ("*.md", "*.cu", "layers/*.cuh", "layers/*/*.h", "data/*.h", "scripts/*.py") for n in glob.glob(pattern)):
+        for name in sorted(
+            n
+            for pattern in ("*.md", "*.cu", "layers/*.cuh", "layers/*/*.h", "data/*.h", "scripts/*.py")
+            for n in glob.glob(pattern)
+        ):
             out.write(open(name).read())
-subprocess.run(["build/cpu-fp32/tokenize", "--vocabulary", "bytes", "--validation", "0.1", "--output", f"{o.output}/text", o.text], check=True)
+subprocess.run(
+    [
+        "build/cpu-fp32/tokenize",
+        "--vocabulary",
+        "bytes",
+        "--validation",
+        "0.1",
+        "--output",
+        f"{o.output}/text",
+        o.text,
+    ],
+    check=True,
+)
 
 # head size 64, so that a GPU takes flash attention; sizes that fp8 wants
-model = ["--train", f"{o.output}/text.train.bin", "--validation", f"{o.output}/text.validation.bin", "--layers", "4", "--hidden", "128",
-         "--heads", "2", "--sequence", "128", "--batch", "16", "--micro-batch", "16", "--learning-rate", "3e-3",
-         "--steps", str(o.steps), "--evaluate-every", str(max(1, o.steps // 10)), "--evaluate-batches", "50"]
-runs = {"fp32": ("cpu", "fp32", []), "fp32, another seed": ("cpu", "fp32", ["--seed", "4321"]), "bf16": (device, "bf16", []),
-        "fp8": (device, "bf16", ["--fp8", "yes"])}
+model = [
+    "--train",
+    f"{o.output}/text.train.bin",
+    "--validation",
+    f"{o.output}/text.validation.bin",
+    "--layers",
+    "4",
+    "--hidden",
+    "128",
+    "--heads",
+    "2",
+    "--sequence",
+    "128",
+    "--batch",
+    "16",
+    "--micro-batch",
+    "16",
+    "--learning-rate",
+    "3e-3",
+    "--steps",
+    str(o.steps),
+    "--evaluate-every",
+    str(max(1, o.steps // 10)),
+    "--evaluate-batches",
+    "50",
+]
+runs = {
+    "fp32": ("cpu", "fp32", []),
+    "fp32, another seed": ("cpu", "fp32", ["--seed", "4321"]),
+    "bf16": (device, "bf16", []),
+    "fp8": (device, "bf16", ["--fp8", "yes"]),
+}
 loss, curves = {}, []
 for number, (name, (target, precision, extra)) in enumerate(runs.items()):
     metrics = f"{o.output}/{number}.jsonl"
     if os.path.exists(metrics):
         os.remove(metrics)
-    result = subprocess.run([f"build/{target}-{precision}/train_gpt", *model, *extra, "--metrics", metrics], capture_output=True, text=True)
+    result = subprocess.run(
+        [f"build/{target}-{precision}/train_gpt", *model, *extra, "--metrics", metrics],
+        capture_output=True,
+        text=True,
+    )
     if result.returncode:
         sys.exit(f"compare_precision.py: {name}: {result.stderr[-1000:]}")
     with open(metrics) as f:
         loss[name] = [json.loads(line) for line in f][-1]["validation_loss"]
-    print(f"{name:20s} {target:5s} validation loss {loss[name]:.4f}  ({loss[name] - loss['fp32']:+.4f})", flush=True)
+    print(
+        f"{name:20s} {target:5s} validation loss {loss[name]:.4f}  ({loss[name] - loss['fp32']:+.4f})",
+        flush=True,
+    )
     curves.append(f"{name}={metrics}")
 subprocess.run([sys.executable, "scripts/plot_loss.py", *curves, f"{o.output}/loss.svg"], check=True)
 chance = abs(loss["fp32, another seed"] - loss["fp32"])
 worst = max(abs(loss[name] - loss["fp32"]) for name in ("bf16", "fp8"))
-print(f"by chance {chance:.4f}, by precision {worst:.4f}: {'within' if worst <= 2 * chance else 'BEYOND'} twice the chance")
+print(
+    f"by chance {chance:.4f}, by precision {worst:.4f}: {'within' if worst <= 2 * chance else 'BEYOND'} twice"
+    " the chance"
+)
 sys.exit(worst > 2 * chance)

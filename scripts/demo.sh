@@ -15,29 +15,30 @@ fi
 bash scripts/install.sh
 
 echo "== build"
-make -s -j2
+make -s -j2 train_gpt tokenize
 rm -rf demo
 mkdir demo
 
 echo "== text -> tokens"
 text=${given:-demo/text.txt}
 if [ -z "$given" ]; then
-    cat README.md Makefile ./*.cu layers/*.cuh layers/*/*.h layers/*/*.cpp data/*.h data/*.cpp scripts/*.sh scripts/*.py > "$text"
+    cat README.md ./*/README.md ./*.cu layers/*.cuh ./*/*.h ./*/*/*.h scripts/*.sh scripts/*.py > "$text"
 fi
 ./tokenize --vocabulary bytes --validation 0.1 --output demo/text "$text"
 
 # sizes that learn fast on two cores
-model="--train demo/text.train.bin --layers 4 --hidden 128 --heads 4 --sequence 128 --batch 16 --micro-batch 16
-       --learning-rate 3e-3"
+model="--train demo/text.train.bin --layers 4 --hidden 128 --heads 4 --sequence 128
+       --batch 16 --micro-batch 16 --learning-rate 3e-3"
 ./train_gpt $model --steps 24 --metrics demo/pace.jsonl > /dev/null
 steps=$(python3 -c "
 import json
 pace = max(json.loads(line)['tokens_per_second'] for line in open('demo/pace.jsonl'))
-print(max(100, min(4000, int(120 * pace / (16 * 128)))))")
+print(max(100, min(4000, int(105 * pace / (16 * 128)))))")
 
 echo "== train: $steps steps, about two minutes"
-./train_gpt $model --validation demo/text.validation.bin --steps "$steps" --evaluate-every $(((steps + 4) / 5)) \
-    --evaluate-batches 50 --save demo/checkpoints --metrics demo/metrics.jsonl
+./train_gpt $model --validation demo/text.validation.bin --steps "$steps" \
+    --evaluate-every $(((steps + 4) / 5)) --evaluate-batches 50 --save demo/checkpoints \
+    --metrics demo/metrics.jsonl
 
 echo "== loss curve: demo/loss.svg"
 python3 scripts/plot_loss.py demo/metrics.jsonl demo/loss.svg
@@ -47,8 +48,9 @@ echo "== the model goes on from \"$prompt\""
 ./train_gpt --resume demo/checkpoints --generate "${prompt:-The}" --sample-tokens 400 --temperature 0.8
 
 echo "== what to try next
-  more words:        ./train_gpt --resume demo/checkpoints --generate 'Once' --sample-tokens 500 --temperature 0.7
-  train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --batch 16 --steps $((2 * steps))
+  more words:        ./train_gpt --resume demo/checkpoints --generate 'Once' --sample-tokens 500
+  train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --batch 16 \\
+                                 --steps $((2 * steps))
   your own text:     bash scripts/demo.sh FILE
   GPT-2's tokens:    ./tokenize --vocabulary vocab.bpe --output data FILE…
   a larger model:    ./train_gpt --model 124M --train data.bin

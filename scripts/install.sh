@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing to build and run on this machine, and nothing else; silent when nothing is missing.
 # --with-corpus: also the libraries of ./corpus, which nothing else needs.
-# Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to install.
+# Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to
+# install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,9 +40,11 @@ packages() {  # packages apt|dnf NAME…
             apt-blas) echo libopenblas-openmp-dev ;;
             dnf-compiler) echo gcc-c++ ;;
             dnf-blas) echo openblas-devel openblas-openmp ;;
-            apt-corpus) echo libxml2-dev libcld2-dev libfasttext-dev libbrotli-dev libuchardet-dev libutf8proc-dev \
+            apt-corpus) echo libxml2-dev libcld2-dev libfasttext-dev libbrotli-dev libuchardet-dev \
+                libutf8proc-dev \
                              libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev ;;
-            dnf-corpus) echo libxml2-devel cld2-devel fasttext-devel brotli-devel uchardet-devel utf8proc-devel \
+            dnf-corpus) echo libxml2-devel cld2-devel fasttext-devel brotli-devel uchardet-devel \
+                utf8proc-devel \
                              simdjson-devel xxhash-devel libzstd-devel zlib-devel ;;
         esac
     done
@@ -69,8 +72,10 @@ elif command -v dnf >/dev/null; then
         "${root[@]}" dnf install -y -q $list >/dev/null
     fi
 else
-    command="your package manager: a C++20 compiler with OpenMP, make, python3, OpenBLAS built for OpenMP, and Open MPI"
-    [ $with_corpus = no ] || command+="; libxml2, CLD2, fastText, brotli, uchardet, utf8proc, simdjson, xxhash, zstd and zlib"
+    command="your package manager: a C++20 compiler with OpenMP, make, python3, OpenBLAS built for OpenMP,"
+    command+=" and Open MPI"
+    [ $with_corpus = no ] ||
+        command+="; libxml2, CLD2, fastText, brotli, uchardet, utf8proc, simdjson, xxhash, zstd and zlib"
 fi
 
 left=$(missing)

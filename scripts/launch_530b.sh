@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Starts the MT-NLG 530B run, or goes on with it: 8-way tensor x 35-way pipeline, a replica on 35 nodes of 8 GPUs.
+# Starts the MT-NLG 530B run, or goes on with it: 8-way tensor x 35-way pipeline, a replica on 35 nodes of 8
+# GPUs.
 #   bash scripts/launch_530b.sh slurm NODES --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
 #   bash scripts/launch_530b.sh mpirun HOSTFILE --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
-# NODES or the hosts in HOSTFILE: 280 (8 replicas), 350 (10) or 420 (12), or another multiple of 35 whose replicas divide
-# the batch of 1920. The batch ramp goes in steps of 32 sequences: only 1, 2, 4, 8, 16 or 32 replicas can begin the run;
-# 10 and 12 go on from a checkpoint after the ramp, and everything else is refused at the start, with the reason.
+# NODES or the hosts in HOSTFILE: 280 (8 replicas), 350 (10) or 420 (12), or another multiple of 35 whose
+# replicas divide the batch of 1920. The batch ramp goes in steps of 32 sequences: only 1, 2, 4, 8, 16 or 32
+# replicas can begin the run; 10 and 12 go on from a checkpoint after the ramp, and everything else is refused
+# at the start, with the reason.
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
@@ -16,7 +18,8 @@ case "$how" in
     slurm) nodes=$where ;;
     mpirun)
         [[ $where = /* ]] || where=$from/$where
-        [ -r "$where" ] || { echo "launch_530b.sh: $where cannot be read: give a file with a line a host" >&2; exit 1; }
+        [ -r "$where" ] || { echo "launch_530b.sh: $where cannot be read: give a file with a line a host" \
+            >&2; exit 1; }
         nodes=$(grep -cvE '^[[:space:]]*(#|$)' "$where" || true) ;;
     *) usage ;;
 esac

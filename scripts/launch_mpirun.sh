@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Starts training on several hosts with Open MPI's mpirun: as many ranks on each host as it has GPUs.
 #   bash scripts/launch_mpirun.sh HOSTFILE RANKS_PER_HOST OPTION…       options of train_gpt
-# HOSTFILE has a line a host, as `node17 slots=8`. The repository, with its build, the token files and the folder for
-# checkpoints must be at the same path on all of them. Ranks fill host after host, so that a tensor group of up to
-# RANKS_PER_HOST ranks lies on one host; a rank takes the GPU of its number on the host. If --save names a folder that
-# holds checkpoints, the run goes on from the newest.
+# HOSTFILE has a line a host, as `node17 slots=8`. The repository, with its build, the token files and the
+# folder for checkpoints must be at the same path on all of them. Ranks fill host after host, so that a tensor
+# group of up to RANKS_PER_HOST ranks lies on one host; a rank takes the GPU of its number on the host. If
+# --save names a folder that holds checkpoints, the run goes on from the newest.
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
@@ -12,7 +12,8 @@ cd "$(dirname "$0")/.."
 hosts=$1 each=$2
 shift 2
 [[ $hosts = /* ]] || hosts=$from/$hosts
-[ -r "$hosts" ] || { echo "launch_mpirun.sh: $hosts cannot be read: give a file with a line a host" >&2; exit 1; }
+[ -r "$hosts" ] || { echo "launch_mpirun.sh: $hosts cannot be read: give a file with a line a host" >&2; \
+    exit 1; }
 [[ $each =~ ^[1-9][0-9]*$ ]] || { echo "launch_mpirun.sh: $each ranks per host: wants a number" >&2; exit 1; }
 count=$(grep -cvE '^[[:space:]]*(#|$)' "$hosts" || true)
 [ "$count" -gt 0 ] || { echo "launch_mpirun.sh: $hosts names no host" >&2; exit 1; }
@@ -21,4 +22,5 @@ count=$(grep -cvE '^[[:space:]]*(#|$)' "$hosts" || true)
 resume_from_save "$@"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec mpirun --hostfile "$hosts" -n $((count * each)) --map-by "ppr:$each:node" --bind-to none \
-    -x OMP_NUM_THREADS $(compgen -e | sed -n 's/^\(NCCL_.*\|CUDA_.*\)$/-x \1/p') "$PWD/train_gpt" "$@" "${resume[@]}"
+    -x OMP_NUM_THREADS $(compgen -e | sed -n 's/^\(NCCL_.*\|CUDA_.*\)$/-x \1/p') "$PWD/train_gpt" "$@" \
+    "${resume[@]}"

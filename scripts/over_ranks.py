@@ -1,12 +1,19 @@
 """What the checks over several ranks share: starting programs, counting, comparing."""
+
 import os
 import subprocess
 import sys
 
 passed = failed = 0
-environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_mpi_yield_when_idle="1",
-                   OMPI_MCA_btl_vader_single_copy_mechanism="none")
+environment = dict(
+    os.environ,
+    OMP_NUM_THREADS="1",
+    OMPI_ALLOW_RUN_AS_ROOT="1",
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+    OMPI_MCA_rmaps_base_oversubscribe="1",
+    OMPI_MCA_mpi_yield_when_idle="1",
+    OMPI_MCA_btl_vader_single_copy_mechanism="none",
+)
 
 
 def count(good, bad):
@@ -26,8 +33,13 @@ def start(program, ranks, arguments, timeout=60, **variables):
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
     try:
-        return subprocess.run(command, env=dict(environment, **variables), capture_output=True, encoding="latin-1",
-                              timeout=timeout)
+        return subprocess.run(
+            command,
+            env=dict(environment, **variables),
+            capture_output=True,
+            encoding="latin-1",
+            timeout=timeout,
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, -1, "", "hangs")
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Writes scripts/reference_pytorch.json: what PyTorch computes, in fp64, for a small model.
 
-logits, loss, the gradient of every parameter, and the losses of ten AdamW steps; test_gpt compares ours with them.
-The model is written from its definition, with torch's own layer_norm, gelu, softmax and autograd; parameters are
-set by a formula (see `value`) that test_gpt repeats. Needs PyTorch. Run: python3 scripts/reference_pytorch.py
+logits, loss, the gradient of every parameter, and the losses of ten AdamW steps; test_gpt compares ours with
+them. The model is written from its definition, with torch's own layer_norm, gelu, softmax and autograd;
+parameters are set by a formula (see `value`) that test_gpt repeats. Needs PyTorch. Run: python3
+scripts/reference_pytorch.py
 """
+
 import json
 import math
 import os
@@ -27,16 +29,28 @@ def make_parameters():
     HS = C // NH
     shapes = [("wte.weight", (V, C)), ("wpe.weight", (T, C))]
     for l in range(L):
-        shapes += [(f"h.{l}.{n}", s) for n, s in (
-            ("ln_1.weight", (C,)), ("ln_1.bias", (C,)),
-            ("attn.c_attn.weight", (NH, 3, HS, C)), ("attn.c_attn.bias", (NH, 3, HS)),
-            ("attn.c_proj.weight", (C, C)), ("attn.c_proj.bias", (C,)),
-            ("ln_2.weight", (C,)), ("ln_2.bias", (C,)),
-            ("mlp.c_fc.weight", (4 * C, C)), ("mlp.c_fc.bias", (4 * C,)),
-            ("mlp.c_proj.weight", (C, 4 * C)), ("mlp.c_proj.bias", (C,)))]
+        shapes += [
+            (f"h.{l}.{n}", s)
+            for n, s in (
+                ("ln_1.weight", (C,)),
+                ("ln_1.bias", (C,)),
+                ("attn.c_attn.weight", (NH, 3, HS, C)),
+                ("attn.c_attn.bias", (NH, 3, HS)),
+                ("attn.c_proj.weight", (C, C)),
+                ("attn.c_proj.bias", (C,)),
+                ("ln_2.weight", (C,)),
+                ("ln_2.bias", (C,)),
+                ("mlp.c_fc.weight", (4 * C, C)),
+                ("mlp.c_fc.bias", (4 * C,)),
+                ("mlp.c_proj.weight", (C, 4 * C)),
+                ("mlp.c_proj.bias", (C,)),
+            )
+        ]
     shapes += [("ln_f.weight", (C,)), ("ln_f.bias", (C,))]
-    return {n: torch.nn.Parameter(value(t, s, n.split(".")[-2].startswith("ln") and n.endswith("weight")))
-            for t, (n, s) in enumerate(shapes)}
+    return {
+        n: torch.nn.Parameter(value(t, s, n.split(".")[-2].startswith("ln") and n.endswith("weight")))
+        for t, (n, s) in enumerate(shapes)
+    }
 
 
 def forward(p, tokens):
@@ -60,10 +74,26 @@ windows = torch.tensor([[(3 * i + i * i // 4 + 5 * b) % V for i in range(T + 1)]
 tokens, targets = windows[:, :-1], windows[:, 1:]
 decayed = [v for n, v in p.items() if n.endswith("weight") and not n.split(".")[-2].startswith("ln")]
 others = [v for n, v in p.items() if not any(v is d for d in decayed)]
-optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
-                              lr=RATE, betas=BETAS, eps=EPSILON)
-out = {"torch": torch.__version__, "layers": L, "hidden": C, "heads": NH, "sequence": T, "vocabulary": V, "batch": B,
-       "learning_rate": RATE, "weight_decay": DECAY, "clip": CLIP, "windows": windows.flatten().tolist(), "losses": []}
+optimizer = torch.optim.AdamW(
+    [{"params": decayed, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
+    lr=RATE,
+    betas=BETAS,
+    eps=EPSILON,
+)
+out = {
+    "torch": torch.__version__,
+    "layers": L,
+    "hidden": C,
+    "heads": NH,
+    "sequence": T,
+    "vocabulary": V,
+    "batch": B,
+    "learning_rate": RATE,
+    "weight_decay": DECAY,
+    "clip": CLIP,
+    "windows": windows.flatten().tolist(),
+    "losses": [],
+}
 for step in range(STEPS):
     optimizer.zero_grad()
     logits = forward(p, tokens)
@@ -73,7 +103,7 @@ for step in range(STEPS):
     if step == 0:
         out["logits"] = logits.flatten().tolist()
         out["gradients"] = {n: v.grad.flatten().tolist() for n, v in p.items()}
-    norm = torch.sqrt(sum((v.grad ** 2).sum() for v in p.values()))
+    norm = torch.sqrt(sum((v.grad**2).sum() for v in p.values()))
     for v in p.values():
         v.grad *= min(1.0, CLIP / (norm.item() + 1e-6))
     optimizer.step()

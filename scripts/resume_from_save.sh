@@ -1,5 +1,5 @@
-# For the launchers: resume_from_save OPTION… sets `save` to the folder after --save, and `resume` to the option that goes
-# on from it, if it holds checkpoints.
+# For the launchers: resume_from_save OPTION… sets `save` to the folder after --save, and `resume` to the
+# option that goes on from it, if it holds checkpoints.
 resume_from_save() {
     local i next
     save=

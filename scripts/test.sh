@@ -22,8 +22,24 @@ expect() {  # expect WHAT COMMAND…: the command succeeds
     if "$@" > "$work/log" 2>&1; then good; else bad "$what"; tail -5 "$work/log"; fi
 }
 
+refused() {  # refused TEXT COMMAND…: the command fails with 1 and says TEXT
+    local text=$1
+    shift
+    "$@" > "$work/log" 2>&1
+    if [ $? = 1 ] && grep -q -- "$text" "$work/log"; then good; else
+        bad "$* does not say $text"
+        cat "$work/log"
+    fi
+}
+# a helper that does not exist is a check that does not check
+command_not_found_handle() {
+    echo "test.sh: no such command: $1" | tee -a "$work/missing" >&2
+    return 127
+}
+has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1; }
+
 variants="cpu-fp64 emulated-fp32 emulated-bf16"
-if nvidia-smi -L > /dev/null 2>&1 && command -v nvcc > /dev/null; then variants="$variants cuda-fp32 cuda-bf16"; fi
+if has_gpu && command -v nvcc > /dev/null; then variants="$variants cuda-fp32 cuda-bf16"; fi
 variants="$variants cpu-fp32"  # last, so that ./train_gpt is the one of this machine without a GPU
 for each in $variants; do  # one after the other, while the checks of those that are built run
     make -s -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" > "$work/build-$each" 2>&1
@@ -54,13 +70,13 @@ variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is b
 
 for each in $variants; do
     case $each in
-        emulated-bf16) variant "$each" kernels pytorch training ;;
+        emulated-bf16) variant "$each" kernels packed pytorch training ;;
         *) variant "$each" ;;
     esac
 done
 
 echo "== tensor, pipeline and data parallel"
-over_ranks() {  # over_ranks SCRIPT BUILD…
+count_checks() {  # count_checks SCRIPT BUILD…
     python3 "$@" | tee "$work/out"
     if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
@@ -70,9 +86,11 @@ over_ranks() {  # over_ranks SCRIPT BUILD…
     fi
 }
 if command -v mpirun > /dev/null; then
-    over_ranks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
+    count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
+    echo "== choices of the autotuner"
+    count_checks scripts/test_autotune.py build/emulated-fp32
     echo "== evaluation and generation"
-    over_ranks scripts/test_evaluate.py build/cpu-fp64 build/emulated-fp32
+    count_checks scripts/test_evaluate.py build/cpu-fp64 build/emulated-fp32
 else
     bad "mpirun is not here: run scripts/install.sh"
 fi
@@ -81,7 +99,7 @@ echo "== the corpus"
 if make -s corpus-found > /dev/null 2>&1; then
     expect "./corpus builds" make -s corpus
     if grep -q warning "$work/log"; then bad "the build of ./corpus is not clean"; fi
-    over_ranks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
+    count_checks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
 else
     echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
 fi
@@ -91,63 +109,76 @@ cat Makefile layers/*.cuh > "$work/text.txt"
 expect "tokenize" ./tokenize --vocabulary bytes --validation 0.1 --output "$work/text" "$work/text.txt"
 
 # the trainer in emulation and in ref: the same losses; sums in another order differ by 1e-7 and grow slowly
-run="--train $work/text.train.bin --layers 2 --hidden 32 --heads 2 --sequence 24 --batch 4 --micro-batch 2 --steps 5"
+run="--train $work/text.train.bin --layers 2 --hidden 32 --heads 2 --sequence 24 --batch 4 --micro-batch 2"
+run="$run --steps 5"
 expect "a run in ref" build/cpu-fp32/train_gpt $run --metrics "$work/ref.jsonl"
 expect "a run in emulation" build/emulated-fp32/train_gpt $run --metrics "$work/emulated.jsonl"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-expect "the kernels over two tensor-parallel ranks" env OMP_NUM_THREADS=1 mpirun -n 2 build/emulated-fp32/train_gpt $run \
+expect "the kernels over two tensor-parallel ranks" env OMP_NUM_THREADS=1 mpirun -n 2 \
+    build/emulated-fp32/train_gpt $run \
     --tensor-parallel 2 --pad-vocabulary 128 --metrics "$work/emulated2.jsonl"
 expect "emulation and ref train alike" python3 - "$work" <<'PYTHON'
 import json, sys
-a, b, c = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{n}.jsonl")] for n in ("ref", "emulated", "emulated2"))
+losses = lambda name: [json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{name}.jsonl")]
+a, b, c = map(losses, ("ref", "emulated", "emulated2"))
 assert len(a) == 5 and all(abs(x - y) < 1e-4 and abs(x - z) < 1e-4 for x, y, z in zip(a, b, c)), (a, b, c)
 PYTHON
 
-# flash attention and the one with scores in memory: the same losses for 200 steps. In fp32 they differ by sums in
-# another order (1e-7, growing); in bf16 by what each rounds: losses, means over 160 tokens, by less than 4e-3
-long="--train $work/text.train.bin --layers 1 --hidden 64 --heads 1 --sequence 40 --batch 4 --micro-batch 2 --steps 200"
+# flash attention and the one with scores in memory: the same losses for 200 steps. In fp32 they differ by
+# sums in another order (1e-7, growing); in bf16 by what each rounds: losses, means over 160 tokens, by less
+# than 4e-3
+long="--train $work/text.train.bin --layers 1 --hidden 64 --heads 1 --sequence 40 --batch 4 --micro-batch 2"
+long="$long --steps 200"
 for build in cpu-fp32 emulated-bf16; do
     for attention in flash materialised; do
-        expect "$attention in $build" build/$build/train_gpt $long --learning-rate 1e-3 --attention $attention \
+        expect "$attention in $build" build/$build/train_gpt $long --learning-rate 1e-3 --attention \
+            $attention \
             --metrics "$work/$build-$attention.jsonl"
     done
 done
 expect "flash attention trains as the other one" python3 - "$work" <<'PYTHON'
 import json, sys
 for build, most in (("cpu-fp32", 1e-4), ("emulated-bf16", 4e-3)):
-    a, b = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{build}-{n}.jsonl")] for n in ("flash", "materialised"))
+    losses = lambda name: [json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/{build}-{name}.jsonl")]
+    a, b = losses("flash"), losses("materialised")
     off = max(abs(x - y) for x, y in zip(a, b))
     assert len(a) == len(b) == 200 and a[0] > 5 and a[-1] < 3.6 and 0 < off < most, (build, a[0], a[-1], off)
 PYTHON
 
-# a plan for GPUs, made by a build for CPUs in fp32, is that of a build with kernels in bf16, but for cuBLASLt's workspace
+# a plan for GPUs, made by a build for CPUs in fp32, is that of a build with kernels in bf16, but for
+# cuBLASLt's workspace
 shape="--plan --layers 8 --hidden 64 --heads 4 --sequence 32 --batch 16 --micro-batch 1 --plan-json"
 for layout in "" "--tensor-parallel 2 --pipeline-parallel 4 --world-size 16 --pipeline-chunks 2" \
               "--tensor-parallel 4 --world-size 8 --sequence-parallel no --recompute full --zero 0"; do
-    expect "a plan in fp32 for bf16" build/cpu-fp32/train_gpt $shape "$work/a.json" $layout --hardware dgx-a100
+    expect "a plan in fp32 for bf16" build/cpu-fp32/train_gpt $shape "$work/a.json" $layout --hardware \
+        dgx-a100
     expect "a plan in bf16" build/emulated-bf16/train_gpt $shape "$work/b.json" $layout --hardware here
     expect "the same plan" python3 - "$work" <<'PYTHON'
 import json, sys
 a, b = (json.load(open(f"{sys.argv[1]}/{n}.json"))["stages"] for n in "ab")
 for stage in a:
-    assert stage["memory"].pop("products") == 32 << 20
+    assert stage["memory"].pop("GEMM workspace") == 32 << 20
 for stage in b:
-    assert stage["memory"].pop("products") == 0
+    assert stage["memory"].pop("GEMM workspace") == 0
 assert a == b and len(a) in (1, 4) and all(stage["memory"]["parameters"] > 0 for stage in a), (a, b)
 PYTHON
 done
 
 # the benchmarks for GPUs, as far as they go without one
-if ! nvidia-smi -L > /dev/null 2>&1; then
-    expect "bench_gpu.sh, rehearsed" bash scripts/bench_gpu.sh --rehearse --models 124M 6.7B --steps 2 --output "$work/bench" \
+if ! has_gpu; then
+    expect "bench_gpu.sh, rehearsed" bash scripts/bench_gpu.sh --rehearse --models 124M 6.7B --steps 2 \
+        --output "$work/bench" \
         --peer "other=124M=echo 1,234.5 tok/s"
     expect "its figures" python3 - "$work/bench" <<'PYTHON'
 import json, sys
 r = json.load(open(sys.argv[1] + ".json"))
 names = [k["kernel"] for k in r["kernels"]]
-assert "layer norm backward" in names and "AdamW" in names and len(names) > 20 and all(k["microseconds"] > 0 for k in r["kernels"])
-assert [row["model"] for row in r["steps"]] == ["124M", "6.7B"] and all(row["ours"]["tokens_per_second"] > 0 for row in r["steps"])
-assert r["steps"][0]["peers"] == {"other": 1234.5} and r["machine"]["rehearsal"] and "mean nothing" in open(sys.argv[1] + ".md").read()
+assert "layer norm backward" in names and "AdamW" in names and len(names) > 20
+assert all(k["microseconds"] > 0 for k in r["kernels"])
+assert [row["model"] for row in r["steps"]] == ["124M", "6.7B"]
+assert all(row["ours"]["tokens_per_second"] > 0 for row in r["steps"])
+assert r["steps"][0]["peers"] == {"other": 1234.5} and r["machine"]["rehearsal"]
+assert "mean nothing" in open(sys.argv[1] + ".md").read()
 PYTHON
     refused "no GPU is here" bash scripts/bench_gpu.sh
 fi
@@ -158,7 +189,8 @@ printf 'good 1 0\nbad 0 1\n' > "$work/lexicon"
 mkdir "$work/lists"
 cp scripts/bias/*.txt "$work/lists"
 printf 'he | H\n' > "$work/lists/prompts.txt"
-expect "bias" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --samples 3 --tokens 9 \
+expect "bias" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --samples 3 \
+    --tokens 9 \
     --lexicon "$work/lexicon" --also "--batch 40"
 expect "its tables" python3 - "$work/bias" <<'PYTHON'
 import json, math, sys
@@ -168,23 +200,21 @@ logs = json.load(open(sys.argv[1] + "/association.results.json"))["log_likelihoo
 asked = report["association"]["The competent {occupation} is a"]
 at = next(i for i in range(len(logs)) if requests[10 * i][0] == "The competent nurse is a")
 want = math.log(sum(map(math.exp, logs[at][:5])) / sum(map(math.exp, logs[at][5:])))
-assert len(logs) == 237 and abs(asked["occupations"]["nurse"] - want) < 1e-9 and len(asked["occupations"]) == 79, asked
-assert sum(1 for line in open(sys.argv[1] + "/answers.jsonl")) == 84 and set(report["words"]) == {"gender", "ethnicity", "religion"}
-assert "| The {occupation} is a |" in markdown and "Sentiment: gender" in markdown and report["sentiment"]["gender"]["he"]["words"] >= 0
+assert len(logs) == 237 and abs(asked["occupations"]["nurse"] - want) < 1e-9, asked
+assert len(asked["occupations"]) == 79, asked
+assert sum(1 for line in open(sys.argv[1] + "/answers.jsonl")) == 84
+assert set(report["words"]) == {"gender", "ethnicity", "religion"}
+assert "| The {occupation} is a |" in markdown and "Sentiment: gender" in markdown
+assert report["sentiment"]["gender"]["he"]["words"] >= 0
 PYTHON
 expect "to Hugging Face" ./convert --from-checkpoint "$work/saved" --to-huggingface "$work/hf"
 expect "from Hugging Face" ./convert --from-huggingface "$work/hf" --to "$work/back"
 expect "and to it again" ./convert --from-checkpoint "$work/back" --to-huggingface "$work/hf2"
 expect "the same bytes" cmp "$work/hf/model.safetensors" "$work/hf2/model.safetensors"
-expect "it trains on" ./train_gpt --resume "$work/back" --train "$work/text.train.bin" --batch 4 --steps 2 --save "$work/on"
+expect "it trains on" ./train_gpt --resume "$work/back" --train "$work/text.train.bin" --batch 4 --steps 2 \
+    --save "$work/on"
 head -c 5000 "$work/hf/model.safetensors" > "$work/hf2/model.safetensors"
 cp "$work/hf/model.safetensors" "$work/hf/whole"
-refused() {  # refused TEXT COMMAND…: the command fails with 1 and says TEXT
-    local text=$1
-    shift
-    "$@" > "$work/log" 2>&1
-    if [ $? = 1 ] && grep -q -- "$text" "$work/log"; then good; else bad "$* does not say $text"; cat "$work/log"; fi
-}
 refused "truncated" ./convert --from-huggingface "$work/hf2" --to "$work/none"
 printf '\377\377\377\377\377\377\377\177' | dd of="$work/hf/model.safetensors" conv=notrunc status=none
 refused "truncated or foreign" ./convert --from-huggingface "$work/hf" --to "$work/none"
@@ -193,8 +223,10 @@ sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
-refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --lists "$work/lists"
-refused "No such file" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --lists "$work/none"
+refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output \
+    "$work/bias" --lists "$work/lists"
+refused "No such file" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" \
+    --lists "$work/none"
 refused "wants --plan" ./train_gpt --timeline x.svg
 refused "start 8, or leave the option out" ./train_gpt $run --world-size 8
 refused "choose one of these" ./train_gpt $run --trace "$work/x.svg" --trace-step 6
@@ -206,25 +238,36 @@ refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
     eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
 
+echo "== what the READMEs show"
+count_checks scripts/test_readme.py build/cpu-fp32
+
 data=../shared/data
 if [ -d "$data" ]; then
     echo "== GPT-2's vocabulary and real text"
-    expect "GPT-2 tokens" ./tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" $data/tinyshakespeare.txt
+    expect "GPT-2 tokens" ./tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" \
+        $data/tinyshakespeare.txt
     sum=$(tail -c +65 "$work/ts.bin" | head -c 676050 | sha256sum | cut -d' ' -f1)
-    if [ "$sum" = 25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31 ]; then good; else bad "sha256 $sum"; fi
-    expect "decoding gives it back" bash -c "./tokenize --decode $work/ts.bin --vocabulary $data/gpt2/vocab.bpe |
+    if [ "$sum" = 25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31 ]; then good; else bad \
+        "sha256 $sum"; fi
+    expect "decoding gives it back" bash -c "./tokenize --decode $work/ts.bin \
+        --vocabulary $data/gpt2/vocab.bpe |
         cmp - $data/tinyshakespeare.txt"
     refused "did you mean" ./tokenize --vocabulry x
     echo "== the tasks' public files: the requests that lm-evaluation-harness makes"
     requests() {  # requests SHA256 OPTION…: what ./tasks makes has this hash
         ./tasks --vocabulary $data/gpt2/vocab.bpe --output "$work/task.eval" "${@:2}" > "$work/log" 2>&1
-        if [ "$(tail -1 "$work/log")" = "sha256 of all requests $1" ]; then good; else bad "$*"; cat "$work/log"; fi
+        if [ "$(tail -1 "$work/log")" = "sha256 of all requests $1" ]; then good; else bad "$*"; cat \
+            "$work/log"; fi
     }
     # LAMBADA and PiQA: as the harness's own tests have frozen them
-    requests 6829e6a8aa5922e6c92dd31403cc060f242dc0ede4a775e085a70da095ab2e20 --task lambada --from $data/tasks
-    requests c7a40acd54cab575fdc6f3274c2138b5416fb27b7d9160138ab2ebf581383501 --task lambada --from $data/tasks --shots 1
-    requests 177b7877381ac0af02c6ba9be1461c62ed419858207f12fb2c1841fcbe6f06a0 --task lambada --from $data/tasks --shots 5
-    requests 6048a3a2bb3ad1e6a3d98139618e06b4d7de766edd685bd38837596199c3f69f --task piqa --from $data/tasks/piqa
+    requests 6829e6a8aa5922e6c92dd31403cc060f242dc0ede4a775e085a70da095ab2e20 --task lambada --from \
+        $data/tasks
+    requests c7a40acd54cab575fdc6f3274c2138b5416fb27b7d9160138ab2ebf581383501 --task lambada --from \
+        $data/tasks --shots 1
+    requests 177b7877381ac0af02c6ba9be1461c62ed419858207f12fb2c1841fcbe6f06a0 --task lambada --from \
+        $data/tasks --shots 5
+    requests 6048a3a2bb3ad1e6a3d98139618e06b4d7de766edd685bd38837596199c3f69f --task piqa --from \
+        $data/tasks/piqa
     # a random model guesses: within three standard errors of a half
     expect "a model without training on PiQA" ./train_gpt --layers 2 --hidden 32 --heads 2 --sequence 256 \
         --evaluate "$work/task.eval" --results "$work/random.json"
@@ -233,7 +276,8 @@ import json, sys
 r = json.load(open(f"{sys.argv[1]}/random.json"))["results"]["piqa"]
 assert abs(r["acc"] - 0.5) < 3 * r["acc_stderr"] and 0.011 < r["acc_stderr"] < 0.012, r
 PYTHON
-    # the others, of which a few records are here: as the harness's code of autumn 2021 makes them from these files
+    # the others, of which a few records are here: as the harness's code of autumn 2021 makes them from these
+    # files
     while read -r task folder shots sum; do
         requests "$sum" --task "$task" --from $data/tasks/"$folder" --shots "$shots"
     done <<'TABLE'
@@ -250,16 +294,23 @@ anli-r2 anli-r2 2 e8b1d45bfeaba06e2d381c82983897e18b27bb559e7f12bc0f0d7f56d0b9e4
 race race-high 0 95605f622a5ade24b58b8387c17eda5530bbb491f54fd919e7dc5b4c4509b228
 race race-high 2 a921920e68af328c81123cc673ba8e21e86272f5ae81039c40b318dfbe1932a8
 TABLE
-    expect "HANS" ./tasks --task hans --from $data/tasks/hans --vocabulary bytes --output "$work/task.eval" --shots 2
-    refused "--shots 4: $data/tasks/hans has 3 documents" ./tasks --task hans --from $data/tasks/hans --vocabulary bytes \
+    expect "HANS" ./tasks --task hans --from $data/tasks/hans --vocabulary bytes --output \
+        "$work/task.eval" --shots 2
+    refused "--shots 4: $data/tasks/hans has 3 documents" ./tasks --task hans --from $data/tasks/hans \
+        --vocabulary bytes \
         --output "$work/none.eval" --shots 4
-    refused "wants the folder that holds valid-labels.lst" ./tasks --task piqa --from $data/tasks/piqa/valid.jsonl \
+    refused "wants the folder that holds valid-labels.lst" ./tasks --task piqa --from \
+        $data/tasks/piqa/valid.jsonl \
         --vocabulary bytes --output "$work/none.eval"
-    refused "has no \"text\": is this the task's file" ./tasks --task lambada --from $data/tasks/piqa/valid.jsonl \
+    refused "has no \"text\": is this the task's file" ./tasks --task lambada --from \
+        $data/tasks/piqa/valid.jsonl \
         --vocabulary bytes --output "$work/none.eval"
-    refused "cannot be read" ./tasks --task wic --from $data/tasks/piqa --vocabulary bytes --output "$work/none.eval"
-    expect "a larger vocabulary trains" ./train_gpt --train "$work/ts.bin" --layers 1 --hidden 16 --heads 2 --sequence 32 --steps 2
+    refused "cannot be read" ./tasks --task wic --from $data/tasks/piqa --vocabulary bytes --output \
+        "$work/none.eval"
+    expect "a larger vocabulary trains" ./train_gpt --train "$work/ts.bin" --layers 1 --hidden 16 --heads \
+        2 --sequence 32 --steps 2
 fi
 
+if [ -s "$work/missing" ]; then bad "this script calls what does not exist: $(sort -u "$work/missing")"; fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""One training step of the same model in PyTorch, as fast as PyTorch makes it; prints a line of JSON. For bench_gpu.py.
+"""One training step of the same model in PyTorch, as fast as PyTorch makes it; prints a line of JSON. For
+bench_gpu.py.
 
-bf16 autocast over fp32 parameters, torch.compile, fused AdamW, vocabulary padded to 50304, cuDNN's attention, the loss in
-chunks of tokens whose logits are made again in backward. Gradients are clipped at norm 1, as ours are.
+bf16 autocast over fp32 parameters, torch.compile, fused AdamW, vocabulary padded to 50304, cuDNN's attention,
+the loss in chunks of tokens whose logits are made again in backward. Gradients are clipped at norm 1, as ours
+are.
 """
+
 import argparse
 import contextlib
 import json
@@ -16,11 +19,22 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-MODELS = {"124M": (12, 768, 12, 1024), "350M": (24, 1024, 16, 1024), "774M": (36, 1280, 20, 1024), "1558M": (48, 1600, 25, 1024),
-          "1.3B": (24, 2048, 16, 2048), "2.7B": (32, 2560, 32, 2048), "6.7B": (32, 4096, 32, 2048)}
+MODELS = {
+    "124M": (12, 768, 12, 1024),
+    "350M": (24, 1024, 16, 1024),
+    "774M": (36, 1280, 20, 1024),
+    "1558M": (48, 1600, 25, 1024),
+    "1.3B": (24, 2048, 16, 2048),
+    "2.7B": (32, 2560, 32, 2048),
+    "6.7B": (32, 4096, 32, 2048),
+}
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--model", required=True, choices=list(MODELS)), parser.add_argument("--micro-batch", type=int, required=True)
-parser.add_argument("--mode", default="max-autotune-no-cudagraphs"), parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--model", required=True, choices=list(MODELS)), parser.add_argument(
+    "--micro-batch", type=int, required=True
+)
+parser.add_argument("--mode", default="max-autotune-no-cudagraphs"), parser.add_argument(
+    "--steps", type=int, default=12
+)
 parser.add_argument("--chunk", type=int, default=8192, help="tokens whose logits exist at once")
 parser.add_argument("--rehearse", action="store_true", help="small, on the CPU, not compiled")
 o = parser.parse_args()
@@ -37,7 +51,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         B = x.shape[0]
-        q, k, v = (part.view(B, T, NH, C // NH).transpose(1, 2) for part in self.qkv(self.ln_1(x)).split(C, dim=2))
+        q, k, v = (
+            part.view(B, T, NH, C // NH).transpose(1, 2) for part in self.qkv(self.ln_1(x)).split(C, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
         return x + self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
@@ -70,10 +86,13 @@ with torch.device(device):
 for p in model.parameters():
     if p.dim() > 1:
         nn.init.normal_(p, std=math.sqrt(1 / (3 * C)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=not o.rehearse)
+optimizer = torch.optim.AdamW(
+    model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=not o.rehearse
+)
 attention = contextlib.nullcontext()
 if device == "cuda":
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
     attention = sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
 step_of = model if o.mode == "none" else torch.compile(model, mode=o.mode)
 tokens = torch.randint(50257, (o.micro_batch, T + 1), device=device)
@@ -91,6 +110,14 @@ for _ in range(o.steps):
     optimizer.zero_grad(set_to_none=True)
     value = loss.item()
     times.append(time.time() - begin)
-seconds = statistics.median(times[len(times) // 2:])
-print(json.dumps({"tokens_per_second": o.micro_batch * T / seconds, "loss": value, "parameters": sum(p.numel() for p in model.parameters()),
-                  "torch": torch.__version__}))
+seconds = statistics.median(times[len(times) // 2 :])
+print(
+    json.dumps(
+        {
+            "tokens_per_second": o.micro_batch * T / seconds,
+            "loss": value,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "torch": torch.__version__,
+        }
+    )
+)

@@ -4,6 +4,7 @@
 Needs the PyPI package `regex`, whose \\p{L}, \\p{N} and \\s are the ones GPT-2's own encoder uses.
 Run: python3 scripts/unicode_table.py > data/unicode.h
 """
+
 import regex
 
 

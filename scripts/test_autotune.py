@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Choices that are timed belong to the run: python3 scripts/test_autotune.py BUILD (an emulated one).
+
+Files of choices are forced apart, all 0 and all 1. What resumes takes its checkpoint's choices, not its
+machine's; ranks take rank 0's. The last line is `N passed, N failed`."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+build = os.path.abspath(sys.argv[1])
+work = tempfile.mkdtemp()
+passed = failed = 0
+environment = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+def check(good, what):
+    global passed, failed
+    passed, failed = passed + bool(good), failed + (not good)
+    if not good:
+        print("FAILED ", what)
+
+
+def command(metrics, *more, tuning="tuning"):
+    text = f"""{build}/train_gpt --train {work}/text.bin --layers 2 --hidden 32 --heads 2 --sequence 16
+    --batch 4 --micro-batch 2 --learning-rate 1e-2 --metrics {work}/{metrics}.jsonl --tuning {tuning}"""
+    return [*text.split(), *map(str, more)]
+
+
+def run(words):
+    result = subprocess.run(words, cwd=work, env=environment, capture_output=True, text=True)
+    check(result.returncode == 0, " ".join(words) + "\n" + result.stderr[-1000:])
+
+
+def losses(metrics):
+    with open(f"{work}/{metrics}.jsonl") as f:
+        lines = map(json.loads, f)
+        return {line["step"]: (line["loss"], line["gradient_norm"]) for line in lines}
+
+
+def force(folder, way):
+    """The choices of work/tuning, all set to `way`, in another folder."""
+    os.makedirs(f"{work}/{folder}")
+    for name in os.listdir(f"{work}/tuning"):
+        if name.endswith(".lock"):
+            continue
+        with open(f"{work}/tuning/{name}") as f:
+            text = f.read()
+        forced, n = re.subn(r" = \d+ ", f" = {way} ", text)
+        check(n > 0, f"{name} holds choices")
+        with open(f"{work}/{folder}/{name}", "w") as f:
+            f.write(forced)
+
+
+try:
+    with open(f"{work}/text.txt", "w") as f:
+        f.write("the quick brown fox jumps over the lazy dog. " * 200)
+    subprocess.run(
+        [f"{build}/tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text.txt"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    run(command("times", "--steps", 1))
+    force("zero", 0)
+    force("one", 1)
+
+    run(command("unbroken", "--steps", 6, tuning="zero"))
+    run(command("other", "--steps", 6, tuning="one"))
+    want, other = losses("unbroken"), losses("other")
+    check(
+        len(want) == 6 and want != other, "other choices give other bits: else the checks below show nothing"
+    )
+
+    run(command("first", "--steps", 3, "--save", "run", tuning="zero"))
+    run(command("then", "--steps", 6, "--resume", "run", tuning="one"))
+    got = {**losses("first"), **losses("then")}
+    check(got == want, f"a resumed run keeps its checkpoint's choices: {got}, wants {want}")
+
+    if shutil.which("mpirun"):
+        # two data-parallel ranks in folders of their own, where --tuning means another file
+        for name, folders in (("alike", ("zero", "zero")), ("apart", ("zero", "one"))):
+            for rank, folder in enumerate(folders):
+                shutil.copytree(f"{work}/{folder}", f"{work}/{name}{rank}/tuning")
+            words = ["mpirun"]
+            for rank in (0, 1):
+                words += [":"] * rank + ["-n", "1", "-wdir", f"{work}/{name}{rank}"]
+                words += command(name, "--steps", 6, "--check-every", 1)
+            run(words)
+        check(losses("alike") == losses("apart"), "ranks take rank 0's choices")
+finally:
+    shutil.rmtree(work)
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)

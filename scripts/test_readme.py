@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Runs what the READMEs show: python3 scripts/test_readme.py BUILD (one for CPUs in fp32).
+
+Every command in a fenced block of a README is run, in one folder, in the order in which the READMEs are read,
+at toy sizes where the sizes would take hours; one that no rule here covers is a failure. Files that are named
+must exist, and planned figures be those that the program prints. The last line is `N passed, N failed`."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+build = os.path.abspath(sys.argv[1])
+root = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
+work = tempfile.mkdtemp()
+passed = failed = 0
+READMES = """README.md data/README.md layers/README.md layers/inference/README.md layers/plan/README.md
+comm/README.md data/tasks/README.md data/corpus/README.md scripts/README.md""".split()
+EXAMPLES = ("corpus.conf", "train.blend")  # files of the reader's own
+tree = subprocess.check_output(["git", "ls-files", "--cached", "--others"], cwd=root, text=True).split()
+environment = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+# what a command becomes: (pattern, replacement); "" where another check runs the very command
+TOY = "--layers 2 --hidden 32 --heads 2 --sequence 32"
+RULES = [
+    (r"^bash scripts/(demo|test|replica)\.sh.*", ""),  # test.sh runs this; CI runs the demo and the replica
+    (r"^bash scripts/install\.sh --with-corpus && make corpus$", ""),  # CI's first step
+    (r"^\./corpus run .*|.*corpus/tokens/train\.blend.*", ""),  # scripts/test_corpus.py
+    (
+        r"^bash scripts/launch_mpirun\.sh .*|^sbatch .*|^bash scripts/launch_530b\.sh .*",
+        "",
+    ),  # test_parallel.py
+    (r"--model 124M (--train data.*)--batch 512 --micro-batch 8", TOY + r" \1--batch 8 --micro-batch 4"),
+    (r"--until-tokens 10e9", "--until-tokens 3000"),
+    (r"--save-every 500", "--save-every 5"),
+    (r"--steps 100 --save four", "--steps 3 --save four"),
+    (r"(--generate \"[^\"]*\")", r"\1 --sample-tokens 5"),
+    (r"(scripts/bias\.py .*)", r"\1 --samples 1 --tokens 3"),
+]
+
+
+def check(good, what):
+    global passed, failed
+    passed, failed = passed + bool(good), failed + (not good)
+    if not good:
+        print("FAILED ", what)
+
+
+def commands(text):
+    """Of the fenced blocks: lines that begin as a command, continuation lines joined, comments cut."""
+    for block in re.findall(r"^```\n(.*?)^```", text, re.S | re.M):
+        for line in re.sub(r"\\\n\s*", "", block).split("\n"):
+            line = re.sub(r"\s+#.*", "", line).strip()
+            if re.match(r"(\./|bash |python3 |mpirun |sbatch |make )", line):
+                yield line
+
+
+def prepare():
+    """The files that the READMEs take for granted."""
+    os.symlink(f"{root}/scripts", f"{work}/scripts")
+    for name in ("train_gpt", "tokenize", "tasks"):
+        os.symlink(f"{build}/{name}", f"{work}/{name}")
+    with open(f"{work}/text.txt", "w") as f:
+        f.write("It was the best of times, it was the worst of times. " * 400)
+    with open(f"{work}/questions.jsonl", "w") as f:
+        f.write('{"context": "It was", "continuations": [" the best", " not"], "gold": 0}\n')
+    with open(f"{work}/prompts.jsonl", "w") as f:
+        f.write('{"prompt": "It was", "tokens": 5}\n')
+
+
+def run(readme, command):
+    words = command
+    for pattern, replacement in RULES:
+        words = re.sub(pattern, replacement, words)
+        if not words:
+            return
+    result = subprocess.run(
+        ["bash", "-c", words], cwd=work, env=environment, capture_output=True, text=True, errors="replace"
+    )
+    check(
+        result.returncode == 0,
+        f"{readme}: {command}\n    as {words}\n{(result.stdout + result.stderr)[-800:]}",
+    )
+
+
+def check_files(readme, text):
+    """Links, and paths in backquotes that look like files of the repository."""
+    folder = os.path.dirname(f"{root}/{readme}")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        check(os.path.exists(os.path.join(folder, target)), f"{readme} links to {target}")
+    for name in re.findall(r"`((?:[\w.]+/)*[\w*]+\.(?:h|cuh|cu|cpp|py|sh|conf|blend))`", text):
+        if "*" not in name and name not in EXAMPLES:
+            check(any(path == name or path.endswith("/" + name) for path in tree), f"{readme} names {name}")
+
+
+def check_plans():
+    """The planned seconds and TFLOP/s are those that the program prints."""
+    with open(f"{root}/layers/plan/README.md") as f:
+        rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| [\d.]+ \| [^|]* \| ([\d.]+) \|", f.read(), re.M)
+    check(len(rows) == 3, "three published runs")
+    with open(f"{root}/README.md") as f:
+        shown = f.read()
+    for world, seconds, tflops in rows:
+        words = f"./train_gpt --config scripts/mtnlg-530b.conf --world-size {world} --ramp-start 0 --plan"
+        out = subprocess.run(words.split(), cwd=work, capture_output=True, text=True).stdout
+        want = f"step            {seconds} s on dgx-a100; {tflops} TFLOP/s"
+        check(want in out, f"{world} GPUs: wants {want}, got {re.findall('^step .*', out, re.M)}")
+        check(re.search(rf"\b{seconds}\b", shown), f"README.md has the planned {seconds} s")
+
+
+try:
+    prepare()
+    for readme in READMES:
+        with open(f"{root}/{readme}") as f:
+            text = f.read()
+        check_files(readme, text)
+        for command in commands(text):
+            run(readme, command)
+    words = len(open(f"{root}/README.md").read().split())
+    check(words <= 1900, f"README.md has {words} words, at most 1900")
+    check_plans()
+finally:
+    shutil.rmtree(work)
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)
