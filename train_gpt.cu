@@ -1,6 +1,7 @@
 // train_gpt.cu   trains a GPT: start, build, train, evaluate, generate, save
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
-//   Read train_step here, then layers/model/stage.h and block.h, then the layers in the block's order.
+//   Read train_step here, then layers/model/stage.h and block.h, the layers in the block's order, lm_head.h,
+//   optimizer.h.
 #include <signal.h>
 #include "layers/inference/evaluate.h"
 #include "layers/model/metrics.h"
@@ -38,18 +39,18 @@ std::vector<SetChoice> load_samples(Run& run, Model& model, int batch, int micro
         for (int b = 0; b < B; b++)
             run.train->read_sample(&samples[(size_t)b * (T + 1)],
                                    chosen[sample_index(model, micro_batch, b)]);
-        stage_tokens(model, samples, {B, T}, micro_batch);
+        put_tokens_on_host(model, samples, {B, T}, micro_batch);
     }
     return chosen;
 }
 
 // the losses of all replicas, summed by sets of the blend; also whether a signal has reached any rank.
 // set_of: for each sequence of this replica's micro-batches; empty: all are of set 0
-std::vector<double> sum_losses(Trainer& trainer, int micro_batches, const std::vector<int>& set_of,
+std::vector<double> gather_losses(Trainer& trainer, int micro_batches, const std::vector<int>& set_of,
                                size_t sets) {
     const Grid& grid = trainer.model->grid;
     std::vector<double> sums(sets + 1, 0);
-    if (grid.is_last() && grid.tensor == 0) {
+    if (grid.is_last_stage() && grid.tensor == 0) {
         std::vector<double> losses = sequence_losses(*trainer.model, micro_batches);
         for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
     }
@@ -61,7 +62,7 @@ std::vector<double> sum_losses(Trainer& trainer, int micro_batches, const std::v
 }
 
 // the mean over the step's tokens, and over those of each set
-void sum_step(StepResult& result, Run& run, Trainer& trainer, const std::vector<SetChoice>& chosen,
+void mean_losses(StepResult& result, Run& run, Trainer& trainer, const std::vector<SetChoice>& chosen,
               int micro_batches) {
     const Model& model = *trainer.model;
     std::vector<int> set_of;
@@ -69,7 +70,7 @@ void sum_step(StepResult& result, Run& run, Trainer& trainer, const std::vector<
         for (int b = 0; b < model.setup.B; b++)
             set_of.push_back(chosen[sample_index(model, micro_batch, b)].set);
     size_t sets = run.train->sets.size();
-    std::vector<double> sums = sum_losses(trainer, micro_batches, set_of, sets), tokens(sets, 0);
+    std::vector<double> sums = gather_losses(trainer, micro_batches, set_of, sets), tokens(sets, 0);
     for (auto& sample : chosen) tokens[sample.set] += model.shape.T;
     for (size_t set = 0; set < sets; set++) {
         result.loss += sums[set] / ((double)chosen.size() * model.shape.T);
@@ -79,16 +80,15 @@ void sum_step(StepResult& result, Run& run, Trainer& trainer, const std::vector<
 }
 
 // One step of the optimiser over a batch: load, forward, loss, backward, reduce, update. The host waits for
-// the device once, at the end, for norm and losses.
+// the device only at the end, for norm and losses.
 StepResult train_step(Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
     const Options& o = run.options;
-    double start = seconds();
     int batch = batch_after(o, run.state.samples), B = model.setup.B, T = model.shape.T;
+    double start = seconds(), tokens = (double)batch * T;
     const Schedule& schedule = trainer.schedules.at(batch);
     int micro_batches = schedule.shape.micro_batches;
-    double tokens = (double)batch * T;
     real dloss = (real)(1 / tokens);  // the loss is the mean over all tokens of the batch
 
     StepResult result;
@@ -108,16 +108,16 @@ StepResult train_step(Run& run, Trainer& trainer) {
             }
         } else {
             std::vector<Batch> sizes(micro_batches, {B, T});
-            run_schedule(model, schedule, staged_batches(model, sizes), dloss);
+            run_schedule(model, schedule, token_batches(model, sizes), dloss);
         }
         Traced timed(Span::Update, -1, -1, model.stream);
         reduce_gradients(model);  // each replica's -> the sums
         update_parameters(model, optimizer, o.clip);
     };
-    trainer.captured.enqueue(model.stream, batch, trainer.uses_graph && !trace.on, step);
+    trainer.captured.enqueue(model.stream, batch, trainer.uses_graph && !trace.on, linear_flops, step);
 
     result.norm = gradient_norm(model, optimizer);  // until here the host has waited for nothing
-    sum_step(result, run, trainer, chosen, micro_batches);
+    mean_losses(result, run, trainer, chosen, micro_batches);
     run.state.step++;
     run.state.samples += batch;
     run.state.tokens += (uint64_t)tokens;
@@ -142,12 +142,12 @@ double evaluate_loss(Run& run, Trainer& trainer) {
         for (int b = 0; model.host_tokens && b < batch.B; b++)
             run.validation->read_sample(&samples[(size_t)b * (T + 1)],
                                         (uint64_t)((double)(first + b) * (double)all / (double)count));
-        if (model.host_tokens) stage_tokens(model, samples, batch, i);
+        if (model.host_tokens) put_tokens_on_host(model, samples, batch, i);
     }
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
-    run_schedule(model, schedule, staged_batches(model, sizes), 0);
-    return sum_losses(trainer, mine, {}, 1)[0] / ((double)count * T);
+    run_schedule(model, schedule, token_batches(model, sizes), 0);
+    return gather_losses(trainer, mine, {}, 1)[0] / ((double)count * T);
 }
 
 // ---- train -----------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ Schedules start(Run& run, Asked& asked, int argc, char** argv) {
         choose_micro_batch(run, memory);
         if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())
-            o.pipeline_group = schedules.rbegin()->second.shape.group_size;
+            o.pipeline_group = schedules.rbegin()->second.shape.interleave_group;
         device_name();      // refuses where there is none
         uses_flash(o, {});  // or where it cannot be
         check_metrics(run);

@@ -1,4 +1,4 @@
-// collective_check.h   ranks that were started differently, or cannot start, are refused at the start
+// collective_check.h   an error of one rank, or ranks that were started differently, end all
 //   Both checks are collective over the world. Where one fails, the message is printed once and every rank
 //   exits with 1.
 #pragma once
@@ -26,11 +26,11 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     return out;
 }
 
-// goes on if no rank has a error
+// goes on if no rank has an error
 inline void collective_check(const std::string& error) {
     uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
     std::map<int64_t, std::vector<int>> who;
-    std::vector<int64_t> all = gather_numbers(everyone(), {(int64_t)mine}, "who cannot start");
+    std::vector<int64_t> all = gather_numbers(everyone(), {(int64_t)mine}, "who has an error");
     for (size_t rank = 0; rank < all.size(); rank++) if (all[rank]) who[all[rank]].push_back((int)rank);
     if (who.empty()) return;
     fflush(stdout);

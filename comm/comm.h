@@ -42,7 +42,7 @@ struct Group {
 
 struct StreamEvent {
     Stream comm_stream = nullptr;
-    long calls = 0;  // on it, up to here
+    long position = 0;  // on it: MPI counts calls, NCCL events
 };
 
 inline double timeout = 600;  // seconds

@@ -151,7 +151,7 @@ void wait_event(Stream, const StreamEvent& m) {
     if (!m.comm_stream) return;
     CommStream& c = *(CommStream*)m.comm_stream;
     Patience patience;
-    for (advance_comm_streams(); c.done < m.calls;) {
+    for (advance_comm_streams(); c.done < m.position;) {
         Call& next = c.queue.front();
         patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);

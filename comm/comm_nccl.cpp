@@ -75,7 +75,7 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
 
 struct CommStream {
     Event forked;
-    // a record_event older than that is met by a later one: the order is kept
+    // an event older than that is met by a later one: the order is kept
     static constexpr int moments = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     long given = 0;
@@ -141,7 +141,7 @@ StreamEvent record_event(Stream comm_stream) {
     return {comm_stream, c.given};
 }
 void wait_event(Stream compute, const StreamEvent& m) {
-    if (m.comm_stream) comm_streams[m.comm_stream]->marks[m.calls % CommStream::moments]->hold(compute);
+    if (m.comm_stream) comm_streams[m.comm_stream]->marks[m.position % CommStream::moments]->hold(compute);
 }
 void group_begin() {
     together = true;

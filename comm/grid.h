@@ -29,9 +29,9 @@ struct Grid {
     Stream dp_stream = nullptr;             // of dp: gradients are reduced there, parameters gathered
 
     int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
-    bool is_first() const { return stage == 0; }
-    bool is_last() const { return stage == p - 1; }
-    bool holds_tied() const { return p > 1 && (is_first() || is_last()); }
+    bool is_first_stage() const { return stage == 0; }
+    bool is_last_stage() const { return stage == p - 1; }
+    bool holds_tied() const { return p > 1 && (is_first_stage() || is_last_stage()); }
 };
 
 // the place of a rank; of its groups only the sizes

@@ -26,8 +26,8 @@ struct PipelineShape {
     int p = 1;              // stages
     int micro_batches = 1;  // m
     int chunks = 1;         // of layers on a stage, v
-    int group_size = 1;     // micro-batches that pass through a chunk before the next one, N
-    bool training = true;   // otherwise forward only, with group_size = p
+    int interleave_group = 1;     // micro-batches that pass through a chunk before the next one, N
+    bool training = true;   // otherwise forward only, with interleave_group = p
 };
 
 struct Instruction {
@@ -52,7 +52,7 @@ struct Schedule {
 // later chunks to the last, which takes them up N - p computations later than a neighbour would.
 inline int gradient_buffers(int stage, const PipelineShape& s) {
     if (!s.training) return 0;
-    return s.p == 1 ? 1 : 3 + (s.chunks > 1 && stage == 0 ? s.group_size - s.p : 0);
+    return s.p == 1 ? 1 : 3 + (s.chunks > 1 && stage == 0 ? s.interleave_group - s.p : 0);
 }
 
 // ---- which numbers are possible --------------------------------------------------------------------------
@@ -73,15 +73,16 @@ inline void check_pipeline(const PipelineShape& s) {
         fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
              "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1",
              s.chunks, s.p, s.micro_batches, s.p);
-    if (legal_group(s.p, s.micro_batches, s.group_size)) return;
+    if (legal_group(s.p, s.micro_batches, s.interleave_group)) return;
     std::string good;
     for (int N = s.p; N <= s.micro_batches; N++)
-        if (legal_group(s.p, s.micro_batches, N) && (std::abs(N - s.group_size) < 12 || s.micro_batches < 24))
+        if (legal_group(s.p, s.micro_batches, N) &&
+            (std::abs(N - s.interleave_group) < 12 || s.micro_batches < 24))
             good += text(" %d", N);
     fail(
         "--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving "
         "at least %d: choose one of%s",
-        s.group_size, s.micro_batches, s.p, s.p, s.micro_batches, s.micro_batches, s.p,
+        s.interleave_group, s.micro_batches, s.p, s.p, s.micro_batches, s.micro_batches, s.p,
         good.empty() ? text(" %d", default_group(s.p, s.micro_batches)).c_str() : good.c_str());
 }
 
@@ -89,15 +90,15 @@ inline void check_pipeline(const PipelineShape& s) {
 
 // the k-th forward of every stage; backwards have the chunks reversed
 inline Instruction kth(Instruction::Kind kind, int k, const PipelineShape& s) {
-    int group = k / (s.group_size * s.chunks), first = group * s.group_size,
-        size = std::min(s.group_size, s.micro_batches - first);
+    int group = k / (s.interleave_group * s.chunks), first = group * s.interleave_group,
+        size = std::min(s.interleave_group, s.micro_batches - first);
     int at = k - first * s.chunks, chunk = at / size;
     return {kind, first + at % size, kind == Instruction::Backward ? s.chunks - 1 - chunk : chunk};
 }
 
 inline std::vector<Instruction> computations(int stage, const PipelineShape& s) {
     int all = s.micro_batches * s.chunks, after = s.p - stage - 1;
-    int warm = std::min(all, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.group_size);
+    int warm = std::min(all, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.interleave_group);
     std::vector<Instruction> out;
     if (!s.training) warm = all;
     for (int k = 0; k < warm; k++) out.push_back(kth(Instruction::Forward, k, s));
@@ -307,7 +308,7 @@ class ScheduleChecker {
                 if (d->sent != d->received) fail("stage %d: a message is not received as sent", r);
             int after = s.p - r - 1;
             int most = s.chunks == 1 ? std::min(s.micro_batches, after + 1)
-                : std::min(s.micro_batches * s.chunks, 2 * after + (s.chunks - 1) * s.group_size + 1);
+                : std::min(s.micro_batches * s.chunks, 2 * after + (s.chunks - 1) * s.interleave_group + 1);
             if (s.training && (int)stages[r].peak != most)
                 fail("stage %d: %zu in flight, the formula says %d", r, stages[r].peak, most);
         }

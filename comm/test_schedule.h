@@ -7,7 +7,7 @@
 void check_schedule(const PipelineShape& s) {
     std::string error = ScheduleChecker(all_stages(s)).check();
     check(error.empty(),
-          text("p %d m %d v %d N %d: %s", s.p, s.micro_batches, s.chunks, s.group_size, error.c_str()));
+          text("p %d m %d v %d N %d: %s", s.p, s.micro_batches, s.chunks, s.interleave_group, error.c_str()));
 }
 
 // a schedule spoilt on purpose must be noticed

@@ -42,10 +42,10 @@ struct Clip {
     }
 };
 
-// n values that a rank owns, from `at` in the flat buffers; their sum of squares is the id-th
+// n values that a rank owns, from `at` in the flat buffers; their sum of squares is number global_id
 struct Slice {
-    long at, n, state;  // state: of their flags
-    int id, parts;
+    long at, n, state_offset;  // state_offset: in master, m, v and, in spans, flags
+    int global_id, parts;
 };
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
 inline int square_sum_cut(long n) {
@@ -73,7 +73,7 @@ inline void add_values(real* sum, const real* x, long n, Stream) {
     for (long i = 0; i < n; i++) sum[i] += x[i];
 }
 
-// sums[slice.id] = sum of x^2 over what counts of each slice; parts: square_sum_parts for each
+// sums[slice.global_id] = sum of x^2 over what counts of each slice; parts: square_sum_parts for each
 inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* flags,
                         const Slice* slices, int count, Stream) {
     for (int k = 0; k < count; k++) {
@@ -84,7 +84,7 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
             double sum = 0;
             long last = (p + 1) * part < slice.n ? (p + 1) * part : slice.n;
             for (long i = p * part; i < last; i += flag_span) {
-                if (!(flags[(slice.state + i) / flag_span] & counts)) continue;
+                if (!(flags[(slice.state_offset + i) / flag_span] & counts)) continue;
                 const real* values = x + slice.at + i;
                 #pragma omp simd reduction(+ : sum)
                 for (int j = 0; j < flag_span; j++) sum += (double)values[j] * values[j];
@@ -93,7 +93,7 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
         }
         double sum = 0;
         for (int p = 0; p < slice.parts; p++) sum += parts[p];
-        sums[slice.id] = sum;
+        sums[slice.global_id] = sum;
     }
 }
 
@@ -166,7 +166,7 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
     double sum = 0;
     for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each; i < slice.n;
          i += (long)slice.parts * blockDim.x * real_each) {
-        if (!(flags[(slice.state + i) / flag_span] & counts)) continue;
+        if (!(flags[(slice.state_offset + i) / flag_span] & counts)) continue;
         Vec<real> v = load16(x + slice.at + i);
         UNROLL(unroll)
         for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];
@@ -179,7 +179,7 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
     static_assert(square_sum_parts <= square_sum_block);
     Slice slice = slices[blockIdx.x];
     bool mine = (int)threadIdx.x < slice.parts;
-    block_sum_to(sums + slice.id, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
+    block_sum_to(sums + slice.global_id, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
 }
 
 inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* flags,

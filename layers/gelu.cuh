@@ -5,7 +5,7 @@
 //             `accumulate`, added to, in the same pass; scratch: column_sum_scratch(C) values
 //   communicates: nothing    cost: 14*N*C flops, x read and y written once: memory bound
 #pragma once
-#include "base/gelu_of.h"
+#include "base/gemm.h"
 #include "column_sum.cuh"
 
 namespace ref {

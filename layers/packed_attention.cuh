@@ -1,12 +1,12 @@
 // packed_attention.cuh   causal attention, forward only, over a packed batch of variable-length segments,
-//   each with a cache of keys and values before it. A run may be a prompt, the next token of a sequence, a
-//   context, or one of several continuations that share a context, which is then computed once:
+//   each with a cache of keys and values before it. A segment may be a prompt, the next token of a sequence,
+//   a context, or one of several continuations that share a context, which is then computed once:
 //
 //       cache   [ context c c c c ][ first f f ][ second s s s ]      f sees c c c c and the f up to itself,
 //                 0             own                                   s sees c c c c and the s up to itself
 //
-//   A batch of N rows is cut in tiles: neighbouring rows of one run, at most segment_rows of them
-//   qkv (rows of the cache, NH, 3, HS): q, k and v of a head lie together   o (N, NH, HS)
+//   A batch of N rows is cut in tiles: neighbouring rows of one segment, at most segment_rows of them
+//   qkv (rows of the cache, NH, 3, HS): q, k and v of a head are neighbours   o (N, NH, HS)
 //   kept:  nothing (there is no backward)
 //   communicates: nothing    cost: 4*HS flops for each query, head and key that it sees
 #pragma once

@@ -1,7 +1,8 @@
-// device.h   where the program runs: one of three, chosen by the Makefile, distinguished only in this folder
+// device.h   where the program runs: one of three, chosen by the Makefile; only this folder knows which
 //   DEVICE=cuda      nvcc; dev = gpu
 //   DEVICE=emulated  g++ executes the same kernels through cuda_on_cpu.h; dev = gpu
-//   DEVICE=cpu       g++; no kernels; dev = ref: memory is the host's, a Stream is nothing
+//   DEVICE=cpu       g++; no kernels; dev = ref: memory is the host's, a Stream is nothing (each layer's file
+//                    fences its kernels by HAS_KERNELS)
 // and in what numbers (PRECISION):
 //   floatX  parameters and activations: bf16, fp32 or fp64
 //   real    sums, gradients, master weights and moments: fp32, or fp64 in an fp64 build

@@ -2,6 +2,7 @@
 //   What the work reads from the host it must read from memory of host_malloc, when its turn comes; kernels'
 //   arguments are those of the recording.
 #pragma once
+#include <memory>
 #include "device.h"
 
 #if HAS_KERNELS
@@ -48,3 +49,28 @@ struct Graph {
     }
 };
 #endif
+
+// the work of a step, which is the same in all that have the same batch: enqueued call by call, or as a CUDA
+// graph
+class CapturedStep {
+    std::unique_ptr<Graph> graph;
+    int captured_batch = 0;
+    int64_t counted = 0;  // by the captured work
+
+public:
+    // counter: what `work` counts while it is enqueued; a graph that is launched again counts the same
+    template <class Work>
+    void enqueue(Stream s, int batch, bool as_graph, int64_t& counter, Work work) {
+        int64_t before = counter;
+        if (!as_graph) return work();
+        if (captured_batch == batch) {
+            counter += counted;
+            return graph->run(s, work);
+        }
+        graph = std::make_unique<Graph>();  // one at a time: they take memory
+        captured_batch = 0;
+        graph->run(s, work);
+        captured_batch = batch;
+        counted = counter - before;
+    }
+};

@@ -80,7 +80,8 @@ inline std::vector<Score> score_file(Model& model, const ScorePlan& plan) {
         clear_losses(model);
         run_schedule(model, make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false}), all,
                      0);
-        for (int i = 0; grid.is_last() && i < mine; i++) collect_scores(model, plan, batch_of(i), i, scores);
+        for (int i = 0; grid.is_last_stage() && i < mine; i++)
+            collect_scores(model, plan, batch_of(i), i, scores);
         share_scores(grid, plan, first, end, scores);
     }
     return scores;

@@ -1,6 +1,7 @@
 // generate.h   text, token after token, each drawn from softmax(logits / temperature)
 //   Several texts at once, of any lengths: each has its rows of the blocks' qkv, which is the key-value
-//   cache; its prompt passes once, from then on a token costs one row. Where a text ends, the next prompt
+//   cache; its prompt passes once, from then on a token costs one row
+//   (with full recomputation there is no cache, and all passes again). Where a text ends, the next prompt
 //   takes its place. When a sequence is full, its later half becomes the prompt of a new pass. What is drawn
 //   depends on the text's seed and on how many were drawn before, not on its neighbours or on the layout.
 #pragma once

@@ -13,8 +13,8 @@ struct PackedBatch {
     int outputs() const { return (int)logit_rows.size(); }
 
     // n tokens that follow `position` others; their keys come to lie at row `at` of the cache, behind those
-    // of their run, which begins at `own`; they also see the rows [prefix, prefix + shared). Returns their
-    // first row.
+    // of their segment, which begins at `own`; they also see the rows [prefix, prefix + shared). Returns
+    // their first row.
     int add_segment(const int* given, int n, int position, int at, int own, int prefix = 0, int shared = 0) {
         int first = rows();
         for (int i = 0; i < n; i += segment_rows)
@@ -85,16 +85,16 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
         InFlight& kept = model.in_flight[chunk];
         load_packed(model, kept, packed);
         MicroBatch mb = {0, false, chunk, {1, packed.rows(), &kept.segments}, kept, input};
-        if (!model.is_first(chunk))
+        if (!model.is_first_chunk(chunk))
             comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", model.stream);
         layers_forward(model, mb, at);
-        if (!model.is_last(chunk))
+        if (!model.is_last_chunk(chunk))
             comm::send(grid.forward_out.group, kept.y.x, values, 1, "rows of generation", model.stream);
         else
             all_logits(model, mb, at);
     }
     std::vector<std::vector<real>> out;
-    if (!grid.is_last()) return out;
+    if (!grid.is_last_stage()) return out;
     int K = packed.outputs(), Vp_r = model.shape.Vp / grid.t, V = model.shape.V;
     // my columns -> all columns
     comm::all_gather(tp.group, model.gathered_logits, model.lm_head.logits, (long)K * Vp_r, "logits",

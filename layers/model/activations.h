@@ -30,7 +30,8 @@ struct Setup {
     bool sequence_parallel = false;
     bool generates = false;       // text is generated in between
     bool packs = false;           // packed batches pass through
-    bool cache = false;           // without training: blocks keep keys and values from one batch to the next
+    // without training: blocks keep keys and values from one batch to the next
+    bool inference_cache = false;
     bool notes_greedy = false;    // whether a target is the likeliest is noted
     int outputs = 0;              // rows of logits in a batch; 0: all rows
     Recompute recompute = Recompute::None;

@@ -76,8 +76,8 @@ inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a
     bool accumulate = at.accumulate;
     int N = batch.rows(), N_r = at.tp.rows(N), t = at.tp.group.size;
     int C = at.shape.C, C_r = C / t, NH_r = at.shape.NH / t;
-    floatX *wide = scratch.wide, *branch = scratch.partial;
-    const floatX* rows;
+    floatX *d_up = scratch.wide, *d_qkv = scratch.wide, *partial = scratch.partial;
+    const floatX *rows, *d_ln;
     real* sums = scratch.linear.sums;
     auto layernorm_again = [&](floatX* y, NormStats stats, const floatX* x, BlockTensor weight) {
         Section timed("layer norm", s);
@@ -87,50 +87,51 @@ inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a
         Section timed("gelu", s);
         dev::gelu_forward(a.act, a.up, 4L * N * C_r, s);
     }
-    {   // 8. the residual stream's gradient is also the branch's; and 7.: wide holds the gradient of up
+    {   // 8. the residual stream's gradient is also the branch's; and 7.: back through GELU
         Section timed("linears and gelu", s);
         dev::column_sum(g[DOWN_B], dx, sums, N_r, C, accumulate, s);
         rows = gather_rows(at.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-        linear_gelu_backward(wide, g[UP_B], g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N,
+        linear_gelu_backward(d_up, g[UP_B], g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N,
                              4 * C_r, C, accumulate, s);
     }
     layernorm_again(a.ln2, a.ln2_stats, a.mid, LN2_W);
     {   // 6.
         Section timed("linears", s);
         rows = gather_rows(at.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
-        linear_backward(branch, g[UP_W], nullptr, wide, rows, w[UP_W], scratch.linear, N, C, 4 * C_r,
+        linear_backward(partial, g[UP_W], nullptr, d_up, rows, w[UP_W], scratch.linear, N, C, 4 * C_r,
                         accumulate, s);
-        branch = reduce_rows(at.tp, scratch.reduced, branch, N, C, "sum of up's gradient", s);
+        d_ln = reduce_rows(at.tp, scratch.reduced, partial, N, C, "sum of up's gradient", s);
     }
     {   // 5. adds to the residual stream's gradient
         Section timed("layer norm", s);
-        dev::layernorm_backward(dx, g[LN2_W], g[LN2_B], branch, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
+        dev::layernorm_backward(dx, g[LN2_W], g[LN2_B], d_ln, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
                                 accumulate, s);
     }
     {   // 4.
         Section timed("linears", s);
-        branch = scratch.partial;
         dev::column_sum(g[OUT_B], dx, sums, N_r, C, accumulate, s);
         rows = gather_rows(at.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
-        linear_backward(branch, g[OUT_W], nullptr, rows, a.o, w[OUT_W], scratch.linear, N, C_r, C, accumulate,
-                        s);
+        linear_backward(partial, g[OUT_W], nullptr, rows, a.o, w[OUT_W], scratch.linear, N, C_r, C,
+                        accumulate, s);
     }
-    {   // 3. wide holds the gradient of qkv
+    {   // 3. partial holds the gradient of o
         Section timed("attention", s);
         AttentionShape heads = {batch.B, batch.T, NH_r, at.shape.HS()};
-        if (a.lse) dev::flash_attention_backward(wide, scratch.flash, branch, a.o, a.lse, a.qkv, heads, s);
-        else dev::attention_backward(wide, scratch.scores_gradient, branch, a.probabilities, a.qkv, heads, s);
+        if (a.lse) dev::flash_attention_backward(d_qkv, scratch.flash, partial, a.o, a.lse, a.qkv, heads, s);
+        else
+            dev::attention_backward(d_qkv, scratch.scores_gradient, partial, a.probabilities, a.qkv, heads,
+                                    s);
     }
     layernorm_again(a.ln1, a.ln1_stats, a.x, LN1_W);
     {   // 2.
         Section timed("linears", s);
         rows = gather_rows(at.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
-        linear_backward(branch, g[QKV_W], g[QKV_B], wide, rows, w[QKV_W], scratch.linear, N, C, 3 * C_r,
+        linear_backward(partial, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], scratch.linear, N, C, 3 * C_r,
                         accumulate, s);
-        branch = reduce_rows(at.tp, scratch.reduced, branch, N, C, "sum of qkv's gradient", s);
+        d_ln = reduce_rows(at.tp, scratch.reduced, partial, N, C, "sum of qkv's gradient", s);
     }
     // 1. adds to the residual stream's gradient
     Section timed("layer norm", s);
-    dev::layernorm_backward(dx, g[LN1_W], g[LN1_B], branch, a.x, w[LN1_W], a.ln1_stats, sums, N_r, C,
+    dev::layernorm_backward(dx, g[LN1_W], g[LN1_B], d_ln, a.x, w[LN1_W], a.ln1_stats, sums, N_r, C,
                             accumulate, s);
 }

@@ -313,7 +313,7 @@ inline std::vector<int> batches_from(const Options& o, uint64_t samples) {
     return all;
 }
 
-// preset < options; V: the vocabulary of the training file, or 0
+// preset < options; file_vocabulary: of the training file, or 0
 inline ModelShape model_shape(Options& o, int file_vocabulary) {
     const Preset& p = find_preset(o.model);
     if (!o.layers) o.layers = p.layers;

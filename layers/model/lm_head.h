@@ -1,10 +1,10 @@
 // lm_head.h   the end of the model: final layer norm, logits, loss; vocabulary-parallel
-//   logits = layernorm(x) wte^T, of which a tensor-parallel rank has Vp_r = Vp / t columns; they are never
-//   gathered in training (see cross_entropy.cuh). Forward ends with logits and losses; where the gradient is
+//   logits = layernorm(x) wte^T, of which a tensor-parallel rank has Vp_r = Vp / t columns; they are not
+//   gathered for the loss (see cross_entropy.cuh). Forward ends with logits and losses; where the gradient is
 //   wanted (dloss is not 0) the logits become their own gradient at once, and backward begins there.
 //   The exception is Setup.loss_in_backward: where the logits of a micro-batch are not all held
 //   (--loss-chunk), or would not outlive the next forward, forward leaves them out, and backward computes
-//   logits, loss and gradients chunk by chunk.
+//   logits, loss and gradients, some rows at a time.
 //   x (N_r, C)   losses, is_greedy (outputs) real
 #pragma once
 #include "embedding.h"
@@ -76,7 +76,7 @@ inline void lm_head_forward(const LossOf& loss, const LmHeadActivations& a, cons
     }
 }
 
-// dx (N_r, C) becomes the gradient of x times dloss; g is set or, with at.accumulate, added to.
+// dx (N_r, C) becomes dloss times the gradient of x; g is set or, with at.accumulate, added to.
 // loss: nullptr where forward has computed it, and the logits are their gradient
 inline void lm_head_backward(floatX* dx, const LmHeadGradients& g, const LossOf* loss,
                              const LmHeadActivations& a, const floatX* x, const LmHeadWeights& w,

@@ -2,7 +2,7 @@
 //   Every bucket of the flat buffers is cut in d equal slices; data-parallel rank i owns slice i: it gets the
 //   sum of the gradients there, holds master weights and moments for it alone, updates it, and all gather the
 //   new parameters. With one shard (--zero 0, or d = 1) each rank owns everything and sums all gradients.
-//   master, m, v (elements / d) real; in fp32 and fp64 builds the parameters are their own master weights
+//   master, m, v: the slices, real; in fp32 and fp64 builds the parameters are their own master weights
 //   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
@@ -14,13 +14,14 @@
 #include "../base/rng.h"
 #include "stage.h"
 
-// what this rank owns of a parameter: n elements from `at` in the flat buffers, from `state` in m and v
+// what this rank owns of a parameter: n elements from `at` in the flat buffers, from
+// `state_offset` in m and v
 struct ZeroPartition {
     int parameter;
-    long at, n, state;
+    long at, n, state_offset;
 };
 
-inline std::vector<ZeroPartition> zero_partitions(const ParameterTable& table, int owner) {
+inline std::vector<ZeroPartition> owned_parts(const ParameterTable& table, int owner) {
     std::vector<ZeroPartition> out;
     std::vector<long> begin;  // of each bucket's slice, in m and v
     long state = 0;
@@ -38,13 +39,13 @@ inline std::vector<ZeroPartition> zero_partitions(const ParameterTable& table, i
     return out;
 }
 
-// this rank's slice of each bucket
-inline std::vector<Slice> zero_slices(const ParameterTable& table, int owner) {
+// a rank's slice of each bucket
+inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
     std::vector<Slice> out;
     long state = 0;
     for (auto& bucket : table.buckets) {
         long n = bucket.elements / table.layout.optimizer_shards;
-        out.push_back({bucket.offset + owner * n, n, state, bucket.id, square_sum_cut(n)});
+        out.push_back({bucket.offset + owner * n, n, state, bucket.global_id, square_sum_cut(n)});
         state += n;
     }
     return out;
@@ -68,7 +69,7 @@ struct Optimizer {
     explicit Optimizer(Model& model)
         : elements(model.table.elements / model.table.layout.optimizer_shards),
           owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
-          partitions(zero_partitions(model.table, owner)), slices(zero_slices(model.table, owner)) {}
+          partitions(owned_parts(model.table, owner)), slices(owned_slices(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
     ~Optimizer() {
         device_free(arena.base);
@@ -107,7 +108,7 @@ struct Optimizer {
             bool elsewhere = p.is_copy ||
                 (!p.split && model.grid.tensor > 0) ||                               // tensor rank 0 does
                 (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);   // data rank 0 does
-            for (long i = part.state; i < part.state + part.n; i += flag_span)
+            for (long i = part.state_offset; i < part.state_offset + part.n; i += flag_span)
                 all[i / flag_span] = (p.decay ? decays : 0) | (elsewhere ? 0 : counts);
         }
         return all;
@@ -124,12 +125,13 @@ struct Optimizer {
     }
 };
 
-// by tokens (Megatron-LM): linear warm-up over `warmup`, cosine to `floor` at `decay`, then floor.
+// by tokens (Megatron-LM): linear warm-up, cosine to `floor` at `decay_tokens`, then floor.
 // `tokens` counts those of the step that the rate is for, so that the first step moves.
-inline double learning_rate(double tokens, double peak, double floor, double warmup, double decay) {
-    if (tokens <= warmup && warmup > 0) return peak * tokens / warmup;
-    if (tokens > decay) return floor;
-    double progress = decay > warmup ? (tokens - warmup) / (decay - warmup) : 1;
+inline double learning_rate(double tokens, double peak, double floor, double warmup_tokens,
+                            double decay_tokens) {
+    if (tokens <= warmup_tokens && warmup_tokens > 0) return peak * tokens / warmup_tokens;
+    if (tokens > decay_tokens) return floor;
+    double span = decay_tokens - warmup_tokens, progress = span > 0 ? (tokens - warmup_tokens) / span : 1;
     return floor + (peak - floor) * 0.5 * (1 + std::cos(M_PI * progress));
 }
 
@@ -160,28 +162,31 @@ inline void reduce_gradients(Model& model) {
 }
 
 // how far gradients are scaled down: a sum of squares for each bucket, then over all of the whole model
-inline void compute_clip(Model& model, Optimizer& o, double largest_norm) {
+inline void compute_clip(Model& model, Optimizer& optimizer, double largest_norm) {
     Section timed("gradient norm", model.stream);
     int buckets = model.table.bucket_ids;
-    set_zero(o.squares, buckets * sizeof(double), model.stream);
-    dev::square_sums(o.squares, o.square_parts, model.gradients, o.flags, o.device_slices,
-                     (int)o.slices.size(), model.stream);
-    comm::all_reduce(model.grid.world, o.squares, buckets, comm::Op::Sum, "square sums", model.stream);
-    dev::clip_gradients(o.clip, o.squares, buckets, largest_norm, model.stream);
+    set_zero(optimizer.squares, buckets * sizeof(double), model.stream);
+    dev::square_sums(optimizer.squares, optimizer.square_parts, model.gradients, optimizer.flags,
+                     optimizer.device_slices, (int)optimizer.slices.size(), model.stream);
+    comm::all_reduce(model.grid.world, optimizer.squares, buckets, comm::Op::Sum, "square sums",
+                     model.stream);
+    dev::clip_gradients(optimizer.clip, optimizer.squares, buckets, largest_norm, model.stream);
 }
 
 // with the hyper-parameters that were set; the gradients are overwritten by the next step's first micro-batch
-inline void update_parameters(Model& model, Optimizer& o, double largest_norm) {
-    compute_clip(model, o, largest_norm);
+inline void update_parameters(Model& model, Optimizer& optimizer, double largest_norm) {
+    compute_clip(model, optimizer, largest_norm);
     Section timed("optimizer", model.stream);
-    copy_to_device(o.hyper, o.next_hyper, sizeof(AdamW), model.stream);
+    copy_to_device(optimizer.hyper, optimizer.next_hyper, sizeof(AdamW), model.stream);
     bool sharded = model.table.layout.optimizer_shards > 1;  // else the slices are whole buckets, in a row
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
-        const Slice& mine = o.slices[bucket];
-        real* master = master_is_parameter ? (real*)model.weights + mine.at : o.master + mine.state;
-        dev::adamw(model.weights + mine.at, master, o.m + mine.state, o.v + mine.state,
-                   model.gradients + mine.at, o.flags + mine.state / flag_span, o.hyper, o.clip,
-                   sharded ? mine.n : o.elements, model.stream);
+        const Slice& mine = optimizer.slices[bucket];
+        real* master =
+            master_is_parameter ? (real*)model.weights + mine.at : optimizer.master + mine.state_offset;
+        dev::adamw(model.weights + mine.at, master, optimizer.m + mine.state_offset,
+                   optimizer.v + mine.state_offset, model.gradients + mine.at,
+                   optimizer.flags + mine.state_offset / flag_span, optimizer.hyper, optimizer.clip,
+                   sharded ? mine.n : optimizer.elements, model.stream);
         if (!sharded) return;
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
@@ -190,39 +195,40 @@ inline void update_parameters(Model& model, Optimizer& o, double largest_norm) {
         // my slice -> all slices, under the next forward
         comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",
                          model.grid.dp_stream);
-        model.gathered[bucket] = comm::record_event(model.grid.dp_stream);
+        model.parameters_gathered[bucket] = comm::record_event(model.grid.dp_stream);
     }
 }
 
 // before clipping, of the last step; waits for it
-inline double gradient_norm(Model& model, const Optimizer& o) {
+inline double gradient_norm(Model& model, const Optimizer& optimizer) {
     Clip clip;
-    copy_to_host(&clip, o.clip, sizeof clip, model.stream);
+    copy_to_host(&clip, optimizer.clip, sizeof clip, model.stream);
     return clip.norm;
 }
 
 // ---- values ----------------------------------------------------------------------------------------------
 
 // of a tensor's shard (p.size values, padding included) what this rank owns -> master, m or v
-inline void store_partition(Model& model, const Optimizer& o, real* state, const Parameter& p,
+inline void store_partition(Model& model, const Optimizer& optimizer, real* state, const Parameter& p,
                             const std::vector<real>& values) {
-    for (auto& part : o.partitions)
+    for (auto& part : optimizer.partitions)
         if (model.table.list[part.parameter].name == p.name)
-            copy_to_device(state + part.state, values.data() + (part.at - p.offset), part.n * sizeof(real),
-                           model.stream);
+            copy_to_device(state + part.state_offset, values.data() + (part.at - p.offset),
+                           part.n * sizeof(real), model.stream);
     synchronize(model.stream);
 }
 
 // this rank's shard of a tensor becomes parameters and, where owned, master weights
-inline void store_parameter(Model& model, Optimizer* o, const Parameter& p, const std::vector<real>& values) {
+inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter& p,
+                            const std::vector<real>& values) {
     std::vector<floatX> rounded(values.begin(), values.end());
     copy_to_device(model.weights + p.offset, rounded.data(), rounded.size() * sizeof(floatX), model.stream);
-    if (o && !master_is_parameter) store_partition(model, *o, o->master, p, values);
+    if (optimizer && !master_is_parameter) store_partition(model, *optimizer, optimizer->master, p, values);
     synchronize(model.stream);
 }
 
 // values from (seed, tensor's name, element of the whole) alone; padded rows of the vocabulary stay 0
-inline void initialise_parameters(Model& model, Optimizer* o, uint64_t seed) {
+inline void initialise_parameters(Model& model, Optimizer* optimizer, uint64_t seed) {
     for (auto& p : model.table.list) {
         std::vector<real> values(p.size, 0);
         if (p.init_std == 0) std::fill(values.begin(), values.end(), (real)p.constant);
@@ -230,6 +236,6 @@ inline void initialise_parameters(Model& model, Optimizer* o, uint64_t seed) {
             p.for_each_run([&](long whole, long shard, long n) {
                 normals(values.data() + shard, seed, purpose(p.name), (uint64_t)whole, n, p.init_std);
             });
-        store_parameter(model, o, p, values);
+        store_parameter(model, optimizer, p, values);
     }
 }

@@ -11,7 +11,8 @@
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
 //   To add a tensor of a block: a row in block_rows and its name in BlockTensor (they are compared when this
 //   is compiled), then its use in block.h; scripts/reference_pytorch.py, whose gradients ./test_gpt compares
-//   by name. Another tensor: a line in parameter_table.
+//   by name. Another tensor: a line in parameter_table. What its GEMM or collective costs:
+//   layers/plan/cost.h.
 #pragma once
 #include <cmath>
 #include <iterator>
@@ -31,7 +32,7 @@ struct Parameter {
     double constant;
     long offset;                     // first element in the flat buffers
     int bucket;                      // of this rank
-    int id;                          // in the whole model's table
+    int global_id;                   // in the whole model's table
     bool is_copy;                    // another stage's parameter, held here too
     static long product(const std::vector<long>& dims) {
         long n = 1;
@@ -52,7 +53,7 @@ struct Parameter {
     }
 };
 
-struct Bucket { long offset, elements; int id; };  // id: in the whole model
+struct Bucket { long offset, elements; int global_id; };  // global_id: in the whole model
 
 // how a model lies over ranks
 struct Layout {
@@ -61,8 +62,8 @@ struct Layout {
     int optimizer_shards = 1;
     int p = 1, stage = 0, v = 1;    // pipeline stages, this rank's, chunks of layers on each
     int chunk_layers(int L) const { return L / (p * v); }
-    bool is_first(int chunk) const { return stage == 0 && chunk == 0; }
-    bool is_last(int chunk) const { return stage == p - 1 && chunk == v - 1; }
+    bool is_first_chunk(int chunk) const { return stage == 0 && chunk == 0; }
+    bool is_last_chunk(int chunk) const { return stage == p - 1 && chunk == v - 1; }
 };
 
 // ---- a block's tensors -----------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ inline ParameterTable parameter_table(const ModelShape& shape, Layout layout = {
         wte.is_copy = true;
         table.wte = (int)table.list.size();
         table.add_bucket(true, [&] { table.append(wte); });
-        table.buckets.back().id = 0;  // the first stage's, once more
+        table.buckets.back().global_id = 0;  // the first stage's, once more
         table.bucket_ids--;
     }
     return table;

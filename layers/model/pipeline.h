@@ -2,15 +2,14 @@
 //   A message is (N_r, C) values of the residual stream or of its gradient. Where every tensor-parallel rank
 //   holds all rows, each sends its t-th of the values, and they are gathered where they arrive.
 //   What runs beside what, and who waits for whom:
-//     stream            carries                            waits for
-//     compute           layers, tensor-parallel calls,     a message: where its buffer is read (received);
-//                       the update                         a send: where its buffer is written again (sent);
-//                                                          a bucket's new parameters: where they are read
-//     Link::stream      messages of one direction to or    compute, up to where the message is posted
-//                       from one neighbour
-//     Grid::dp_stream   reductions of gradients, gathers   compute, up to where a bucket is complete, or
-//     updated
-//                       of parameters, bucket by bucket
+//     stream           carries                               waits for
+//     compute          layers, tensor-parallel calls,        a message, where its buffer is read (received)
+//                      the update                            a send, where its buffer is written again (sent)
+//                                                            a bucket's new parameters, where they are read
+//     Link::stream     messages of one direction,            compute, up to where the message is posted
+//                      to or from one neighbour
+//     Grid::dp_stream  buckets: gradients reduced,           compute, up to where the bucket is complete,
+//                      parameters gathered                   or updated
 #pragma once
 #include <functional>
 #include "../../comm/schedule.h"
@@ -23,8 +22,8 @@ struct MicroBatches {
     std::function<void(InFlight& to, int micro_batch)> load;
 };
 
-// those whose tokens stage_tokens has put on the host
-inline MicroBatches staged_batches(Model& model, const std::vector<Batch>& sizes) {
+// those whose tokens put_tokens_on_host has put on the host
+inline MicroBatches token_batches(Model& model, const std::vector<Batch>& sizes) {
     return {sizes, [&model](InFlight& to, int micro_batch) { copy_tokens(model, to, micro_batch); }};
 }
 
@@ -112,14 +111,15 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
         MicroBatch mb = {op.micro_batch, op.micro_batch == schedule.shape.micro_batches - 1, op.chunk,
                          all.sizes[op.micro_batch], model.in_flight[op.in_flight], model.inputs[op.input]};
         if (op.kind == Instruction::Forward) {
-            bool needs_tokens = model.setup.packs || model.is_first(op.chunk) || model.is_last(op.chunk);
+            bool needs_tokens =
+                model.setup.packs || model.is_first_chunk(op.chunk) || model.is_last_chunk(op.chunk);
             if (needs_tokens) all.load(mb.kept, op.micro_batch);
             if (mb.kept.is_packed) mb.batch.segments = &mb.kept.segments;
             await_message(model, mb.input, "activations, whole", mb.batch);
             forward(model, mb, dloss);
         } else {
-            mb.gradient = &model.activation_gradients[op.gradient];
-            await_message(model, *mb.gradient, "their gradient, whole", mb.batch);
+            mb.activation_gradient = &model.activation_gradients[op.gradient];
+            await_message(model, *mb.activation_gradient, "their gradient, whole", mb.batch);
             backward(model, mb, dloss);
         }
     }

@@ -24,7 +24,7 @@ inline void check_replicas(Model& model, const Optimizer& o) {
     for (auto& part : o.partitions)
         for (real* values : {o.master, o.m, o.v})
             if (values)
-                state[part.parameter] = device_checksum(values + part.state, part.n * sizeof(real),
+                state[part.parameter] = device_checksum(values + part.state_offset, part.n * sizeof(real),
                                                          state[part.parameter], model.stream);
     struct { const comm::Group& group; bool tied, whole, with_state; } all[] = {
         {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.optimizer_shards == 1},

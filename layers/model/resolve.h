@@ -1,5 +1,6 @@
 // resolve.h   the start of a run: every open setting is resolved, or refused before anything begins
-//   preset < checkpoint < option. What is resolved is printed, and recorded in checkpoints.
+//   preset < checkpoint < option; but what a checkpoint fixes (shape, seed) no option changes. What is
+//   resolved is printed, and recorded in checkpoints.
 #pragma once
 #include <unistd.h>
 #include <numeric>
@@ -366,6 +367,11 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
             damaged = 1;
         }
         if (comm::sum_over(comm::everyone(), {damaged}, "damaged checkpoints")[0] > 0) continue;
+        if (batch_after(run.options, checkpoint.state.samples) < batch_after(run.options, run.state.samples))
+            comm::collective_check(
+                text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
+                     "the batch ramp: give --resume %s",
+                     run.options.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
         uint64_t set_samples = run.state.set_samples;
         run.state = checkpoint.state;
         run.state.shape = model.shape;

@@ -19,8 +19,8 @@ inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
     PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
     int m = s.micro_batches;
     bool as_asked = o.pipeline_group && (batch == o.batch || legal_group(s.p, m, o.pipeline_group));
-    if (s.chunks == 1) s.group_size = m;
-    else s.group_size = as_asked ? o.pipeline_group : default_group(s.p, m);
+    if (s.chunks == 1) s.interleave_group = m;
+    else s.interleave_group = as_asked ? o.pipeline_group : default_group(s.p, m);
     return s;
 }
 
@@ -83,7 +83,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
         return {.B = B,
                 .training = false,
                 .packs = true,
-                .cache = true,
+                .inference_cache = true,
                 .outputs = B,
                 .chunks = v,
                 .in_flight = v,
@@ -145,30 +145,6 @@ inline void open_autotuner(const Options& o, const RunState& state) {
     autotuner.open(file, machine);
     autotuner.of_run = state.choices;
 }
-
-// the work of a step, which is the same in all that have the same batch: enqueued call by call, or as a CUDA
-// graph
-class CapturedStep {
-    std::unique_ptr<Graph> graph;
-    int captured_batch = 0;
-    int64_t flops = 0;  // of linear layers, counted when it was captured
-
-public:
-    template <class Work>
-    void enqueue(Stream s, int batch, bool as_graph, Work work) {
-        int64_t before = linear_flops;
-        if (!as_graph) return work();
-        if (captured_batch == batch) {
-            linear_flops += flops;
-            return graph->run(s, work);
-        }
-        graph = std::make_unique<Graph>();  // one at a time: they take memory
-        captured_batch = 0;
-        graph->run(s, work);
-        captured_batch = batch;
-        flops = linear_flops - before;
-    }
-};
 
 // every computation of a step, on whatever lies there: GEMMs are timed, and kernels loaded
 inline void compute_once(Model& model) {

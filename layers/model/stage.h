@@ -1,6 +1,6 @@
 // stage.h   this rank's share of the model: its memory, and a chunk of its layers forward and backward
-//   Memory is taken once, at start, in four arenas (parameters, gradients, activations, scratch; the
-//   optimiser has a fifth), and the table that is printed is what is taken.
+//   Memory is taken once, at start, in arenas (parameters, gradients, activations, scratch, the GEMMs'
+//   workspace; the optimiser has its own), and the table that is printed is what is taken.
 //     in_flight[i]             of one micro-batch in one chunk of layers, from its forward to its backward
 //     inputs[i]                (N_r, C): what the chunk's first layer reads; received, or the embedding
 //     activation_gradients[i]  (N_r, C): of the residual stream, from the chunk's output down to its input
@@ -35,12 +35,12 @@ struct InFlight {
 // a micro-batch at a chunk of this rank's stage, and the memory that it has there
 struct MicroBatch {
     int index;       // in the step: the first one sets gradients, the others add to them
-    bool is_last;    // in the step: its gradients are complete
+    bool is_last_micro_batch;  // of the step: its gradients are complete
     int chunk;
     Batch batch;
     InFlight& kept;
     Buffer& input;
-    Buffer* gradient = nullptr;  // in backward
+    Buffer* activation_gradient = nullptr;  // in backward
 };
 
 struct Model {
@@ -52,18 +52,20 @@ struct Model {
     floatX* weights = nullptr;
     real* gradients = nullptr;
     // the part of wte's gradient that comes from the logits: summed apart, so that the order of the sum is
-    // that of a pipeline; with one micro-batch, and on the last of several stages, it is wte's own gradient
+    // that of a pipeline; where no step has several
+    // micro-batches, and on the last of several stages, it is wte's own gradient; nullptr on other stages
     real* wte_gradient_from_logits = nullptr;
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, activation_gradients;
-    BlockActivations shared;        // with recomputation: of the layer at work
+    BlockActivations recomputed;    // with recomputation: of the layer at work
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // (B, Vp) with a cache, else (Vp): of the whole vocabulary
     Scratch scratch;
     std::vector<Arena> arenas;
-    std::vector<comm::StreamEvent> gathered;  // of each bucket's parameters, after an update
+    std::vector<comm::StreamEvent> parameters_gathered;  // of each bucket's parameters, after an update
     Stream stream = nullptr;
-    int* host_tokens = nullptr;     // pinned: of each micro-batch of a step, what goes to InFlight.tokens …
+    // pinned: of each micro-batch of a step, token_ints() that go to InFlight.tokens
+    int* host_tokens = nullptr;
     std::vector<int> token_counts;  // for sorting
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
@@ -72,7 +74,7 @@ struct Model {
           table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
                                         setup.chunks})),
           in_flight(setup.in_flight), inputs(setup.inputs), activation_gradients(setup.activation_gradients),
-          gathered(table.buckets.size()) {}
+          parameters_gathered(table.buckets.size()) {}
     Model(const Model&) = delete;
     ~Model() {
         for (auto& arena : arenas) device_free(arena.base);
@@ -81,14 +83,16 @@ struct Model {
     }
 
     int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
-    bool is_first(int chunk) const { return table.layout.is_first(chunk); }
-    bool is_last(int chunk) const { return table.layout.is_last(chunk); }
+    bool is_first_chunk(int chunk) const { return table.layout.is_first_chunk(chunk); }
+    bool is_last_chunk(int chunk) const { return table.layout.is_last_chunk(chunk); }
     int max_rows() const { return setup.B * shape.T; }                              // in a batch
     // rows of logits in a batch
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
-    bool sorts_tokens() const { return setup.training && grid.is_first(); }  // for the embedding's gradient
-    long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }  // … so many
-    bool keeps_cache() const { return setup.training ? setup.recompute != Recompute::Full : setup.cache; }
+    bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
+    long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
+    bool keeps_cache() const {
+        return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
+    }
     bool sums_wte_apart() const { return grid.p == 1 && setup.accumulates; }
     LayerContext context(bool accumulate = false) const { return {shape, tp, scratch, stream, accumulate}; }
 
@@ -111,8 +115,8 @@ struct Model {
 
     // waits until a parameter's bucket holds what the last update gathered
     void await_parameter(const Parameter& p) {
-        comm::wait_event(stream, gathered[p.bucket]);
-        gathered[p.bucket] = {};
+        comm::wait_event(stream, parameters_gathered[p.bucket]);
+        parameters_gathered[p.bucket] = {};
     }
     void await_parameters() {
         for (auto& p : table.list) await_parameter(p);
@@ -136,7 +140,7 @@ struct Model {
         add_arena("scratch", [&](Arena& arena) { scratch.place(arena, shape, tp, setup); });
         arenas.push_back({"GEMM workspace", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
         if (!take) return;
-        if (grid.is_first() || grid.is_last())
+        if (grid.is_first_stage() || grid.is_last_stage())
             host_tokens =
                 (int*)host_malloc(setup.micro_batches * token_ints() * sizeof(int), "tokens of a step");
         if (sorts_tokens()) token_counts.assign(shape.Vp + 1, 0);
@@ -156,28 +160,28 @@ private:
         gradients = arena.take_real(table.elements);
         if (sums_wte_apart())
             wte_gradient_from_logits = arena.take_real(table.list[table.wte].size);
-        else if (grid.is_last())
+        else if (grid.is_last_stage())
             wte_gradient_from_logits = gradients ? gradient(table.wte) : nullptr;
     }
     void place_activations(Arena& arena) {
         long N = max_rows(), size = tp.row_capacity(setup.B, shape.T) * shape.C;
         bool full = setup.recompute == Recompute::Full;
-        shared = {};
-        if (full) shared.place(arena, shape, tp, setup);
-        if (setup.recompute == Recompute::Light) shared.place_light(arena, shape, tp, setup.B);
+        recomputed = {};
+        if (full) recomputed.place(arena, shape, tp, setup);
+        if (setup.recompute == Recompute::Light) recomputed.place_light(arena, shape, tp, setup.B);
         for (InFlight& kept : in_flight) {
-            kept.blocks.assign(chunk_layers(), shared);
+            kept.blocks.assign(chunk_layers(), recomputed);
             for (auto& block : kept.blocks) {
                 if (!setup.training && &block != &in_flight[0].blocks[0]) {  // all share one
                     block = in_flight[0].blocks[0];
-                    if (setup.cache) block.qkv = arena.take_x(3 * N * shape.C / grid.t);
+                    if (setup.inference_cache) block.qkv = arena.take_x(3 * N * shape.C / grid.t);
                 } else if (!full) {
                     block.place(arena, shape, tp, setup);
                 }
                 block.x = &block != &kept.blocks[0] ? arena.take_x(size) : nullptr;
             }
             kept.y.x = arena.take_x(size);
-            if (grid.is_first() || grid.is_last()) {
+            if (grid.is_first_stage() || grid.is_last_stage()) {
                 kept.tokens = arena.take<int>(token_ints());
                 kept.targets = kept.tokens + N;
                 kept.sorted_rows = kept.targets + N;
@@ -187,8 +191,8 @@ private:
         }
         for (auto* buffers : {&inputs, &activation_gradients})
             for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
-        gathered_logits = arena.take_x((size_t)(setup.cache ? setup.B : 1) * shape.Vp);
-        if (grid.is_last()) lm_head.place(arena, shape, tp, setup, max_outputs());
+        gathered_logits = arena.take_x((size_t)(setup.inference_cache ? setup.B : 1) * shape.Vp);
+        if (grid.is_last_stage()) lm_head.place(arena, shape, tp, setup, max_outputs());
     }
 };
 
@@ -196,7 +200,7 @@ private:
 
 // samples (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of host_tokens, which is
 // not to be written again before the step is done
-inline void stage_tokens(Model& model, const std::vector<int>& samples, Batch batch, int micro_batch) {
+inline void put_tokens_on_host(Model& model, const std::vector<int>& samples, Batch batch, int micro_batch) {
     int *tokens = model.host_tokens + (long)micro_batch * model.token_ints(),
         *targets = tokens + model.max_rows();
     for (int b = 0; b < batch.B; b++)
@@ -240,7 +244,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
     int n = model.chunk_layers();
     floatX* x = mb.input.x;
     await_sent(model, mb.kept.y);
-    if (model.is_first(mb.chunk)) {
+    if (model.is_first_chunk(mb.chunk)) {
         model.await_parameter(model.table.list[model.table.wte]);
         model.await_parameter(model.table.list[model.table.wpe]);
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), at,
@@ -261,7 +265,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     LayerContext at = model.context();
     layers_forward(model, mb, at);
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
-    if (!model.is_last(mb.chunk) || in_backward) return;
+    if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
     lm_head_forward(loss_of(model, mb, dloss), model.lm_head, mb.kept.y.x, model.lm_head_weights(), at,
                     mb.batch);
@@ -293,12 +297,12 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext at = model.context(mb.index > 0);
-    floatX *dx = mb.gradient->x, *x = mb.input.x;
+    floatX *dx = mb.activation_gradient->x, *x = mb.input.x;
     auto complete = [&](const Parameter& p) {
-        if (mb.is_last) reduce_bucket(model, p.bucket);
+        if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
-    await_sent(model, *mb.gradient);
-    if (model.is_last(mb.chunk)) {
+    await_sent(model, *mb.activation_gradient);
+    if (model.is_last_chunk(mb.chunk)) {
         LmHeadGradients g = {model.gradient(table.lnf), model.gradient(table.lnf + 1),
                              model.wte_gradient_from_logits};
         LossOf loss = loss_of(model, mb, dloss);
@@ -317,13 +321,14 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         block_backward(dx, model.block_gradients(layer).data(), a, w.data(), at, mb.batch);
         complete(table.block(layer, LN1_W));
     }
-    if (!model.is_first(mb.chunk)) return;
+    if (!model.is_first_chunk(mb.chunk)) return;
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
     if (mb.index == 0 && dwte != from_logits) set_zero(dwte, size * sizeof(real), model.stream);
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens,
                    {mb.kept.sorted_rows, mb.kept.run_starts}, at, mb.batch);
-    if (mb.is_last && model.sums_wte_apart()) dev::add_values(dwte, from_logits, size, model.stream);
+    if (mb.is_last_micro_batch && model.sums_wte_apart())
+        dev::add_values(dwte, from_logits, size, model.stream);
     complete(table.list[table.wte]);
     complete(table.list[table.wpe]);
 }
@@ -332,7 +337,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
 
 inline void clear_losses(Model& model) {
     size_t values = (size_t)model.setup.micro_batches * model.max_outputs();
-    if (model.grid.is_last()) set_zero(model.lm_head.losses, values * sizeof(real), model.stream);
+    if (model.grid.is_last_stage()) set_zero(model.lm_head.losses, values * sizeof(real), model.stream);
 }
 
 // the sum of the losses of each sequence of the first `micro_batches`; on the last stage

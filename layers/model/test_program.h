@@ -118,6 +118,20 @@ void test_resume() {
     program_refuses("--train " + tokens + " --layers 2 --hidden 24 --heads 3 --sequence 16 --save " + s +
                     "/unbroken", "already holds checkpoints");
     check(find_checkpoints(s + "/unbroken")[0].state.step == 120, "nothing was written over");
+    // an older checkpoint of an earlier part of the ramp: what was set up for the newest does not fit
+    std::string ramped = programs + "/train_gpt --train " + tokens +
+                         " --layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --micro-batch 2 "
+                         "--ramp-start 2 --ramp-tokens 300 "
+                         "--steps 12 --save-every 4 --keep 5 --save " +
+                         s + "/ramped";
+    check(run(ramped).code == 0, "a run with a ramp");
+    for (const char* step : {"8", "12"})
+        patch(s + "/ramped/" + step_name(atol(step)) + "/rank-00000.bin", 100, "damage");
+    o = run(ramped + " --resume " + s + "/ramped");
+    check(o.code == 1 && o.out.find("an earlier part of the batch ramp: give --resume") != std::string::npos,
+          "a checkpoint before the ramp's end: " + o.out);
+    o = run(ramped + "2 --resume " + s + "/ramped/" + step_name(4));
+    check(o.code == 0 && o.out.find("resumed") != std::string::npos, "as it was advised: " + o.out);
 }
 
 void test_program() {

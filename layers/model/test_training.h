@@ -25,7 +25,7 @@ struct Trial {  // a small model with its optimiser
     }
     // the logits stay in model.lm_head, the losses are added to
     void forward_tokens(const std::vector<int>& samples, Batch batch) {
-        stage_tokens(model, samples, batch, 0);
+        put_tokens_on_host(model, samples, batch, 0);
         copy_tokens(model, model.in_flight[0], 0);
         forward(model, micro_batch(0, batch), 0);
     }
@@ -40,7 +40,7 @@ struct Trial {  // a small model with its optimiser
               "micro-batches that a trial can hold");
         for (int i = 0; i < micro_batches; i++) {
             auto first = samples.begin() + i * B * row;
-            stage_tokens(model, {first, first + B * row}, batch, i);
+            put_tokens_on_host(model, {first, first + B * row}, batch, i);
             MicroBatch mb = micro_batch(i, batch, i + 1 == micro_batches);
             copy_tokens(model, mb.kept, i);
             forward(model, mb, (real)(1 / tokens));

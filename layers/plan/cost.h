@@ -228,12 +228,12 @@ struct CostWriter {
     }
 };
 
-// stage.h's chunk_forward
+// stage.h's forward
 inline std::vector<Piece> forward_pieces(const Model& m, int chunk) {
     CostWriter w(m);
     std::vector<Piece> pieces;
     int n = m.chunk_layers();
-    if (m.is_first(chunk)) {
+    if (m.is_first_chunk(chunk)) {
         pieces.push_back({{}, {m.table.list[m.table.wte].bucket, m.table.list[m.table.wpe].bucket}});
         w.out = &pieces.back().works;
         w.embedding();
@@ -243,7 +243,7 @@ inline std::vector<Piece> forward_pieces(const Model& m, int chunk) {
         w.out = &pieces.back().works;
         w.block(true);
     }
-    if (m.is_last(chunk) && !m.setup.loss_in_backward) {
+    if (m.is_last_chunk(chunk) && !m.setup.loss_in_backward) {
         pieces.push_back({{}, {m.table.list[m.table.wte].bucket, m.table.list[m.table.lnf].bucket}});
         w.out = &pieces.back().works;
         w.lm_head_forward();
@@ -251,13 +251,13 @@ inline std::vector<Piece> forward_pieces(const Model& m, int chunk) {
     return pieces;
 }
 
-// stage.h's chunk_backward
+// stage.h's backward
 inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
     CostWriter w(m);
     std::vector<Piece> pieces;
     const ParameterTable& t = m.table;
     int n = m.chunk_layers();
-    if (m.is_last(chunk)) {
+    if (m.is_last_chunk(chunk)) {
         pieces.push_back({{}, {t.list[t.lnf].bucket}});
         if (m.grid.p > 1) pieces.back().buckets.push_back(t.list[t.wte].bucket);
         w.out = &pieces.back().works;
@@ -269,7 +269,7 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
         if (m.setup.recompute == Recompute::Full) w.block(false);
         w.block_backward();
     }
-    if (m.is_first(chunk)) {
+    if (m.is_first_chunk(chunk)) {
         pieces.push_back({{}, {t.list[t.wte].bucket, t.list[t.wpe].bucket}});
         w.out = &pieces.back().works;
         w.embedding_backward();

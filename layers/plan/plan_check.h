@@ -49,7 +49,7 @@ public:
         getrusage(RUSAGE_SELF, &usage);
         int64_t differs = !equal, resident = usage.ru_maxrss * 1024;
         std::vector<int64_t> all =
-            comm::gather_numbers(run.grid.world, {differs, resident}, "the plan_check");
+            comm::gather_numbers(run.grid.world, {differs, resident}, "plan and run");
         if (!run.is_rank0() || !steps) return;
         std::vector<int> who;
         int64_t least = all[1], most = all[1];

@@ -304,7 +304,7 @@ inline std::string plan_json(const Plan& plan) {
     out += text(
         " \"pipeline_chunks\": %d, \"pipeline_group\": %d, \"sequence_parallel\": %s, \"recompute\": %s, "
         "\"zero\": %d, \"attention\": %s, \"fp8\": %s, \"loss_chunk\": %d,\n",
-        o.pipeline_chunks, pipeline_shape(o, plan.grid.d, o.batch).group_size,
+        o.pipeline_chunks, pipeline_shape(o, plan.grid.d, o.batch).interleave_group,
         o.sequence_parallel == "yes" ? "true" : "false", json_quote(o.recompute).c_str(), o.zero,
         uses_flash(o, plan.target) ? "\"flash\"" : "\"materialised\"", o.fp8 == "yes" ? "true" : "false",
         o.loss_chunk);

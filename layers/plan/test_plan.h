@@ -262,12 +262,13 @@ void test_layouts() {
                             alike = alike && table.count == whole.count && table.tensors == whole.tensors;
                             long partitions = 0;
                             for (int owner = 0; owner < d; owner++)
-                                for (auto& piece : zero_partitions(table, owner)) partitions += piece.n;
+                                for (auto& piece : owned_parts(table, owner)) partitions += piece.n;
                             for (auto& q : table.list) {
-                                alike = alike && q.name == whole.list[q.id].name;
+                                alike = alike && q.name == whole.list[q.global_id].name;
                                 partitions -= q.size;
                                 copies += q.is_copy;
-                                if (!q.is_copy && (q.split || tensor == 0)) counted[q.id] += q.stored();
+                                if (!q.is_copy && (q.split || tensor == 0))
+                                    counted[q.global_id] += q.stored();
                             }
                             cut = cut && partitions == 0;
                             if (p > 1 && stage == p - 1) {  // both copies of the embedding are cut alike
@@ -276,7 +277,7 @@ void test_layouts() {
                                 cut = cut && a.elements == b.elements && a.offset % 128 == 0;
                             }
                         }
-                    for (auto& q : whole.list) alike = alike && counted[q.id] == q.stored();
+                    for (auto& q : whole.list) alike = alike && counted[q.global_id] == q.stored();
                     check(alike && copies == (p > 1 ? t : 0),
                           text("t %d p %d v %d d %d: every value once", t, p, v, d));
                     check(cut, text("t %d p %d v %d d %d: partitions pieces", t, p, v, d));
