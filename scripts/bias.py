@@ -238,8 +238,7 @@ for axis in dict.fromkeys(axis for axis, _, _ in prompts):
         rows.append([key[1], total, ", ".join(f"{w} ({mine[w]})" for w in top) or "-"])
     markdown += (
         f"\n## Words: {axis}\n\n{o.samples} answers of {o.tokens} tokens to each prompt; without stop words;"
-        " the most skewed\n\n"
-        + table(["group", "words", "said there more than elsewhere (how often)"], rows)
+        " the most skewed\n\n" + table(["group", "words", "said there more than elsewhere (how often)"], rows)
     )
     if lexicon:
         rows = []

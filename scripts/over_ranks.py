@@ -24,7 +24,7 @@ def count(good, bad):
 def check(good, what):
     count(bool(good), not good)
     if not good:
-        print("FAILED ", what)
+        print("FAILED ", what, flush=True)
 
 
 def start(program, ranks, arguments, timeout=60, **variables):

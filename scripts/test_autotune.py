@@ -12,23 +12,10 @@ import subprocess
 import sys
 import tempfile
 
+from over_ranks import check, environment, finish
+
 build = os.path.abspath(sys.argv[1])
 work = tempfile.mkdtemp()
-passed = failed = 0
-environment = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
-
-
-def check(good, what):
-    global passed, failed
-    passed, failed = passed + bool(good), failed + (not good)
-    if not good:
-        print("FAILED ", what)
 
 
 def command(metrics, *more, tuning="tuning"):
@@ -99,5 +86,4 @@ try:
         check(losses("alike") == losses("apart"), "ranks take rank 0's choices")
 finally:
     shutil.rmtree(work)
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()

@@ -23,25 +23,10 @@ import time
 import unicodedata
 import zlib
 
+from over_ranks import check, environment as ENVIRONMENT, finish
+
 CORPUS, TRAINER = (os.path.abspath(p) for p in sys.argv[1:3])
 SHARED = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data"))
-ENVIRONMENT = dict(
-    os.environ,
-    OMP_NUM_THREADS="1",
-    OMPI_ALLOW_RUN_AS_ROOT="1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    OMPI_MCA_rmaps_base_oversubscribe="1",
-    OMPI_MCA_mpi_yield_when_idle="1",
-    OMPI_MCA_btl_vader_single_copy_mechanism="none",
-)
-passed = failed = 0
-
-
-def check(good, what):
-    global passed, failed
-    passed, failed = passed + bool(good), failed + (not good)
-    if not good:
-        print("FAILED ", what, flush=True)
 
 
 def run(*words, ranks=0, fails=None):
@@ -283,8 +268,7 @@ def test_extract(work):
                 response(
                     page(
                         "Der Fluss wurde von den meisten benutzt, um auf den Markt und in die "
-                        "Kirche zu gehen, die auf der anderen Seite lag. "
-                        * 5
+                        "Kirche zu gehen, die auf der anderen Seite lag. " * 5
                     )
                 )
             ),
@@ -1261,8 +1245,7 @@ def main():
         print("==", name, flush=True)
         with tempfile.TemporaryDirectory() as work:
             chapters[name](work)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(failed > 0)
+    finish()
 
 
 main()

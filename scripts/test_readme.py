@@ -12,21 +12,15 @@ import subprocess
 import sys
 import tempfile
 
+from over_ranks import check, environment, finish
+
 build = os.path.abspath(sys.argv[1])
 root = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
 work = tempfile.mkdtemp()
-passed = failed = 0
 READMES = """README.md data/README.md layers/README.md layers/inference/README.md layers/plan/README.md
 comm/README.md data/tasks/README.md data/corpus/README.md scripts/README.md""".split()
 EXAMPLES = ("corpus.conf", "train.blend")  # files of the reader's own
 tree = subprocess.check_output(["git", "ls-files", "--cached", "--others"], cwd=root, text=True).split()
-environment = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 
 # what a command becomes: (pattern, replacement); "" where another check runs the very command
 TOY = "--layers 2 --hidden 32 --heads 2 --sequence 32"
@@ -45,13 +39,6 @@ RULES = [
     (r"(--generate \"[^\"]*\")", r"\1 --sample-tokens 5"),
     (r"(scripts/bias\.py .*)", r"\1 --samples 1 --tokens 3"),
 ]
-
-
-def check(good, what):
-    global passed, failed
-    passed, failed = passed + bool(good), failed + (not good)
-    if not good:
-        print("FAILED ", what)
 
 
 def commands(text):
@@ -129,5 +116,4 @@ try:
     check_plans()
 finally:
     shutil.rmtree(work)
-print(f"{passed} passed, {failed} failed")
-sys.exit(failed > 0)
+finish()
