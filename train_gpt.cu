@@ -107,7 +107,7 @@ StepResult train_step(Run& run, Trainer& trainer) {
                 backward(model, mb, dloss);  // -> gradients, set by the first micro-batch, then added to
             }
         } else {
-            std::vector<Batch> sizes(micro_batches, {B, T});
+            std::vector<BatchShape> sizes(micro_batches, {B, T});
             run_schedule(model, schedule, token_batches(model, sizes), dloss);
         }
         Traced timed(Span::Update, -1, -1, model.stream);
@@ -133,11 +133,11 @@ double evaluate_loss(Run& run, Trainer& trainer) {
     uint64_t all = run.validation->samples(), B = model.setup.B;
     uint64_t count = std::min(all, run.options.evaluate_batches * B), batches = (count + B - 1) / B;
     int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // micro-batches go round here as well
-    std::vector<Batch> sizes;
+    std::vector<BatchShape> sizes;
     std::vector<int> samples(B * (T + 1));
     for (int i = 0; i < mine; i++) {
         uint64_t first = ((uint64_t)i * grid.d + grid.data) * B;
-        Batch batch = {(int)std::min(B, count - first), T};
+        BatchShape batch = {(int)std::min(B, count - first), T};
         sizes.push_back(batch);
         for (int b = 0; model.host_tokens && b < batch.B; b++)
             run.validation->read_sample(&samples[(size_t)b * (T + 1)],

@@ -59,7 +59,7 @@ struct PackedSegments {
     int tile_count, outputs;
 };
 
-struct Batch {
+struct BatchShape {
     int B, T;
     const PackedSegments* segments = nullptr;  // then B = 1, T = N; computed forward only
     int rows() const { return B * T; }         // N

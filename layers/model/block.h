@@ -16,7 +16,7 @@
 // w[tensor]: this rank's shards of the block's parameters, by BlockTensor; without y only what backward reads
 // is computed, again
 inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
-                          const LayerContext& at, Batch batch) {
+                          const LayerContext& at, BatchShape batch) {
     const Scratch& scratch = at.scratch;
     Stream s = at.stream;
     int N = batch.rows(), N_r = at.tp.rows(N), t = at.tp.group.size;
@@ -70,7 +70,7 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
 // those of tensors that are whole on every rank are of its rows alone: they are summed once a step, in
 // optimizer.h.
 inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
-                           const LayerContext& at, Batch batch) {
+                           const LayerContext& at, BatchShape batch) {
     const Scratch& scratch = at.scratch;
     Stream s = at.stream;
     bool accumulate = at.accumulate;

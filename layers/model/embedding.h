@@ -19,7 +19,7 @@ inline int first_row(const TensorParallel& tp, int N_r) {
 }
 
 inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
-                          const LayerContext& at, Batch batch) {
+                          const LayerContext& at, BatchShape batch) {
     Stream s = at.stream;
     Section timed("embedding", s);
     int N = batch.rows(), N_r = at.tp.rows(N), C = at.shape.C;
@@ -33,7 +33,7 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
 
 // dwte is added to, dwpe set or, with at.accumulate, added to
 inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* tokens, SortedTokens sorted,
-                           const LayerContext& at, Batch batch) {
+                           const LayerContext& at, BatchShape batch) {
     Stream s = at.stream;
     Section timed("embedding", s);
     int N = batch.rows(), N_r = at.tp.rows(N), C = at.shape.C;

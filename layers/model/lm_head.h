@@ -23,7 +23,7 @@ struct LossOf {
 
 // x -> the normalised rows (outputs, C) that the logits are made of; of a packed batch only those asked for
 inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const LmHeadWeights& w,
-                                  const LayerContext& at, Batch batch) {
+                                  const LayerContext& at, BatchShape batch) {
     Stream s = at.stream;
     int N = batch.rows(), C = at.shape.C;
     {
@@ -67,7 +67,7 @@ inline void loss_forward(const LossOf& loss, const LmHeadActivations& a, int n, 
 
 // a.rows_held rows of logits at a time
 inline void lm_head_forward(const LossOf& loss, const LmHeadActivations& a, const floatX* x,
-                            const LmHeadWeights& w, const LayerContext& at, Batch batch) {
+                            const LmHeadWeights& w, const LayerContext& at, BatchShape batch) {
     const floatX* rows = lm_head_rows(a, x, w, at, batch);
     for (int first = 0; first < batch.outputs(); first += a.rows_held) {
         int n = std::min(a.rows_held, batch.outputs() - first);
@@ -80,7 +80,7 @@ inline void lm_head_forward(const LossOf& loss, const LmHeadActivations& a, cons
 // loss: nullptr where forward has computed it, and the logits are their gradient
 inline void lm_head_backward(floatX* dx, const LmHeadGradients& g, const LossOf* loss,
                              const LmHeadActivations& a, const floatX* x, const LmHeadWeights& w,
-                             const LayerContext& at, Batch batch) {
+                             const LayerContext& at, BatchShape batch) {
     Stream s = at.stream;
     const Scratch& scratch = at.scratch;
     int N = batch.rows(), N_r = at.tp.rows(N), C = at.shape.C, Vp_r = at.shape.Vp / at.tp.group.size;

@@ -18,19 +18,19 @@
 // what passes through the pipeline; the sizes are known on every stage, tokens are loaded where they are
 // needed
 struct MicroBatches {
-    std::vector<Batch> sizes;
+    std::vector<BatchShape> sizes;
     std::function<void(InFlight& to, int micro_batch)> load;
 };
 
 // those whose tokens put_tokens_on_host has put on the host
-inline MicroBatches token_batches(Model& model, const std::vector<Batch>& sizes) {
+inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& sizes) {
     return {sizes, [&model](InFlight& to, int micro_batch) { copy_tokens(model, to, micro_batch); }};
 }
 
 // ---- messages --------------------------------------------------------------------------------------------
 
 struct Share { long offset, n; };  // of a message's values, what this rank sends and receives
-inline Share message_share(const Model& model, Batch batch) {
+inline Share message_share(const Model& model, BatchShape batch) {
     long values = (long)model.tp.rows(batch.rows()) * model.shape.C;
     if (model.tp.sequence_parallel) return {0, values};
     return {values / model.grid.t * model.grid.tensor, values / model.grid.t};
@@ -53,7 +53,7 @@ inline Message message_of(Model& model, const Instruction& op) {
     }
 }
 
-inline void post_message(Model& model, const Instruction& op, Batch batch) {
+inline void post_message(Model& model, const Instruction& op, BatchShape batch) {
     Message m = message_of(model, op);
     Share share = message_share(model, batch);
     if (!op.sends()) await_sent(model, m.buffer);
@@ -79,7 +79,7 @@ inline size_t exchange_messages(Model& model, const std::vector<Instruction>& li
 }
 
 // what was received becomes whole
-inline void await_message(Model& model, Buffer& buffer, const char* label, Batch batch) {
+inline void await_message(Model& model, Buffer& buffer, const char* label, BatchShape batch) {
     if (!buffer.received.comm_stream) return;
     comm::wait_event(model.stream, buffer.received);
     buffer.received = {};

@@ -148,7 +148,7 @@ inline void open_autotuner(const Options& o, const RunState& state) {
 
 // every computation of a step, on whatever lies there: GEMMs are timed, and kernels loaded
 inline void compute_once(Model& model) {
-    Batch batch = {model.setup.B, model.shape.T};
+    BatchShape batch = {model.setup.B, model.shape.T};
     // which sets gradients, which adds
     for (int index = 0; index < std::min(2, model.setup.micro_batches); index++)
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {

@@ -37,7 +37,7 @@ struct MicroBatch {
     int index;       // in the step: the first one sets gradients, the others add to them
     bool is_last_micro_batch;  // of the step: its gradients are complete
     int chunk;
-    Batch batch;
+    BatchShape batch;
     InFlight& kept;
     Buffer& input;
     Buffer* activation_gradient = nullptr;  // in backward
@@ -200,7 +200,8 @@ private:
 
 // samples (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of host_tokens, which is
 // not to be written again before the step is done
-inline void put_tokens_on_host(Model& model, const std::vector<int>& samples, Batch batch, int micro_batch) {
+inline void put_tokens_on_host(Model& model, const std::vector<int>& samples, BatchShape batch,
+                               int micro_batch) {
     int *tokens = model.host_tokens + (long)micro_batch * model.token_ints(),
         *targets = tokens + model.max_rows();
     for (int b = 0; b < batch.B; b++)

@@ -19,12 +19,12 @@ struct Trial {  // a small model with its optimiser
         optimizer.set_up_memory(model, true);
         initialise_parameters(model, &optimizer, 7);
     }
-    MicroBatch micro_batch(int index, Batch batch, bool is_last = false) {
+    MicroBatch micro_batch(int index, BatchShape batch, bool is_last = false) {
         return {
             index, is_last, 0, batch, model.in_flight[0], model.inputs[0], &model.activation_gradients[0]};
     }
     // the logits stay in model.lm_head, the losses are added to
-    void forward_tokens(const std::vector<int>& samples, Batch batch) {
+    void forward_tokens(const std::vector<int>& samples, BatchShape batch) {
         put_tokens_on_host(model, samples, batch, 0);
         copy_tokens(model, model.in_flight[0], 0);
         forward(model, micro_batch(0, batch), 0);
@@ -33,7 +33,7 @@ struct Trial {  // a small model with its optimiser
     double train(const std::vector<int>& samples, double rate, bool update = true) {
         int row = model.shape.T + 1, B = model.setup.B, rows = (int)samples.size() / row;
         double tokens = (double)rows * model.shape.T;
-        Batch batch = {B, model.shape.T};
+        BatchShape batch = {B, model.shape.T};
         clear_losses(model);
         int micro_batches = rows / B;
         check(rows % B == 0 && micro_batches <= model.setup.micro_batches,
@@ -99,7 +99,7 @@ void test_pytorch() {
     double tolerance = sizeof(floatX) == 8 ? 1e-10 : sizeof(floatX) == 4 ? 2e-4 : 0.3;
     std::vector<double> samples = list(j.at("windows", name));
     std::vector<int> w(samples.begin(), samples.end());
-    Batch batch = {B, T};
+    BatchShape batch = {B, T};
     trial.forward_tokens(w, batch);
     std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
     copy_to_host(logits.data(), m.lm_head.logits, logits.size() * sizeof(floatX), nullptr);
