@@ -1,7 +1,6 @@
 // train_gpt.cu   trains a GPT: start, build, train, evaluate, generate, save
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
-//   Read train_step here, then layers/model/stage.h and block.h, the layers in the block's order, lm_head.h,
-//   optimizer.h.
+//   Read train_step, then layers/model/stage.h and block.h, the layers in its order, lm_head.h, optimizer.h.
 #include <signal.h>
 #include "layers/inference/evaluate.h"
 #include "layers/model/metrics.h"

@@ -1,6 +1,5 @@
 // collective_check.h   an error of one rank, or ranks that were started differently, end all
-//   Both checks are collective over the world. Where one fails, the message is printed once and every rank
-//   exits with 1.
+//   Both are collective over the world. Where one fails, one message is printed and every rank exits with 1.
 #pragma once
 #include <cstdio>
 #include <map>

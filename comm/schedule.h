@@ -12,8 +12,7 @@
 //   neighbours the messages of a direction keep their order.
 //   Memory is numbered: a micro-batch in flight (its activations in a chunk, from Forward to Backward), an
 //   input (what the chunk's first layer reads), a gradient. Who writes into memory that was sent from waits
-//   for that send. pipeline.h executes the list; simulate.h plays it in virtual time; ScheduleChecker proves
-//   it.
+//   for that send. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it.
 #pragma once
 #include <algorithm>
 #include <map>

@@ -163,8 +163,7 @@ __device__ inline real row_sum(real x) {
     return x;
 }
 
-// where a thread stands: rows first, first + step, …; column of its k-th vector: (k * threads + own) *
-// vec_size
+// a thread's rows: first, first + step, …; its k-th vector begins at column (k * threads + own) * vec_size
 template <int WARPS>
 struct RowPlace {
     int own = threadIdx.x % (WARPS * 32), groups = blockDim.x / (WARPS * 32);

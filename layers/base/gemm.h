@@ -12,8 +12,7 @@
 #include "device.h"
 #include "vector_exp.h"
 
-// ---- GELU of one value and its slope (tanh form; Hendrycks & Gimpel, 2016), for epilogues and gelu.cuh
-// -------
+// ---- GELU of one value and its slope, for epilogues and gelu.cuh (tanh form; Hendrycks & Gimpel, 2016) ----
 
 constexpr real gelu_scale = real(0.7978845608028654), gelu_cubic = real(0.044715);  // sqrt(2 / pi)
 

@@ -50,8 +50,7 @@ struct Graph {
 };
 #endif
 
-// the work of a step, which is the same in all that have the same batch: enqueued call by call, or as a CUDA
-// graph
+// the work of a step, the same in all that have the same batch: enqueued call by call, or as a CUDA graph
 class CapturedStep {
     std::unique_ptr<Graph> graph;
     int captured_batch = 0;

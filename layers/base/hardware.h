@@ -1,7 +1,6 @@
 // hardware.h   the one table of GPUs, and what the device that is here says of itself
 //   Sources: NVIDIA's data sheets, dense bf16 (H100, H200 SXM: the architecture's white paper, 989.4
-//   TFLOP/s). memory, bandwidth and sms stand where plans are made for the GPU (layers/plan/machines.h), else
-//   0.
+//   TFLOP/s). memory, bandwidth and sms are given for GPUs that layers/plan/machines.h plans for, else 0.
 #pragma once
 #include "device.h"
 

@@ -1,5 +1,4 @@
-// packed_batch.h   packed batches of variable-length segments: put together on the host, loaded, passed
-//   through the stages
+// packed_batch.h   packed batches of variable-length segments: built on the host, loaded, computed
 #pragma once
 #include "../model/pipeline.h"
 
@@ -73,8 +72,7 @@ inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& a
 }
 
 // logits (V) of each row asked for, on the last stage; one batch alone, chunk c in in_flight[c], as
-// generation needs it. Its few rows need not divide over tensor-parallel ranks, so there is no sequence
-// parallelism.
+// generation needs it. Its few rows need not divide over tensor ranks: there is no sequence parallelism.
 inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBatch& packed) {
     TensorParallel tp = {model.tp.group};
     LayerContext at = {model.shape, tp, model.scratch, model.stream};

@@ -6,8 +6,7 @@
 //   x, y, mid (N_r, C) with N = B * T rows, those of sequence 0 first
 //   kept:  what BlockActivations lists
 //   backward: dx (N_r, C), the gradient of y on entry, becomes that of x
-//   A packed batch (evaluation on tasks, generation) is computed forward only; qkv is then the key-value
-//   cache.
+//   A packed batch (evaluation, generation) is computed forward only; qkv is then the key-value cache.
 #pragma once
 #include "../base/operation.h"
 #include "activations.h"

@@ -130,8 +130,7 @@ inline std::vector<std::string> list_checkpoints(const std::string& dir) {
 
 inline bool tables_are_whole(const std::string& folder);
 
-// of the checkpoints up to `step`, the newest `keep` whole ones stay, and all that is newer than the last of
-// them
+// of the checkpoints up to `step` the newest `keep` whole ones stay, and whatever is newer than these
 inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
     namespace fs = std::filesystem;
     long whole = 0;

@@ -3,8 +3,7 @@
 #include "../base/hardware.h"
 #include "resolve.h"
 
-// model FLOPs of a token, for MFU: 6 N + 6 L C T, N parameters without the position table, causal attention
-// once
+// model FLOPs of a token, for MFU: 6 N + 6 L C T; N without the position table, causal attention counted once
 inline double flops_per_token(const ModelShape& shape) {
     double N = (double)parameter_table(shape).count - (double)shape.T * shape.C;
     return 6 * N + 6.0 * shape.L * shape.C * shape.T;

@@ -58,8 +58,7 @@ struct Optimizer {
     int owner;      // this rank, among those that share the state
     std::vector<ZeroPartition> partitions;
     std::vector<Slice> slices;
-    // on the device: flags of each 128 elements, slices, sums of squares by bucket and the parts they are
-    // made of
+    // on the device: flags of each 128 elements, slices, sums of squares by bucket and their parts
     uint8_t* flags = nullptr;
     Slice* device_slices;
     double *squares, *square_parts;

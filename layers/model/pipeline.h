@@ -15,8 +15,7 @@
 #include "../../comm/schedule.h"
 #include "stage.h"
 
-// what passes through the pipeline; the sizes are known on every stage, tokens are loaded where they are
-// needed
+// what passes through the pipeline; every stage knows the sizes, tokens are loaded where they are needed
 struct MicroBatches {
     std::vector<BatchShape> sizes;
     std::function<void(InFlight& to, int micro_batch)> load;

@@ -35,8 +35,7 @@ inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, u
     return all;
 }
 
-// what the shares of a replica, in all batches that are still to come, have in common: micro-batches divide
-// it
+// the common divisor of a replica's shares of all batches still to come: micro-batches divide it
 inline int common_share(const Options& o, uint64_t samples, int d) {
     int common = 0;
     for (int batch : batches_from(o, samples)) common = std::gcd(common, batch / d);

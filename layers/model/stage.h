@@ -7,8 +7,7 @@
 //   A bucket's gradients go to their reduction over data-parallel ranks as soon as the last micro-batch has
 //   added to them; the new parameters of a bucket are waited for where they are first read.
 //   To add a layer to the model: its kernels in layers/NAME.cuh (ref and gpu), its call here or in block.h,
-//   its tensors in params.h and activations.h, its cost in layers/plan/cost.h; ./test_gpt kernels and pytorch
-//   compare.
+//   its tensors in params.h and activations.h, its cost in layers/plan/cost.h; ./test_gpt kernels pytorch.
 #pragma once
 #include <array>
 #include "../../comm/grid.h"
@@ -274,8 +273,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// each rank's gradients -> the sums, on all ranks or, of a sharded optimiser, on each its slice; beside
-// computations
+// each rank's gradients -> the sums: on all ranks or, with a sharded optimiser, on each its slice
 inline void reduce_bucket(Model& model, int bucket) {
     const Bucket& b = model.table.buckets[bucket];
     const comm::Group& dp = model.grid.dp;
