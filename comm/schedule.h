@@ -47,6 +47,9 @@ struct Schedule {
     int in_flight = 0, inputs = 0, gradients = 0;  // how many of each
 };
 
+// how the micro-batches of a step pass through a stage, for each batch that the run has
+using Schedules = std::map<int, Schedule>;
+
 // gradients of a stage: one in work, one received ahead, one on its way. The first stage sends those of its
 // later chunks to the last, which takes them up N - p computations later than a neighbour would.
 inline int gradient_buffers(int stage, const PipelineShape& s) {

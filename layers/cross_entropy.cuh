@@ -86,12 +86,12 @@ __device__ real block_reduce(real x, real* lane, Combine combine) {
     for (int w = 1; w < cross_entropy_block / 32; w++) x = combine(x, lane[w]);
     return x;
 }
-struct Larger {
-    __device__ real operator()(real a, real b) const { return a > b ? a : b; }
-};
-struct Added {
-    __device__ real operator()(real a, real b) const { return a + b; }
-};
+__device__ inline real block_max(real x, real* lane) {
+    return block_reduce(x, lane, [](real a, real b) { return a > b ? a : b; });
+}
+__device__ inline real block_sum(real x, real* lane) {
+    return block_reduce(x, lane, [](real a, real b) { return a + b; });
+}
 
 // in bf16 the logits are known to 2^-8 only: 2^x, which is one instruction, is exact enough
 __device__ inline real exp_of(real x) {
@@ -128,7 +128,7 @@ __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vo
     real most = lowest;
     each_vector(logits + (long)blockIdx.x * v.Vp, v,
                 [&](const Vec<floatX>& x, int c) { take_largest(most, x, c, v.V); });
-    most = block_reduce(most, lane, Larger());
+    most = block_max(most, lane);
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
 }
 
@@ -139,7 +139,7 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     const floatX* row = logits + (long)n * v.Vp;
     real sum = 0, most = largest[n];
     each_vector(row, v, [&](const Vec<floatX>& x, int c) { add_exp(sum, x, c, v.V, most); });
-    sum = block_reduce(sum, lane, Added());
+    sum = block_sum(sum, lane);
     if (threadIdx.x == 0) {
         sums[n] = sum;
         sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
@@ -175,9 +175,9 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
         store16(kept + c, x);
         take_largest(most, x, c, v.V);
     });
-    most = block_reduce(most, most_lane, Larger());
+    most = block_max(most, most_lane);
     for (int c = threadIdx.x * vec_size; c < v.Vp; c += step) add_exp(sum, load16(kept + c), c, v.V, most);
-    sum = block_reduce(sum, sum_lane, Added());
+    sum = block_sum(sum, sum_lane);
     real log_sum = most + log(sum), target = real(kept[own]);
     if (threadIdx.x == 0) losses[n] += log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = target >= most;

@@ -21,17 +21,6 @@
 #include "../base/file.h"
 #include "optimizer.h"
 
-struct RunState {
-    long step = 0;
-    uint64_t samples = 0, tokens = 0;  // consumed; samples is also the position in the data
-    long seed = 0;
-    uint64_t set_samples = 0;  // in the training set, to notice another one
-    ModelShape shape;
-    std::string tokenizer;  // "bytes", "bpe" or ""
-    uint64_t vocabulary_sum = 0;  // of vocab.bpe
-    std::map<uint64_t, int> choices;  // timed at the start: see base/autotune.h
-};
-
 // what a checkpoint is made from, whoever holds it: a model in training, or convert
 struct TensorSource {
     ParameterTable table;

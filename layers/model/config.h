@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -274,6 +275,18 @@ struct ModelShape {
     int L = 0, C = 0, NH = 0, T = 0, V = 0, Vp = 0;
     int HS() const { return C / NH; }
     bool operator==(const ModelShape&) const = default;
+};
+
+// where a run stands; a checkpoint records it
+struct RunState {
+    long step = 0;
+    uint64_t samples = 0, tokens = 0;  // consumed; samples is also the position in the data
+    long seed = 0;
+    uint64_t set_samples = 0;  // in the training set, to notice another one
+    ModelShape shape;
+    std::string tokenizer;  // "bytes", "bpe" or ""
+    uint64_t vocabulary_sum = 0;  // of vocab.bpe
+    std::map<uint64_t, int> choices;  // timed at the start: see base/autotune.h
 };
 
 inline const Preset& find_preset(const std::string& name) {

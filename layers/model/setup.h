@@ -11,9 +11,6 @@
 
 // ---- schedules -------------------------------------------------------------------------------------------
 
-// how the micro-batches of a step pass through a stage, for each batch that the run has
-using Schedules = std::map<int, Schedule>;
-
 // the group size as asked for, or what comes nearest to it
 inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
     PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
