@@ -20,7 +20,8 @@ work = tempfile.mkdtemp()
 
 def command(metrics, *more, tuning="tuning"):
     text = f"""{build}/train_gpt --train {work}/text.bin --layers 2 --hidden 32 --heads 2 --sequence 16
-    --batch 4 --micro-batch 2 --learning-rate 1e-2 --metrics {work}/{metrics}.jsonl --tuning {tuning}"""
+    --batch 4 --micro-batch 2 --learning-rate 1e-2 --warmup-tokens 60 --decay-tokens 384
+    --metrics {work}/{metrics}.jsonl --tuning {tuning}"""
     return [*text.split(), *map(str, more)]
 
 
