@@ -14,10 +14,9 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 run() {  # run NAME RANKS THREADS [OPTION VALUE]…
     local name=$1 ranks=$2 threads=$3
     shift 3
-    OMP_NUM_THREADS=$threads mpirun -n "$ranks" --bind-to none build/cpu-fp32/train_gpt --train \
-        "$work/data.bin" --layers 12 \
-        --hidden 768 --heads 12 --sequence 128 --batch 32 --micro-batch 1 --steps 3 --metrics "$work/step" \
-        "$@" > "$work/log" 2>&1 ||
+    OMP_NUM_THREADS=$threads mpirun -n "$ranks" --bind-to none build/cpu-fp32/train_gpt \
+        --train "$work/data.bin" --layers 12 --hidden 768 --heads 12 --sequence 128 --batch 32 \
+        --micro-batch 1 --steps 3 --metrics "$work/step" "$@" > "$work/log" 2>&1 ||
         { tail -20 "$work/log"; exit 1; }
     cat "$work/step" >> "$work/$name.jsonl"
     rm "$work/step"

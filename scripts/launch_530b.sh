@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Starts the MT-NLG 530B run, or goes on with it: 8-way tensor x 35-way pipeline, a replica on 35 nodes of 8
-# GPUs.
+# Starts the MT-NLG 530B run, or goes on with it: 8-way tensor x 35-way pipeline, 35 nodes a replica.
 #   bash scripts/launch_530b.sh slurm NODES --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
 #   bash scripts/launch_530b.sh mpirun HOSTFILE --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
 # NODES or the hosts in HOSTFILE: 280 (8 replicas), 350 (10) or 420 (12), or another multiple of 35 whose
@@ -18,8 +17,10 @@ case "$how" in
     slurm) nodes=$where ;;
     mpirun)
         [[ $where = /* ]] || where=$from/$where
-        [ -r "$where" ] || { echo "launch_530b.sh: $where cannot be read: give a file with a line a host" \
-            >&2; exit 1; }
+        if ! [ -r "$where" ]; then
+            echo "launch_530b.sh: $where cannot be read: give a file with a line a host" >&2
+            exit 1
+        fi
         nodes=$(grep -cvE '^[[:space:]]*(#|$)' "$where" || true) ;;
     *) usage ;;
 esac

@@ -12,8 +12,10 @@ cd "$(dirname "$0")/.."
 hosts=$1 each=$2
 shift 2
 [[ $hosts = /* ]] || hosts=$from/$hosts
-[ -r "$hosts" ] || { echo "launch_mpirun.sh: $hosts cannot be read: give a file with a line a host" >&2; \
-    exit 1; }
+if ! [ -r "$hosts" ]; then
+    echo "launch_mpirun.sh: $hosts cannot be read: give a file with a line a host" >&2
+    exit 1
+fi
 [[ $each =~ ^[1-9][0-9]*$ ]] || { echo "launch_mpirun.sh: $each ranks per host: wants a number" >&2; exit 1; }
 count=$(grep -cvE '^[[:space:]]*(#|$)' "$hosts" || true)
 [ "$count" -gt 0 ] || { echo "launch_mpirun.sh: $hosts names no host" >&2; exit 1; }
@@ -22,5 +24,5 @@ count=$(grep -cvE '^[[:space:]]*(#|$)' "$hosts" || true)
 resume_from_save "$@"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec mpirun --hostfile "$hosts" -n $((count * each)) --map-by "ppr:$each:node" --bind-to none \
-    -x OMP_NUM_THREADS $(compgen -e | sed -n 's/^\(NCCL_.*\|CUDA_.*\)$/-x \1/p') "$PWD/train_gpt" "$@" \
-    "${resume[@]}"
+    -x OMP_NUM_THREADS $(compgen -e | sed -n 's/^\(NCCL_.*\|CUDA_.*\)$/-x \1/p') \
+    "$PWD/train_gpt" "$@" "${resume[@]}"

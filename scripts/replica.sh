@@ -12,13 +12,13 @@ trap 'rm -rf "$work"' EXIT
 cat Makefile layers/*.cuh > "$work/text"
 build/cpu-fp64/tokenize --vocabulary bytes --output "$work/data" "$work/text" > /dev/null
 
-model=(--train "$work/data.bin" --layers 105 --hidden 32 --heads 8 --sequence 16 --vocabulary 257 \
-    --pad-vocabulary 264
-       --batch 36 --micro-batch 1 --steps 2 --learning-rate 1e-3 --clip 0.5 --comm-timeout 300 "$@")
+model=(--train "$work/data.bin" --layers 105 --hidden 32 --heads 8 --sequence 16
+       --vocabulary 257 --pad-vocabulary 264 --batch 36 --micro-batch 1 --steps 2
+       --learning-rate 1e-3 --clip 0.5 --comm-timeout 300 "$@")
 layout=(--tensor-parallel 8 --pipeline-parallel 35 --recompute full --check-every 2)
 cores=$(nproc)
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-    OMPI_MCA_rmaps_base_oversubscribe=1 \
+       OMPI_MCA_rmaps_base_oversubscribe=1 \
        OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none \
        OMPI_MCA_hwloc_base_binding_policy=none
 
@@ -30,8 +30,8 @@ least_free=$(mktemp -p "$work")
 watcher=$!
 before=$(awk '/MemAvailable/ { print $2 }' /proc/meminfo)
 start=$(date +%s)
-mpirun -n 280 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" --metrics "$work/all.jsonl" > \
-    "$work/log" 2>&1 ||
+mpirun -n 280 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" --metrics "$work/all.jsonl" \
+    > "$work/log" 2>&1 ||
     { tail -20 "$work/log"; kill $watcher; exit 1; }
 took=$(($(date +%s) - start))
 kill $watcher

@@ -131,8 +131,8 @@ long="--train $work/text.train.bin --layers 1 --hidden 64 --heads 1 --sequence 4
 long="$long --steps 200"
 for build in cpu-fp32 emulated-bf16; do
     for attention in flash materialised; do
-        expect "$attention in $build" build/$build/train_gpt $long --learning-rate 1e-3 --attention \
-            $attention \
+        expect "$attention in $build" build/$build/train_gpt $long --learning-rate 1e-3 \
+            --attention $attention \
             --metrics "$work/$build-$attention.jsonl"
     done
 done
@@ -150,8 +150,8 @@ PYTHON
 shape="--plan --layers 8 --hidden 64 --heads 4 --sequence 32 --batch 16 --micro-batch 1 --plan-json"
 for layout in "" "--tensor-parallel 2 --pipeline-parallel 4 --world-size 16 --pipeline-chunks 2" \
               "--tensor-parallel 4 --world-size 8 --sequence-parallel no --recompute full --zero 0"; do
-    expect "a plan in fp32 for bf16" build/cpu-fp32/train_gpt $shape "$work/a.json" $layout --hardware \
-        dgx-a100
+    expect "a plan in fp32 for bf16" build/cpu-fp32/train_gpt $shape "$work/a.json" $layout \
+        --hardware dgx-a100
     expect "a plan in bf16" build/emulated-bf16/train_gpt $shape "$work/b.json" $layout --hardware here
     expect "the same plan" python3 - "$work" <<'PYTHON'
 import json, sys
@@ -223,8 +223,8 @@ sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
-refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output \
-    "$work/bias" --lists "$work/lists"
+refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
+    --output "$work/bias" --lists "$work/lists"
 refused "No such file" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" \
     --lists "$work/none"
 refused "wants --plan" ./train_gpt --timeline x.svg
@@ -247,8 +247,8 @@ if [ -d "$data" ]; then
     expect "GPT-2 tokens" ./tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" \
         $data/tinyshakespeare.txt
     sum=$(tail -c +65 "$work/ts.bin" | head -c 676050 | sha256sum | cut -d' ' -f1)
-    if [ "$sum" = 25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31 ]; then good; else bad \
-        "sha256 $sum"; fi
+    if [ "$sum" = 25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31 ]; then good; else \
+        bad "sha256 $sum"; fi
     expect "decoding gives it back" bash -c "./tokenize --decode $work/ts.bin \
         --vocabulary $data/gpt2/vocab.bpe |
         cmp - $data/tinyshakespeare.txt"
@@ -256,18 +256,18 @@ if [ -d "$data" ]; then
     echo "== the tasks' public files: the requests that lm-evaluation-harness makes"
     requests() {  # requests SHA256 OPTION…: what ./tasks makes has this hash
         ./tasks --vocabulary $data/gpt2/vocab.bpe --output "$work/task.eval" "${@:2}" > "$work/log" 2>&1
-        if [ "$(tail -1 "$work/log")" = "sha256 of all requests $1" ]; then good; else bad "$*"; cat \
-            "$work/log"; fi
+        if [ "$(tail -1 "$work/log")" = "sha256 of all requests $1" ]; then good; else bad "$*"; \
+            cat "$work/log"; fi
     }
     # LAMBADA and PiQA: as the harness's own tests have frozen them
-    requests 6829e6a8aa5922e6c92dd31403cc060f242dc0ede4a775e085a70da095ab2e20 --task lambada --from \
-        $data/tasks
-    requests c7a40acd54cab575fdc6f3274c2138b5416fb27b7d9160138ab2ebf581383501 --task lambada --from \
-        $data/tasks --shots 1
-    requests 177b7877381ac0af02c6ba9be1461c62ed419858207f12fb2c1841fcbe6f06a0 --task lambada --from \
-        $data/tasks --shots 5
-    requests 6048a3a2bb3ad1e6a3d98139618e06b4d7de766edd685bd38837596199c3f69f --task piqa --from \
-        $data/tasks/piqa
+    requests 6829e6a8aa5922e6c92dd31403cc060f242dc0ede4a775e085a70da095ab2e20 --task lambada \
+        --from $data/tasks
+    requests c7a40acd54cab575fdc6f3274c2138b5416fb27b7d9160138ab2ebf581383501 --task lambada \
+        --from $data/tasks --shots 1
+    requests 177b7877381ac0af02c6ba9be1461c62ed419858207f12fb2c1841fcbe6f06a0 --task lambada \
+        --from $data/tasks --shots 5
+    requests 6048a3a2bb3ad1e6a3d98139618e06b4d7de766edd685bd38837596199c3f69f --task piqa \
+        --from $data/tasks/piqa
     # a random model guesses: within three standard errors of a half
     expect "a model without training on PiQA" ./train_gpt --layers 2 --hidden 32 --heads 2 --sequence 256 \
         --evaluate "$work/task.eval" --results "$work/random.json"
@@ -294,21 +294,21 @@ anli-r2 anli-r2 2 e8b1d45bfeaba06e2d381c82983897e18b27bb559e7f12bc0f0d7f56d0b9e4
 race race-high 0 95605f622a5ade24b58b8387c17eda5530bbb491f54fd919e7dc5b4c4509b228
 race race-high 2 a921920e68af328c81123cc673ba8e21e86272f5ae81039c40b318dfbe1932a8
 TABLE
-    expect "HANS" ./tasks --task hans --from $data/tasks/hans --vocabulary bytes --output \
-        "$work/task.eval" --shots 2
+    expect "HANS" ./tasks --task hans --from $data/tasks/hans --vocabulary bytes \
+        --output "$work/task.eval" --shots 2
     refused "--shots 4: $data/tasks/hans has 3 documents" ./tasks --task hans --from $data/tasks/hans \
         --vocabulary bytes \
         --output "$work/none.eval" --shots 4
-    refused "wants the folder that holds valid-labels.lst" ./tasks --task piqa --from \
-        $data/tasks/piqa/valid.jsonl \
+    refused "wants the folder that holds valid-labels.lst" ./tasks --task piqa \
+        --from $data/tasks/piqa/valid.jsonl \
         --vocabulary bytes --output "$work/none.eval"
-    refused "has no \"text\": is this the task's file" ./tasks --task lambada --from \
-        $data/tasks/piqa/valid.jsonl \
+    refused "has no \"text\": is this the task's file" ./tasks --task lambada \
+        --from $data/tasks/piqa/valid.jsonl \
         --vocabulary bytes --output "$work/none.eval"
-    refused "cannot be read" ./tasks --task wic --from $data/tasks/piqa --vocabulary bytes --output \
-        "$work/none.eval"
-    expect "a larger vocabulary trains" ./train_gpt --train "$work/ts.bin" --layers 1 --hidden 16 --heads \
-        2 --sequence 32 --steps 2
+    refused "cannot be read" ./tasks --task wic --from $data/tasks/piqa --vocabulary bytes \
+        --output "$work/none.eval"
+    expect "a larger vocabulary trains" ./train_gpt --train "$work/ts.bin" --layers 1 --hidden 16 \
+        --heads 2 --sequence 32 --steps 2
 fi
 
 if [ -s "$work/missing" ]; then bad "this script calls what does not exist: $(sort -u "$work/missing")"; fi
