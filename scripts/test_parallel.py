@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -506,111 +507,56 @@ check(
     and time.time() - begin < 10,
     f"metrics that rank 0 cannot write: {result.returncode} {result.stderr[-300:]}",
 )
-process = subprocess.Popen(
-    [
-        "mpirun",
-        "-n",
-        "4",
-        program,
-        *DATA,
-        *MODEL,
-        "--pipeline-parallel",
-        "2",
-        "--steps",
-        "1000000",
-        "--decay-tokens",
-        "1e6",
-    ],
-    env=environment,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    encoding="latin-1",
-)
-time.sleep(2)
-victims = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-os.kill(int(victims[1]), 9)
-try:
-    process.communicate(timeout=20)
-    check(process.returncode != 0 and len(victims) == 4, f"a killed rank ends the run: {process.returncode}")
-except subprocess.TimeoutExpired:
-    process.kill()
-    check(False, "a killed rank leaves the others hanging")
+
+
+def signalled(victim, number, options, timeout, hangs):
+    """Endless training over 4 ranks, one of which gets a signal: return code, ranks, stdout, stderr; or None."""
+    endless = [*DATA, *MODEL, "--pipeline-parallel", "2", "--steps", "1000000", "--decay-tokens", "1e6"]
+    process = subprocess.Popen(
+        ["mpirun", "-n", "4", program, *endless, *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="latin-1",
+    )
+    time.sleep(2)
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    ranks = listed.stdout.split()
+    os.kill(int(ranks[victim]), number)
+    try:
+        out, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        check(False, hangs)
+        return None
+    return process.returncode, len(ranks), out, errors
+
+
+end = signalled(1, signal.SIGKILL, [], 20, "a killed rank leaves the others hanging")
+if end:
+    code, ranks, _, _ = end
+    check(code != 0 and ranks == 4, f"a killed rank ends the run: {code}")
 
 # a rank that stops answering is named, and where the others wait
-process = subprocess.Popen(
-    [
-        "mpirun",
-        "-n",
-        "4",
-        program,
-        *DATA,
-        *MODEL,
-        "--pipeline-parallel",
-        "2",
-        "--steps",
-        "1000000",
-        "--decay-tokens",
-        "1e6",
-        "--comm-timeout",
-        "2",
-    ],
-    env=environment,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    encoding="latin-1",
-)
-time.sleep(2)
-victims = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-os.kill(int(victims[2]), 19)
-try:
-    said = process.communicate(timeout=30)[1]
+end = signalled(2, signal.SIGSTOP, ["--comm-timeout", "2"], 30, "a stopped rank leaves the others hanging")
+if end:
+    code, _, _, said = end
     check(
-        process.returncode != 0
+        code != 0
         and said.count("waits for rank 2, which does not answer") > 0
         and said.count("its last calls") >= 3,
         f"a stopped rank is named: {said[-1500:]}",
     )
-except subprocess.TimeoutExpired:
-    process.kill()
-    check(False, "a stopped rank leaves the others hanging")
 
 # SIGTERM to one rank alone: all stop after the same step, and save
-process = subprocess.Popen(
-    [
-        "mpirun",
-        "-n",
-        "4",
-        program,
-        *DATA,
-        *MODEL,
-        "--pipeline-parallel",
-        "2",
-        "--tensor-parallel",
-        "2",
-        "--steps",
-        "1000000",
-        "--decay-tokens",
-        "1e6",
-        "--save",
-        f"{work}/stopped",
-    ],
-    env=environment,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    encoding="latin-1",
-)
-time.sleep(2)
-victims = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-os.kill(int(victims[3]), 15)
-try:
-    out, errors = process.communicate(timeout=20)
+save = ["--tensor-parallel", "2", "--save", f"{work}/stopped"]
+end = signalled(3, signal.SIGTERM, save, 20, "SIGTERM to one rank leaves a hang")
+if end:
+    code, _, out, errors = end
     check(
-        process.returncode == 0 and "stopped by a signal" in out and len(os.listdir(f"{work}/stopped")) == 1,
-        f"SIGTERM to one rank: {process.returncode} {out[-200:]} {errors[-300:]}",
+        code == 0 and "stopped by a signal" in out and len(os.listdir(f"{work}/stopped")) == 1,
+        f"SIGTERM to one rank: {code} {out[-200:]} {errors[-300:]}",
     )
-except subprocess.TimeoutExpired:
-    process.kill()
-    check(False, "SIGTERM to one rank leaves a hang")
 
 # the launchers: as many ranks as hosts have slots; started again they go on. Slurm's own commands are played
 # here.
