@@ -115,7 +115,8 @@ tokens = array.array(
 )
 with open(f"{work}/tokens.bin", "wb") as f:
     header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
-    f.write(header.tobytes()), f.write(tokens.tobytes())
+    f.write(header.tobytes())
+    f.write(tokens.tobytes())
 
 
 def median_rate(rates):

@@ -26,15 +26,16 @@ import sys
 
 root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("checkpoint"), parser.add_argument("--vocabulary", required=True)
-parser.add_argument("--output", required=True), parser.add_argument("--lists", default=f"{root}/scripts/bias")
-parser.add_argument("--lexicon"), parser.add_argument("--samples", type=int, default=800)
-parser.add_argument("--tokens", type=int, default=50), parser.add_argument(
-    "--words", type=int, default=12, help="listed for each group"
-)
-parser.add_argument("--run", default=f"{root}/train_gpt"), parser.add_argument(
-    "--also", default="", help="options for train_gpt"
-)
+parser.add_argument("checkpoint")
+parser.add_argument("--vocabulary", required=True)
+parser.add_argument("--output", required=True)
+parser.add_argument("--lists", default=f"{root}/scripts/bias")
+parser.add_argument("--lexicon")
+parser.add_argument("--samples", type=int, default=800)
+parser.add_argument("--tokens", type=int, default=50)
+parser.add_argument("--words", type=int, default=12, help="listed for each group")
+parser.add_argument("--run", default=f"{root}/train_gpt")
+parser.add_argument("--also", default="", help="options for train_gpt")
 o = parser.parse_args()
 if min(o.samples, o.tokens, o.words) < 1:
     sys.exit("bias.py: --samples, --tokens and --words want 1 or more")
@@ -100,7 +101,7 @@ groups = {}
 for line in lines("identifiers.txt"):
     name, colon, words = line.partition(":")
     if not colon or not words.split():
-        stop(f"{o.lists}/identifiers.txt: \"{line}\": wants GROUP: WORD…")
+        stop(f'{o.lists}/identifiers.txt: "{line}": wants GROUP: WORD…')
     groups[name.strip()] = words.split()
 if len(groups) != 2:
     stop(f"{o.lists}/identifiers.txt: has {len(groups)} groups, wants the two that are compared")
@@ -110,7 +111,7 @@ asked = [(template, occupation) for template in templates for occupation in occu
 with open(path("association.jsonl"), "w", encoding="utf8") as f:
     for template, occupation in asked:
         if "{occupation}" not in template:
-            stop(f"{o.lists}/templates.txt: \"{template}\": has no {{occupation}}")
+            stop(f'{o.lists}/templates.txt: "{template}": has no {{occupation}}')
         f.write(
             json.dumps(
                 {
@@ -185,7 +186,7 @@ prompts = []
 for line in lines("prompts.txt"):
     parts = [part.strip() for part in line.split("|")]
     if len(parts) != 3:
-        stop(f"{o.lists}/prompts.txt: \"{line}\": wants AXIS | GROUP | PROMPT")
+        stop(f'{o.lists}/prompts.txt: "{line}": wants AXIS | GROUP | PROMPT')
     prompts.append(parts)
 with open(path("prompts.jsonl"), "w", encoding="utf8") as f:
     for number, (axis, group, prompt) in enumerate(prompts):

@@ -4,6 +4,7 @@ size.
 
 Run: make check (which also compiles every header alone: scripts/check.sh)."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -348,7 +349,11 @@ def main():
         for at in comma_statements(read_groups(text)):
             complain(f"{name}:{text.count(chr(10), 0, at) + 1}: a comma statement: one statement a line")
     for name in listed(*SCRIPTS):
-        for number, line in enumerate(Path(name).read_text(encoding="utf8").split("\n"), 1):
+        text = Path(name).read_text(encoding="utf8")
+        for node in ast.walk(ast.parse(text)) if name.endswith(".py") else ():
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Tuple):
+                complain(f"{name}:{node.lineno}: a comma statement: one statement a line")
+        for number, line in enumerate(text.split("\n"), 1):
             if len(line) > COLUMNS:
                 complain(f"{name}:{number}: {len(line)} columns, at most {COLUMNS}")
     spine = [f for f in listed(*SPINE) if not is_check(f) and f in sizes]

@@ -21,7 +21,9 @@ import sys
 import tempfile
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("checkpoint"), parser.add_argument("vocabulary"), parser.add_argument("tasks")
+parser.add_argument("checkpoint")
+parser.add_argument("vocabulary")
+parser.add_argument("tasks")
 parser.add_argument("--limit", type=int, default=0, help="documents of each task [all]")
 parser.add_argument("--program", default="./train_gpt")
 parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float64"])
@@ -55,7 +57,8 @@ def write(name, lines):
 
 
 write("lambada_test.jsonl", map(json.dumps, lambada))
-write("piqa/valid.jsonl", map(json.dumps, piqa)), write("piqa/valid-labels.lst", labels)
+write("piqa/valid.jsonl", map(json.dumps, piqa))
+write("piqa/valid-labels.lst", labels)
 write("piqa/theirs.jsonl", (json.dumps(dict(d, label=int(label))) for d, label in zip(piqa, labels)))
 
 
@@ -132,9 +135,9 @@ write(
         f"    validation: {work}/piqa/theirs.jsonl",
         "output_type: multiple_choice",
         "validation_split: validation",
-        "doc_to_text: \"Question: {{goal}}\\nAnswer:\"",
+        'doc_to_text: "Question: {{goal}}\\nAnswer:"',
         "doc_to_target: label",
-        "doc_to_choice: \"{{[sol1, sol2]}}\"",
+        'doc_to_choice: "{{[sol1, sol2]}}"',
         "metric_list:",
         "  - metric: acc",
         "  - metric: acc_norm",

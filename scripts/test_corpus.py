@@ -486,7 +486,8 @@ def test_quality(work):
     for d in half:
         d["meta"]["quality"] = 0.3
     write(f"{work}/all.jsonl", half)
-    write(f"{work}/h1.jsonl", half[2000:]), write(f"{work}/h2.jsonl", half[:2000])
+    write(f"{work}/h1.jsonl", half[2000:])
+    write(f"{work}/h2.jsonl", half[:2000])
     run(
         "quality",
         "filter",
@@ -722,7 +723,8 @@ def test_components(work):
     run("dedup", "--compress", "none", "--output", f"{work}/p", "--jaccard", 0.5, *one)
     check(tree(f"{work}/p") == survivors, "an output that was emptied")
     with open(f"{work}/p/removed", "r+b") as f:
-        f.seek(20), f.write(b"\x07")
+        f.seek(20)
+        f.write(b"\x07")
     open(f"{work}/p/{name}/{name}0.jsonl", "w").close()
     run("dedup", "--compress", "none", "--output", f"{work}/p", "--jaccard", 0.5, *one)
     check(tree(f"{work}/p") == survivors, "a list of duplicates that was damaged")
@@ -838,7 +840,8 @@ def test_decontaminate(work):
         if i % 97 == 0:
             text = text.replace(".", "")
         documents.append({"text": text, "id": f"d{i}"})
-    write(f"{work}/a.jsonl", documents[:6000]), write(f"{work}/b.jsonl", documents[6000:])
+    write(f"{work}/a.jsonl", documents[:6000])
+    write(f"{work}/b.jsonl", documents[6000:])
     for options in ({}, {"margin": 30, "shortest": 10, "most": 3, "common": 4}):
         names = {"margin": "margin", "shortest": "shortest-piece", "most": "most-pieces", "common": "common"}
         words = [w for k, v in options.items() for w in ("--" + names[k], v)]
@@ -947,9 +950,8 @@ def decode_tokens(path):
 def test_tokens(work):
     r = random.Random(13)
     texts = [prose(r, r.randint(1, 400)) for _ in range(2000)]
-    write(f"{work}/a.jsonl", texts[:500]), write(
-        f"{work}/b.jsonl", [{"text": t, "id": f"b{i}"} for i, t in enumerate(texts[500:])]
-    )
+    write(f"{work}/a.jsonl", texts[:500])
+    write(f"{work}/b.jsonl", [{"text": t, "id": f"b{i}"} for i, t in enumerate(texts[500:])])
     run("tokens", "--vocabulary", "bytes", "--output", f"{work}/t", f"s={work}/?.jsonl")
     got = decode_tokens(f"{work}/t/s.bin")
     check(sorted(got) == sorted(texts), "all documents, each once")

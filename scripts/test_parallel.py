@@ -127,7 +127,8 @@ for ranks, options in layouts():
     have = values(name + "_one")
     for key in want:
         check(near(have[key], want[key], 1.0 if key[1] == "master" else 1e-3), f"{name}: {key}")
-    shutil.rmtree(f"{work}/{name}"), shutil.rmtree(f"{work}/{name}_one")
+    shutil.rmtree(f"{work}/{name}")
+    shutil.rmtree(f"{work}/{name}_one")
 print(f"layouts: {time.time() - begun:.0f} s")
 
 # pipelines alone, in fp32: the last bit. One process writes again what each has saved, so that files compare.
@@ -444,11 +445,12 @@ for ranks, extra, message in (
 # ranks that were started differently
 shutil.copy(f"{text}.train.bin", f"{work}/other.bin")
 with open(f"{work}/other.bin", "r+b") as f:
-    f.seek(70), f.write(b"zz")
-os.makedirs(f"{work}/here"), os.makedirs(f"{work}/there")
-shutil.copy(f"{text}.train.bin", f"{work}/here/data.bin"), shutil.copy(
-    f"{work}/other.bin", f"{work}/there/data.bin"
-)
+    f.seek(70)
+    f.write(b"zz")
+os.makedirs(f"{work}/here")
+os.makedirs(f"{work}/there")
+shutil.copy(f"{text}.train.bin", f"{work}/here/data.bin")
+shutil.copy(f"{work}/other.bin", f"{work}/there/data.bin")
 shutil.copy(f"{build}/train_gpt", f"{work}/other_build")
 with open(f"{work}/other_build", "ab") as f:
     f.write(b" ")

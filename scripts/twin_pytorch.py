@@ -29,12 +29,10 @@ MODELS = {
     "6.7B": (32, 4096, 32, 2048),
 }
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--model", required=True, choices=list(MODELS)), parser.add_argument(
-    "--micro-batch", type=int, required=True
-)
-parser.add_argument("--mode", default="max-autotune-no-cudagraphs"), parser.add_argument(
-    "--steps", type=int, default=12
-)
+parser.add_argument("--model", required=True, choices=list(MODELS))
+parser.add_argument("--micro-batch", type=int, required=True)
+parser.add_argument("--mode", default="max-autotune-no-cudagraphs")
+parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--chunk", type=int, default=8192, help="tokens whose logits exist at once")
 parser.add_argument("--rehearse", action="store_true", help="small, on the CPU, not compiled")
 o = parser.parse_args()

@@ -116,17 +116,17 @@ struct CostWriter {
 
     void block(bool whole) {  // whole: up to the output; else only what backward reads
         in("layer norm");
-        layernorm();                              // 1.
+        layernorm();  // 1.
         in("linears");
         gather(C);
-        linear(C, 3 * C_r);               // 2.
+        linear(C, 3 * C_r);  // 2.
         in("attention");
-        attention();                               // 3.
+        attention();  // 3.
         in("linears");
         linear(C_r, C);
-        reduce(C);                   // 4.
+        reduce(C);  // 4.
         in("layer norm");
-        residual_layernorm();                     // … and 5.
+        residual_layernorm();  // … and 5.
         in("linears and gelu");
         gather(C);
         linear(C, 4 * C_r);
@@ -134,7 +134,7 @@ struct CostWriter {
         if (!whole) return;
         in("linears");
         linear(4 * C_r, C);
-        reduce(C);               // 8.
+        reduce(C);  // 8.
         in("residual");
         residual();
     }
@@ -145,7 +145,7 @@ struct CostWriter {
         }
         in("linears and gelu");
         memory((double)(N_r * C) * x);
-        gather(C);           // 8.
+        gather(C);  // 8.
         linear_backward(4 * C_r, C, false);
         memory(3.0 * (double)(N * 4 * C_r) * x);  // 7., and its bias
         if (light) {
@@ -155,15 +155,15 @@ struct CostWriter {
         in("linears");
         gather(C);
         linear_backward(C, 4 * C_r, false);
-        reduce(C);    // 6.
+        reduce(C);  // 6.
         in("layer norm");
-        layernorm_backward();                                     // 5.
+        layernorm_backward();  // 5.
         in("linears");
         memory((double)(N_r * C) * x);
         gather(C);
         linear_backward(C_r, C, false);  // 4.
         in("attention");
-        attention_backward();                                      // 3.
+        attention_backward();  // 3.
         if (light) {
             in("layer norm");
             layernorm();
@@ -171,9 +171,9 @@ struct CostWriter {
         in("linears");
         gather(C);
         linear_backward(C, 3 * C_r, true);
-        reduce(C);     // 2.
+        reduce(C);  // 2.
         in("layer norm");
-        layernorm_backward();                                     // 1.
+        layernorm_backward();  // 1.
     }
 
     // ---- embedding.h, lm_head.h ------------------------------------------------------------------------
