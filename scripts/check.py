@@ -13,8 +13,7 @@ from pathlib import Path
 SOURCES = ("*.h", "*.cuh", "*.cu", "*.cpp")
 SCRIPTS = ("scripts/*.sh", "scripts/*.py", ".ci/run", "Makefile")
 
-# ---- arrows: a folder includes only what stands beside it here; checks and benchmarks may include wings as
-# well --
+# a folder includes only what stands beside it here; checks and benchmarks may include wings as well
 ARROWS = {
     "layers/base": "layers/base",
     "comm": "comm layers/base",

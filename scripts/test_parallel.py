@@ -512,7 +512,7 @@ check(
 
 
 def signalled(victim, number, options, timeout, hangs):
-    """Endless training over 4 ranks, one of which gets a signal: return code, ranks, stdout, stderr; or None."""
+    """Endless training over 4 ranks, one gets a signal: return code, ranks, stdout, stderr; or None."""
     endless = [*DATA, *MODEL, "--pipeline-parallel", "2", "--steps", "1000000", "--decay-tokens", "1e6"]
     process = subprocess.Popen(
         ["mpirun", "-n", "4", program, *endless, *options],
