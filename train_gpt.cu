@@ -1,6 +1,7 @@
 // train_gpt.cu   trains a GPT: start, build, train, evaluate, generate, save
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
-//   Read train_step, then layers/model/stage.h and block.h, the layers in its order, lm_head.h, optimizer.h.
+//   Read train_step, then layers/model/stage.h and block.h, the layers in its order, vocabulary.h,
+//   optimizer.h.
 #include <signal.h>
 #include "layers/inference/evaluate.h"
 #include "layers/model/metrics.h"
@@ -109,7 +110,7 @@ StepResult train_step(Run& run, Trainer& trainer) {
             std::vector<BatchShape> sizes(micro_batches, {B, T});
             run_schedule(model, schedule, token_batches(model, sizes), dloss);
         }
-        Traced timed(Span::Update, -1, -1, model.stream);
+        Section timed(Span::Update, -1, -1, model.stream);
         reduce_gradients(model);  // each replica's -> the sums
         update_parameters(model, optimizer, o.clip);
     };

@@ -147,11 +147,10 @@ void wait_stream(Stream comm_stream, Stream compute) {
     ((CommStream*)comm_stream)->after = event;
 }
 StreamEvent record_event(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
-void wait_event(Stream, const StreamEvent& m) {
-    if (!m.comm_stream) return;
-    CommStream& c = *(CommStream*)m.comm_stream;
+void hold_until(Stream, const StreamEvent& event) {
+    CommStream& c = *(CommStream*)event.comm_stream;
     Patience patience;
-    for (advance_comm_streams(); c.done < m.position;) {
+    for (advance_comm_streams(); c.done < event.position;) {
         Call& next = c.queue.front();
         patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);

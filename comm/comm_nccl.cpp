@@ -140,8 +140,8 @@ StreamEvent record_event(Stream comm_stream) {
     c.marks[++c.given % CommStream::moments]->record(comm_stream);
     return {comm_stream, c.given};
 }
-void wait_event(Stream compute, const StreamEvent& m) {
-    if (m.comm_stream) comm_streams[m.comm_stream]->marks[m.position % CommStream::moments]->hold(compute);
+void hold_until(Stream compute, const StreamEvent& event) {
+    comm_streams[event.comm_stream]->marks[event.position % CommStream::moments]->hold(compute);
 }
 void group_begin() {
     together = true;

@@ -25,7 +25,7 @@ void barrier(const Group&, const char*) {}
 Stream make_comm_stream() { return nullptr; }
 void wait_stream(Stream, Stream) {}
 StreamEvent record_event(Stream) { return {}; }
-void wait_event(Stream, const StreamEvent&) {}
+void hold_until(Stream, const StreamEvent&) {}
 void group_begin() {}
 void group_end() {}
 

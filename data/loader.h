@@ -1,12 +1,26 @@
-// loader.h   which sample of tokens is sample n: a function of n, with nothing stored but the files' sizes
+// loader.h   which tokens are sample n: a function of n, with nothing stored but the files' sizes
 //   A sample is T + 1 tokens and overlaps the next by one: T inputs and their targets. Several files are one
 //   set; no sample crosses from one into the next. Samples go through all samples once an epoch, in an order
 //   that is computed: a Feistel network over the samples' numbers, keyed by seed and epoch. So the position
 //   in training is the number of samples consumed, and resuming is counting on.
+//   A blend mixes several sets by weight. Sample n comes from the set with the largest
+//   w[i] * max(n, 1) - taken[i], the first of equals: the rule of MT-NLG's training code, which keeps each
+//   set about one sample from its share (with MT-NLG's weights never more than 1.05). The weights are scaled
+//   to sum 1. The counts at sample n are counted from 0, at some 1e7 samples a second, once at the start and
+//   then onwards. A set is a token file, or several that count as one; given as
+//     FILE…                 one set
+//     WEIGHT:FILE…          a set each, as 0.14336:books3.bin 0.19336:owt2.bin
+//     NAME.blend            a text file with a line `WEIGHT FILE` for each set; paths are relative to it
 #pragma once
 #include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 #include "../layers/base/rng.h"
 #include "tokens.h"
+
+// ---- a set ------------------------------------------------------------------------------------------------
 
 // a permutation of 0 … n - 1 (Luby & Rackoff; walking the cycle until the image lies below n)
 inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t round_key) {
@@ -62,4 +76,165 @@ struct Loader {
     // the sample that training sees as its n-th, counted from 0 over all epochs
     uint64_t order(uint64_t n) const { return permute(n % samples(), samples(), key, n / samples()); }
     void read_nth(int* out, uint64_t n) { read_sample(out, order(n)); }
+};
+
+// ---- a blend of sets --------------------------------------------------------------------------------------
+
+struct SetChoice {
+    int set;
+    uint64_t index;  // in the set, counted over all its epochs
+};
+
+struct Mixture {
+    std::vector<double> weights;
+    std::vector<uint64_t> taken;
+    uint64_t n = 0;  // samples chosen so far
+
+    explicit Mixture(std::vector<double> given) : weights(std::move(given)), taken(weights.size(), 0) {
+        double sum = 0;
+        for (double w : weights) sum += w;
+        for (double& w : weights) w /= sum;
+    }
+    SetChoice next() {
+        double at = n > 0 ? (double)n : 1, most = -INFINITY;
+        int best = 0;
+        for (size_t i = 0; i < weights.size(); i++) {
+            double behind = weights[i] * at - (double)taken[i];
+            if (behind > most) {
+                most = behind;
+                best = (int)i;
+            }
+        }
+        n++;
+        return {best, taken[best]++};
+    }
+    // goes to sample `to`; backwards means from the beginning again
+    void seek(uint64_t to) {
+        if (to < n) {
+            n = 0;
+            taken.assign(taken.size(), 0);
+        }
+        while (n < to) next();
+    }
+};
+
+struct WeightedFiles {
+    std::string name;  // for the metrics: the file without folder and ending
+    double weight;
+    std::vector<std::string> files;
+};
+
+inline std::string set_name(const std::string& path) {
+    std::string name = path.substr(path.rfind('/') + 1);
+    for (const char* ending : {".bin", ".idx", ".train"})
+        if (name.size() > strlen(ending) && name.ends_with(ending)) name.resize(name.size() - strlen(ending));
+    return name;
+}
+
+// the weight that text begins with, and where the rest begins; 0 if it begins with none
+inline double leading_weight(const std::string& text, size_t* rest, char separator) {
+    char* end = nullptr;
+    double weight = strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != separator || text[0] == '/' || text[0] == '.') return 0;
+    *rest = (size_t)(end - text.c_str()) + 1;
+    if (!(weight > 0) || !std::isfinite(weight))
+        fail("%s: has weight %g, wants a number above 0", text.c_str(), weight);
+    return weight;
+}
+
+inline std::vector<WeightedFiles> read_blend(const std::string& path) {
+    MappedFile file(path);
+    std::string all(file.view()), folder = path.substr(0, path.rfind('/') + 1);
+    std::vector<WeightedFiles> sets;
+    int number = 0;
+    for (size_t at = 0; at < all.size(); number++) {
+        size_t end = std::min(all.find('\n', at), all.size()), rest = 0;
+        std::string line = all.substr(at, end - at);
+        at = end + 1;
+        line = line.substr(0, line.find('#'));
+        while (!line.empty() && isspace((unsigned char)line.back())) line.pop_back();
+        if (line.empty()) continue;
+        for (char& c : line) if (c == '\t') c = ' ';
+        double weight = leading_weight(line, &rest, ' ');
+        if (weight == 0)
+            fail("%s line %d: \"%s\": wants WEIGHT FILE, as 0.14336 books3.bin", path.c_str(), number + 1,
+                 line.c_str());
+        std::string name = line.substr(line.find_first_not_of(' ', rest));
+        sets.push_back({set_name(name), weight, {name[0] == '/' ? name : folder + name}});
+    }
+    if (sets.empty()) fail("%s: names no set: wants a line WEIGHT FILE for each", path.c_str());
+    return sets;
+}
+
+// sets of one name are told apart by their paths
+inline std::vector<WeightedFiles> distinct(std::vector<WeightedFiles> sets) {
+    std::map<std::string, int> count;
+    for (auto& s : sets) count[s.name]++;
+    for (auto& s : sets)
+        if (count[s.name] > 1) s.name = s.files[0];
+    return sets;
+}
+
+// what was given on the command line -> sets
+inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& given) {
+    if (given.size() == 1 && given[0].ends_with(".blend")) return read_blend(given[0]);
+    std::vector<WeightedFiles> weighted;
+    for (auto& word : given) {
+        size_t rest = 0;
+        double weight = leading_weight(word, &rest, ':');
+        if (weight > 0) weighted.push_back({set_name(word.substr(rest)), weight, {word.substr(rest)}});
+    }
+    for (auto& word : given)
+        if (word.ends_with(".blend"))
+            fail("%s: stands among %zu names: give one .blend alone, or write its sets as WEIGHT:FILE",
+                 word.c_str(), given.size());
+    if (weighted.empty()) return {{set_name(given[0]), 1, given}};
+    if (weighted.size() != given.size())
+        fail("some of the %zu sets have a weight and some have none: write WEIGHT:FILE for each, or for none",
+             given.size());
+    return weighted;
+}
+
+// the training set: sample n of the blend
+struct Blend {
+    std::vector<WeightedFiles> given;
+    std::vector<Loader> sets;
+    Mixture mixture;
+
+    static std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
+        std::vector<double> weights;
+        double sum = 0;
+        for (auto& s : sets) {
+            weights.push_back(s.weight);
+            sum += s.weight;
+        }
+        if (!std::isfinite(sum))
+            fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
+        return weights;
+    }
+    Blend(const std::vector<std::string>& names, int T, uint64_t seed)
+        : given(distinct(parse_sets(names))), mixture(weights_of(given)) {
+        for (size_t i = 0; i < given.size(); i++) {
+            // the first set's order is that of a set alone
+            sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].name) * i : 0));
+            check_same_tokens(sets[i].files[0], sets[0].files[0], "sets of one blend");
+        }
+    }
+    uint64_t samples() const {
+        uint64_t sum = 0;
+        for (auto& s : sets) sum += s.samples();
+        return sum;
+    }
+    int file_vocabulary() const { return sets[0].file_vocabulary(); }
+    void set_vocabulary(int V) {
+        for (auto& s : sets) s.V = V;
+    }
+    // where samples first, … first + count - 1 come from
+    std::vector<SetChoice> choose(uint64_t first, uint64_t count) {
+        std::vector<SetChoice> out;
+        mixture.seek(first);
+        for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
+        return out;
+    }
+    void read_sample(int* out, const SetChoice& c) { sets[c.set].read_nth(out, c.index); }
 };

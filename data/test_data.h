@@ -2,7 +2,7 @@
 #pragma once
 #include <set>
 #include "../layers/base/testing.h"
-#include "blend.h"
+#include "loader.h"
 #include "json.h"
 #include "tokenizer.h"
 

@@ -10,7 +10,7 @@
 //                                8*B*NH*T*T*HS backward
 #pragma once
 #include <algorithm>
-#include "base/cublas.h"
+#include "base/gemm.h"
 #include "base/vector_exp.h"
 
 struct AttentionShape {

@@ -5,18 +5,16 @@
 //   nullptr, in a batch (B, T), at (offset + n) % T.
 //   kept:  nothing
 //   backward (of whole sequences): dwte is added to, dwpe (T, C) set or, with `accumulate`, added to, in an
-//   order that does not depend on threads: equal tokens stand together in `sorted`, which the host makes
+//   order that does not depend on threads: equal tokens stand together in sorted_rows, which the host makes
 //   communicates: nothing    cost: x written, then read and written; backward dx read twice: memory bound
 #pragma once
 #include <algorithm>
 #include <vector>
 #include "base/device.h"
 
-// the rows of a batch, ordered by their tokens, equal ones by row: run i is rows[starts[i]] … up to, without,
-// rows[starts[i + 1]]; behind the last run all starts are N
-struct SortedTokens { const int *rows, *starts; };  // (N)  (N + 1)
-
-// on the host; counts: V + 1 zeros, and zeros again on return
+// sorted_rows (N): the rows of a batch, ordered by their tokens, equal ones by row; run_starts (N + 1): run i
+// is sorted_rows[run_starts[i]] … up to, without, sorted_rows[run_starts[i + 1]]; behind the last run all
+// starts are N. Made on the host; counts: V + 1 zeros, and zeros again on return
 inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, std::vector<int>& counts) {
     for (int n = 0; n < N; n++) counts[tokens[n] + 1]++;
     int run = 0;
@@ -51,15 +49,15 @@ inline void position_forward(floatX* x, const floatX* wpe, const int* positions,
     }
 }
 
-inline void embedding_backward(real* dwte, const int* tokens, SortedTokens sorted, const floatX* dx, int row,
-                               int rows, int N, int C, Stream) {
+inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
+                               const floatX* dx, int row, int rows, int N, int C, Stream) {
     #pragma omp parallel for schedule(dynamic, 16)
     for (int run = 0; run < N; run++) {
-        int first = sorted.starts[run], last = sorted.starts[run + 1];
-        long own = first < N ? tokens[sorted.rows[first]] - row : -1;
+        int first = run_starts[run], last = run_starts[run + 1];
+        long own = first < N ? tokens[sorted_rows[first]] - row : -1;
         if (own < 0 || own >= rows) continue;
         for (int i = first; i < last; i++) {
-            const floatX* d = dx + (long)sorted.rows[i] * C;
+            const floatX* d = dx + (long)sorted_rows[i] * C;
             #pragma omp simd
             for (int c = 0; c < C; c++) dwte[own * C + c] += real(d[c]);
         }
@@ -84,54 +82,54 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 #if HAS_KERNELS
 namespace gpu {
 
-// in all but the second last a thread has 16 bytes of a row; a row that is no whole vectors ends with less
-struct RowVector {
-    long n;
-    int c;
-    __device__ explicit RowVector(int C) {
-        int each = (C + vec_size - 1) / vec_size;
-        long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-        n = i / each;
-        c = (int)(i % each) * vec_size;
-    }
-};
+// in all but the second last kernel a thread has 16 bytes of row vector_row(C), from vector_column(C) on; a
+// row that is no whole vectors ends with less
+__device__ inline long vector_row(int C) {
+    return ((long)blockIdx.x * blockDim.x + threadIdx.x) / ((C + vec_size - 1) / vec_size);
+}
+__device__ inline int vector_column(int C) {
+    return (int)(((long)blockIdx.x * blockDim.x + threadIdx.x) % ((C + vec_size - 1) / vec_size)) * vec_size;
+}
 inline int row_vector_blocks(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }
 
 __global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, int row, int rows,
                                          int N, int C) {
-    RowVector at(C);
-    if (at.n >= N) return;
-    int own = tokens[at.n] - row;
+    long n = vector_row(C);
+    int c = vector_column(C);
+    if (n >= N) return;
+    int own = tokens[n] - row;
     Vec<floatX> v;
     for (int k = 0; k < vec_size; k++) v.at[k] = floatX(0);
-    if (own >= 0 && own < rows) v = load_row(wte + (long)own * C, at.c, C);
-    store_row(x + at.n * C, at.c, C, v);
+    if (own >= 0 && own < rows) v = load_row(wte + (long)own * C, c, C);
+    store_row(x + n * C, c, C, v);
 }
 
 __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int* positions, int offset, int N,
                                         int T, int C) {
-    RowVector at(C);
-    if (at.n >= N) return;
-    int n = offset + (int)at.n, position = positions ? positions[n] : n % T;
-    Vec<floatX> v = load_row(x + at.n * C, at.c, C), p = load_row(wpe + (long)position * C, at.c, C);
+    long n = vector_row(C);
+    int c = vector_column(C);
+    if (n >= N) return;
+    int in_batch = offset + (int)n, position = positions ? positions[in_batch] : in_batch % T;
+    Vec<floatX> v = load_row(x + n * C, c, C), p = load_row(wpe + (long)position * C, c, C);
     for (int k = 0; k < vec_size; k++) v.at[k] = floatX(real(v.at[k]) + real(p.at[k]));
-    store_row(x + at.n * C, at.c, C, v);
+    store_row(x + n * C, c, C, v);
 }
 
 // block (32, 8) a run of equal tokens, 32 vectors of columns: every 8th row a warp, then the warps in order
 constexpr int embedding_warps = 8;
-__global__ void embedding_backward_kernel(real* dwte, const int* tokens, SortedTokens sorted,
-                                          const floatX* dx, int row, int rows, int N, int C) {
+__global__ void embedding_backward_kernel(real* dwte, const int* tokens, const int* sorted_rows,
+                                          const int* run_starts, const floatX* dx, int row, int rows, int N,
+                                          int C) {
     SHARED(real, sums, embedding_warps * 32 * vec_size);
-    int first = sorted.starts[blockIdx.x], last = sorted.starts[blockIdx.x + 1];
+    int first = run_starts[blockIdx.x], last = run_starts[blockIdx.x + 1];
     if (first >= N) return;
-    int own = tokens[sorted.rows[first]] - row, c = (blockIdx.y * 32 + threadIdx.x) * vec_size;
+    int own = tokens[sorted_rows[first]] - row, c = (blockIdx.y * 32 + threadIdx.x) * vec_size;
     if (own < 0 || own >= rows) return;
     real sum[vec_size] = {};
     if (c < C) {
         UNROLL(unroll 4)
         for (int i = first + threadIdx.y; i < last; i += embedding_warps) {
-            Vec<floatX> v = load_row(dx + (long)sorted.rows[i] * C, c, C);
+            Vec<floatX> v = load_row(dx + (long)sorted_rows[i] * C, c, C);
             for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
         }
     }
@@ -148,15 +146,16 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, SortedT
 // a thread a position and 16 bytes of it
 __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C,
                                          bool accumulate) {
-    RowVector at(C);
-    if (at.n >= T) return;
+    long t = vector_row(C);
+    int c = vector_column(C);
+    if (t >= T) return;
     real sum[vec_size] = {};
-    for (long n = (at.n - offset % T + T) % T; n < N; n += T) {
-        Vec<floatX> v = load_row(dx + n * C, at.c, C);
+    for (long n = (t - offset % T + T) % T; n < N; n += T) {
+        Vec<floatX> v = load_row(dx + n * C, c, C);
         for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
     }
-    real* out = dwpe + at.n * C + at.c;
-    for (int k = 0; k < vec_size && at.c + k < C; k++) out[k] = (accumulate ? out[k] : 0) + sum[k];
+    real* out = dwpe + t * C + c;
+    for (int k = 0; k < vec_size && c + k < C; k++) out[k] = (accumulate ? out[k] : 0) + sum[k];
 }
 
 inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
@@ -167,11 +166,11 @@ inline void position_forward(floatX* x, const floatX* wpe, const int* positions,
                              int C, Stream s) {
     LAUNCH(position_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, wpe, positions, offset, N, T, C);
 }
-inline void embedding_backward(real* dwte, const int* tokens, SortedTokens sorted, const floatX* dx, int row,
-                               int rows, int N, int C, Stream s) {
+inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
+                               const floatX* dx, int row, int rows, int N, int C, Stream s) {
     static_assert(vec_size <= embedding_warps);
     LAUNCH(embedding_backward_kernel, dim3(N, ceil_div(C, 32 * vec_size)), dim3(32, embedding_warps), 0, s,
-           dwte, tokens, sorted, dx, row, rows, N, C);
+           dwte, tokens, sorted_rows, run_starts, dx, row, rows, N, C);
 }
 inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
                               Stream s) {

@@ -13,7 +13,7 @@
 //   take the plain kernels.
 #pragma once
 #include "base/device.h"
-#include "column_sum.cuh"
+#include "linear.cuh"
 
 constexpr real layernorm_epsilon = real(1e-5);
 
@@ -163,36 +163,41 @@ __device__ inline real row_sum(real x) {
     return x;
 }
 
-// a thread's rows: first, first + step, …; its k-th vector begins at column (k * threads + own) * vec_size
+// rows of a block; a thread's rows are row_first, row_first + gridDim.x * row_groups, …, and its k-th vector
+// begins at row_column(k)
 template <int WARPS>
-struct RowPlace {
-    int own = threadIdx.x % (WARPS * 32), groups = blockDim.x / (WARPS * 32);
-    int first = blockIdx.x * groups + threadIdx.x / (WARPS * 32), step = gridDim.x * groups;
-    __device__ int column(int k) const { return (k * WARPS * 32 + own) * vec_size; }
-};
+__device__ inline int row_groups() {
+    return blockDim.x / (WARPS * 32);
+}
+template <int WARPS>
+__device__ inline int row_first() {
+    return blockIdx.x * row_groups<WARPS>() + threadIdx.x / (WARPS * 32);
+}
+template <int WARPS>
+__device__ inline int row_column(int k) {
+    return (k * WARPS * 32 + threadIdx.x % (WARPS * 32)) * vec_size;
+}
 
-// what x is made of and then written; without a branch it is read
-struct Residual { const floatX *residual, *branch, *bias; };
-
+// with a branch x = residual + branch + bias is written, else it is read
 template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
-layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, Residual made_of, const floatX* w,
-                              const floatX* b, int N, int C) {
-    RowPlace<WARPS> place;
-    int n = place.first;
+layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
+                              const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
+                              int N, int C) {
+    int n = row_first<WARPS>();
     if (n >= N) return;  // of the whole row
     long row = (long)n * C;
     Vec<floatX> v[row_vectors];
     real sum = 0, square = 0;
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
-        int c = place.column(k);
+        int c = row_column<WARPS>(k);
         if (c >= C) break;
-        v[k] = load16((made_of.branch ? made_of.residual : x) + row + c);
-        if (made_of.branch) {
-            Vec<floatX> branch = load16(made_of.branch + row + c), bias = load16(made_of.bias + c);
+        v[k] = load16((branch ? residual : x) + row + c);
+        if (branch) {
+            Vec<floatX> fs = load16(branch + row + c), bs = load16(bias + c);
             for (int i = 0; i < vec_size; i++)
-                v[k].at[i] = floatX(real(v[k].at[i]) + real(branch.at[i]) + real(bias.at[i]));
+                v[k].at[i] = floatX(real(v[k].at[i]) + real(fs.at[i]) + real(bs.at[i]));
             store16(x + row + c, v[k]);
         }
         for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
@@ -200,20 +205,20 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, Residual ma
     real m = row_sum<WARPS>(sum) / C;
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
-        if (place.column(k) >= C) break;
+        if (row_column<WARPS>(k) >= C) break;
         for (int i = 0; i < vec_size; i++) square += (real(v[k].at[i]) - m) * (real(v[k].at[i]) - m);
     }
     real r = 1 / sqrt(row_sum<WARPS>(square) / C + layernorm_epsilon);
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
-        int c = place.column(k);
+        int c = row_column<WARPS>(k);
         if (c >= C) break;
         Vec<floatX> ws = load16(w + c), bs = load16(b + c);
         for (int i = 0; i < vec_size; i++)
             v[k].at[i] = floatX((real(v[k].at[i]) - m) * r * real(ws.at[i]) + real(bs.at[i]));
         store16(y + row + c, v[k]);
     }
-    if (place.own == 0) {
+    if (row_column<WARPS>(0) == 0) {
         stats.mean[n] = m;
         stats.rstd[n] = r;
     }
@@ -224,15 +229,15 @@ template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
-    RowPlace<WARPS> place;
+    int first = row_first<WARPS>(), step = gridDim.x * row_groups<WARPS>();
     real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
-    for (int n = place.first; n < N; n += place.step) {
+    for (int n = first; n < N; n += step) {
         long row = (long)n * C;
         Vec<floatX> xs[row_vectors], gs[row_vectors];
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
-            int c = place.column(k);
+            int c = row_column<WARPS>(k);
             if (c >= C) break;
             xs[k] = load16(x + row + c);
             gs[k] = load16(dy + row + c);
@@ -249,7 +254,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         gx_sum = row_sum<WARPS>(gx_sum) / C;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
-            int c = place.column(k);
+            int c = row_column<WARPS>(k);
             if (c >= C) break;
             if (WARPS >= 16) {  // not kept
                 xs[k] = load16(x + row + c);
@@ -265,11 +270,11 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     }
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
-        int c = place.column(k);
+        int c = row_column<WARPS>(k);
         if (c >= C) break;
         for (int i = 0; i < vec_size; i++) {
-            parts[(long)place.first * C + c + i] = dw[k][i];
-            parts[((long)place.step + place.first) * C + c + i] = db[k][i];
+            parts[(long)first * C + c + i] = dw[k][i];
+            parts[((long)step + first) * C + c + i] = db[k][i];
         }
     }
 }
@@ -328,10 +333,11 @@ void with_row_warps(int C, Call call) {
     else call(std::integral_constant<int, 32>());
 }
 
-inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, Residual made_of, const floatX* w,
-                                  const floatX* b, int N, int C, Stream s) {
+inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, const floatX* residual,
+                                  const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
+                                  int N, int C, Stream s) {
     if (!row_warps(C)) {
-        if (made_of.branch) residual_forward(x, made_of.residual, made_of.branch, made_of.bias, N, C, s);
+        if (branch) residual_forward(x, residual, branch, bias, N, C, s);
         LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, stats,
                x, w, b, N, C);
         return;
@@ -339,17 +345,17 @@ inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, Residua
     with_row_warps(C, [&](auto warps) {
         constexpr int W = decltype(warps)::value, block = row_block(W);
         LAUNCH(layernorm_forward_rows_kernel<W>, ceil_div(N, block / (W * 32)), block, 0, s, y, stats, x,
-               made_of, w, b, N, C);
+               residual, branch, bias, w, b, N, C);
     });
 }
 inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w,
                               const floatX* b, int N, int C, Stream s) {
-    layernorm_forward_any(y, stats, const_cast<floatX*>(x), {}, w, b, N, C, s);
+    layernorm_forward_any(y, stats, const_cast<floatX*>(x), nullptr, nullptr, nullptr, w, b, N, C, s);
 }
 inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
                                        const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
                                        int N, int C, Stream s) {
-    layernorm_forward_any(y, stats, x, {residual, f, bias}, w, b, N, C, s);
+    layernorm_forward_any(y, stats, x, residual, f, bias, w, b, N, C, s);
 }
 
 inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,

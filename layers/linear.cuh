@@ -1,57 +1,96 @@
-// linear.cuh   the linear layers of a block: in floatX by matmul.cuh, or with --fp8 in 8 bits
-//   y = x w^T + b. In 8 bits (Micikevicius et al., 2022) x, w are rounded to e4m3, dy to e5m2, each times a
-//   power of two that brings the tensor's largest value as near to the format's as possible ("current
-//   scaling": nothing is kept from step to step). Sums are fp32; y, dx are floatX, dw, db real. All sizes are
-//   multiples of 16. Such a GEMM wants both operands with the summed dimension last, so backward rounds
-//   transposed copies.
-//   kept:  nothing (backward rounds x and w again)
-//   communicates: nothing    cost: that of matmul.cuh at twice the rate; x, w, dy are read twice, and written
-//                            once or twice in 8 bits
+// linear.cuh   y = x w^T + b: linear layers, alone or with GELU behind or before; GELU; column sums
+//   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db (OC) real
+//   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
+//   kept:  nothing (the block keeps x, and what goes into GELU)
+//   backward: dx is set; dw and db are set or, with `accumulate`, added to, dw by the GEMM itself, db by
+//             column_sum: out[c] = sum over n of x[n][c], always in the same order. GELU's dy becomes dx in
+//             place. scratch: column_sum_scratch(OC) values
+//   gpu: GELU and the bias's gradient are made in a GEMM's epilogue or in kernels of their own, whichever is
+//   faster: see base/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
+//   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
+//                            flops, column sums N*C, each reads and writes once: memory bound
 #pragma once
-#include "base/fp8.h"
-#include "matmul.cuh"
+#include "fp8_linear.cuh"
 
-constexpr int fp8_parts = 1024;  // of a tensor, whose largest values are found side by side
+constexpr int column_sum_parts = 32;  // the rows are summed in this many parts at most, then the parts
+inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
+inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 
-// rows: N * max(C, OC) numbers; weight: C * OC; scales: of x, w and dy
-struct Fp8Scratch {
-    uint8_t *x, *dy, *dy_t, *w;
-    struct Scale { float scale, inverse; } *scales;
-    float* parts;
-};
+inline int64_t linear_flops = 0;  // of linear layers since it was set to 0; a plan is held against it
 
-// the power of two that a tensor is multiplied by; 1 where its largest value is 0 or no number
-HOST_DEVICE inline Fp8Scratch::Scale fp8_scale(float largest, float format_largest) {
-    float scale = 1;
-    if (largest > 0 && largest <= 3e38f) {
-        if (largest < 1e-30f) largest = 1e-30f;  // so that the quotient is finite
-        int e;
-        frexpf(format_largest / largest, &e);  // in [0.5, 1) * 2^e
-        e = e - 1 < -120 ? -120 : e - 1 > 120 ? 120 : e - 1;
-        scale = ldexpf(1, e);
-    }
-    return {scale, 1 / scale};
+// the GEMMs of a linear layer
+inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
+    linear_flops += 2L * N * C * OC;
+    return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
+}
+inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, int N, int C, int OC) {
+    linear_flops += 2L * N * C * OC;
+    return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
+}
+inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
+                                 bool accumulate) {
+    linear_flops += 2L * N * C * OC;
+    return {
+        .out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(accumulate)};
 }
 
 namespace ref {
 
-// q (N, C), q_t (C, N), where they are not nullptr, from x (N, C)
-template <class T8>
-void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float*, const floatX* x, int N, int C, Stream) {
-    float most = 0;
-    #pragma omp parallel for reduction(max : most)
-    for (long i = 0; i < (long)N * C; i++) {
-        float a = std::abs((float)real(x[i]));
-        if (a > most) most = a;  // what is no number counts for nothing
-    }
-    *scale = fp8_scale(most, T8::largest);
+inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool accumulate, Stream) {
+    constexpr int strip = 64;
     #pragma omp parallel for
-    for (int n = 0; n < N; n++)
-        for (int c = 0; c < C; c++) {
-            T8 value = T8::of((float)real(x[(long)n * C + c]) * scale->scale);
-            if (q) q[(long)n * C + c] = value;
-            if (q_t) q_t[(long)c * N + n] = value;
+    for (int c0 = 0; c0 < C; c0 += strip) {
+        real sum[strip] = {};
+        int cs = C - c0 < strip ? C - c0 : strip;
+        for (int n = 0; n < N; n++) {
+            const floatX* xn = x + (long)n * C + c0;
+            #pragma omp simd
+            for (int c = 0; c < cs; c++) sum[c] += real(xn[c]);
         }
+        for (int c = 0; c < cs; c++) out[c0 + c] = (accumulate ? out[c0 + c] : 0) + sum[c];
+    }
+}
+
+inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
+    #pragma omp parallel for simd
+    for (long i = 0; i < n; i++) y[i] = floatX(gelu_of(real(x[i])));
+}
+
+inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool accumulate,
+                          Stream s) {
+    #pragma omp parallel for simd
+    for (long i = 0; i < (long)N * C; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
+    column_sum(db, dy, scratch, N, C, accumulate, s);
+}
+
+inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, int N, int C, int OC,
+                           Stream s) {
+    Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
+    fused_gemm.bias = b;
+    gemm(fused_gemm, s);
+}
+
+// y = gelu(up), up = x w^T + b
+inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
+                                int N, int C, int OC, Stream s) {
+    matmul_forward(up, x, w, b, N, C, OC, s);
+    gelu_forward(y, up, (long)N * OC, s);
+}
+
+// scratch: column_sum_scratch(OC) values
+inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
+                            const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
+    if (db) column_sum(db, dy, scratch, N, OC, accumulate, s);
+    gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
+    if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
+}
+
+// of a layer whose input is gelu(up): dup (N, C) becomes the gradient of up, db_up (C) its column sums
+inline void matmul_gelu_input_backward(floatX* dup, real* db_up, const floatX* dy, const floatX* up,
+                                       const floatX* w, real* scratch, int N, int C, int OC, bool accumulate,
+                                       Stream s) {
+    gemm(input_gemm(dup, dy, w, N, C, OC), s);
+    gelu_backward(dup, db_up, up, scratch, N, C, accumulate, s);
 }
 
 }  // namespace ref
@@ -59,73 +98,192 @@ void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float*, const floatX* x
 #if HAS_KERNELS
 namespace gpu {
 
-__global__ void fp8_largest_kernel(float* parts, const floatX* x, long n) {
-    SHARED(float, lane, 8);
-    float most = 0;
-    for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size; i < n;
-         i += (long)gridDim.x * blockDim.x * vec_size) {
+// ---- column sums ------------------------------------------------------------------------------------------
+
+constexpr int column_lanes = 8, column_rows = 32;  // of a block's threads: columns, 16 bytes each, and rows
+
+// what a block adds up: blockIdx.y is the part of the rows; term(sum, n, c) adds row n's values from c on
+template <int EACH, class Term>
+__device__ void column_sum_part(real* parts, Term term, int N, int C) {
+    constexpr int wide = column_lanes * EACH;
+    SHARED(real, rows, column_rows * wide);
+    int c = blockIdx.x * wide + threadIdx.x * EACH, own = threadIdx.y * column_lanes + threadIdx.x;
+    int part = (N + gridDim.y - 1) / gridDim.y, first = blockIdx.y * part;
+    int last = first + part < N ? first + part : N;
+    real sum[EACH] = {};
+    if (c < C) {
+        UNROLL(unroll 4)
+        for (int n = first + threadIdx.y; n < last; n += column_rows) term(sum, n, c);
+    }
+    for (int k = 0; k < EACH; k++) rows[threadIdx.y * wide + threadIdx.x * EACH + k] = sum[k];
+    __syncthreads();
+    if (own >= wide || (int)blockIdx.x * wide + own >= C) return;
+    real whole = 0;
+    for (int y = 0; y < column_rows; y++) whole += rows[y * wide + own];
+    parts[(long)blockIdx.y * C + blockIdx.x * wide + own] = whole;
+}
+
+template <class T>
+__global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
+    constexpr int each = Vec<T>::size;
+    column_sum_part<each>(parts, [=](real (&sum)[each], int n, int c) {
+        Vec<T> v = load_row(x + (long)n * C, c, C);
+        for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
+    }, N, C);
+}
+
+__global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, const floatX* x, const real* mean,
+                                             const real* rstd, int N, int C) {
+    column_sum_part<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
+        Vec<floatX> d = load_row(dy + (long)n * C, c, C), v = load_row(x + (long)n * C, c, C);
+        for (int k = 0; k < vec_size; k++) sum[k] += real(d.at[k]) * (real(v.at[k]) - mean[n]) * rstd[n];
+    }, N, C);
+}
+
+__global__ void column_sum_finish_kernel(real* out, const real* parts, int count, int C, bool accumulate) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= C) return;
+    real sum = 0;
+    for (int p = 0; p < count; p++) sum += parts[(long)p * C + c];
+    out[c] = (accumulate ? out[c] : 0) + sum;
+}
+
+template <int EACH>
+dim3 column_blocks(int C, int parts) {
+    return dim3(ceil_div(C, column_lanes * EACH), parts);
+}
+
+template <class T>
+void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumulate, Stream s) {
+    int parts = column_sum_cut(N);
+    LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts), dim3(column_lanes, column_rows), 0, s,
+           scratch, x, N, C);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
+}
+
+inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean,
+                                  const real* rstd, real* scratch, int N, int C, bool accumulate, Stream s) {
+    int parts = column_sum_cut(N);
+    LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
+           0, s, scratch, dy, x, mean, rstd, N, C);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
+}
+
+// ---- GELU -------------------------------------------------------------------------------------------------
+
+// a thread 16 bytes
+__global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
+    if (i + vec_size <= n) {
         Vec<floatX> v = load16(x + i);
         UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf((float)real(v.at[k])));
+        for (int k = 0; k < vec_size; k++) v.at[k] = floatX(gelu_of(real(v.at[k])));
+        store16(y + i, v);
+    } else {
+        for (; i < n; i++) y[i] = floatX(gelu_of(real(x[i])));
     }
-    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
-    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = most;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int w = 1; w < 8; w++) most = fmaxf(most, lane[w]);
-    parts[blockIdx.x] = most;
 }
 
-__global__ void fp8_scale_kernel(Fp8Scratch::Scale* scale, const float* parts, int count, float largest) {
-    float most = 0;
-    for (int i = threadIdx.x; i < count; i += 32) most = fmaxf(most, parts[i]);
-    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
-    if (threadIdx.x == 0) *scale = fp8_scale(most, largest);
-}
-
-// a block of 256 threads a tile of 64 x 64, read once; sizes are multiples of 16
-constexpr int fp8_tile = 64;
-template <class T8>
-__global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale, const floatX* x, int N,
-                                 int C) {
-    constexpr int pitch = fp8_tile + 4;  // of a row of the tile, so that columns lie in different banks
-    SHARED(uint8_t, tile, fp8_tile * pitch);
-    int n0 = blockIdx.y * fp8_tile, c0 = blockIdx.x * fp8_tile;
-    float times = scale->scale;
-    for (int i = threadIdx.x; i < fp8_tile * fp8_tile / vec_size; i += blockDim.x) {
-        int n = i / (fp8_tile / vec_size), c = i % (fp8_tile / vec_size) * vec_size;
-        if (n0 + n >= N || c0 + c >= C) continue;
-        long at = (long)(n0 + n) * C + c0 + c;
-        Vec<floatX> v = load16(x + at);
-        struct alignas(vec_size) Rounded { T8 at[vec_size]; } out;
+__global__ void gelu_backward_kernel(real* parts, floatX* dy, const floatX* x, int N, int C) {
+    column_sum_part<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
+        Vec<floatX> d = load_row(dy + (long)n * C, c, C), v = load_row(x + (long)n * C, c, C);
         UNROLL(unroll)
         for (int k = 0; k < vec_size; k++) {
-            out.at[k] = T8::of((float)real(v.at[k]) * times);
-            tile[n * pitch + c + k] = out.at[k].bits;
+            d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
+            sum[k] += real(d.at[k]);
         }
-        if (q) *(Rounded*)(q + at) = out;
-    }
-    if (!q_t) return;
-    __syncthreads();
-    for (int i = threadIdx.x; i < fp8_tile * fp8_tile / 16; i += blockDim.x) {
-        int c = i / (fp8_tile / 16), n = i % (fp8_tile / 16) * 16;
-        if (n0 + n >= N || c0 + c >= C) continue;
-        struct alignas(16) Column { uint8_t at[16]; } out;
-        UNROLL(unroll)
-        for (int k = 0; k < 16; k++) out.at[k] = tile[(n + k) * pitch + c];
-        *(Column*)(q_t + (long)(c0 + c) * N + n0 + n) = out;
-    }
+        store_row(dy + (long)n * C, c, C, d);
+    }, N, C);
 }
 
-template <class T8>
-void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float* parts, const floatX* x, int N, int C,
-               Stream s) {
-    long n = (long)N * C;
-    int count = std::min(fp8_parts, ceil_div(n, 256 * vec_size));
-    LAUNCH(fp8_largest_kernel, count, 256, 0, s, parts, x, n);
-    LAUNCH(fp8_scale_kernel, 1, 32, 0, s, scale, parts, count, T8::largest);
-    LAUNCH(fp8_round_kernel<T8>, dim3(ceil_div(C, fp8_tile), ceil_div(N, fp8_tile)), 256, 0, s, q, q_t, scale,
-           x, N, C);
+inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
+    LAUNCH(gelu_forward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, y, x, n);
+}
+inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool accumulate,
+                          Stream s) {
+    int parts = column_sum_cut(N);
+    LAUNCH(gelu_backward_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows), 0, s,
+           scratch, dy, x, N, C);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, db, scratch, parts, C, accumulate);
+}
+
+// ---- GEMMs with what belongs to them ----------------------------------------------------------------------
+
+__global__ void add_bias_kernel(floatX* y, const floatX* b, long N, int OC) {
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N * OC) y[i] = floatX(real(y[i]) + real(b[i % OC]));
+}
+
+// the bias in the GEMM's epilogue where that is possible
+inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
+    bool fused = b && fits_epilogue(g.n);
+    if (fused) g.bias = b;
+    gemm(g, s);
+    long N = g.m;
+    int OC = g.n;
+    if (b && !fused) LAUNCH(add_bias_kernel, ceil_div(N * OC, 256), 256, 0, s, g.out, b, N, OC);
+}
+
+inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, int N, int C, int OC,
+                           Stream s) {
+    gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
+}
+
+// in the GEMM's epilogue, or in a kernel of its own, which is always possible: whichever is faster
+template <class Out, class Run>
+bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int C, int OC, Stream s,
+           Run run) {
+    static AutotuneCache<std::tuple<int, int, int>, bool> chosen;  // one for each `run`
+    return chosen.get({N, C, OC}, [&] {
+        if (!fits || !can_compute(fused_gemm)) return false;
+        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
+        return autotuner.choose(key, 2, 0, s, [&](int way) {
+            run(way == 1);
+            return true;
+        }) == 1;
+    });
+}
+
+inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
+                                int N, int C, int OC, Stream s) {
+    Gemm<floatX> unfused = forward_gemm(up, x, w, N, C, OC), fused_gemm = unfused;
+    fused_gemm.out = y;
+    fused_gemm.bias = b;
+    fused_gemm.up = up;
+    auto run = [&](bool fused) {
+        if (fused) return gemm(fused_gemm, s);
+        gemm_with_bias(unfused, b, s);
+        gelu_forward(y, up, (long)N * OC, s);
+    };
+    run(fuses("GELU", fused_gemm, fits_epilogue(OC), N, C, OC, s, run));
+}
+
+inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
+                            const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
+    Gemm<real> unfused = weight_gemm(dw, dy, x, N, C, OC, accumulate), fused_gemm = unfused;
+    fused_gemm.row_sums = accumulate ? scratch : db;
+    auto run = [&](bool fused) {
+        gemm(fused ? fused_gemm : unfused, s);
+        if (!fused) column_sum(db, dy, scratch, N, OC, accumulate, s);
+        else if (accumulate)
+            LAUNCH(column_sum_finish_kernel, ceil_div(OC, 128), 128, 0, s, db, scratch, 1, OC, accumulate);
+    };
+    if (db) run(fuses("bias gradient", fused_gemm, fits_epilogue(OC) && fits_epilogue(C), N, C, OC, s, run));
+    else gemm(unfused, s);
+    if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
+}
+
+inline void matmul_gelu_input_backward(floatX* dup, real* db_up, const floatX* dy, const floatX* up,
+                                       const floatX* w, real* scratch, int N, int C, int OC, bool accumulate,
+                                       Stream s) {
+    Gemm<floatX> unfused = input_gemm(dup, dy, w, N, C, OC), fused_gemm = unfused;
+    fused_gemm.gelu_of = up;
+    auto run = [&](bool fused) {
+        gemm(fused ? fused_gemm : unfused, s);
+        if (fused) column_sum(db_up, dup, scratch, N, C, accumulate, s);
+        else gelu_backward(dup, db_up, up, scratch, N, C, accumulate, s);
+    };
+    run(fuses("GELU backward", fused_gemm, fits_epilogue(C), N, C, OC, s, run));
 }
 
 }  // namespace gpu
@@ -136,61 +294,31 @@ struct LinearScratch {
     Fp8Scratch fp8 = {};   // empty: in floatX
 };
 
-// the layers, of either namespace's parts
-namespace fp8 {
-
-inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, Fp8Scratch f, int N,
-                           int C, int OC, Stream s) {
-    linear_flops += 2L * N * C * OC;
-    dev::fp8_round((e4m3*)f.x, (e4m3*)nullptr, f.scales, f.parts, x, N, C, s);
-    dev::fp8_round((e4m3*)f.w, (e4m3*)nullptr, f.scales + 1, f.parts, w, OC, C, s);
-    dev::gemm(Gemm<floatX, e4m3, e4m3>{.out = y, .a = (e4m3*)f.x, .b = (e4m3*)f.w, .m = N, .n = OC, .k = C,
-                                       .transpose_b = true, .bias = b, .scale_a = &f.scales[0].inverse,
-                                       .scale_b = &f.scales[1].inverse}, s);
-}
-
-inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                            const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
-                            bool accumulate, Stream s) {
-    const Fp8Scratch& f = scratch.fp8;
-    linear_flops += 4L * N * C * OC;
-    if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
-    dev::fp8_round((e4m3*)nullptr, (e4m3*)f.x, f.scales, f.parts, x, N, C, s);
-    dev::fp8_round((e4m3*)nullptr, (e4m3*)f.w, f.scales + 1, f.parts, w, OC, C, s);
-    dev::fp8_round((e5m2*)f.dy, (e5m2*)f.dy_t, f.scales + 2, f.parts, dy, N, OC, s);
-    dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = (e5m2*)f.dy_t, .b = (e4m3*)f.x, .m = OC, .n = C, .k = N,
-                                     .transpose_b = true, .beta = real(accumulate),
-                                     .scale_a = &f.scales[2].inverse, .scale_b = &f.scales[0].inverse}, s);
-    dev::gemm(Gemm<floatX, e5m2, e4m3>{.out = dx, .a = (e5m2*)f.dy, .b = (e4m3*)f.w, .m = N, .n = C, .k = OC,
-                                       .transpose_b = true, .scale_a = &f.scales[2].inverse,
-                                       .scale_b = &f.scales[1].inverse}, s);
-}
-
-}  // namespace fp8
-
 // ---- in floatX or in 8 bits ------------------------------------------------------------------------------
 
 inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b,
                            const LinearScratch& scratch, int N, int C, int OC, Stream s) {
-    if (scratch.fp8.x) fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
-    else dev::matmul_forward(y, x, w, b, N, C, OC, s);
+    if (!scratch.fp8.x) return dev::matmul_forward(y, x, w, b, N, C, OC, s);
+    linear_flops += 2L * N * C * OC;
+    fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
 }
 
 // y = gelu(up), up = x w^T + b
 inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
                                 const LinearScratch& scratch, int N, int C, int OC, Stream s) {
     if (!scratch.fp8.x) return dev::matmul_gelu_forward(y, up, x, w, b, N, C, OC, s);
-    fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
+    linear_forward(up, x, w, b, scratch, N, C, OC, s);
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                             bool accumulate, Stream s) {
-    if (scratch.fp8.x)
-        fp8::matmul_backward(dx, dw, db, dy, x, w, scratch, N, C, OC, accumulate, s);
-    else
-        dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
+    if (!scratch.fp8.x)
+        return dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
+    linear_flops += 4L * N * C * OC;
+    if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
+    fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
 // of a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up, db_up (C) its column sums

@@ -3,7 +3,6 @@
 #include <thread>
 #include <filesystem>
 #include "base/testing.h"
-#include "gelu.cuh"
 #include "layernorm.cuh"
 #include "linear.cuh"
 
@@ -228,9 +227,10 @@ void kernels_fp8() {
     Both<Fp8Scratch::Scale> scales(3);
     Both<float> parts(fp8_parts);
     Fp8Scratch f = {rows.device, dys.device, dys_t.device, weights.device, scales.device, parts.device};
-    fp8::matmul_forward(y.device, x.device, w.device, b.device, f, N, C, OC, nullptr);
-    fp8::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, {sums.device, f}, N,
-                         C, OC, true, nullptr);
+    LinearScratch scratch = {sums.device, f};
+    linear_forward(y.device, x.device, w.device, b.device, scratch, N, C, OC, nullptr);
+    linear_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch, N, C, OC, true,
+                    nullptr);
     ref::matmul_forward(want_y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
     ref::matmul_backward(want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N,
                          C, OC, true, nullptr);

@@ -181,10 +181,10 @@ void kernels_embedding() {
                                       C, nullptr);
             }
             x.compare("position x" + size, rounding);
-            ref::embedding_backward(dwte.ref(), tokens.ref(), {rows_of.ref(), starts.ref()}, dx.ref(), row,
+            ref::embedding_backward(dwte.ref(), tokens.ref(), rows_of.ref(), starts.ref(), dx.ref(), row,
                                     rows, N, C, nullptr);
-            gpu::embedding_backward(dwte.device, tokens.device, {rows_of.device, starts.device}, dx.device,
-                                    row, rows, N, C, nullptr);
+            gpu::embedding_backward(dwte.device, tokens.device, rows_of.device, starts.device, dx.device, row,
+                                    rows, N, C, nullptr);
             ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0, nullptr);
             gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, offset > 0, nullptr);
             dwte.compare("embedding dwte" + size, sums_tolerance);

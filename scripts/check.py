@@ -34,7 +34,6 @@ SPINE = (
     "comm/*.cpp",
     "data/tokens.h",
     "data/loader.h",
-    "data/blend.h",
 )
 TOP = {
     "Makefile",
@@ -283,8 +282,7 @@ def parameters_of(text):
 def check_parameters(name, text):
     is_layer = name.endswith(".cuh") or name in (
         "layers/model/block.h",
-        "layers/model/embedding.h",
-        "layers/model/lm_head.h",
+        "layers/model/vocabulary.h",
     )
     most = 12 if is_layer else 8
     for match in FUNCTION_HEAD.finditer(text):

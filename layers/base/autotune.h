@@ -117,22 +117,3 @@ private:
     }
 };
 inline Autotuner autotuner;
-
-// choices by shape, found without making a key
-template <class Shape, class Value>
-struct AutotuneCache {
-    std::map<Shape, Value> map;
-    int round = 0;
-    // make() where it is not remembered
-    template <class Make>
-    const Value& get(const Shape& shape, Make make) {
-        if (round != autotuner.round) {
-            map.clear();
-            round = autotuner.round;
-        }
-        auto found = map.find(shape);
-        if (found != map.end()) return found->second;
-        Value value = make();  // may ask for others
-        return map[shape] = value;
-    }
-};

@@ -1,7 +1,7 @@
 // operation.h   where a step's time goes: named sections for profilers, spans for timelines
 //   { Section timed("attention", stream); … }   what is enqueued until the brace: an NVTX range, and timed in
 //   the stream while profile.on; Profile::collect() adds the times up by name.
-//   { Traced timed(Span::Forward, micro_batch, chunk, stream); … }   the same for one span of a timeline,
+//   { Section timed(Span::Forward, micro_batch, chunk, stream); … }   the same for one span of a timeline,
 //   while trace.on. Both cost nothing while they are off.
 #pragma once
 #include <list>
@@ -13,18 +13,7 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 
-// a name in NVIDIA's profilers for what the host does until the brace
-struct Range {
-#if defined(__CUDACC__)
-    explicit Range(const char* name) { nvtxRangePushA(name); }
-    ~Range() { nvtxRangePop(); }
-#else
-    explicit Range(const char*) {}
-#endif
-    Range(const Range&) = delete;
-};
-
-// ---- sections --------------------------------------------------------------------------------------------
+// ---- times by name, for profiles -------------------------------------------------------------------------
 
 struct Profile {
     struct Entry {
@@ -51,22 +40,6 @@ private:
     }
 };
 inline Profile profile;
-
-struct Section {
-    Range range;
-    Stream stream;
-    Profile::Entry* entry = nullptr;
-    Section(const char* name, Stream stream) : range(name), stream(stream) {
-        if (!profile.on) return;
-        entry = &profile.entries.emplace_back();
-        entry->name = name;
-        entry->begin.record(stream);
-    }
-    ~Section() {
-        if (entry) entry->end.record(stream);
-    }
-    Section(const Section&) = delete;
-};
 
 // ---- spans of a step -------------------------------------------------------------------------------------
 
@@ -107,21 +80,46 @@ struct Trace {
 };
 inline Trace trace;
 
-struct Traced {
-    Range range;
+// ---- in the code of a step ------------------------------------------------------------------------------
+
+// what is enqueued until the brace
+class Section {
     Stream stream;
-    Trace::Entry* entry = nullptr;
-    Traced(Span::Kind kind, int micro_batch, int chunk, Stream stream)
-        : range(span_names[kind]), stream(stream) {
-        if (!trace.on) return;
-        entry = &trace.entries.emplace_back();
-        entry->kind = kind;
-        entry->micro_batch = micro_batch;
-        entry->chunk = chunk;
-        entry->begin.record(stream);
+    TimedEvent* end = nullptr;
+
+public:
+    Section(const char* name, Stream stream) : stream(stream) {
+        push(name);
+        if (profile.on) begin(profile.entries.emplace_back(), [&](auto& entry) { entry.name = name; });
     }
-    ~Traced() {
-        if (entry) entry->end.record(stream);
+    Section(Span::Kind kind, int micro_batch, int chunk, Stream stream) : stream(stream) {
+        push(span_names[kind]);
+        if (trace.on)
+            begin(trace.entries.emplace_back(), [&](auto& entry) {
+                entry.kind = kind;
+                entry.micro_batch = micro_batch;
+                entry.chunk = chunk;
+            });
     }
-    Traced(const Traced&) = delete;
+    ~Section() {
+        if (end) end->record(stream);
+#if defined(__CUDACC__)
+        nvtxRangePop();
+#endif
+    }
+    Section(const Section&) = delete;
+
+private:
+    // a name in NVIDIA's profilers for what the host does until the brace
+    static void push([[maybe_unused]] const char* name) {
+#if defined(__CUDACC__)
+        nvtxRangePushA(name);
+#endif
+    }
+    template <class Entry, class Describe>
+    void begin(Entry& entry, Describe describe) {
+        describe(entry);
+        entry.begin.record(stream);
+        end = &entry.end;
+    }
 };

@@ -2,7 +2,7 @@
 #pragma once
 #include "operation.h"
 #include "testing.h"
-#include "graph.h"
+#include "device.h"
 
 #if defined(DEVICE_EMULATED)
 __global__ void missing_barrier_kernel(int* out) {

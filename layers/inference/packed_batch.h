@@ -66,9 +66,9 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
 // this rank's logits (outputs, Vp_r) of a micro-batch at the last chunk, where all of them are held at once
 inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& at) {
     await_lm_head(model);
-    LmHeadWeights w = model.lm_head_weights();
-    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w, at, mb.batch);
-    logits_forward(model.lm_head, rows, w.wte, mb.batch.outputs(), at);
+    auto w = model.lm_head_weights();
+    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w.data(), at, mb.batch);
+    logits_forward(model.lm_head, rows, w[LOGITS_W], mb.batch.outputs(), at);
 }
 
 // logits (V) of each row asked for, on the last stage; one batch alone, chunk c in in_flight[c], as

@@ -4,8 +4,9 @@
 //   rest; with light recomputation they share what is computed again.
 //   To place a tensor: a pointer, and a line in place(), which measures and places (see base/arena.h).
 #pragma once
+#include "../../comm/grid.h"
 #include "../base/arena.h"
-#include "../base/cublas.h"
+#include "../base/gemm.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
 #include "../flash_attention.cuh"
@@ -13,7 +14,6 @@
 #include "../linear.cuh"
 #include "../packed_attention.cuh"
 #include "config.h"
-#include "parallel.h"
 
 // what is not kept for backward, but computed again there
 enum class Recompute {
@@ -111,11 +111,12 @@ struct LmHeadActivations {
     real* losses;      // (micro_batches, outputs)
     real* is_greedy = nullptr;  // the same: see cross_entropy.cuh
     real *largest, *sums;       // (rows_held), (2, rows_held)
-    int rows_held;     // of logits, at once
+    int outputs;       // rows of logits in a batch, at most
+    int rows_held;     // of them, at once
 
-    // outputs: rows of logits in a batch, at most
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup,
-               int outputs) {
+               int most_outputs) {
+        outputs = most_outputs;
         rows_held = setup.loss_rows ? std::min(setup.loss_rows, outputs) : outputs;
         long N_r = tp.row_capacity(setup.B, shape.T);
         losses = arena.take_real((long)setup.micro_batches * outputs);
@@ -129,6 +130,35 @@ struct LmHeadActivations {
         largest = arena.take_real(rows_held);
         sums = arena.take_real(2L * rows_held);
     }
+};
+
+// ---- a micro-batch in flight -----------------------------------------------------------------------------
+
+// rows of the residual stream, or of its gradient, that may be on their way between stages
+struct Buffer {
+    floatX* x;                          // (N_r, C)
+    comm::StreamEvent received, sent;   // to be waited for before it is read, before it is written again
+};
+
+struct InFlight {
+    std::vector<BlockActivations> blocks;  // of the chunk's layers
+    Buffer y;                              // the chunk's output
+    int *tokens = nullptr, *targets;       // (N), on the first and last stage
+    int *sorted_rows, *run_starts;         // the tokens, sorted, see embedding.cuh; in training, on the first
+    int* segment_arrays = nullptr;         // of a packed batch: its segments point here
+    PackedSegments segments;
+    bool is_packed = false;                // segments describes what is here
+};
+
+// a micro-batch at a chunk of this rank's stage, and the memory that it has there
+struct MicroBatch {
+    int index;       // in the step: the first one sets gradients, the others add to them
+    bool is_last_micro_batch;  // of the step: its gradients are complete
+    int chunk;
+    BatchShape batch;
+    InFlight& kept;
+    Buffer& input;
+    Buffer* activation_gradient = nullptr;  // in backward
 };
 
 // ---- what no one needs after a layer's call --------------------------------------------------------------

@@ -106,13 +106,13 @@ void bench_kernels() {
     std::vector<int> rows_of(N), starts(N + 1), token_counts(V + 1, 0);
     sort_tokens(rows_of.data(), starts.data(), some.data(), N, token_counts);
     int* tokens = ints(some);
-    SortedTokens sorted = {ints(rows_of), ints(starts)};
+    const int *sorted_rows = ints(rows_of), *run_starts = ints(starts);
     floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C), *logits = xs((long)N * Vp);
     real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C), *losses = rs(N), *most = rs(N), *sums = rs(2 * N);
     measure("embedding", 2 * A, 0, [&] { gpu::embedding_forward(o, tokens, wte, 0, Vp, N, C, nullptr); });
     measure("positions", 2 * A, 0, [&] { gpu::position_forward(o, wpe, nullptr, 0, N, T, C, nullptr); });
     measure("embedding backward", A + 2 * r * (double)n, 0,
-            [&] { gpu::embedding_backward(dwte, tokens, sorted, o, 0, Vp, N, C, nullptr); });
+            [&] { gpu::embedding_backward(dwte, tokens, sorted_rows, run_starts, o, 0, Vp, N, C, nullptr); });
     measure("positions backward", A, 0, [&] { gpu::position_backward(dwpe, o, 0, N, T, C, true, nullptr); });
     measure("cross entropy", 2 * x * (double)N * Vp, 0, [&] {
         gpu::cross_entropy(losses, nullptr, logits, most, sums, tokens, real(1e-4), true, N, {V, Vp, 0},

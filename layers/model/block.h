@@ -2,7 +2,7 @@
 //   mid = x + attention(layernorm(x))      y = mid + mlp(layernorm(mid))
 //   Over t tensor-parallel ranks (Megatron-LM): each has NH_r = NH / t heads and 4 C / t channels of the MLP.
 //   The GEMMs into a branch (qkv, up) need no communication; those out of it (out, down) give partial sums,
-//   which are reduced, and the bias is added after that, once. parallel.h says which rows a rank holds.
+//   which are reduced, and the bias is added after that, once. comm/grid.h says which rows a rank holds.
 //   x, y, mid (N_r, C) with N = B * T rows, those of sequence 0 first
 //   kept:  what BlockActivations lists
 //   backward: dx (N_r, C), the gradient of y on entry, becomes that of x

@@ -71,6 +71,9 @@ struct Layout {
 enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W, UP_B, DOWN_W, DOWN_B,
                    block_tensors };
 
+// of the LM head
+enum { LNF_W, LNF_B, LOGITS_W, lm_head_tensors };
+
 // N(0, s) with s = sqrt(1 / (3 C)); the two projections that feed the residual stream get s / sqrt(2 L)
 // (arXiv 2201.11990, section 3); biases 0, layer norm weights 1
 enum class Init { Zero, One, Normal, Residual };

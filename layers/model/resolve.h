@@ -6,7 +6,7 @@
 #include <numeric>
 #include <optional>
 #include "../../comm/collective_check.h"
-#include "../../data/blend.h"
+#include "../../data/loader.h"
 #include "../base/autotune.h"
 #include "../base/hardware.h"
 #include "checkpoint.h"

@@ -4,7 +4,6 @@
 #include <map>
 #include <numeric>
 #include <vector>
-#include "../base/graph.h"
 #include "../base/hardware.h"
 #include "checkpoint.h"
 #include "pipeline.h"

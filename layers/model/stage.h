@@ -13,34 +13,7 @@
 #include "../../comm/grid.h"
 #include "../adamw.cuh"
 #include "block.h"
-#include "lm_head.h"
-
-// rows of the residual stream, or of its gradient, that may be on their way between stages
-struct Buffer {
-    floatX* x;                          // (N_r, C)
-    comm::StreamEvent received, sent;   // to be waited for before it is read, before it is written again
-};
-
-struct InFlight {
-    std::vector<BlockActivations> blocks;  // of the chunk's layers
-    Buffer y;                              // the chunk's output
-    int *tokens = nullptr, *targets;       // (N), on the first and last stage
-    int *sorted_rows, *run_starts;         // the tokens, sorted, see embedding.cuh; in training, on the first
-    int* segment_arrays = nullptr;         // of a packed batch: its segments point here
-    PackedSegments segments;
-    bool is_packed = false;                // segments describes what is here
-};
-
-// a micro-batch at a chunk of this rank's stage, and the memory that it has there
-struct MicroBatch {
-    int index;       // in the step: the first one sets gradients, the others add to them
-    bool is_last_micro_batch;  // of the step: its gradients are complete
-    int chunk;
-    BatchShape batch;
-    InFlight& kept;
-    Buffer& input;
-    Buffer* activation_gradient = nullptr;  // in backward
-};
+#include "vocabulary.h"
 
 struct Model {
     ModelShape shape;
@@ -51,8 +24,8 @@ struct Model {
     floatX* weights = nullptr;
     real* gradients = nullptr;
     // the part of wte's gradient that comes from the logits: summed apart, so that the order of the sum is
-    // that of a pipeline; where no step has several
-    // micro-batches, and on the last of several stages, it is wte's own gradient; nullptr on other stages
+    // that of a pipeline; where no step has several micro-batches, and on the last of several stages, it is
+    // wte's own gradient; nullptr on other stages
     real* wte_gradient_from_logits = nullptr;
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, activation_gradients;
@@ -108,8 +81,11 @@ struct Model {
     }
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
     real* gradient(int parameter) const { return gradients + table.list[parameter].offset; }
-    LmHeadWeights lm_head_weights() const {
+    std::array<const floatX*, lm_head_tensors> lm_head_weights() const {
         return {weight(table.lnf), weight(table.lnf + 1), weight(table.wte)};
+    }
+    std::array<real*, lm_head_tensors> lm_head_gradients() const {
+        return {gradient(table.lnf), gradient(table.lnf + 1), wte_gradient_from_logits};
     }
 
     // waits until a parameter's bucket holds what the last update gathered
@@ -121,8 +97,7 @@ struct Model {
         for (auto& p : table.list) await_parameter(p);
     }
 
-    // ---- memory
-    // --------------------------------------------------------------------------------------------
+    // ---- memory ------------------------------------------------------------------------------------------
 
     // measures when `take` is false, else allocates; the parameters start at 0
     void set_up_memory(bool take) {
@@ -228,12 +203,6 @@ inline void await_sent(Model& model, Buffer& buffer) {
     buffer.sent = {};
 }
 
-inline LossOf loss_of(const Model& model, const MicroBatch& mb, real dloss) {
-    long at = (long)mb.index * model.max_outputs();
-    real* is_greedy = mb.batch.segments ? model.lm_head.is_greedy + at : nullptr;
-    return {model.lm_head.losses + at, is_greedy, mb.kept.targets, dloss};
-}
-
 inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.wte]);
     model.await_parameter(model.table.list[model.table.lnf]);
@@ -261,14 +230,13 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
 
 // a chunk of layers; after the last one logits and losses, with their gradient where dloss is not 0
 inline void forward(Model& model, const MicroBatch& mb, real dloss) {
-    Traced timed(Span::Forward, mb.index, mb.chunk, model.stream);
+    Section timed(Span::Forward, mb.index, mb.chunk, model.stream);
     LayerContext at = model.context();
     layers_forward(model, mb, at);
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
     if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
-    lm_head_forward(loss_of(model, mb, dloss), model.lm_head, mb.kept.y.x, model.lm_head_weights(), at,
-                    mb.batch);
+    lm_head_forward(model.lm_head, mb, dloss, model.lm_head_weights().data(), at);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
@@ -292,7 +260,7 @@ inline void reduce_bucket(Model& model, int bucket) {
 
 // the gradient of the chunk's output -> of its input, in place; the last chunk begins with that of the losses
 inline void backward(Model& model, const MicroBatch& mb, real dloss) {
-    Traced timed(Span::Backward, mb.index, mb.chunk, model.stream);
+    Section timed(Span::Backward, mb.index, mb.chunk, model.stream);
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext at = model.context(mb.index > 0);
@@ -302,12 +270,9 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     };
     await_sent(model, *mb.activation_gradient);
     if (model.is_last_chunk(mb.chunk)) {
-        LmHeadGradients g = {model.gradient(table.lnf), model.gradient(table.lnf + 1),
-                             model.wte_gradient_from_logits};
-        LossOf loss = loss_of(model, mb, dloss);
         await_lm_head(model);
-        lm_head_backward(dx, g, model.setup.loss_in_backward ? &loss : nullptr, model.lm_head, mb.kept.y.x,
-                         model.lm_head_weights(), at, mb.batch);
+        lm_head_backward(dx, model.lm_head_gradients().data(), model.lm_head, mb,
+                         model.setup.loss_in_backward ? dloss : 0, model.lm_head_weights().data(), at);
         complete(table.list[table.lnf]);
         if (model.grid.p > 1) complete(table.list[table.wte]);
     }
@@ -324,8 +289,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
     if (mb.index == 0 && dwte != from_logits) set_zero(dwte, size * sizeof(real), model.stream);
-    embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens,
-                   {mb.kept.sorted_rows, mb.kept.run_starts}, at, mb.batch);
+    embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
+                   mb.kept.run_starts, at, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
         dev::add_values(dwte, from_logits, size, model.stream);
     complete(table.list[table.wte]);

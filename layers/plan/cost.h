@@ -1,4 +1,4 @@
-// cost.h   what a rank does in a step, piece by piece: the cost of block.h, embedding.h, lm_head.h, stage.h
+// cost.h   what a rank does in a step, piece by piece: the cost of block.h, vocabulary.h, stage.h
 //   A piece is what stands between two buckets of parameters: the embedding, a layer, the LM head.
 //   Its works stand in the order of the code, under the same numbers. GEMMs and calls are exact, and every
 //   training run is held against them at its end; bytes are what the kernels read and write in device memory.
@@ -176,7 +176,7 @@ struct CostWriter {
         layernorm_backward();  // 1.
     }
 
-    // ---- embedding.h, lm_head.h ------------------------------------------------------------------------
+    // ---- vocabulary.h ----------------------------------------------------------------------------------
 
     void embedding() {
         in("embedding");

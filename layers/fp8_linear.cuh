@@ -1,0 +1,158 @@
+// fp8_linear.cuh   the GEMMs of linear.cuh in 8 bits, for --fp8 (Micikevicius et al., 2022)
+//   x, w are rounded to e4m3, dy to e5m2, each times a power of two that brings the tensor's largest value as
+//   near to the format's as possible ("current scaling": nothing is kept from step to step). Sums are fp32;
+//   y, dx are floatX, dw, db real. All sizes are multiples of 16. Such a GEMM
+//   wants both operands with the summed dimension last, so backward rounds transposed copies.
+//   kept:  nothing (backward rounds x and w again)
+//   communicates: nothing    cost: that of linear.cuh at twice the rate; x, w, dy are read twice, and written
+//                            once or twice in 8 bits
+#pragma once
+#include "base/fp8.h"
+#include "base/gemm.h"
+
+constexpr int fp8_parts = 1024;  // of a tensor, whose largest values are found side by side
+
+// rows: N * max(C, OC) numbers; weight: C * OC; scales: of x, w and dy
+struct Fp8Scratch {
+    uint8_t *x, *dy, *dy_t, *w;
+    struct Scale { float scale, inverse; } *scales;
+    float* parts;
+};
+
+// the power of two that a tensor is multiplied by; 1 where its largest value is 0 or no number
+HOST_DEVICE inline Fp8Scratch::Scale fp8_scale(float largest, float format_largest) {
+    float scale = 1;
+    if (largest > 0 && largest <= 3e38f) {
+        if (largest < 1e-30f) largest = 1e-30f;  // so that the quotient is finite
+        int e;
+        frexpf(format_largest / largest, &e);  // in [0.5, 1) * 2^e
+        e = e - 1 < -120 ? -120 : e - 1 > 120 ? 120 : e - 1;
+        scale = ldexpf(1, e);
+    }
+    return {scale, 1 / scale};
+}
+
+namespace ref {
+
+// q (N, C), q_t (C, N), where they are not nullptr, from x (N, C)
+template <class T8>
+void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float*, const floatX* x, int N, int C, Stream) {
+    float most = 0;
+    #pragma omp parallel for reduction(max : most)
+    for (long i = 0; i < (long)N * C; i++) {
+        float a = std::abs((float)real(x[i]));
+        if (a > most) most = a;  // what is no number counts for nothing
+    }
+    *scale = fp8_scale(most, T8::largest);
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++)
+        for (int c = 0; c < C; c++) {
+            T8 value = T8::of((float)real(x[(long)n * C + c]) * scale->scale);
+            if (q) q[(long)n * C + c] = value;
+            if (q_t) q_t[(long)c * N + n] = value;
+        }
+}
+
+}  // namespace ref
+
+#if HAS_KERNELS
+namespace gpu {
+
+__global__ void fp8_largest_kernel(float* parts, const floatX* x, long n) {
+    SHARED(float, lane, 8);
+    float most = 0;
+    for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size; i < n;
+         i += (long)gridDim.x * blockDim.x * vec_size) {
+        Vec<floatX> v = load16(x + i);
+        UNROLL(unroll)
+        for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf((float)real(v.at[k])));
+    }
+    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
+    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int w = 1; w < 8; w++) most = fmaxf(most, lane[w]);
+    parts[blockIdx.x] = most;
+}
+
+__global__ void fp8_scale_kernel(Fp8Scratch::Scale* scale, const float* parts, int count, float largest) {
+    float most = 0;
+    for (int i = threadIdx.x; i < count; i += 32) most = fmaxf(most, parts[i]);
+    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
+    if (threadIdx.x == 0) *scale = fp8_scale(most, largest);
+}
+
+// a block of 256 threads a tile of 64 x 64, read once; sizes are multiples of 16
+constexpr int fp8_tile = 64;
+template <class T8>
+__global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale, const floatX* x, int N,
+                                 int C) {
+    constexpr int pitch = fp8_tile + 4;  // of a row of the tile, so that columns lie in different banks
+    SHARED(uint8_t, tile, fp8_tile * pitch);
+    int n0 = blockIdx.y * fp8_tile, c0 = blockIdx.x * fp8_tile;
+    float times = scale->scale;
+    for (int i = threadIdx.x; i < fp8_tile * fp8_tile / vec_size; i += blockDim.x) {
+        int n = i / (fp8_tile / vec_size), c = i % (fp8_tile / vec_size) * vec_size;
+        if (n0 + n >= N || c0 + c >= C) continue;
+        long at = (long)(n0 + n) * C + c0 + c;
+        Vec<floatX> v = load16(x + at);
+        struct alignas(vec_size) Rounded { T8 at[vec_size]; } out;
+        UNROLL(unroll)
+        for (int k = 0; k < vec_size; k++) {
+            out.at[k] = T8::of((float)real(v.at[k]) * times);
+            tile[n * pitch + c + k] = out.at[k].bits;
+        }
+        if (q) *(Rounded*)(q + at) = out;
+    }
+    if (!q_t) return;
+    __syncthreads();
+    for (int i = threadIdx.x; i < fp8_tile * fp8_tile / 16; i += blockDim.x) {
+        int c = i / (fp8_tile / 16), n = i % (fp8_tile / 16) * 16;
+        if (n0 + n >= N || c0 + c >= C) continue;
+        struct alignas(16) Column { uint8_t at[16]; } out;
+        UNROLL(unroll)
+        for (int k = 0; k < 16; k++) out.at[k] = tile[(n + k) * pitch + c];
+        *(Column*)(q_t + (long)(c0 + c) * N + n0 + n) = out;
+    }
+}
+
+template <class T8>
+void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float* parts, const floatX* x, int N, int C,
+               Stream s) {
+    long n = (long)N * C;
+    int count = std::min(fp8_parts, ceil_div(n, 256 * vec_size));
+    LAUNCH(fp8_largest_kernel, count, 256, 0, s, parts, x, n);
+    LAUNCH(fp8_scale_kernel, 1, 32, 0, s, scale, parts, count, T8::largest);
+    LAUNCH(fp8_round_kernel<T8>, dim3(ceil_div(C, fp8_tile), ceil_div(N, fp8_tile)), 256, 0, s, q, q_t, scale,
+           x, N, C);
+}
+
+}  // namespace gpu
+#endif
+
+// the GEMMs, of either namespace's parts
+namespace fp8 {
+
+inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, Fp8Scratch f, int N,
+                           int C, int OC, Stream s) {
+    dev::fp8_round((e4m3*)f.x, (e4m3*)nullptr, f.scales, f.parts, x, N, C, s);
+    dev::fp8_round((e4m3*)f.w, (e4m3*)nullptr, f.scales + 1, f.parts, w, OC, C, s);
+    dev::gemm(Gemm<floatX, e4m3, e4m3>{.out = y, .a = (e4m3*)f.x, .b = (e4m3*)f.w, .m = N, .n = OC, .k = C,
+                                       .transpose_b = true, .bias = b, .scale_a = &f.scales[0].inverse,
+                                       .scale_b = &f.scales[1].inverse}, s);
+}
+
+inline void matmul_backward(floatX* dx, real* dw, const floatX* dy, const floatX* x, const floatX* w,
+                            Fp8Scratch f, int N, int C, int OC, bool accumulate, Stream s) {
+    dev::fp8_round((e4m3*)nullptr, (e4m3*)f.x, f.scales, f.parts, x, N, C, s);
+    dev::fp8_round((e4m3*)nullptr, (e4m3*)f.w, f.scales + 1, f.parts, w, OC, C, s);
+    dev::fp8_round((e5m2*)f.dy, (e5m2*)f.dy_t, f.scales + 2, f.parts, dy, N, OC, s);
+    dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = (e5m2*)f.dy_t, .b = (e4m3*)f.x, .m = OC, .n = C, .k = N,
+                                     .transpose_b = true, .beta = real(accumulate),
+                                     .scale_a = &f.scales[2].inverse, .scale_b = &f.scales[0].inverse}, s);
+    dev::gemm(Gemm<floatX, e5m2, e4m3>{.out = dx, .a = (e5m2*)f.dy, .b = (e4m3*)f.w, .m = N, .n = C, .k = OC,
+                                       .transpose_b = true, .scale_a = &f.scales[2].inverse,
+                                       .scale_b = &f.scales[1].inverse}, s);
+}
+
+}  // namespace fp8

@@ -1,0 +1,147 @@
+// vocabulary.h   the two ends of the model, vocabulary-parallel: the embedding and the LM head
+//   x = wte[tokens] + wpe[positions];  logits = layernorm(x) wte^T
+//   Rank r of t tensor-parallel ranks has rows [r Vp / t, (r + 1) Vp / t) of the token embedding, which is
+//   also the weight of the logits. A token of another rank looks up 0, and the sum over the ranks is the
+//   whole. Of the logits a rank has Vp_r = Vp / t columns; they are not gathered for the loss (see
+//   cross_entropy.cuh). Forward ends with logits and losses; where the gradient is wanted (dloss is not 0)
+//   the logits become their own gradient at once, and backward begins there.
+//   The exception is Setup.loss_in_backward: where the logits of a micro-batch are not all held
+//   (--loss-chunk), or would not outlive the next forward, forward leaves them out, and backward computes
+//   logits, loss and gradients, some rows at a time.
+//   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (outputs) real
+#pragma once
+#include "../base/operation.h"
+#include "activations.h"
+
+// ---- embedding --------------------------------------------------------------------------------------------
+
+// this rank's share of the vocabulary
+inline VocabularyShard vocabulary_shard(const ModelShape& shape, const TensorParallel& tp) {
+    int Vp_r = shape.Vp / tp.group.size, first = Vp_r * tp.group.rank;
+    return {std::clamp(shape.V - first, 0, Vp_r), Vp_r, first};
+}
+
+// the first of this rank's rows in the batch
+inline int first_row(const TensorParallel& tp, int N_r) {
+    return tp.sequence_parallel ? tp.group.rank * N_r : 0;
+}
+
+inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
+                          const LayerContext& at, BatchShape batch) {
+    Stream s = at.stream;
+    Section timed("embedding", s);
+    int N = batch.rows(), N_r = at.tp.rows(N), C = at.shape.C;
+    VocabularyShard v = vocabulary_shard(at.shape, at.tp);
+    dev::embedding_forward(at.scratch.partial, tokens, wte, v.first, v.Vp, N, C, s);
+    floatX* own = reduce_rows(at.tp, x, at.scratch.partial, N, C, "sum of embeddings", s);
+    if (own != x) copy_on_device(x, own, (size_t)N_r * C * sizeof(floatX), s);
+    const int* positions = batch.segments ? batch.segments->positions : nullptr;
+    dev::position_forward(x, wpe, positions, first_row(at.tp, N_r), N_r, batch.T, C, s);
+}
+
+// dwte is added to, dwpe set or, with at.accumulate, added to
+inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* tokens,
+                           const int* sorted_rows, const int* run_starts, const LayerContext& at,
+                           BatchShape batch) {
+    Stream s = at.stream;
+    Section timed("embedding", s);
+    int N = batch.rows(), N_r = at.tp.rows(N), C = at.shape.C;
+    VocabularyShard v = vocabulary_shard(at.shape, at.tp);
+    dev::position_backward(dwpe, dx, first_row(at.tp, N_r), N_r, batch.T, C, at.accumulate, s);
+    const floatX* rows =
+        gather_rows(at.tp, at.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
+    dev::embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, v.first, v.Vp, N, C, s);
+}
+
+// ---- LM head: final layer norm, logits, loss --------------------------------------------------------------
+
+// w[LNF_W], w[LNF_B] (C), w[LOGITS_W] (Vp_r, C), which is wte; g likewise, real
+
+// x -> the normalised rows (outputs, C) that the logits are made of; of a packed batch only those asked for
+inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const floatX* const* w,
+                                  const LayerContext& at, BatchShape batch) {
+    Stream s = at.stream;
+    int N = batch.rows(), C = at.shape.C;
+    {
+        Section timed("layer norm", s);
+        dev::layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], at.tp.rows(N), C, s);
+    }
+    Section timed("linears", s);
+    floatX* all = a.rows ? a.rows : at.scratch.all_rows;
+    const floatX* rows = gather_rows(at.tp, all, a.ln, N, C, "rows for the logits", s);
+    if (!batch.segments) return rows;
+    // rows[logit_rows[i]]: a table looked up, as the embedding is
+    dev::embedding_forward(at.scratch.partial, batch.segments->logit_rows, rows, 0, N, batch.outputs(), C, s);
+    return at.scratch.partial;
+}
+
+// logits (n, Vp_r), n at most a.rows_held, of rows (n, C)
+inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
+                           const LayerContext& at) {
+    Section timed("linears", at.stream);
+    dev::matmul_forward(a.logits, rows, wte, nullptr, n, at.shape.C, at.shape.Vp / at.tp.group.size,
+                        at.stream);
+}
+
+// of n rows of logits, the micro-batch's from `first` on. losses are added to, is_greedy is set; where dloss,
+// the gradient of a loss, is not 0, the logits become their gradient
+inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
+                         const LayerContext& at) {
+    Stream s = at.stream;
+    Section timed("cross entropy", s);
+    VocabularyShard v = vocabulary_shard(at.shape, at.tp);
+    const comm::Group& tp = at.tp.group;
+    long row = (long)mb.index * a.outputs + first;
+    real* losses = a.losses + row;
+    real* is_greedy = mb.batch.segments && a.is_greedy ? a.is_greedy + row : nullptr;
+    const int* targets = mb.kept.targets + first;
+    bool want_gradient = dloss != 0;
+    if (tp.size == 1)
+        return dev::cross_entropy(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss,
+                                  want_gradient, n, v, s);
+    dev::cross_entropy_max(a.largest, a.logits, n, v, s);
+    comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // of my columns -> of all
+    dev::cross_entropy_sum(a.sums, a.largest, a.logits, targets, n, v, s);
+    comm::all_reduce(tp, a.sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // my columns' -> all's
+    dev::cross_entropy_finish(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient,
+                              n, v, s);
+}
+
+// x -> logits -> losses, a.rows_held rows at a time
+inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, real dloss,
+                            const floatX* const* w, const LayerContext& at) {
+    const floatX* rows = lm_head_rows(a, mb.kept.y.x, w, at, mb.batch);
+    for (int first = 0; first < mb.batch.outputs(); first += a.rows_held) {
+        int n = std::min(a.rows_held, mb.batch.outputs() - first);
+        logits_forward(a, rows + (long)first * at.shape.C, w[LOGITS_W], n, at);
+        loss_forward(a, mb, first, n, dloss, at);
+    }
+}
+
+// dx (N_r, C) becomes the gradient of x; g is set or, with at.accumulate, added to.
+// dloss: 0 where forward has computed the losses, and the logits are their gradient
+inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations& a, const MicroBatch& mb,
+                             real dloss, const floatX* const* w, const LayerContext& at) {
+    Stream s = at.stream;
+    const Scratch& scratch = at.scratch;
+    const floatX *x = mb.kept.y.x, *rows = a.rows ? a.rows : a.ln;
+    int N = mb.batch.rows(), N_r = at.tp.rows(N), C = at.shape.C, Vp_r = at.shape.Vp / at.tp.group.size;
+    if (dloss != 0) rows = lm_head_rows(a, x, w, at, mb.batch);
+    for (int first = 0; first < N; first += a.rows_held) {
+        int n = std::min(a.rows_held, N - first);
+        const floatX* some = rows + (long)first * C;
+        if (dloss != 0) {
+            logits_forward(a, some, w[LOGITS_W], n, at);
+            loss_forward(a, mb, first, n, dloss, at);
+        }
+        Section timed("linears", s);
+        dev::matmul_backward(scratch.partial + (long)first * C, g[LOGITS_W], nullptr, a.logits, some,
+                             w[LOGITS_W], scratch.linear.sums, n, C, Vp_r, at.accumulate || first > 0, s);
+    }
+    const floatX* dln =
+        reduce_rows(at.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
+    Section timed("layer norm", s);
+    set_zero(dx, (size_t)N_r * C * sizeof(floatX), s);
+    dev::layernorm_backward(dx, g[LNF_W], g[LNF_B], dln, x, w[LNF_W], a.stats, scratch.linear.sums, N_r, C,
+                            at.accumulate, s);
+}
