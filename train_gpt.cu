@@ -250,8 +250,10 @@ Schedules start(Run& run, Asked& asked, int argc, char** argv) {
     };
     Options& o = run.options;
     Schedules schedules;
-    together([&] { o = parse_options(argc, argv); });
-    comm::timeout = o.comm_timeout;
+    together([&] {
+        o = parse_options(argc, argv);
+        comm::timeout = o.comm_timeout;
+    });
     comm::check_config_hashes(option_hashes(o));
     if (o.help) return schedules;
     double memory = o.micro_batch == automatic && o.plan.empty() ? memory_of_a_rank() : 0;

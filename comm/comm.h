@@ -18,6 +18,7 @@
 //   place. model/pipeline.h has a table of the streams and who waits for whom.
 //   Each call carries a label; one that does not end within comm::timeout seconds ends the run: every
 //   rank of its group that still answers prints its last calls, and those that never came are named.
+//   Ranks meet before a group is made, under the same watch: who is late is named.
 //   One rank's failure ends all ranks: comm::stop.
 #pragma once
 #include <stdint.h>
@@ -46,6 +47,7 @@ struct StreamEvent {
 };
 
 inline double timeout = 600;  // seconds
+inline double waited = 0;     // seconds that this rank has waited for others so far
 
 enum class Collective { AllReduce, ReduceScatter, AllGather, Message };
 // what each of `ranks` sends of a whole of so many bytes, by the ring algorithm (Patarasuk and Yuan, 2009)

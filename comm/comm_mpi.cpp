@@ -109,9 +109,15 @@ void wait_for(Call& call) {
     }
 }
 
+// MPI counts in an int; values: of the whole call, over all its ranks where each has a slice
+void check_count(const char* what, const char* label, long values) {
+    if (values > INT_MAX)
+        fail("%s of %s: %ld values in one call, MPI takes at most %d: choose a larger --tensor-parallel, or "
+             "build with NCCL", what, label, values, INT_MAX);
+}
+
 void enqueue(Call call, Stream s) {
-    if (call.n > INT_MAX) fail("%s of %s: %ld values in one call, at most %d", call.what, call.label, call.n,
-                               INT_MAX);
+    check_count(call.what, call.label, call.n);
     if (s) {
         CommStream& c = *(CommStream*)s;
         call.after = c.after;
@@ -176,6 +182,7 @@ void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const c
 }
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
+    check_count("reduce-scatter", label, n * g.size);
     bool in_place = (char*)out == (const char*)in + g.rank * n * bytes_of(type);
     auto from = std::make_shared<Staged>(in, g.size * n * bytes_of(type));
     auto to = std::make_shared<Staged>(out, n * bytes_of(type), in_place);
@@ -187,6 +194,7 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
 }
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s) {
+    check_count("all-gather", label, n * g.size);
     long bytes = n * bytes_of(type);
     bool in_place = (const char*)in == (char*)out + g.rank * bytes;
     auto to = std::make_shared<Staged>(out, g.size * bytes), from = std::make_shared<Staged>(in, bytes);

@@ -21,7 +21,7 @@ namespace {
 
 bool running = false;
 MPI_Comm control;  // of the world, for questions and answers alone
-constexpr int question_tag = 1, answer_tag = 2, remembered = 8;
+constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4, remembered = 8;
 constexpr double patience = 3;  // seconds for an answer
 std::string last_calls[remembered];
 long calls = 0;
@@ -135,6 +135,9 @@ class Patience {
     long turns = 0;
 
 public:
+    Patience() = default;
+    Patience(const Patience&) = delete;
+    ~Patience() { waited += now() - start; }
     void turn(const std::string& here, const std::vector<int>& members) {
         if (++turns > 100) sched_yield();
         if (turns % 256 == 0) {
@@ -145,13 +148,37 @@ public:
     }
 };
 
-void wait_for(MPI_Request request, const std::string& here, const Group& g) {
+void wait_for(MPI_Request request, const std::string& here, const std::vector<int>& members) {
     Patience patience;
     for (int done = 0;;) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done) return;
-        patience.turn(here, g.members);
+        patience.turn(here, members);
     }
+}
+
+// Returns when all members have come: messages go up a binary tree of the members, then down. The calls of
+// MPI and NCCL that make a group block outside of any timeout; behind a meeting nobody is late for them.
+void meet(const std::string& group, const std::vector<int>& members, int own) {
+    std::string here = "the meeting for " + group;
+    last_calls[calls++ % remembered] = here;
+    auto exchange = [&](int with, int tag, bool sends) {
+        MPI_Request request;
+        if (sends) MPI_Isend(nullptr, 0, MPI_BYTE, members[with], tag, control, &request);
+        else MPI_Irecv(nullptr, 0, MPI_BYTE, members[with], tag, control, &request);
+        wait_for(request, here, members);
+    };
+    int size = (int)members.size(), parent = (own - 1) / 2;
+    auto each_child = [&](int tag, bool sends) {
+        for (int child = 2 * own + 1; child <= 2 * own + 2; child++)
+            if (child < size) exchange(child, tag, sends);
+    };
+    each_child(arrival_tag, false);
+    if (own > 0) {
+        exchange(parent, arrival_tag, true);
+        exchange(parent, departure_tag, false);
+    }
+    each_child(departure_tag, true);
 }
 
 // by mpirun or srun; a program started by hand needs no MPI
@@ -179,11 +206,6 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
     if (g.size == 1) return g;
     MPI_Group world, group;
     auto* h = new Handle;  // until the end of the run
-    MPI_Comm_group(MPI_COMM_WORLD, &world);
-    MPI_Group_incl(world, g.size, members.data(), &group);
-    MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &h->mpi);
-    MPI_Group_free(&group);
-    MPI_Group_free(&world);
     h->name = text("group %s, ranks", name);
     for (int i = 0; i < g.size; i++) {
         if (i == 4 && g.size > 8) {
@@ -192,6 +214,12 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
         }
         h->name += text(" %d", members[i]);
     }
+    meet(h->name, members, g.rank);
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Group_incl(world, g.size, members.data(), &group);
+    MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &h->mpi);
+    MPI_Group_free(&group);
+    MPI_Group_free(&world);
     g.handle = h;
     return g;
 }
@@ -229,12 +257,16 @@ int world_size() {
 
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label) {
     if (g.size == 1) return mine;
-    std::vector<int64_t> all(mine.size() * g.size);
+    // as a sum of what is 0 but for one rank's part: each rank talks to about log2(size) others, where MPI's
+    // own non-blocking all-gather talks to all
+    std::vector<int64_t> all(mine.size() * g.size, 0);
+    std::copy(mine.begin(), mine.end(), all.begin() + (long)mine.size() * g.rank);
+    if (all.size() > INT_MAX) fail("%s: %zu numbers of %d ranks in one call", label, all.size(), g.size);
     MPI_Request request;
     std::string here = note(g, "gathering", label, (long)mine.size());
-    MPI_Iallgather(mine.data(), (int)mine.size(), MPI_INT64_T, all.data(), (int)mine.size(), MPI_INT64_T,
-                   handle_of(g).mpi, &request);
-    wait_for(request, here, g);
+    MPI_Iallreduce(MPI_IN_PLACE, all.data(), (int)all.size(), MPI_INT64_T, MPI_SUM, handle_of(g).mpi,
+                   &request);
+    wait_for(request, here, g.members);
     return all;
 }
 void barrier(const Group& g, const char* label) {
@@ -242,7 +274,7 @@ void barrier(const Group& g, const char* label) {
     MPI_Request request;
     std::string here = note(g, "barrier", label, 0);
     MPI_Ibarrier(handle_of(g).mpi, &request);
-    wait_for(request, here, g);
+    wait_for(request, here, g.members);
 }
 
 }  // namespace comm

@@ -11,7 +11,8 @@
 //     56  8  checksum of the 56 bytes above
 //     64     n tokens, filled with 0 to a multiple of 8
 //            a checksum for every 64 KiB of the tokens above, the last one for what remains
-//   A reader checks sizes at once, each 64 KiB when it is first touched, and every token it hands out.
+//   A reader checks sizes at once, each 64 KiB whenever it is read, and every token it hands out. In the
+//   formats without checksums it refuses a file that has been written to since it was opened.
 #pragma once
 #include <memory>
 #include <vector>
@@ -21,7 +22,7 @@
 constexpr size_t token_header_bytes = 64, token_chunk_bytes = 64 << 10;
 
 struct TokenFile {
-    MappedFile file;
+    InputFile file;
     std::string path;
     size_t begin = 0;  // offset of the first token
     int width = 2;
@@ -30,14 +31,16 @@ struct TokenFile {
     int end_of_text = -1;
     std::string kind;            // "bytes", "bpe", or "" where the format does not say
     size_t checksums = 0;        // their offset; 0: the format has none
-    std::vector<bool> verified;  // chunks
+    std::vector<char> chunk;     // what is being read
 
     explicit TokenFile(const std::string& given) : file(given), path(given) {
         if (file.size == 0) fail("%s: is empty: make it with ./tokenize", path.c_str());
         std::string index = path.size() > 4 && path.substr(path.size() - 4) == ".bin"
             ? path.substr(0, path.size() - 4) + ".idx" : "";
         uint32_t first = file.size >= 4 ? file.read<uint32_t>(0, "a header") : 0;
-        if (file.size >= 8 && memcmp(file.data, "GPTTOKEN", 8) == 0) open_ours();
+        char magic[8] = {};
+        if (file.size >= 8) file.read(magic, 0, 8, "a header");
+        if (memcmp(magic, "GPTTOKEN", 8) == 0) open_ours();
         else if (!index.empty() && access(index.c_str(), F_OK) == 0) open_megatron(index);
         else if (first == 20240520 || first == 20240801) open_llmc(first);
         else
@@ -46,7 +49,8 @@ struct TokenFile {
     }
 
     void open_ours() {
-        file.range(0, token_header_bytes, "the header");
+        char header[token_header_bytes];
+        file.read(header, 0, sizeof header, "the header");
         uint32_t version = file.read<uint32_t>(8, "version");
         if (version != 1)
             fail("%s: has version %u, this program reads 1: make it again with ./tokenize", path.c_str(),
@@ -55,9 +59,9 @@ struct TokenFile {
         count = file.read<uint64_t>(16, "count");
         vocabulary = (int)file.read<uint32_t>(24, "vocabulary");
         end_of_text = (int)file.read<uint32_t>(28, "end of text");
-        kind = std::string(file.data + 40, strnlen(file.data + 40, 16));
+        kind = std::string(header + 40, strnlen(header + 40, 16));
         begin = token_header_bytes;
-        if (file.read<uint64_t>(56, "a checksum") != checksum(file.data, 56))
+        if (file.read<uint64_t>(56, "a checksum") != checksum(header, 56))
             fail("%s: damaged between offsets 0 and 64: its checksum differs; make it again", path.c_str());
         if ((width != 2 && width != 4) || vocabulary < 2 || end_of_text >= vocabulary)
             fail("%s: header at offset 12 is damaged: width %d, vocabulary %d, end of text %d", path.c_str(),
@@ -67,7 +71,6 @@ struct TokenFile {
             chunks = (count * width + token_chunk_bytes - 1) / token_chunk_bytes;
         checksums = begin + padded;
         if (file.size != checksums + 8 * chunks) fail_size(checksums + 8 * chunks);
-        verified.resize(chunks);
     }
     [[noreturn]] void fail_size(size_t wants) const {
         fail("%s: has %zu bytes, its header wants %zu: truncated or damaged; make it again", path.c_str(),
@@ -121,22 +124,32 @@ struct TokenFile {
 
     // of its size, its header and its end; in our format the end holds the checksums of everything
     uint64_t fingerprint() const {
-        size_t part = std::min(file.size, (size_t)1 << 16);
-        return checksum(file.data, part) ^ checksum(file.data + file.size - part, part) * 31 ^ file.size;
+        std::vector<char> part(std::min(file.size, (size_t)1 << 16));
+        file.read(part.data(), 0, part.size(), "its beginning");
+        uint64_t first = checksum(part.data(), part.size());
+        file.read(part.data(), file.size - part.size(), part.size(), "its end");
+        return first ^ checksum(part.data(), part.size()) * 31 ^ file.size;
     }
 
-    void verify(uint64_t from, uint64_t n) {  // the chunks under tokens [from, from + n)
-        if (!checksums) return;
-        for (size_t c = from * width / token_chunk_bytes; c <= ((from + n) * width - 1) / token_chunk_bytes;
-             c++) {
-            if (verified[c]) continue;
-            size_t offset = begin + c * token_chunk_bytes,
-                bytes = std::min(token_chunk_bytes, begin + count * width - offset);
-            if (checksum(file.data + offset, bytes) != file.read<uint64_t>(checksums + 8 * c, "a checksum"))
-                fail("%s: damaged between offsets %zu and %zu: its checksum differs; make it again",
-                     path.c_str(), offset, offset + bytes);
-            verified[c] = true;
+    // bytes [from, from + n) of the tokens into `chunk`: their 64 KiB, verified, or where the format has no
+    // checksums these bytes alone; returns where they begin
+    const char* read_chunk(size_t from, size_t n) {
+        if (!checksums) {
+            if (file.has_changed())
+                fail("%s: has been written to while it was in use, and its format has no checksums: restore "
+                     "it, or make it again with ./tokenize", path.c_str());
+            chunk.resize(n);
+            file.read(chunk.data(), begin + from, n, "tokens");
+            return chunk.data();
         }
+        size_t number = from / token_chunk_bytes, first = number * token_chunk_bytes;
+        chunk.resize(std::min(token_chunk_bytes, count * width - first));
+        file.read(chunk.data(), begin + first, chunk.size(), "tokens");
+        uint64_t sum = file.read<uint64_t>(checksums + 8 * number, "a checksum");
+        if (checksum(chunk.data(), chunk.size()) != sum)
+            fail("%s: damaged between offsets %zu and %zu: its checksum differs; make it again", path.c_str(),
+                 begin + first, begin + first + chunk.size());
+        return chunk.data() + (from - first);
     }
 
     // tokens [from, from + n) into out; each below V
@@ -144,15 +157,21 @@ struct TokenFile {
         if (from > count || n > count - from)
             fail("%s: has %zu tokens, wants %zu from %zu", path.c_str(), (size_t)count, (size_t)n,
                  (size_t)from);
-        if (n) verify(from, n);
-        const char* p = file.data + begin + from * width;
-        for (uint64_t i = 0; i < n; i++) {
-            uint32_t token = 0;
-            memcpy(&token, p + i * width, width);
-            if (token >= (uint32_t)V)
-                fail("%s: token %u at offset %zu: the vocabulary has %d; choose the --vocabulary the file "
-                     "was made with", path.c_str(), token, (size_t)(begin + (from + i) * width), V);
-            out[i] = (int)token;
+        while (n) {
+            size_t at = from * width, in_chunk = token_chunk_bytes - at % token_chunk_bytes;
+            uint64_t some = std::min<uint64_t>(n, in_chunk / width);
+            const char* p = read_chunk(at, some * width);
+            for (uint64_t i = 0; i < some; i++) {
+                uint32_t token = 0;
+                memcpy(&token, p + i * width, width);
+                if (token >= (uint32_t)V)
+                    fail("%s: token %u at offset %zu: the vocabulary has %d; choose the --vocabulary the "
+                         "file was made with", path.c_str(), token, (size_t)(begin + (from + i) * width), V);
+                out[i] = (int)token;
+            }
+            out += some;
+            from += some;
+            n -= some;
         }
     }
 };
