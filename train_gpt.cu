@@ -4,8 +4,8 @@
 //   optimizer.h.
 #include <signal.h>
 #include "layers/inference/evaluate.h"
-#include "layers/model/metrics.h"
 #include "layers/model/replicas.h"
+#include "layers/model/trainer.h"
 #include "layers/plan/memory.h"
 #include "layers/plan/plan_check.h"
 #include "layers/plan/search.h"
@@ -14,87 +14,28 @@
 
 volatile sig_atomic_t stop_requested = 0;
 
-struct Trainer {
-    std::unique_ptr<Model> model;
-    std::unique_ptr<Optimizer> optimizer;
-    Schedules schedules;  // by batch
-    CapturedStep captured;
-    bool uses_graph = false;
-    bool stop = false;  // a signal has reached some rank: all stop after the same step
-};
-
 // ---- a step ----------------------------------------------------------------------------------------------
-
-// micro-batches go round the data-parallel ranks: which of a step's samples is sequence b of one of mine
-int sample_index(const Model& model, int micro_batch, int b) {
-    return (micro_batch * model.grid.d + model.grid.data) * model.setup.B + b;
-}
-
-// the samples of a step: chosen, and this rank's put where copy_tokens finds them
-std::vector<SetChoice> load_samples(Run& run, Model& model, int batch, int micro_batches) {
-    int B = model.setup.B, T = model.shape.T;
-    std::vector<SetChoice> chosen = run.train->choose(run.state.samples, batch);
-    std::vector<int> samples((size_t)B * (T + 1));
-    for (int micro_batch = 0; model.host_tokens && micro_batch < micro_batches; micro_batch++) {
-        for (int b = 0; b < B; b++)
-            run.train->read_sample(&samples[(size_t)b * (T + 1)],
-                                   chosen[sample_index(model, micro_batch, b)]);
-        put_tokens_on_host(model, samples, {B, T}, micro_batch);
-    }
-    return chosen;
-}
-
-// the losses of all replicas, summed by sets of the blend; also whether a signal has reached any rank.
-// set_of: for each sequence of this replica's micro-batches; empty: all are of set 0
-std::vector<double> gather_losses(Trainer& trainer, int micro_batches, const std::vector<int>& set_of,
-                               size_t sets) {
-    const Grid& grid = trainer.model->grid;
-    std::vector<double> sums(sets + 1, 0);
-    if (grid.is_last_stage() && grid.tensor == 0) {
-        std::vector<double> losses = sequence_losses(*trainer.model, micro_batches);
-        for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
-    }
-    sums.back() = stop_requested;
-    sums = comm::sum_over(grid.world, sums, "losses");
-    trainer.stop |= sums.back() > 0;
-    sums.pop_back();
-    return sums;
-}
-
-// the mean over the step's tokens, and over those of each set
-void mean_losses(StepResult& result, Run& run, Trainer& trainer, const std::vector<SetChoice>& chosen,
-              int micro_batches) {
-    const Model& model = *trainer.model;
-    std::vector<int> set_of;
-    for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++)
-        for (int b = 0; b < model.setup.B; b++)
-            set_of.push_back(chosen[sample_index(model, micro_batch, b)].set);
-    size_t sets = run.train->sets.size();
-    std::vector<double> sums = gather_losses(trainer, micro_batches, set_of, sets), tokens(sets, 0);
-    for (auto& sample : chosen) tokens[sample.set] += model.shape.T;
-    for (size_t set = 0; set < sets; set++) {
-        result.loss += sums[set] / ((double)chosen.size() * model.shape.T);
-        if (sets > 1 && tokens[set] > 0)
-            result.set_losses.push_back({run.train->given[set].name, sums[set] / tokens[set]});
-    }
-}
 
 // One step of the optimiser over a batch: load, forward, loss, backward, reduce, update. The host waits for
 // the device only at the end, for norm and losses.
-StepResult train_step(Run& run, Trainer& trainer) {
+StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
     const Options& o = run.options;
-    int batch = batch_after(o, run.state.samples), B = model.setup.B, T = model.shape.T;
-    double start = seconds(), tokens = (double)batch * T;
-    const Schedule& schedule = trainer.schedules.at(batch);
+    double start = seconds(), waited = comm::waited;
+    const StepSamples& samples = trainer.samples.take();
+    int B = model.setup.B, T = model.shape.T;
+    double tokens = (double)samples.batch * T;
+    const Schedule& schedule = trainer.schedules.at(samples.batch);
     int micro_batches = schedule.shape.micro_batches;
     real dloss = (real)(1 / tokens);  // the loss is the mean over all tokens of the batch
 
-    StepResult result;
-    std::vector<SetChoice> chosen = load_samples(run, model, batch, micro_batches);
+    for (size_t i = 0; i < samples.tokens.size(); i++)
+        put_tokens_on_host(model, samples.tokens[i], {B, T}, (int)i);
+    prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
-    optimizer.set_hyper(o, result.learning_rate, run.state.step + 1);
+    optimizer.set_hyper(o, result.learning_rate, run.state.step + 1, trainer.spikes.norms.limit(o.spike_z),
+                        trainer.spikes.losses.limit(o.spike_z) * tokens);
 
     auto step = [&] {
         clear_losses(model);
@@ -114,15 +55,26 @@ StepResult train_step(Run& run, Trainer& trainer) {
         reduce_gradients(model);  // each replica's -> the sums
         update_parameters(model, optimizer, o.clip);
     };
-    trainer.captured.enqueue(model.stream, batch, trainer.uses_graph && !trace.on, linear_flops, step);
+    bool as_graph = trainer.uses_graph && !trace.on;
+    trainer.captured.enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
 
-    result.norm = gradient_norm(model, optimizer);  // until here the host has waited for nothing
-    mean_losses(result, run, trainer, chosen, micro_batches);
+    Clip clip = last_clip(model, optimizer);  // until here the host has waited for nothing
+    result.norm = clip.norm;
+    result.updated = clip.updates;
     run.state.step++;
-    run.state.samples += batch;
+    run.state.samples += samples.batch;
     run.state.tokens += (uint64_t)tokens;
+    trainer.memory_error = trainer.state.compare(model, optimizer, result.updated, run.state.step);
+    trainer.data_error = trainer.samples.await();
+    RankReport mine = {.stops = stop_requested != 0,
+                       .lacks_data = !trainer.data_error.empty(),
+                       .wants_save = trainer.writer->is_due(run.state.step),
+                       .is_corrupt = !trainer.memory_error.empty(),
+                       .save_status = trainer.writer->status(),
+                       .computed = seconds() - start - (comm::waited - waited)};
+    StepExchange exchange = exchange_step(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
-    return result;
+    return exchange;
 }
 
 // the mean loss over at most --evaluate-batches micro-batches, spread evenly over the validation set
@@ -147,18 +99,10 @@ double evaluate_loss(Run& run, Trainer& trainer) {
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
     run_schedule(model, schedule, token_batches(model, sizes), 0);
-    return gather_losses(trainer, mine, {}, 1)[0] / ((double)count * T);
+    return exchange_reports(model, mine, {}, 1, {}).losses[0] / ((double)count * T);
 }
 
 // ---- train -----------------------------------------------------------------------------------------------
-
-void save(Run& run, Trainer& trainer) {
-    save_checkpoint(run.options.save, run.state, source_of(*trainer.model, *trainer.optimizer),
-                    options_json(run.options), run.vocabulary ? &*run.vocabulary : nullptr, run.options.keep);
-    trainer.model->clear_gradients();  // their memory was used
-    if (run.is_rank0())
-        printf("saved     %s/%s\n", run.options.save.c_str(), step_name(run.state.step).c_str());
-}
 
 // what else a step is for, and is reported with it
 void evaluate_step(StepResult& result, Run& run, Trainer& trainer, Asked& asked) {
@@ -179,33 +123,29 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
     std::optional<Plan> predicted = predict_run(run);
     StepReporter reporter(run);
     auto due = [&](long every) { return every && run.state.step % every == 0; };
-    long saved = o.resume == o.save ? run.state.step : -1;  // what --save holds already
-    if (run.is_rank0() && run.state.step >= run.last_step)
+    bool has_begun = run.state.step < run.last_step;
+    if (run.is_rank0() && !has_begun)
         printf("nothing to do: the run is at step %ld, and ends at %ld\n", run.state.step, run.last_step);
+    if (has_begun) prefetch_samples(run, trainer, run.state.samples);
+    comm::collective_check(trainer.samples.await());
     while (run.state.step < run.last_step && !trainer.stop) {
         int batch = batch_after(o, run.state.samples);
         bool traces = !o.trace.empty() && run.state.step + 1 == o.trace_step;
         if (traces) start_trace(run.grid.world, model.stream);
         plan_check.open(planned.work.at(batch));
-        StepResult result = train_step(run, trainer);
+        StepResult result;
+        StepExchange exchange = train_step(result, run, trainer);
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
         if (traces) save_trace(run, model, trainer.schedules.at(batch).shape, result.seconds);
         evaluate_step(result, run, trainer, asked);
         reporter.report_step(result, (double)batch * model.shape.T);
-        if (!result.is_finite())
-            comm::collective_check(
-                text("step %ld: loss %g and gradient norm %g are not finite: lower "
-                     "--learning-rate, and go on from an earlier checkpoint",
-                     run.state.step, result.loss, result.norm));
+        act_on_exchange(exchange, result, run, trainer);
         if (due(o.check_every)) check_replicas(model, *trainer.optimizer);
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
-        if (o.save.empty() || !due(o.save_every)) continue;
-        save(run, trainer);
-        saved = run.state.step;
     }
     model.await_parameters();  // the last update's
     if (trainer.stop && run.is_rank0()) printf("stopped by a signal after step %ld\n", run.state.step);
-    if (!o.save.empty() && saved != run.state.step) save(run, trainer);
+    if (has_begun || o.resume != o.save) save_now(run, trainer);
     plan_check.print(run, planned, memory_taken(model, *trainer.optimizer));
 }
 
@@ -228,6 +168,9 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     }
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
     else resume_newest(run, model, trainer.optimizer.get());
+    if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
+    trainer.writer = std::make_unique<CheckpointWriter>(run);
+    if (training) trainer.slow = std::make_unique<SlowRankMonitor>(run.grid.world);
     if (!training || !HAS_KERNELS) return;
     open_autotuner(o, run.state);
     // in a longer step the host is ahead anyway, and graphs take memory
@@ -238,7 +181,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
 }
 
 // resolves everything that can be resolved without memory or messages; all ranks go on, or all end
-Schedules start(Run& run, Asked& asked, int argc, char** argv) {
+Schedules start(Run& run, Trainer& trainer, Asked& asked, int argc, char** argv) {
     auto together = [](auto phase) {
         std::string error;
         try {
@@ -254,6 +197,7 @@ Schedules start(Run& run, Asked& asked, int argc, char** argv) {
         o = parse_options(argc, argv);
         comm::timeout = o.comm_timeout;
     });
+    comm::check_config_hashes(program_hash());
     comm::check_config_hashes(option_hashes(o));
     if (o.help) return schedules;
     double memory = o.micro_batch == automatic && o.plan.empty() ? memory_of_a_rank() : 0;
@@ -278,6 +222,11 @@ Schedules start(Run& run, Asked& asked, int argc, char** argv) {
     comm::check_config_hashes(file_hashes(run));
     comm::check_config_hashes(asked_hashes(asked, o));
     check_shared_folder(run);
+    together([&] {
+        if (o.save.empty() || !run.trains() || !run.is_rank0()) return;
+        trainer.lock = std::make_unique<FolderLock>(o.save);
+        FolderLock::remove_leftovers(o.save);
+    });
     run.grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     return schedules;
 }
@@ -309,7 +258,7 @@ int main(int argc, char** argv) {
     Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits for ever
     try {
         comm::start(&argc, &argv);
-        Schedules schedules = start(run, asked, argc, argv);
+        Schedules schedules = start(run, trainer, asked, argc, argv);
         execute(run, asked, trainer, std::move(schedules));
     } catch (const std::exception& e) {
         fflush(stdout);

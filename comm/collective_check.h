@@ -25,8 +25,8 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     return out;
 }
 
-// goes on if no rank has an error
-inline void collective_check(const std::string& error) {
+// goes on if no rank has an error; else all exit with `code`
+inline void collective_check(const std::string& error, int code = 1) {
     uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
     std::map<int64_t, std::vector<int>> who;
     std::vector<int64_t> all = gather_numbers(everyone(), {(int64_t)mine}, "who has an error");
@@ -40,7 +40,7 @@ inline void collective_check(const std::string& error) {
         fprintf(stderr, "%s%s: %s\n", ranks.c_str(), program, error.c_str());
     }
     finish();
-    exit(1);
+    exit(code);
 }
 
 // what must be the same everywhere: its name, its checksum, and what to do where it is not

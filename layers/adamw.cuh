@@ -1,11 +1,16 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and clipping by the norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
-//   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device
+//   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device. Where
+//   norm or loss is not finite, or beyond the limits given, nothing is changed.
 //   parameters (n) floatX   master, m, v, gradients (n) real; master may be the parameters themselves
 //   flags (n / 128): what holds of each 128 values, for tensors begin at multiples of 128; so is n
 //   the parameters are the master weights, rounded
-//   communicates: nothing    cost: 30 bytes a parameter in bf16, 28 in fp32; the norm 4: memory bound
+//   check: sums over the bits of master, m and v, as they are read and as they are written. What one step has
+//   written the next must read: a bit that flips in between changes a sum (bits times an odd number each,
+//   modulo 2^64). Parameters that are not the rounded master weights are counted. Nothing more is read for it
+//   but the parameters.
+//   communicates: nothing    cost: 32 bytes a parameter in bf16, 28 in fp32; the norm 4: memory bound
 #pragma once
 #include "base/device.h"
 
@@ -15,6 +20,7 @@ constexpr uint8_t decays = 1, counts = 2;  // the weight decays; the gradient ta
 struct AdamW {
     real rate, beta1, beta2, epsilon, decay;
     real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
+    double norm_limit = INFINITY, loss_limit = INFINITY;  // beyond them there is no update
 
 #if HAS_KERNELS
     __host__ __device__
@@ -27,18 +33,44 @@ struct AdamW {
 };
 
 struct Clip {
-    double norm;
+    double norm, loss;  // loss: of what the step's losses were summed in
     real scale;
+    int updates;        // 0: parameters and state stay as they are
 
 #if HAS_KERNELS
     __host__ __device__
 #endif
-    void set(const double* sums, int count, double largest) {
+    void set(const double* sums, int count, double largest, const AdamW& hyper) {
         double sum = 0;
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
         double wanted = largest > 0 ? largest / (norm + 1e-6) : 1;
         scale = (real)(wanted < 1 ? wanted : 1);
+        loss = sums[count];
+        // comparisons with what is no number are false
+        updates = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY && loss <= hyper.loss_limit;
+    }
+};
+
+// of a rank's state, over the launches of one update
+struct StateCheck {
+    unsigned long long read, written;  // sums over bits of master, m, v
+    unsigned long long wrong;          // parameters that are not the rounded master weights
+
+    // what element i of a launch, with these values, adds to a sum
+#if HAS_KERNELS
+    __host__ __device__
+#endif
+    static unsigned long long term(long i, real w, real m, real v) {
+        return (2ull * i + 1) * (bits(w) + 0x9E3779B97F4A7C15 * bits(m) + 0xC2B2AE3D27D4EB4F * bits(v));
+    }
+#if HAS_KERNELS
+    __host__ __device__
+#endif
+    static unsigned long long bits(real x) {
+        unsigned long long out = 0;
+        memcpy(&out, &x, sizeof x);
+        return out;
     }
 };
 
@@ -55,16 +87,28 @@ inline int square_sum_cut(long n) {
 namespace ref {
 
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, long n, Stream) {
-    #pragma omp parallel for
+                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, StateCheck* check, long n,
+                  Stream) {
+    if (!clip->updates) return;
+    unsigned long long read = 0, written = 0, wrong = 0;
+    #pragma omp parallel for reduction(+ : read, written, wrong)
     for (long first = 0; first < n; first += flag_span) {
         bool decaying = flags[first / flag_span] & decays;
+        for (long i = first; i < first + flag_span; i++) {
+            read += StateCheck::term(i, master[i], m[i], v[i]);
+            wrong += real(parameters[i]) != real(floatX(master[i]));
+        }
         #pragma omp simd
         for (long i = first; i < first + flag_span; i++) {
             master[i] = hyper->update(master[i], m[i], v[i], gradients[i] * clip->scale, decaying);
             parameters[i] = floatX(master[i]);
         }
+        for (long i = first; i < first + flag_span; i++)
+            written += StateCheck::term(i, master[i], m[i], v[i]);
     }
+    check->read += read;
+    check->written += written;
+    check->wrong += wrong;
 }
 
 // sum += x, of gradients (n) real; n is a multiple of 128
@@ -97,9 +141,16 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
     }
 }
 
-// from the sums of squares of all gradients
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, Stream) {
-    clip->set(sums, count, largest);
+// sum of x (n)
+inline void sum_values(double* sum, const real* x, long n, Stream) {
+    *sum = 0;
+    for (long i = 0; i < n; i++) *sum += x[i];
+}
+
+// from the sums of squares of all gradients, and the loss behind them
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, const AdamW* hyper,
+                           Stream) {
+    clip->set(sums, count, largest, *hyper);
 }
 
 }  // namespace ref
@@ -109,30 +160,65 @@ namespace gpu {
 
 constexpr int real_each = Vec<real>::size;  // values of a thread: 16 bytes of real
 
-__global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                             const uint8_t* flags, const AdamW* given, const Clip* clip, long n) {
-    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
-    if (i >= n) return;
-    AdamW hyper = *given;
-    real scale = clip->scale;
+constexpr int adamw_block = 256;
+
+// adds up over a block, in whole numbers, so that no order matters
+__device__ inline void add_over_block(unsigned long long* to, unsigned long long x) {
+    SHARED(unsigned long long, lane, adamw_block / 32);
+    __syncthreads();  // what was summed before has been read
+    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(all_lanes, x, d);
+    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int w = 1; w < adamw_block / 32; w++) x += lane[w];
+    if (x) atomicAdd(to, x);
+}
+
+// a thread's values; what they add to the sums
+__device__ inline StateCheck adamw_values(floatX* parameters, real* master, real* m, real* v,
+                                          const real* gradients, const uint8_t* flags, const AdamW& hyper,
+                                          real scale, long i) {
+    StateCheck sums = {};
     bool decaying = flags[i / flag_span] & decays;
     Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
-    struct alignas(sizeof(floatX) * real_each) Rounded { floatX at[real_each]; } rounded;
+    struct alignas(sizeof(floatX) * real_each) Rounded { floatX at[real_each]; };
+    Rounded rounded = *(const Rounded*)(parameters + i);
+    UNROLL(unroll)
+    for (int k = 0; k < real_each; k++) {
+        sums.read += StateCheck::term(i + k, w.at[k], ms.at[k], vs.at[k]);
+        sums.wrong += real(rounded.at[k]) != real(floatX(w.at[k]));
+    }
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
         w.at[k] = hyper.update(w.at[k], ms.at[k], vs.at[k], g.at[k] * scale, decaying);
         rounded.at[k] = floatX(w.at[k]);
     }
+    UNROLL(unroll)
+    for (int k = 0; k < real_each; k++) sums.written += StateCheck::term(i + k, w.at[k], ms.at[k], vs.at[k]);
     store16(master + i, w);
     store16(m + i, ms);
     store16(v + i, vs);
     *(Rounded*)(parameters + i) = rounded;  // the master weights themselves, where nothing is rounded
+    return sums;
+}
+
+__global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients,
+                             const uint8_t* flags, const AdamW* hyper, const Clip* clip, StateCheck* check,
+                             long n) {
+    if (!clip->updates) return;
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
+    StateCheck sums = {};
+    if (i < n) sums = adamw_values(parameters, master, m, v, gradients, flags, *hyper, clip->scale, i);
+    add_over_block(&check->read, sums.read);
+    add_over_block(&check->written, sums.written);
+    add_over_block(&check->wrong, sums.wrong);
 }
 
 inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, long n, Stream s) {
-    LAUNCH(adamw_kernel, ceil_div(n, 256 * real_each), 256, 0, s, parameters, master, m, v, gradients, flags,
-           hyper, clip, n);
+                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, StateCheck* check, long n,
+                  Stream s) {
+    LAUNCH(adamw_kernel, ceil_div(n, adamw_block * real_each), adamw_block, 0, s, parameters, master, m, v,
+           gradients, flags, hyper, clip, check, n);
 }
 
 __global__ void add_values_kernel(real* sum, const real* x, long n) {
@@ -189,11 +275,23 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
     LAUNCH(square_sums_add_kernel, count, square_sum_block, 0, s, sums, parts, slices);
 }
 
-__global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double largest) {
-    clip->set(sums, count, largest);
+// one block, always in the same order
+__global__ void sum_values_kernel(double* out, const real* x, long n) {
+    double sum = 0;
+    for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    block_sum_to(out, sum);
 }
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, Stream s) {
-    LAUNCH(clip_gradients_kernel, 1, 1, 0, s, clip, sums, count, largest);
+inline void sum_values(double* sum, const real* x, long n, Stream s) {
+    LAUNCH(sum_values_kernel, 1, square_sum_block, 0, s, sum, x, n);
+}
+
+__global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double largest,
+                                      const AdamW* hyper) {
+    clip->set(sums, count, largest, *hyper);
+}
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, const AdamW* hyper,
+                           Stream s) {
+    LAUNCH(clip_gradients_kernel, 1, 1, 0, s, clip, sums, count, largest, hyper);
 }
 
 }  // namespace gpu

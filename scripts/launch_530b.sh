@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts the MT-NLG 530B run, or goes on with it: 8-way tensor x 35-way pipeline, 35 nodes a replica.
-#   bash scripts/launch_530b.sh slurm NODES --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
+#   bash scripts/launch_530b.sh slurm NODES[+SPARES] --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
 #   bash scripts/launch_530b.sh mpirun HOSTFILE --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
 # NODES or the hosts in HOSTFILE: 280 (8 replicas), 350 (10) or 420 (12), or another multiple of 35 whose
 # replicas divide the batch of 1920. The batch ramp goes in steps of 32 sequences: only 1, 2, 4, 8, 16 or 32
@@ -14,7 +14,11 @@ usage() { sed -n '2,8s/^# //p' "$0"; exit 1; }
 how=$1 where=$2
 shift 2
 case "$how" in
-    slurm) nodes=$where ;;
+    slurm)
+        nodes=${where%+*}
+        spares=0
+        if [[ $where = *+* ]]; then spares=${where#*+}; fi
+        [[ $spares =~ ^[0-9]+$ ]] || usage ;;
     mpirun)
         [[ $where = /* ]] || where=$from/$where
         if ! [ -r "$where" ]; then
@@ -29,5 +33,7 @@ esac
     exit 1
 }
 options=(--config scripts/mtnlg-530b.conf --world-size $((nodes * 8)))
-if [ "$how" = slurm ]; then exec sbatch --nodes "$nodes" scripts/launch_slurm.sh "${options[@]}" "$@"; fi
+if [ "$how" = slurm ]; then
+    exec sbatch --nodes "$((nodes + spares))" scripts/launch_slurm.sh --hosts "$nodes" "${options[@]}" "$@"
+fi
 exec bash scripts/launch_mpirun.sh "$where" 8 "${options[@]}" "$@"

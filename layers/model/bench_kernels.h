@@ -148,10 +148,11 @@ void bench_kernels() {
     synchronize(nullptr);
     AdamW* hyper =
         put(AdamW{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05)});
-    Clip* clip = put(Clip{1, 1});
+    Clip* clip = put(Clip{1, 1, 1, 1});
+    StateCheck* state_check = put(StateCheck{});
     Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
-    measure("AdamW", (double)parameters * (7 * r + (master_is_parameter ? 0 : x)), 0, [&] {
-        gpu::adamw(weights, master, m, v, g, flags, hyper, clip, parameters, nullptr);
+    measure("AdamW", (double)parameters * (7 * r + (master_is_parameter ? 0 : 2 * x)), 0, [&] {
+        gpu::adamw(weights, master, m, v, g, flags, hyper, clip, state_check, parameters, nullptr);
     });
     double* square = (double*)room(8 * (square_sum_parts + 1));
     measure("gradient norm", (double)parameters * r, 0,

@@ -52,7 +52,10 @@ struct Options {
     int sample_tokens = 64, top_k = 0;
     double temperature = 1, top_p = 1, repetition = 1;
     std::string save, resume, metrics, config, generate, results;
-    long save_every = 0, keep = 2;
+    long save_every = 0, keep = 2, save_attempts = 5, resume_before = 0;
+    double save_seconds = 0, mtbf = 0;
+    std::string on_spike = "stop";
+    double spike_z = 0, slow_factor = 2;
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
     int loss_chunk = 0;
     std::string graph = "auto", fp8 = "no";
@@ -140,9 +143,22 @@ inline const std::vector<Option> option_table = [] {
         {"results", &O::results, 0, "JSON file for the results of --evaluate or the answers of --generate"},
         {"save", &O::save, 0, "folder for checkpoints"},
         {"save-every", &O::save_every, 0, "steps between checkpoints; 0: only at the end"},
+        {"save-seconds", &O::save_seconds, 0, "seconds between checkpoints; 0: by steps alone"},
+        {"mtbf", &O::mtbf, 0,
+         "hours between failures of the whole machine, on average: checkpoints at Young's interval"},
+        {"save-attempts", &O::save_attempts, 1, "saves that may fail in a row before the run ends"},
         {"keep", &O::keep, 1, "number of checkpoints to keep"},
         {"resume", &O::resume, 0, "folder of checkpoints; continues from the newest intact one"},
+        {"resume-before", &O::resume_before, 0,
+         "resume: only checkpoints of earlier steps than this; newer ones are set aside"},
         {"metrics", &O::metrics, 0, "file for one JSON line per step"},
+        {"on-spike", &O::on_spike, 0,
+         "a step whose loss or norm is not finite, or a spike: stop; skip its update; or go back to the "
+         "newest checkpoint and on behind its samples"},
+        {"spike-z", &O::spike_z, 0,
+         "a spike: so many standard deviations above the running mean; 0: only what is not finite"},
+        {"slow-factor", &O::slow_factor, 1,
+         "a rank is named that computes so many times longer than its peers"},
         {"tensor-parallel", &O::tensor_parallel, 1,
          "tensor-parallel ranks t; the remaining ranks are data-parallel"},
         {"sequence-parallel", &O::sequence_parallel, 0,

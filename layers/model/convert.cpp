@@ -8,7 +8,7 @@
 //   Names are ours already, perhaps behind "transformer.". GPT-2 stores its linear weights (in, out), we
 //   (out, in); its c_attn columns are [q | k | v] by heads, ours are [q k v] in each head.
 #include "../base/arguments.h"
-#include "checkpoint.h"
+#include "save.h"
 
 namespace {
 
@@ -152,21 +152,24 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
         fail("--tokenizer %s: has %d tokens, the model %d", tokenizer.c_str(), vocabulary->size(), m.V);
     Safetensors tensors(dir + "/model.safetensors");
     tensors.refuse_unknown(parameter_table(m));
-    TensorSource source = {parameter_table(m), false, {}, true,
-                           [&](std::vector<real>& out, const Parameter& p, int) {
+    ParameterTable table = parameter_table(m);
+    std::vector<real> values;
+    Snapshot snapshot;
+    for (auto& p : table.list) {
         Placement there = placement(p, m);
         std::vector<real> theirs = tensors.read(p.name, there.shape);
-        out.resize(p.stored());
-        for (long i = 0; i < p.stored(); i++) out[i] = theirs[there.there(i)];
-    }};
+        snapshot.ranges.push_back({p, 0, 0, p.stored(), nullptr, values.size()});
+        for (long i = 0; i < p.stored(); i++) values.push_back(theirs[there.there(i)]);
+    }
+    snapshot.values = values.data();
     RunState state;
     state.shape = m;
     state.seed = 1234;
     if (vocabulary) state.tokenizer = vocabulary->kind;
     if (!list_checkpoints(to).empty())
         fail("--to %s already holds checkpoints: choose another folder", to.c_str());
-    save_checkpoint(to, state, source, "{}", vocabulary ? &*vocabulary : nullptr, 1);
-    printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), source.table.count);
+    save_whole(to, state, snapshot, "{}", vocabulary ? &*vocabulary : nullptr);
+    printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), table.count);
 }
 
 // vocab.json, merges.txt and tokenizer_config.json: what transformers makes a GPT2Tokenizer from
@@ -192,7 +195,7 @@ void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
 
 void to_huggingface(const std::string& dir, const std::string& to) {
     std::vector<Checkpoint> found = find_checkpoints(dir);
-    Checkpoint& c = found[0];
+    Checkpoint& c = found[0];  // what of it is damaged is refused where it is read
     ModelShape m = c.state.shape;
     m.Vp = m.V;
     ParameterTable table = parameter_table(m);

@@ -36,6 +36,8 @@ using NamedValues = std::vector<std::pair<std::string, double>>;
 struct StepResult {
     double loss = 0, learning_rate = 0, norm = 0;
     double seconds = 0;
+    bool updated = true;           // false: a spike, parameters and state are as they were
+    std::vector<int> slow_ranks;
     NamedValues set_losses;        // of each set of a blend that had samples
     double validation_loss = NAN;  // NAN: not evaluated
     NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
@@ -87,11 +89,16 @@ inline void open_metrics(const Run& run) {
     file.finish();
 }
 
+// null where it is not finite, for which JSON has no number
+inline std::string json_number(double value) {
+    return std::isfinite(value) ? text("%.17g", value) : "null";
+}
+
 // ": {"a": 1, "b": 2}", or nothing
 inline std::string json_values(const char* name, const NamedValues& values) {
     std::string out;
     for (auto& [key, value] : values)
-        out += text("%s%s: %.17g", out.empty() ? "" : ", ", json_quote(key).c_str(), value);
+        out += text("%s%s: %s", out.empty() ? "" : ", ", json_quote(key).c_str(), json_number(value).c_str());
     return out.empty() ? out : text(", \"%s\": {%s}", name, out.c_str());
 }
 
@@ -103,21 +110,41 @@ class StepReporter {
     double flops, peak;      // of a token, of all devices
     double pace = 0;         // seconds a token, smoothed
     double last_print = 0;
+    std::string unwritten;   // lines that wait for a disk with room
+    bool was_told = false;
 
-    void write_metrics(const StepResult& r, double speed) const {
-        const std::string& path = run.options.metrics;
-        std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %.17g", run.state.step,
-                                (unsigned long long)run.state.tokens, r.loss);
+    void write_metrics(const StepResult& r, double speed) {
+        std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %s", run.state.step,
+                                (unsigned long long)run.state.tokens, json_number(r.loss).c_str());
         line += json_values("losses", r.set_losses);
         if (!std::isnan(r.validation_loss)) line += text(", \"validation_loss\": %.17g", r.validation_loss);
         line += json_values("tasks", r.tasks);
-        line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %.17g, \"seconds\": %.6g, "
-                     "\"tokens_per_second\": %.6g", r.learning_rate, r.norm, r.seconds, speed);
+        line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %s, \"seconds\": %.6g, "
+                     "\"tokens_per_second\": %.6g", r.learning_rate, json_number(r.norm).c_str(), r.seconds,
+                     speed);
+        if (!r.updated) line += ", \"updated\": false";
+        for (size_t i = 0; i < r.slow_ranks.size(); i++)
+            line += text("%s%d%s", i ? ", " : ", \"slow_ranks\": [", r.slow_ranks[i],
+                         i + 1 == r.slow_ranks.size() ? "]" : "");
         if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops / peak);
-        line += "}\n";
-        FILE* file = fopen(path.c_str(), "a");
-        if (!file || fwrite(line.data(), 1, line.size(), file) != line.size() || fclose(file))
-            fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
+        unwritten += line + "}\n";
+        append_lines(run.options.metrics);
+    }
+    // all of them or none: what cannot be written is kept for the next step
+    void append_lines(const std::string& path) {
+        int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+        struct stat before;
+        bool opened = fd >= 0 && fstat(fd, &before) == 0;
+        errno = opened ? 0 : errno;
+        bool written = opened && write(fd, unwritten.data(), unwritten.size()) == (ssize_t)unwritten.size();
+        int reason = errno ? errno : ENOSPC;
+        if (opened && !written && ftruncate(fd, before.st_size) != 0) reason = errno;
+        if (fd >= 0) close(fd);
+        if (written) unwritten.clear();
+        else if (!was_told)
+            fprintf(stderr, "--metrics %s: cannot be written: %s: training goes on, lines are kept until "
+                    "they can\n", path.c_str(), strerror(reason));
+        was_told = !written;
     }
 
 public:

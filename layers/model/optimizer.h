@@ -64,6 +64,7 @@ struct Optimizer {
     double *squares, *square_parts;
     AdamW *hyper, *next_hyper = nullptr;  // hyper-parameters of the step; next_hyper: pinned, on the host
     Clip* clip;
+    StateCheck* state_check;
 
     explicit Optimizer(Model& model)
         : elements(model.table.elements / model.table.layout.optimizer_shards),
@@ -81,10 +82,11 @@ struct Optimizer {
         v = to.take_real(elements);
         flags = to.take<uint8_t>(elements / flag_span);
         device_slices = to.take<Slice>(slices.size());
-        squares = to.take<double>(bucket_ids);
+        squares = to.take<double>(bucket_ids + 1);  // behind them the loss
         square_parts = to.take<double>(slices.size() * square_sum_parts);
         hyper = to.take<AdamW>(1);
         clip = to.take<Clip>(1);
+        state_check = to.take<StateCheck>(1);
     }
     // measures when `take` is false, else allocates
     void set_up_memory(Model& model, bool take) {
@@ -112,11 +114,13 @@ struct Optimizer {
         }
         return all;
     }
-    // steps count from 1; the step that is enqueued next reads them
-    void set_hyper(const Options& options, double rate, long step) {
+    // steps count from 1; the step that is enqueued next reads them. Beyond the limits (of the norm before
+    // clipping, of the sum of losses) there is no update
+    void set_hyper(const Options& options, double rate, long step, double norm_limit = INFINITY,
+                   double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
-                       (real)(1 - std::pow(options.beta2, step))};
+                       (real)(1 - std::pow(options.beta2, step)), norm_limit, loss_limit};
     }
     void clear_state(Model& model) {
         for (real* state : {master, m, v})
@@ -160,23 +164,29 @@ inline void reduce_gradients(Model& model) {
     comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// how far gradients are scaled down: a sum of squares for each bucket, then over all of the whole model
+// how far gradients are scaled down, and whether there is an update: a sum of squares for each bucket and the
+// sum of losses, then over all of the whole model
 inline void compute_clip(Model& model, Optimizer& optimizer, double largest_norm) {
     Section timed("gradient norm", model.stream);
     int buckets = model.table.bucket_ids;
-    set_zero(optimizer.squares, buckets * sizeof(double), model.stream);
+    set_zero(optimizer.squares, (buckets + 1) * sizeof(double), model.stream);
+    if (model.grid.is_last_stage() && model.grid.tensor == 0)
+        dev::sum_values(optimizer.squares + buckets, model.lm_head.losses,
+                        (long)model.setup.micro_batches * model.max_outputs(), model.stream);
     dev::square_sums(optimizer.squares, optimizer.square_parts, model.gradients, optimizer.flags,
                      optimizer.device_slices, (int)optimizer.slices.size(), model.stream);
-    comm::all_reduce(model.grid.world, optimizer.squares, buckets, comm::Op::Sum, "square sums",
+    comm::all_reduce(model.grid.world, optimizer.squares, buckets + 1, comm::Op::Sum, "square sums",
                      model.stream);
-    dev::clip_gradients(optimizer.clip, optimizer.squares, buckets, largest_norm, model.stream);
+    dev::clip_gradients(optimizer.clip, optimizer.squares, buckets, largest_norm, optimizer.hyper,
+                        model.stream);
 }
 
 // with the hyper-parameters that were set; the gradients are overwritten by the next step's first micro-batch
 inline void update_parameters(Model& model, Optimizer& optimizer, double largest_norm) {
+    copy_to_device(optimizer.hyper, optimizer.next_hyper, sizeof(AdamW), model.stream);
     compute_clip(model, optimizer, largest_norm);
     Section timed("optimizer", model.stream);
-    copy_to_device(optimizer.hyper, optimizer.next_hyper, sizeof(AdamW), model.stream);
+    set_zero(optimizer.state_check, sizeof(StateCheck), model.stream);
     bool sharded = model.table.layout.optimizer_shards > 1;  // else the slices are whole buckets, in a row
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
         const Slice& mine = optimizer.slices[bucket];
@@ -185,7 +195,7 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double largest
         dev::adamw(model.weights + mine.at, master, optimizer.m + mine.state_offset,
                    optimizer.v + mine.state_offset, model.gradients + mine.at,
                    optimizer.flags + mine.state_offset / flag_span, optimizer.hyper, optimizer.clip,
-                   sharded ? mine.n : optimizer.elements, model.stream);
+                   optimizer.state_check, sharded ? mine.n : optimizer.elements, model.stream);
         if (!sharded) return;
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
@@ -198,11 +208,11 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double largest
     }
 }
 
-// before clipping, of the last step; waits for it
-inline double gradient_norm(Model& model, const Optimizer& optimizer) {
+// of the last step: norm before clipping, whether there was an update; waits for it
+inline Clip last_clip(Model& model, const Optimizer& optimizer) {
     Clip clip;
     copy_to_host(&clip, optimizer.clip, sizeof clip, model.stream);
-    return clip.norm;
+    return clip;
 }
 
 // ---- values ----------------------------------------------------------------------------------------------

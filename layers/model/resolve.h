@@ -198,6 +198,7 @@ inline void resolve_parallel(Run& run) {
         {"recompute", o.recompute, {"none", "light", "full"}},
         {"attention", o.attention, {"flash", "materialised", "auto"}},
         {"graph", o.graph, {"yes", "no", "auto"}},
+        {"on-spike", o.on_spike, {"stop", "skip", "back"}},
         {"fp8", o.fp8, {"yes", "no"}}};
     for (auto& w : words)
         if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
@@ -248,7 +249,7 @@ inline void resolve(Run& run, int task_vocabulary) {
     if (training && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
     if (!o.resume.empty()) {
-        run.checkpoints = find_checkpoints(o.resume);
+        run.checkpoints = find_checkpoints(o.resume, o.resume_before);
         take_from_checkpoint(run);
     }
     if (training) {
@@ -283,6 +284,11 @@ inline void resolve(Run& run, int task_vocabulary) {
         printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
                (unsigned long long)run.train->samples(), (unsigned long long)run.state.set_samples);
     if (run.train) run.state.set_samples = run.train->samples();
+    if (o.save.empty())
+        for (const char* name : {"save-every", "save-seconds", "mtbf"})
+            if (o.has(name)) fail("--%s wants --save FOLDER as well", name);
+    if (o.on_spike == "back" && o.save.empty() && training)
+        fail("--on-spike back wants --save FOLDER as well");
     if (!o.save.empty()) {
         std::error_code e;
         std::filesystem::create_directories(o.save, e);
@@ -302,9 +308,12 @@ inline uint64_t file_sum(const std::string& path) {
     return checksum(file.data, file.size);
 }
 
+// alone, because other builds may have other options
+inline std::vector<comm::ConfigHash> program_hash() {
+    return {{"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
+}
 inline std::vector<comm::ConfigHash> option_hashes(const Options& o) {
-    std::vector<comm::ConfigHash> hashes = {
-        {"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
+    std::vector<comm::ConfigHash> hashes;
     for (auto& option : option_table) {
         std::string value = print_value(o, option);
         hashes.push_back({text("--%s", option.name), checksum(value.data(), value.size()),
@@ -344,8 +353,6 @@ inline void check_shared_folder(const Run& run) {
     comm::collective_check(error);
 }
 
-// ---- the checkpoint that is gone on from -----------------------------------------------------------------
-
 // options as checkpoints record them
 inline std::string options_json(const Options& o) {
     std::string out;
@@ -353,32 +360,4 @@ inline std::string options_json(const Options& o) {
         out += text("%s%s: %s", out.empty() ? "" : ", ", json_quote(option.name).c_str(),
                     json_quote(print_value(o, option)).c_str());
     return "{" + out + "}";
-}
-
-// loads the newest one whose data every rank reads as it was written; collective over the world
-inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
-    for (auto& checkpoint : run.checkpoints) {
-        double damaged = 0;
-        if (optimizer) optimizer->clear_state(model);  // of what a damaged one has left
-        try {
-            load_checkpoint(checkpoint, model, optimizer);
-        } catch (const Error& e) {
-            fprintf(stderr, "passed over: %s\n", e.what());
-            damaged = 1;
-        }
-        if (comm::sum_over(comm::everyone(), {damaged}, "damaged checkpoints")[0] > 0) continue;
-        if (batch_after(run.options, checkpoint.state.samples) < batch_after(run.options, run.state.samples))
-            comm::collective_check(
-                text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
-                     "the batch ramp: give --resume %s",
-                     run.options.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
-        uint64_t set_samples = run.state.set_samples;
-        run.state = checkpoint.state;
-        run.state.shape = model.shape;
-        run.state.set_samples = set_samples;
-        if (run.trains() && run.is_rank0())
-            printf("resumed   %s: step %ld\n", checkpoint.folder.c_str(), run.state.step);
-        return;
-    }
-    comm::collective_check(text("--resume %s: no checkpoint is whole", run.options.resume.c_str()));
 }

@@ -1,7 +1,21 @@
 // test_checkpoint.h   checks of checkpoints: what is saved comes back, what is damaged is named
 #pragma once
-#include "checkpoint.h"
+#include "resume.h"
 #include "test_training.h"
+
+// as between steps; returns when it is done
+void save_alone(const RunState& state, Trial& trial, const std::string& dir, long keep) {
+    Run run;
+    run.options.save = dir;
+    run.options.keep = keep;
+    run.state = state;
+    CheckpointWriter writer(run);
+    writer.begin(trial.model, trial.optimizer);
+    while (!writer.is_idle()) {
+        usleep(1000);
+        writer.advance({writer.status()});
+    }
+}
 
 void test_checkpoint() {
     Options o;
@@ -12,7 +26,7 @@ void test_checkpoint() {
     auto save = [&](long keep) {
         RunState s = {
             trial.step, (uint64_t)trial.step * 2, (uint64_t)trial.step * 10, 7, 3, shape, "bytes", 0, {}};
-        save_checkpoint(dir, s, source_of(trial.model, trial.optimizer), "{}", nullptr, keep);
+        save_alone(s, trial, dir, keep);
     };
     for (int i = 0; i < 4; i++) {
         trial.train(samples, 1e-2);
@@ -32,42 +46,61 @@ void test_checkpoint() {
     patch(data, 100, "x");
     refuses("damaged between offsets", [&] { load_checkpoint(found[0], other.model, &other.optimizer); });
     fs::resize_file(data, whole.size() - 1);
-    refuses("truncated", [&] { Checkpoint c(dir + "/step-00000004"); });
+    refuses("truncated", [&] { load_checkpoint(Checkpoint(dir + "/step-00000004"), other.model, nullptr); });
+    check(!is_whole(dir + "/step-00000004"), "a truncated file of values");
     write_file(data, whole);
     patch(dir + "/step-00000004/rank-00000.json", 50, "x");
-    refuses("its checksum differs", [&] { Checkpoint c(dir + "/step-00000004"); });
+    refuses("its checksum differs",
+            [&] { load_checkpoint(Checkpoint(dir + "/step-00000004"), other.model, nullptr); });
+    check(!is_whole(dir + "/step-00000004"), "a damaged table");
     patch(dir + "/step-00000003/index.json", 60, "9");
     refuses("", [&] { Checkpoint c(dir + "/step-00000003"); });
+    patch(dir + "/step-00000004/index.json", 60, "9");
     refuses("holds no whole checkpoint", [&] { find_checkpoints(dir); });
     refuses("holds no whole checkpoint", [&] { find_checkpoints("/nowhere"); });
-    // a tensor put together from boxes, as several ranks would have written it
-    TensorSource source = source_of(trial.model, trial.optimizer);
+    // a tensor put together from boxes and parts of them, as several ranks would have written it
     save(2);
     Checkpoint c(dir + "/" + step_name(trial.step));
-    const Parameter& p = c.state.shape.L ? trial.model.table.block(1, UP_W) : trial.model.table.list[0];
+    const Parameter& p = trial.model.table.block(1, UP_W);
     std::vector<real> want, got;
-    source.read(want, p, 0);
-    auto& shards = c.shards["master " + p.name];
+    c.read(want, p, 0);
+    auto& pieces = c.pieces["master " + p.name];
     std::string file = scratch_folder + "/file.bin", bytes;
-    std::vector<Checkpoint::Shard> halves;
+    std::vector<Checkpoint::Piece> parts;
     for (long half = 0; half < 2; half++) {
-        long columns = p.shape[1] / 2, at = (long)bytes.size();
-        for (long r = 0; r < p.shape[0]; r++)
-            bytes.append((const char*)&want[r * p.shape[1] + half * columns], columns * sizeof(real));
-        size_t n = bytes.size() - at;
-        halves.push_back({p.shape, {0, half * columns}, {p.shape[0], columns}, file, (size_t)at, n,
-                       checksum(bytes.data() + at, n), sizeof(real) == 8});
+        long columns = p.shape[1] / 2, rows = p.shape[0], cut = half ? 5 * columns + 3 : rows * columns;
+        std::vector<real> box;
+        for (long r = 0; r < rows; r++)
+            box.insert(box.end(), &want[r * p.shape[1] + half * columns],
+                       &want[r * p.shape[1] + (half + 1) * columns]);
+        for (auto [first, last] : {std::pair(0L, cut), std::pair(cut, rows * columns)}) {
+            size_t at = bytes.size(), n = (size_t)(last - first) * sizeof(real);
+            bytes.append((const char*)&box[first], n);
+            if (n)
+                parts.push_back({p.shape, {0, half * columns}, {rows, columns}, file, at, n,
+                                 checksum(bytes.data() + at, n), sizeof(real) == 8, first});
+        }
     }
     write_file(file, bytes);
-    shards = halves;
+    pieces = parts;
     c.read(got, p, 0);
-    check(got == want, "a tensor cut in columns comes together");
-    shards[1].start = {INT64_MAX, 0};
+    check(parts.size() == 3 && got == want, "a tensor cut in columns comes together");
+    // a rank's rows of it, and of these some
+    Parameter mine = p;
+    mine.start = {7, 2};
+    mine.count = {9, 4};
+    std::vector<real> some(17), expected;
+    c.read(some.data(), mine, 0, 6, 23);
+    for (long i = 6; i < 23; i++) expected.push_back(want[(7 + i / 4) * p.shape[1] + 2 + i % 4]);
+    check(some == expected, "values 6 to 22 of a box in the middle");
+    pieces[1].start = {INT64_MAX, 0};
     refuses("outside its shape", [&] { c.read(got, p, 0); });
-    shards[1] = halves[0];
-    refuses("two shards over the same values", [&] { c.read(got, p, 0); });
-    shards.pop_back();
+    pieces[1] = pieces[0];
+    refuses("two pieces over the same values", [&] { c.read(got, p, 0); });
+    pieces.erase(pieces.begin() + 1);
     refuses("values", [&] { c.read(got, p, 0); });
+    pieces[0].first = 1;
+    refuses("from value 1 of", [&] { c.read(got, p, 0); });
     // what is kept: the newest that are whole, up to the one just written; nothing that is not a checkpoint
     // goes
     std::string keeps = scratch_folder + "/keeps", old = dir;
@@ -86,14 +119,23 @@ void test_checkpoint() {
           "nor does anything else");
     patch(keeps + "/step-00000002/rank-00000.json", 30, "x");
     save(2);
-    check(list_checkpoints(keeps).size() == 4 && tables_are_whole(keeps + "/step-00000003"),
+    check(list_checkpoints(keeps).size() == 4 && is_whole(keeps + "/step-00000003"),
           "saved again over itself");
+    // data that were damaged after they were written count no longer, and nothing is removed for them
+    patch(keeps + "/step-00000003/rank-00000.bin", 50, "x");
+    trial.step = 5;
+    save(2);
+    check(fs::exists(keeps + "/step-00000003/DAMAGED") && !is_whole(keeps + "/step-00000003"),
+          "a checkpoint that is kept is read again");
     Vocabulary v = Vocabulary::bytes();
     v.kind = "bpe";
     v.source = "#version: 0.2\nh e\n";
-    RunState spoken = {5, 10, 50, 7, 3, shape, "bpe", 0, {}};
-    save_checkpoint(keeps, spoken, source, "{}", &v, 2);
-    check(tables_are_whole(keeps + "/step-00000005"), "a checkpoint with its vocabulary");
-    patch(keeps + "/step-00000005/vocab.bpe", 15, "x");
-    refuses("vocab.bpe: damaged", [&] { Checkpoint damaged(keeps + "/step-00000005"); });
+    RunState spoken = {6, 10, 50, 7, 3, shape, "bpe", 0, {}};
+    std::vector<real> values(want);
+    save_whole(keeps, spoken, {{{p, 0, 0, p.stored(), nullptr, 0}}, values.data()}, "{}", &v);
+    check(is_whole(keeps + "/step-00000006"), "a checkpoint with its vocabulary");
+    Checkpoint one(keeps + "/step-00000006");
+    check(one.has(p, 0) && !one.has(p, 1) && !one.has(trial.model.table.list[0], 0), "what it has");
+    patch(keeps + "/step-00000006/vocab.bpe", 15, "x");
+    refuses("vocab.bpe: damaged", [&] { Checkpoint damaged(keeps + "/step-00000006"); });
 }

@@ -102,7 +102,7 @@ void test_resume() {
     // a disk that is full: the older checkpoint stays
     size_t had = list_checkpoints(s + "/unbroken").size();
     o = run(programs + "/train_gpt --train " + tokens + " --steps 126 --batch 6 --micro-batch 2 --save " + s +
-            "/unbroken --resume " + s + "/unbroken", 0, 0, 40000);
+            "/unbroken --save-attempts 1 --resume " + s + "/unbroken", 0, 0, 40000);
     check(o.code == 1 && o.out.find("was not saved") != std::string::npos &&
           o.out.find("older checkpoints are untouched") != std::string::npos, "disk full: " + o.out);
     check(list_checkpoints(s + "/unbroken").size() == had &&

@@ -85,7 +85,7 @@ inline StepWork step_work(const Model& m, const Schedule& schedule) {
     }
     if (g.t * g.d * g.p > 1)
         add_call(out.traffic, "world", comm::Collective::AllReduce, g.t * g.d * g.p,
-                 8.0 * m.table.bucket_ids);
+                 8.0 * (m.table.bucket_ids + 1));
     return out;
 }
 

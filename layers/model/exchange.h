@@ -1,0 +1,58 @@
+// exchange.h   what ranks tell each other at the end of a step, in one message: losses, what they have to do
+//              together next, and how long each has computed
+#pragma once
+#include <algorithm>
+#include <bit>
+#include "samples.h"
+
+// of one rank
+struct RankReport {
+    bool stops = false;        // a signal has reached it
+    bool lacks_data = false;   // the next step's samples cannot be read
+    bool wants_save = false;   // its clock says so; rank 0's counts
+    bool is_corrupt = false;   // bits have flipped in its memory
+    int save_status = 0;       // see save.h
+    double computed = 0;       // seconds of the step that it has not waited for others
+};
+
+struct StepExchange {
+    std::vector<double> losses;       // summed over all replicas, by set of the blend
+    std::vector<RankReport> reports;  // by rank
+    std::vector<int> save_statuses() const {
+        std::vector<int> out;
+        for (auto& r : reports) out.push_back(r.save_status);
+        return out;
+    }
+    bool any(bool RankReport::* flag) const {
+        return std::any_of(reports.begin(), reports.end(), [&](auto& r) { return r.*flag; });
+    }
+};
+
+// set_of: for each sequence of this replica's micro-batches; empty: all are of set 0. Collective over the
+// world; losses are added in the order of the ranks
+inline StepExchange exchange_reports(Model& model, int micro_batches, const std::vector<int>& set_of,
+                                     size_t sets, const RankReport& mine) {
+    const Grid& grid = model.grid;
+    std::vector<double> sums(sets, 0);
+    if (grid.is_last_stage() && grid.tensor == 0) {
+        std::vector<double> losses = sequence_losses(model, micro_batches);
+        for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
+    }
+    std::vector<int64_t> numbers;
+    for (double sum : sums) numbers.push_back(std::bit_cast<int64_t>(sum));
+    numbers.push_back(mine.stops | mine.lacks_data << 1 | mine.wants_save << 2 | mine.is_corrupt << 3 |
+                      mine.save_status << 4);
+    numbers.push_back(std::bit_cast<int64_t>(mine.computed));
+
+    size_t each = numbers.size();
+    std::vector<int64_t> all = comm::gather_numbers(grid.world, numbers, "a step's reports");
+    StepExchange out = {std::vector<double>(sets, 0), {}};
+    for (size_t rank = 0; rank < all.size() / each; rank++) {
+        const int64_t* its = &all[rank * each];
+        for (size_t set = 0; set < sets; set++) out.losses[set] += std::bit_cast<double>(its[set]);
+        int64_t flags = its[sets];
+        out.reports.push_back({(flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0,
+                               (int)(flags >> 4), std::bit_cast<double>(its[sets + 1])});
+    }
+    return out;
+}

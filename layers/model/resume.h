@@ -1,0 +1,134 @@
+// resume.h   a checkpoint -> a model
+//   A rank reads what it owns, in a thread of its own, while all ranks stay in touch: a slow disk is no rank
+//   that hangs. Of master weights and moments that data-parallel ranks share each reads its slice; the
+//   parameters are rounded from the slices and gathered. So where the layout is that of the writers each byte
+//   is read once. Nothing of a damaged checkpoint is kept: the next older one is taken, by all ranks.
+#pragma once
+#include "resolve.h"
+#include "save.h"
+
+struct LoadedState {
+    std::vector<ShardRange> ranges;
+    std::vector<real> values;
+};
+
+// reads on the host alone
+inline LoadedState read_state(const Checkpoint& c, const Model& model, const Optimizer* optimizer) {
+    LoadedState out;
+    size_t count = 0;
+    auto add = [&](ShardRange range) {
+        if (range.kind > 0 && !c.has(range.parameter, range.kind)) return;  // of an imported model: 0
+        range.at = count;
+        count += (size_t)range.n;
+        out.ranges.push_back(std::move(range));
+    };
+    if (optimizer)
+        for (auto& range : state_ranges(model, *optimizer, false)) add(range);
+    else
+        for (auto& p : model.table.list) add({p, 0, 0, p.stored(), nullptr, 0});
+    out.values.resize(count);
+    for (auto& range : out.ranges)
+        c.read(out.values.data() + range.at, range.parameter, range.kind, range.first,
+               range.first + range.n);
+    return out;
+}
+
+// collective over data-parallel ranks
+inline void store_state(const LoadedState& state, Model& model, Optimizer* optimizer) {
+    if (optimizer) optimizer->clear_state(model);
+    for (auto& range : state.ranges) {
+        const real* values = state.values.data() + range.at;
+        if (range.from)
+            copy_to_device((void*)range.from, values, range.n * sizeof(real), model.stream);
+        if (range.kind > 0 || (range.from && master_is_parameter)) continue;
+        std::vector<floatX> rounded(values, values + range.n);
+        copy_to_device(model.weights + range.parameter.offset + range.first, rounded.data(),
+                       rounded.size() * sizeof(floatX), model.stream);
+        synchronize(model.stream);
+    }
+    synchronize(model.stream);
+    if (!optimizer || model.table.layout.optimizer_shards == 1) return;
+    for (auto& bucket : model.table.buckets) {
+        long slice = bucket.elements / model.grid.d;
+        floatX* w = model.weights + bucket.offset;
+        comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters", nullptr);
+    }
+    synchronize(nullptr);
+}
+
+inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* optimizer) {
+    store_state(read_state(c, model, optimizer), model, optimizer);
+}
+
+// Waits for work that every rank does in a thread, and says whether it ended well on all; names who is slow.
+// Collective over the world.
+inline bool await_together(const comm::Group& world, std::future<void>& work, const char* doing) {
+    enum { Done, Busy, Failed };
+    constexpr double patience = 5;  // seconds
+    double began = seconds();
+    int64_t status = Busy;
+    for (bool named = false;;) {
+        if (status != Busy) usleep(20000);
+        else if (work.wait_for(std::chrono::milliseconds(20)) == std::future_status::ready) {
+            try {
+                work.get();
+                status = Done;
+            } catch (const std::exception& e) {
+                fprintf(stderr, "passed over: %s\n", e.what());
+                status = Failed;
+            }
+        }
+        std::vector<int64_t> all = comm::gather_numbers(world, {status}, doing);
+        if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
+        if (named || world.rank != 0 || seconds() - began < patience) continue;
+        named = true;
+        std::vector<int> slow;
+        for (size_t rank = 0; rank < all.size(); rank++) if (all[rank] == Busy) slow.push_back((int)rank);
+        fprintf(stderr, "slow: rank %s still %s after %.0f s\n", comm::rank_list(slow).c_str(), doing,
+                seconds() - began);
+    }
+}
+
+// those that --resume-before passes over are put out of the way, or the next start would take them
+inline void set_aside_newer(const std::string& dir, long before) {
+    for (auto& name : list_checkpoints(dir)) {
+        if (step_of(name) < before) continue;
+        std::error_code ignored;
+        std::string aside = dir + "/diverged-" + name;
+        std::filesystem::remove_all(aside, ignored);
+        std::filesystem::rename(dir + "/" + name, aside, ignored);
+    }
+}
+
+// loads the newest of run.checkpoints whose data every rank reads as it was written; collective over the
+// world
+inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
+    const Options& o = run.options;
+    const comm::Group world = comm::everyone();
+    for (auto& checkpoint : run.checkpoints) {
+        double began = seconds();
+        LoadedState loaded;
+        std::future<void> reading = std::async(std::launch::async, [&] {
+            loaded = read_state(checkpoint, model, optimizer);
+        });
+        if (!await_together(world, reading, "reading a checkpoint")) continue;
+        store_state(loaded, model, optimizer);
+        if (batch_after(o, checkpoint.state.samples) < batch_after(o, run.state.samples))
+            comm::collective_check(
+                text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
+                     "the batch ramp: give --resume %s",
+                     o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
+        uint64_t set_samples = run.state.set_samples;
+        run.state = checkpoint.state;
+        run.state.shape = model.shape;
+        run.state.set_samples = set_samples;
+        double bytes = comm::sum_over(world, {(double)loaded.values.size() * sizeof(real)}, "bytes read")[0];
+        double took = seconds() - began;
+        if (run.trains() && run.is_rank0())
+            printf("resumed   %s: step %ld, %.3g GB in %.1f s, %.2g GB/s\n", checkpoint.folder.c_str(),
+                   run.state.step, bytes * 1e-9, took, bytes * 1e-9 / took);
+        if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
+        return;
+    }
+    comm::collective_check(text("--resume %s: no checkpoint is whole", o.resume.c_str()));
+}

@@ -1,0 +1,435 @@
+// save.h   writes checkpoints while training goes on
+//   A save begins with a snapshot: what this rank owns of master weights and moments is copied to the host.
+//   All replicas write equal shares of the state, so that no two ranks write the same values and none has to
+//   be gathered. From there on a thread of each rank works, stage by stage; a stage begins on all ranks when
+//   the one before it has ended on all, of which they hear at the end of each step (exchange.h):
+//     write     every rank: its file of values and its table, in DIR/.step-N.partial
+//     publish   rank 0: vocabulary and index, then the folder gets its name
+//     verify    every rank: reads its file back, past the page cache where it can, and compares the sums
+//     drop      rank 0: removes checkpoints beyond --keep
+//   What fails is said, and tried again with a new snapshot at a later step; after --save-attempts failures
+//   in a row the run ends. A --save folder belongs to one run at a time (FolderLock).
+#pragma once
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <thread>
+#include "resolve.h"
+
+constexpr size_t piece_bytes = 64 << 20;  // of a file, with a checksum each: what striped file systems like
+
+// ---- a snapshot ------------------------------------------------------------------------------------------
+
+// values [first, first + n) of a rank's shard of a tensor, in the shard's own order
+struct ShardRange {
+    Parameter parameter;
+    int kind;        // 0 master, 1 m, 2 v
+    long first, n;
+    const real* from;  // on the device
+    size_t at;         // in a snapshot's values
+};
+
+// the i-th of n equal parts of a range
+inline void cut_range(long& first, long& last, int i, int n) {
+    long size = last - first, begin = first;
+    first = begin + size * i / n;
+    last = begin + size * (i + 1) / n;
+}
+
+// what this rank owns of the state; with `share`, only what it is to write: of values that several ranks
+// hold alike each has a part
+inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer& optimizer, bool share) {
+    const Grid& grid = model.grid;
+    std::vector<ShardRange> out;
+    size_t at = 0;
+    for (int kind = 0; kind < 3; kind++)
+        for (auto& part : optimizer.partitions) {
+            const Parameter& p = model.table.list[part.parameter];
+            long begin = part.at - p.offset, first = begin, last = std::min(begin + part.n, p.stored());
+            if (share && p.is_copy) continue;
+            if (share && model.table.layout.optimizer_shards == 1) cut_range(first, last, grid.data, grid.d);
+            if (share && !p.split) cut_range(first, last, grid.tensor, grid.t);
+            if (first >= last) continue;
+            const real* state[] = {optimizer.master, optimizer.m, optimizer.v};
+            const real* from = kind == 0 && master_is_parameter
+                ? (const real*)model.weights + p.offset + first
+                : state[kind] + part.state_offset + (first - begin);
+            out.push_back({p, kind, first, last - first, from, at});
+            at += (size_t)(last - first);
+        }
+    return out;
+}
+
+struct Snapshot {
+    std::vector<ShardRange> ranges;
+    const real* values = nullptr;
+};
+
+// ---- files -----------------------------------------------------------------------------------------------
+
+struct WrittenFile {
+    uint64_t table_sum;
+    size_t bytes;
+    std::vector<uint64_t> tensors;  // a bit for each tensor of the model that it has values of
+};
+
+inline std::string rank_file(int rank) { return text("rank-%05d", rank); }
+
+inline std::vector<uint64_t> tensor_bits(const Snapshot& snapshot) {
+    std::vector<uint64_t> bits;
+    for (auto& range : snapshot.ranges) {
+        size_t id = (size_t)range.parameter.global_id;
+        bits.resize(std::max(bits.size(), id / 64 + 1), 0);
+        bits[id / 64] |= 1ull << id % 64;
+    }
+    return bits;
+}
+// as 0-11,24
+inline std::string print_bits(const std::vector<uint64_t>& bits) {
+    std::string out;
+    auto is_set = [&](size_t i) { return i / 64 < bits.size() && bits[i / 64] >> i % 64 & 1; };
+    for (size_t i = 0; i < bits.size() * 64; i++) {
+        if (!is_set(i)) continue;
+        size_t last = i;
+        while (is_set(last + 1)) last++;
+        out += text(out.empty() ? "%zu" : ",%zu", i);
+        if (last > i) out += text("-%zu", last);
+        i = last;
+    }
+    return out.empty() ? "none" : out;
+}
+
+// a rank's file of values, and the table of its pieces
+inline WrittenFile write_rank_file(const std::string& folder, int rank, const Snapshot& snapshot) {
+    FileWriter data(folder + "/" + rank_file(rank) + ".bin");
+    std::string pieces;
+    for (auto& range : snapshot.ranges) {
+        long most = piece_bytes / sizeof(real);
+        for (long done = 0; done < range.n; done += most) {
+            const real* values = snapshot.values + range.at + done;
+            size_t bytes = (size_t)std::min(most, range.n - done) * sizeof(real);
+            const Parameter& p = range.parameter;
+            pieces += text("%s{\"tensor\": %s, \"kind\": \"%s\", \"dtype\": \"%s\", \"shape\": %s, "
+                           "\"start\": %s, \"count\": %s, \"first\": %ld, \"offset\": %zu, \"bytes\": %zu, "
+                           "\"checksum\": \"%016llx\"}", pieces.empty() ? "\n" : ",\n",
+                           json_quote(p.name).c_str(), shard_kinds[range.kind], real_name,
+                           json_numbers(p.shape).c_str(),
+                           json_numbers(p.start).c_str(), json_numbers(p.count).c_str(), range.first + done,
+                           data.written, bytes, (unsigned long long)checksum(values, bytes));
+            data.write(values, bytes);
+        }
+    }
+    pieces = "{\"pieces\": [" + pieces + "\n]}\n";
+    WrittenFile out = {checksum(pieces.data(), pieces.size()), data.written, tensor_bits(snapshot)};
+    data.finish();
+    FileWriter table(folder + "/" + rank_file(rank) + ".json");
+    table.write(pieces);
+    table.finish();
+    return out;
+}
+
+// the file has on the disk what it was made of
+inline void verify_rank_file(const std::string& folder, int rank, const Snapshot& snapshot) {
+    InputFile file(folder + "/" + rank_file(rank) + ".bin");
+    posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
+    std::vector<char> buffer;
+    size_t offset = 0;
+    for (auto& range : snapshot.ranges)
+        for (size_t done = 0, bytes = range.n * sizeof(real); done < bytes; done += buffer.size()) {
+            buffer.resize(std::min(piece_bytes, bytes - done));
+            file.read(buffer.data(), offset, buffer.size(), range.parameter.name.c_str());
+            if (memcmp(buffer.data(), (const char*)(snapshot.values + range.at) + done, buffer.size()) != 0)
+                fail("%s: reads back other values at offset %zu than were written", file.path.c_str(),
+                     offset);
+            offset += buffer.size();
+        }
+}
+
+// Each rank reads its share of the older checkpoints that --keep counts on. What is damaged is marked so: it
+// is no longer counted, and nothing is removed for it.
+inline void verify_older(const std::string& dir, long step, long keep, const comm::Group& world) {
+    for (auto& name : list_checkpoints(dir)) {
+        if (step_of(name) >= step) continue;
+        if (keep <= 1) return;
+        std::string folder = dir + "/" + name;
+        try {
+            Checkpoint c(folder);
+            for (size_t i = world.rank; i < c.files.size(); i += world.size) c.verify_file(i);
+            keep--;
+        } catch (const std::exception& e) {
+            fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
+            if (access((folder + "/index.json").c_str(), F_OK) != 0) continue;
+            FILE* mark = fopen((folder + "/DAMAGED").c_str(), "w");
+            if (mark) {
+                fprintf(mark, "%s\n", e.what());
+                fclose(mark);
+            }
+        }
+    }
+}
+
+// files: of each rank
+inline void publish_checkpoint(const std::string& dir, RunState state, const std::vector<WrittenFile>& files,
+                               const std::string& options, const Vocabulary* vocabulary) {
+    namespace fs = std::filesystem;
+    std::string whole = dir + "/" + step_name(state.step), partial = partial_folder(dir, state.step), list;
+    if (vocabulary && vocabulary->kind == "bpe") {
+        FileWriter copy(partial + "/vocab.bpe");
+        copy.write(vocabulary->source);
+        copy.finish();
+        state.vocabulary_sum = checksum(vocabulary->source.data(), vocabulary->source.size());
+    }
+    for (size_t rank = 0; rank < files.size(); rank++)
+        list += text("%s{\"table\": \"%s.json\", \"checksum\": \"%016llx\", \"data\": \"%s.bin\", \"bytes\": "
+                     "%zu, \"tensors\": \"%s\"}", list.empty() ? "[" : ",\n", rank_file((int)rank).c_str(),
+                     (unsigned long long)files[rank].table_sum, rank_file((int)rank).c_str(),
+                     files[rank].bytes, print_bits(files[rank].tensors).c_str());
+    FileWriter index(partial + "/index.json");
+    index.write(index_text(state, options, list + "]"));
+    index.finish();
+    sync_folder(partial);
+    if (!fs::exists(whole)) fs::rename(partial, whole);
+    else exchange_folders(partial, whole);
+    sync_folder(dir);
+    fs::remove_all(partial);
+}
+
+// all of a checkpoint by one process, which has it in memory
+inline void save_whole(const std::string& dir, const RunState& state, const Snapshot& snapshot,
+                       const std::string& options, const Vocabulary* vocabulary) {
+    std::filesystem::create_directories(partial_folder(dir, state.step));
+    WrittenFile file = write_rank_file(partial_folder(dir, state.step), 0, snapshot);
+    publish_checkpoint(dir, state, {file}, options, vocabulary);
+}
+
+// ---- one run at a time -----------------------------------------------------------------------------------
+
+// DIR/.lock holds the host and process that write there. Where the file system tells hosts of each other's
+// locks the kernel's lock decides; elsewhere the holder touches the file every `beat` seconds, and one that
+// has not been touched for two beats is a dead host's.
+class FolderLock {
+    static constexpr int beat = 5;  // seconds
+    std::string path;
+    int fd = -1;
+    std::thread heart;
+    std::mutex mutex;
+    std::condition_variable ends;
+    bool ended = false;
+
+    static std::string holder(int fd) {
+        char line[256] = {};
+        return pread(fd, line, sizeof line - 1, 0) > 0 ? line : "another run";
+    }
+    [[noreturn]] void refuse(const std::string& who) {
+        close(std::exchange(fd, -1));
+        fail("--save %s: %s writes there: end that run, or choose another folder",
+             path.substr(0, path.rfind('/')).c_str(), who.c_str());
+    }
+
+public:
+    explicit FolderLock(const std::string& dir) : path(dir + "/.lock") {
+        fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse(holder(fd));
+        char name[128] = {};
+        gethostname(name, sizeof name - 1);
+        std::string mine = text("host %s, process %d", name, (int)getpid()), there = holder(fd);
+        struct stat before, now;
+        if (fstat(fd, &before) == 0 && before.st_size > 0 && there.rfind(text("host %s,", name), 0) != 0) {
+            sleep(2 * beat + 1);
+            if (fstat(fd, &now) == 0 && (now.st_mtim.tv_sec != before.st_mtim.tv_sec ||
+                                         now.st_mtim.tv_nsec != before.st_mtim.tv_nsec)) refuse(there);
+        }
+        if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
+            fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
+        heart = std::thread([this] {
+            std::unique_lock lock(mutex);
+            while (!ends.wait_for(lock, std::chrono::seconds(beat), [this] { return ended; }))
+                futimens(fd, nullptr);
+        });
+    }
+    FolderLock(const FolderLock&) = delete;
+    ~FolderLock() {
+        if (heart.joinable()) {
+            {
+                std::lock_guard lock(mutex);
+                ended = true;
+            }
+            ends.notify_all();
+            heart.join();
+        }
+        if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
+    }
+    // what saves that were cut off have left
+    static void remove_leftovers(const std::string& dir) {
+        std::error_code ignored;
+        for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
+            std::string name = entry.path().filename();
+            bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");
+            bool replaced = name.ends_with(".replaced") && (name.rfind("step-", 0) == 0 || partial);
+            if (partial || replaced) std::filesystem::remove_all(entry.path(), ignored);
+        }
+    }
+};
+
+// ---- while training goes on ------------------------------------------------------------------------------
+
+class CheckpointWriter {
+public:
+    enum Status { Busy, Done, Failed };
+
+private:
+    enum Stage { Idle, Write, Publish, Verify, Drop, Tidy };
+    static constexpr const char* doing[] = {"idle",      "writing",  "publishing",
+                                            "verifying", "dropping", "tidying up behind"};
+    const Run& run;
+    Stage stage = Idle;
+    std::future<void> job;
+    std::string error;
+    std::unique_ptr<real, decltype(&host_free)> buffer = {nullptr, host_free};
+    Snapshot snapshot;
+    RunState state;
+    WrittenFile file = {};
+    int tensors = 0;  // of the whole model
+    int failures = 0;
+    double began = 0, stage_began = 0, not_before = 0, blocked = 0, took = 0;
+    bool was_named = false;
+    long last_saved = -1;
+
+    template <class Work>
+    void start(Stage next, bool mine, Work work) {
+        stage = next;
+        stage_began = seconds();
+        was_named = false;
+        if (mine) job = std::async(std::launch::async, work);
+    }
+    bool is_first() const { return run.grid.world.rank == 0; }
+    std::string folder() const { return run.options.save + "/" + step_name(state.step); }
+
+public:
+    explicit CheckpointWriter(const Run& run) : run(run), began(seconds()) {}
+    ~CheckpointWriter() {
+        if (job.valid()) job.wait();
+    }
+    bool is_idle() const { return stage == Idle; }
+    long saved_step() const { return last_saved; }  // the newest that was verified; -1: none
+    int failed_attempts() const { return failures; }
+    // before another attempt
+    double seconds_to_wait() const { return std::max(0.0, not_before - seconds()); }
+
+    // whether the clock or the number of steps says so; rank 0's answer counts
+    bool is_due(long step) const {
+        const Options& o = run.options;
+        if (o.save.empty() || seconds_to_wait() > 0) return false;
+        if (failures > 0 && stage == Idle) return true;
+        if (o.save_every && step % o.save_every == 0) return true;
+        if (stage != Idle || (o.save_seconds <= 0 && o.mtbf <= 0)) return false;
+        // Young (1974): the square root of twice what a save costs, times the mean time between failures; but
+        // never so often that one save meets the next
+        double young = std::max(took, std::sqrt(2 * std::max(blocked, 1e-3) * o.mtbf * 3600));
+        double interval = o.mtbf > 0 ? young : o.save_seconds;
+        if (o.mtbf > 0 && o.save_seconds > 0) interval = std::min(young, o.save_seconds);
+        return seconds() - began >= interval;
+    }
+
+    // of this rank's part in the stage
+    Status status() {
+        if (job.valid() && job.wait_for(std::chrono::seconds(0)) == std::future_status::timeout) return Busy;
+        if (job.valid()) {
+            try {
+                job.get();
+            } catch (const std::exception& e) {
+                error = e.what();
+            }
+        }
+        return error.empty() ? Done : Failed;
+    }
+
+    // takes the snapshot; the rest goes on beside the next steps. All ranks at once, when idle
+    void begin(Model& model, const Optimizer& optimizer) {
+        began = seconds();
+        state = run.state;
+        tensors = model.table.tensors;
+        if (!buffer) {
+            snapshot.ranges = state_ranges(model, optimizer, true);
+            size_t count = snapshot.ranges.empty() ? 0 : snapshot.ranges.back().at + snapshot.ranges.back().n;
+            buffer.reset((real*)host_malloc(count * sizeof(real), "a snapshot for checkpoints"));
+            snapshot.values = buffer.get();
+        }
+        for (auto& range : snapshot.ranges)
+            copy_to_host(buffer.get() + range.at, range.from, range.n * sizeof(real), model.stream);
+        blocked = seconds() - began;
+        start(Write, true, [this] {
+            std::string partial = partial_folder(run.options.save, state.step);
+            std::filesystem::create_directories(partial);
+            file = write_rank_file(partial, run.grid.world.rank, snapshot);
+        });
+    }
+
+    // goes on to the next stage where all ranks have done theirs; statuses: of all ranks, the same on all
+    void advance(const std::vector<int>& statuses) {
+        if (stage == Idle) return;
+        if (std::count(statuses.begin(), statuses.end(), (int)Busy)) return name_slow(statuses);
+        for (size_t rank = 0; rank < statuses.size(); rank++)
+            if (statuses[rank] == Failed) return give_up((int)rank);
+        if (stage == Write) {
+            const comm::Group& world = run.grid.world;
+            size_t words = tensors / 64 + 1, each = words + 2;
+            std::vector<int64_t> mine = {(int64_t)file.table_sum, (int64_t)file.bytes};
+            mine.insert(mine.end(), file.tensors.begin(), file.tensors.end());
+            mine.resize(each, 0);
+            std::vector<int64_t> all = comm::gather_numbers(world, mine, "files of a checkpoint");
+            std::vector<WrittenFile> files;
+            for (auto its = all.begin(); its != all.end(); its += (long)each)
+                files.push_back({(uint64_t)its[0], (size_t)its[1], {its + 2, its + (long)each}});
+            start(Publish, is_first(), [this, files] {
+                publish_checkpoint(run.options.save, state, files, options_json(run.options),
+                                   run.vocabulary ? &*run.vocabulary : nullptr);
+            });
+        } else if (stage == Publish) {
+            start(Verify, true, [this] {
+                verify_rank_file(folder(), run.grid.world.rank, snapshot);
+                verify_older(run.options.save, state.step, run.options.keep, run.grid.world);
+            });
+        } else if (stage == Verify) {
+            failures = 0;
+            last_saved = state.step;
+            took = seconds() - began;
+            if (is_first()) printf("saved     %s\n", folder().c_str());
+            start(Drop, is_first(), [this] {
+                drop_old_checkpoints(run.options.save, state.step, run.options.keep);
+            });
+        } else {
+            stage = Idle;
+        }
+    }
+
+private:
+    void name_slow(const std::vector<int>& statuses) {
+        constexpr double patience = 5;  // seconds
+        if (was_named || !is_first() || seconds() - stage_began < patience) return;
+        was_named = true;
+        std::vector<int> slow;
+        for (size_t rank = 0; rank < statuses.size(); rank++)
+            if (statuses[rank] == Busy) slow.push_back((int)rank);
+        fprintf(stderr, "slow: rank %s still %s %s after %.0f s\n", comm::rank_list(slow).c_str(),
+                doing[stage], folder().c_str(), seconds() - stage_began);
+    }
+    void give_up(int failed) {
+        Stage at = stage;
+        if (at < Tidy) failures += at != Drop;
+        double pause = (double)(1 << std::min(failures, 6));  // seconds
+        if (failed == run.grid.world.rank)
+            fprintf(stderr, "[rank %d] checkpoint %s was not saved: %s; older checkpoints are untouched; "
+                    "failure %d of %ld, another attempt in %.0f s: make room, or mend the file system\n",
+                    failed, folder().c_str(), error.c_str(), failures, run.options.save_attempts, pause);
+        error.clear();
+        not_before = seconds() + pause;
+        start(at == Tidy ? Idle : Tidy, is_first() && at != Tidy, [this, at] {
+            FolderLock::remove_leftovers(run.options.save);
+            if (at != Verify) return;
+            std::filesystem::remove(folder() + "/index.json");  // without it, no checkpoint
+            std::filesystem::remove_all(folder());
+        });
+    }
+};

@@ -1,0 +1,139 @@
+// trainer.h   what training holds from step to step, and what it does between them
+//   The end of a step (train_gpt.cu) is an exchange of reports (exchange.h). What they say is done here, by
+//   all ranks alike: a save goes on or begins, a spike is skipped or gone back from, a run without data ends.
+#pragma once
+#include "monitor.h"
+#include "resume.h"
+
+struct Trainer {
+    std::unique_ptr<Model> model;
+    std::unique_ptr<Optimizer> optimizer;
+    Schedules schedules;  // by batch
+    CapturedStep captured;
+    bool uses_graph = false;
+    bool stop = false;  // a signal has reached some rank: all stop after the same step
+    SampleReader samples;
+    StateMonitor state;
+    std::string data_error, memory_error;  // of this rank, of which the exchange tells the others
+    std::unique_ptr<CheckpointWriter> writer;
+    std::unique_ptr<FolderLock> lock;  // of --save
+    SpikeMonitor spikes;
+    std::unique_ptr<SlowRankMonitor> slow;
+    long loaded_step = -1;  // of the checkpoint that was loaded last
+};
+
+inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
+    trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
+}
+
+// the mean over the step's tokens, and over those of each set; with what else ranks tell each other
+inline StepExchange exchange_step(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
+                           const RankReport& mine) {
+    Model& model = *trainer.model;
+    int micro_batches = samples.batch / model.grid.d / model.setup.B;
+    std::vector<int> set_of;
+    for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++)
+        for (int b = 0; b < model.setup.B; b++)
+            set_of.push_back(samples.chosen[sample_index(model, micro_batch, b)].set);
+    size_t sets = run.train->sets.size();
+    StepExchange exchange = exchange_reports(model, micro_batches, set_of, sets, mine);
+    std::vector<double> tokens(sets, 0);
+    for (auto& sample : samples.chosen) tokens[sample.set] += model.shape.T;
+    for (size_t set = 0; set < sets; set++) {
+        result.loss += exchange.losses[set] / ((double)samples.batch * model.shape.T);
+        if (sets > 1 && tokens[set] > 0)
+            result.set_losses.push_back({run.train->given[set].name, exchange.losses[set] / tokens[set]});
+    }
+    return exchange;
+}
+
+// ---- saves -----------------------------------------------------------------------------------------------
+
+// waits for a save that is under way; all ranks stay in touch
+inline void finish_save(Run& run, Trainer& trainer) {
+    CheckpointWriter& writer = *trainer.writer;
+    while (!writer.is_idle()) {
+        usleep(5000);
+        std::vector<int64_t> all =
+            comm::gather_numbers(run.grid.world, {(int64_t)writer.status()}, "saving a checkpoint");
+        writer.advance({all.begin(), all.end()});
+    }
+}
+
+inline void check_save_attempts(const Run& run, const Trainer& trainer) {
+    if (trainer.writer->failed_attempts() >= run.options.save_attempts)
+        comm::collective_check(text("%d saves in a row have failed: --save %s: make room, mend the file "
+                                    "system, or choose another folder", trainer.writer->failed_attempts(),
+                                    run.options.save.c_str()));
+}
+
+// before the run ends
+inline void save_now(Run& run, Trainer& trainer) {
+    if (run.options.save.empty() || !trainer.writer) return;
+    for (finish_save(run, trainer); trainer.writer->saved_step() != run.state.step;) {
+        check_save_attempts(run, trainer);
+        usleep((useconds_t)(1e6 * trainer.writer->seconds_to_wait()));
+        trainer.writer->begin(*trainer.model, *trainer.optimizer);
+        finish_save(run, trainer);
+    }
+}
+
+// ---- when something is wrong -----------------------------------------------------------------------------
+
+// to the newest checkpoint before the spike, and on behind the samples that led to it. Where already the
+// first step from a checkpoint is none, it is the checkpoint that is wrong, and not the samples
+inline void go_back(Run& run, Trainer& trainer) {
+    bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1;
+    uint64_t samples = run.state.samples;
+    finish_save(run, trainer);
+    run.options.resume = run.options.save;
+    run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
+    run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
+    comm::check_config_hashes(file_hashes(run));
+    trainer.model->await_parameters();
+    resume_newest(run, *trainer.model, trainer.optimizer.get());
+    trainer.loaded_step = run.state.step;
+    if (!checkpoint_is_wrong) run.state.samples = samples;
+    trainer.state.forget();
+    open_metrics(run);
+    prefetch_samples(run, trainer, run.state.samples);
+    comm::collective_check(trainer.samples.await());
+}
+
+constexpr int diverged = 3;  // exit code: going on from the newest checkpoint would lead there again
+
+inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
+    const std::string& way = run.options.on_spike;
+    int most = way == "skip" ? 10 : way == "back" ? 3 : 0;
+    std::string what = text("step %ld: loss %g and gradient norm %g are %s", run.state.step, result.loss,
+                            result.norm, result.is_finite() ? "a spike" : "not finite");
+    bool stops = ++trainer.spikes.in_a_row > most;
+    if (!stops && run.is_rank0())
+        fprintf(stderr, "%s: %s\n", what.c_str(),
+                way == "skip" ? "its update is left out" : "back to the newest checkpoint before it");
+    if (!stops) return way == "back" ? go_back(run, trainer) : void();
+    finish_save(run, trainer);
+    comm::collective_check(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
+                                  "earlier checkpoint (--resume-before)", diverged);
+}
+
+// what ranks have heard of each other in the step
+inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Run& run, Trainer& trainer) {
+    const Options& o = run.options;
+    trainer.stop |= exchange.any(&RankReport::stops);
+    trainer.writer->advance(exchange.save_statuses());
+    result.slow_ranks = trainer.slow->update(run.grid, exchange.reports, o.slow_factor);
+    if (exchange.any(&RankReport::is_corrupt))
+        comm::collective_check(trainer.memory_error.empty() ? ""
+            : trainer.slow->host(run.grid.world.rank) + ": " + trainer.memory_error);
+    if (!result.updated) return handle_spike(result, run, trainer);
+    trainer.spikes.add(result);
+    check_save_attempts(run, trainer);
+    if (exchange.reports[0].wants_save) {
+        finish_save(run, trainer);
+        trainer.writer->begin(*trainer.model, *trainer.optimizer);
+    }
+    if (!exchange.any(&RankReport::lacks_data) || run.state.step >= run.last_step) return;
+    save_now(run, trainer);
+    comm::collective_check(trainer.data_error);
+}

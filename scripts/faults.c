@@ -1,0 +1,68 @@
+// faults.c   for scripts/test_faults.py: system calls that are slow or fail, by LD_PRELOAD
+//   gcc -shared -fPIC -o faults.so faults.c -ldl;  LD_PRELOAD=faults.so mpirun …
+//   FAULT_RANK      the rank that it happens to (by OMPI_COMM_WORLD_RANK; without mpirun 0)
+//   FAULT_PATH      only files whose path contains this
+//   FSYNC_SECONDS   an fsync takes so long
+//   PREAD_SECONDS   a pread takes so long
+//   PWRITE_FAILS    so many calls of pwrite fail with EIO
+//   LATE_SECONDS    the rank sleeps so long before MPI makes the first group of its own
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int is_chosen(void) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *chosen = getenv("FAULT_RANK");
+    return chosen && atoi(chosen) == (rank ? atoi(rank) : 0);
+}
+static int is_chosen_file(int fd) {
+    const char* part = getenv("FAULT_PATH");
+    if (!is_chosen()) return 0;
+    if (!part) return 1;
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (n < 0) return 0;
+    path[n] = 0;
+    return strstr(path, part) != NULL;
+}
+static void pause_for(const char* name) {
+    const char* time = getenv(name);
+    if (time) usleep((useconds_t)(atof(time) * 1e6));
+}
+
+int fsync(int fd) {
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    if (getenv("FSYNC_SECONDS") && is_chosen_file(fd)) pause_for("FSYNC_SECONDS");
+    return real(fd);
+}
+ssize_t pread(int fd, void* to, size_t n, off_t at) {
+    ssize_t (*real)(int, void*, size_t, off_t) = (ssize_t(*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    if (getenv("PREAD_SECONDS") && is_chosen_file(fd)) pause_for("PREAD_SECONDS");
+    return real(fd, to, n, at);
+}
+ssize_t pread64(int fd, void* to, size_t n, off_t at) { return pread(fd, to, n, at); }
+ssize_t pwrite(int fd, const void* from, size_t n, off_t at) {
+    static int failures = 0;
+    ssize_t (*real)(int, const void*, size_t, off_t) =
+        (ssize_t(*)(int, const void*, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
+    const char* fails = getenv("PWRITE_FAILS");
+    if (fails && is_chosen_file(fd) && failures++ < atoi(fails)) {
+        errno = EIO;
+        return -1;
+    }
+    return real(fd, from, n, at);
+}
+ssize_t pwrite64(int fd, const void* from, size_t n, off_t at) { return pwrite(fd, from, n, at); }
+
+// called by every rank before the first group is made
+int MPI_Comm_split_type(void* comm, int type, int key, void* info, void** out) {
+    int (*real)(void*, int, int, void*, void**) =
+        (int (*)(void*, int, int, void*, void**))dlsym(RTLD_NEXT, "MPI_Comm_split_type");
+    int result = real(comm, type, key, info, out);
+    if (is_chosen()) pause_for("LATE_SECONDS");
+    return result;
+}
