@@ -37,25 +37,30 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     optimizer.set_hyper(o, result.learning_rate, run.state.step + 1, trainer.spikes.norms.limit(o.spike_z),
                         trainer.spikes.losses.limit(o.spike_z) * tokens);
 
-    auto step = [&] {
+    auto compute = [&] {
         clear_losses(model);
-        if (model.grid.p == 1) {
-            for (int i = 0; i < micro_batches; i++) {
-                MicroBatch mb = {i, i == micro_batches - 1, 0, {B, T}, model.in_flight[0], model.inputs[0],
-                                 &model.activation_gradients[0]};
-                copy_tokens(model, mb.kept, i);
-                forward(model, mb, dloss);   // tokens -> logits -> losses
-                backward(model, mb, dloss);  // -> gradients, set by the first micro-batch, then added to
-            }
-        } else {
+        if (model.grid.p > 1) {
             std::vector<BatchShape> sizes(micro_batches, {B, T});
-            run_schedule(model, schedule, token_batches(model, sizes), dloss);
+            return run_schedule(model, schedule, token_batches(model, sizes), dloss);
         }
+        for (int i = 0; i < micro_batches; i++) {
+            MicroBatch mb = {i, i == micro_batches - 1, 0, {B, T}, model.in_flight[0], model.inputs[0],
+                             &model.activation_gradients[0]};
+            copy_tokens(model, mb.kept, i);
+            forward(model, mb, dloss);   // tokens -> logits -> losses
+            backward(model, mb, dloss);  // -> gradients, set by the first micro-batch, then added to
+        }
+    };
+    std::optional<RepeatedStep> check;
+    bool checks = o.check_every && (run.state.step + 1) % o.check_every == 0;
+    auto step = [&] {
+        if (checks) check.emplace(model, optimizer, compute);
+        else compute();
         Section timed(Span::Update, -1, -1, model.stream);
         reduce_gradients(model);  // each replica's -> the sums
         update_parameters(model, optimizer, o.clip);
     };
-    bool as_graph = trainer.uses_graph && !trace.on;
+    bool as_graph = trainer.uses_graph && !trace.on && !checks;
     trainer.captured.enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
 
     Clip clip = last_clip(model, optimizer);  // until here the host has waited for nothing
@@ -64,14 +69,9 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     run.state.step++;
     run.state.samples += samples.batch;
     run.state.tokens += (uint64_t)tokens;
-    trainer.memory_error = trainer.state.compare(model, optimizer, result.updated, run.state.step);
-    trainer.data_error = trainer.samples.await();
-    RankReport mine = {.stops = stop_requested != 0,
-                       .lacks_data = !trainer.data_error.empty(),
-                       .wants_save = trainer.writer->is_due(run.state.step),
-                       .is_corrupt = !trainer.memory_error.empty(),
-                       .save_status = trainer.writer->status(),
-                       .computed = seconds() - start - (comm::waited - waited)};
+    RankReport mine = report_step(run, trainer, check ? &*check : nullptr, result.updated);
+    mine.stops = stop_requested;
+    mine.computed = seconds() - start - (comm::waited - waited);
     StepExchange exchange = exchange_step(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
     return exchange;
@@ -140,7 +140,8 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
         evaluate_step(result, run, trainer, asked);
         reporter.report_step(result, (double)batch * model.shape.T);
         act_on_exchange(exchange, result, run, trainer);
-        if (due(o.check_every)) check_replicas(model, *trainer.optimizer);
+        if (due(o.check_every))
+            comm::collective_check(compare_replicas(model, *trainer.optimizer, run.state.step));
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
     }
     model.await_parameters();  // the last update's
@@ -222,11 +223,7 @@ Schedules start(Run& run, Trainer& trainer, Asked& asked, int argc, char** argv)
     comm::check_config_hashes(file_hashes(run));
     comm::check_config_hashes(asked_hashes(asked, o));
     check_shared_folder(run);
-    together([&] {
-        if (o.save.empty() || !run.trains() || !run.is_rank0()) return;
-        trainer.lock = std::make_unique<FolderLock>(o.save);
-        FolderLock::remove_leftovers(o.save);
-    });
+    lock_save_folder(run, trainer);
     run.grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     return schedules;
 }

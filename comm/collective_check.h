@@ -1,9 +1,13 @@
 // collective_check.h   an error of one rank, or ranks that were started differently, end all
-//   Both are collective over the world. Where one fails, one message is printed and every rank exits with 1.
+//   All here is collective over the world. Where a check fails, one message is printed and every rank exits.
 #pragma once
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <future>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 #include "../layers/base/checksum.h"
@@ -59,6 +63,34 @@ inline void check_config_hashes(const std::vector<ConfigHash>& hashes) {
                              hashes[i].name.c_str(), hashes[i].advice);
     }
     collective_check(error);
+}
+
+// Waits for work that ranks do in threads of their own, all in touch meanwhile: a slow disk is no rank that
+// hangs. Names who is slow. error: of this rank's work; returns whether no rank had one
+inline bool await_together(std::future<void>& work, const char* doing, std::string& error) {
+    enum { Done, Busy, Failed };
+    constexpr std::chrono::milliseconds patience(5000), tick(20);
+    auto began = std::chrono::steady_clock::now();
+    int64_t status = work.valid() ? Busy : Done;
+    for (bool named = false;;) {
+        if (status != Busy) std::this_thread::sleep_for(tick);
+        else if (work.wait_for(tick) == std::future_status::ready) {
+            status = Done;
+            try {
+                work.get();
+            } catch (const std::exception& e) {
+                error = e.what();
+                status = Failed;
+            }
+        }
+        std::vector<int64_t> all = gather_numbers(everyone(), {status}, doing);
+        if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
+        if (named || world_rank() != 0 || std::chrono::steady_clock::now() - began < patience) continue;
+        named = true;
+        std::vector<int> slow;
+        for (size_t rank = 0; rank < all.size(); rank++) if (all[rank] == Busy) slow.push_back((int)rank);
+        fprintf(stderr, "slow: rank %s still %s after 5 s\n", rank_list(slow).c_str(), doing);
+    }
 }
 
 }  // namespace comm

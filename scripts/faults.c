@@ -5,6 +5,7 @@
 //   FSYNC_SECONDS   an fsync takes so long
 //   PREAD_SECONDS   a pread takes so long
 //   PWRITE_FAILS    so many calls of pwrite fail with EIO
+//   MEMORY_LOG      where a rank's large pieces of memory lie: PATH.RANK gets a line `address bytes` for each
 //   LATE_SECONDS    the rank sleeps so long before MPI makes the first group of its own
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -57,6 +58,20 @@ ssize_t pwrite(int fd, const void* from, size_t n, off_t at) {
     return real(fd, from, n, at);
 }
 ssize_t pwrite64(int fd, const void* from, size_t n, off_t at) { return pwrite(fd, from, n, at); }
+
+int posix_memalign(void** p, size_t alignment, size_t n) {
+    int (*real)(void**, size_t, size_t) = (int (*)(void**, size_t, size_t))dlsym(RTLD_NEXT, "posix_memalign");
+    int result = real(p, alignment, n);
+    const char *log = getenv("MEMORY_LOG"), *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (!log || alignment != 4096 || result) return result;
+    char path[4096];
+    snprintf(path, sizeof path, "%s.%s", log, rank ? rank : "0");
+    FILE* file = fopen(path, "a");
+    if (!file) return result;
+    fprintf(file, "%zu %zu\n", (size_t)*p, n);
+    fclose(file);
+    return result;
+}
 
 // called by every rank before the first group is made
 int MPI_Comm_split_type(void* comm, int type, int key, void* info, void** out) {

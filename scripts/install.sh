@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Installs what is missing to build and run on this machine, and nothing else; silent when nothing is missing.
 # --with-corpus: also the libraries of ./corpus, which nothing else needs.
+# --with-slurm: also Slurm, for the check that runs under it.
 # Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to
 # install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_corpus=no
-case "${1:-}" in
-    "") ;;
-    --with-corpus) with_corpus=yes ;;
-    *) echo "install.sh: unknown option $1: did you mean --with-corpus?" >&2; exit 1 ;;
-esac
+with_corpus=no with_slurm=no
+for option in "$@"; do
+    case "$option" in
+        --with-corpus) with_corpus=yes ;;
+        --with-slurm) with_slurm=yes ;;
+        *) echo "install.sh: unknown option $option: did you mean --with-corpus?" >&2; exit 1 ;;
+    esac
+done
 
 missing() {  # the names of what is not there
     command -v "${CXX:-g++}" >/dev/null && echo 'int main() {}' |
@@ -25,6 +28,7 @@ missing() {  # the names of what is not there
         echo blas
     fi
     [ $with_corpus = no ] || make -s corpus-found >/dev/null 2>&1 || echo corpus
+    [ $with_slurm = no ] || command -v slurmctld >/dev/null || echo slurm
 }
 
 packages() {  # packages apt|dnf NAME…
@@ -37,6 +41,8 @@ packages() {  # packages apt|dnf NAME…
             apt-compiler) echo g++ ;;
             apt-mpi) echo libopenmpi-dev openmpi-bin ;;
             dnf-mpi) echo openmpi-devel ;;
+            apt-slurm) echo slurmctld slurmd slurm-client ;;
+            dnf-slurm) echo slurm-slurmctld slurm-slurmd ;;
             apt-blas) echo libopenblas-openmp-dev ;;
             dnf-compiler) echo gcc-c++ ;;
             dnf-blas) echo openblas-devel openblas-openmp ;;

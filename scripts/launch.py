@@ -11,7 +11,8 @@ and the batch still divides. It stops for good after three attempts without a ne
 
 DIR/launch.log (DIR: --save) has what was printed, DIR/launch.json what was started and how it ended, and
 DIR/excluded-hosts a host a line, which may be edited: it is read before each attempt.
-LAUNCH_PAUSE: seconds before the first new attempt [5]."""
+LAUNCH_PAUSE: seconds before the first new attempt [5]. LAUNCH_DIR: the folder of train_gpt [here].
+LAUNCH_MPIRUN: more options of mpirun."""
 
 import json
 import os
@@ -23,11 +24,14 @@ import time
 from pathlib import Path
 
 DIVERGED = 3  # train_gpt's exit code: a loss that is not finite, or a spike
+PROGRAM = Path(os.environ.get("LAUNCH_DIR", "."), "train_gpt").resolve()
 ATTEMPTS = 3  # without a newer checkpoint
 LONGEST_PAUSE = 300
 # what tells on which host a run was lost
 LOST = (
-    re.compile(r"lost communication with a remote daemon.*?Remote daemon: \[\[[^\]]*\],\d+\] on node (\S+)", re.S),
+    re.compile(
+        r"lost communication with a remote daemon.*?Remote daemon: \[\[[^\]]*\],\d+\] on node (\S+)", re.S
+    ),
     re.compile(r"on node (\S+?) (?:exited on signal|but)"),
     re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)"),
     re.compile(r"train_gpt: (\S+): step \d+ read "),
@@ -111,7 +115,10 @@ class Launcher:
             )
         ranks = good[-1] * replica
         needed = -(-ranks // self.each)
-        print(f"launch.py: {len(hosts)} of {self.wanted} hosts are left: {good[-1]} replicas on {needed}", flush=True)
+        print(
+            f"launch.py: {len(hosts)} of {self.wanted} hosts are left: {good[-1]} replicas on {needed}",
+            flush=True,
+        )
         return hosts[:needed], ranks
 
     def command(self, hosts, ranks, resume_before):
@@ -120,7 +127,7 @@ class Launcher:
             words = words + ["--resume", str(self.folder)]
         if resume_before is not None:
             words = words + ["--resume-before", str(resume_before)]
-        program = [str(Path("train_gpt").resolve()), *words, "--world-size", str(ranks)]
+        program = [str(PROGRAM), *words, "--world-size", str(ranks)]
         if self.how == "slurm":
             mpi = os.environ.get("SLURM_MPI_TYPE", "pmix")
             where = [f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}", f"--ntasks={ranks}"]
@@ -128,12 +135,25 @@ class Launcher:
         # a host whose link is down is noticed after some seconds, not never
         alive = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
         settings = [word for name, value in alive.items() for word in ("--mca", name, str(value))]
-        passed_on = [name for name in os.environ if name.startswith(("NCCL_", "CUDA_"))] + ["OMP_NUM_THREADS"]
+        passed_on = [name for name in os.environ if name.startswith(("NCCL_", "CUDA_"))] + [
+            "OMP_NUM_THREADS"
+        ]
         exports = [word for name in passed_on for word in ("-x", name)]
         listed = ",".join(f"{host}:{self.each}" for host in hosts)
         extra = os.environ.get("LAUNCH_MPIRUN", "").split()
         placing = ["--map-by", f"ppr:{self.each}:node", "--bind-to", "none"]
-        return ["mpirun", *extra, *settings, "--host", listed, "-n", str(ranks), *placing, *exports, *program]
+        return [
+            "mpirun",
+            *extra,
+            *settings,
+            "--host",
+            listed,
+            "-n",
+            str(ranks),
+            *placing,
+            *exports,
+            *program,
+        ]
 
     # ---- one attempt
 
@@ -162,8 +182,13 @@ class Launcher:
 
     def exclude(self, printed):
         """The hosts that the run was lost on; those that are named are not taken again."""
-        found = {name for pattern in LOST for groups in pattern.findall(printed) for name in
-                 ([groups] if isinstance(groups, str) else groups) if name in self.hosts}
+        found = {
+            name
+            for pattern in LOST
+            for groups in pattern.findall(printed)
+            for name in ([groups] if isinstance(groups, str) else groups)
+            if name in self.hosts
+        }
         spares = len(self.usable_hosts()) > self.wanted
         # a rank that died alone may be no fault of its host: without a spare it is tried once more
         strikes = {host: sum(host in a["lost_on"] for a in self.record["attempts"]) for host in found}
@@ -183,7 +208,13 @@ class Launcher:
             hosts, ranks = self.choose()
             start = newest_checkpoint(self.folder) if self.folder else -1
             command = self.command(hosts, ranks, resume_before)
-            attempt = {"began": time.time(), "hosts": hosts, "ranks": ranks, "from_step": start, "lost_on": []}
+            attempt = {
+                "began": time.time(),
+                "hosts": hosts,
+                "ranks": ranks,
+                "from_step": start,
+                "lost_on": [],
+            }
             self.record["attempts"].append(attempt)
             self.write_record()
             code, printed = self.run(command)
@@ -205,11 +236,17 @@ class Launcher:
                 resume_before = None
             failures = 0 if progress else failures + 1
             if failures >= ATTEMPTS:
-                stop(f"{ATTEMPTS} attempts without a newer checkpoint than step {end}: see {self.folder}/launch.log")
+                stop(
+                    f"{ATTEMPTS} attempts without a newer checkpoint than step {end}: see"
+                    f" {self.folder}/launch.log"
+                )
             wait = min(LONGEST_PAUSE, pause * 2**failures)
-            print(f"launch.py: train_gpt ended with {code} at checkpoint {end}"
-                  f"{', lost on ' + ' '.join(attempt['lost_on']) if attempt['lost_on'] else ''}: "
-                  f"again in {wait:.0f} s", flush=True)
+            print(
+                f"launch.py: train_gpt ended with {code} at checkpoint {end}"
+                f"{', lost on ' + ' '.join(attempt['lost_on']) if attempt['lost_on'] else ''}: "
+                f"again in {wait:.0f} s",
+                flush=True,
+            )
             time.sleep(wait)
             if self.stopping:
                 sys.exit(code)
@@ -245,8 +282,8 @@ def main(words):
     if wanted > len(hosts):
         stop(f"--hosts {wanted}: {len(hosts)} are given")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if not os.access("train_gpt", os.X_OK):
-        stop(f"no ./train_gpt in {Path.cwd()}: run make there, and start from there")
+    if not os.access(PROGRAM, os.X_OK):
+        stop(f"no {PROGRAM}: run make there, and start from there")
     Launcher(how, hosts, each, wanted, Options(rest)).loop()
 
 

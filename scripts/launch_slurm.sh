@@ -17,8 +17,8 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
-if ! [ -x ./train_gpt ]; then
-    echo "launch_slurm.sh: no ./train_gpt in $PWD: run make there, and sbatch from there" >&2
+if ! [ -r scripts/launch.py ]; then
+    echo "launch_slurm.sh: $PWD is not the repository: sbatch from there" >&2
     exit 1
 fi
 [ $# -ge 1 ] || { sed -n '2,9s/^# //p' "$0"; exit 1; }

@@ -91,6 +91,8 @@ if command -v mpirun > /dev/null; then
     count_checks scripts/test_autotune.py build/emulated-fp32
     echo "== evaluation and generation"
     count_checks scripts/test_evaluate.py build/cpu-fp64 build/emulated-fp32
+    echo "== faults"
+    count_checks scripts/test_faults.py build/cpu-fp32
 else
     bad "mpirun is not here: run scripts/install.sh"
 fi

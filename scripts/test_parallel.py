@@ -595,7 +595,9 @@ for name, start_with in (
         ]
         result = subprocess.run(
             command,
-            env=dict(environment, PATH=f"{work}:{os.environ['PATH']}", SLURM_JOB_ID="7", SLURM_NTASKS_PER_NODE="4"),
+            env=dict(
+                environment, PATH=f"{work}:{os.environ['PATH']}", SLURM_JOB_ID="7", SLURM_NTASKS_PER_NODE="4"
+            ),
             capture_output=True,
             encoding="latin-1",
             timeout=60,

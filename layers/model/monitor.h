@@ -35,6 +35,59 @@ struct SpikeMonitor {
     }
 };
 
+// What --check-every checks of a step, beside what ranks hold alike (replicas.h): parameters are the same
+// when they are updated as when they were gathered; and gradients are the same when the step is computed
+// twice. So bits that flip in parameters, gradients or activations are found, and what computes wrongly. The
+// step takes twice as long.
+class RepeatedStep {
+    Model& model;
+    Optimizer& optimizer;
+
+    template <class T>
+    void sum(int which, const T* x, long n) {
+        dev::sum_bits(optimizer.bit_sums + which, x, n, model.stream);
+    }
+    void sum_gradients(int which) {
+        sum(which, model.gradients, model.table.elements);
+        if (model.sums_wte_apart())
+            sum(which, model.wte_gradient_from_logits, model.table.list[model.table.wte].size);
+    }
+
+public:
+    // compute(): forward and backward of all micro-batches
+    template <class Compute>
+    RepeatedStep(Model& model, Optimizer& optimizer, Compute compute) : model(model), optimizer(optimizer) {
+        auto traffic = comm::traffic;  // what is computed twice is counted once
+        int64_t flops = linear_flops;
+        model.await_parameters();
+        set_zero(optimizer.bit_sums, Optimizer::bit_sum_count * sizeof(unsigned long long), model.stream);
+        sum(0, model.weights, model.table.elements);
+        model.holds_reductions = true;
+        compute();
+        sum_gradients(2);
+        comm::traffic = traffic;
+        linear_flops = flops;
+        compute();
+        sum_gradients(3);
+        sum(1, model.weights, model.table.elements);
+        model.holds_reductions = false;
+        for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++)
+            reduce_bucket(model, (int)bucket);
+    }
+    // "", or what is wrong on this rank; after the step
+    std::string error(long step) {
+        unsigned long long sums[Optimizer::bit_sum_count];
+        copy_to_host(sums, optimizer.bit_sums, sizeof sums, model.stream);
+        if (sums[0] != sums[1])
+            return text("parameters have changed within step %ld: a bit has flipped in memory: go on from "
+                        "the last checkpoint, and have this host's memory checked", step);
+        if (sums[2] != sums[3])
+            return text("step %ld, computed twice, has other gradients: a bit has flipped, or this device "
+                        "computes wrongly: go on from the last checkpoint, and have it checked", step);
+        return "";
+    }
+};
+
 // What the last update has written of master weights and moments, this one must have read.
 class StateMonitor {
     unsigned long long written = 0;
@@ -78,13 +131,15 @@ inline std::vector<std::string> gather_hosts(const comm::Group& world) {
 }
 
 // A rank is slow that computes longer than --slow-factor times what its peers need (the lower median of the
-// ranks of its stage, or where it has only itself, of all) in five steps in a row.
+// ranks of its stage, or where it has only itself, of all), and longer by some hundredths of a second, in
+// five steps in a row.
 class SlowRankMonitor {
     std::vector<int> slow_steps;
     std::vector<std::string> hosts;
 
 public:
     static constexpr int steps = 5;
+    static constexpr double noise = 0.03;  // seconds
     explicit SlowRankMonitor(const comm::Group& world) : slow_steps(world.size), hosts(gather_hosts(world)) {}
 
     const std::string& host(int rank) const { return hosts[rank]; }
@@ -100,7 +155,8 @@ public:
                     peers.push_back(reports[other].computed);
             auto median = peers.begin() + (long)(peers.size() - 1) / 2;
             std::nth_element(peers.begin(), median, peers.end());
-            bool is_slow = reports[rank].computed > factor * *median;
+            double computed = reports[rank].computed;
+            bool is_slow = computed > factor * *median && computed > *median + noise;
             slow_steps[rank] = is_slow ? slow_steps[rank] + 1 : 0;
             if (slow_steps[rank] == steps)
                 fprintf(stderr, "slow: rank %d on %s computes %.3f s a step, its peers %.3f s, for %d "

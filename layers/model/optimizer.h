@@ -65,6 +65,10 @@ struct Optimizer {
     AdamW *hyper, *next_hyper = nullptr;  // hyper-parameters of the step; next_hyper: pinned, on the host
     Clip* clip;
     StateCheck* state_check;
+    // sums over bits, in steps that --check-every checks: parameters when they were gathered and before they
+    // are updated, gradients of the step and of its repetition
+    unsigned long long* bit_sums;
+    static constexpr int bit_sum_count = 4;
 
     explicit Optimizer(Model& model)
         : elements(model.table.elements / model.table.layout.optimizer_shards),
@@ -87,6 +91,7 @@ struct Optimizer {
         hyper = to.take<AdamW>(1);
         clip = to.take<Clip>(1);
         state_check = to.take<StateCheck>(1);
+        bit_sums = to.take<unsigned long long>(bit_sum_count);
     }
     // measures when `take` is false, else allocates
     void set_up_memory(Model& model, bool take) {

@@ -1,4 +1,5 @@
-// replicas.h   what several ranks hold alike must stay alike: --check-every N compares it, bit by bit
+// replicas.h   what several ranks hold alike must stay alike: --check-every N compares it, bit by bit. What
+//   one rank alone holds, and what is overwritten before it can be compared: monitor.h
 //   over t      tensors that every tensor rank holds whole: parameters, and what is owned of master, m and v
 //   over d      all parameters; with one owner (--zero 0) master, m and v too
 //   first and last stage   the token embedding: parameters, and what is owned of master, m and v
@@ -13,8 +14,8 @@ inline uint64_t device_checksum(const void* p, size_t bytes, uint64_t before, St
     return checksum(host.data(), host.size());
 }
 
-// names the first tensor and the ranks that differ; collective over the world
-inline void check_replicas(Model& model, const Optimizer& o) {
+// "", or the first tensor and the ranks that differ; collective over the world
+inline std::string compare_replicas(Model& model, const Optimizer& o, long step) {
     model.await_parameters();
     const ParameterTable& table = model.table;
     std::vector<uint64_t> weights, state(table.list.size(), 0);
@@ -47,12 +48,12 @@ inline void check_replicas(Model& model, const Optimizer& o) {
                 if (each[r * mine.size() + i] != each[i]) differ.push_back(group.members[r]);
             if (!differ.empty() && error.empty())
                 error = text(
-                    "--check-every: %s of %s on rank %s differs from rank %d's: replicas have drifted "
-                    "apart: go on from an earlier checkpoint, and have the memory of those ranks' "
+                    "--check-every: after step %ld %s of %s on rank %s differs from rank %d's: replicas have "
+                    "drifted apart: go on from an earlier checkpoint, and have the memory of those ranks' "
                     "hosts checked",
-                    i % 2 ? "optimizer state" : "parameters", tensors[i / 2]->name.c_str(),
+                    step, i % 2 ? "optimizer state" : "parameters", tensors[i / 2]->name.c_str(),
                     comm::rank_list(differ).c_str(), group.members[0]);
         }
     }
-    if (!error.empty()) fail("%s", error.c_str());
+    return error;
 }

@@ -60,35 +60,6 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* optimi
     store_state(read_state(c, model, optimizer), model, optimizer);
 }
 
-// Waits for work that every rank does in a thread, and says whether it ended well on all; names who is slow.
-// Collective over the world.
-inline bool await_together(const comm::Group& world, std::future<void>& work, const char* doing) {
-    enum { Done, Busy, Failed };
-    constexpr double patience = 5;  // seconds
-    double began = seconds();
-    int64_t status = Busy;
-    for (bool named = false;;) {
-        if (status != Busy) usleep(20000);
-        else if (work.wait_for(std::chrono::milliseconds(20)) == std::future_status::ready) {
-            try {
-                work.get();
-                status = Done;
-            } catch (const std::exception& e) {
-                fprintf(stderr, "passed over: %s\n", e.what());
-                status = Failed;
-            }
-        }
-        std::vector<int64_t> all = comm::gather_numbers(world, {status}, doing);
-        if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
-        if (named || world.rank != 0 || seconds() - began < patience) continue;
-        named = true;
-        std::vector<int> slow;
-        for (size_t rank = 0; rank < all.size(); rank++) if (all[rank] == Busy) slow.push_back((int)rank);
-        fprintf(stderr, "slow: rank %s still %s after %.0f s\n", comm::rank_list(slow).c_str(), doing,
-                seconds() - began);
-    }
-}
-
 // those that --resume-before passes over are put out of the way, or the next start would take them
 inline void set_aside_newer(const std::string& dir, long before) {
     for (auto& name : list_checkpoints(dir)) {
@@ -111,7 +82,10 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         std::future<void> reading = std::async(std::launch::async, [&] {
             loaded = read_state(checkpoint, model, optimizer);
         });
-        if (!await_together(world, reading, "reading a checkpoint")) continue;
+        std::string error;
+        bool all_whole = comm::await_together(reading, "reading a checkpoint", error);
+        if (!error.empty()) fprintf(stderr, "passed over: %s\n", error.c_str());
+        if (!all_whole) continue;
         store_state(loaded, model, optimizer);
         if (batch_after(o, checkpoint.state.samples) < batch_after(o, run.state.samples))
             comm::collective_check(

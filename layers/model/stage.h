@@ -36,6 +36,7 @@ struct Model {
     std::vector<Arena> arenas;
     std::vector<comm::StreamEvent> parameters_gathered;  // of each bucket's parameters, after an update
     Stream stream = nullptr;
+    bool holds_reductions = false;  // gradients stay on their ranks for now: see RepeatedStep in monitor.h
     // pinned: of each micro-batch of a step, token_ints() that go to InFlight.tokens
     int* host_tokens = nullptr;
     std::vector<int> token_counts;  // for sorting
@@ -246,7 +247,7 @@ inline void reduce_bucket(Model& model, int bucket) {
     const Bucket& b = model.table.buckets[bucket];
     const comm::Group& dp = model.grid.dp;
     real* g = model.gradients + b.offset;
-    if (dp.size == 1) return;
+    if (dp.size == 1 || model.holds_reductions) return;
     comm::wait_stream(model.grid.dp_stream, model.stream);
     if (model.table.layout.optimizer_shards == 1) {
         // mine -> all's

@@ -26,6 +26,20 @@ inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
+// after the step: what has come to this rank's notice. check: of a step that was computed twice
+inline RankReport report_step(const Run& run, Trainer& trainer, RepeatedStep* check, bool updated) {
+    long step = run.state.step;
+    trainer.memory_error = trainer.state.compare(*trainer.model, *trainer.optimizer, updated, step);
+    if (check && trainer.memory_error.empty()) trainer.memory_error = check->error(step);
+    trainer.data_error = trainer.samples.await();
+    RankReport mine;
+    mine.lacks_data = !trainer.data_error.empty();
+    mine.wants_save = trainer.writer->is_due(step);
+    mine.is_corrupt = !trainer.memory_error.empty();
+    mine.save_status = trainer.writer->status();
+    return mine;
+}
+
 // the mean over the step's tokens, and over those of each set; with what else ranks tell each other
 inline StepExchange exchange_step(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
                            const RankReport& mine) {
@@ -44,10 +58,27 @@ inline StepExchange exchange_step(StepResult& result, Run& run, Trainer& trainer
         if (sets > 1 && tokens[set] > 0)
             result.set_losses.push_back({run.train->given[set].name, exchange.losses[set] / tokens[set]});
     }
+    result.slow_ranks = trainer.slow->update(run.grid, exchange.reports, run.options.slow_factor);
     return exchange;
 }
 
 // ---- saves -----------------------------------------------------------------------------------------------
+
+// --save belongs to this run from here on. Collective: to be sure that another host's lock is dead takes
+// rank 0 some seconds
+inline void lock_save_folder(const Run& run, Trainer& trainer) {
+    const std::string& folder = run.options.save;
+    if (folder.empty() || !run.trains()) return;
+    std::future<void> locking;
+    if (run.is_rank0())
+        locking = std::async(std::launch::async, [&] {
+            trainer.lock = std::make_unique<FolderLock>(folder);
+            FolderLock::remove_leftovers(folder);
+        });
+    std::string error;
+    comm::await_together(locking, "locking --save", error);
+    comm::collective_check(error);
+}
 
 // waits for a save that is under way; all ranks stay in touch
 inline void finish_save(Run& run, Trainer& trainer) {
@@ -119,10 +150,8 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
 
 // what ranks have heard of each other in the step
 inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Run& run, Trainer& trainer) {
-    const Options& o = run.options;
     trainer.stop |= exchange.any(&RankReport::stops);
     trainer.writer->advance(exchange.save_statuses());
-    result.slow_ranks = trainer.slow->update(run.grid, exchange.reports, o.slow_factor);
     if (exchange.any(&RankReport::is_corrupt))
         comm::collective_check(trainer.memory_error.empty() ? ""
             : trainer.slow->host(run.grid.world.rank) + ": " + trainer.memory_error);

@@ -1,0 +1,209 @@
+"""Disks that are slow, full or broken; a folder for two; token files that change; saves cut off."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+from faults import (
+    DATA,
+    WORK,
+    checkpoints,
+    command,
+    end,
+    metrics,
+    ranks_of,
+    run,
+    shimmed,
+    skipped,
+    start,
+    steps_written,
+    undisturbed,
+    until,
+    write_into,
+)
+from over_ranks import check
+
+
+def slow_disk():
+    """One rank's fsync takes longer than --comm-timeout, then its reads: both end well, the rank is named."""
+    words = command("--steps", 40, "--save", "slow", "--comm-timeout", 4, ranks=4)
+    r = run(words, shimmed(FAULT_RANK=2, FSYNC_SECONDS=7))
+    check(
+        r.returncode == 0 and checkpoints(WORK / "slow") == ["step-00000040"],
+        f"slow fsync: {r.stderr[-600:]}",
+    )
+    check(
+        re.search(r"slow: rank 2 still writing .*step-00000040", r.stderr),
+        f"who is slow: {r.stderr[-600:]}",
+    )
+    words = command("--steps", 42, "--save", "slow", "--resume", "slow", "--comm-timeout", 4, ranks=4)
+    r = run(words, shimmed(FAULT_RANK=1, PREAD_SECONDS=0.25, FAULT_PATH="/step-"))
+    check(r.returncode == 0 and "resumed" in r.stdout, f"slow reads: {r.returncode} {r.stderr[-600:]}")
+    check(re.search(r"slow: rank 1 still reading", r.stderr), f"who is slow in reading: {r.stderr[-600:]}")
+
+
+def full_disk():
+    """ENOSPC and EIO: training goes on, saves are tried again, nothing half written remains."""
+    disk = WORK / "disk"
+    disk.mkdir()
+    if run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]).returncode:
+        return skipped("a full disk", "no tmpfs may be mounted")
+    try:
+        filler = disk / "filler"
+        filler.write_bytes(bytes(3_900_000))
+        words = command(
+            "--steps", 100000, "--save", disk / "run", "--save-every", 10, "--metrics", disk / "m"
+        )
+        process = start(words)
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "was not saved" in line:
+                filler.unlink(missing_ok=True)  # somebody makes room
+            if line.startswith("saved"):
+                break
+        process.send_signal(signal.SIGTERM)
+        text = "".join(lines) + end(process)
+        check(
+            "was not saved" in text and "training goes on" not in text.split("was not saved")[0],
+            text[-600:],
+        )
+        check(
+            process.returncode == 0 and len(checkpoints(disk / "run")) >= 1, f"saved later: {text[-600:]}"
+        )
+        left = [p.name for p in (disk / "run").iterdir() if "partial" in p.name]
+        check(not left, f"nothing half written remains: {left}")
+    finally:
+        run(["umount", str(disk)])
+    words = command("--steps", 400, "--save", "eio", "--save-every", 20, ranks=2)
+    r = run(words, shimmed(FAULT_RANK=1, PWRITE_FAILS=1, FAULT_PATH="/.step-"))
+    check(
+        r.returncode == 0
+        and "Input/output error" in r.stderr
+        and "step-00000400" in checkpoints(WORK / "eio"),
+        f"EIO once: {r.returncode} {r.stderr[-600:]}",
+    )
+    words = command("--steps", 100000, "--save", "never", "--save-every", 1, "--save-attempts", 2)
+    r = run(words, shimmed(FAULT_RANK=0, PWRITE_FAILS=1000000, FAULT_PATH="/.step-"))
+    check(
+        r.returncode == 1 and "2 saves in a row have failed" in r.stderr,
+        f"attempts: {r.returncode} {r.stderr[-600:]}",
+    )
+    # leftovers of a save that was cut off
+    (WORK / "eio/.step-00000999.partial").mkdir()
+    (WORK / "eio/step-00000020.replaced").mkdir()
+    r = run(command("--steps", 401, "--save", "eio", "--resume", "eio"))
+    left = [p.name for p in (WORK / "eio").iterdir() if "partial" in p.name or "replaced" in p.name]
+    check(r.returncode == 0 and not left, f"leftovers are removed: {left} {r.stderr[-300:]}")
+
+
+def two_runs():
+    """A --save folder belongs to one run; the lock of a dead host expires."""
+    words = command("--steps", 100000, "--save", "locked", "--save-every", 50)
+    process = start(words)
+    check(
+        until(lambda: (WORK / "locked/.lock").exists() and (WORK / "locked/.lock").stat().st_size), "a lock"
+    )
+    r = run(command("--steps", 10, "--save", "locked"))
+    host = os.uname().nodename
+    check(
+        r.returncode == 1 and f"host {host}, process {process.pid} writes there" in r.stderr,
+        f"a second run: {r.returncode} {r.stderr[-300:]}",
+    )
+    check(until(lambda: checkpoints(WORK / "locked")), "the first goes on")
+    os.killpg(process.pid, signal.SIGKILL)
+    end(process)
+    r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
+    check(r.returncode == 0 and "nothing to do" in r.stdout, f"after kill -9: {r.stderr[-300:]}")
+    # another host's, where the file system does not tell of its lock: alive while it touches the file
+    lock = WORK / "locked/.lock"
+    lock.write_text("host elsewhere, process 7")
+    beating = subprocess.Popen(["bash", "-c", f"while sleep 2; do touch {lock}; done"])
+    r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
+    beating.kill()
+    beating.wait()
+    check(
+        r.returncode == 1 and "host elsewhere, process 7 writes there" in r.stderr,
+        f"alive: {r.stderr[-300:]}",
+    )
+    lock.write_text("host elsewhere, process 7")
+    r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
+    check(r.returncode == 0, f"a dead host's lock: {r.stderr[-300:]}")
+
+
+def changed_data():
+    """A token file is truncated, then overwritten, while it is read: file and offset are named, a checkpoint
+    is saved first, and no signal kills the run."""
+    for name, hurt, wants in (
+        ("truncated", lambda path: os.truncate(path, 3000), "truncated"),
+        ("overwritten", lambda path: write_into(path, 64, bytes(20000)), "damaged between offsets"),
+    ):
+        data = WORK / f"{name}.bin"
+        shutil.copy(DATA, data)
+        process = start(
+            command("--steps", 100000, "--save", name, "--metrics", f"{name}.jsonl", data=data, ranks=2)
+        )
+        until(lambda: steps_written(WORK / f"{name}.jsonl") >= 5)
+        hurt(data)
+        text = end(process)
+        check(
+            process.returncode == 1 and wants in text and f"{name}.bin" in text and "offset" in text,
+            f"{name}: {process.returncode} {text[-600:]}",
+        )
+        saved = checkpoints(WORK / name)
+        last = max(metrics(WORK / f"{name}.jsonl"))
+        check(saved == [f"step-{last:08d}"], f"{name}: saved {saved}, at step {last}")
+
+
+def killed_saves():
+    """kill -9 at 20 moments of saves on 8 ranks, and the newest checkpoint damaged: the losses are those of
+    an undisturbed run."""
+    layout = ["--tensor-parallel", 2, "--pipeline-parallel", 2]
+    options = ["--steps", 120, "--save-every", 6, *layout, "--save"]
+    r = run(command(*options, "whole", "--metrics", "whole.jsonl", ranks=8))
+    check(r.returncode == 0, f"undisturbed: {r.stderr[-300:]}")
+    whole, kills = metrics(WORK / "whole.jsonl"), 0
+    for moment in range(20):
+        begun = checkpoints(WORK / "saves")
+        words = command(
+            *options,
+            "saves",
+            *(["--resume", "saves"] if begun else []),
+            "--metrics",
+            "saves.jsonl",
+            ranks=8,
+        )
+        process = start(words)
+        # as soon as the next save shows, and a little later each time
+        seen = set(os.listdir(WORK / "saves")) if begun else set()
+        until(
+            lambda: process.poll() is not None
+            or set(os.listdir(WORK / "saves") if (WORK / "saves").exists() else []) - seen - {".lock"},
+            30,
+        )
+        time.sleep(0.002 * moment)
+        if process.poll() is None:
+            os.kill(random.choice(list(ranks_of(process).values()) or [process.pid]), signal.SIGKILL)
+            kills += 1
+        end(process, 30)
+    r = run(command(*options, "saves", "--resume", "saves", "--metrics", "saves.jsonl", ranks=8))
+    check(
+        r.returncode == 0 and metrics(WORK / "saves.jsonl") == whole,
+        f"after {kills} kills: {r.stderr[-400:]}",
+    )
+    check(kills >= 10, f"{kills} kills")
+    left = [name for name in os.listdir(WORK / "saves") if "partial" in name]
+    check(not left, f"nothing half written: {left}")
+    newest = WORK / "saves" / checkpoints(WORK / "saves")[-1]
+    write_into(newest / "rank-00003.bin", 100, b"damage")
+    r = run(command(*options, "saves", "--resume", "saves", "--metrics", "saves.jsonl", ranks=8))
+    check(
+        r.returncode == 0
+        and "rank-00003.bin: damaged between offsets" in r.stderr
+        and metrics(WORK / "saves.jsonl") == whole,
+        f"the newest is damaged: {r.returncode} {r.stderr[-300:]}",
+    )

@@ -1,0 +1,316 @@
+"""Ranks that are slow or late, and hosts that go: network namespaces stand for hosts."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from faults import (
+    BUILD,
+    DATA,
+    LONG,
+    MODEL,
+    REPOSITORY,
+    SHIM,
+    WORK,
+    command,
+    end,
+    metrics,
+    ranks_of,
+    run,
+    shimmed,
+    skipped,
+    start,
+    steps_written,
+    undisturbed,
+    until,
+)
+from over_ranks import check, environment
+
+
+def slow_rank():
+    """A rank that has the processor for a part of the time is named within 20 steps, with its host."""
+    larger = ["--layers", 4, "--hidden", 128, "--sequence", 64]
+    words = command("--steps", 100000, "--metrics", "slow.jsonl", ranks=2)
+    for name, value in zip(larger[::2], larger[1::2]):
+        words[words.index(name) + 1] = str(value)
+    process = start(words)
+    until(lambda: steps_written(WORK / "slow.jsonl") >= 20)
+    at = steps_written(WORK / "slow.jsonl")
+    victim = ranks_of(process)[1]
+    while steps_written(WORK / "slow.jsonl") < at + 25:
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(0.04)
+        os.kill(victim, signal.SIGCONT)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    text = end(process)
+    host = os.uname().nodename
+    check(f"slow: rank 1 on {host}" in text, f"a slow rank: {text[-300:]}")
+    lines = [json.loads(line) for line in (WORK / "slow.jsonl").read_text().splitlines()]
+    named = [line["step"] for line in lines if 1 in line.get("slow_ranks", [])]
+    check(named and named[0] <= at + 20, f"slowed from step {at} on, named at {named[:1]}")
+
+
+def late_rank():
+    """A rank that is late for the first group, past the timeout, is named; the others are not."""
+    r = run(command("--steps", 1, "--comm-timeout", 4, ranks=6), shimmed(FAULT_RANK=2, LATE_SECONDS=12))
+    named = set(re.findall(r"waits for ranks? ([\d ]+), which does not answer", r.stderr))
+    check(r.returncode != 0 and named == {"2"}, f"a late rank: {r.returncode} {named} {r.stderr[-300:]}")
+
+
+def many_ranks():
+    """256 ranks over TCP, 8 x 8 x 4, of which each may have 128 descriptors open."""
+    limited = ["bash", "-c", 'ulimit -n 128; exec "$@"', "limited"]
+    words = command("--steps", 1, "--tensor-parallel", 8, "--pipeline-parallel", 8, ranks=256)
+    for name, value in (("--layers", 8), ("--heads", 8)):
+        words[words.index(name) + 1] = str(value)
+    words = [*words[:3], "--mca", "btl", "tcp,self", *limited, *words[3:]]
+    r = run(words, timeout=400)
+    check(
+        r.returncode == 0 and "equal on all 256 ranks" in r.stdout,
+        f"256 ranks: {r.returncode} {r.stderr[-600:]}",
+    )
+
+
+class Hosts:
+    """Network namespaces on one bridge, each with a name of its own: hosts, as far as mpirun can tell."""
+
+    def __init__(self, count):
+        self.names = [f"h{i}" for i in range(count)]  # the launcher's is the first
+        self.prefix = f"f{os.getpid() % 100000}"
+        self.agent = WORK / "agent"
+        self.agent.write_text(
+            "#!/usr/bin/env bash\nhost=$1\nshift\n"
+            f'exec ip netns exec "{self.prefix}$host" unshare --uts bash -c \'hostname "$0"; eval "$*"\''
+            ' "$host" "$@"\n'
+        )
+        self.agent.chmod(0o755)
+        self.usable = not run(["ip", "link", "add", self.bridge, "type", "bridge"]).returncode
+        self.usable = self.usable and not run(["ip", "link", "set", self.bridge, "up"]).returncode
+        for i, name in enumerate(self.names):
+            space, outside = self.prefix + name, f"v{self.prefix}{i}"
+            for line in (
+                f"ip netns add {space}",
+                f"ip link add {outside} type veth peer name eth0 netns {space}",
+                f"ip link set {outside} master {self.bridge} up",
+                f"ip -n {space} addr add 10.99.0.{i + 1}/24 dev eth0",
+                f"ip -n {space} link set eth0 up",
+                f"ip -n {space} link set lo up",
+            ):
+                self.usable = self.usable and not run(line.split()).returncode
+
+    @property
+    def bridge(self):
+        return f"b{self.prefix}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for name in self.names:
+            self.signal(name, signal.SIGKILL)
+            run(["ip", "netns", "del", self.prefix + name])
+        run(["ip", "link", "del", self.bridge])
+
+    def inside(self, name, words):
+        return [str(self.agent), name, " ".join(map(shlex.quote, map(str, words)))]
+
+    def signal(self, name, number, part=""):
+        """To the processes of a host whose command line has `part`."""
+        listed = run(["ip", "netns", "pids", self.prefix + name]).stdout.split()
+        for process in map(int, listed):
+            try:
+                if part in Path(f"/proc/{process}/cmdline").read_text(errors="replace"):
+                    os.kill(process, number)
+            except (OSError, ProcessLookupError):
+                pass
+
+    def link(self, name, state):
+        run(["ip", "-n", self.prefix + name, "link", "set", "eth0", state])
+
+    def launch(self, hosts, wanted, options, each=2):
+        """launch_mpirun.sh on the first host, which trains on none of its own."""
+        hostfile = WORK / "hostfile"
+        hostfile.write_text("".join(f"{host}\n" for host in hosts))
+        mca = {
+            "plm_rsh_agent": self.agent,
+            "btl": "tcp,self",
+            "btl_tcp_if_include": "eth0",
+            "oob_tcp_if_include": "eth0",
+            "plm_rsh_no_tree_spawn": 1,
+        }
+        settings = " ".join(f"--mca {name} {value}" for name, value in mca.items())
+        launcher = ["bash", REPOSITORY / "scripts/launch_mpirun.sh", hostfile, each, "--hosts", wanted]
+        words = launcher + ["--train", DATA, *MODEL, *options]
+        variables = dict(environment, LAUNCH_MPIRUN=settings, LAUNCH_PAUSE="0.5", LAUNCH_DIR=str(BUILD))
+        return start(self.inside(self.names[0], words), variables)
+
+
+def finished(process, name, seconds=240):
+    text = end(process, seconds)
+    lines = WORK / f"{name}.jsonl"
+    good = process.returncode == 0 and metrics(lines) == undisturbed()
+    check(good, f"{name}: {process.returncode}, step {max(metrics(lines), default=0)}: {text[-900:]}")
+    return text
+
+
+def lost_hosts():
+    """Two hosts of three: one's link goes down, and its processes stop; a rank is killed; a host's daemon
+    ends. The launcher brings each run home, with the losses of an undisturbed one."""
+    undisturbed()
+    with Hosts(4) as hosts:
+        if not hosts.usable:
+            return skipped("hosts that go", "no network namespaces")
+        for name in ("link", "killed", "again"):
+            lines = WORK / f"{name}.jsonl"
+            options = [
+                *LONG,
+                "--pipeline-parallel",
+                2,
+                "--comm-timeout",
+                10,
+                "--save",
+                WORK / name,
+                "--metrics",
+                lines,
+            ]
+            process = hosts.launch(["h1", "h2", "h3"], 2, options)
+            check(until(lambda: steps_written(lines) >= 60), f"{name}: begins")
+            began = time.time()
+            if name == "link":
+                hosts.link("h2", "down")
+                hosts.signal("h2", signal.SIGSTOP)
+                at = steps_written(lines)
+                restarted = until(lambda: steps_written(lines) > at + 5, 90)
+                took = time.time() - began
+                check(restarted and took < 60, f"again on spares after {took:.0f} s")
+                hosts.signal("h2", signal.SIGKILL)
+                hosts.link("h2", "up")
+            elif name == "killed":
+                hosts.signal("h1", signal.SIGKILL, "train_gpt")
+            else:
+                hosts.signal("h2", signal.SIGTERM, "orted")
+            text = finished(process, name)
+            record = json.loads((WORK / name / "launch.json").read_text())
+            check(len(record["attempts"]) == 2, f"{name}: {len(record['attempts'])} attempts {text[-300:]}")
+            if name == "link":
+                check(
+                    record["attempts"][1]["hosts"] == ["h1", "h3"],
+                    f"spares: {record['attempts'][1]['hosts']}",
+                )
+
+
+SLURM = """ClusterName=faults
+SlurmctldHost=localhost
+SlurmctldPort={port}
+SlurmdPort={next}
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/linear
+SlurmdParameters=config_overrides
+KillWait=2
+MpiDefault=pmix
+NodeName=n1 NodeHostname=localhost CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def slurm():
+    """kill -9 of a rank under Slurm: the run goes on; without progress it stops after three attempts."""
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+        return skipped("Slurm", "not installed (apt-get install slurmctld slurmd slurm-client)")
+    folder = WORK / "slurm"
+    (folder / "state").mkdir(parents=True)
+    port = 20000 + os.getpid() % 20000
+    (folder / "slurm.conf").write_text(SLURM.format(folder=folder, port=port, next=port + 1))
+    variables = dict(
+        environment, SLURM_CONF=str(folder / "slurm.conf"), LAUNCH_DIR=str(BUILD), LAUNCH_PAUSE="0.5"
+    )
+    daemons = [
+        subprocess.Popen(
+            words,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for words in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"])
+    ]
+    try:
+        idle = lambda: "idle" in run(["sinfo", "-h"], variables, 10).stdout
+        if not until(idle, 20):
+            return skipped("Slurm", "its daemons do not start here")
+        undisturbed()
+        batch = [
+            "sbatch",
+            "--nodes=1",
+            "--ntasks-per-node=4",
+            "--gpus-per-node=0",
+            "--overcommit",
+            "--output",
+            folder / "log",
+        ]
+        words = [
+            *batch,
+            f"--chdir={REPOSITORY}",
+            REPOSITORY / "scripts/launch_slurm.sh",
+            "--train",
+            DATA,
+            *MODEL,
+            *LONG,
+        ]
+        lines = WORK / "slurm.jsonl"
+        words += ["--pipeline-parallel", 2, "--save", WORK / "slurmed", "--metrics", lines]
+        here = subprocess.run(
+            [str(w) for w in words], env=variables, capture_output=True, text=True, cwd=REPOSITORY
+        )
+        begun = until(lambda: steps_written(lines) >= 60, 40)
+        log = lambda: (folder / "log").read_text() if (folder / "log").exists() else ""
+        check(begun, f"a job begins: {here.stdout} {here.stderr} {log()[-400:]}")
+        if not begun:
+            return
+        victims = run(["pgrep", "-f", f"{BUILD}/train_gpt.*slurmed"]).stdout.split()
+        names = {
+            v: Path(f"/proc/{v}/comm").read_text().strip()
+            for v in victims
+            if Path(f"/proc/{v}/comm").exists()
+        }
+        os.kill(int(next(v for v, name in names.items() if name == "train_gpt")), signal.SIGKILL)
+        ended = until(lambda: not run(["squeue", "-h"], variables).stdout.strip(), 90)
+        good = ended and metrics(lines) == undisturbed()
+        attempts = json.loads((WORK / "slurmed/launch.json").read_text())["attempts"]
+        check(good and len(attempts) == 2, f"killed under Slurm: {len(attempts)} attempts, {log()[-600:]}")
+        words[words.index("--save") + 1], words[words.index("--metrics") + 1] = (
+            WORK / "stuck",
+            WORK / "stuck.jsonl",
+        )
+        hurt = dict(
+            variables, LD_PRELOAD=str(SHIM), FAULT_RANK="0", PWRITE_FAILS="1000000", FAULT_PATH="/.step-"
+        )
+        hurt["SBATCH_EXPORT"] = "ALL"
+        subprocess.run(
+            [str(w) for w in [*words, "--save-attempts", 1]],
+            env=hurt,
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+        )
+        until(lambda: "3 attempts without a newer checkpoint" in log(), 90)
+        check("3 attempts without a newer checkpoint" in log(), f"no progress: {log()[-600:]}")
+    finally:
+        run(["scancel", "--full", "--state=RUNNING"], variables, 10)
+        for daemon in daemons:
+            os.killpg(daemon.pid, signal.SIGKILL)

@@ -1,0 +1,239 @@
+"""Bits that flip, and losses that are not finite."""
+
+import json
+import random
+import re
+import struct
+import time
+from pathlib import Path
+
+from faults import (
+    BUILD,
+    DATA,
+    MODEL,
+    REPOSITORY,
+    WORK,
+    command,
+    end,
+    metrics,
+    ranks_of,
+    run,
+    shimmed,
+    start,
+    steps_written,
+    undisturbed,
+    until,
+    write_into,
+)
+from over_ranks import check, environment
+
+
+def flip_bit(process_id, address, bit=2):
+    """As a fault of memory would: one bit of a process's memory, without its knowledge."""
+    try:
+        with open(f"/proc/{process_id}/mem", "r+b", buffering=0) as memory:
+            memory.seek(address)
+            byte = memory.read(1)[0]
+            memory.seek(address)
+            memory.write(bytes([byte ^ 1 << bit]))
+    except OSError:
+        pass  # it has ended
+
+
+def flipped_bits():
+    """One bit of a weight that the rank owns, of a copied one, of a moment and of a gradient, under
+    ZeRO-1 over 4 ranks: the step and the rank are named within one interval."""
+    for name, arena, element in (  # the first bucket, of 12288 elements, is the embedding's: 3072 a rank
+        ("own-weight", 0, 7680),
+        ("copied-weight", 0, 1000),
+        ("moment", -1, 500),
+        ("gradient", 1, 7680),
+    ):
+        log, lines = WORK / f"memory-{name}", WORK / f"{name}.jsonl"
+        words = command("--steps", 1000000, "--check-every", 1, "--metrics", lines, ranks=4)
+        process = start(words, shimmed(MEMORY_LOG=log))
+        until(lambda: steps_written(lines) >= 3)
+        # arenas as they were made: parameters, gradients, …, optimizer; MPI's own piece has 128 KiB
+        places = [tuple(map(int, line.split())) for line in Path(f"{log}.2").read_text().splitlines()]
+        address = [at for at, size in places if size > 20000 and size != 1 << 17][arena] + 4 * element + 2
+        victim, at = ranks_of(process)[2], steps_written(lines)
+        while process.poll() is None and steps_written(lines) < at + 200:
+            if name == "gradient":  # of its exponent: a 0 becomes 2; a smaller change is lost in the sums
+                flip_bit(victim, address + 1, 6)
+            else:
+                flip_bit(victim, address)
+            if name in ("own-weight", "moment"):
+                break
+            time.sleep(
+                random.uniform(0.001, 0.004)
+            )  # what lives for a part of a step wants more than one try
+        text = end(process, 30)
+        # the rank that finds it in its own memory, or those that compare theirs with one another
+        found = re.search(r"\[rank (?P<rank>\d+)\].* step (?P<step>\d+)", text)
+        compared = re.search(r"after step (?P<step>\d+) .* on rank (?P<rank>\d+) differs", text)
+        found = compared or found
+        check(process.returncode == 1 and found, f"{name}: {process.returncode} {text[-400:]}")
+        if found:
+            check(found["rank"] == "2", f"{name}: rank {found['rank']} is named: {text[-400:]}")
+            check(int(found["step"]) <= at + 202, f"{name}: flipped at step {at}, found at {found['step']}")
+
+
+def spikes():
+    """What is not finite changes nothing: stop, skip, back; the metrics stay JSON that a restart accepts."""
+    steps = ["--steps", 60, "--save-every", 10, "--save"]
+    r = run(command(*steps, "plain", "--metrics", "plain.jsonl"))
+    check(r.returncode == 0, f"undisturbed: {r.stderr[-300:]}")
+    plain = metrics(WORK / "plain.jsonl")
+    # a NaN in the newest checkpoint, with right sums
+    for way in ("stop", "back"):
+        r = run(
+            command(
+                "--steps",
+                30,
+                "--save-every",
+                10,
+                "--decay-tokens",
+                60 * 8 * 16,
+                "--warmup-tokens",
+                0,
+                "--save",
+                f"nan-{way}",
+                "--metrics",
+                f"nan-{way}.jsonl",
+            )
+        )
+        unhurt = metrics(WORK / f"nan-{way}.jsonl")
+        damage_checkpoint(WORK / f"nan-{way}/step-00000030")
+        words = command(
+            "--steps",
+            40,
+            "--save-every",
+            10,
+            "--decay-tokens",
+            60 * 8 * 16,
+            "--warmup-tokens",
+            0,
+            "--on-spike",
+            way,
+            "--save",
+            f"nan-{way}",
+            "--resume",
+            f"nan-{way}",
+            "--metrics",
+            f"nan-{way}.jsonl",
+        )
+        r = run(words)
+        if way == "stop":
+            check(
+                r.returncode == 3 and "step 31: loss nan" in r.stderr,
+                f"stop: {r.returncode} {r.stderr[-300:]}",
+            )
+            check(metrics(WORK / "nan-stop.jsonl")[31] == (None, None), "the metrics say null")
+            r = run([*words, "--resume-before", "30"])
+        check(r.returncode == 0, f"{way}: {r.returncode} {r.stderr[-300:]}")
+        after = metrics(WORK / f"nan-{way}.jsonl")
+        check(
+            max(after) == 40 and all(after[s] == unhurt[s] for s in unhurt),
+            f"{way}: goes on behind step 20",
+        )
+        check(not (WORK / f"nan-{way}/step-00000030/diverged").exists(), "set aside")
+    # a z-score: the losses of this text never spike, unless nearly everything is one
+    r = run(command(*steps, "z", "--metrics", "z.jsonl", "--on-spike", "skip", "--spike-z", 0.001))
+    lines = [json.loads(line) for line in (WORK / "z.jsonl").read_text().splitlines()]
+    left_out = [line["step"] for line in lines if line.get("updated") is False]
+    check(left_out and min(left_out) > 30 and "its update is left out" in r.stderr, f"skip: {left_out[:5]}")
+    same = [line["step"] for line in lines if plain[line["step"]] == (line["loss"], line["gradient_norm"])]
+    check(
+        same == list(range(1, left_out[0] + 1)),
+        f"up to the first that is left out all is as before: {same[-3:]}",
+    )
+
+
+def checksum(data):
+    """layers/base/checksum.h"""
+    odd, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+    def step(h, word):
+        h = (h ^ word) * odd & mask
+        return (h << 29 | h >> 35) & mask
+
+    lanes, whole = [1, 2, 3, 4], len(data) // 32 * 32
+    words = struct.unpack(f"<{whole // 8}Q", data[:whole])
+    for i, word in enumerate(words):
+        lanes[i % 4] = step(lanes[i % 4], word)
+    tail = struct.unpack("<4Q", data[whole:].ljust(32, b"\0"))
+    out = len(data)
+    for lane, word in zip(lanes, tail):
+        out = step(out, step(lane, word))
+    return out ^ out >> 32
+
+
+def damage_checkpoint(folder):
+    """A NaN in the master weights, with right sums: ./train_gpt's own checksum, computed here."""
+    table_path = next(Path(folder).glob("rank-*.json"))
+    table = json.loads(table_path.read_text())
+    piece = next(p for p in table["pieces"] if p["kind"] == "master" and p["tensor"] == "wte.weight")
+    data_path = table_path.with_suffix(".bin")
+    write_into(data_path, piece["offset"] + 4 * 40, struct.pack("f", float("nan")) * 4000)
+    data = data_path.read_bytes()[piece["offset"] : piece["offset"] + piece["bytes"]]
+    text = table_path.read_text().replace(piece["checksum"], f"{checksum(data):016x}")
+    old = f"{checksum(table_path.read_bytes()):016x}"
+    table_path.write_text(text)
+    index = (Path(folder) / "index.json").read_text().replace(old, f"{checksum(text.encode()):016x}")
+    body, _ = index.rsplit(',\n"checksum": ', 1)
+    (Path(folder) / "index.json").write_text(f'{body},\n"checksum": "{checksum(body.encode()):016x}"}}\n')
+
+
+def diverged_checkpoint():
+    """The newest checkpoint leads to NaN: the launcher goes back behind it and finishes."""
+    options = [
+        "--steps",
+        30,
+        "--save-every",
+        10,
+        "--decay-tokens",
+        60 * 8 * 16,
+        "--warmup-tokens",
+        0,
+        "--save",
+        "back",
+    ]
+    lines = ["--metrics", "back.jsonl"]
+    r = run(command(*options, *lines))
+    unhurt = metrics(WORK / "back.jsonl")
+    damage_checkpoint(WORK / "back/step-00000030")
+    (WORK / "one-host").write_text("localhost\n")
+    options[1] = 45
+    words = ["bash", REPOSITORY / "scripts/launch_mpirun.sh", WORK / "one-host", 1, "--train", DATA, *MODEL]
+    variables = dict(environment, LAUNCH_PAUSE="0.1", LAUNCH_DIR=str(BUILD))
+    options[options.index("--save") + 1], lines[1] = WORK / "back", WORK / "back.jsonl"
+    r = run([str(word) for word in (*words, *options, *lines)], variables)
+    after = metrics(WORK / "back.jsonl")
+    good = r.returncode == 0 and max(after) == 45 and all(after[step] == unhurt[step] for step in unhurt)
+    check(good, f"back behind a NaN: {r.returncode} {r.stdout[-300:]} {r.stderr[-300:]}")
+    record = json.loads((WORK / "back/launch.json").read_text())
+    check([a["exit_code"] for a in record["attempts"]] == [3, 0], f"attempts {record['attempts']}")
+    status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "back")])
+    wants = ("step          45", "checkpoint    step 45", "restarts      1")
+    check(
+        status.returncode == 0 and all(w in status.stdout for w in wants),
+        f"status.sh: {status.stdout} {status.stderr}",
+    )
+    # no progress: three attempts, then it stops
+    r = run(
+        [
+            str(word)
+            for word in (
+                *words,
+                *options[2:],
+                "--steps",
+                60,
+                "--learning-rate",
+                "nan",
+                "--resume",
+                WORK / "back",
+            )
+        ],
+        variables,
+    )
+    check(r.returncode == 1, f"bad options: {r.returncode}")

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# How a run stands, for somebody who did not start it: step, loss, pace, checkpoint, restarts, slow ranks.
+#   bash scripts/status.sh RUN          RUN is the folder of --save that a launcher works in
+set -euo pipefail
+[ $# = 1 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
+exec python3 - "$1" << 'PYTHON'
+import json
+import sys
+import time
+from pathlib import Path
+
+run = Path(sys.argv[1])
+if not (run / "launch.json").is_file():
+    sys.exit(f"status.sh: {run}/launch.json is not there: give the --save of a run that a launcher started")
+record = json.loads((run / "launch.json").read_text())
+attempts = record["attempts"]
+now, last = time.time(), attempts[-1]
+lines = []
+if record["metrics"] and Path(record["metrics"]).is_file():
+    written = Path(record["metrics"]).read_text().splitlines()
+    lines = [json.loads(line) for line in written if line.endswith("}")]
+
+
+def show(name, value):
+    print(f"{name:13s} {value}")
+
+
+if "ended" in last:
+    show("state", f"ended with {last['exit_code']}, {(now - last['ended']) / 60:.0f} minutes ago")
+else:
+    hours = (now - last["began"]) / 3600
+    show("state", f"running since {hours:.1f} h on {len(last['hosts'])} hosts, {last['ranks']} ranks")
+if lines:
+    newest = lines[-1]
+    age = now - Path(record["metrics"]).stat().st_mtime
+    show("step", f"{newest['step']}, {age:.0f} s ago; loss {newest['loss']}")
+    show("pace", f"{newest['seconds']:.3g} s a step, {newest['tokens_per_second']:.4g} tokens/s")
+    left_out = [line["step"] for line in lines if line.get("updated") is False]
+    if left_out:
+        show("spikes", f"{len(left_out)}, the last at step {left_out[-1]}")
+    slow = sorted({rank for line in lines[-20:] for rank in line.get("slow_ranks", [])})
+    show("slow ranks", ", ".join(map(str, slow)) or "none in the last 20 steps")
+saved = sorted(run.glob("step-*/index.json"))
+if saved:
+    age = (now - saved[-1].stat().st_mtime) / 60
+    show("checkpoint", f"step {int(saved[-1].parent.name[5:])}, {age:.0f} minutes ago; {len(saved)} are kept")
+show("restarts", f"{len(attempts) - 1}")
+for attempt in attempts[:-1][-5:]:
+    lost = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
+    show("", f"ended with {attempt['exit_code']} at checkpoint {attempt['to_step']}{lost}")
+if (run / "excluded-hosts").is_file():
+    show("excluded", " ".join((run / "excluded-hosts").read_text().split()))
+PYTHON
