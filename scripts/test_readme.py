@@ -32,6 +32,7 @@ RULES = [
         r"^bash scripts/launch_mpirun\.sh .*|^sbatch .*|^bash scripts/launch_530b\.sh .*",
         "",
     ),  # test_parallel.py
+    (r"^bash scripts/status\.sh .*", ""),  # test_faults.py
     (r"--model 124M (--train data.*)--batch 512 --micro-batch 8", TOY + r" \1--batch 8 --micro-batch 4"),
     (r"--until-tokens 10e9", "--until-tokens 3000"),
     (r"--save-every 500", "--save-every 5"),
