@@ -174,7 +174,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (training) trainer.slow = std::make_unique<SlowRankMonitor>(run.grid.world);
     if (!training || !HAS_KERNELS) return;
     open_autotuner(o, run.state);
-    // in a longer step the host is ahead anyway, and graphs take memory
+    // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
     bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short;
     bool is_faster = warm_up(model, run.state, may_graph);

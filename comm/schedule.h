@@ -113,7 +113,7 @@ inline std::vector<Instruction> computations(int stage, const PipelineShape& s) 
 
 // ---- messages and memory ---------------------------------------------------------------------------------
 
-struct Pool {  // numbers in use; the longest unused is taken first
+struct Pool {  // slot numbers; the one that has been free the longest is taken first
     std::vector<int> unused;
     int made = 0;
     int take(int at_least = 0) {

@@ -52,7 +52,7 @@ struct Loader {
     int T, V = 0;
     uint64_t key;
 
-    // rows of tokens that are read must be below V; 0: what the files say
+    // V is to be set before samples are read: every token must be below it
     Loader(const std::vector<std::string>& paths, int T, uint64_t seed) : T(T),
         key(seed ^ purpose("order of samples")) {
         first.push_back(0);

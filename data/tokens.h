@@ -122,7 +122,7 @@ struct TokenFile {
                  (size_t)count * width);
     }
 
-    // of its size, its header and its end; in our format the end holds the checksums of everything
+    // of its size, its first and its last 64 KiB; in our format the last hold the checksums of 512 MiB
     uint64_t fingerprint() const {
         std::vector<char> part(std::min(file.size, (size_t)1 << 16));
         file.read(part.data(), 0, part.size(), "its beginning");

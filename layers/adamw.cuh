@@ -4,7 +4,7 @@
 //   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device. Where
 //   norm or loss is not finite, or beyond the limits given, nothing is changed.
 //   parameters (n) floatX   master, m, v, gradients (n) real; master may be the parameters themselves
-//   flags (n / 128): what holds of each 128 values, for tensors begin at multiples of 128; so is n
+//   flags (n / 128): what holds of each 128 values; tensors start at multiples of 128, and n is one too
 //   the parameters are the master weights, rounded
 //   check: sums over the bits of master, m and v, as they are read and as they are written. What one step has
 //   written the next must read: a bit that flips in between changes a sum (bits times an odd number each,

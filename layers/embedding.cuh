@@ -13,7 +13,7 @@
 #include "base/device.h"
 
 // sorted_rows (N): the rows of a batch, ordered by their tokens, equal ones by row; run_starts (N + 1): run i
-// is sorted_rows[run_starts[i]] … up to, without, sorted_rows[run_starts[i + 1]]; behind the last run all
+// is sorted_rows[run_starts[i]] … up to, excluding, sorted_rows[run_starts[i + 1]]; behind the last run all
 // starts are N. Made on the host; counts: V + 1 zeros, and zeros again on return
 inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, std::vector<int>& counts) {
     for (int n = 0; n < N; n++) counts[tokens[n] + 1]++;
@@ -82,8 +82,8 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 #if HAS_KERNELS
 namespace gpu {
 
-// in all but the second last kernel a thread has 16 bytes of row vector_row(C), from vector_column(C) on; a
-// row that is no whole vectors ends with less
+// in every kernel but embedding_backward_kernel a thread has 16 bytes of row vector_row(C), from
+// vector_column(C) on; a row that is no whole vectors ends with less
 __device__ inline long vector_row(int C) {
     return ((long)blockIdx.x * blockDim.x + threadIdx.x) / ((C + vec_size - 1) / vec_size);
 }

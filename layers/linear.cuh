@@ -16,7 +16,7 @@ constexpr int column_sum_parts = 32;  // the rows are summed in this many parts 
 inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
 inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 
-inline int64_t linear_flops = 0;  // of linear layers since it was set to 0; a plan is held against it
+inline int64_t linear_flops = 0;  // of linear layers since it was set to 0; compared with the plan
 
 // the GEMMs of a linear layer
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {

@@ -96,7 +96,7 @@ class Launcher:
 
     def usable_hosts(self):
         if self.folder:
-            self.excluded |= set(read_lines(self.folder / "excluded-hosts"))
+            self.excluded = set(read_lines(self.folder / "excluded-hosts"))  # as it was edited
         return [host for host in self.hosts if host not in self.excluded]
 
     def choose(self):

@@ -3,7 +3,7 @@
 #   cpu fp64       ref against finite differences and PyTorch, to 1e-7 and 1e-10
 #   cpu fp32       what a user without a GPU runs, whole: data, training, kill -9 and resume, bad input
 #   emulated       every CUDA kernel against ref, in fp32 and bf16, in several orders of threads
-#   parallel       tensor- and data-parallel layouts under mpirun, each equal to one process to 1e-10
+#   parallel       tensor, pipeline and data parallelism under mpirun, equal to one process to 1e-10
 #   cuda           the same on a GPU, where there is one
 # More is checked where ../shared/data has GPT-2's vocabulary and real text.
 set -uo pipefail

@@ -1,4 +1,4 @@
-// device.h   where the program runs: one of three, chosen by the Makefile; only this folder knows which
+// device.h   where the program runs: one of three, chosen by the Makefile
 //   DEVICE=cuda      nvcc; dev = gpu
 //   DEVICE=emulated  g++ executes the same kernels through cuda_on_cpu.h; dev = gpu
 //   DEVICE=cpu       g++; no kernels; dev = ref: memory is the host's, a Stream is nothing (each layer's file

@@ -7,8 +7,8 @@
 //   (m, n), out = GELU of the sum, which is stored in `up`; with `gelu_of` (m, n): out = the result times
 //   the slope of GELU there. `row_sums` (m) become op(a) summed over k: the gradient of a bias, in the
 //   GEMM that makes its weight's. These are cuBLASLt's epilogues.
-//   Of the algorithms that cuBLASLt's heuristics name for a GEMM autotune.h finds the fastest, taken from
-//   then on. Only those that sum in one order take part, and never in bf16.
+//   autotune.h picks the fastest of cuBLASLt's candidates and keeps it. Only deterministic reductions are
+//   allowed, and partial sums are never rounded to bf16.
 //   cost: 2*m*n*k*batch flops
 #pragma once
 #include <map>

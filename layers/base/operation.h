@@ -82,7 +82,7 @@ inline Trace trace;
 
 // ---- in the code of a step ------------------------------------------------------------------------------
 
-// what is enqueued until the brace
+// times everything that is enqueued until the end of the scope
 class Section {
     Stream stream;
     TimedEvent* end = nullptr;

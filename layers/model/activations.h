@@ -18,8 +18,9 @@
 // what is not kept for backward, but computed again there
 enum class Recompute {
     None,
-    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 values kept for each of the residual
-            // stream's; the same to the last bit, but where a GEMM's epilogue made GELU: then to rounding
+    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 C values that are kept for a token
+            // and layer (t = 1); the same to the last bit, but where a GEMM's epilogue made GELU: then to
+            // rounding
     Full,   // all but the block's input
 };
 

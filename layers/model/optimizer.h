@@ -110,10 +110,9 @@ struct Optimizer {
         std::vector<uint8_t> all(elements / flag_span, 0);
         for (auto& part : partitions) {
             const Parameter& p = model.table.list[part.parameter];
-            // the first stage counts it
-            bool elsewhere = p.is_copy ||
-                (!p.split && model.grid.tensor > 0) ||                               // tensor rank 0 does
-                (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);   // data rank 0 does
+            bool elsewhere = p.is_copy ||                                           // the first stage does
+                (!p.split && model.grid.tensor > 0) ||                              // tensor rank 0 does
+                (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);  // data rank 0 does
             for (long i = part.state_offset; i < part.state_offset + part.n; i += flag_span)
                 all[i / flag_span] = (p.decay ? decays : 0) | (elsewhere ? 0 : counts);
         }
@@ -169,7 +168,7 @@ inline void reduce_gradients(Model& model) {
     comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// how far gradients are scaled down, and whether there is an update: a sum of squares for each bucket and the
+// the clipping scale, and whether there is an update: a sum of squares for each bucket and the
 // sum of losses, then over all of the whole model
 inline void compute_clip(Model& model, Optimizer& optimizer, double largest_norm) {
     Section timed("gradient norm", model.stream);

@@ -1,6 +1,6 @@
 // pipeline.h   executes a schedule: a stage's instructions, one after the other
 //   A message is (N_r, C) values of the residual stream or of its gradient. Where every tensor-parallel rank
-//   holds all rows, each sends its t-th of the values, and they are gathered where they arrive.
+//   holds all rows, each sends 1/t of the values, and they are gathered where they arrive.
 //   What runs beside what, and who waits for whom:
 //     stream           carries                               waits for
 //     compute          layers, tensor-parallel calls,        a message, where its buffer is read (received)

@@ -1,8 +1,8 @@
 // replicas.h   what several ranks hold alike must stay alike: --check-every N compares it, bit by bit. What
 //   one rank alone holds, and what is overwritten before it can be compared: monitor.h
-//   over t      tensors that every tensor rank holds whole: parameters, and what is owned of master, m and v
+//   over t      tensors that every tensor rank holds whole: parameters, and the owned part of master, m and v
 //   over d      all parameters; with one owner (--zero 0) master, m and v too
-//   first and last stage   the token embedding: parameters, and what is owned of master, m and v
+//   first and last stage   the token embedding: parameters, and the owned part of master, m and v
 #pragma once
 #include "../../comm/collective_check.h"
 #include "optimizer.h"

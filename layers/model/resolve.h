@@ -1,6 +1,7 @@
 // resolve.h   the start of a run: every open setting is resolved, or refused before anything begins
-//   preset < checkpoint < option; but what a checkpoint fixes (shape, seed) no option changes. What is
-//   resolved is printed, and recorded in checkpoints.
+//   Options override the preset; what a checkpoint fixes (shape, seed, tokenizer) no option changes. Other
+//   options of a run are to be given again when it is resumed. What is resolved is printed, and recorded in
+//   checkpoints.
 #pragma once
 #include <unistd.h>
 #include <numeric>

@@ -141,10 +141,10 @@ inline void open_autotuner(const Options& o, const RunState& state) {
     autotuner.of_run = state.choices;
 }
 
-// every computation of a step, on whatever lies there: GEMMs are timed, and kernels loaded
+// forward and backward, on whatever the buffers hold: GEMMs are timed, and kernels loaded
 inline void compute_once(Model& model) {
     BatchShape batch = {model.setup.B, model.shape.T};
-    // which sets gradients, which adds
+    // the first sets gradients, the second adds to them
     for (int index = 0; index < std::min(2, model.setup.micro_batches); index++)
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
             MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],

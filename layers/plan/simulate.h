@@ -1,8 +1,8 @@
 // simulate.h   a step's schedules in virtual time: every stage executes its instructions as
-//   layers/model/pipeline.h does A stage has a compute stream, a bucket_stream for each direction of each
-//   neighbour, and one for its buckets. A message begins when it is sent, its receive is posted and the
-//   bucket_stream is free; a computation begins when its input is there and what it overwrites has been sent;
-//   a bucket is reduced when the last micro-batch has passed its layers, and gathered under the next step's
+//   layers/model/pipeline.h does. A stage has a compute stream, a stream for each direction of each
+//   neighbour, and one for its buckets. A message begins when it is sent, its receive is posted and its
+//   stream is free; a computation begins when its input is there and what it overwrites has been sent; a
+//   bucket is reduced when the last micro-batch has passed its layers, and gathered under the next step's
 //   first forward. Two steps are played; the second, which begins with gathers under way, is the answer. All
 //   replicas and all tensor-parallel ranks are alike, so one rank a stage is played. Lines are not shared:
 //   NVLink and the network adapters carry messages and reductions at the same time at full rate.

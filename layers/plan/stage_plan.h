@@ -29,14 +29,15 @@ inline void add_call(TrafficTable& table, const char* group, comm::Collective ki
     t.sent += times * comm::sent_bytes(kind, ranks, (long)bytes);
 }
 
-// what a rank sends in a step, and its GEMMs: every call of stage.h and optimizer.h, counted as comm does
+// what a rank sends in a step, and its GEMMs: every call of block.h, vocabulary.h, pipeline.h, stage.h
+// and optimizer.h, counted as comm does
 struct StepWork {
     TrafficTable traffic;
     int64_t linear_flops = 0;
     double gemm_flops = 0;  // with those of attention
 };
 
-// of a message between stages, as stage.h cuts it: when it is gathered, and what one rank sends of it
+// of a message between stages, as pipeline.h cuts it: when it is gathered, and what one rank sends of it
 struct MessageBytes { double whole, own; };
 inline MessageBytes message_bytes(const Model& m) {
     double whole = (double)m.tp.rows(m.setup.B * m.shape.T) * m.shape.C * (double)m.setup.precision.x;
@@ -125,7 +126,8 @@ inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Gri
     return out;
 }
 
-// a rank's bytes on the fullest stage: the first, which has most micro-batches in flight, or the last
+// a rank's bytes on the fullest stage: the first, which has most micro-batches in flight, one in the
+// middle, or the last
 inline double most_stage_bytes(const Options& o, const ModelShape& shape, const Grid& place, uint64_t samples,
                                const Target& target) {
     double most = 0;

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""A run of 2 x 2 x 2 over two hosts, with a spare, that is hurt at random every 20 s and must end with the
+losses of an undisturbed run to the last bit.
+
+  python3 scripts/soak.py BUILD [--minutes 30] [--seed N]     hosts are network namespaces: wants root"""
+
+import json
+import random
+import signal
+import sys
+import time
+
+from faults import (
+    BUILD,
+    DATA,
+    REPOSITORY,
+    WORK,
+    checkpoints,
+    command,
+    end,
+    metrics,
+    run,
+    steps_written,
+    until,
+    write_into,
+)
+from faults_hosts import Hosts
+from over_ranks import check, finish
+
+EVERY = 20  # seconds
+LAYOUT = ["--tensor-parallel", 2, "--pipeline-parallel", 2]
+SETTINGS = ["--save-every", 50, "--keep", 4, "--check-every", 25, "--comm-timeout", 10]
+
+
+def argument(name, default):
+    return int(sys.argv[sys.argv.index(name) + 1]) if name in sys.argv else default
+
+
+def kill_rank(hosts):
+    host = random.choice(("h1", "h2", "h3"))
+    hosts.signal(host, signal.SIGKILL, "train_gpt")
+    return f"kill -9 of the ranks on {host}"
+
+
+def stop_host(hosts):
+    """Its link goes down and its processes stop; it comes back when the others have noticed."""
+    host = random.choice(("h1", "h2", "h3"))
+    hosts.link(host, "down")
+    hosts.signal(host, signal.SIGSTOP)
+    time.sleep(15)
+    hosts.signal(host, signal.SIGKILL)
+    hosts.link(host, "up")
+    return f"the link of {host} down for 15 s"
+
+
+def pause_host(hosts):
+    host = random.choice(("h1", "h2"))
+    hosts.signal(host, signal.SIGSTOP, "train_gpt")
+    time.sleep(4)
+    hosts.signal(host, signal.SIGCONT, "train_gpt")
+    return f"{host} stands still for 4 s"
+
+
+def end_daemon(hosts):
+    host = random.choice(("h1", "h2", "h3"))
+    hosts.signal(host, signal.SIGTERM, "orted")
+    return f"the daemon of {host} ends"
+
+
+def damage_newest(hosts):
+    """The newest checkpoint is damaged, then the run is lost."""
+    names = checkpoints(WORK / "soak")
+    if len(names) > 1:
+        write_into(WORK / "soak" / names[-1] / "rank-00001.bin", 64, b"damage")
+    return f"{names[-1:]} damaged, and {kill_rank(hosts)}"
+
+
+def main():
+    seed = argument("--seed", int(time.time()))
+    random.seed(seed)
+    minutes = argument("--minutes", 30)
+    text = WORK / "text.txt"
+    text.write_text((REPOSITORY / "README.md").read_text() * 3)
+    made = run(
+        [str(BUILD / "tokenize"), "--vocabulary", "bytes", "--output", str(DATA)[: -len(".bin")], str(text)]
+    )
+    check(made.returncode == 0, f"tokens: {made.stderr}")
+
+    trial = ["--steps", 300, *LAYOUT, "--check-every", 25]
+    began = time.time()
+    run(command(*trial, ranks=8), timeout=600)
+    steps = max(300, int(300 / (time.time() - began) * minutes * 60 * 0.5) // 50 * 50)
+    print(f"seed {seed}: {steps} steps; the undisturbed run first", flush=True)
+    same = ["--steps", steps, *LAYOUT, *SETTINGS]
+    r = run(
+        command(*same, "--save", WORK / "calm", "--metrics", WORK / "calm.jsonl", ranks=8), timeout=7200
+    )
+    check(r.returncode == 0, f"undisturbed: {r.stderr[-400:]}")
+    wanted = metrics(WORK / "calm.jsonl")
+
+    done = []
+    with Hosts(4) as hosts:
+        if not hosts.usable:
+            sys.exit("soak.py: no network namespaces here: run it as root on Linux")
+        options = [*same, "--save", WORK / "soak", "--metrics", WORK / "soak.jsonl"]
+        process = hosts.launch(["h1", "h2", "h3"], 2, options, each=4)
+        limit = time.time() + minutes * 60
+        while process.poll() is None and time.time() < limit:
+            if not until(lambda: process.poll() is not None, EVERY):
+                at = steps_written(WORK / "soak.jsonl")
+                # hosts that came back may be taken again
+                (WORK / "soak" / "excluded-hosts").unlink(missing_ok=True)
+                done.append(
+                    random.choice((kill_rank, stop_host, pause_host, end_daemon, damage_newest))(hosts)
+                )
+                print(f"after {at} lines of metrics: {done[-1]}", flush=True)
+        printed = end(process, 1800)
+    got = metrics(WORK / "soak.jsonl")
+    check(process.returncode == 0, f"the launcher: {process.returncode} {printed[-1500:]}")
+    check(got == wanted, f"losses: {len(got)} steps, {sum(got.get(s) != wanted[s] for s in wanted)} differ")
+    attempts = json.loads((WORK / "soak/launch.json").read_text())["attempts"]
+    print(
+        f"{len(done)} faults, {len(attempts)} attempts, {steps} steps: "
+        f"{'the losses of the undisturbed run to the last bit' if got == wanted else 'other losses'}"
+    )
+    finish()
+
+
+main()
