@@ -65,7 +65,7 @@ struct Options {
     int world_size = 0;
     std::string tuning, plan, plan_json, hardware, hosts, timeline, trace;
     long trace_step = 2;
-    double gemm_efficiency = 0.480;
+    double gemm_efficiency = 0.480, file_system_rate = 0;
     bool help = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
@@ -197,6 +197,8 @@ inline const std::vector<Option> option_table = [] {
          "with --plan: dgx-a100 dgx-h100 dgx-h200 here (default: the machine that is here, else dgx-a100)"},
         {"gemm-efficiency", &O::gemm_efficiency, 0.01,
          "share of the peak that large GEMMs reach, for planned times"},
+        {"file-system-rate", &O::file_system_rate, 0,
+         "with --plan: GB/s that all ranks together write and read, for times of saves and resumes"},
         {"hosts", &O::hosts, 0, "with --plan: file with one host a line, to say which ranks are where"},
         {"timeline", &O::timeline, 0,
          "with --plan: draw a step, as FILE.svg or, for Chrome and Perfetto, FILE.json"},

@@ -4,6 +4,7 @@
 #pragma once
 #include "monitor.h"
 #include "resume.h"
+#include "setup.h"
 
 struct Trainer {
     std::unique_ptr<Model> model;

@@ -12,6 +12,7 @@
 #pragma once
 #include "../base/operation.h"
 #include "activations.h"
+#include "params.h"
 
 // ---- embedding --------------------------------------------------------------------------------------------
 

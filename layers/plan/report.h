@@ -261,7 +261,12 @@ inline std::string plan_text(const Plan& plan) {
             "that is known\n",
             r.steps, r.ramp);
     }
-    out += text("checkpoint      %.4g GB\n", checkpoint_bytes(plan) * 1e-9);
+    double saved = checkpoint_bytes(plan) * 1e-9, rate = plan.o.file_system_rate;
+    out += text("checkpoint      %.4g GB; a rank writes %.3g GB, and holds as much on its host meanwhile\n",
+                saved, saved / plan.world());
+    if (rate > 0)
+        out += text("  at %.4g GB/s  written in %.3g s beside the steps, read in %.3g s at a resume\n", rate,
+                    saved / rate, saved / rate);
     return out + text(
                      "proved          %d ranks stand in one place each; %d schedules meet and never wait for "
                      "ever\n",
