@@ -236,7 +236,7 @@ void execute(Run& run, Asked& asked, Trainer& trainer, Schedules schedules) {
     }
     StagePlan planned;
     if (run.trains()) {
-        for (int number : {SIGINT, SIGTERM}) signal(number, [](int) { stop_requested = 1; });
+        for (int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, [](int) { stop_requested = 1; });
         planned = plan_stage(o, run.state.shape, run.grid, run.grid.stage, run.state.samples);
     }
     build(trainer, run, std::move(schedules), planned);

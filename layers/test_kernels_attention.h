@@ -219,7 +219,7 @@ void kernels_adamw() {
         double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
         for (double largest : {0.0, 1e9, 0.5}) {
             Both<Clip> clip(1);
-            Both<StateCheck> state_check(1);
+            Both<StateCheck> state_check(std::vector<StateCheck>(1));
             ref::clip_gradients(clip.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
             gpu::clip_gradients(clip.device, sums.device, 3, largest, hyper.device, nullptr);
             double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
@@ -238,7 +238,7 @@ void kernels_adamw() {
         // what a step has written the next one reads; one flipped bit is noticed
         auto launch = [&](real largest_norm) {
             Both<Clip> clip(1);
-            Both<StateCheck> state_check(1);
+            Both<StateCheck> state_check(std::vector<StateCheck>(1));
             AdamW limited = how;
             limited.norm_limit = largest_norm;
             Both<AdamW> given(std::vector<AdamW>(1, limited));

@@ -14,6 +14,7 @@ DIR/excluded-hosts a host a line, which may be edited: it is read before each at
 LAUNCH_PAUSE: seconds before the first new attempt [5]. LAUNCH_DIR: the folder of train_gpt [here].
 LAUNCH_MPIRUN: more options of mpirun."""
 
+import collections
 import json
 import os
 import re
@@ -33,10 +34,13 @@ LOST = (
         r"lost communication with a remote daemon.*?Remote daemon: \[\[[^\]]*\],\d+\] on node (\S+)", re.S
     ),
     re.compile(r"on node (\S+?) (?:exited on signal|but)"),
-    re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)"),
-    re.compile(r"train_gpt: (\S+): step \d+ read "),
+    re.compile(r"Node failure on ([^\s,.]+)"),
+    re.compile(r"train_gpt: (\S+): (?:step \d+|parameters) "),
     re.compile(r"Could not resolve hostname (\S+):|connect to host (\S+) port"),
 )
+# of srun only the first: it then kills the tasks of all other nodes itself
+FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)")
+SPIKE = re.compile(r"train_gpt: step \d+: loss .* are (?:not finite|a spike)")
 
 
 def stop(message):
@@ -71,9 +75,11 @@ class Options:
         return self.words[:at] + self.words[at + 2 :]
 
 
-def newest_checkpoint(folder):
-    steps = [int(p.parent.name[5:]) for p in folder.glob("step-*/index.json")]
-    return max(steps, default=-1)
+def newest_checkpoint(folder, before=None):
+    """Its step, or -1; before: of those of earlier steps."""
+    names = [p.parent.name for p in folder.glob("step-*/index.json")] if folder else []
+    steps = [int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name)]
+    return max((step for step in steps if before is None or step < before), default=-1)
 
 
 def read_lines(path):
@@ -88,6 +94,7 @@ class Launcher:
         self.folder = Path(options.values["save"]) if "save" in options.values else None
         self.excluded = set()
         self.child = None
+        self.told = False
         self.stopping = False
         self.record = {"command": sys.argv, "pid": os.getpid(), "host": os.uname().nodename, "attempts": []}
         self.record["metrics"] = options.values.get("metrics", "")
@@ -107,7 +114,10 @@ class Launcher:
         batch = self.options.number("batch", 8)
         if len(hosts) == self.wanted:
             return hosts, ranks
-        good = [d for d in range(1, ranks // replica + 1) if batch % d == 0]
+        part = (
+            self.options.number("micro-batch", 1) if self.options.values.get("micro-batch") != "auto" else 1
+        )
+        good = [d for d in range(1, ranks // replica + 1) if batch % (d * part) == 0]
         if not good:
             stop(
                 f"{len(hosts)} of {self.wanted} hosts are left, {ranks} ranks: a replica takes {replica}: "
@@ -123,8 +133,8 @@ class Launcher:
 
     def command(self, hosts, ranks, resume_before):
         words = self.options.without("world-size")
-        if self.folder and newest_checkpoint(self.folder) >= 0 and "--resume" not in words:
-            words = words + ["--resume", str(self.folder)]
+        if newest_checkpoint(self.folder) >= 0:  # what --resume named is behind it
+            words = Options(words).without("resume") + ["--resume", str(self.folder)]
         if resume_before is not None:
             words = words + ["--resume-before", str(resume_before)]
         program = [str(PROGRAM), *words, "--world-size", str(ranks)]
@@ -157,27 +167,43 @@ class Launcher:
 
     # ---- one attempt
 
+    def keep(self, name, mode, text):
+        """Into a file of the folder; where its disk is full the run goes on without."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(self.folder / name, mode) as file:
+                file.write(text)
+            return True
+        except OSError as e:
+            if not self.told:
+                print(
+                    f"launch.py: {self.folder / name}: {e.strerror}: not kept", file=sys.stderr, flush=True
+                )
+            self.told = True
+            return False
+
     def write_record(self):
-        if not self.folder:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / ".launch.json.partial"
-        temporary.write_text(json.dumps(self.record, indent=1) + "\n")
-        temporary.rename(self.folder / "launch.json")
+        text = json.dumps(self.record, indent=1) + "\n"
+        if self.folder and self.keep(".launch.json.partial", "w", text):
+            (self.folder / ".launch.json.partial").rename(self.folder / "launch.json")
 
     def run(self, command):
-        """The exit code, and what was printed at the end."""
-        tail = []
-        log = open(self.folder / "launch.log", "a") if self.folder else None
+        """The exit code, and the end of what was printed."""
+        tail = collections.deque(maxlen=20000)
         self.child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="latin-1"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="latin-1",
+            start_new_session=True,  # a terminal's Ctrl-C comes through on_signal alone
         )
+        if self.stopping:
+            self.on_signal(None, None)
         for line in self.child.stdout:
             print(line, end="", flush=True)
-            tail = tail[-400:] + [line]
-            if log:
-                log.write(line)
-                log.flush()
+            tail.append(line)
+            if self.folder:
+                self.keep("launch.log", "a", line)
         return self.child.wait(), "".join(tail)
 
     def exclude(self, printed):
@@ -189,13 +215,18 @@ class Launcher:
             for name in ([groups] if isinstance(groups, str) else groups)
             if name in self.hosts
         }
+        first = FIRST_LOST.search(printed)
+        if first and first[1] in self.hosts:
+            found.add(first[1])
         spares = len(self.usable_hosts()) > self.wanted
         # a rank that died alone may be no fault of its host: without a spare it is tried once more
         strikes = {host: sum(host in a["lost_on"] for a in self.record["attempts"]) for host in found}
         out = {host for host in found if spares or strikes[host] >= 1}
+        replica = self.options.number("tensor-parallel", 1) * self.options.number("pipeline-parallel", 1)
+        if (len(self.usable_hosts()) - len(out)) * self.each < replica:
+            out = set()  # what is left would hold no replica
         if out and self.folder:
-            with open(self.folder / "excluded-hosts", "a") as file:
-                file.write("".join(f"{host}\n" for host in sorted(out)))
+            self.keep("excluded-hosts", "a", "".join(f"{host}\n" for host in sorted(out)))
         self.excluded |= out
         return sorted(found)
 
@@ -203,10 +234,10 @@ class Launcher:
         signal.signal(signal.SIGTERM, self.on_signal)
         signal.signal(signal.SIGINT, self.on_signal)
         pause = float(os.environ.get("LAUNCH_PAUSE", "5"))
-        failures, resume_before = 0, None
+        failures, resume_before, best = 0, None, newest_checkpoint(self.folder)
         while True:
             hosts, ranks = self.choose()
-            start = newest_checkpoint(self.folder) if self.folder else -1
+            start = newest_checkpoint(self.folder, resume_before)
             command = self.command(hosts, ranks, resume_before)
             attempt = {
                 "began": time.time(),
@@ -218,7 +249,7 @@ class Launcher:
             self.record["attempts"].append(attempt)
             self.write_record()
             code, printed = self.run(command)
-            end = newest_checkpoint(self.folder) if self.folder else -1
+            end = newest_checkpoint(self.folder)
             attempt["lost_on"] = self.exclude(printed) if code else []
             attempt.update(ended=time.time(), exit_code=code, to_step=end)
             self.write_record()
@@ -228,12 +259,11 @@ class Launcher:
                 sys.exit(code)
             if not self.folder:
                 stop(f"train_gpt ended with {code}, and there is no --save to go on from")
-            progress = end > start if resume_before is None else end >= 0 and end > resume_before - 1
-            diverged = code == DIVERGED or "not finite" in printed or "are a spike" in printed
-            if diverged and not progress and end >= 0:  # the checkpoint leads there: behind it
-                resume_before = end if resume_before is None else min(end, resume_before)
-            elif progress:
+            progress, best = end > best, max(end, best)  # a step that was never saved before
+            if progress:
                 resume_before = None
+            elif (code == DIVERGED or SPIKE.search(printed)) and start >= 0:  # the checkpoint leads there
+                resume_before = start
             failures = 0 if progress else failures + 1
             if failures >= ATTEMPTS:
                 stop(
@@ -247,14 +277,17 @@ class Launcher:
                 f"again in {wait:.0f} s",
                 flush=True,
             )
-            time.sleep(wait)
+            until = time.time() + wait
+            while time.time() < until and not self.stopping:
+                time.sleep(0.2)
             if self.stopping:
                 sys.exit(code)
 
     def on_signal(self, number, frame):
         self.stopping = True
         if self.child and self.child.poll() is None:
-            self.child.send_signal(signal.SIGTERM)
+            # mpirun and srun hand SIGUSR1 on; at SIGTERM mpirun kills its ranks after a second
+            self.child.send_signal(signal.SIGUSR1)
 
 
 def main(words):

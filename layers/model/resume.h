@@ -87,7 +87,8 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         if (!error.empty()) fprintf(stderr, "passed over: %s\n", error.c_str());
         if (!all_whole) continue;
         store_state(loaded, model, optimizer);
-        if (batch_after(o, checkpoint.state.samples) < batch_after(o, run.state.samples))
+        bool at_start = run.state.step == run.checkpoints[0].state.step;
+        if (at_start && batch_after(o, checkpoint.state.samples) < batch_after(o, run.state.samples))
             comm::collective_check(
                 text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
                      "the batch ramp: give --resume %s",

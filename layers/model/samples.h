@@ -48,6 +48,7 @@ public:
         try {
             upcoming = next.get();
         } catch (const std::exception& e) {
+            upcoming = {};
             return e.what();
         }
         return "";

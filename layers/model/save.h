@@ -10,10 +10,8 @@
 //   What fails is said, and tried again with a new snapshot at a later step; after --save-attempts failures
 //   in a row the run ends. A --save folder belongs to one run at a time (FolderLock).
 #pragma once
-#include <condition_variable>
 #include <future>
-#include <mutex>
-#include <thread>
+#include "folder_lock.h"
 #include "resolve.h"
 
 constexpr size_t piece_bytes = 64 << 20;  // of a file, with a checksum each: what striped file systems like
@@ -152,11 +150,14 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
         if (step_of(name) >= step) continue;
         if (keep <= 1) return;
         std::string folder = dir + "/" + name;
+        if (access((folder + "/DAMAGED").c_str(), F_OK) == 0) continue;
         try {
             Checkpoint c(folder);
             for (size_t i = world.rank; i < c.files.size(); i += world.size) c.verify_file(i);
             keep--;
         } catch (const std::exception& e) {
+            // what cannot be read now may be whole all the same
+            if (!strstr(e.what(), "damaged") && !strstr(e.what(), "truncated")) continue;
             fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
             if (access((folder + "/index.json").c_str(), F_OK) != 0) continue;
             FILE* mark = fopen((folder + "/DAMAGED").c_str(), "w");
@@ -202,76 +203,6 @@ inline void save_whole(const std::string& dir, const RunState& state, const Snap
     publish_checkpoint(dir, state, {file}, options, vocabulary);
 }
 
-// ---- one run at a time -----------------------------------------------------------------------------------
-
-// DIR/.lock holds the host and process that write there. Where the file system tells hosts of each other's
-// locks the kernel's lock decides; elsewhere the holder touches the file every `beat` seconds, and one that
-// has not been touched for two beats is a dead host's.
-class FolderLock {
-    static constexpr int beat = 5;  // seconds
-    std::string path;
-    int fd = -1;
-    std::thread heart;
-    std::mutex mutex;
-    std::condition_variable ends;
-    bool ended = false;
-
-    static std::string holder(int fd) {
-        char line[256] = {};
-        return pread(fd, line, sizeof line - 1, 0) > 0 ? line : "another run";
-    }
-    [[noreturn]] void refuse(const std::string& who) {
-        close(std::exchange(fd, -1));
-        fail("--save %s: %s writes there: end that run, or choose another folder",
-             path.substr(0, path.rfind('/')).c_str(), who.c_str());
-    }
-
-public:
-    explicit FolderLock(const std::string& dir) : path(dir + "/.lock") {
-        fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-        if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
-        if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse(holder(fd));
-        char name[128] = {};
-        gethostname(name, sizeof name - 1);
-        std::string mine = text("host %s, process %d", name, (int)getpid()), there = holder(fd);
-        struct stat before, now;
-        if (fstat(fd, &before) == 0 && before.st_size > 0 && there.rfind(text("host %s,", name), 0) != 0) {
-            sleep(2 * beat + 1);
-            if (fstat(fd, &now) == 0 && (now.st_mtim.tv_sec != before.st_mtim.tv_sec ||
-                                         now.st_mtim.tv_nsec != before.st_mtim.tv_nsec)) refuse(there);
-        }
-        if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
-            fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
-        heart = std::thread([this] {
-            std::unique_lock lock(mutex);
-            while (!ends.wait_for(lock, std::chrono::seconds(beat), [this] { return ended; }))
-                futimens(fd, nullptr);
-        });
-    }
-    FolderLock(const FolderLock&) = delete;
-    ~FolderLock() {
-        if (heart.joinable()) {
-            {
-                std::lock_guard lock(mutex);
-                ended = true;
-            }
-            ends.notify_all();
-            heart.join();
-        }
-        if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
-    }
-    // what saves that were cut off have left
-    static void remove_leftovers(const std::string& dir) {
-        std::error_code ignored;
-        for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
-            std::string name = entry.path().filename();
-            bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");
-            bool replaced = name.ends_with(".replaced") && (name.rfind("step-", 0) == 0 || partial);
-            if (partial || replaced) std::filesystem::remove_all(entry.path(), ignored);
-        }
-    }
-};
-
 // ---- while training goes on ------------------------------------------------------------------------------
 
 class CheckpointWriter {
@@ -313,6 +244,7 @@ public:
     }
     bool is_idle() const { return stage == Idle; }
     long saved_step() const { return last_saved; }  // the newest that was verified; -1: none
+    void forget() { last_saved = -1; }              // the run went back behind it
     int failed_attempts() const { return failures; }
     // before another attempt
     double seconds_to_wait() const { return std::max(0.0, not_before - seconds()); }
@@ -418,7 +350,7 @@ private:
     void give_up(int failed) {
         Stage at = stage;
         if (at < Tidy) failures += at != Drop;
-        double pause = (double)(1 << std::min(failures, 6));  // seconds
+        double pause = 2 * std::pow(3, std::min(failures, 6) - 1);  // seconds: 2, 6, 18, 54, …
         if (failed == run.grid.world.rank)
             fprintf(stderr, "[rank %d] checkpoint %s was not saved: %s; older checkpoints are untouched; "
                     "failure %d of %ld, another attempt in %.0f s: make room, or mend the file system\n",

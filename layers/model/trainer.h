@@ -112,27 +112,40 @@ inline void save_now(Run& run, Trainer& trainer) {
 
 // ---- when something is wrong -----------------------------------------------------------------------------
 
+constexpr int diverged = 3;  // exit code: going on from the newest checkpoint would lead there again
+
 // to the newest checkpoint before the spike, and on behind the samples that led to it. Where already the
 // first step from a checkpoint is none, it is the checkpoint that is wrong, and not the samples
-inline void go_back(Run& run, Trainer& trainer) {
-    bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1;
+inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
+    bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
     uint64_t samples = run.state.samples;
     finish_save(run, trainer);
     run.options.resume = run.options.save;
     run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
-    run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
+    std::string error = run.options.resume_before > 0 ? "" : "there is no checkpoint to go back to";
+    try {
+        if (error.empty()) run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
+    } catch (const Error& e) {
+        error = e.what();
+    }
+    comm::collective_check(error, diverged);
     comm::check_config_hashes(file_hashes(run));
+    std::map<uint64_t, int> choices = run.state.choices;
     trainer.model->await_parameters();
     resume_newest(run, *trainer.model, trainer.optimizer.get());
     trainer.loaded_step = run.state.step;
+    run.state.choices.insert(choices.begin(), choices.end());
     if (!checkpoint_is_wrong) run.state.samples = samples;
+    if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
+        comm::collective_check("--on-spike back: the batch ramp of that checkpoint was not set up: start "
+                               "again with --resume");
     trainer.state.forget();
+    trainer.writer->forget();
+    trainer.spikes.losses = trainer.spikes.norms = {};  // they have learnt from what is undone
     open_metrics(run);
     prefetch_samples(run, trainer, run.state.samples);
     comm::collective_check(trainer.samples.await());
 }
-
-constexpr int diverged = 3;  // exit code: going on from the newest checkpoint would lead there again
 
 inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     const std::string& way = run.options.on_spike;
@@ -143,7 +156,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     if (!stops && run.is_rank0())
         fprintf(stderr, "%s: %s\n", what.c_str(),
                 way == "skip" ? "its update is left out" : "back to the newest checkpoint before it");
-    if (!stops) return way == "back" ? go_back(run, trainer) : void();
+    if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
     finish_save(run, trainer);
     comm::collective_check(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
                                   "earlier checkpoint (--resume-before)", diverged);
@@ -152,12 +165,18 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
 // what ranks have heard of each other in the step
 inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Run& run, Trainer& trainer) {
     trainer.stop |= exchange.any(&RankReport::stops);
-    trainer.writer->advance(exchange.save_statuses());
     if (exchange.any(&RankReport::is_corrupt))
         comm::collective_check(trainer.memory_error.empty() ? ""
             : trainer.slow->host(run.grid.world.rank) + ": " + trainer.memory_error);
-    if (!result.updated) return handle_spike(result, run, trainer);
-    trainer.spikes.add(result);
+    trainer.writer->advance(exchange.save_statuses());  // not what a corrupt rank has written
+    if (!result.updated) {
+        handle_spike(result, run, trainer);
+        if (run.options.on_spike == "back") return;  // with samples of its own
+    } else {
+        trainer.spikes.add(result);
+        bool settled = trainer.writer->saved_step() > trainer.loaded_step;  // there is a newer checkpoint
+        if (run.options.on_spike != "back" || settled) trainer.spikes.in_a_row = 0;
+    }
     check_save_attempts(run, trainer);
     if (exchange.reports[0].wants_save) {
         finish_save(run, trainer);

@@ -1,0 +1,93 @@
+// folder_lock.h   a --save folder belongs to one run at a time
+#pragma once
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <thread>
+#include "../base/file.h"
+
+// DIR/.lock holds the host and process that write there. Where the file system tells hosts of each other's
+// locks the kernel's lock decides; elsewhere the holder touches the file every `beat` seconds, and one that
+// has not been touched for two beats is a dead host's.
+class FolderLock {
+    static constexpr int beat = 5;  // seconds
+    std::string path;
+    int fd = -1;
+    std::thread heart;
+    std::mutex mutex;
+    std::condition_variable ends;
+    bool ended = false;
+
+    static std::string holder(int fd) {
+        char line[256] = {};
+        return pread(fd, line, sizeof line - 1, 0) > 0 ? line : "another run";
+    }
+    // of the kernel that decides about locks of this host
+    static std::string this_host() {
+        char name[128] = {}, boot[40] = {};
+        gethostname(name, sizeof name - 1);
+        int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+        if (file >= 0 && read(file, boot, 36) < 0) boot[0] = 0;
+        if (file >= 0) close(file);
+        return text("host %s (%.8s)", name, boot);
+    }
+    // whether somebody touches the file within two beats; opened anew, for a file system that remembers
+    bool beats() const {
+        struct stat before = {}, now = {};
+        stat(path.c_str(), &before);
+        sleep(2 * beat + 1);
+        int again = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        bool known = again >= 0 && fstat(again, &now) == 0;
+        if (again >= 0) close(again);
+        return known && (now.st_mtim.tv_sec != before.st_mtim.tv_sec ||
+                         now.st_mtim.tv_nsec != before.st_mtim.tv_nsec);
+    }
+    [[noreturn]] void refuse(const std::string& who) {
+        close(std::exchange(fd, -1));
+        fail("--save %s: %s writes there: end that run, or choose another folder",
+             path.substr(0, path.rfind('/')).c_str(), who.c_str());
+    }
+
+public:
+    explicit FolderLock(const std::string& dir) : path(dir + "/.lock") {
+        fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
+        bool is_locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        std::string mine = text("%s, process %d", this_host().c_str(), (int)getpid()), there = holder(fd);
+        struct stat info = {};
+        bool is_elsewhere =
+            fstat(fd, &info) == 0 && info.st_size > 0 && there.rfind(this_host() + ",", 0) != 0;
+        // a host that is gone may hold the file system's lock for minutes: it is its heart that counts
+        if (is_elsewhere ? beats() : is_locked) refuse(there);
+        if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
+            fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
+        heart = std::thread([this] {
+            std::unique_lock lock(mutex);
+            while (!ends.wait_for(lock, std::chrono::seconds(beat), [this] { return ended; }))
+                futimens(fd, nullptr);
+        });
+    }
+    FolderLock(const FolderLock&) = delete;
+    ~FolderLock() {
+        if (heart.joinable()) {
+            {
+                std::lock_guard lock(mutex);
+                ended = true;
+            }
+            ends.notify_all();
+            heart.join();
+        }
+        if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
+    }
+    // what saves that were cut off have left
+    static void remove_leftovers(const std::string& dir) {
+        std::error_code ignored;
+        for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
+            std::string name = entry.path().filename();
+            bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");
+            bool replaced = name.ends_with(".replaced") && (name.rfind("step-", 0) == 0 || partial);
+            if (partial || replaced) std::filesystem::remove_all(entry.path(), ignored);
+        }
+    }
+};
