@@ -197,7 +197,7 @@ void test_plan_advice() {
     refuses("at most 1", [] { resolved_plan("--gemm-efficiency 5"); });
     std::string saves = plan_text(plan_of(mtnlg + "--world-size 2240 --file-system-rate 100"));
     check(saves.find("checkpoint      6355 GB; a rank writes 2.84 GB") != std::string::npos &&
-              saves.find("written in 63.6 s beside the steps") != std::string::npos, "times of saves");
+              saves.find("written in 63.5 s beside the steps") != std::string::npos, "times of saves");
 }
 
 // what is drawn, and what programs read
