@@ -29,6 +29,15 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     return out;
 }
 
+// those of all ranks, as 0 2 to 4, whose number is `value`
+template <class Number>
+std::string ranks_with(const std::vector<Number>& of_ranks, Number value) {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < of_ranks.size(); rank++)
+        if (of_ranks[rank] == value) ranks.push_back((int)rank);
+    return rank_list(ranks);
+}
+
 // goes on if no rank has an error; else all exit with `code`
 inline void collective_check(const std::string& error, int code = 1) {
     uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
@@ -87,9 +96,7 @@ inline bool await_together(std::future<void>& work, const char* doing, std::stri
         if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
         if (named || world_rank() != 0 || std::chrono::steady_clock::now() - began < patience) continue;
         named = true;
-        std::vector<int> slow;
-        for (size_t rank = 0; rank < all.size(); rank++) if (all[rank] == Busy) slow.push_back((int)rank);
-        fprintf(stderr, "slow: rank %s still %s after 5 s\n", rank_list(slow).c_str(), doing);
+        fprintf(stderr, "slow: rank %s still %s after 5 s\n", ranks_with(all, (int64_t)Busy).c_str(), doing);
     }
 }
 

@@ -78,6 +78,12 @@ def flipped_bits():
             check(int(found["step"]) <= at + 202, f"{name}: flipped at step {at}, found at {found['step']}")
 
 
+def until_60(name):
+    """Options of a run that may stop early: its rate falls as if it went on to step 60."""
+    rates = ["--decay-tokens", 60 * 8 * 16, "--warmup-tokens", 0]
+    return [*rates, "--save-every", 10, "--save", WORK / name, "--metrics", WORK / f"{name}.jsonl"]
+
+
 def spikes():
     """What is not finite changes nothing: stop, skip, back; the metrics stay JSON that a restart accepts."""
     steps = ["--steps", 60, "--save-every", 10, "--save"]
@@ -86,42 +92,11 @@ def spikes():
     plain = metrics(WORK / "plain.jsonl")
     # a NaN in the newest checkpoint, with right sums
     for way in ("stop", "back"):
-        r = run(
-            command(
-                "--steps",
-                30,
-                "--save-every",
-                10,
-                "--decay-tokens",
-                60 * 8 * 16,
-                "--warmup-tokens",
-                0,
-                "--save",
-                f"nan-{way}",
-                "--metrics",
-                f"nan-{way}.jsonl",
-            )
-        )
-        unhurt = metrics(WORK / f"nan-{way}.jsonl")
-        damage_checkpoint(WORK / f"nan-{way}/step-00000030")
-        words = command(
-            "--steps",
-            40,
-            "--save-every",
-            10,
-            "--decay-tokens",
-            60 * 8 * 16,
-            "--warmup-tokens",
-            0,
-            "--on-spike",
-            way,
-            "--save",
-            f"nan-{way}",
-            "--resume",
-            f"nan-{way}",
-            "--metrics",
-            f"nan-{way}.jsonl",
-        )
+        name = f"nan-{way}"
+        r = run(command("--steps", 30, *until_60(name)))
+        unhurt = metrics(WORK / f"{name}.jsonl")
+        damage_checkpoint(WORK / name / "step-00000030")
+        words = command("--steps", 40, "--on-spike", way, "--resume", WORK / name, *until_60(name))
         r = run(words)
         if way == "stop":
             check(
@@ -136,7 +111,10 @@ def spikes():
             max(after) == 40 and all(after[s] == unhurt[s] for s in unhurt),
             f"{way}: goes on behind step 20",
         )
-        check(not (WORK / f"nan-{way}/step-00000030/diverged").exists(), "set aside")
+        check(
+            (WORK / name / "diverged-step-00000030/index.json").exists(),
+            f"{way}: the wrong one is set aside",
+        )
     # a z-score: the losses of this text never spike, unless nearly everything is one
     r = run(command(*steps, "z", "--metrics", "z.jsonl", "--on-spike", "skip", "--spike-z", 0.001))
     lines = [json.loads(line) for line in (WORK / "z.jsonl").read_text().splitlines()]
@@ -186,28 +164,25 @@ def damage_checkpoint(folder):
 
 def diverged_checkpoint():
     """The newest checkpoint leads to NaN: the launcher goes back behind it and finishes."""
-    options = [
-        "--steps",
-        30,
-        "--save-every",
-        10,
-        "--decay-tokens",
-        60 * 8 * 16,
-        "--warmup-tokens",
-        0,
-        "--save",
-        "back",
-    ]
-    lines = ["--metrics", "back.jsonl"]
-    r = run(command(*options, *lines))
+    r = run(command("--steps", 30, *until_60("back")))
     unhurt = metrics(WORK / "back.jsonl")
     damage_checkpoint(WORK / "back/step-00000030")
     (WORK / "one-host").write_text("localhost\n")
-    options[1] = 45
-    words = ["bash", REPOSITORY / "scripts/launch_mpirun.sh", WORK / "one-host", 1, "--train", DATA, *MODEL]
+    launch = [
+        "bash",
+        REPOSITORY / "scripts/launch_mpirun.sh",
+        WORK / "one-host",
+        1,
+        "--train",
+        DATA,
+        *MODEL,
+    ]
     variables = dict(environment, LAUNCH_PAUSE="0.1", LAUNCH_DIR=str(BUILD))
-    options[options.index("--save") + 1], lines[1] = WORK / "back", WORK / "back.jsonl"
-    r = run([str(word) for word in (*words, *options, *lines)], variables)
+
+    def launched(*options):
+        return run([str(word) for word in (*launch, *options, *until_60("back"))], variables)
+
+    r = launched("--steps", 45)
     after = metrics(WORK / "back.jsonl")
     good = r.returncode == 0 and max(after) == 45 and all(after[step] == unhurt[step] for step in unhurt)
     check(good, f"back behind a NaN: {r.returncode} {r.stdout[-300:]} {r.stderr[-300:]}")
@@ -219,21 +194,7 @@ def diverged_checkpoint():
         status.returncode == 0 and all(w in status.stdout for w in wants),
         f"status.sh: {status.stdout} {status.stderr}",
     )
-    # no progress: three attempts, then it stops
-    r = run(
-        [
-            str(word)
-            for word in (
-                *words,
-                *options[2:],
-                "--steps",
-                60,
-                "--learning-rate",
-                "nan",
-                "--resume",
-                WORK / "back",
-            )
-        ],
-        variables,
-    )
-    check(r.returncode == 1, f"bad options: {r.returncode}")
+    # without progress, for the options are refused: three attempts, then it stops
+    refused = launched("--steps", 60, "--learning-rate", "nan")
+    stops = "3 attempts without a newer checkpoint"
+    check(refused.returncode == 1 and stops in refused.stderr, f"no progress: {refused.stderr[-300:]}")

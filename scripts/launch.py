@@ -70,6 +70,9 @@ class Options:
     def number(self, name, default):
         return int(self.values.get(name, default))
 
+    def ranks_of_replica(self):
+        return self.number("tensor-parallel", 1) * self.number("pipeline-parallel", 1)
+
     def without(self, name):
         at = self.words.index("--" + name) if "--" + name in self.words else len(self.words)
         return self.words[:at] + self.words[at + 2 :]
@@ -110,7 +113,7 @@ class Launcher:
         """Hosts and number of ranks: all that are wanted, or as many whole replicas as the batch allows."""
         hosts = self.usable_hosts()[: self.wanted]
         ranks = len(hosts) * self.each
-        replica = self.options.number("tensor-parallel", 1) * self.options.number("pipeline-parallel", 1)
+        replica = self.options.ranks_of_replica()
         batch = self.options.number("batch", 8)
         if len(hosts) == self.wanted:
             return hosts, ranks
@@ -222,8 +225,7 @@ class Launcher:
         # a rank that died alone may be no fault of its host: without a spare it is tried once more
         strikes = {host: sum(host in a["lost_on"] for a in self.record["attempts"]) for host in found}
         out = {host for host in found if spares or strikes[host] >= 1}
-        replica = self.options.number("tensor-parallel", 1) * self.options.number("pipeline-parallel", 1)
-        if (len(self.usable_hosts()) - len(out)) * self.each < replica:
+        if (len(self.usable_hosts()) - len(out)) * self.each < self.options.ranks_of_replica():
             out = set()  # what is left would hold no replica
         if out and self.folder:
             self.keep("excluded-hosts", "a", "".join(f"{host}\n" for host in sorted(out)))

@@ -14,48 +14,6 @@
 #include <utility>
 #include "check.h"
 
-struct MappedFile {
-    std::string path;
-    const char* data = nullptr;
-    size_t size = 0;
-
-    explicit MappedFile(const std::string& path) : path(path) {
-        int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
-        struct stat info;
-        if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
-        if (!S_ISREG(info.st_mode)) {
-            close(fd);
-            fail("%s: is not a regular file", path.c_str());
-        }
-        size = info.st_size;
-        if (size) {
-            void* p = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-            if (p != MAP_FAILED) data = (const char*)p;
-        }
-        close(fd);
-        if (size && !data) fail("%s: cannot be mapped: %s", path.c_str(), strerror(errno));
-    }
-    MappedFile(MappedFile&& o) noexcept
-        : path(std::move(o.path)), data(std::exchange(o.data, nullptr)), size(std::exchange(o.size, 0)) {}
-    ~MappedFile() {
-        if (data) munmap((void*)data, size);
-    }
-    std::string_view view() const { return {data, size}; }
-    // the bytes [offset, offset + n), or an Error that names what was wanted
-    const char* range(size_t offset, size_t n, const char* what) const {
-        if (offset > size || n > size - offset)
-            fail("%s: truncated: has %zu bytes, wants %zu for %s at offset %zu", path.c_str(), size, n, what,
-                 offset);
-        return data + offset;
-    }
-    template <class T>
-    T read(size_t offset, const char* what) const {
-        T value;
-        memcpy(&value, range(offset, sizeof(T), what), sizeof(T));
-        return value;
-    }
-};
-
 // Read by offset, not mapped: where a file is cut off or cannot be read while it is in use, that is an Error,
 // not a signal.
 struct InputFile {
@@ -105,6 +63,40 @@ struct InputFile {
         struct stat now;
         return fstat(fd, &now) != 0 || (size_t)now.st_size != size ||
             now.st_mtim.tv_sec != modified.tv_sec || now.st_mtim.tv_nsec != modified.tv_nsec;
+    }
+};
+
+struct MappedFile {
+    std::string path;
+    const char* data = nullptr;
+    size_t size = 0;
+
+    explicit MappedFile(const std::string& path) : path(path) {
+        InputFile file(path);
+        size = file.size;
+        if (!size) return;
+        void* p = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
+        if (p == MAP_FAILED) fail("%s: cannot be mapped: %s", path.c_str(), strerror(errno));
+        data = (const char*)p;
+    }
+    MappedFile(MappedFile&& o) noexcept
+        : path(std::move(o.path)), data(std::exchange(o.data, nullptr)), size(std::exchange(o.size, 0)) {}
+    ~MappedFile() {
+        if (data) munmap((void*)data, size);
+    }
+    std::string_view view() const { return {data, size}; }
+    // the bytes [offset, offset + n), or an Error that names what was wanted
+    const char* range(size_t offset, size_t n, const char* what) const {
+        if (offset > size || n > size - offset)
+            fail("%s: truncated: has %zu bytes, wants %zu for %s at offset %zu", path.c_str(), size, n, what,
+                 offset);
+        return data + offset;
+    }
+    template <class T>
+    T read(size_t offset, const char* what) const {
+        T value;
+        memcpy(&value, range(offset, sizeof(T), what), sizeof(T));
+        return value;
     }
 };
 

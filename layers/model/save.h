@@ -341,11 +341,9 @@ private:
         constexpr double patience = 5;  // seconds
         if (was_named || !is_first() || seconds() - stage_began < patience) return;
         was_named = true;
-        std::vector<int> slow;
-        for (size_t rank = 0; rank < statuses.size(); rank++)
-            if (statuses[rank] == Busy) slow.push_back((int)rank);
-        fprintf(stderr, "slow: rank %s still %s %s after %.0f s\n", comm::rank_list(slow).c_str(),
-                doing[stage], folder().c_str(), seconds() - stage_began);
+        std::string slow = comm::ranks_with(statuses, (int)Busy);
+        fprintf(stderr, "slow: rank %s still %s %s after %.0f s\n", slow.c_str(), doing[stage],
+                folder().c_str(), seconds() - stage_began);
     }
     void give_up(int failed) {
         Stage at = stage;
