@@ -22,7 +22,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
     const Options& o = run.options;
-    double start = seconds(), waited = comm::waited;
+    double start = seconds(), waited = comm::waited_seconds();
     const StepSamples& samples = trainer.samples.take();
     int B = model.setup.B, T = model.shape.T;
     double tokens = (double)samples.batch * T;
@@ -71,7 +71,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     run.state.tokens += (uint64_t)tokens;
     RankReport mine = report_step(run, trainer, check ? &*check : nullptr, result.updated);
     mine.stops = stop_requested;
-    mine.computed = seconds() - start - (comm::waited - waited);
+    mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepExchange exchange = exchange_step(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
     return exchange;
@@ -140,8 +140,11 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
         evaluate_step(result, run, trainer, asked);
         reporter.report_step(result, (double)batch * model.shape.T);
         act_on_exchange(exchange, result, run, trainer);
-        if (due(o.check_every))
+        if (due(o.check_every)) {
+            double began = seconds();
             comm::collective_check(compare_replicas(model, *trainer.optimizer, run.state.step));
+            reporter.report_check(result.seconds + seconds() - began);
+        }
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
     }
     model.await_parameters();  // the last update's
@@ -170,9 +173,10 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
-    trainer.writer = std::make_unique<CheckpointWriter>(run);
-    if (training) trainer.slow = std::make_unique<SlowRankMonitor>(run.grid.world);
-    if (!training || !HAS_KERNELS) return;
+    if (!training) return;
+    trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
+    trainer.slow = std::make_unique<SlowRankMonitor>(run.grid.world);
+    if (!HAS_KERNELS) return;
     open_autotuner(o, run.state);
     // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;

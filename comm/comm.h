@@ -47,7 +47,6 @@ struct StreamEvent {
 };
 
 inline double timeout = 600;  // seconds
-inline double waited = 0;     // seconds that this rank has waited for others so far
 
 enum class Collective { AllReduce, ReduceScatter, AllGather, Message };
 // what each of `ranks` sends of a whole of so many bytes, by the ring algorithm (Patarasuk and Yuan, 2009)
@@ -73,6 +72,7 @@ Group everyone();  // the world, for numbers on the host alone; before there is 
 // numbers in the host's memory: every member's, one after the other
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);
 void barrier(const Group& g, const char* label);
+double waited_seconds();  // that this rank, or its device, has waited for others so far
 
 Stream make_comm_stream();
 void wait_stream(Stream comm_stream, Stream compute);

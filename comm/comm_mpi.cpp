@@ -152,6 +152,7 @@ void wait_stream(Stream comm_stream, Stream compute) {
     event->record(compute);
     ((CommStream*)comm_stream)->after = event;
 }
+double waited_seconds() { return host_waited; }
 StreamEvent record_event(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
 void hold_until(Stream, const StreamEvent& event) {
     CommStream& c = *(CommStream*)event.comm_stream;

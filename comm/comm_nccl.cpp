@@ -1,6 +1,8 @@
 // comm_nccl.cpp   the transport over NCCL: one communicator a group, made known over MPI
 //   Calls go into the stream they are given; a comm_stream is a stream of its own, ordered against the
 //   compute stream by events. While the host waits for the device, the oldest unfinished call is watched.
+//   What a rank waits for others is time of its compute stream: in calls there, which take the slowest rank's
+//   time, and until an event of a comm_stream.
 #include <nccl.h>
 #include <deque>
 #include "mpi_world.h"
@@ -65,14 +67,6 @@ void end_watched() {
     forget_ended();
 }
 
-template <class Post>
-void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
-    std::string here = note(g, what, label, n);
-    watched.push_back({here, calls, g, s, nullptr});
-    check_nccl(post(comm_of(g)), here.c_str());
-    if (!together) end_watched();
-}
-
 struct CommStream {
     Event forked;
     // an event older than that is met by a later one: the order is kept
@@ -81,6 +75,32 @@ struct CommStream {
     long given = 0;
 };
 std::map<Stream, std::unique_ptr<CommStream>> comm_streams;
+
+struct Wait {
+    TimedEvent begin, end;
+};
+std::deque<std::unique_ptr<Wait>> waits, unused_waits;  // of the compute stream, not yet counted
+double device_waited = 0;                               // seconds
+
+template <class Work>
+void time_wait(Stream compute, Work work) {
+    if (unused_waits.empty()) unused_waits.push_back(std::make_unique<Wait>());
+    waits.push_back(std::move(unused_waits.front()));
+    unused_waits.pop_front();
+    waits.back()->begin.record(compute);
+    work();
+    waits.back()->end.record(compute);
+}
+
+template <class Post>
+void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
+    std::string here = note(g, what, label, n);
+    watched.push_back({here, calls, g, s, nullptr});
+    auto post_checked = [&] { check_nccl(post(comm_of(g)), here.c_str()); };
+    if (together || comm_streams.count(s)) post_checked();
+    else time_wait(s, post_checked);
+    if (!together) end_watched();
+}
 
 // NCCL connects two ranks when they first communicate, and the host waits for it; a host that waits in the
 // middle of a schedule may keep from its neighbours what they wait for. So all connections are made here.
@@ -141,7 +161,18 @@ StreamEvent record_event(Stream comm_stream) {
     return {comm_stream, c.given};
 }
 void hold_until(Stream compute, const StreamEvent& event) {
-    comm_streams[event.comm_stream]->marks[event.position % CommStream::moments]->hold(compute);
+    time_wait(compute, [&] {
+        comm_streams[event.comm_stream]->marks[event.position % CommStream::moments]->hold(compute);
+    });
+}
+// of what the device has done
+double waited_seconds() {
+    while (!waits.empty() && waits.front()->end.reached()) {
+        device_waited += waits.front()->end.since(waits.front()->begin);
+        unused_waits.push_back(std::move(waits.front()));
+        waits.pop_front();
+    }
+    return host_waited + device_waited;
 }
 void group_begin() {
     together = true;

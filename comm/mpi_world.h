@@ -23,6 +23,7 @@ bool running = false;
 MPI_Comm control;  // of the world, for questions and answers alone
 constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4, remembered = 8;
 constexpr double patience = 3;  // seconds for an answer
+double host_waited = 0;  // seconds
 std::string last_calls[remembered];
 long calls = 0;
 
@@ -137,7 +138,7 @@ class Patience {
 public:
     Patience() = default;
     Patience(const Patience&) = delete;
-    ~Patience() { waited += now() - start; }
+    ~Patience() { host_waited += now() - start; }
     void turn(const std::string& here, const std::vector<int>& members) {
         if (++turns > 100) sched_yield();
         if (turns % 256 == 0) {

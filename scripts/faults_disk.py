@@ -29,18 +29,21 @@ from over_ranks import check
 
 
 def slow_disk():
-    """One rank's fsync takes longer than --comm-timeout, then its reads: both end well, the rank is named."""
-    words = command("--steps", 40, "--save", "slow", "--comm-timeout", 4, ranks=4)
-    r = run(words, shimmed(FAULT_RANK=2, FSYNC_SECONDS=7))
+    """One rank's fsync takes longer than --comm-timeout, then its reads: both end well, the rank is named,
+    and a save that is due while the last one still goes on is left out."""
+    words = command("--steps", 60, "--save", "slow", "--save-every", 20, "--comm-timeout", 4, ranks=4)
+    r = run(words, shimmed(FAULT_RANK=2, FSYNC_SECONDS=6))
+    saved = checkpoints(WORK / "slow")
     check(
-        r.returncode == 0 and checkpoints(WORK / "slow") == ["step-00000040"],
-        f"slow fsync: {r.stderr[-600:]}",
+        r.returncode == 0 and saved == ["step-00000020", "step-00000060"],
+        f"slow fsync: {saved} {r.stderr[-600:]}",
     )
     check(
-        re.search(r"slow: rank 2 still writing .*step-00000040", r.stderr),
+        re.search(r"slow: rank 2 still writing .*step-000000[26]0", r.stderr)
+        and "step 40 is not saved: an earlier save still goes on" in r.stderr,
         f"who is slow: {r.stderr[-600:]}",
     )
-    words = command("--steps", 42, "--save", "slow", "--resume", "slow", "--comm-timeout", 4, ranks=4)
+    words = command("--steps", 62, "--save", "slow", "--resume", "slow", "--comm-timeout", 4, ranks=4)
     r = run(words, shimmed(FAULT_RANK=1, PREAD_SECONDS=0.25, FAULT_PATH="/step-"))
     check(r.returncode == 0 and "resumed" in r.stdout, f"slow reads: {r.returncode} {r.stderr[-600:]}")
     check(re.search(r"slow: rank 1 still reading", r.stderr), f"who is slow in reading: {r.stderr[-600:]}")

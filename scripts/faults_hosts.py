@@ -121,13 +121,15 @@ class Hosts:
     def inside(self, name, words):
         return [str(self.agent), name, " ".join(map(shlex.quote, map(str, words)))]
 
-    def signal(self, name, number, part=""):
-        """To the processes of a host whose command line has `part`."""
+    def signal(self, name, number, part="", most=1000):
+        """To the processes of a host whose command line has `part`, at most so many."""
         listed = run(["ip", "netns", "pids", self.prefix + name]).stdout.split()
         for process in map(int, listed):
             try:
-                if part in Path(f"/proc/{process}/cmdline").read_text(errors="replace"):
+                words = Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
+                if not part or (part in words[0] and most > 0):
                     os.kill(process, number)
+                    most -= 1
             except (OSError, ProcessLookupError):
                 pass
 
@@ -204,6 +206,38 @@ def lost_hosts():
                     record["attempts"][1]["hosts"] == ["h1", "h3"],
                     f"spares: {record['attempts'][1]['hosts']}",
                 )
+
+
+def fewer_replicas():
+    """One of two hosts goes, and there is no spare: the run goes on with one replica; when the host is back
+    and the run is lost once more, it has two again."""
+    wanted = undisturbed()
+    with Hosts(3) as hosts:
+        if not hosts.usable:
+            return skipped("a host that comes back", "no network namespaces")
+        lines = WORK / "fewer.jsonl"
+        options = [*LONG, "--pipeline-parallel", 2, "--comm-timeout", 10]
+        options += ["--save", WORK / "fewer", "--metrics", lines]
+        process = hosts.launch(["h1", "h2"], 2, options)
+        check(until(lambda: steps_written(lines) >= 60), "with two hosts it begins")
+        hosts.link("h2", "down")
+        hosts.signal("h2", signal.SIGSTOP)
+        record = lambda: json.loads((WORK / "fewer/launch.json").read_text())["attempts"]
+        again = until(
+            lambda: len(record()) > 1 and max(metrics(lines)) > record()[1]["from_step"] + 25, 120
+        )
+        check(again, "with one host it goes on")
+        hosts.signal("h2", signal.SIGKILL)
+        hosts.link("h2", "up")
+        hosts.signal("h1", signal.SIGKILL, "train_gpt")
+        text = end(process, 240)
+        got, ranks = metrics(lines), [attempt["ranks"] for attempt in record()]
+        check(process.returncode == 0 and ranks == [4, 2, 4], f"4, 2, 4 ranks: {ranks} {text[-900:]}")
+        last = max(wanted)
+        good = (
+            sorted(got) == sorted(wanted) and abs(got[last][0] - wanted[last][0]) < 0.02 * wanted[last][0]
+        )
+        check(good, f"its losses: step {max(got)}, {got[max(got)]} for {wanted[last]}")
 
 
 SLURM = """ClusterName=faults

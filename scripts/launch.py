@@ -8,9 +8,12 @@ Of the hosts given the first N take part (default: all), the others are spares. 
 is started again from its newest checkpoint in --save: after a pause that doubles, without the hosts that it
 was lost on, behind a checkpoint that leads to no finite loss, and over fewer replicas where hosts are missing
 and the batch still divides. It stops for good after three attempts without a newer checkpoint.
+A host that was lost and does not start a program, or for which there is a spare, is excluded; where hosts are
+missing, those that start programs again are taken back, but none whose memory was found wrong or that
+somebody has written down.
 
 DIR/launch.log (DIR: --save) has what was printed, DIR/launch.json what was started and how it ended, and
-DIR/excluded-hosts a host a line, which may be edited: it is read before each attempt.
+DIR/excluded-hosts a host a line, and why; it may be edited: it is read before each attempt.
 LAUNCH_PAUSE: seconds before the first new attempt [5]. LAUNCH_DIR: the folder of train_gpt [here].
 LAUNCH_MPIRUN: more options of mpirun."""
 
@@ -21,6 +24,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -28,6 +32,10 @@ DIVERGED = 3  # train_gpt's exit code: a loss that is not finite, or a spike
 PROGRAM = Path(os.environ.get("LAUNCH_DIR", "."), "train_gpt").resolve()
 ATTEMPTS = 3  # without a newer checkpoint
 LONGEST_PAUSE = 300
+LONGEST_END = 30  # of mpirun or srun, once they have said that the run is lost
+ENDS = re.compile(
+    r"lost communication with a remote daemon|MPI_ABORT was invoked|noticed that process rank"
+)
 # what tells on which host a run was lost
 LOST = (
     re.compile(
@@ -35,11 +43,14 @@ LOST = (
     ),
     re.compile(r"on node (\S+?) (?:exited on signal|but)"),
     re.compile(r"Node failure on ([^\s,.]+)"),
-    re.compile(r"train_gpt: (\S+): (?:step \d+|parameters) "),
     re.compile(r"Could not resolve hostname (\S+):|connect to host (\S+) port"),
 )
 # of srun only the first: it then kills the tasks of all other nodes itself
 FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)")
+MEMORY = re.compile(r"train_gpt: (\S+): (?:step \d+|parameters) ")
+# by the first rank whose patience ended: the others may miss that one
+HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
+ANSWER_SECONDS = 30  # of a host that is asked to start a program
 SPIKE = re.compile(r"train_gpt: step \d+: loss .* are (?:not finite|a spike)")
 
 
@@ -85,9 +96,10 @@ def newest_checkpoint(folder, before=None):
     return max((step for step in steps if before is None or step < before), default=-1)
 
 
-def read_lines(path):
+def read_hosts(path):
+    """What each line says of the host that it begins with."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [line.split()[0] for line in lines if line.split() and not line.startswith("#")]
+    return {line.split()[0]: line for line in lines if line.split() and not line.startswith("#")}
 
 
 class Launcher:
@@ -95,9 +107,10 @@ class Launcher:
         self.how, self.hosts, self.each, self.options = how, hosts, each, options
         self.wanted = wanted or len(hosts)
         self.folder = Path(options.values["save"]) if "save" in options.values else None
-        self.excluded = set()
+        self.excluded = {}  # host: its line in excluded-hosts
         self.child = None
         self.told = False
+        self.ends_since = 0
         self.stopping = False
         self.record = {"command": sys.argv, "pid": os.getpid(), "host": os.uname().nodename, "attempts": []}
         self.record["metrics"] = options.values.get("metrics", "")
@@ -106,11 +119,41 @@ class Launcher:
 
     def usable_hosts(self):
         if self.folder:
-            self.excluded = set(read_lines(self.folder / "excluded-hosts"))  # as it was edited
+            self.excluded = read_hosts(self.folder / "excluded-hosts")  # as it was edited
         return [host for host in self.hosts if host not in self.excluded]
+
+    def answers(self, host):
+        """Whether a program starts there."""
+        with subprocess.Popen(
+            self.starter([host], 1, 1) + ["true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as asked:
+            try:
+                return asked.wait(ANSWER_SECONDS) == 0
+            except subprocess.TimeoutExpired:
+                os.killpg(asked.pid, signal.SIGKILL)
+                return False
+
+    def take_back(self):
+        """Excluded hosts that are up again, as many as are missing; the one that was lost last comes last."""
+        for host in list(self.excluded):
+            if len(self.usable_hosts()) >= self.wanted or self.stopping:
+                return
+            why = self.excluded[host].split()[1:2]  # none: somebody's own line
+            if host not in self.hosts or why not in (["lost"], ["hangs"]) or not self.answers(host):
+                continue
+            print(f"launch.py: {host} starts programs again, and is taken back", flush=True)
+            left = [text for name, text in self.excluded.items() if name != host]
+            if not self.keep("excluded-hosts", "w", "".join(f"{text}\n" for text in left)):
+                return
 
     def choose(self):
         """Hosts and number of ranks: all that are wanted, or as many whole replicas as the batch allows."""
+        self.usable_hosts()
+        self.take_back()
         hosts = self.usable_hosts()[: self.wanted]
         ranks = len(hosts) * self.each
         replica = self.options.ranks_of_replica()
@@ -140,11 +183,14 @@ class Launcher:
             words = Options(words).without("resume") + ["--resume", str(self.folder)]
         if resume_before is not None:
             words = words + ["--resume-before", str(resume_before)]
-        program = [str(PROGRAM), *words, "--world-size", str(ranks)]
+        return [*self.starter(hosts, ranks, self.each), str(PROGRAM), *words, "--world-size", str(ranks)]
+
+    def starter(self, hosts, ranks, each):
+        """What starts a program on hosts, up to `each` ranks on one."""
         if self.how == "slurm":
             mpi = os.environ.get("SLURM_MPI_TYPE", "pmix")
             where = [f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}", f"--ntasks={ranks}"]
-            return ["srun", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where, *program]
+            return ["srun", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where]
         # a host whose link is down is noticed after some seconds, not never
         alive = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
         settings = [word for name, value in alive.items() for word in ("--mca", name, str(value))]
@@ -152,21 +198,10 @@ class Launcher:
             "OMP_NUM_THREADS"
         ]
         exports = [word for name in passed_on for word in ("-x", name)]
-        listed = ",".join(f"{host}:{self.each}" for host in hosts)
+        where = ["--host", ",".join(f"{host}:{each}" for host in hosts), "-n", str(ranks)]
+        placing = ["--map-by", f"ppr:{each}:node", "--bind-to", "none"]
         extra = os.environ.get("LAUNCH_MPIRUN", "").split()
-        placing = ["--map-by", f"ppr:{self.each}:node", "--bind-to", "none"]
-        return [
-            "mpirun",
-            *extra,
-            *settings,
-            "--host",
-            listed,
-            "-n",
-            str(ranks),
-            *placing,
-            *exports,
-            *program,
-        ]
+        return ["mpirun", *extra, *settings, *where, *placing, *exports]
 
     # ---- one attempt
 
@@ -190,9 +225,20 @@ class Launcher:
         if self.folder and self.keep(".launch.json.partial", "w", text):
             (self.folder / ".launch.json.partial").rename(self.folder / "launch.json")
 
+    def read(self, lines, tail):
+        """What the run prints, to its end."""
+        for line in lines:
+            print(line, end="", flush=True)
+            tail.append(line)
+            if ENDS.search(line):
+                self.ends_since = self.ends_since or time.time()
+            if self.folder:
+                self.keep("launch.log", "a", line)
+
     def run(self, command):
         """The exit code, and the end of what was printed."""
         tail = collections.deque(maxlen=20000)
+        self.ends_since = 0
         self.child = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -202,35 +248,48 @@ class Launcher:
         )
         if self.stopping:
             self.on_signal(None, None)
-        for line in self.child.stdout:
-            print(line, end="", flush=True)
-            tail.append(line)
-            if self.folder:
-                self.keep("launch.log", "a", line)
-        return self.child.wait(), "".join(tail)
+        reader = threading.Thread(target=self.read, args=(self.child.stdout, tail), daemon=True)
+        reader.start()
+        while self.child.poll() is None:
+            time.sleep(0.05)
+            if self.ends_since and time.time() - self.ends_since > LONGEST_END:
+                print(f"launch.py: {command[0]} does not end: killed", flush=True)
+                os.killpg(self.child.pid, signal.SIGKILL)  # its daemons notice, and end their ranks
+                self.child.wait()
+        reader.join(5)  # what still holds the pipe is on a host that is gone
+        return self.child.returncode, "".join(list(tail))
 
-    def exclude(self, printed):
-        """The hosts that the run was lost on; those that are named are not taken again."""
+    def lost_hosts(self, printed, hosts):
+        """Of `hosts`, those that the run was lost on, and why."""
         found = {
-            name
+            name: "lost"
             for pattern in LOST
             for groups in pattern.findall(printed)
             for name in ([groups] if isinstance(groups, str) else groups)
-            if name in self.hosts
         }
-        first = FIRST_LOST.search(printed)
-        if first and first[1] in self.hosts:
-            found.add(first[1])
-        spares = len(self.usable_hosts()) > self.wanted
+        first, hangs = FIRST_LOST.search(printed), HANGS.search(printed)
+        if first:
+            found[first[1]] = "lost"
+        if hangs and not found:  # ranks fill host after host
+            for rank in map(int, hangs[1].split()):
+                found[hosts[min(rank // self.each, len(hosts) - 1)]] = "hangs"
+        found.update({name: "memory" for name in MEMORY.findall(printed)})
+        return {name: why for name, why in found.items() if name in self.hosts}
+
+    def exclude(self, found):
+        """Hosts that are not taken again; found: by lost_hosts."""
+        spares = len(self.usable_hosts()) - self.wanted
         # a rank that died alone may be no fault of its host: without a spare it is tried once more
         strikes = {host: sum(host in a["lost_on"] for a in self.record["attempts"]) for host in found}
-        out = {host for host in found if spares or strikes[host] >= 1}
+        out = [host for host in found if spares > 0 or strikes[host] > 0 or not self.answers(host)]
         if (len(self.usable_hosts()) - len(out)) * self.each < self.options.ranks_of_replica():
-            out = set()  # what is left would hold no replica
+            # what is left would hold no replica: stay with those that answer
+            out = [host for host in out if not self.answers(host)]
         if out and self.folder:
-            self.keep("excluded-hosts", "a", "".join(f"{host}\n" for host in sorted(out)))
-        self.excluded |= out
-        return sorted(found)
+            when = time.strftime("%Y-%m-%dT%H:%M:%S")
+            self.keep("excluded-hosts", "a", "".join(f"{host} {found[host]} {when}\n" for host in out))
+        elif out:
+            self.excluded.update(dict.fromkeys(out, ""))
 
     def loop(self):
         signal.signal(signal.SIGTERM, self.on_signal)
@@ -252,7 +311,10 @@ class Launcher:
             self.write_record()
             code, printed = self.run(command)
             end = newest_checkpoint(self.folder)
-            attempt["lost_on"] = self.exclude(printed) if code else []
+            lost = self.lost_hosts(printed, hosts) if code else {}
+            if not self.stopping:
+                self.exclude(lost)
+            attempt["lost_on"] = sorted(lost)
             attempt.update(ended=time.time(), exit_code=code, to_step=end)
             self.write_record()
             if code == 0 and self.how == "slurm" and "stopped by a signal" in printed and self.folder:
@@ -300,7 +362,7 @@ def main(words):
             stop(f"{hostfile} cannot be read: give a file with a line a host")
         if not re.fullmatch("[1-9][0-9]*", each):
             stop(f"{each} ranks per host: wants a number")
-        hosts, each = read_lines(hostfile), int(each)
+        hosts, each = list(read_hosts(hostfile)), int(each)
         if not hosts:
             stop(f"{hostfile} names no host")
     elif how == "slurm" and len(words) >= 2:

@@ -8,6 +8,7 @@ import json
 import random
 import signal
 import sys
+import threading
 import time
 
 from faults import (
@@ -17,7 +18,6 @@ from faults import (
     WORK,
     checkpoints,
     command,
-    end,
     metrics,
     run,
     steps_written,
@@ -28,41 +28,66 @@ from faults_hosts import Hosts
 from over_ranks import check, finish
 
 EVERY = 20  # seconds
+COMM_TIMEOUT = 10
 LAYOUT = ["--tensor-parallel", 2, "--pipeline-parallel", 2]
-SETTINGS = ["--save-every", 50, "--keep", 4, "--check-every", 25, "--comm-timeout", 10]
+SETTINGS = ["--save-every", 50, "--keep", 4, "--check-every", 25, "--comm-timeout", COMM_TIMEOUT]
 
 
 def argument(name, default):
     return int(sys.argv[sys.argv.index(name) + 1]) if name in sys.argv else default
 
 
-def kill_rank(hosts):
-    host = random.choice(("h1", "h2", "h3"))
+def attempts():
+    return json.loads((WORK / "soak/launch.json").read_text())["attempts"]
+
+
+def victim():
+    """A host that takes part now."""
+    return random.choice(attempts()[-1]["hosts"])
+
+
+def kill_ranks(hosts):
+    host = victim()
     hosts.signal(host, signal.SIGKILL, "train_gpt")
     return f"kill -9 of the ranks on {host}"
 
 
-def stop_host(hosts):
+def kill_rank(hosts):
+    host = victim()
+    hosts.signal(host, signal.SIGKILL, "train_gpt", most=1)
+    return f"kill -9 of one rank on {host}"
+
+
+def lose_host(hosts):
     """Its link goes down and its processes stop; it comes back when the others have noticed."""
-    host = random.choice(("h1", "h2", "h3"))
+    host = victim()
     hosts.link(host, "down")
     hosts.signal(host, signal.SIGSTOP)
     time.sleep(15)
     hosts.signal(host, signal.SIGKILL)
     hosts.link(host, "up")
-    return f"the link of {host} down for 15 s"
+    return f"the link of {host} down and its processes stopped for 15 s"
+
+
+def stop_ranks(hosts):
+    """For longer than --comm-timeout: they are found to hang."""
+    host = victim()
+    hosts.signal(host, signal.SIGSTOP, "train_gpt")
+    time.sleep(COMM_TIMEOUT + 8)
+    hosts.signal(host, signal.SIGCONT, "train_gpt")
+    return f"the ranks of {host} hang for {COMM_TIMEOUT + 8} s"
 
 
 def pause_host(hosts):
-    host = random.choice(("h1", "h2"))
+    host = victim()
     hosts.signal(host, signal.SIGSTOP, "train_gpt")
     time.sleep(4)
     hosts.signal(host, signal.SIGCONT, "train_gpt")
-    return f"{host} stands still for 4 s"
+    return f"the ranks of {host} stand still for 4 s"
 
 
 def end_daemon(hosts):
-    host = random.choice(("h1", "h2", "h3"))
+    host = victim()
     hosts.signal(host, signal.SIGTERM, "orted")
     return f"the daemon of {host} ends"
 
@@ -72,7 +97,10 @@ def damage_newest(hosts):
     names = checkpoints(WORK / "soak")
     if len(names) > 1:
         write_into(WORK / "soak" / names[-1] / "rank-00001.bin", 64, b"damage")
-    return f"{names[-1:]} damaged, and {kill_rank(hosts)}"
+    return f"{' '.join(names[-1:])} damaged, and {kill_ranks(hosts)}"
+
+
+FAULTS = (kill_ranks, kill_rank, lose_host, stop_ranks, pause_host, end_daemon, damage_newest)
 
 
 def main():
@@ -104,23 +132,22 @@ def main():
             sys.exit("soak.py: no network namespaces here: run it as root on Linux")
         options = [*same, "--save", WORK / "soak", "--metrics", WORK / "soak.jsonl"]
         process = hosts.launch(["h1", "h2", "h3"], 2, options, each=4)
+        printed = []
+        reader = threading.Thread(target=lambda: printed.extend(process.stdout), daemon=True)
+        reader.start()
         limit = time.time() + minutes * 60
         while process.poll() is None and time.time() < limit:
             if not until(lambda: process.poll() is not None, EVERY):
                 at = steps_written(WORK / "soak.jsonl")
-                # hosts that came back may be taken again
-                (WORK / "soak" / "excluded-hosts").unlink(missing_ok=True)
-                done.append(
-                    random.choice((kill_rank, stop_host, pause_host, end_daemon, damage_newest))(hosts)
-                )
+                done.append(random.choice(FAULTS)(hosts))
                 print(f"after {at} lines of metrics: {done[-1]}", flush=True)
-        printed = end(process, 1800)
+        until(lambda: process.poll() is not None, 1800)
+        reader.join(5)
     got = metrics(WORK / "soak.jsonl")
-    check(process.returncode == 0, f"the launcher: {process.returncode} {printed[-1500:]}")
+    check(process.returncode == 0, f"the launcher: {process.returncode} {''.join(printed)[-1500:]}")
     check(got == wanted, f"losses: {len(got)} steps, {sum(got.get(s) != wanted[s] for s in wanted)} differ")
-    attempts = json.loads((WORK / "soak/launch.json").read_text())["attempts"]
     print(
-        f"{len(done)} faults, {len(attempts)} attempts, {steps} steps: "
+        f"{len(done)} faults, {len(attempts())} attempts, {steps} steps: "
         f"{'the losses of the undisturbed run to the last bit' if got == wanted else 'other losses'}"
     )
     finish()

@@ -5,6 +5,7 @@ set -euo pipefail
 [ $# = 1 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
 exec python3 - "$1" << 'PYTHON'
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,9 @@ if "ended" in last:
     show("state", f"ended with {last['exit_code']}, {(now - last['ended']) / 60:.0f} minutes ago")
 else:
     hours = (now - last["began"]) / 3600
-    show("state", f"running since {hours:.1f} h on {len(last['hosts'])} hosts, {last['ranks']} ranks")
+    gone = record["host"] == os.uname().nodename and not Path(f"/proc/{record['pid']}").exists()
+    state = f"started {hours:.1f} h ago, but its launcher is gone" if gone else f"running for {hours:.1f} h"
+    show("state", f"{state}; {len(last['hosts'])} hosts, {last['ranks']} ranks")
 if lines:
     newest = lines[-1]
     age = now - Path(record["metrics"]).stat().st_mtime
@@ -49,5 +52,6 @@ for attempt in attempts[:-1][-5:]:
     lost = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
     show("", f"ended with {attempt['exit_code']} at checkpoint {attempt['to_step']}{lost}")
 if (run / "excluded-hosts").is_file():
-    show("excluded", " ".join((run / "excluded-hosts").read_text().split()))
+    for line in (run / "excluded-hosts").read_text().splitlines():
+        show("excluded", line)
 PYTHON

@@ -233,6 +233,12 @@ struct TimedEvent {
         if (!event) check_cuda(cudaEventCreate(&event), "an event");
         check_cuda(cudaEventRecord(event, s), "recording an event");
     }
+    bool reached() const {
+        cudaError_t e = cudaEventQuery(event);
+        if (e == cudaErrorNotReady) cudaGetLastError();  // that was no error
+        else check_cuda(e, "asking for an event");
+        return e == cudaSuccess;
+    }
     double since(const TimedEvent& begin) const {  // seconds
         float ms = 0;
         check_cuda(cudaEventElapsedTime(&ms, begin.event, event), "the time between events");

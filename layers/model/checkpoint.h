@@ -127,6 +127,7 @@ struct Checkpoint {
     mutable std::vector<RankFile> files;
     mutable std::map<std::string, std::vector<Piece>> pieces;  // of the tables read, by "kind tensor"
     std::map<std::string, int> tensor_ids;
+    std::map<std::string, std::string> options;  // of the run that wrote it, by name
 
     explicit Checkpoint(const std::string& folder) : folder(folder) {
         std::string name = folder + "/index.json";
@@ -163,6 +164,8 @@ struct Checkpoint {
         if (const Json* choices = index.find("choices"))
             for (auto& [hash, way] : choices->members)
                 state.choices[strtoull(hash.c_str(), nullptr, 16)] = (int)way.integer(name);
+        if (const Json* recorded = index.find("options"))
+            for (auto& [option, value] : recorded->members) options[option] = value.text;
         const Json& m = index.at("model", name);
         state.shape = {(int)number(m, "layers", 1, 10000), (int)number(m, "hidden", 1, 1 << 20),
                        (int)number(m, "heads", 1, 1 << 20), (int)number(m, "sequence", 1, 1 << 24),

@@ -80,9 +80,18 @@ public:
         }
         if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
     }
-    // what saves that were cut off have left
+    // what saves that were cut off have left; a checkpoint that one was about to replace is put back
     static void remove_leftovers(const std::string& dir) {
         std::error_code ignored;
+        std::vector<std::string> replaced_ones;
+        for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
+            std::string path = entry.path();
+            if (path.ends_with(".replaced")) replaced_ones.push_back(path);
+        }
+        for (auto& path : replaced_ones) {
+            std::string whole = path.substr(0, path.rfind('.'));
+            if (!std::filesystem::exists(whole)) std::filesystem::rename(path, whole, ignored);
+        }
         for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
             std::string name = entry.path().filename();
             bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");

@@ -109,6 +109,8 @@ class StepReporter {
     const Run& run;
     double flops, peak;      // of a token, of all devices
     double pace = 0;         // seconds a token, smoothed
+    double usual = 0;        // before the last step
+    bool check_was_told = false;
     double last_print = 0;
     std::string unwritten;   // lines that wait for a disk with room
     bool was_told = false;
@@ -155,6 +157,7 @@ public:
     // tokens: of the step
     void report_step(const StepResult& r, double tokens) {
         double each = r.seconds / tokens;
+        usual = pace * tokens;
         pace = pace ? 0.9 * pace + 0.1 * each : each;
         if (!run.is_rank0()) return;
         double speed = 1 / pace;
@@ -170,5 +173,13 @@ public:
                run.state.step, run.last_step, r.loss, r.learning_rate, r.norm, speed, mfu.c_str(),
                (long)left / 60, (long)left % 60, validation.c_str());
         fflush(stdout);
+    }
+    // the first time that --check-every has found nothing: what it costs; took: the step and its comparison
+    void report_check(double took) {
+        if (check_was_told || usual <= 0 || run.options.check_every < 2 || !run.is_rank0()) return;
+        check_was_told = true;
+        double share = (took / usual - 1) / (double)run.options.check_every;
+        printf("check     step %ld: nothing is wrong; it took %.1f x a step's time, %.2g %% of the run\n",
+               run.state.step, took / usual, 100 * share);
     }
 };

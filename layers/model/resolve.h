@@ -143,20 +143,20 @@ inline void resolve_schedule(Run& run) {
     uint64_t samples = run.state.samples, T = (uint64_t)o.sequence;
     run.last_step = run.state.step;
     uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
-    for (uint64_t done = run.state.tokens; run.last_step < o.steps && done < enough; run.last_step++) {
+    uint64_t tokens = run.state.tokens;  // not by samples: --on-spike back leaves some out
+    for (; run.last_step < o.steps && tokens < enough; run.last_step++) {
         int B = batch_after(o, samples);
         samples += B;
-        done += B * T;
+        tokens += B * T;
         if (B == o.batch) {  // from here on all are alike
-            uint64_t left = enough > done ? (enough - done + B * T - 1) / (B * T) : 0;
+            uint64_t left = enough > tokens ? (enough - tokens + B * T - 1) / (B * T) : 0;
             left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
             run.last_step += (long)left;
             samples += left * B;
-            done += left * B * T;
+            tokens += left * B * T;
         }
     }
-    run.last_tokens = std::max(run.state.tokens, samples * T);
-    double tokens = (double)samples * (double)T;
+    run.last_tokens = tokens;
     if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
     if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
     if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)tokens;
@@ -247,6 +247,8 @@ inline int planned_vocabulary(const Options& o) {
 inline void resolve(Run& run, int task_vocabulary) {
     Options& o = run.options;
     bool training = run.trains();
+    for (std::string* folder : {&o.save, &o.resume})  // so that the same folder is the same text
+        while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
     if (training && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
     if (!o.resume.empty()) {

@@ -71,6 +71,23 @@ inline void set_aside_newer(const std::string& dir, long before) {
     }
 }
 
+// options of the recipe that differ from those that the checkpoint was trained with
+inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
+    for (auto& option : option_table) {
+        bool in_recipe = false;
+        for (const char* name : {"batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate",
+                                 "min-learning-rate", "warmup-tokens", "decay-tokens", "beta1", "beta2",
+                                 "epsilon", "weight-decay", "clip"})
+            in_recipe |= option.name == std::string(name);
+        auto before = checkpoint.options.find(option.name);
+        if (!in_recipe || before == checkpoint.options.end()) continue;
+        std::string now = print_value(run.options, option);
+        if (now != before->second)
+            printf("note: --%s is %s, the checkpoint was trained with %s\n", option.name, now.c_str(),
+                   before->second.c_str());
+    }
+}
+
 // loads the newest of run.checkpoints whose data every rank reads as it was written; collective over the
 // world
 inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
@@ -99,9 +116,11 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         run.state.set_samples = set_samples;
         double bytes = comm::sum_over(world, {(double)loaded.values.size() * sizeof(real)}, "bytes read")[0];
         double took = seconds() - began;
-        if (run.trains() && run.is_rank0())
+        if (run.trains() && run.is_rank0()) {
             printf("resumed   %s: step %ld, %.3g GB in %.1f s, %.2g GB/s\n", checkpoint.folder.c_str(),
                    run.state.step, bytes * 1e-9, took, bytes * 1e-9 / took);
+            note_recipe_changes(run, checkpoint);
+        }
         if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
         return;
     }

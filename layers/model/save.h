@@ -221,9 +221,9 @@ private:
     Snapshot snapshot;
     RunState state;
     WrittenFile file = {};
-    int tensors = 0;  // of the whole model
+    int tensors;  // of the whole model
     int failures = 0;
-    double began = 0, stage_began = 0, not_before = 0, blocked = 0, took = 0;
+    double began, stage_began = 0, not_before = 0, blocked = 0, took = 0;
     bool was_named = false;
     long last_saved = -1;
 
@@ -238,11 +238,20 @@ private:
     std::string folder() const { return run.options.save + "/" + step_name(state.step); }
 
 public:
-    explicit CheckpointWriter(const Run& run) : run(run), began(seconds()) {}
+    // takes the snapshot's memory: not in the middle of a run
+    CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer)
+        : run(run), tensors(model.table.tensors), began(seconds()) {
+        if (run.options.save.empty()) return;
+        snapshot.ranges = state_ranges(model, optimizer, true);
+        size_t count = snapshot.ranges.empty() ? 0 : snapshot.ranges.back().at + snapshot.ranges.back().n;
+        buffer.reset((real*)host_malloc(count * sizeof(real), "a snapshot for checkpoints"));
+        snapshot.values = buffer.get();
+    }
     ~CheckpointWriter() {
         if (job.valid()) job.wait();
     }
     bool is_idle() const { return stage == Idle; }
+    double seconds_under_way() const { return seconds() - began; }
     long saved_step() const { return last_saved; }  // the newest that was verified; -1: none
     void forget() { last_saved = -1; }              // the run went back behind it
     int failed_attempts() const { return failures; }
@@ -278,16 +287,9 @@ public:
     }
 
     // takes the snapshot; the rest goes on beside the next steps. All ranks at once, when idle
-    void begin(Model& model, const Optimizer& optimizer) {
+    void begin(Model& model) {
         began = seconds();
         state = run.state;
-        tensors = model.table.tensors;
-        if (!buffer) {
-            snapshot.ranges = state_ranges(model, optimizer, true);
-            size_t count = snapshot.ranges.empty() ? 0 : snapshot.ranges.back().at + snapshot.ranges.back().n;
-            buffer.reset((real*)host_malloc(count * sizeof(real), "a snapshot for checkpoints"));
-            snapshot.values = buffer.get();
-        }
         for (auto& range : snapshot.ranges)
             copy_to_host(buffer.get() + range.at, range.from, range.n * sizeof(real), model.stream);
         blocked = seconds() - began;

@@ -9,8 +9,8 @@ void save_alone(const RunState& state, Trial& trial, const std::string& dir, lon
     run.options.save = dir;
     run.options.keep = keep;
     run.state = state;
-    CheckpointWriter writer(run);
-    writer.begin(trial.model, trial.optimizer);
+    CheckpointWriter writer(run, trial.model, trial.optimizer);
+    writer.begin(trial.model);
     while (!writer.is_idle()) {
         usleep(1000);
         writer.advance({writer.status()});

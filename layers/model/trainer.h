@@ -18,6 +18,7 @@ struct Trainer {
     std::string data_error, memory_error;  // of this rank, of which the exchange tells the others
     std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<FolderLock> lock;  // of --save
+    bool save_is_stuck = false;        // training has waited for it in vain
     SpikeMonitor spikes;
     std::unique_ptr<SlowRankMonitor> slow;
     long loaded_step = -1;  // of the checkpoint that was loaded last
@@ -81,15 +82,32 @@ inline void lock_save_folder(const Run& run, Trainer& trainer) {
     comm::collective_check(error);
 }
 
-// waits for a save that is under way; all ranks stay in touch
-inline void finish_save(Run& run, Trainer& trainer) {
+// Waits for a save that is under way, `patience` seconds by rank 0's clock; all ranks stay in touch. Returns
+// whether it has ended
+inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) {
     CheckpointWriter& writer = *trainer.writer;
-    while (!writer.is_idle()) {
+    double began = seconds();
+    for (bool late = false; !writer.is_idle() && !late;) {
         usleep(5000);
-        std::vector<int64_t> all =
-            comm::gather_numbers(run.grid.world, {(int64_t)writer.status()}, "saving a checkpoint");
+        int64_t mine = writer.status() | (seconds() - began > patience) << 4;
+        std::vector<int64_t> all = comm::gather_numbers(run.grid.world, {mine}, "saving a checkpoint");
+        late = all[0] >> 4;
+        for (auto& status : all) status &= 15;
         writer.advance({all.begin(), all.end()});
     }
+    return writer.is_idle();
+}
+
+// A save is due. Where storage is so slow that the last one still goes on, training waits for it a minute
+// (or --comm-timeout), and then leaves this one out: a write that never returns must not end training.
+inline void begin_save(Run& run, Trainer& trainer) {
+    CheckpointWriter& writer = *trainer.writer;
+    bool stuck = !finish_save(run, trainer, trainer.save_is_stuck ? 0 : std::min(60.0, comm::timeout));
+    if (stuck && run.is_rank0())
+        fprintf(stderr, "step %ld is not saved: an earlier save still goes on, since %.0f s\n",
+                run.state.step, writer.seconds_under_way());
+    trainer.save_is_stuck = stuck;
+    if (!stuck) writer.begin(*trainer.model);
 }
 
 inline void check_save_attempts(const Run& run, const Trainer& trainer) {
@@ -105,7 +123,7 @@ inline void save_now(Run& run, Trainer& trainer) {
     for (finish_save(run, trainer); trainer.writer->saved_step() != run.state.step;) {
         check_save_attempts(run, trainer);
         usleep((useconds_t)(1e6 * trainer.writer->seconds_to_wait()));
-        trainer.writer->begin(*trainer.model, *trainer.optimizer);
+        trainer.writer->begin(*trainer.model);
         finish_save(run, trainer);
     }
 }
@@ -178,10 +196,7 @@ inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Ru
         if (run.options.on_spike != "back" || settled) trainer.spikes.in_a_row = 0;
     }
     check_save_attempts(run, trainer);
-    if (exchange.reports[0].wants_save) {
-        finish_save(run, trainer);
-        trainer.writer->begin(*trainer.model, *trainer.optimizer);
-    }
+    if (exchange.reports[0].wants_save) begin_save(run, trainer);
     if (!exchange.any(&RankReport::lacks_data) || run.state.step >= run.last_step) return;
     save_now(run, trainer);
     comm::collective_check(trainer.data_error);
