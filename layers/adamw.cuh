@@ -58,21 +58,24 @@ struct StateCheck {
     unsigned long long read, written;  // sums over bits of master, m, v
     unsigned long long wrong;          // parameters that are not the rounded master weights
 
-    // what element i of a launch, with these values, adds to a sum
+    // what element i of a launch, with these values, adds to a sum. Multipliers are odd, so that every bit that
+    // flips changes it
 #if HAS_KERNELS
     __host__ __device__
 #endif
-    static unsigned long long term(long i, real w, real m, real v) {
-        return (2ull * i + 1) * (bits(w) + 0x9E3779B97F4A7C15 * bits(m) + 0xC2B2AE3D27D4EB4F * bits(v));
+    static uint32_t term(long i, real w, real m, real v) {
+        uint32_t odd = (uint32_t)i * 2 + 1;
+        return product(odd, w) + product(odd ^ 0x9E3779B8, m) + product(odd ^ 0xC2B2AE3C, v);
     }
+    // of a value's bits, modulo 2^32
     template <class T>
 #if HAS_KERNELS
     __host__ __device__
 #endif
-    static unsigned long long bits(T x) {
-        unsigned long long out = 0;
-        memcpy(&out, &x, sizeof x);
-        return out;
+    static uint32_t product(uint32_t odd, T x) {
+        uint32_t words[2] = {};
+        memcpy(words, &x, sizeof x);
+        return odd * words[0] + (sizeof x > 4 ? (odd ^ 0x85EBCA6A) * words[1] : 0);
     }
 };
 
@@ -96,6 +99,7 @@ inline void adamw(floatX* parameters, real* master, real* m, real* v, const real
     #pragma omp parallel for reduction(+ : read, written, wrong)
     for (long first = 0; first < n; first += flag_span) {
         bool decaying = flags[first / flag_span] & decays;
+        #pragma omp simd reduction(+ : read, wrong)
         for (long i = first; i < first + flag_span; i++) {
             read += StateCheck::term(i, master[i], m[i], v[i]);
             wrong += real(parameters[i]) != real(floatX(master[i]));
@@ -105,6 +109,7 @@ inline void adamw(floatX* parameters, real* master, real* m, real* v, const real
             master[i] = hyper->update(master[i], m[i], v[i], gradients[i] * clip->scale, decaying);
             parameters[i] = floatX(master[i]);
         }
+        #pragma omp simd reduction(+ : written)
         for (long i = first; i < first + flag_span; i++)
             written += StateCheck::term(i, master[i], m[i], v[i]);
     }
@@ -148,7 +153,7 @@ template <class T>
 void sum_bits(unsigned long long* sum, const T* x, long n, Stream) {
     unsigned long long all = 0;
     #pragma omp parallel for reduction(+ : all)
-    for (long i = 0; i < n; i++) all += (2ull * i + 1) * StateCheck::bits(x[i]);
+    for (long i = 0; i < n; i++) all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
     *sum += all;
 }
 
@@ -236,7 +241,7 @@ template <class T>
 __global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
     unsigned long long all = 0;
     for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long)gridDim.x * blockDim.x)
-        all += (2ull * i + 1) * StateCheck::bits(x[i]);
+        all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
     add_over_block(sum, all);
 }
 template <class T>
