@@ -117,7 +117,7 @@ def main():
     trial = ["--steps", 300, *LAYOUT, "--check-every", 25]
     began = time.time()
     run(command(*trial, ranks=8), timeout=600)
-    steps = max(300, int(300 / (time.time() - began) * minutes * 60 * 0.5) // 50 * 50)
+    steps = max(300, int(300 / (time.time() - began) * minutes * 60 * 0.35) // 50 * 50)
     print(f"seed {seed}: {steps} steps; the undisturbed run first", flush=True)
     same = ["--steps", steps, *LAYOUT, *SETTINGS]
     r = run(
