@@ -113,7 +113,7 @@ help:
 #: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi)
 #: make ARCH=x86-64-v3              for another processor than this one
 #: make BLAS='-lmkl_rt'             another CBLAS
-#: make GPU_CODE='-arch=native'     for other GPUs than sm_80 and sm_90a
+#: make GPU_CODE='-gencode …'         for other GPUs than sm_80 and sm_90a
 #: make test                        all checks: bash scripts/test.sh
 #: make check                       the architecture: who includes whom, headers alone, limits
 #: make bench                       speed of a training step beside the BLAS's own

@@ -181,7 +181,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
     bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short;
-    bool is_faster = warm_up(model, run.state, may_graph);
+    bool is_faster = warm_up(model, *trainer.optimizer, o, run.state, may_graph);
     trainer.uses_graph = o.graph == "yes" || (o.graph == "auto" && is_faster);
 }
 
@@ -205,7 +205,16 @@ Schedules start(Run& run, Trainer& trainer, Asked& asked, int argc, char** argv)
     comm::check_config_hashes(program_hash());
     comm::check_config_hashes(option_hashes(o));
     if (o.help) return schedules;
-    double memory = o.micro_batch == automatic && o.plan.empty() ? memory_of_a_rank() : 0;
+    std::optional<Grid> grid;
+    double memory = 0;
+    if (o.micro_batch == automatic && o.plan.empty()) {  // of what communicators leave
+        together([&] {
+            device_name();
+            place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
+        });
+        grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
+        memory = memory_of_a_rank();
+    }
     together([&] {
         check_plan_options(o);
         asked = open_asked(o);
@@ -228,7 +237,7 @@ Schedules start(Run& run, Trainer& trainer, Asked& asked, int argc, char** argv)
     comm::check_config_hashes(asked_hashes(asked, o));
     check_shared_folder(run);
     lock_save_folder(run, trainer);
-    run.grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
+    run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     return schedules;
 }
 

@@ -145,7 +145,7 @@ Group make_group(const char* name, const std::vector<int>& members) {
 }
 
 Stream make_comm_stream() {
-    Stream s = make_stream();
+    Stream s = make_stream(true);
     comm_streams[s] = std::make_unique<CommStream>();
     for (int i = 0; i < CommStream::moments; i++) comm_streams[s]->marks.push_back(std::make_unique<Event>());
     return s;

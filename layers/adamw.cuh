@@ -58,8 +58,8 @@ struct StateCheck {
     unsigned long long read, written;  // sums over bits of master, m, v
     unsigned long long wrong;          // parameters that are not the rounded master weights
 
-    // what element i of a launch, with these values, adds to a sum. Multipliers are odd, so that every bit that
-    // flips changes it
+    // what element i of a launch, with these values, adds to a sum. Multipliers are odd, so that every bit
+    // that flips changes it
 #if HAS_KERNELS
     __host__ __device__
 #endif

@@ -186,8 +186,8 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
     DYNAMIC_SHARED(bf16, q);
     bf16 *k = q + BM * stride, *v = k + BN * stride;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
-    int head = blockIdx.y, b = head / a.NH, h = head % a.NH;
-    int first = (gridDim.x - 1 - blockIdx.x) * BM, own = first + warp * 16 * M;  // the longest rows first
+    int tiles = (a.T + BM - 1) / BM, head = blockIdx.x / tiles, b = head / a.NH, h = head % a.NH;
+    int first = (tiles - 1 - (int)blockIdx.x % tiles) * BM, own = first + warp * 16 * M;  // long rows first
     long row = 3L * a.NH * HS, out_row = (long)a.NH * HS;
     const bf16* from = qkv + b * a.T * row + 3L * h * HS;
     float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {}, shrink[M][2];
@@ -393,8 +393,8 @@ void flash_forward(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream
     constexpr size_t bytes = (BM + 2 * BN) * (HS + 8) * sizeof(bf16);
     auto kernel = flash_forward_kernel<HS, M, BN, warps>;
     allow_shared(kernel, bytes);
-    LAUNCH((flash_forward_kernel<HS, M, BN, warps>), dim3(ceil_div(a.T, BM), a.B * a.NH), warps * 32, bytes,
-           s, o, lse, qkv, a, (float)a.scale() * log2_e);
+    LAUNCH((flash_forward_kernel<HS, M, BN, warps>), ceil_div(a.T, BM) * a.B * a.NH, warps * 32, bytes, s,
+           o, lse, qkv, a, (float)a.scale() * log2_e);
 }
 
 template <int HS>

@@ -233,12 +233,18 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
 template <class Out, class Run>
 bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int C, int OC, Stream s,
            Run run) {
-    static AutotuneCache<std::tuple<int, int, int>, bool> chosen;  // one for each `run`
-    return chosen.get({N, C, OC}, [&] {
+    static AutotuneCache<std::tuple<int, int, int, bool>, bool> chosen;  // one for each `run`
+    bool adds = fused_gemm.beta != 0;  // what can be set may have no algorithm that adds
+    return chosen.get({N, C, OC, adds}, [&] {
         if (!fits || !can_compute(fused_gemm)) return false;
-        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
+        std::string key =
+            text("%s " PRECISION_NAME " %d x %d x %d%s", what, N, C, OC, adds ? ", added" : "");
         return autotuner.choose(key, 2, 0, s, [&](int way) {
-            run(way == 1);
+            try {
+                run(way == 1);
+            } catch (const Error&) {
+                return false;
+            }
             return true;
         }) == 1;
     });

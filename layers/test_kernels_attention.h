@@ -93,6 +93,20 @@ void kernels_flash_attention() {
             first = back;
         }
     }
+#if defined(DEVICE_EMULATED)
+    // more heads than grid.y has room for; nothing is executed
+    emulated::executes = false;
+    std::string error;
+    try {
+        gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1100, 64, 64, 64},
+                                     nullptr);
+        synchronize(nullptr);
+    } catch (const Error& e) {
+        error = e.what();
+    }
+    check(error.empty(), "flash attention of 70,400 heads: " + error);
+    emulated::executes = true;
+#endif
     refuses("wants 64, 80, 96, 128 or 160", [] {
         gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1, 1, 1, 32},
                                      nullptr);

@@ -183,6 +183,19 @@ assert r["steps"][0]["peers"] == {"other": 1234.5} and r["machine"]["rehearsal"]
 assert "mean nothing" in open(sys.argv[1] + ".md").read()
 PYTHON
     refused "no GPU is here" bash scripts/bench_gpu.sh
+    # a machine without a BLAS has plain loops
+    expect "plain_blas.cpp" g++ -O2 -fopenmp -c -o "$work/plain_blas.o" layers/base/plain_blas.cpp
+    expect "first_contact.sh, rehearsed" bash scripts/first_contact.sh --rehearse --output "$work/first"
+    expect "what it found" python3 - "$work/first" <<'PYTHON'
+import json, sys
+parts = {p["part"]: p["good"] for p in json.load(open(sys.argv[1] + ".json"))["parts"]}
+wants = ["kernels", "training in fp32", "training in bf16", "training in bf16 as a graph", "bench 124M"]
+assert all(parts[name] is True for name in wants), parts
+assert [name for name, good in parts.items() if good is None] == [
+    "build", "compute-sanitizer", "two ranks over NCCL"], parts
+assert "mean nothing" in open(sys.argv[1] + ".md").read()
+PYTHON
+    refused "no GPU is here" bash scripts/first_contact.sh
 fi
 
 # a checkpoint to Hugging Face's form and back: the same weights

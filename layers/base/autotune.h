@@ -91,26 +91,44 @@ struct Autotuner {
         auto found = known.find(key);
         if (found != known.end() && found->second.number < ways) return made[hash] = found->second.number;
         if (!on) return usual;
-        Choice best = {usual, INFINITY};
-        for (int way = 0; way < ways; way++) {
-            constexpr int repeats = 5;
-            if (!run(way)) continue;  // the first time is no measure
-            double least = INFINITY;
-            for (int i = 0; i < repeats; i++) {
-                TimedEvent begin, end;
-                begin.record(s);
-                run(way);
-                end.record(s);
-                synchronize(s);
-                least = std::min(least, end.since(begin) * 1e6);
-            }
-            if (least < best.microseconds) best = {way, least};
-        }
+        Choice best = time_ways(ways, usual, s, run);
         known[key] = best;
         return made[hash] = best.number;
     }
 
 private:
+    bool is_warm = false;  // the device's clock is that of a device at work
+
+    // all ways in turn, several times, so that what slows the device down for a while slows all of them
+    template <class Run>
+    Choice time_ways(int ways, int usual, Stream s, Run run) {
+        constexpr int rounds = 5;
+        constexpr double warm_up = 0.5;  // seconds
+        std::vector<double> least(ways, INFINITY);
+        std::vector<bool> can(ways);
+        for (int way = 0; way < ways; way++) can[way] = run(way);  // the first time is no measure
+        synchronize(s);
+        for (double began = seconds(); !host_is_device && !is_warm && seconds() - began < warm_up;)
+            for (int way = 0; way < ways; way++) {
+                if (can[way]) run(way);
+                synchronize(s);
+            }
+        is_warm = true;
+        for (int round = 0; round < rounds; round++)
+            for (int way = 0; way < ways; way++) {
+                if (!can[way]) continue;
+                TimedEvent begin, end;
+                begin.record(s);
+                run(way);
+                end.record(s);
+                synchronize(s);
+                least[way] = std::min(least[way], end.since(begin) * 1e6);
+            }
+        Choice best = {usual, INFINITY};
+        for (int way = 0; way < ways; way++)
+            if (least[way] < best.microseconds) best = {way, least[way]};
+        return best;
+    }
     std::map<std::string, Choice> read_file() const {
         if (access(path.c_str(), R_OK) != 0) return {};
         return parse(MappedFile(path).view(), machine);

@@ -5,7 +5,9 @@
 //     order     threads and blocks run in an order shuffled by emulated::seed
 //     memory    cudaMalloc and shared memory start as 0xFF bytes: NaN as a float, -1 as an int
 //     barriers  __syncthreads() or a warp collective that not all threads reach is an Error that names
-//               kernel, block and thread; so does a shuffle by a lane outside its own mask
+//               kernel, block and thread; so is a shuffle by a lane outside its own mask, and one whose lanes
+//               stand at different calls
+//     launches  grid, block and shared memory are what a device of sm_90 takes
 //     bounds    every allocation and shared array is one of the heap's, so AddressSanitizer sees each access
 //   Streams and events: streams_on_cpu.h.
 #pragma once
@@ -16,15 +18,12 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <source_location>
 #include <vector>
 #include "check.h"
-#if !defined(__x86_64__) && !defined(__aarch64__)
-#include <ucontext.h>
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
+#include "fiber.h"
 
 #define __global__
 #define __device__
@@ -46,6 +45,12 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
+using Site = std::source_location;  // of a call in a kernel
+
+constexpr size_t usual_shared = 48 << 10, largest_shared = 227 << 10;  // bytes of a block's shared memory
+inline std::map<const void*, size_t> allowed_shared;                   // dynamic, by kernel
+inline bool executes = true;                                           // else launches are only checked
+
 // of the order in which blocks, threads and streams run; of whole programs: EMULATED_SEED=N
 inline unsigned seed = getenv("EMULATED_SEED") ? (unsigned)atoi(getenv("EMULATED_SEED")) : 1;
 
@@ -62,117 +67,6 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
     for (int i = n - 1; i > 0; i--) std::swap(order[i], order[mix(key + i) % (i + 1)]);
 }
 
-// ---- fibers: a stack each, and a switch without a system call --------------------------------------------
-
-struct Context {
-    void* sp = nullptr;  // where the callee-saved registers lie while it is not running
-#if !defined(__x86_64__) && !defined(__aarch64__)
-    ucontext_t machine;
-#endif
-    const void* stack = nullptr;  // for AddressSanitizer: lowest address and size
-    size_t size = 0;
-    void* fake = nullptr;
-};
-
-#if defined(__x86_64__)
-asm(R"(
-.text
-.weak emulated_switch
-.type emulated_switch, @function
-emulated_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-.size emulated_switch, .-emulated_switch
-)");
-// in the first frame of a fiber, which `ret` leaves for its entry
-constexpr int return_word = 6, frame_words = 8;
-#elif defined(__aarch64__)
-asm(R"(
-.text
-.weak emulated_switch
-.type emulated_switch, %function
-emulated_switch:
-    sub sp, sp, #160
-    stp x19, x20, [sp, #0]
-    stp x21, x22, [sp, #16]
-    stp x23, x24, [sp, #32]
-    stp x25, x26, [sp, #48]
-    stp x27, x28, [sp, #64]
-    stp x29, x30, [sp, #80]
-    stp d8, d9, [sp, #96]
-    stp d10, d11, [sp, #112]
-    stp d12, d13, [sp, #128]
-    stp d14, d15, [sp, #144]
-    mov x9, sp
-    str x9, [x0]
-    mov sp, x1
-    ldp x19, x20, [sp, #0]
-    ldp x21, x22, [sp, #16]
-    ldp x23, x24, [sp, #32]
-    ldp x25, x26, [sp, #48]
-    ldp x27, x28, [sp, #64]
-    ldp x29, x30, [sp, #80]
-    ldp d8, d9, [sp, #96]
-    ldp d10, d11, [sp, #112]
-    ldp d12, d13, [sp, #128]
-    ldp d14, d15, [sp, #144]
-    add sp, sp, #160
-    ret
-.size emulated_switch, .-emulated_switch
-)");
-constexpr int return_word = 11, frame_words = 20;
-#endif
-extern "C" void emulated_switch(void** save, void* load);
-
-inline void switch_context(Context& from, Context& to) {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&from.fake, to.stack, to.size);
-#endif
-#if defined(__x86_64__) || defined(__aarch64__)
-    emulated_switch(&from.sp, to.sp);
-#else
-    swapcontext(&from.machine, &to.machine);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(from.fake, nullptr, nullptr);
-#endif
-}
-
-constexpr size_t stack_bytes = 128 << 10;
-
-struct Fiber : Context {
-    std::unique_ptr<char[]> memory{new char[stack_bytes]};
-    explicit Fiber(void (*entry)()) {
-        stack = memory.get();
-        size = stack_bytes;
-#if defined(__x86_64__) || defined(__aarch64__)
-        void** top = (void**)((uintptr_t)(memory.get() + stack_bytes) & ~(uintptr_t)15);
-        void** frame = top - frame_words;
-        memset(frame, 0, frame_words * sizeof(void*));
-        frame[return_word] = (void*)entry;
-        sp = frame;
-#else
-        getcontext(&machine);
-        machine.uc_stack.ss_sp = memory.get();
-        machine.uc_stack.ss_size = stack_bytes;
-        makecontext(&machine, entry, 0);
-#endif
-    }
-};
-
 // ---- one block in execution, on one OS thread ------------------------------------------------------------
 
 struct Thread {
@@ -180,6 +74,8 @@ struct Thread {
     dim3 index;
     Fiber* fiber = nullptr;
     void* deposit = nullptr;  // what this lane brought to the warp collective it waits in
+    Site site;                // that collective, and its lanes
+    unsigned mask = 0;
 };
 
 struct Warp {
@@ -189,6 +85,7 @@ struct Warp {
 struct Shared {
     const void* key;
     bool poisoned;
+    size_t bytes_count;
     std::unique_ptr<char[]> bytes;
 };
 
@@ -203,6 +100,8 @@ struct Worker {
     std::vector<char> dynamic_shared;
     const std::function<void()>* body = nullptr;
     const char* kernel = "";
+    const void* kernel_address = nullptr;
+    size_t allowed = 0;  // dynamic shared memory, bytes
     // copies that a thread has begun: the finished groups, and last the open one
     std::vector<std::deque<std::vector<std::function<void()>>>> copies;
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
@@ -314,7 +213,7 @@ inline void Worker::run_block(uint64_t block_key) {
 
 // every lane of mask brings its Args; the last to arrive runs `all` over them, then all go on
 template <class Args>
-void warp_collective(unsigned mask, Args& mine, void (*all)(Args* lanes[32], unsigned mask)) {
+void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lanes[32], unsigned mask)) {
     Worker& w = *worker;
     int t = w.current, lane = t % 32, first = t - lane;
     if (!(mask >> lane & 1)) {
@@ -322,7 +221,17 @@ void warp_collective(unsigned mask, Args& mine, void (*all)(Args* lanes[32], uns
         w.stop();
     }
     Warp& warp = w.warps[t / 32];
+    for (unsigned others = warp.arrived & mask; others; others &= others - 1) {
+        const Thread& other = w.threads[first + __builtin_ctz(others)];
+        bool is_same = other.site.line() == site.line() && other.site.column() == site.column();
+        if (is_same || !(other.mask >> lane & 1)) continue;  // or it waits for others than this one
+        w.error = w.where(t) + text(": lanes of one warp are in different collectives, lines %u and %u",
+                                    site.line(), other.site.line());
+        w.stop();
+    }
     w.threads[t].deposit = &mine;
+    w.threads[t].site = site;
+    w.threads[t].mask = mask;
     warp.arrived |= 1u << lane;
     if ((warp.arrived & mask) != mask) {
         w.threads[t].state = Thread::AtWarp;
@@ -342,18 +251,35 @@ inline void* shared_array(const void* key, size_t bytes) {
         s.poisoned = true;
         return s.bytes.get();
     }
-    worker->shared.push_back({key, true, std::unique_ptr<char[]>(new char[bytes])});
+    size_t all = bytes, dynamic = worker->dynamic_shared.size();
+    for (auto& s : worker->shared) all += s.bytes_count;
+    size_t most = worker->allowed > usual_shared ? largest_shared : usual_shared;
+    if (all > usual_shared || all + dynamic > most)
+        fail("kernel %s: %zu bytes of shared memory and %zu dynamic ones: a block has %zu, or after "
+             "allow_shared %zu", worker->kernel, all, dynamic, usual_shared, largest_shared);
+    worker->shared.push_back({key, true, bytes, std::unique_ptr<char[]>(new char[bytes])});
     memset(worker->shared.back().bytes.get(), 0xFF, bytes);
     return worker->shared.back().bytes.get();
 }
 
-inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                   const std::function<void()>& body) {
+struct Kernel {
+    const char* name;
+    const void* address;
+};
+
+inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+    const char* kernel = of.name;
     unsigned threads = block.x * block.y * block.z;
     if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 ||
         grid.z > 65535)
         fail("kernel %s: launched with grid (%u,%u,%u) and block (%u,%u,%u): a block has 1 to 1024 threads, "
              "grid.y and grid.z 1 to 65535", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z);
+    auto found = allowed_shared.find(of.address);
+    size_t allowed = found == allowed_shared.end() ? 0 : found->second;
+    if (shared_bytes > std::max(usual_shared, allowed))
+        fail("kernel %s: launched with %zu bytes of dynamic shared memory: %zu are allowed: call "
+             "allow_shared first", kernel, shared_bytes, std::max(usual_shared, allowed));
+    if (!executes) return;
     int blocks = grid.x * grid.y * grid.z;
     std::vector<int> order;
     shuffle(order, blocks, mix(seed) ^ 0xB10C);
@@ -365,6 +291,9 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
         mine.body = &body;
         mine.kernel = kernel;
         mine.error.clear();
+        if (mine.kernel_address != of.address) mine.shared.clear();
+        mine.kernel_address = of.address;
+        mine.allowed = allowed;
         mine.dynamic_shared.resize(shared_bytes);
         blockDim = block;
         gridDim = grid;
@@ -382,43 +311,51 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
 
 inline void __syncthreads() { emulated::worker->block_barrier(); }
 
-inline void __syncwarp(unsigned mask = 0xffffffffu) {
+inline void __syncwarp(unsigned mask = 0xffffffffu, emulated::Site site = emulated::Site::current()) {
     struct Args {} mine;
-    emulated::warp_collective<Args>(mask, mine, [](Args**, unsigned) {});
+    emulated::warp_collective<Args>(mask, mine, site, [](Args**, unsigned) {});
 }
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+              emulated::Site site = emulated::Site::current()) {
     struct Args { T value, result; int source; };
     int lane = emulated::worker->current % 32;
     Args mine = {value, value, (lane & ~(width - 1)) | (source & (width - 1))};
-    emulated::warp_collective<Args>(mask, mine, [](Args* lanes[32], unsigned) {
+    emulated::warp_collective<Args>(mask, mine, site, [](Args* lanes[32], unsigned) {
         for (int i = 0; i < 32; i++)
             if (lanes[i] && lanes[lanes[i]->source]) lanes[i]->result = lanes[lanes[i]->source]->value;
     });
     return mine.result;
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
-    return __shfl_sync(mask, value, (emulated::worker->current % 32) ^ lanes, width);
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
+                  emulated::Site site = emulated::Site::current()) {
+    return __shfl_sync(mask, value, (emulated::worker->current % 32) ^ lanes, width, site);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, int delta, int width = 32) {
+T __shfl_down_sync(unsigned mask, T value, int delta, int width = 32,
+                   emulated::Site site = emulated::Site::current()) {
     int lane = emulated::worker->current % width;
-    return __shfl_sync(mask, value, lane + delta < width ? lane + delta : lane, width);
+    return __shfl_sync(mask, value, lane + delta < width ? lane + delta : lane, width, site);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate) {
+inline unsigned __ballot_sync(unsigned mask, int predicate,
+                              emulated::Site site = emulated::Site::current()) {
     struct Args { int predicate; unsigned result; } mine = {predicate, 0};
-    emulated::warp_collective<Args>(mask, mine, [](Args* lanes[32], unsigned) {
+    emulated::warp_collective<Args>(mask, mine, site, [](Args* lanes[32], unsigned) {
         unsigned votes = 0;
         for (int i = 0; i < 32; i++) if (lanes[i] && lanes[i]->predicate) votes |= 1u << i;
         for (int i = 0; i < 32; i++) if (lanes[i]) lanes[i]->result = votes;
     });
     return mine.result;
 }
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+inline int __any_sync(unsigned mask, int predicate, emulated::Site site = emulated::Site::current()) {
+    return __ballot_sync(mask, predicate, site) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, emulated::Site site = emulated::Site::current()) {
+    return __ballot_sync(mask, predicate, site) == mask;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 

@@ -103,7 +103,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
     type* name = (type*)dynamic_shared
 #elif HAS_KERNELS
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    emulated::launch_later((stream), #kernel, (grid), (block), (shared_bytes), \
+    emulated::launch_later((stream), {#kernel, (const void*)(kernel)}, (grid), (block), (shared_bytes), \
                            [](auto... arguments) { kernel(arguments...); }, __VA_ARGS__)
 #define SHARED(type, name, count) \
     static char name##_key;       \
@@ -117,9 +117,13 @@ inline void check_cuda(cudaError_t e, const char* what) {
 #if HAS_KERNELS
 using Stream = cudaStream_t;
 
-inline Stream make_stream() {
+// urgent: its kernels get the first room that there is, before the pending blocks of others
+inline Stream make_stream(bool urgent = false) {
     Stream s;
-    check_cuda(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "a stream");
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities of streams");
+    int priority = urgent ? greatest : least;
+    check_cuda(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, priority), "a stream");
     return s;
 }
 inline void destroy_stream(Stream s) { cudaStreamDestroy(s); }
@@ -197,7 +201,7 @@ struct Event {
 struct NoStream {};
 using Stream = NoStream*;
 
-inline Stream make_stream() { return nullptr; }
+inline Stream make_stream(bool = false) { return nullptr; }
 inline void destroy_stream(Stream) {}
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
@@ -307,8 +311,10 @@ struct Graph {
 #endif
 
 // the work of a step, the same in all that have the same batch: enqueued call by call, or as a CUDA graph
+// Where it cannot be captured it goes on call by call
 class CapturedStep {
     std::unique_ptr<Graph> graph;
+    bool failed = false;
     int captured_batch = 0;
     int64_t counted = 0;  // by the captured work
 
@@ -317,14 +323,23 @@ public:
     template <class Work>
     void enqueue(Stream s, int batch, bool as_graph, int64_t& counter, Work work) {
         int64_t before = counter;
-        if (!as_graph) return work();
+        if (!as_graph || failed) return work();
         if (captured_batch == batch) {
             counter += counted;
             return graph->run(s, work);
         }
         graph = std::make_unique<Graph>();  // one at a time: they take memory
         captured_batch = 0;
-        graph->run(s, work);
+        try {
+            graph->run(s, work);
+        } catch (const std::exception& e) {
+            fprintf(stderr, "note: a step cannot be captured as a CUDA graph (%s): call by call instead\n",
+                    e.what());
+            failed = true;
+            graph = nullptr;
+            counter = before;
+            return work();
+        }
         captured_batch = batch;
         counted = counter - before;
     }
@@ -338,31 +353,6 @@ constexpr bool host_is_device = false;
 constexpr bool host_is_device = true;
 #endif
 
-// devices of this machine, at least the one that is its processor
-inline int device_count() {
-    int count = 1;
-#if defined(__CUDACC__)
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count < 1) count = 1;
-#endif
-    return count;
-}
-// bytes of its memory that nobody has taken
-inline size_t free_memory() {
-#if defined(__CUDACC__)
-    size_t available = 0, whole = 0;
-    check_cuda(cudaMemGetInfo(&available, &whole), "asking for free memory");
-    return available;
-#else
-    char line[128];
-    unsigned long kilobytes = 0;
-    FILE* file = fopen("/proc/meminfo", "r");
-    while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %lu", &kilobytes) != 1) {}
-    if (file) fclose(file);
-    if (!kilobytes) fail("free memory is not known here (/proc/meminfo): give --micro-batch a number");
-    return kilobytes * 1024;
-#endif
-}
-
 // lets a kernel be launched with so many bytes of dynamic shared memory
 template <class Kernel>
 void allow_shared([[maybe_unused]] Kernel kernel, [[maybe_unused]] size_t bytes) {
@@ -372,6 +362,11 @@ void allow_shared([[maybe_unused]] Kernel kernel, [[maybe_unused]] size_t bytes)
     if (e != cudaSuccess)
         fail("this GPU has less than the %zu bytes of shared memory that a kernel wants: choose --attention "
              "materialised", bytes);
+#elif HAS_KERNELS
+    if (bytes + 1024 <= emulated::usual_shared) return;
+    if (bytes > emulated::largest_shared)
+        fail("a kernel wants %zu bytes of shared memory, a device has %zu", bytes, emulated::largest_shared);
+    emulated::allowed_shared[(const void*)kernel] = bytes;
 #endif
 }
 
@@ -386,6 +381,8 @@ inline size_t largest_shared() {
         return most;
     }();
     return (size_t)bytes;
+#elif HAS_KERNELS
+    return emulated::largest_shared;
 #else
     return 227 << 10;
 #endif

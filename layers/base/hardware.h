@@ -88,3 +88,30 @@ inline bool device_has_fp8() {
     return true;
 #endif
 }
+
+// ---- the machine that is here -----------------------------------------------------------------------------
+
+// devices of this machine, at least the one that is its processor
+inline int device_count() {
+    int count = 1;
+#if defined(__CUDACC__)
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count < 1) count = 1;
+#endif
+    return count;
+}
+// bytes of its memory that nobody has taken
+inline size_t free_memory() {
+#if defined(__CUDACC__)
+    size_t available = 0, whole = 0;
+    check_cuda(cudaMemGetInfo(&available, &whole), "asking for free memory");
+    return available;
+#else
+    char line[128];
+    unsigned long kilobytes = 0;
+    FILE* file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %lu", &kilobytes) != 1) {}
+    if (file) fclose(file);
+    if (!kilobytes) fail("free memory is not known here (/proc/meminfo): give --micro-batch a number");
+    return kilobytes * 1024;
+#endif
+}

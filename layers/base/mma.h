@@ -64,12 +64,13 @@ __device__ inline void publish(int* turn, int value) {
 }
 __device__ inline float2 load_global(const float2* x) { return __ldcg(x); }
 #else
-inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                        emulated::Site site = emulated::Site::current()) {
     struct Args {
         float* d;
         const uint32_t *a, *b;
     } mine = {d, a, b};
-    emulated::warp_collective<Args>(all_lanes, mine, [](Args* lanes[32], unsigned) {
+    emulated::warp_collective<Args>(all_lanes, mine, site, [](Args* lanes[32], unsigned) {
         float A[16][16], B[16][8];
         auto half = [](uint32_t word, int i) {
             bf16 x;
@@ -95,13 +96,13 @@ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
 }
 
 template <bool transpose>
-void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {
+void ldmatrix_x4(uint32_t (&r)[4], const bf16* row, emulated::Site site = emulated::Site::current()) {
     struct Args {
         uint32_t* r;
         const bf16* row;
     } mine = {r, row};
     if ((uintptr_t)row % 16) fail("ldmatrix: a row at %p is not aligned to 16 bytes", (const void*)row);
-    emulated::warp_collective<Args>(all_lanes, mine, [](Args* lanes[32], unsigned) {
+    emulated::warp_collective<Args>(all_lanes, mine, site, [](Args* lanes[32], unsigned) {
         for (int l = 0; l < 32; l++)
             for (int m = 0; m < 4; m++) {
                 int g = l / 4, c = 2 * (l % 4);

@@ -60,15 +60,15 @@ inline void enqueue(cudaStream_t s, std::function<void()> work) {
 
 // a kernel's turn comes later; its arguments are taken now
 template <class Kernel, class... Arguments>
-void launch_later(cudaStream_t s, const char* name, dim3 grid, dim3 block, size_t shared_bytes, Kernel kernel,
-                  Arguments... arguments) {
-    enqueue(s, [=] { launch(name, grid, block, shared_bytes, [=] { kernel(arguments...); }); });
+void launch_later(cudaStream_t s, emulated::Kernel of, dim3 grid, dim3 block, size_t shared_bytes,
+                  Kernel kernel, Arguments... arguments) {
+    enqueue(s, [=] { launch(of, grid, block, shared_bytes, [=] { kernel(arguments...); }); });
 }
 
 }  // namespace emulated
 
 inline const char* cudaGetErrorString(cudaError_t e) {
-    return e == cudaSuccess ? "no error" : "out of memory";
+    return e == cudaSuccess ? "no error" : e == cudaErrorNotReady ? "not ready" : "out of memory";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
@@ -121,7 +121,12 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
     emulated::enqueue(s, [p, value, bytes] { memset(p, value, bytes); });
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;  // as on GPUs: the smaller the more urgent
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
     emulated::streams.push_back(*s = new EmulatedStream);
     return cudaSuccess;
 }

@@ -14,6 +14,15 @@ __global__ void missing_lane_kernel(int* out) {
     out[threadIdx.x] = __shfl_xor_sync(all_lanes, 1, 1);
 }
 __global__ void foreign_mask_kernel(int* out) { out[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 0); }
+// half of the lanes are in one shuffle, half in another
+__global__ void two_calls_kernel(int* out) {
+    if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(all_lanes, 1, 1);
+    else out[threadIdx.x] = __shfl_xor_sync(all_lanes, 2, 1);
+}
+__global__ void large_shared_kernel(int* out) {
+    SHARED(int, x, 13 << 10);
+    out[threadIdx.x] = x[threadIdx.x];
+}
 __global__ void poison_kernel(float* out) {
     SHARED(float, x, 4);
     out[threadIdx.x] = x[threadIdx.x];
@@ -51,6 +60,16 @@ void test_emulated() {
     refused("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits",
             [&] { LAUNCH(missing_lane_kernel, 1, 32, 0, nullptr, o); });
     refused("not in its own mask", [&] { LAUNCH(foreign_mask_kernel, 1, 32, 0, nullptr, o); });
+    refused("lanes of one warp are in different collectives",
+            [&] { LAUNCH(two_calls_kernel, 1, 32, 0, nullptr, o); });
+    refused("53248 bytes of shared memory and 0 dynamic ones",
+            [&] { LAUNCH(large_shared_kernel, 1, 32, 0, nullptr, o); });
+    refused("launched with 50000 bytes of dynamic shared memory: 49152 are allowed",
+            [&] { LAUNCH(stamp_kernel, 1, 1, 50000, nullptr, o); });
+    allow_shared(stamp_kernel, 50000);
+    LAUNCH(stamp_kernel, 1, 1, 50000, nullptr, o);
+    synchronize(nullptr);
+    refuses("a device has", [&] { allow_shared(stamp_kernel, 228 << 10); });
     refused("a block has 1 to 1024 threads", [&] { LAUNCH(order_kernel, 1, 1025, 0, nullptr, o, n); });
     std::vector<float> poison(4, 0);
     float* p = poison.data();
@@ -86,9 +105,7 @@ void test_emulated() {
     // two streams: the second reads what the first writes, with an event between them and without
     int early[2] = {0, 0};
     for (bool with_event : {true, false}) {
-        cudaStream_t a, b;
-        cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking);
-        cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
+        cudaStream_t a = make_stream(), b = make_stream(true);
         Event written, read;
         for (unsigned round = 0; round < 100; round++) {
             emulated::seed = round + 1;
@@ -112,5 +129,21 @@ void test_emulated() {
     check(early[true] == 0, "an event orders two streams");
     check(early[false] > 10, text("without it the second is too early: %d of 100 times", early[false]));
     emulated::seed = 1;
+    // a step that waits for the device cannot be captured: it is done call by call, and counted once
+    Stream s = make_stream();
+    CapturedStep step;
+    int64_t counter = 0;
+    int* value = &out[0];
+    for (int i = 0; i < 3; i++) {
+        set_zero(value, sizeof(int), s);
+        step.enqueue(s, 1, true, counter, [&] {
+            counter++;
+            LAUNCH(stamp_kernel, 1, 1, 0, s, value);
+            synchronize(s);
+        });
+        synchronize(s);
+        check(*value == 7 && counter == i + 1, text("a step without capture: %d %ld", *value, counter));
+    }
+    destroy_stream(s);
 }
 #endif

@@ -19,8 +19,24 @@ void bench_kernels() {
         set_zero(partitions.back(), bytes, nullptr);
         return partitions.back();
     };
-    auto xs = [&](long count) { return (floatX*)room((size_t)count * sizeof(floatX)); };
-    auto rs = [&](long count) { return (real*)room((size_t)count * sizeof(real)); };
+    // random values: on zeros a GPU draws less power, and is faster than it will be
+    auto fill = [&](auto* p, long count, auto value) {
+        std::vector<std::remove_pointer_t<decltype(p)>> some(std::min(count, 1L << 20));
+        for (size_t i = 0; i < some.size(); i++) some[i] = std::remove_pointer_t<decltype(p)>(value(i));
+        copy_to_device(p, some.data(), some.size() * sizeof *p, nullptr);
+        for (long done = (long)some.size(); done < count; done *= 2)
+            copy_on_device(p + done, p, std::min(done, count - done) * sizeof *p, nullptr);
+        synchronize(nullptr);
+        return p;
+    };
+    auto xs = [&](long count) {  // in [-1, 1)
+        return fill((floatX*)room((size_t)count * sizeof(floatX)), count,
+                    [](size_t i) { return (real)(2 * uniform(1, purpose("bench"), i) - 1); });
+    };
+    auto rs = [&](long count) {  // in [0, 1), as squares and deviations are
+        return fill((real*)room((size_t)count * sizeof(real)), count,
+                    [](size_t i) { return (real)uniform(2, purpose("bench"), i); });
+    };
     auto ints = [&](const std::vector<int>& values) {
         int* p = (int*)room(values.size() * sizeof(int));
         copy_to_device(p, values.data(), values.size() * sizeof(int), nullptr);

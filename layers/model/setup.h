@@ -141,7 +141,26 @@ inline void open_autotuner(const Options& o, const RunState& state) {
     autotuner.of_run = state.choices;
 }
 
-// forward and backward, on whatever the buffers hold: GEMMs are timed, and kernels loaded
+// Random tokens, and where a stage receives activations or their gradients random ones: on zeros GEMMs are
+// faster than they will be
+inline void fill_at_random(Model& model) {
+    const ModelShape& shape = model.shape;
+    BatchShape batch = {model.setup.B, shape.T};
+    if (model.host_tokens)
+        for (int index = 0; index < std::min(2, model.setup.micro_batches); index++) {
+            std::vector<int> samples((size_t)batch.B * (batch.T + 1));
+            for (size_t i = 0; i < samples.size(); i++)
+                samples[i] = (int)(uniform(0, purpose("warm-up"), i + index * samples.size()) * shape.V);
+            put_tokens_on_host(model, samples, batch, index);
+        }
+    std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);
+    normals(values.data(), 0, purpose("warm-up"), 0, (long)values.size(), 1);
+    for (floatX* received : {model.inputs[0].x, model.activation_gradients[0].x})
+        copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
+    synchronize(model.stream);
+}
+
+// forward and backward of up to two micro-batches: GEMMs are timed, and kernels loaded
 inline void compute_once(Model& model) {
     BatchShape batch = {model.setup.B, model.shape.T};
     // the first sets gradients, the second adds to them
@@ -149,6 +168,7 @@ inline void compute_once(Model& model) {
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
             MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],
                              &model.activation_gradients[0]};
+            copy_tokens(model, mb.kept, index);
             forward(model, mb, 1);
             backward(model, mb, 1);
         }
@@ -173,9 +193,8 @@ inline void share_choices(const comm::Group& world) {
 
 // before the first step. With `may_graph`, says whether a CUDA graph is faster. Gradients are 0 afterwards.
 // What is chosen belongs to the run: it is the same on all ranks, and checkpoints carry it on
-inline bool warm_up(Model& model, RunState& state, bool may_graph) {
-    InFlight& kept = model.in_flight[0];
-    if (kept.tokens) set_zero(kept.tokens, model.token_ints() * sizeof(int), model.stream);
+inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
+    fill_at_random(model);
     autotuner.on = true;
     compute_once(model);
     Graph graph;
@@ -201,6 +220,11 @@ inline bool warm_up(Model& model, RunState& state, bool may_graph) {
     share_choices(model.grid.world);
     state.choices.insert(autotuner.of_run.begin(), autotuner.of_run.end());
     autotuner.save();
+    if (model.grid.world.size == 1) {  // changes nothing: a capture finds its kernels loaded
+        optimizer.set_hyper(o, 0, 1, -1, -1);
+        update_parameters(model, optimizer, o.clip);
+        synchronize(model.stream);
+    }
     model.clear_gradients();
     return graph_is_faster;
 }

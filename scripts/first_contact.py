@@ -1,0 +1,284 @@
+"""Builds, checks and times on a GPU that this program has not met: scripts/first_contact.sh calls it."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--minutes", type=float, default=9, help="no part begins after so many [9]")
+parser.add_argument(
+    "--output", default="first_contact", help="OUTPUT.json, OUTPUT.md and OUTPUT/ [first_contact]"
+)
+parser.add_argument("--rehearse", action="store_true", help="small, without a GPU: to see that it works")
+o = parser.parse_args()
+began = time.time()
+logs = Path(o.output)
+CUDA = "build/cuda-bf16-single" if not o.rehearse else "build/emulated-bf16"
+CUDA_FP32 = "build/cuda-fp32-single" if not o.rehearse else "build/emulated-fp32"
+CPU = "build/cpu-fp32-single" if not o.rehearse else "build/cpu-fp32"
+STEPS = 50 if not o.rehearse else 3
+MODEL = (
+    "--layers 2 --hidden 128 --heads 2 --sequence 64 --batch 8 --micro-batch 4 --learning-rate 1e-3".split()
+)
+parts = []
+
+
+def left():
+    return o.minutes * 60 - (time.time() - began)
+
+
+def words(command):
+    return [str(word) for word in command]
+
+
+def last_line(text):
+    lines = text.strip().splitlines()
+    return lines[-1][:200] if lines else "printed nothing"
+
+
+def note(name, good, says, seconds=0.0):
+    """good: True, False, or None for what was left out."""
+    parts.append({"part": name, "good": good, "says": says, "seconds": round(seconds, 1)})
+    state = "left out" if good is None else "ok" if good else "FAILED"
+    print(f"{state:8s} {name}: {says} ({seconds:.0f} s)", flush=True)
+    write_report()
+
+
+def run(name, command, limit, judge, environment=None):
+    """One part: judge(exit code, what it printed) -> (good, what it says). Its whole output is kept."""
+    if left() < 5:
+        return note(name, None, f"{o.minutes:g} minutes are over")
+    start = time.time()
+    log = logs / (re.sub(r"\W+", "_", name) + ".log")
+    try:
+        done = subprocess.run(
+            words(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf8",
+            errors="replace",
+            timeout=min(limit, max(left(), 5)),
+            env=dict(os.environ, **(environment or {})),
+        )
+        text, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as e:
+        text, code = (e.stdout or b"").decode("utf8", "replace") if isinstance(e.stdout, bytes) else "", 124
+        text += f"\nstopped after {time.time() - start:.0f} s"
+    except OSError as e:
+        text, code = str(e), 127
+    log.write_text("$ " + " ".join(words(command)) + "\n" + text)
+    try:
+        good, says = judge(code, text)
+    except Exception as e:  # what cannot be read is a finding, and no reason to stop
+        good, says = False, f"{type(e).__name__} {e}: {last_line(text)}"
+    note(name, good, says, time.time() - start)
+    return good
+
+
+def by_code(code, text):
+    return code == 0, last_line(text)
+
+
+def by_count(code, text):
+    last = last_line(text)
+    return code == 0 and bool(re.search(r"[1-9]\d* passed, 0 failed", last)), last
+
+
+# ---- parts -----------------------------------------------------------------------------------------------
+
+
+def gpu_code():
+    asked = subprocess.run(
+        ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True
+    ).stdout.split()
+    if not asked:
+        sys.exit("first_contact.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse")
+    number = asked[0].replace(".", "")
+    # wgmma and TMA belong to 90a and 100a alone
+    number += "a" if number in ("90", "100") else ""
+    return f"-gencode arch=compute_{number},code=sm_{number}"
+
+
+def build():
+    """All variants at once, each with its own log."""
+    if o.rehearse:
+        return note("build", None, "a rehearsal takes what was built")
+    start = time.time()
+    Path("build").mkdir(exist_ok=True)
+    settings = [f"GPU_CODE={gpu_code()}", "COMM=single"]
+    found = subprocess.run(
+        ["make", "-s", "found", "DEVICE=cpu", "COMM=single"], capture_output=True, text=True
+    )
+    if "no CBLAS" in found.stdout + found.stderr:
+        plain = ["g++", "-O3", "-march=native", "-fopenmp", "-c", "-o", "build/plain_blas.o"]
+        subprocess.run([*plain, "layers/base/plain_blas.cpp"], check=False)
+        settings.append("BLAS=build/plain_blas.o")
+    targets = (
+        ("cuda", "bf16", CUDA, "test_gpt"),
+        ("cuda", "bf16", CUDA, "train_gpt"),
+        ("cuda", "fp32", CUDA_FP32, "train_gpt"),
+        ("cpu", "fp32", CPU, "train_gpt"),
+        ("cpu", "fp32", CPU, "tokenize"),
+    )
+    started = []
+    for device, precision, folder, program in targets:
+        command = [
+            "make",
+            "-s",
+            f"DEVICE={device}",
+            f"PRECISION={precision}",
+            *settings,
+            f"{folder}/{program}",
+        ]
+        log = open(logs / f"build_{device}_{precision}_{program}.log", "w")
+        started.append((f"{folder}/{program}", subprocess.Popen(command, stdout=log, stderr=log)))
+    failed = [name for name, process in started if process.wait() != 0]
+    note("build", not failed, f"without {' '.join(failed)}" if failed else "all", time.time() - start)
+
+
+def losses(folder, name, *options):
+    """Of STEPS steps, on the README's bytes."""
+    lines = logs / f"losses_{name}.jsonl"
+    lines.unlink(missing_ok=True)
+    command = [f"{folder}/train_gpt", "--train", logs / "text.bin", *MODEL, "--steps", STEPS]
+    done = subprocess.run(
+        words([*command, "--metrics", lines, *options]), capture_output=True, text=True, timeout=120
+    )
+    (logs / f"losses_{name}.log").write_text(done.stdout + done.stderr)
+    if done.returncode:
+        raise RuntimeError(last_line(done.stderr))
+    return [json.loads(line)["loss"] for line in lines.read_text().splitlines()]
+
+
+def train_against_cpu():
+    start = time.time()
+    try:
+        subprocess.run(
+            words([f"{CPU}/tokenize", "--vocabulary", "bytes", "--output", logs / "text", "README.md"]),
+            check=True,
+            capture_output=True,
+        )
+        cpu = losses(CPU, "cpu")
+    except Exception as e:
+        return note("losses of the CPU", False, f"{type(e).__name__} {e}"[:200], time.time() - start)
+    variants = (
+        ("fp32", CUDA_FP32, 2e-3, ()),
+        ("bf16", CUDA, 3e-2, ()),
+        ("bf16 as a graph", CUDA, 3e-2, ("--graph", "yes")),
+        ("bf16, recompute light", CUDA, 3e-2, ("--recompute", "light")),
+    )
+    for name, folder, most, options in variants:
+        start = time.time()
+        try:
+            mine = losses(folder, name.replace(" ", "_").replace(",", ""), *options)
+            worst = max(abs(a - b) / b for a, b in zip(mine, cpu))
+            good = len(mine) == len(cpu) == STEPS and worst <= most
+            says = f"{STEPS} steps, {worst:.1e} from the CPU's at most; {most:g} is allowed; {mine[-1]:.4f}"
+        except Exception as e:
+            good, says = False, f"{type(e).__name__} {e}"[:200]
+        note(f"training in {name}", good, says, time.time() - start)
+
+
+def sanitizers():
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    tiny = (
+        "--layers 2 --hidden 128 --heads 2 --sequence 80 --batch 4 --micro-batch 2 --steps 2 --graph no"
+        .split()
+    )
+    train = [f"{CUDA}/train_gpt", "--train", logs / "text.bin", *tiny, "--tuning", "none"]
+    if o.rehearse or not Path(tool).exists():
+        return note("compute-sanitizer", None, "not here")
+    for check in ("memcheck", "racecheck", "synccheck", "initcheck"):
+        run(
+            check,
+            [tool, "--tool", check, "--error-exitcode", 9, *train],
+            90,
+            lambda code, text: (
+                code == 0,
+                (re.findall(r"=+ (ERROR SUMMARY.*|RACECHECK SUMMARY.*)", text) or [last_line(text)])[-1],
+            ),
+        )
+
+
+def nccl():
+    """Two ranks on this GPU."""
+    if o.rehearse or not shutil.which("mpirun") or not shutil.which("mpicxx"):
+        return note("two ranks over NCCL", None, "no MPI is here")
+    make = ["make", "-s", "DEVICE=cuda", "PRECISION=bf16", "COMM=nccl", f"GPU_CODE={gpu_code()}"]
+    if run("build over NCCL", [*make, "build/cuda-bf16-nccl/train_gpt"], 200, by_code):
+        train = ["build/cuda-bf16-nccl/train_gpt", "--train", logs / "text.bin", *MODEL, "--steps", 20]
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        for layout in ("--tensor-parallel", "--pipeline-parallel"):
+            ranks = ["mpirun", "-n", 2, "--oversubscribe", *train, layout, 2]
+            run(f"two ranks over NCCL, {layout[2:]}", ranks, 60, by_code, root)
+
+
+def bench(name, models, minutes, *options):
+    command = [sys.executable, "scripts/bench_gpu.py", "--models", *models, "--minutes", minutes]
+    command += ["--output", logs / name, "--folder", CUDA, "--cpu-folder", CPU, *options]
+    command += ["--rehearse", "--steps", 2] if o.rehearse else []
+
+    def judge(code, text):
+        if code:
+            return False, last_line(text)
+        rows = json.loads((logs / f"{name}.json").read_text())["steps"]
+        rates = {row["model"]: (row.get("ours") or {}).get("tokens_per_second") for row in rows}
+        timed = [f"{model} {rate:,.0f} tokens/s" for model, rate in rates.items() if rate]
+        return bool(timed), "; ".join(timed) or "no step was timed"
+
+    run(name.replace("_", " "), command, minutes * 60 + 60, judge)
+
+
+# ---- report ----------------------------------------------------------------------------------------------
+
+
+def write_report():
+    figures = {}
+    for path in sorted(logs.glob("bench_*.json")):
+        figures[path.stem] = json.loads(path.read_text())
+    report = {
+        "rehearsal": o.rehearse,
+        "minutes": (time.time() - began) / 60,
+        "parts": parts,
+        "bench": figures,
+    }
+    Path(o.output + ".json").write_text(json.dumps(report, indent=1) + "\n")
+    title = "A rehearsal without a GPU: these figures mean nothing" if o.rehearse else "First contact"
+    out = [f"# {title}", "", "| part | | says | s |", "|---|---|---|---|"]
+    for part in parts:
+        state = "left out" if part["good"] is None else "ok" if part["good"] else "**failed**"
+        says = part["says"].replace("|", "/")
+        out.append(f"| {part['part']} | {state} | {says} | {part['seconds']} |")
+    for path in sorted(logs.glob("bench_*.md")):
+        out += ["", path.read_text()]
+    Path(o.output + ".md").write_text("\n".join(out) + "\n")
+
+
+def main():
+    if not o.rehearse:
+        gpu_code()  # or ends
+    logs.mkdir(parents=True, exist_ok=True)
+    for old in logs.glob("bench_*"):
+        old.unlink()
+    build()
+    run("kernels", [f"{CUDA}/test_gpt", "emulated" if o.rehearse else "kernels"], 150, by_count)
+    train_against_cpu()
+    bench("bench_124M", ["124M"], 2, "--force")
+    sanitizers()
+    if not o.rehearse:
+        run("model and training", [f"{CUDA}/test_gpt", "pytorch", "training"], 60, by_count)
+        rest = [model for model in "1558M 6.7B 350M 1.3B 2.7B 774M".split()]
+        bench("bench_steps", rest, max(0.5, left() / 60 - 0.7), "--only-steps")
+    nccl()
+    failed = [part["part"] for part in parts if part["good"] is False]
+    print(f"{sum(part['good'] is True for part in parts)} passed, {len(failed)} failed: {o.output}.md")
+    sys.exit(bool(failed))
+
+
+main()
