@@ -5,6 +5,7 @@ losses of an undisturbed run to the last bit.
   python3 scripts/soak.py BUILD [--minutes 30] [--seed N]     hosts are network namespaces: wants root"""
 
 import json
+import os
 import random
 import signal
 import sys
@@ -30,7 +31,7 @@ from over_ranks import check, finish
 EVERY = 20  # seconds
 COMM_TIMEOUT = 10
 LAYOUT = ["--tensor-parallel", 2, "--pipeline-parallel", 2]
-SETTINGS = ["--save-every", 50, "--keep", 4, "--check-every", 25, "--comm-timeout", COMM_TIMEOUT]
+SETTINGS = ["--save-every", 50, "--keep", 4, "--comm-timeout", COMM_TIMEOUT]
 
 
 def argument(name, default):
@@ -114,37 +115,48 @@ def main():
     )
     check(made.returncode == 0, f"tokens: {made.stderr}")
 
-    trial = ["--steps", 300, *LAYOUT, "--check-every", 25]
-    began = time.time()
-    run(command(*trial, ranks=8), timeout=600)
-    steps = max(300, int(300 / (time.time() - began) * minutes * 60 * 0.35) // 50 * 50)
-    print(f"seed {seed}: {steps} steps; the undisturbed run first", flush=True)
-    same = ["--steps", steps, *LAYOUT, *SETTINGS]
-    r = run(
-        command(*same, "--save", WORK / "calm", "--metrics", WORK / "calm.jsonl", ranks=8), timeout=7200
-    )
-    check(r.returncode == 0, f"undisturbed: {r.stderr[-400:]}")
-    wanted = metrics(WORK / "calm.jsonl")
-
+    # the same learning rates however many steps there will be
+    same = ["--decay-tokens", 10**8, "--check-every", 25, *LAYOUT]
     done = []
     with Hosts(4) as hosts:
         if not hosts.usable:
             sys.exit("soak.py: no network namespaces here: run it as root on Linux")
-        options = [*same, "--save", WORK / "soak", "--metrics", WORK / "soak.jsonl"]
+        options = [
+            "--steps",
+            10**6,
+            *same,
+            *SETTINGS,
+            "--save",
+            WORK / "soak",
+            "--metrics",
+            WORK / "soak.jsonl",
+        ]
         process = hosts.launch(["h1", "h2", "h3"], 2, options, each=4)
         printed = []
         reader = threading.Thread(target=lambda: printed.extend(process.stdout), daemon=True)
         reader.start()
+        print(f"seed {seed}", flush=True)
         limit = time.time() + minutes * 60
         while process.poll() is None and time.time() < limit:
             if not until(lambda: process.poll() is not None, EVERY):
                 at = steps_written(WORK / "soak.jsonl")
                 done.append(random.choice(FAULTS)(hosts))
                 print(f"after {at} lines of metrics: {done[-1]}", flush=True)
-        until(lambda: process.poll() is not None, 1800)
+        # goes on until it is well again, and is asked to end
+        at = steps_written(WORK / "soak.jsonl")
+        check(until(lambda: steps_written(WORK / "soak.jsonl") > at + 100, 300), "the run goes on")
+        for launcher in run(["pgrep", "-f", f"scripts/launch.py.*{WORK}"]).stdout.split():
+            os.kill(int(launcher), signal.SIGTERM)
+        until(lambda: process.poll() is not None, 120)
         reader.join(5)
-    got = metrics(WORK / "soak.jsonl")
     check(process.returncode == 0, f"the launcher: {process.returncode} {''.join(printed)[-1500:]}")
+    got = metrics(WORK / "soak.jsonl")
+    steps = max(got)
+    print(f"the undisturbed run of {steps} steps", flush=True)
+    calm = ["--steps", steps, *same, "--metrics", WORK / "calm.jsonl"]
+    r = run(command(*calm, ranks=8), timeout=7200)
+    check(r.returncode == 0, f"undisturbed: {r.stderr[-400:]}")
+    wanted = metrics(WORK / "calm.jsonl")
     check(got == wanted, f"losses: {len(got)} steps, {sum(got.get(s) != wanted[s] for s in wanted)} differ")
     print(
         f"{len(done)} faults, {len(attempts())} attempts, {steps} steps: "

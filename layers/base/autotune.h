@@ -6,9 +6,11 @@
 //     KEY = NUMBER MICROSECONDS          a line each
 //   A file that is damaged, or of another machine or version, is not used; what stood there first stays.
 #pragma once
+#include <math.h>
 #include <map>
 #include <sstream>
 #include <string>
+#include <vector>
 #include "checksum.h"
 #include "device.h"
 #include "file.h"

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <mutex>
 #include <string>
+#include <vector>
 #include <thread>
 #include "../base/file.h"
 
