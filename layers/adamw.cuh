@@ -16,7 +16,7 @@
 #include "base/device.h"
 
 constexpr int flag_span = 128;
-constexpr uint8_t decays = 1, counts = 2;  // the weight decays; the gradient takes part in the norm
+constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // the weight decays; the gradient takes part in the norm
 
 struct AdamW {
     real rate, beta1, beta2, epsilon, decay;
@@ -98,7 +98,7 @@ inline void adamw(floatX* parameters, real* master, real* m, real* v, const real
     unsigned long long read = 0, written = 0, wrong = 0;
     #pragma omp parallel for reduction(+ : read, written, wrong)
     for (long first = 0; first < n; first += flag_span) {
-        bool decaying = flags[first / flag_span] & decays;
+        bool decaying = flags[first / flag_span] & flag_decay;
         #pragma omp simd reduction(+ : read, wrong)
         for (long i = first; i < first + flag_span; i++) {
             read += StateCheck::term(i, master[i], m[i], v[i]);
@@ -135,7 +135,7 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
             double sum = 0;
             long last = (p + 1) * part < slice.n ? (p + 1) * part : slice.n;
             for (long i = p * part; i < last; i += flag_span) {
-                if (!(flags[(slice.state_offset + i) / flag_span] & counts)) continue;
+                if (!(flags[(slice.state_offset + i) / flag_span] & flag_in_norm)) continue;
                 const real* values = x + slice.at + i;
                 #pragma omp simd reduction(+ : sum)
                 for (int j = 0; j < flag_span; j++) sum += (double)values[j] * values[j];
@@ -195,7 +195,7 @@ __device__ inline StateCheck adamw_values(floatX* parameters, real* master, real
                                           const real* gradients, const uint8_t* flags, const AdamW& hyper,
                                           real scale, long i) {
     StateCheck sums = {};
-    bool decaying = flags[i / flag_span] & decays;
+    bool decaying = flags[i / flag_span] & flag_decay;
     Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
     struct alignas(sizeof(floatX) * real_each) Rounded { floatX at[real_each]; };
     Rounded rounded = *(const Rounded*)(parameters + i);
@@ -280,7 +280,7 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
     double sum = 0;
     for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each; i < slice.n;
          i += (long)slice.parts * blockDim.x * real_each) {
-        if (!(flags[(slice.state_offset + i) / flag_span] & counts)) continue;
+        if (!(flags[(slice.state_offset + i) / flag_span] & flag_in_norm)) continue;
         Vec<real> v = load16(x + slice.at + i);
         UNROLL(unroll)
         for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];

@@ -132,8 +132,9 @@ void kernels_matmul() {
         for (int way = 0; way < 4; way++) {
             bool add = way % 2;
             // apart, fused
-            autotuner.known["bias gradient " PRECISION_NAME + size] = {way / 2, 0};
-            autotuner.round++;
+            std::string key = "bias gradient " PRECISION_NAME + size + (add ? ", added" : "");
+            autotuner.measured[key] = {way / 2, 0};
+            autotuner.generation++;
             ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
                                  add, nullptr);
             gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
@@ -149,8 +150,8 @@ void kernels_matmul() {
                                    {100, 96, 128, true}}) {
         std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC),
                     what = (fused ? ", fused " : " ") + size;
-        autotuner.known["GELU " + size] = autotuner.known["GELU backward " + size] = {fused, 0};
-        autotuner.round++;
+        autotuner.measured["GELU " + size] = autotuner.measured["GELU backward " + size] = {fused, 0};
+        autotuner.generation++;
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
             b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
         ref::matmul_gelu_forward(y.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
@@ -265,46 +266,46 @@ void kernels_tuning() {
     a.open(path, "GPU 1");
     b.open(path, "GPU 1");
     auto run = [](int) { return true; };
-    check(a.choose("x", 3, 1, nullptr, run) == 1 && a.known.empty(), "what is not timed is as usual");
+    check(a.choose("x", 3, 1, nullptr, run) == 1 && a.measured.empty(), "what is not timed is as usual");
     a.on = b.on = true;
     int first = a.choose("x = y", 3, 1, nullptr, run);
     check(a.choose("can", 3, 0, nullptr, [](int way) { return way == 2; }) == 2, "only what can is chosen");
     check(a.choose("none", 2, 1, nullptr, [](int) { return false; }) == 1, "nothing can: as usual");
-    a.known.erase("none");
-    b.known["x = y"] = {first ^ 1, 1};
-    b.known["z"] = {4, 1};
+    a.measured.erase("none");
+    b.measured["x = y"] = {first ^ 1, 1};
+    b.measured["z"] = {4, 1};
     a.save();
     b.save();
     std::vector<std::thread> together;
     std::vector<Autotuner> many(8);
     for (int i = 0; i < 8; i++) {
         many[i].open(path, "GPU 1");
-        many[i].known["both"] = {i, 1};
-        many[i].known[text("of %d", i)] = {i, 1};
+        many[i].measured["both"] = {i, 1};
+        many[i].measured[text("of %d", i)] = {i, 1};
         together.emplace_back([&many, i] { many[i].save(); });
     }
     for (auto& t : together) t.join();
     bool agreed = true;
     for (int i = 0; i < 8; i++) {
         many[i].save();
-        agreed = agreed && many[i].known.count(text("of %d", 7 - i)) &&
-            many[i].known["both"].number == many[0].known["both"].number;
+        agreed = agreed && many[i].measured.count(text("of %d", 7 - i)) &&
+            many[i].measured["both"].number == many[0].measured["both"].number;
     }
     check(agreed, "eight that save together: all are kept, and the first holds for all");
-    check(b.known["x = y"].number == first && b.known["can"].number == 2 && b.known["z"].number == 4,
+    check(b.measured["x = y"].number == first && b.measured["can"].number == 2 && b.measured["z"].number == 4,
           "choices of two are joined, the first stays");
     a.open(path, "GPU 1");
-    check(a.known.size() == 12 && a.choose("z", 5, 0, nullptr, run) == 4, "choices are read again");
+    check(a.measured.size() == 12 && a.choose("z", 5, 0, nullptr, run) == 4, "choices are read again");
     check(a.choose("z", 4, 0, nullptr, [](int way) { return way == 3; }) == 3,
           "one that is no more is timed anew");
     other.open(path, "GPU 2");
-    check(other.known.empty(), "another machine's choices are not used");
+    check(other.measured.empty(), "another machine's choices are not used");
     std::string good = std::string(MappedFile(path).view());
     for (std::string bad : {std::string(""), good.substr(0, 10), good + "k = 1", good + "k = -1 2\nl = 1 2\n",
                             good + "k = 1 2 3\nl = 1 2\n", good + " = 1 2\n", good + std::string(1, '\0')}) {
         write_file(path, bad);
         other.open(path, "GPU 1");
-        check(other.known.size() == (bad.size() < good.size() ? 0 : 12), "a damaged file of choices");
+        check(other.measured.size() == (bad.size() < good.size() ? 0 : 12), "a damaged file of choices");
     }
 }
 #endif

@@ -228,7 +228,7 @@ void kernels_adamw() {
         sums.compare("square sums" + size, 1e-12);
         std::vector<double> plain = {0, 3, 0, 4};  // the loss behind the squares
         for (long i = 0; i < 2 * n; i++)
-            if (of[i / flag_span] & counts) plain[i < n ? 2 : 0] += (double)g.host[i] * g.host[i];
+            if (of[i / flag_span] & flag_in_norm) plain[i < n ? 2 : 0] += (double)g.host[i] * g.host[i];
         close("square sums against a plain loop" + size, sums.host, plain, 1e-12);
         double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
         for (double largest : {0.0, 1e9, 0.5}) {

@@ -22,10 +22,10 @@ struct Choice {
 
 struct Autotuner {
     bool on = false;
-    int round = 0;  // what is cached of an earlier round is to be asked for again
-    std::map<std::string, Choice> known;
-    std::map<uint64_t, int> of_run;  // by hash_of: choices that belong to the run, before what is known
-    std::map<uint64_t, int> made;    // by hash_of: what was chosen since the start
+    int generation = 0;  // what is cached of an earlier one is to be asked for again
+    std::map<std::string, Choice> measured;
+    std::map<uint64_t, int> run_choices;  // by hash_of: the run's own, before what was measured
+    std::map<uint64_t, int> used;         // by hash_of: what was chosen since the start
     std::string path, machine;       // the file, or none; what it must be of
 
     // of a choice on this machine; on another, choices are made anew
@@ -34,8 +34,8 @@ struct Autotuner {
         return checksum(all.data(), all.size());
     }
     void take_run_choices(const std::map<uint64_t, int>& choices) {
-        of_run = choices;
-        round++;
+        run_choices = choices;
+        generation++;
     }
 
     // the first line, then choices; where a line cannot be read the rest of the file is not used
@@ -61,8 +61,8 @@ struct Autotuner {
     void open(const std::string& file, const std::string& of) {
         path = file;
         machine = of;
-        round++;
-        if (!path.empty()) known = read_file();
+        generation++;
+        if (!path.empty()) measured = read_file();
     }
     // puts into the file what it has not yet, and knows what it then holds; ranks take turns
     void save() {
@@ -71,13 +71,13 @@ struct Autotuner {
             FileLock turn(path + ".lock");
             FileWriter file(path);
             std::map<std::string, Choice> all = read_file();
-            all.insert(known.begin(), known.end());
+            all.insert(measured.begin(), measured.end());
             std::string out = header(machine) + "\n";
             for (auto& [key, c] : all) out += text("%s = %d %.2f\n", key.c_str(), c.number, c.microseconds);
             file.write(out);
             file.finish();
-            known = all;
-            round++;
+            measured = all;
+            generation++;
         } catch (const Error& e) {
             fprintf(stderr, "note: choices are not kept: %s\n", e.what());
         }
@@ -88,14 +88,14 @@ struct Autotuner {
     template <class Run>
     int choose(const std::string& key, int ways, int usual, Stream s, Run run) {
         uint64_t hash = hash_of(key);
-        auto fixed = of_run.find(hash);
-        if (fixed != of_run.end() && fixed->second < ways) return made[hash] = fixed->second;
-        auto found = known.find(key);
-        if (found != known.end() && found->second.number < ways) return made[hash] = found->second.number;
+        auto fixed = run_choices.find(hash);
+        if (fixed != run_choices.end() && fixed->second < ways) return used[hash] = fixed->second;
+        auto found = measured.find(key);
+        if (found != measured.end() && found->second.number < ways) return used[hash] = found->second.number;
         if (!on) return usual;
         Choice best = time_ways(ways, usual, s, run);
-        known[key] = best;
-        return made[hash] = best.number;
+        measured[key] = best;
+        return used[hash] = best.number;
     }
 
 private:

@@ -187,13 +187,13 @@ inline std::string gemm_library() { return "CBLAS"; }
 template <class Shape, class Value>
 struct AutotuneCache {
     std::map<Shape, Value> map;
-    int round = 0;
+    int generation = 0;
     // make() where it is not remembered
     template <class Make>
     const Value& get(const Shape& shape, Make make) {
-        if (round != autotuner.round) {
+        if (generation != autotuner.generation) {
             map.clear();
-            round = autotuner.round;
+            generation = autotuner.generation;
         }
         auto found = map.find(shape);
         if (found != map.end()) return found->second;
@@ -225,14 +225,14 @@ uint32_t alignment(const T* p, long stride) {
 }
 
 // a GEMM as cuBLASLt describes it: A is the caller's b, B the caller's a
-struct Described {
+struct MatmulDescriptor {
     cublasLtMatmulDesc_t gemm;
     cublasLtMatrixLayout_t A, B, C;
     uint32_t align;
     bool fp64 = sizeof(real) == 8;
 
     template <class Out, class Left, class Right>
-    explicit Described(const Gemm<Out, Left, Right>& g) {
+    explicit MatmulDescriptor(const Gemm<Out, Left, Right>& g) {
         check_cublas(cublasLtMatmulDescCreate(&gemm, fp64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                               fp64 ? CUDA_R_64F : CUDA_R_32F), "cublasLtMatmulDescCreate");
         set(CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -267,8 +267,8 @@ struct Described {
                                                    : g.up ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
                                                           : CUBLASLT_EPILOGUE_BIAS);
     }
-    Described(const Described&) = delete;
-    ~Described() {
+    MatmulDescriptor(const MatmulDescriptor&) = delete;
+    ~MatmulDescriptor() {
         for (auto layout : {A, B, C}) cublasLtMatrixLayoutDestroy(layout);
         cublasLtMatmulDescDestroy(gemm);
     }
@@ -310,7 +310,7 @@ struct Cublas {
     }
 
     // the library's choices, the likeliest first; none where it has none
-    Candidates candidates(const Described& d, int most = 24) {
+    Candidates candidates(const MatmulDescriptor& d, int most = 24) {
         cublasLtMatmulPreference_t preference;
         Candidates found;
         check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
@@ -333,14 +333,14 @@ struct Cublas {
     }
 
     template <class Out, class Left, class Right>
-    cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const Described& d,
+    cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
                             const cublasLtMatmulAlgo_t& algo, Stream s) {
         return cublasLtMatmul(handle, d.gemm, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
                               d.C, &algo, workspace, cublas_workspace, s);
     }
 
     template <class Out, class Left, class Right>
-    const cublasLtMatmulAlgo_t& choose(const Gemm<Out, Left, Right>& g, const Described& d, Stream s) {
+    const cublasLtMatmulAlgo_t& choose(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, Stream s) {
         int kind = (int)sizeof(Out) * 8 + 4 * (g.gelu_of != nullptr) + 2 * (g.up != nullptr) +
             (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
             512 * std::is_same_v<Left, e5m2> + 1024 * (g.row_sums != nullptr);
@@ -351,7 +351,7 @@ struct Cublas {
 
 private:
     template <class Out, class Left, class Right>
-    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const Described& d, int kind,
+    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, int kind,
                                          Stream s) {
         Candidates all = candidates(d);
         if (!all.count)
@@ -372,14 +372,14 @@ private:
 template <class Out, class Left = floatX, class Right = floatX>
 void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
     Gemm<Out, Left, Right> g = packed(given);
-    Described d(g);
+    MatmulDescriptor d(g);
     Cublas& cublas = Cublas::get();
     check_cublas(cublas.multiply(g, d, cublas.choose(g, d, s), s), "cublasLtMatmul");
 }
 
 template <class Out>
 bool can_compute(const Gemm<Out>& g) {
-    Described d(packed(g));
+    MatmulDescriptor d(packed(g));
     return Cublas::get().candidates(d, 1).count > 0;
 }
 

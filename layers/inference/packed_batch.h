@@ -64,18 +64,18 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
 }
 
 // this rank's logits (outputs, Vp_r) of a micro-batch at the last chunk, where all of them are held at once
-inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& at) {
+inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
     auto w = model.lm_head_weights();
-    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w.data(), at, mb.batch);
-    logits_forward(model.lm_head, rows, w[LOGITS_W], mb.batch.outputs(), at);
+    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w.data(), ctx, mb.batch);
+    logits_forward(model.lm_head, rows, w[LOGITS_W], mb.batch.outputs(), ctx);
 }
 
 // logits (V) of each row asked for, on the last stage; one batch alone, chunk c in in_flight[c], as
 // generation needs it. Its few rows need not divide over tensor ranks: there is no sequence parallelism.
 inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBatch& packed) {
     TensorParallel tp = {model.tp.group};
-    LayerContext at = {model.shape, tp, model.scratch, model.stream};
+    LayerContext ctx = {model.shape, tp, model.scratch, model.stream};
     Grid& grid = model.grid;
     long values = (long)packed.rows() * model.shape.C;
     Buffer& input = model.inputs[0];
@@ -85,11 +85,11 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
         MicroBatch mb = {0, false, chunk, {1, packed.rows(), &kept.segments}, kept, input};
         if (!model.is_first_chunk(chunk))
             comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", model.stream);
-        layers_forward(model, mb, at);
+        layers_forward(model, mb, ctx);
         if (!model.is_last_chunk(chunk))
             comm::send(grid.forward_out.group, kept.y.x, values, 1, "rows of generation", model.stream);
         else
-            all_logits(model, mb, at);
+            all_logits(model, mb, ctx);
     }
     std::vector<std::vector<real>> out;
     if (!grid.is_last_stage()) return out;

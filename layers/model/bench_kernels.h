@@ -152,7 +152,7 @@ void bench_kernels() {
     floatX* weights = xs(parameters);
     real *master = master_is_parameter ? (real*)weights : rs(parameters), *m = rs(parameters),
          *v = rs(parameters), *g = rs(parameters);
-    std::vector<uint8_t> of(parameters / flag_span, decays | counts);
+    std::vector<uint8_t> of(parameters / flag_span, flag_decay | flag_in_norm);
     uint8_t* flags = (uint8_t*)room(of.size());
     auto put = [&](const auto& value) {
         auto* p = (std::decay_t<decltype(value)>*)room(sizeof value);

@@ -15,11 +15,11 @@
 // w[tensor]: this rank's shards of the block's parameters, by BlockTensor; without y only what backward reads
 // is computed, again
 inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
-                          const LayerContext& at, BatchShape batch) {
-    const Scratch& scratch = at.scratch;
-    Stream s = at.stream;
-    int N = batch.rows(), N_r = at.tp.rows(N), t = at.tp.group.size;
-    int C = at.shape.C, C_r = C / t, NH_r = at.shape.NH / t;
+                          const LayerContext& ctx, BatchShape batch) {
+    const Scratch& scratch = ctx.scratch;
+    Stream s = ctx.stream;
+    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
+    int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
     const PackedSegments* packed = batch.segments;
     floatX* qkv = packed && packed->cache_slots ? scratch.wide : a.qkv;
     const floatX *rows, *branch;
@@ -29,13 +29,13 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     }
     {   // 2. queries, keys and values of this rank's heads
         Section timed("linears", s);
-        rows = gather_rows(at.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
+        rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
         linear_forward(qkv, rows, w[QKV_W], w[QKV_B], scratch.linear, N, C, 3 * C_r, s);
         if (qkv != a.qkv) dev::store_cache_rows(a.qkv, qkv, packed->cache_slots, N, 3 * C_r, s);
     }
     {   // 3. attention, head by head
         Section timed("attention", s);
-        AttentionShape heads = {batch.B, batch.T, NH_r, at.shape.HS()};
+        AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
         if (packed) dev::packed_attention(a.o, a.qkv, packed->tiles, packed->tile_count, heads, s);
         else if (a.lse) dev::flash_attention_forward(a.o, a.lse, a.qkv, heads, s);
         else dev::attention_forward(a.o, a.probabilities, a.qkv, heads, s);
@@ -43,7 +43,7 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     {   // 4. mix the heads, add to the residual stream
         Section timed("linears", s);
         linear_forward(scratch.partial, a.o, w[OUT_W], nullptr, scratch.linear, N, C_r, C, s);
-        branch = reduce_rows(at.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
+        branch = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
     }
     {   // …and 5. normalise
         Section timed("layer norm", s);
@@ -52,29 +52,29 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     }
     {   // 6. up to this rank's share of 4C, and 7. the nonlinearity
         Section timed("linears and gelu", s);
-        rows = gather_rows(at.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
+        rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
         linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], scratch.linear, N, C, 4 * C_r, s);
     }
     if (!y) return;
     {   // 8. down to C, add to the residual stream
         Section timed("linears", s);
         linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, scratch.linear, N, 4 * C_r, C, s);
-        branch = reduce_rows(at.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
+        branch = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
     }
     Section timed("residual", s);
     dev::residual_forward(y, a.mid, branch, w[DOWN_B], N_r, C, s);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with at.accumulate, added to. With sequence parallelism
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. With sequence parallelism
 // those of tensors that are whole on every rank are of its rows alone: they are summed once a step, in
 // optimizer.h.
 inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
-                           const LayerContext& at, BatchShape batch) {
-    const Scratch& scratch = at.scratch;
-    Stream s = at.stream;
-    bool accumulate = at.accumulate;
-    int N = batch.rows(), N_r = at.tp.rows(N), t = at.tp.group.size;
-    int C = at.shape.C, C_r = C / t, NH_r = at.shape.NH / t;
+                           const LayerContext& ctx, BatchShape batch) {
+    const Scratch& scratch = ctx.scratch;
+    Stream s = ctx.stream;
+    bool accumulate = ctx.accumulate;
+    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
+    int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide, *partial = scratch.partial;
     const floatX *rows, *d_ln;
     real* sums = scratch.linear.sums;
@@ -89,17 +89,17 @@ inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a
     {   // 8. the residual stream's gradient is also the branch's; and 7.: back through GELU
         Section timed("linears and gelu", s);
         dev::column_sum(g[DOWN_B], dx, sums, N_r, C, accumulate, s);
-        rows = gather_rows(at.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
+        rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
         linear_gelu_backward(d_up, g[UP_B], g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N,
                              4 * C_r, C, accumulate, s);
     }
     layernorm_again(a.ln2, a.ln2_stats, a.mid, LN2_W);
     {   // 6.
         Section timed("linears", s);
-        rows = gather_rows(at.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
+        rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
         linear_backward(partial, g[UP_W], nullptr, d_up, rows, w[UP_W], scratch.linear, N, C, 4 * C_r,
                         accumulate, s);
-        d_ln = reduce_rows(at.tp, scratch.reduced, partial, N, C, "sum of up's gradient", s);
+        d_ln = reduce_rows(ctx.tp, scratch.reduced, partial, N, C, "sum of up's gradient", s);
     }
     {   // 5. adds to the residual stream's gradient
         Section timed("layer norm", s);
@@ -109,13 +109,13 @@ inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a
     {   // 4.
         Section timed("linears", s);
         dev::column_sum(g[OUT_B], dx, sums, N_r, C, accumulate, s);
-        rows = gather_rows(at.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
+        rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
         linear_backward(partial, g[OUT_W], nullptr, rows, a.o, w[OUT_W], scratch.linear, N, C_r, C,
                         accumulate, s);
     }
     {   // 3. partial holds the gradient of o
         Section timed("attention", s);
-        AttentionShape heads = {batch.B, batch.T, NH_r, at.shape.HS()};
+        AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
         if (a.lse) dev::flash_attention_backward(d_qkv, scratch.flash, partial, a.o, a.lse, a.qkv, heads, s);
         else
             dev::attention_backward(d_qkv, scratch.scores_gradient, partial, a.probabilities, a.qkv, heads,
@@ -124,10 +124,10 @@ inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a
     layernorm_again(a.ln1, a.ln1_stats, a.x, LN1_W);
     {   // 2.
         Section timed("linears", s);
-        rows = gather_rows(at.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
+        rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
         linear_backward(partial, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], scratch.linear, N, C, 3 * C_r,
                         accumulate, s);
-        d_ln = reduce_rows(at.tp, scratch.reduced, partial, N, C, "sum of qkv's gradient", s);
+        d_ln = reduce_rows(ctx.tp, scratch.reduced, partial, N, C, "sum of qkv's gradient", s);
     }
     // 1. adds to the residual stream's gradient
     Section timed("layer norm", s);

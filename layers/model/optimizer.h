@@ -114,7 +114,7 @@ struct Optimizer {
                 (!p.split && model.grid.tensor > 0) ||                              // tensor rank 0 does
                 (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);  // data rank 0 does
             for (long i = part.state_offset; i < part.state_offset + part.n; i += flag_span)
-                all[i / flag_span] = (p.decay ? decays : 0) | (elsewhere ? 0 : counts);
+                all[i / flag_span] = (p.decay ? flag_decay : 0) | (elsewhere ? 0 : flag_in_norm);
         }
         return all;
     }

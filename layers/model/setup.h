@@ -138,7 +138,7 @@ inline void open_autotuner(const Options& o, const RunState& state) {
         file = text("%s/choices-%016llx", folder.c_str(), (unsigned long long)hash);
     }
     autotuner.open(file, machine);
-    autotuner.of_run = state.choices;
+    autotuner.run_choices = state.choices;
 }
 
 // Random tokens, and where a stage receives activations or their gradients random ones: on zeros GEMMs are
@@ -177,7 +177,7 @@ inline void compute_once(Model& model) {
 // ranks take the choice of the lowest rank that made it; collective over the world
 inline void share_choices(const comm::Group& world) {
     std::vector<int64_t> mine;
-    for (auto& [hash, way] : autotuner.made) {
+    for (auto& [hash, way] : autotuner.used) {
         mine.push_back((int64_t)hash);
         mine.push_back(way);
     }
@@ -218,7 +218,7 @@ inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunSta
     synchronize(model.stream);
     autotuner.on = false;
     share_choices(model.grid.world);
-    state.choices.insert(autotuner.of_run.begin(), autotuner.of_run.end());
+    state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
     if (model.grid.world.size == 1) {  // changes nothing: a capture finds its kernels loaded
         optimizer.set_hyper(o, 0, 1, -1, -1);

@@ -210,14 +210,14 @@ inline void await_lm_head(Model& model) {
 }
 
 // the input or, in the first chunk, the tokens -> kept.y
-inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& at) {
+inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     int n = model.chunk_layers();
     floatX* x = mb.input.x;
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
         model.await_parameter(model.table.list[model.table.wte]);
         model.await_parameter(model.table.list[model.table.wpe]);
-        embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), at,
+        embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
     for (int l = 0; l < n; l++) {
@@ -225,19 +225,19 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         if (l == 0) a.x = x;
         floatX* y = l + 1 < n ? mb.kept.blocks[l + 1].x : mb.kept.y.x;
         model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W));
-        block_forward(y, a, model.block_weights(mb.chunk * n + l).data(), at, mb.batch);
+        block_forward(y, a, model.block_weights(mb.chunk * n + l).data(), ctx, mb.batch);
     }
 }
 
 // a chunk of layers; after the last one logits and losses, with their gradient where dloss is not 0
 inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     Section timed(Span::Forward, mb.index, mb.chunk, model.stream);
-    LayerContext at = model.context();
-    layers_forward(model, mb, at);
+    LayerContext ctx = model.context();
+    layers_forward(model, mb, ctx);
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
     if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
-    lm_head_forward(model.lm_head, mb, dloss, model.lm_head_weights().data(), at);
+    lm_head_forward(model.lm_head, mb, dloss, model.lm_head_weights().data(), ctx);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     Section timed(Span::Backward, mb.index, mb.chunk, model.stream);
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
-    LayerContext at = model.context(mb.index > 0);
+    LayerContext ctx = model.context(mb.index > 0);
     floatX *dx = mb.activation_gradient->x, *x = mb.input.x;
     auto complete = [&](const Parameter& p) {
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
@@ -273,7 +273,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     if (model.is_last_chunk(mb.chunk)) {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), model.lm_head, mb,
-                         model.setup.loss_in_backward ? dloss : 0, model.lm_head_weights().data(), at);
+                         model.setup.loss_in_backward ? dloss : 0, model.lm_head_weights().data(), ctx);
         complete(table.list[table.lnf]);
         if (model.grid.p > 1) complete(table.list[table.wte]);
     }
@@ -282,8 +282,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
         auto w = model.block_weights(layer);
-        if (model.setup.recompute == Recompute::Full) block_forward(nullptr, a, w.data(), at, mb.batch);
-        block_backward(dx, model.block_gradients(layer).data(), a, w.data(), at, mb.batch);
+        if (model.setup.recompute == Recompute::Full) block_forward(nullptr, a, w.data(), ctx, mb.batch);
+        block_backward(dx, model.block_gradients(layer).data(), a, w.data(), ctx, mb.batch);
         complete(table.block(layer, LN1_W));
     }
     if (!model.is_first_chunk(mb.chunk)) return;
@@ -291,7 +291,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     long size = table.list[table.wte].size;
     if (mb.index == 0 && dwte != from_logits) set_zero(dwte, size * sizeof(real), model.stream);
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
-                   mb.kept.run_starts, at, mb.batch);
+                   mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
         dev::add_values(dwte, from_logits, size, model.stream);
     complete(table.list[table.wte]);

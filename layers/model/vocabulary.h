@@ -28,29 +28,29 @@ inline int first_row(const TensorParallel& tp, int N_r) {
 }
 
 inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
-                          const LayerContext& at, BatchShape batch) {
-    Stream s = at.stream;
+                          const LayerContext& ctx, BatchShape batch) {
+    Stream s = ctx.stream;
     Section timed("embedding", s);
-    int N = batch.rows(), N_r = at.tp.rows(N), C = at.shape.C;
-    VocabularyShard v = vocabulary_shard(at.shape, at.tp);
-    dev::embedding_forward(at.scratch.partial, tokens, wte, v.first, v.Vp, N, C, s);
-    floatX* own = reduce_rows(at.tp, x, at.scratch.partial, N, C, "sum of embeddings", s);
+    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
+    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
+    dev::embedding_forward(ctx.scratch.partial, tokens, wte, v.first, v.Vp, N, C, s);
+    floatX* own = reduce_rows(ctx.tp, x, ctx.scratch.partial, N, C, "sum of embeddings", s);
     if (own != x) copy_on_device(x, own, (size_t)N_r * C * sizeof(floatX), s);
     const int* positions = batch.segments ? batch.segments->positions : nullptr;
-    dev::position_forward(x, wpe, positions, first_row(at.tp, N_r), N_r, batch.T, C, s);
+    dev::position_forward(x, wpe, positions, first_row(ctx.tp, N_r), N_r, batch.T, C, s);
 }
 
-// dwte is added to, dwpe set or, with at.accumulate, added to
+// dwte is added to, dwpe set or, with ctx.accumulate, added to
 inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* tokens,
-                           const int* sorted_rows, const int* run_starts, const LayerContext& at,
+                           const int* sorted_rows, const int* run_starts, const LayerContext& ctx,
                            BatchShape batch) {
-    Stream s = at.stream;
+    Stream s = ctx.stream;
     Section timed("embedding", s);
-    int N = batch.rows(), N_r = at.tp.rows(N), C = at.shape.C;
-    VocabularyShard v = vocabulary_shard(at.shape, at.tp);
-    dev::position_backward(dwpe, dx, first_row(at.tp, N_r), N_r, batch.T, C, at.accumulate, s);
+    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
+    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
+    dev::position_backward(dwpe, dx, first_row(ctx.tp, N_r), N_r, batch.T, C, ctx.accumulate, s);
     const floatX* rows =
-        gather_rows(at.tp, at.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
+        gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
     dev::embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, v.first, v.Vp, N, C, s);
 }
 
@@ -60,38 +60,39 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
 
 // x -> the normalised rows (outputs, C) that the logits are made of; of a packed batch only those asked for
 inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const floatX* const* w,
-                                  const LayerContext& at, BatchShape batch) {
-    Stream s = at.stream;
-    int N = batch.rows(), C = at.shape.C;
+                                  const LayerContext& ctx, BatchShape batch) {
+    Stream s = ctx.stream;
+    int N = batch.rows(), C = ctx.shape.C;
     {
         Section timed("layer norm", s);
-        dev::layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], at.tp.rows(N), C, s);
+        dev::layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], ctx.tp.rows(N), C, s);
     }
     Section timed("linears", s);
-    floatX* all = a.rows ? a.rows : at.scratch.all_rows;
-    const floatX* rows = gather_rows(at.tp, all, a.ln, N, C, "rows for the logits", s);
+    floatX* all = a.rows ? a.rows : ctx.scratch.all_rows;
+    const floatX* rows = gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
     if (!batch.segments) return rows;
     // rows[logit_rows[i]]: a table looked up, as the embedding is
-    dev::embedding_forward(at.scratch.partial, batch.segments->logit_rows, rows, 0, N, batch.outputs(), C, s);
-    return at.scratch.partial;
+    floatX* some = ctx.scratch.partial;
+    dev::embedding_forward(some, batch.segments->logit_rows, rows, 0, N, batch.outputs(), C, s);
+    return some;
 }
 
 // logits (n, Vp_r), n at most a.rows_held, of rows (n, C)
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
-                           const LayerContext& at) {
-    Section timed("linears", at.stream);
-    dev::matmul_forward(a.logits, rows, wte, nullptr, n, at.shape.C, at.shape.Vp / at.tp.group.size,
-                        at.stream);
+                           const LayerContext& ctx) {
+    Section timed("linears", ctx.stream);
+    dev::matmul_forward(a.logits, rows, wte, nullptr, n, ctx.shape.C, ctx.shape.Vp / ctx.tp.group.size,
+                        ctx.stream);
 }
 
 // of n rows of logits, the micro-batch's from `first` on. losses are added to, is_greedy is set; where dloss,
 // the gradient of a loss, is not 0, the logits become their gradient
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
-                         const LayerContext& at) {
-    Stream s = at.stream;
+                         const LayerContext& ctx) {
+    Stream s = ctx.stream;
     Section timed("cross entropy", s);
-    VocabularyShard v = vocabulary_shard(at.shape, at.tp);
-    const comm::Group& tp = at.tp.group;
+    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
+    const comm::Group& tp = ctx.tp.group;
     long row = (long)mb.index * a.outputs + first;
     real* losses = a.losses + row;
     real* is_greedy = mb.batch.segments && a.is_greedy ? a.is_greedy + row : nullptr;
@@ -110,39 +111,39 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
 
 // x -> logits -> losses, a.rows_held rows at a time
 inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, real dloss,
-                            const floatX* const* w, const LayerContext& at) {
-    const floatX* rows = lm_head_rows(a, mb.kept.y.x, w, at, mb.batch);
+                            const floatX* const* w, const LayerContext& ctx) {
+    const floatX* rows = lm_head_rows(a, mb.kept.y.x, w, ctx, mb.batch);
     for (int first = 0; first < mb.batch.outputs(); first += a.rows_held) {
         int n = std::min(a.rows_held, mb.batch.outputs() - first);
-        logits_forward(a, rows + (long)first * at.shape.C, w[LOGITS_W], n, at);
-        loss_forward(a, mb, first, n, dloss, at);
+        logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
+        loss_forward(a, mb, first, n, dloss, ctx);
     }
 }
 
-// dx (N_r, C) becomes the gradient of x; g is set or, with at.accumulate, added to.
+// dx (N_r, C) becomes the gradient of x; g is set or, with ctx.accumulate, added to.
 // dloss: 0 where forward has computed the losses, and the logits are their gradient
 inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations& a, const MicroBatch& mb,
-                             real dloss, const floatX* const* w, const LayerContext& at) {
-    Stream s = at.stream;
-    const Scratch& scratch = at.scratch;
+                             real dloss, const floatX* const* w, const LayerContext& ctx) {
+    Stream s = ctx.stream;
+    const Scratch& scratch = ctx.scratch;
     const floatX *x = mb.kept.y.x, *rows = a.rows ? a.rows : a.ln;
-    int N = mb.batch.rows(), N_r = at.tp.rows(N), C = at.shape.C, Vp_r = at.shape.Vp / at.tp.group.size;
-    if (dloss != 0) rows = lm_head_rows(a, x, w, at, mb.batch);
+    int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
+    if (dloss != 0) rows = lm_head_rows(a, x, w, ctx, mb.batch);
     for (int first = 0; first < N; first += a.rows_held) {
         int n = std::min(a.rows_held, N - first);
         const floatX* some = rows + (long)first * C;
         if (dloss != 0) {
-            logits_forward(a, some, w[LOGITS_W], n, at);
-            loss_forward(a, mb, first, n, dloss, at);
+            logits_forward(a, some, w[LOGITS_W], n, ctx);
+            loss_forward(a, mb, first, n, dloss, ctx);
         }
         Section timed("linears", s);
         dev::matmul_backward(scratch.partial + (long)first * C, g[LOGITS_W], nullptr, a.logits, some,
-                             w[LOGITS_W], scratch.linear.sums, n, C, Vp_r, at.accumulate || first > 0, s);
+                             w[LOGITS_W], scratch.linear.sums, n, C, Vp_r, ctx.accumulate || first > 0, s);
     }
     const floatX* dln =
-        reduce_rows(at.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
+        reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     Section timed("layer norm", s);
     set_zero(dx, (size_t)N_r * C * sizeof(floatX), s);
     dev::layernorm_backward(dx, g[LNF_W], g[LNF_B], dln, x, w[LNF_W], a.stats, scratch.linear.sums, N_r, C,
-                            at.accumulate, s);
+                            ctx.accumulate, s);
 }
