@@ -57,7 +57,7 @@ ifeq ($(DEVICE),cuda)
   COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
 	-Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   LINK    := $(NVCC) -Xcompiler -fopenmp
-  LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64
+  LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64 -Xlinker -rpath -Xlinker $(CUDA_DIR)/lib64
 else
   COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(filter emulated,$(DEVICE)),-DDEVICE_EMULATED) -x c++
   LINK    := $(CXX) $(HOST)

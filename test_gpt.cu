@@ -84,6 +84,7 @@ void run_chapter(const Chapter& c) {
 }
 
 int main(int argc, char** argv) {
+    setvbuf(stdout, nullptr, _IOLBF, 0);  // a check that hangs does not take with it what was printed
     comm::start(&argc, &argv);
     std::vector<std::string> words(argv + 1, argv + argc);
     programs = fs::absolute(argv[0]).parent_path();

@@ -8,10 +8,11 @@ import os
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+
+from over_ranks import limited
 
 # model: sequence, micro-batches from the largest on
 STEPS = {
@@ -47,6 +48,7 @@ parser.add_argument(
     help="another trainer, timed in the same minutes: its lines with `N tok/s` or `N tokens/s` are read",
 )
 parser.add_argument("--force", action="store_true", help="times what is not right, too")
+parser.add_argument("--no-checks", action="store_true", help="does not run the kernels' checks first")
 parser.add_argument("--only-steps", action="store_true", help="checks and times no kernels by themselves")
 parser.add_argument("--folder", help="with test_gpt and train_gpt [build/cuda-bf16]")
 parser.add_argument("--cpu-folder", help="with train_gpt, for a rehearsal [build/cpu-fp32]")
@@ -60,22 +62,16 @@ trainer = f"{o.cpu_folder or 'build/cpu-fp32'}/train_gpt" if o.rehearse else f"{
 small = "--layers 2 --hidden 64 --heads 1 --sequence 64".split() if o.rehearse else []
 
 
+def left():
+    return o.minutes * 60 - (time.time() - begin)
+
+
 def late():
-    return time.time() - begin > o.minutes * 60
+    return left() < 0
 
 
-def run(command, **more):
-    try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            encoding="utf8",
-            errors="replace",
-            timeout=max(60, o.minutes * 60),
-            **more,
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return subprocess.CompletedProcess(command, 1, "", str(e))
+def run(command):
+    return limited(command, max(20, left() + 20))
 
 
 def first_line(command):
@@ -102,20 +98,92 @@ machine = {
 }
 print(machine)
 
-last, kernels = "kernels not checked", []
-if not o.only_steps and not (o.force and o.rehearse):
-    checked = run([kernels_program, "kernels", *([] if o.rehearse else ["pytorch", "training"])])
-    last = (checked.stdout.strip().splitlines() or ["no output"])[-1]
-    print("checks:", last)
-    if not last.endswith(" 0 failed") and not o.force:
-        sys.exit(
-            "bench_gpu.py: the kernels are not right, so nothing is timed (--force does it all the same):"
-            f" {checked.stdout[-2000:]} {checked.stderr[-500:]}"
+rows = []
+report = {
+    "machine": machine,
+    "checks": "kernels not checked",
+    "kernels": [],
+    "steps": rows,
+    "failed": [],
+}
+
+
+def number(x, form):
+    return format(x, form) if isinstance(x, (int, float)) else "-"
+
+
+def write_report():
+    """As far as it goes: whoever ends this program finds what there is."""
+    report["minutes"] = (time.time() - begin) / 60
+    with open(o.output + ".json", "w") as f:
+        json.dump(report, f, indent=1)
+    out = [
+        "# " + ("A rehearsal without a GPU: these figures mean nothing" if o.rehearse else machine["gpu"]),
+        "",
+        (
+            f"driver and clocks: {machine['gpu']}; CUDA {machine['nvcc']}; PyTorch {machine['torch']}; commit"
+            f" {machine['commit']}; {report['checks']}"
+        ),
+        "",
+        *[f"failed: {what}" for what in report["failed"]],
+        "",
+        "| kernel | µs | GB/s | of the copy's rate | TFLOP/s |",
+        "|---|---|---|---|---|",
+    ]
+    for k in report["kernels"]:
+        out.append(
+            f"| {k['kernel']} | {k['microseconds']:.1f} | {number(k.get('gb_per_s'), ',.0f')} |"
+            f" {number(k.get('of_floor'), '.0%')} | {number(k.get('tflop_per_s'), '.4g')} |"
         )
+    out += [
+        "",
+        "A share of the copy's rate counts the bytes that must be moved, not those that are.",
+        "",
+        "| model | T | micro-batch | tokens/s | MFU | PyTorch tokens/s | ours / PyTorch | peers |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        mine, other = row.get("ours") or {}, row.get("pytorch") or {}
+        ratio = mine["tokens_per_second"] / other["tokens_per_second"] if mine and other else None
+        peers = "; ".join(f"{name} {number(x, ',.0f')}" for name, x in row.get("peers", {}).items()) or "-"
+        out.append(
+            f"| {row['model']} | {row.get('sequence', '-')} | {mine.get('micro_batch', '-')} |"
+            f" {number(mine.get('tokens_per_second'), ',.0f')} | {number(mine.get('mfu'), '.1%')} |"
+            f" {number(other.get('tokens_per_second'), ',.0f')} | {number(ratio, '.2f')} |"
+            f" {row.get('skipped', peers)} |"
+        )
+    for row in rows:
+        for variant, got in row.get("variants", {}).items():
+            got = got or {}
+            out.append(
+                f"| {row['model']}, {variant} | {row['sequence']} | {got.get('micro_batch', '-')} |"
+                f" {number(got.get('tokens_per_second'), ',.0f')} | {number(got.get('mfu'), '.1%')} | | | |"
+            )
+    note = "MFU counts 6 N + 6 L C T FLOPs a token: N without the position table, causal attention once."
+    with open(o.output + ".md", "w") as f:
+        f.write("\n".join([*out, "", note]) + "\n")
+
+
+if not o.only_steps and not o.no_checks:
+    checked = run([kernels_program, "kernels", *([] if o.rehearse else ["pytorch", "training"])])
+    report["checks"] = (checked.stdout.strip().splitlines() or ["no output"])[-1]
+    print("checks:", report["checks"])
+    if not report["checks"].endswith(" 0 failed"):
+        report["failed"].append(f"checks: {report['checks']}")
+        if not o.force:
+            sys.exit(
+                "bench_gpu.py: the kernels are not right, so nothing is timed (--force does it all the same):"
+                f" {checked.stdout[-2000:]} {checked.stderr[-500:]}"
+            )
 if not o.only_steps:
-    kernels = json_lines(run([kernels_program, "bench-kernels"]).stdout)
-for k in kernels:
-    print("  ", k)
+    timed = run([kernels_program, "bench-kernels"])
+    report["kernels"] = json_lines(timed.stdout)
+    if timed.returncode:
+        said = [line for line in (timed.stdout + timed.stderr).splitlines() if not line.startswith("{")]
+        report["failed"].append(f"bench-kernels: {timed.returncode}, {' '.join(said)[-300:]}")
+    for k in report["kernels"]:
+        print("  ", k)
+write_report()
 
 # tokens that mean nothing, in llm.c's format: steps take as long whatever they are
 tokens = array.array(
@@ -136,6 +204,8 @@ def ours(model, *extra):
     """tokens/s and MFU with the largest micro-batch that fits."""
     sequence, sizes = STEPS[model]
     for size in sizes if not o.rehearse else (2,):
+        if late():
+            break
         metrics = f"{work}/{model}-{size}{''.join(extra)}.jsonl"
         result = run(
             [
@@ -211,18 +281,21 @@ def twin(model):
     return best, tried
 
 
-rows = []
+# ours first, then what they are compared with, then other ways
 for model in o.models:
+    row = {"model": model, "sequence": STEPS[model][0]}
+    rows.append(row)
     if late():
-        rows.append({"model": model, "skipped": f"{o.minutes:g} minutes were over"})
+        row["skipped"] = f"{o.minutes:g} minutes were over"
         continue
-    row = {"model": model, "sequence": STEPS[model][0], "ours": ours(model)}
-    for variant in VARIANTS.get(model, ()):
-        if not late() and not (
-            o.rehearse and "fp8" in variant
-        ):  # fp8 wants bf16, which the rehearsal has not
-            row.setdefault("variants", {})[variant] = ours(model, *variant.split())
-    if machine["torch"] != "not here":
+    row["ours"] = ours(model)
+    if not row["ours"]:
+        report["failed"].append(f"steps of {model}")
+    print("  ", row, flush=True)
+    write_report()
+for row in rows:
+    model = row["model"]
+    if machine["torch"] != "not here" and not late():
         row["pytorch"], row["pytorch_tried"] = twin(model)
     for peer in o.peer:
         name, of, command = (peer.split("=", 2) + ["", ""])[:3]
@@ -234,65 +307,14 @@ for model in o.models:
             row.setdefault("peers", {})[name] = (
                 median_rate(rates) or f"no `tok/s` in its output: {result.stderr[-200:]}"
             )
-    rows.append(row)
-    print("  ", row)
-
-report = {
-    "machine": machine,
-    "checks": last,
-    "kernels": kernels,
-    "steps": rows,
-    "minutes": (time.time() - begin) / 60,
-}
-with open(o.output + ".json", "w") as f:
-    json.dump(report, f, indent=1)
-
-
-def number(x, form):
-    return format(x, form) if isinstance(x, (int, float)) else "-"
-
-
-out = [
-    "# " + ("A rehearsal without a GPU: these figures mean nothing" if o.rehearse else machine["gpu"]),
-    "",
-    (
-        f"driver and clocks: {machine['gpu']}; CUDA {machine['nvcc']}; PyTorch {machine['torch']}; commit"
-        f" {machine['commit']}; {last}"
-    ),
-    "",
-    "| kernel | µs | GB/s | of the copy's rate | TFLOP/s |",
-    "|---|---|---|---|---|",
-]
-for k in kernels:
-    out.append(
-        f"| {k['kernel']} | {k['microseconds']:.1f} | {number(k.get('gb_per_s'), ',.0f')} |"
-        f" {number(k.get('of_floor'), '.0%')} | {number(k.get('tflop_per_s'), '.4g')} |"
-    )
-out += [
-    "",
-    "A share of the copy's rate counts the bytes that must be moved, not those that are.",
-    "",
-    "| model | T | micro-batch | tokens/s | MFU | PyTorch tokens/s | ours / PyTorch | peers |",
-    "|---|---|---|---|---|---|---|---|",
-]
+    write_report()
 for row in rows:
-    mine, other = row.get("ours") or {}, row.get("pytorch") or {}
-    ratio = mine["tokens_per_second"] / other["tokens_per_second"] if mine and other else None
-    peers = "; ".join(f"{name} {number(x, ',.0f')}" for name, x in row.get("peers", {}).items()) or "-"
-    out.append(
-        f"| {row['model']} | {row.get('sequence', '-')} | {mine.get('micro_batch', '-')} |"
-        f" {number(mine.get('tokens_per_second'), ',.0f')} | {number(mine.get('mfu'), '.1%')} |"
-        f" {number(other.get('tokens_per_second'), ',.0f')} | {number(ratio, '.2f')} |"
-        f" {row.get('skipped', peers)} |"
-    )
-for row in rows:
-    for variant, got in row.get("variants", {}).items():
-        got = got or {}
-        out.append(
-            f"| {row['model']}, {variant} | {row['sequence']} | {got.get('micro_batch', '-')} |"
-            f" {number(got.get('tokens_per_second'), ',.0f')} | {number(got.get('mfu'), '.1%')} | | | |"
-        )
-out += ["", "MFU counts 6 N + 6 L C T FLOPs a token: N without the position table, causal attention once."]
-with open(o.output + ".md", "w") as f:
-    f.write("\n".join(out) + "\n")
-print("\n".join(out))
+    for variant in VARIANTS.get(row["model"], ()):
+        if not late() and not (
+            o.rehearse and "fp8" in variant
+        ):  # fp8 wants bf16, which the rehearsal has not
+            row.setdefault("variants", {})[variant] = ours(row["model"], *variant.split())
+            write_report()
+write_report()
+print(open(o.output + ".md").read())
+sys.exit(bool(report["failed"]))

@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import launch
 from faults import (
     BUILD,
     DATA,
@@ -238,6 +239,45 @@ def fewer_replicas():
             sorted(got) == sorted(wanted) and abs(got[last][0] - wanted[last][0]) < 0.02 * wanted[last][0]
         )
         check(good, f"its losses: step {max(got)}, {got[max(got)]} for {wanted[last]}")
+
+
+def launcher_rules():
+    """Who was lost, by what mpirun and srun print; how many replicas hosts hold during a batch ramp."""
+    hosts = [f"node{i}.cluster" for i in range(1, 5)]
+    launcher = launch.Launcher("mpirun", hosts, 2, 3, launch.Options(["--save", str(WORK / "rules")]))
+    launcher.answers = lambda host: host != "node2.cluster"
+    ended = "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD"
+    for printed, wanted in (
+        ("[rank 3] train_gpt: CUDA: unspecified launch failure\n" + ended, {"node2.cluster": "fails"}),
+        ("on node node3 exited on signal 9", {"node3.cluster": "lost"}),
+        ("train_gpt: node1.cluster.local: step 7 read other", {"node1.cluster": "memory"}),
+        (
+            "[rank 0] waits for rank 5, which does not answer: it\n"
+            + ended
+            + "\nsrun: error: node1: tasks 0-1: Killed",
+            {"node3.cluster": "hangs"},
+        ),
+        ("srun: error: node2: tasks 2-3: Segmentation fault", {"node2.cluster": "lost"}),
+        ("a message that names nobody", {"node2.cluster": "lost"}),
+    ):
+        found = launcher.lost_hosts(printed, hosts[:3])
+        check(found == wanted, f"lost on {wanted}: {found} by {printed}")
+    recipe = (
+        "--batch 1920 --ramp-start 32 --ramp-increment 32 --tensor-parallel 8 --pipeline-parallel 35".split()
+    )
+    for options, wanted in ((recipe, 4), (recipe[:2] + recipe[6:], 6)):
+        large = launch.Launcher("mpirun", ["h"] * 240, 8, 240, launch.Options(options))
+        check(large.replicas(239) == wanted, f"replicas on 239 hosts: {large.replicas(239)} for {wanted}")
+    # a host that is lost on again and again without a spare is not taken back at once, nor one written down
+    launcher.wanted = 4
+    launcher.record["attempts"].append({"lost_on": ["node3.cluster"]})
+    launcher.exclude({"node3.cluster": "lost", "node2.cluster": "lost"})
+    (WORK / "rules/excluded-hosts").open("a").write("node4.cluster\n")
+    launcher.answers = lambda host: True
+    launcher.usable_hosts()
+    launcher.take_back()
+    left = (WORK / "rules/excluded-hosts").read_text().split()
+    check(left[:2] == ["node3.cluster", "fails"] and left[3:] == ["node4.cluster"], f"taken back: {left}")
 
 
 SLURM = """ClusterName=faults

@@ -14,10 +14,12 @@ somebody has written down.
 
 DIR/launch.log (DIR: --save) has what was printed, DIR/launch.json what was started and how it ended, and
 DIR/excluded-hosts a host a line, and why; it may be edited: it is read before each attempt.
-LAUNCH_PAUSE: seconds before the first new attempt [5]. LAUNCH_DIR: the folder of train_gpt [here].
-LAUNCH_MPIRUN: more options of mpirun."""
+LAUNCH_PAUSE: seconds before the first new attempt [30]. LAUNCH_SILENCE: seconds without a printed line after
+which a run counts as lost [3600]. LAUNCH_PATIENCE: seconds to wait for hosts where too few are left [21600].
+LAUNCH_DIR: the folder of train_gpt [here]. LAUNCH_MPIRUN: more options of mpirun."""
 
 import collections
+import concurrent.futures
 import json
 import os
 import re
@@ -26,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 DIVERGED = 3  # train_gpt's exit code: a loss that is not finite, or a spike
@@ -50,13 +53,43 @@ FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmen
 MEMORY = re.compile(r"train_gpt: (\S+): (?:step \d+|parameters) ")
 # by the first rank whose patience ended: the others may miss that one
 HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
+# by the program itself: something of its host, or of all
+ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
+ALL_END = re.compile(r"MPI_ABORT was invoked|Job step aborted")  # from here on all are killed
 ANSWER_SECONDS = 30  # of a host that is asked to start a program
 SPIKE = re.compile(r"train_gpt: step \d+: loss .* are (?:not finite|a spike)")
 
 
+def say(message, file=None, end="\n"):
+    """To whoever listens; a log on a full disk must not end a run."""
+    try:
+        print(message, file=file or sys.stdout, end=end, flush=True)
+    except OSError:
+        pass
+
+
 def stop(message):
-    print(f"launch.py: {message}", file=sys.stderr, flush=True)
+    say(f"launch.py: {message}", sys.stderr)
     sys.exit(1)
+
+
+def seconds(name, default):
+    return float(os.environ.get(name, default))
+
+
+def first_label(host):
+    return host.split(".")[0]
+
+
+def patiently(read):
+    """read(), again after a while where storage does not answer."""
+    for _ in range(60):
+        try:
+            return read()
+        except OSError as e:
+            say(f"launch.py: {e}: tried again in 5 s", sys.stderr)
+            time.sleep(5)
+    return read()
 
 
 def usage():
@@ -79,7 +112,7 @@ class Options:
                 self.values.setdefault(name.lstrip("-"), value.strip())
 
     def number(self, name, default):
-        return int(self.values.get(name, default))
+        return int(float(self.values.get(name, default)))
 
     def ranks_of_replica(self):
         return self.number("tensor-parallel", 1) * self.number("pipeline-parallel", 1)
@@ -91,14 +124,14 @@ class Options:
 
 def newest_checkpoint(folder, before=None):
     """Its step, or -1; before: of those of earlier steps."""
-    names = [p.parent.name for p in folder.glob("step-*/index.json")] if folder else []
+    names = patiently(lambda: [p.parent.name for p in folder.glob("step-*/index.json")]) if folder else []
     steps = [int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name)]
     return max((step for step in steps if before is None or step < before), default=-1)
 
 
 def read_hosts(path):
     """What each line says of the host that it begins with."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = patiently(lambda: path.read_text().splitlines() if path.exists() else [])
     return {line.split()[0]: line for line in lines if line.split() and not line.startswith("#")}
 
 
@@ -110,7 +143,6 @@ class Launcher:
         self.excluded = {}  # host: its line in excluded-hosts
         self.child = None
         self.told = False
-        self.ends_since = 0
         self.stopping = False
         self.record = {"command": sys.argv, "pid": os.getpid(), "host": os.uname().nodename, "attempts": []}
         self.record["metrics"] = options.values.get("metrics", "")
@@ -137,45 +169,67 @@ class Launcher:
                 os.killpg(asked.pid, signal.SIGKILL)
                 return False
 
+    def answering(self, hosts):
+        if self.stopping or not hosts:
+            return []
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            return [host for host, good in zip(hosts, pool.map(self.answers, hosts)) if good]
+
     def take_back(self):
-        """Excluded hosts that are up again, as many as are missing; the one that was lost last comes last."""
-        for host in list(self.excluded):
-            if len(self.usable_hosts()) >= self.wanted or self.stopping:
-                return
-            why = self.excluded[host].split()[1:2]  # none: somebody's own line
-            if host not in self.hosts or why not in (["lost"], ["hangs"]) or not self.answers(host):
-                continue
-            print(f"launch.py: {host} starts programs again, and is taken back", flush=True)
-            left = [text for name, text in self.excluded.items() if name != host]
-            if not self.keep("excluded-hosts", "w", "".join(f"{text}\n" for text in left)):
-                return
+        """Excluded hosts that are up again, as many as are missing. One that answers and still loses runs
+        only where no replica would be left; one that somebody has written down, or with bad memory, never."""
+        usable = len(self.usable_hosts())
+        reasons = ["lost", "hangs"]
+        if usable * self.each < self.options.ranks_of_replica():
+            reasons.append("fails")
+        asked = [host for host, line in self.excluded.items() if host in self.hosts]
+        asked = [host for host in asked if self.excluded[host].split()[1:2] in [[why] for why in reasons]]
+        if usable >= self.wanted or not asked:
+            return
+        back = self.answering(asked)[: self.wanted - usable]
+        lines = patiently((self.folder / "excluded-hosts").read_text).splitlines(keepends=True)
+        left = [line for line in lines if line.split()[:1] not in [[host] for host in back]]
+        if back and self.replace("excluded-hosts", "".join(left)):
+            say(f"launch.py: {' '.join(back)} starts programs again, and is taken back")
+
+    def replicas(self, hosts):
+        """The most that so many hosts hold and that divide every batch of the run; 0: none."""
+        part = (
+            1 if self.options.values.get("micro-batch") == "auto" else self.options.number("micro-batch", 1)
+        )
+        batches = [self.options.number("batch", 8)]
+        start = self.options.number("ramp-start", 0)
+        if start:
+            batches += [start, self.options.number("ramp-increment", start)]
+        most = hosts * self.each // self.options.ranks_of_replica()
+        return next((d for d in range(most, 0, -1) if all(batch % (d * part) == 0 for batch in batches)), 0)
 
     def choose(self):
-        """Hosts and number of ranks: all that are wanted, or as many whole replicas as the batch allows."""
-        self.usable_hosts()
-        self.take_back()
-        hosts = self.usable_hosts()[: self.wanted]
-        ranks = len(hosts) * self.each
-        replica = self.options.ranks_of_replica()
-        batch = self.options.number("batch", 8)
-        if len(hosts) == self.wanted:
-            return hosts, ranks
-        part = (
-            self.options.number("micro-batch", 1) if self.options.values.get("micro-batch") != "auto" else 1
-        )
-        good = [d for d in range(1, ranks // replica + 1) if batch % (d * part) == 0]
-        if not good:
-            stop(
-                f"{len(hosts)} of {self.wanted} hosts are left, {ranks} ranks: a replica takes {replica}: "
-                f"mend hosts and take them out of {self.folder}/excluded-hosts, or add hosts"
+        """Hosts and number of ranks: all that are wanted, or as many whole replicas as the batch allows.
+        Where not even one is left it waits for hosts."""
+        began, told = time.time(), False
+        while True:
+            self.usable_hosts()
+            self.take_back()
+            hosts = self.usable_hosts()[: self.wanted]
+            if len(hosts) == self.wanted:
+                return hosts, len(hosts) * self.each
+            best, replica = self.replicas(len(hosts)), self.options.ranks_of_replica()
+            if best:
+                needed = -(-best * replica // self.each)
+                say(f"launch.py: {len(hosts)} of {self.wanted} hosts are left: {best} replicas on {needed}")
+                return hosts[:needed], best * replica
+            message = (
+                f"{len(hosts)} of {self.wanted} hosts are left, {len(hosts) * self.each} ranks: a replica"
+                f" takes {replica}: mend hosts and take them out of {self.folder}/excluded-hosts, or add"
+                " hosts"
             )
-        ranks = good[-1] * replica
-        needed = -(-ranks // self.each)
-        print(
-            f"launch.py: {len(hosts)} of {self.wanted} hosts are left: {good[-1]} replicas on {needed}",
-            flush=True,
-        )
-        return hosts[:needed], ranks
+            if self.stopping or time.time() - began > seconds("LAUNCH_PATIENCE", 21600):
+                stop(message)
+            if not told:
+                say(f"launch.py: {message}; waiting for them")
+            told = True
+            self.sleep(60)
 
     def command(self, hosts, ranks, resume_before):
         words = self.options.without("world-size")
@@ -214,31 +268,42 @@ class Launcher:
             return True
         except OSError as e:
             if not self.told:
-                print(
-                    f"launch.py: {self.folder / name}: {e.strerror}: not kept", file=sys.stderr, flush=True
-                )
+                say(f"launch.py: {self.folder / name}: {e.strerror}: not kept", sys.stderr)
             self.told = True
             return False
 
     def write_record(self):
-        text = json.dumps(self.record, indent=1) + "\n"
-        if self.folder and self.keep(".launch.json.partial", "w", text):
-            (self.folder / ".launch.json.partial").rename(self.folder / "launch.json")
+        if self.folder:
+            self.replace("launch.json", json.dumps(self.record, indent=1) + "\n")
 
-    def read(self, lines, tail):
-        """What the run prints, to its end."""
-        for line in lines:
-            print(line, end="", flush=True)
-            tail.append(line)
+    def replace(self, name, text):
+        """A file of the folder, whole or not at all."""
+        if not self.keep(f".{name}.partial", "w", text):
+            return False
+        try:
+            (self.folder / f".{name}.partial").rename(self.folder / name)
+            return True
+        except OSError:
+            return False
+
+    def sleep(self, wait):
+        until = time.time() + wait
+        while time.time() < until and not self.stopping:
+            time.sleep(0.2)
+
+    def read(self, attempt):
+        """What an attempt prints, to its end."""
+        for line in attempt.lines:
+            attempt.tail.append(line)
+            attempt.heard = time.time()
             if ENDS.search(line):
-                self.ends_since = self.ends_since or time.time()
+                attempt.ends_since = attempt.ends_since or time.time()
+            say(line, end="")
             if self.folder:
                 self.keep("launch.log", "a", line)
 
     def run(self, command):
         """The exit code, and the end of what was printed."""
-        tail = collections.deque(maxlen=20000)
-        self.ends_since = 0
         self.child = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -246,55 +311,81 @@ class Launcher:
             encoding="latin-1",
             start_new_session=True,  # a terminal's Ctrl-C comes through on_signal alone
         )
+        attempt = types.SimpleNamespace(
+            lines=self.child.stdout, tail=collections.deque(maxlen=20000), ends_since=0, heard=time.time()
+        )
         if self.stopping:
             self.on_signal(None, None)
-        reader = threading.Thread(target=self.read, args=(self.child.stdout, tail), daemon=True)
+        reader = threading.Thread(target=self.read, args=(attempt,), daemon=True)
         reader.start()
         while self.child.poll() is None:
             time.sleep(0.05)
-            if self.ends_since and time.time() - self.ends_since > LONGEST_END:
-                print(f"launch.py: {command[0]} does not end: killed", flush=True)
+            silent = time.time() - attempt.heard > seconds("LAUNCH_SILENCE", 3600)
+            if silent or (attempt.ends_since and time.time() - attempt.ends_since > LONGEST_END):
                 os.killpg(self.child.pid, signal.SIGKILL)  # its daemons notice, and end their ranks
                 self.child.wait()
+                say(f"launch.py: {command[0]} {'is silent' if silent else 'does not end'}: killed")
         reader.join(5)  # what still holds the pipe is on a host that is gone
-        return self.child.returncode, "".join(list(tail))
+        return self.child.returncode, "".join(list(attempt.tail))
 
     def lost_hosts(self, printed, hosts):
-        """Of `hosts`, those that the run was lost on, and why."""
-        found = {
-            name: "lost"
+        """Of those that took part, the hosts that the run was lost on, and why."""
+        ours = {first_label(host): host for host in self.hosts}
+        names = [
+            name
             for pattern in LOST
             for groups in pattern.findall(printed)
             for name in ([groups] if isinstance(groups, str) else groups)
-        }
-        first, hangs = FIRST_LOST.search(printed), HANGS.search(printed)
+        ]
+        alone = ALL_END.split(printed)[0]  # of what was killed afterwards nothing is known
+        first, hangs, abort = FIRST_LOST.search(alone), HANGS.search(printed), ABORT.search(printed)
         if first:
-            found[first[1]] = "lost"
-        if hangs and not found:  # ranks fill host after host
-            for rank in map(int, hangs[1].split()):
-                found[hosts[min(rank // self.each, len(hosts) - 1)]] = "hangs"
-        found.update({name: "memory" for name in MEMORY.findall(printed)})
-        return {name: why for name, why in found.items() if name in self.hosts}
+            names.append(first[1])
+        found = {ours[first_label(name)]: "lost" for name in names if first_label(name) in ours}
+        host_of = lambda rank: hosts[min(rank // self.each, len(hosts) - 1)]  # ranks fill host after host
+        if hangs and not found:
+            found = {host_of(int(rank)): "hangs" for rank in hangs[1].split()}
+        if abort and not found:
+            found = {host_of(int(abort[1])): "fails"}
+        for name in MEMORY.findall(printed):
+            if first_label(name) in ours:
+                found[ours[first_label(name)]] = "memory"
+        if not found:  # nobody was named
+            good = self.answering(hosts)
+            found = {host: "lost" for host in hosts if host not in good and not self.stopping}
+        return found
 
     def exclude(self, found):
         """Hosts that are not taken again; found: by lost_hosts."""
         spares = len(self.usable_hosts()) - self.wanted
+        good = self.answering(list(found))
         # a rank that died alone may be no fault of its host: without a spare it is tried once more
         strikes = {host: sum(host in a["lost_on"] for a in self.record["attempts"]) for host in found}
-        out = [host for host in found if spares > 0 or strikes[host] > 0 or not self.answers(host)]
+        out = [host for host in found if spares > 0 or strikes[host] > 0 or host not in good]
         if (len(self.usable_hosts()) - len(out)) * self.each < self.options.ranks_of_replica():
             # what is left would hold no replica: stay with those that answer
-            out = [host for host in out if not self.answers(host)]
+            out = [host for host in out if host not in good]
+        # it answers, and was lost on again: not to be taken back at once
+        why = {
+            host: "fails" if host in good and spares <= 0 and found[host] != "memory" else found[host]
+            for host in out
+        }
         if out and self.folder:
             when = time.strftime("%Y-%m-%dT%H:%M:%S")
-            self.keep("excluded-hosts", "a", "".join(f"{host} {found[host]} {when}\n" for host in out))
+            self.keep("excluded-hosts", "a", "".join(f"{host} {why[host]} {when}\n" for host in out))
         elif out:
             self.excluded.update(dict.fromkeys(out, ""))
+
+    def leave(self, code, work_is_left):
+        """Under Slurm a job whose time was up goes on in another."""
+        if self.how == "slurm" and work_is_left and self.folder:
+            subprocess.run(["scontrol", "requeue", os.environ.get("SLURM_JOB_ID", "")])
+        sys.exit(code)
 
     def loop(self):
         signal.signal(signal.SIGTERM, self.on_signal)
         signal.signal(signal.SIGINT, self.on_signal)
-        pause = float(os.environ.get("LAUNCH_PAUSE", "5"))
+        pause = seconds("LAUNCH_PAUSE", 30)
         failures, resume_before, best = 0, None, newest_checkpoint(self.folder)
         while True:
             hosts, ranks = self.choose()
@@ -311,16 +402,16 @@ class Launcher:
             self.write_record()
             code, printed = self.run(command)
             end = newest_checkpoint(self.folder)
-            lost = self.lost_hosts(printed, hosts) if code else {}
+            lost = (
+                self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
+            )
             if not self.stopping:
                 self.exclude(lost)
             attempt["lost_on"] = sorted(lost)
             attempt.update(ended=time.time(), exit_code=code, to_step=end)
             self.write_record()
-            if code == 0 and self.how == "slurm" and "stopped by a signal" in printed and self.folder:
-                subprocess.run(["scontrol", "requeue", os.environ.get("SLURM_JOB_ID", "")])
             if code == 0 or self.stopping:
-                sys.exit(code)
+                self.leave(code, code != 0 or "stopped by a signal" in printed)
             if not self.folder:
                 stop(f"train_gpt ended with {code}, and there is no --save to go on from")
             progress, best = end > best, max(end, best)  # a step that was never saved before
@@ -335,17 +426,11 @@ class Launcher:
                     f" {self.folder}/launch.log"
                 )
             wait = min(LONGEST_PAUSE, pause * 2**failures)
-            print(
-                f"launch.py: train_gpt ended with {code} at checkpoint {end}"
-                f"{', lost on ' + ' '.join(attempt['lost_on']) if attempt['lost_on'] else ''}: "
-                f"again in {wait:.0f} s",
-                flush=True,
-            )
-            until = time.time() + wait
-            while time.time() < until and not self.stopping:
-                time.sleep(0.2)
+            where = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
+            say(f"launch.py: train_gpt ended with {code} at checkpoint {end}{where}: again in {wait:.0f} s")
+            self.sleep(wait)
             if self.stopping:
-                sys.exit(code)
+                self.leave(code, True)
 
     def on_signal(self, number, frame):
         self.stopping = True

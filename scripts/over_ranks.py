@@ -1,6 +1,7 @@
-"""What the checks over several ranks share: starting programs, counting, comparing."""
+"""What checks and benchmarks of whole programs share: starting programs, counting, comparing."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -42,6 +43,25 @@ def start(program, ranks, arguments, timeout=60, **variables):
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, -1, "", "hangs")
+
+
+def limited(command, seconds, **more):
+    """The program to its end, or after so many seconds to that of all it has started (exit code 124); the two
+    outputs are one where stderr=subprocess.STDOUT is given."""
+    words = [str(word) for word in command]
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    try:
+        process = subprocess.Popen(words, encoding="utf8", errors="replace", start_new_session=True, **more)
+    except OSError as e:
+        return subprocess.CompletedProcess(words, 127, "", str(e))
+    try:
+        out, error = process.communicate(timeout=seconds)
+        return subprocess.CompletedProcess(words, process.returncode, out or "", error or "")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, error = process.communicate()
+        stopped = f"\nstopped after {seconds:.0f} s"
+        return subprocess.CompletedProcess(words, 124, (out or "") + stopped, (error or "") + stopped)
 
 
 def near(a, b, scale=1.0, most=1e-10):

@@ -31,6 +31,7 @@ TESTS = {
         faults_hosts.slow_rank,
         faults_hosts.late_rank,
         faults_hosts.many_ranks,
+        faults_hosts.launcher_rules,
         faults_hosts.lost_hosts,
         faults_hosts.fewer_replicas,
         faults_hosts.slurm,

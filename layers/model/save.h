@@ -223,7 +223,7 @@ private:
     WrittenFile file = {};
     int tensors;  // of the whole model
     int failures = 0;
-    double began, stage_began = 0, not_before = 0, blocked = 0, took = 0;
+    double began, due_since, stage_began = 0, not_before = 0, blocked = 0, took = 0;
     bool was_named = false;
     long last_saved = -1;
 
@@ -240,7 +240,7 @@ private:
 public:
     // takes the snapshot's memory: not in the middle of a run
     CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer)
-        : run(run), tensors(model.table.tensors), began(seconds()) {
+        : run(run), tensors(model.table.tensors), began(seconds()), due_since(began) {
         if (run.options.save.empty()) return;
         snapshot.ranges = state_ranges(model, optimizer, true);
         size_t count = snapshot.ranges.empty() ? 0 : snapshot.ranges.back().at + snapshot.ranges.back().n;
@@ -252,6 +252,11 @@ public:
     }
     bool is_idle() const { return stage == Idle; }
     double seconds_under_way() const { return seconds() - began; }
+    // a save that was due while this one goes on; it is one that has failed
+    void leave_out() {
+        failures++;
+        due_since = seconds();
+    }
     long saved_step() const { return last_saved; }  // the newest that was verified; -1: none
     void forget() { last_saved = -1; }              // the run went back behind it
     int failed_attempts() const { return failures; }
@@ -264,13 +269,14 @@ public:
         if (o.save.empty() || seconds_to_wait() > 0) return false;
         if (failures > 0 && stage == Idle) return true;
         if (o.save_every && step % o.save_every == 0) return true;
-        if (stage != Idle || (o.save_seconds <= 0 && o.mtbf <= 0)) return false;
+        if (o.save_seconds <= 0 && o.mtbf <= 0) return false;
         // Young (1974): the square root of twice what a save costs, times the mean time between failures; but
         // never so often that one save meets the next
         double young = std::max(took, std::sqrt(2 * std::max(blocked, 1e-3) * o.mtbf * 3600));
         double interval = o.mtbf > 0 ? young : o.save_seconds;
         if (o.mtbf > 0 && o.save_seconds > 0) interval = std::min(young, o.save_seconds);
-        return seconds() - began >= interval;
+        constexpr double patience = 600;  // with a save that still goes on
+        return seconds() - due_since >= interval + (stage == Idle ? 0 : patience);
     }
 
     // of this rank's part in the stage
@@ -288,7 +294,7 @@ public:
 
     // takes the snapshot; the rest goes on beside the next steps. All ranks at once, when idle
     void begin(Model& model) {
-        began = seconds();
+        began = due_since = seconds();
         state = run.state;
         for (auto& range : snapshot.ranges)
             copy_to_host(buffer.get() + range.at, range.from, range.n * sizeof(real), model.stream);

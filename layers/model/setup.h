@@ -206,10 +206,14 @@ inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunSta
              shape.L, shape.C, shape.NH, model.setup.B, shape.T, shape.Vp, (int)model.setup.recompute,
              model.setup.flash, model.setup.fp8, model.lm_head.rows_held);
     auto run = [&](int way) {
+        if (!way) {
+            compute_once(model);
+            return true;
+        }
         try {
-            if (way) graph.run(model.stream, [&] { compute_once(model); });
-            else compute_once(model);
-        } catch (const std::runtime_error&) {
+            graph.run(model.stream, [&] { compute_once(model); });
+        } catch (const std::exception& e) {
+            fprintf(stderr, "note: forward and backward cannot be captured as a CUDA graph: %s\n", e.what());
             return false;
         }
         return true;

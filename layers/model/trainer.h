@@ -99,13 +99,15 @@ inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) 
 }
 
 // A save is due. Where storage is so slow that the last one still goes on, training waits for it a minute
-// (or --comm-timeout), and then leaves this one out: a write that never returns must not end training.
+// (or --comm-timeout), and then leaves this one out, as one that has failed: a write that never returns
+// must not stop training, and training for ever without checkpoints would be as bad.
 inline void begin_save(Run& run, Trainer& trainer) {
     CheckpointWriter& writer = *trainer.writer;
     bool stuck = !finish_save(run, trainer, trainer.save_is_stuck ? 0 : std::min(60.0, comm::timeout));
     if (stuck && run.is_rank0())
         fprintf(stderr, "step %ld is not saved: an earlier save still goes on, since %.0f s\n",
                 run.state.step, writer.seconds_under_way());
+    if (stuck) writer.leave_out();
     trainer.save_is_stuck = stuck;
     if (!stuck) writer.begin(*trainer.model);
 }
@@ -120,7 +122,12 @@ inline void check_save_attempts(const Run& run, const Trainer& trainer) {
 // before the run ends
 inline void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
-    for (finish_save(run, trainer); trainer.writer->saved_step() != run.state.step;) {
+    double patience = trainer.save_is_stuck ? 10 * std::min(60.0, comm::timeout) : INFINITY;
+    if (!finish_save(run, trainer, patience))
+        comm::collective_check(text("step %ld is not saved: an earlier save goes on since %.0f s: see to the "
+                                    "file system of --save", run.state.step,
+                                    trainer.writer->seconds_under_way()));
+    while (trainer.writer->saved_step() != run.state.step) {
         check_save_attempts(run, trainer);
         usleep((useconds_t)(1e6 * trainer.writer->seconds_to_wait()));
         trainer.writer->begin(*trainer.model);
