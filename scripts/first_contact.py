@@ -90,9 +90,7 @@ def by_count(code, text):
 
 
 def gpu_code():
-    asked = subprocess.run(
-        ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True
-    ).stdout.split()
+    asked = limited(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], 20).stdout.split()
     if not asked:
         sys.exit("first_contact.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse")
     number = asked[0].replace(".", "")
