@@ -47,6 +47,12 @@ CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -g1)
 HOST     := -std=c++20 -fopenmp -Wall -Wextra $(CXXFLAGS) $(CHECKED)
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
+# native: of the GPU that is here, and with what only sm_90a and sm_100a have, unlike nvcc's -arch=native
+ifeq ($(GPU_CODE),native)
+  SM := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
+  SM := $(SM)$(if $(filter 90 100,$(SM)),a)
+  override GPU_CODE := -gencode arch=compute_$(SM),code=sm_$(SM)
+endif
 GPU_CODE ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=compute_89 \
 	-gencode arch=compute_90a,code=sm_90a
 
@@ -113,7 +119,7 @@ help:
 #: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi)
 #: make ARCH=x86-64-v3              for another processor than this one
 #: make BLAS='-lmkl_rt'             another CBLAS
-#: make GPU_CODE='-gencode …'         for other GPUs than sm_80 and sm_90a
+#: make GPU_CODE=native             for the GPU that is here alone (default: sm_80, sm_90a, PTX for others)
 #: make test                        all checks: bash scripts/test.sh
 #: make check                       the architecture: who includes whom, headers alone, limits
 #: make bench                       speed of a training step beside the BLAS's own

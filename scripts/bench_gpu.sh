@@ -15,8 +15,6 @@ case " $* " in
             echo "bench_gpu.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse" >&2
             exit 1
         fi
-        number=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
-        case $number in 90 | 100) number=${number}a ;; esac  # what only these architectures have
-        make -s DEVICE=cuda PRECISION=bf16 GPU_CODE="-gencode arch=compute_$number,code=sm_$number" ;;
+        make -s DEVICE=cuda PRECISION=bf16 GPU_CODE=native ;;
 esac
 exec python3 scripts/bench_gpu.py "$@"

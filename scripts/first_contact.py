@@ -42,10 +42,6 @@ def left():
     return o.minutes * 60 - (time.time() - began)
 
 
-def words(command):
-    return [str(word) for word in command]
-
-
 def last_line(text):
     lines = text.strip().splitlines()
     return lines[-1][:200] if lines else "printed nothing"
@@ -89,29 +85,17 @@ def by_count(code, text):
 # ---- parts -----------------------------------------------------------------------------------------------
 
 
-def gpu_code():
-    asked = limited(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], 20).stdout.split()
-    if not asked:
-        sys.exit("first_contact.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse")
-    number = asked[0].replace(".", "")
-    # wgmma and TMA belong to 90a and 100a alone
-    number += "a" if number in ("90", "100") else ""
-    return f"-gencode arch=compute_{number},code=sm_{number}"
-
-
 def build():
     """All variants at once, each with its own log."""
     if o.rehearse:
         return note("build", None, "a rehearsal takes what was built")
     start = time.time()
     Path("build").mkdir(exist_ok=True)
-    settings = [f"GPU_CODE={gpu_code()}", "COMM=single"]
-    found = subprocess.run(
-        ["make", "-s", "found", "DEVICE=cpu", "COMM=single"], capture_output=True, text=True
-    )
+    settings = ["GPU_CODE=native", "COMM=single"]
+    found = limited(["make", "-s", "found", "DEVICE=cpu", "COMM=single"], 60)
     if "no CBLAS" in found.stdout + found.stderr:
         plain = ["g++", "-O3", "-march=native", "-fopenmp", "-c", "-o", "build/plain_blas.o"]
-        subprocess.run([*plain, "layers/base/plain_blas.cpp"], check=False)
+        limited([*plain, "layers/base/plain_blas.cpp"], 60)
         settings.append("BLAS=build/plain_blas.o")
     targets = (
         ("cuda", "bf16", CUDA, ("train_gpt", "test_gpt")),
@@ -184,11 +168,10 @@ def losses(folder, name, *options):
 def train_against_cpu():
     start = time.time()
     try:
-        subprocess.run(
-            words([f"{CPU}/tokenize", "--vocabulary", "bytes", "--output", logs / "text", "README.md"]),
-            check=True,
-            capture_output=True,
-        )
+        tokenize = [f"{CPU}/tokenize", "--vocabulary", "bytes", "--output", logs / "text", "README.md"]
+        made = limited(tokenize, 60)
+        if made.returncode:
+            raise RuntimeError(last_line(made.stderr))
         cpu = losses(CPU, "cpu")
     except Exception as e:
         return note("losses of the CPU", False, f"{type(e).__name__} {e}"[:200], time.time() - start)
@@ -237,7 +220,7 @@ def nccl():
         return note("two ranks over NCCL", None, "no MPI is here")
     if limited(["nvidia-smi", "-L"], 20).stdout.count("GPU ") < 2:
         return note("two ranks over NCCL", None, "one GPU: NCCL wants one for each rank")
-    make = ["make", "-s", "DEVICE=cuda", "PRECISION=bf16", "COMM=nccl", f"GPU_CODE={gpu_code()}"]
+    make = ["make", "-s", "DEVICE=cuda", "PRECISION=bf16", "COMM=nccl", "GPU_CODE=native"]
     if run("build over NCCL", [*make, "build/cuda-bf16-nccl/train_gpt"], 200, by_code):
         train = ["build/cuda-bf16-nccl/train_gpt", "--train", logs / "text.bin", *MODEL, "--steps", 20]
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -305,8 +288,8 @@ PARTS = {
 
 
 def main():
-    if not o.rehearse:
-        gpu_code()  # or ends
+    if not o.rehearse and limited(["nvidia-smi", "-L"], 20).returncode:
+        sys.exit("first_contact.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse")
     logs.mkdir(parents=True, exist_ok=True)
     for old in logs.glob("bench_*"):
         old.unlink()

@@ -177,18 +177,19 @@ class Launcher:
 
     def take_back(self):
         """Excluded hosts that are up again, as many as are missing. One that answers and still loses runs
-        only where no replica would be left; one that somebody has written down, or with bad memory, never."""
+        only where no replica would be left; one that somebody has written down, or with bad memory, never.
+        """
         usable = len(self.usable_hosts())
         reasons = ["lost", "hangs"]
         if usable * self.each < self.options.ranks_of_replica():
             reasons.append("fails")
-        asked = [host for host, line in self.excluded.items() if host in self.hosts]
-        asked = [host for host in asked if self.excluded[host].split()[1:2] in [[why] for why in reasons]]
+        reason = {host: "".join(line.split()[1:2]) for host, line in self.excluded.items()}
+        asked = [host for host in reason if host in self.hosts and reason[host] in reasons]
         if usable >= self.wanted or not asked:
             return
         back = self.answering(asked)[: self.wanted - usable]
         lines = patiently((self.folder / "excluded-hosts").read_text).splitlines(keepends=True)
-        left = [line for line in lines if line.split()[:1] not in [[host] for host in back]]
+        left = [line for line in lines if "".join(line.split()[:1]) not in back]
         if back and self.replace("excluded-hosts", "".join(left)):
             say(f"launch.py: {' '.join(back)} starts programs again, and is taken back")
 
@@ -209,7 +210,6 @@ class Launcher:
         Where not even one is left it waits for hosts."""
         began, told = time.time(), False
         while True:
-            self.usable_hosts()
             self.take_back()
             hosts = self.usable_hosts()[: self.wanted]
             if len(hosts) == self.wanted:
@@ -405,8 +405,7 @@ class Launcher:
             lost = (
                 self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
             )
-            if not self.stopping:
-                self.exclude(lost)
+            self.exclude(lost)
             attempt["lost_on"] = sorted(lost)
             attempt.update(ended=time.time(), exit_code=code, to_step=end)
             self.write_record()

@@ -49,9 +49,9 @@ def limited(command, seconds, **more):
     """The program to its end, or after so many seconds to that of all it has started (exit code 124); the two
     outputs are one where stderr=subprocess.STDOUT is given."""
     words = [str(word) for word in command]
-    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf8", "errors": "replace"}
     try:
-        process = subprocess.Popen(words, encoding="utf8", errors="replace", start_new_session=True, **more)
+        process = subprocess.Popen(words, start_new_session=True, **{**usual, **more})
     except OSError as e:
         return subprocess.CompletedProcess(words, 127, "", str(e))
     try:

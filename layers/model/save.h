@@ -224,7 +224,7 @@ private:
     int tensors;  // of the whole model
     int failures = 0;
     double began, due_since, stage_began = 0, not_before = 0, blocked = 0, took = 0;
-    bool was_named = false;
+    bool was_named = false, stuck = false;
     long last_saved = -1;
 
     template <class Work>
@@ -251,9 +251,11 @@ public:
         if (job.valid()) job.wait();
     }
     bool is_idle() const { return stage == Idle; }
+    bool is_stuck() const { return stuck && !is_idle(); }  // training has waited for it in vain
     double seconds_under_way() const { return seconds() - began; }
     // a save that was due while this one goes on; it is one that has failed
     void leave_out() {
+        stuck = true;
         failures++;
         due_since = seconds();
     }
@@ -295,6 +297,7 @@ public:
     // takes the snapshot; the rest goes on beside the next steps. All ranks at once, when idle
     void begin(Model& model) {
         began = due_since = seconds();
+        stuck = false;
         state = run.state;
         for (auto& range : snapshot.ranges)
             copy_to_host(buffer.get() + range.at, range.from, range.n * sizeof(real), model.stream);

@@ -153,6 +153,7 @@ inline void fill_at_random(Model& model) {
                 samples[i] = (int)(uniform(0, purpose("warm-up"), i + index * samples.size()) * shape.V);
             put_tokens_on_host(model, samples, batch, index);
         }
+    if (model.grid.p == 1) return;  // it receives nothing
     std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);
     normals(values.data(), 0, purpose("warm-up"), 0, (long)values.size(), 1);
     for (floatX* received : {model.inputs[0].x, model.activation_gradients[0].x})

@@ -18,7 +18,6 @@ struct Trainer {
     std::string data_error, memory_error;  // of this rank, of which the exchange tells the others
     std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<FolderLock> lock;  // of --save
-    bool save_is_stuck = false;        // training has waited for it in vain
     SpikeMonitor spikes;
     std::unique_ptr<SlowRankMonitor> slow;
     long loaded_step = -1;  // of the checkpoint that was loaded last
@@ -103,13 +102,12 @@ inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) 
 // must not stop training, and training for ever without checkpoints would be as bad.
 inline void begin_save(Run& run, Trainer& trainer) {
     CheckpointWriter& writer = *trainer.writer;
-    bool stuck = !finish_save(run, trainer, trainer.save_is_stuck ? 0 : std::min(60.0, comm::timeout));
-    if (stuck && run.is_rank0())
+    if (finish_save(run, trainer, writer.is_stuck() ? 0 : std::min(60.0, comm::timeout)))
+        return writer.begin(*trainer.model);
+    writer.leave_out();
+    if (run.is_rank0())
         fprintf(stderr, "step %ld is not saved: an earlier save still goes on, since %.0f s\n",
                 run.state.step, writer.seconds_under_way());
-    if (stuck) writer.leave_out();
-    trainer.save_is_stuck = stuck;
-    if (!stuck) writer.begin(*trainer.model);
 }
 
 inline void check_save_attempts(const Run& run, const Trainer& trainer) {
@@ -122,7 +120,7 @@ inline void check_save_attempts(const Run& run, const Trainer& trainer) {
 // before the run ends
 inline void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
-    double patience = trainer.save_is_stuck ? 10 * std::min(60.0, comm::timeout) : INFINITY;
+    double patience = trainer.writer->is_stuck() ? 10 * std::min(60.0, comm::timeout) : INFINITY;
     if (!finish_save(run, trainer, patience))
         comm::collective_check(text("step %ld is not saved: an earlier save goes on since %.0f s: see to the "
                                     "file system of --save", run.state.step,
