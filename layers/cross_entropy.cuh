@@ -11,7 +11,7 @@
 //   communicates: nothing    cost: 4*N*V flops; logits read and written once, as a row stays in shared memory
 //                          where it fits there; in three steps read three times: memory bound
 #pragma once
-#include "base/device.h"
+#include "base/mma.h"
 #include "base/vector_exp.h"
 
 struct VocabularyShard { int V, Vp, first; };  // columns that take part, all columns, entry of column 0
@@ -95,30 +95,38 @@ __device__ inline real block_sum(real x, real* lane) {
 
 // in bf16 the logits are known to 2^-8 only: 2^x, which is one instruction, is exact enough
 __device__ inline real exp_of(real x) {
-    if constexpr (sizeof(floatX) == 2) return exp2f(float(x) * 1.4426950408889634f);
+    if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * 1.4426950408889634f);
     else return exp(x);
 }
 
-// f(vector, its column) for this thread's vectors of a row
+// f(vector, its column) for this thread's vectors of a row. Columns from V on, which are in the last vectors
+// only, come as -infinity, whose exp is 0: so f needs no branch
 template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
+    constexpr int step = cross_entropy_block * vec_size;
+    int c = threadIdx.x * vec_size, whole = v.Vp % vec_size == 0 ? v.V - vec_size : -1;
     UNROLL(unroll 4)
-    for (int c = threadIdx.x * vec_size; c < v.Vp; c += cross_entropy_block * vec_size)
-        f(load_row(row, c, v.Vp), c);
-}
-__device__ inline void take_largest(real& most, const Vec<floatX>& x, int c, int V) {
-    for (int k = 0; k < vec_size; k++)
-        if (c + k < V && real(x.at[k]) > most) most = real(x.at[k]);
-}
-__device__ inline void add_exp(real& sum, const Vec<floatX>& x, int c, int V, real most) {
-    for (int k = 0; k < vec_size; k++)
-        if (c + k < V) sum += exp_of(real(x.at[k]) - most);
-}
-__device__ inline Vec<floatX> loss_gradient(Vec<floatX> x, int c, int own, int V, real log_sum, real dloss) {
-    for (int k = 0; k < vec_size; k++) {
-        real p = c + k < V ? exp_of(real(x.at[k]) - log_sum) - (c + k == own) : 0;
-        x.at[k] = floatX(p * dloss);
+    for (; c <= whole; c += step) f(load16(row + c), c);
+    for (; c < v.Vp; c += step) {
+        Vec<floatX> x = load_row(row, c, v.Vp);
+        for (int k = 0; k < vec_size; k++)
+            if (c + k >= v.V) x.at[k] = floatX(-INFINITY);
+        f(x, c);
     }
+}
+__device__ inline void take_largest(real& most, const Vec<floatX>& x) {
+    for (int k = 0; k < vec_size; k++) most = real(x.at[k]) > most ? real(x.at[k]) : most;
+}
+__device__ inline void add_exp(real& sum, const Vec<floatX>& x, real most) {
+    for (int k = 0; k < vec_size; k++) sum += exp_of(real(x.at[k]) - most);
+}
+// the thread that has the row's vector with column c
+__device__ inline bool has_column(int c) {
+    return threadIdx.x == (unsigned)(c / vec_size % cross_entropy_block);
+}
+// of tokens that are not the target
+__device__ inline Vec<floatX> loss_gradients(Vec<floatX> x, real log_sum, real dloss) {
+    for (int k = 0; k < vec_size; k++) x.at[k] = floatX(exp_of(real(x.at[k]) - log_sum) * dloss);
     return x;
 }
 
@@ -127,7 +135,7 @@ __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vo
     SHARED(real, lane, cross_entropy_block / 32);
     real most = lowest;
     each_vector(logits + (long)blockIdx.x * v.Vp, v,
-                [&](const Vec<floatX>& x, int c) { take_largest(most, x, c, v.V); });
+                [&](const Vec<floatX>& x, int) { take_largest(most, x); });
     most = block_max(most, lane);
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
 }
@@ -138,7 +146,7 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     const floatX* row = logits + (long)n * v.Vp;
     real sum = 0, most = largest[n];
-    each_vector(row, v, [&](const Vec<floatX>& x, int c) { add_exp(sum, x, c, v.V, most); });
+    each_vector(row, v, [&](const Vec<floatX>& x, int) { add_exp(sum, x, most); });
     sum = block_sum(sum, lane);
     if (threadIdx.x == 0) {
         sums[n] = sum;
@@ -156,8 +164,10 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = sums[N + n] >= largest[n];
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
-        store_row(row, c, v.Vp, loss_gradient(x, c, own, v.V, log_sum, dloss));
+        store_row(row, c, v.Vp, loss_gradients(x, log_sum, dloss));
     });
+    if (own >= 0 && own < v.V && has_column(own))
+        row[own] = floatX((exp_of(sums[N + n] - log_sum) - 1) * dloss);
 }
 
 // the whole vocabulary: a row is read once, kept in shared memory, and written once
@@ -173,17 +183,20 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     real most = lowest, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store16(kept + c, x);
-        take_largest(most, x, c, v.V);
+        take_largest(most, x);
     });
     most = block_max(most, most_lane);
-    for (int c = threadIdx.x * vec_size; c < v.Vp; c += step) add_exp(sum, load16(kept + c), c, v.V, most);
+    UNROLL(unroll 4)
+    for (int c = threadIdx.x * vec_size; c < v.Vp; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
     real log_sum = most + log(sum), target = real(kept[own]);
     if (threadIdx.x == 0) losses[n] += log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = target >= most;
     if (!want_gradient) return;
+    UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.Vp; c += step)
-        store_row(row, c, v.Vp, loss_gradient(load16(kept + c), c, own, v.V, log_sum, dloss));
+        store_row(row, c, v.Vp, loss_gradients(load16(kept + c), log_sum, dloss));
+    if (has_column(own)) row[own] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {

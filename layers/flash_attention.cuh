@@ -107,56 +107,6 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
 #if HAS_KERNELS
 namespace gpu {
 
-constexpr float log2_e = 1.4426950408889634f;
-
-// ---- tiles in shared memory ------------------------------------------------------------------------------
-// A row of HS values takes HS + 8: an odd number of 16-byte pieces, so that the eight rows of an 8 x 8 matrix
-// lie in different banks. mma.h draws the fragments.
-
-template <int rows, int HS>
-__device__ inline void load_tile(bf16* tile, const bf16* from, long row, int first, int T) {
-    constexpr int pieces = HS / 8;
-    for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
-        int r = i / pieces, c = i % pieces * 8;
-        bool inside = first + r < T;  // rows beyond the sequence are 0
-        copy_async_16(tile + r * (HS + 8) + c, from + (inside ? first + r : 0) * row + c, inside);
-    }
-}
-
-// A (16, 16) from a tile's rows r.. and columns c..
-__device__ inline void load_a(uint32_t (&a)[4], const bf16* tile, int stride, int r, int c) {
-    int lane = threadIdx.x % 32;
-    ldmatrix_x4<false>(a, tile + (r + lane % 16) * stride + c + lane / 16 * 8);
-}
-// A (16, 16) of the tile's transpose: its columns r.. are A's rows
-__device__ inline void load_a_transposed(uint32_t (&a)[4], const bf16* tile, int stride, int r, int c) {
-    int lane = threadIdx.x % 32, matrix = lane / 8;
-    ldmatrix_x4<true>(a, tile + (c + matrix / 2 * 8 + lane % 8) * stride + r + matrix % 2 * 8);
-}
-// two B (16, 8) side by side: B[k][n] = tile[n][k], the rows n.. of the tile
-__device__ inline void load_b_rows(uint32_t (&b)[4], const bf16* tile, int stride, int n, int k) {
-    int lane = threadIdx.x % 32, matrix = lane / 8;
-    ldmatrix_x4<false>(b, tile + (n + matrix / 2 * 8 + lane % 8) * stride + k + matrix % 2 * 8);
-}
-// two B (16, 8) side by side: B[k][n] = tile[k][n]
-__device__ inline void load_b_columns(uint32_t (&b)[4], const bf16* tile, int stride, int k, int n) {
-    int lane = threadIdx.x % 32, matrix = lane / 8;
-    ldmatrix_x4<true>(b, tile + (k + matrix % 2 * 8 + lane % 8) * stride + n + matrix / 2 * 8);
-}
-__device__ inline void mma_pair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
-                                const uint32_t (&b)[4]) {
-    uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
-    mma_16x8x16(d0, a, left);
-    mma_16x8x16(d1, a, right);
-}
-// two neighbouring accumulators, rounded, are the A of the next product
-__device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
-    a[0] = pack_bf16(d0[0], d0[1]);
-    a[1] = pack_bf16(d0[2], d0[3]);
-    a[2] = pack_bf16(d1[0], d1[1]);
-    a[3] = pack_bf16(d1[2], d1[3]);
-}
-
 // ---- forward: a block has BM queries, a warp 16 M of them; keys come BN at a time, the last first ---------
 
 template <int M, int N>
@@ -170,17 +120,21 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&largest)[M][2
             for (int lanes = 1; lanes < 4; lanes *= 2)
                 most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
             float base = most == -INFINITY ? 0 : most, part = 0;  // a row may have no key in this tile
-            shrink[m][half] = exp2f(largest[m][half] - base);
+            shrink[m][half] = exp2_of(largest[m][half] - base);
             for (int n = 0; n < N; n++)
                 for (int i = 2 * half; i < 2 * half + 2; i++)
-                    part += s[m][n][i] = exp2f(s[m][n][i] * scale - base);
+                    part += s[m][n][i] = exp2_of(s[m][n][i] * scale - base);
             sum[m][half] = sum[m][half] * shrink[m][half] + part;  // of this lane's columns
             largest[m][half] = most;
         }
 }
 
+// blocks of 4 warps that an SM is to hold, which bounds their registers
+constexpr int forward_blocks(int HS) { return HS == 128 ? 4 : 3; }
+constexpr int backward_blocks(int HS) { return HS == 64 ? 3 : 2; }
+
 template <int HS, int M, int BN, int warps>
-__global__ void __launch_bounds__(warps * 32)
+__global__ void __launch_bounds__(warps * 32, forward_blocks(HS))
 flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, float scale) {
     constexpr int BM = 16 * M * warps, stride = HS + 8;
     DYNAMIC_SHARED(bf16, q);
@@ -238,26 +192,32 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
             float all = sum[m][half];
             for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
             if (t >= a.T) continue;
+            float inverse = 1 / all;
             bf16* to = o + (b * a.T + t) * out_row + (long)h * HS;
             for (int n = 0; n < HS / 8; n++)
                 *(uint32_t*)(to + n * 8 + c) =
-                    pack_bf16(out[m][n][2 * half] / all, out[m][n][2 * half + 1] / all);
+                    pack_bf16(out[m][n][2 * half] * inverse, out[m][n][2 * half + 1] * inverse);
             if (c == 0) lse[(long)head * a.T + t] = largest[m][half] / log2_e + logf(all);
         }
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// a warp a row: delta = sum(dout * o)
+// delta = sum(dout * o): `lanes` lanes a row, each 16 bytes of it
+template <int HS>
 __global__ void flash_delta_kernel(real* delta, const bf16* dout, const bf16* o, AttentionShape a) {
-    long row = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;  // (b, t, h)
-    if (row >= (long)a.B * a.T * a.NH) return;
-    real sum = 0;
-    for (int c = threadIdx.x % 32; c < a.HS; c += 32)
-        sum += real(dout[row * a.HS + c]) * real(o[row * a.HS + c]);
-    sum = warp_sum(sum);
-    long h = row % a.NH, t = row / a.NH % a.T, b = row / a.NH / a.T;
-    if (threadIdx.x % 32 == 0) delta[(b * a.NH + h) * a.T + t] = sum;
+    constexpr int vectors = HS / vec_size, lanes = vectors > 16 ? 32 : vectors > 8 ? 16 : 8;
+    int rows = a.T * a.NH, each = blockDim.x / lanes, blocks = (rows + each - 1) / each;  // of a sequence
+    int b = blockIdx.x / blocks, row = blockIdx.x % blocks * each + threadIdx.x / lanes;
+    int lane = threadIdx.x % lanes;
+    float sum = 0;
+    if (row < rows && lane < vectors) {
+        long at = ((long)b * rows + row) * HS + lane * vec_size;
+        Vec<bf16> ds = load16(dout + at), os = load16(o + at);
+        for (int k = 0; k < vec_size; k++) sum += float(ds.at[k]) * float(os.at[k]);
+    }
+    for (int d = lanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d);
+    if (row < rows && lane == 0) delta[((long)b * a.NH + row % a.NH) * a.T + row / a.NH] = sum;
 }
 
 // out (16, 8 N) += rows r.. of one tile times the rows of the other
@@ -275,22 +235,24 @@ __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, c
     }
 }
 
-// A block has 16 keys for each of its warps and walks over the queries, BM at a time, from the diagonal down.
-// Scores stand transposed, keys by queries, so that a warp's own rows of p^T and ds^T are, in registers, the
-// first operand of dv and dk. dq is summed in global memory in a fixed order: to BM queries the blocks add
-// from the diagonal's keys to the first, each when `turns` says so; the last rounds. Blocks draw numbers, so
-// that those they wait for have begun before them.
+// A block has 16 keys for each of its warps and walks over the queries, BM at a time, from the diagonal down;
+// the next queries are on their way while these are worked on. Scores stand transposed, keys by queries, so
+// that a warp's own rows of p^T and ds^T are, in registers, the first operand of dv and dk. dq is summed in
+// global memory in a fixed order: to BM queries the blocks add from the diagonal's keys to the first, each
+// when `turns` says so; the last rounds. Blocks draw numbers, so that those they wait for have begun before
+// them.
 template <int HS, int BM, int warps>
-__global__ void __launch_bounds__(warps * 32)
+__global__ void __launch_bounds__(warps * 32, backward_blocks(HS))
 flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const real* lse, const bf16* qkv,
                       AttentionShape a, real scale) {
     constexpr int BN = 16 * warps, stride = HS + 8, ds_stride = BM + 8, rows = BM / 16, parts = warps / rows;
     constexpr int width = HS / parts;  // of dq, the columns of a warp
-    static_assert(warps % rows == 0 && width % 16 == 0);
+    static_assert(warps % rows == 0 && width % 16 == 0 && BM <= warps * 32);
     DYNAMIC_SHARED(bf16, k);
-    bf16 *v = k + BN * stride, *q = v + BN * stride, *d = q + BM * stride, *ds = d + BM * stride;
-    SHARED(real, row_lse, BM);
-    SHARED(real, row_delta, BM);
+    bf16 *v = k + BN * stride, *ds = v + BN * stride;
+    bf16* queries = ds + BN * ds_stride;  // two stages of q and dout
+    SHARED(real, row_lse, 2 * BM);
+    SHARED(real, row_delta, 2 * BM);
     SHARED(int, number, 1);
     if (threadIdx.x == 0) number[0] = atomicAdd(scratch.turns, 1);
     __syncthreads();
@@ -301,29 +263,51 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
     long qkv_row = 3L * a.NH * HS, out_row = (long)a.NH * HS, at = b * a.T * qkv_row + 3L * h * HS;
     const bf16 *from = qkv + at, *dfrom = dout + b * a.T * out_row + (long)h * HS;
     float dk[HS / 8][4] = {}, dv[HS / 8][4] = {};
+    int first_tile = block * BN / BM;
 
+    auto stage = [&](int tile) { return queries + (tile - first_tile) % 2 * 2 * BM * stride; };
+    auto load_queries = [&](int tile) {
+        load_tile<BM, HS>(stage(tile), from, qkv_row, tile * BM, a.T);
+        load_tile<BM, HS>(stage(tile) + BM * stride, dfrom, out_row, tile * BM, a.T);
+    };
+    auto load_row = [&](float& log_sum, float& delta, int tile) {
+        int t = tile * BM + threadIdx.x;
+        bool inside = (int)threadIdx.x < BM && t < a.T;
+        log_sum = inside ? lse[(long)head * a.T + t] * log2_e : INFINITY;  // p becomes 0
+        delta = inside ? scratch.delta[(long)head * a.T + t] : 0;
+    };
+    auto store_row = [&](float log_sum, float delta, int tile) {
+        if (threadIdx.x >= BM) return;
+        row_lse[(tile - first_tile) % 2 * BM + threadIdx.x] = log_sum;
+        row_delta[(tile - first_tile) % 2 * BM + threadIdx.x] = delta;
+    };
+
+    float next_lse, next_delta;
     load_tile<BN, HS>(k, from + HS, qkv_row, block * BN, a.T);
     load_tile<BN, HS>(v, from + 2 * HS, qkv_row, block * BN, a.T);
-    for (int tile = block * BN / BM; tile < tiles; tile++) {
-        load_tile<BM, HS>(q, from, qkv_row, tile * BM, a.T);
-        load_tile<BM, HS>(d, dfrom, out_row, tile * BM, a.T);
+    load_queries(first_tile);
+    copy_async_commit();
+    load_row(next_lse, next_delta, first_tile);
+    store_row(next_lse, next_delta, first_tile);
+    copy_async_wait<0>();
+    __syncthreads();
+    for (int tile = first_tile; tile < tiles; tile++) {
+        const bf16 *q = stage(tile), *d = q + BM * stride;
+        const real *tile_lse = row_lse + (tile - first_tile) % 2 * BM;
+        const real *tile_delta = row_delta + (tile - first_tile) % 2 * BM;
+        if (tile + 1 < tiles) load_queries(tile + 1);
         copy_async_commit();
-        for (int i = threadIdx.x; i < BM; i += blockDim.x) {
-            bool inside = tile * BM + i < a.T;
-            row_lse[i] = inside ? lse[(long)head * a.T + tile * BM + i] * log2_e : INFINITY;  // p becomes 0
-            row_delta[i] = inside ? scratch.delta[(long)head * a.T + tile * BM + i] : 0;
-        }
-        copy_async_wait<0>();
-        __syncthreads();
+        load_row(next_lse, next_delta, tile + 1);
+
         float p[BM / 8][4] = {}, dp[BM / 8][4] = {};
         transposed_scores<HS>(p, k, q, warp * 16);   // p^T = k q^T
         transposed_scores<HS>(dp, v, d, warp * 16);  // dp^T = v dout^T
         for (int n = 0; n < BM / 8; n++)
             for (int i = 0; i < 4; i++) {
                 int column = n * 8 + c + i % 2, query = tile * BM + column, key = own + g + i / 2 * 8;
-                float x = key <= query ? exp2f(p[n][i] * scale * log2_e - row_lse[column]) : 0;
-                p[n][i] = x;
-                dp[n][i] = x * (dp[n][i] - row_delta[column]);
+                float x = exp2_of(p[n][i] * (scale * log2_e) - tile_lse[column]);
+                p[n][i] = key <= query ? x : 0;
+                dp[n][i] = p[n][i] * (dp[n][i] - tile_delta[column]);
             }
         for (int x = 0; x < BM; x += 16) {  // dv += p^T dout
             uint32_t pa[4], right[4];
@@ -346,9 +330,28 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                 *(uint32_t*)(row + 8) = sa[half + 2];
             }
         }
-        __syncthreads();  // all keys' ds are there
+        store_row(next_lse, next_delta, tile + 1);
+
+        int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
+        int* turn = scratch.turns + 1 + (long)head * tiles + tile;
+        if (threadIdx.x == 0) wait_until(turn, diagonal - block);
+        __syncthreads();  // all keys' ds are there, and it is this block's turn
+        // dq goes on from what the blocks before have added. Rows beyond the sequence read its last one
         float dq[width / 8][4] = {};
-        int row = warp % rows * 16, column = warp / rows * width;
+        int row = warp % rows * 16, column = warp / rows * width, query[2];
+        float* sums[2];
+        for (int half = 0; half < 2; half++) {
+            query[half] = tile * BM + row + g + half * 8;
+            int t = query[half] < a.T ? query[half] : a.T - 1;
+            sums[half] = scratch.dq + ((long)head * a.T + t) * HS + column + c;
+        }
+        if (block < diagonal)
+            for (int n = 0; n < width / 8; n++)
+                for (int half = 0; half < 2; half++) {
+                    float2 sum = load_global((const float2*)(sums[half] + n * 8));
+                    dq[n][2 * half] = sum.x;
+                    dq[n][2 * half + 1] = sum.y;
+                }
         for (int x = 0; x < BN; x += 16) {
             uint32_t sa[4], kb[4];
             load_a_transposed(sa, ds, ds_stride, row, x);
@@ -357,22 +360,19 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                 mma_pair(dq[n / 8], dq[n / 8 + 1], sa, kb);
             }
         }
-        int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
-        int* turn = scratch.turns + 1 + (long)head * tiles + tile;
-        if (threadIdx.x == 0) wait_until(turn, diagonal - block);
-        __syncthreads();
-        for (int n = 0; n < width / 8; n++)
-            for (int half = 0; half < 2; half++) {
-                int t = tile * BM + row + g + half * 8, x = column + n * 8 + c;
-                if (t >= a.T) continue;
-                float2* sum = (float2*)(scratch.dq + ((long)head * a.T + t) * HS + x);
-                float2 old = block < diagonal ? load_global(sum) : float2{0, 0};
-                float2 now = {old.x + dq[n][2 * half], old.y + dq[n][2 * half + 1]};
-                if (block > 0) *sum = now;
-                else *(uint32_t*)(dqkv + at + t * qkv_row + x) = pack_bf16(now.x * scale, now.y * scale);
-            }
-        __threadfence();
-        __syncthreads();  // all have added, and are done with q, d and ds
+        for (int half = 0; half < 2; half++) {
+            if (query[half] >= a.T) continue;
+            bf16* last = dqkv + at + query[half] * qkv_row + column + c;
+            if (block > 0)
+                for (int n = 0; n < width / 8; n++)
+                    *(float2*)(sums[half] + n * 8) = {dq[n][2 * half], dq[n][2 * half + 1]};
+            else
+                for (int n = 0; n < width / 8; n++)
+                    *(uint32_t*)(last + n * 8) =
+                        pack_bf16(dq[n][2 * half] * scale, dq[n][2 * half + 1] * scale);
+        }
+        copy_async_wait<0>();
+        __syncthreads();  // all have added, and are done with q, dout and ds; the next queries are here
         if (threadIdx.x == 0) publish(turn, diagonal - block + 1);
     }
     for (int n = 0; n < HS / 8; n++)
@@ -401,9 +401,11 @@ template <int HS>
 void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
                     const bf16* qkv, AttentionShape a, Stream s) {
     constexpr int BM = HS > 128 ? 32 : 64, warps = 4, BN = 16 * warps;
-    constexpr size_t bytes = (2 * (BN + BM) * (HS + 8) + BN * (BM + 8)) * sizeof(bf16);
+    constexpr size_t bytes = (2 * (BN + 2 * BM) * (HS + 8) + BN * (BM + 8)) * sizeof(bf16);
     set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
-    LAUNCH(flash_delta_kernel, ceil_div((long)a.B * a.T * a.NH, 4), 128, 0, s, scratch.delta, dout, o, a);
+    constexpr int lanes = HS > 128 ? 32 : HS > 64 ? 16 : 8;
+    LAUNCH(flash_delta_kernel<HS>, a.B * ceil_div(a.T * a.NH, 128 / lanes), 128, 0, s, scratch.delta, dout, o,
+           a);
     auto kernel = flash_backward_kernel<HS, BM, warps>;
     allow_shared(kernel, bytes);
     LAUNCH((flash_backward_kernel<HS, BM, warps>), ceil_div(a.T, BN) * a.B * a.NH, warps * 32, bytes, s, dqkv,

@@ -1,10 +1,11 @@
 // layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; residual before it
-//   x, y, dx, dy (N, C)   w, b (C)   dw, db (C) real   stats.mean, stats.rstd (N) real
+//   x, y, dx, dy (N, C)   w, b (C)   gradients of w, b and bias (C) real   stats.mean, stats.rstd (N) real
 //   residual: x = residual + f + bias, f a branch's output without its bias. Over tensor-parallel ranks the
-//   branch is a partial sum, and the bias must be added once: here. Its backward is the identity.
+//   branch is a partial sum, and the bias must be added once: here. Its backward is the identity, and for the
+//   bias the sum over the rows, which the layer norm's backward has at hand.
 //   kept:  stats (the block keeps x)
-//   backward: dx is added to (the residual's gradient flows there too); dw, db are set or, with `accumulate`,
-//             added to; scratch: layernorm_scratch(C) values
+//   backward: dx is added to (the residual's gradient flows there too); the others are set or, with
+//             `accumulate`, added to; scratch: layernorm_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
 //   gpu: a row lies in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time. In
@@ -19,10 +20,14 @@ constexpr real layernorm_epsilon = real(1e-5);
 
 struct NormStats { real *mean, *rstd; };  // (N) each
 
+// bias (C): of the bias that was added in front of the layer norm: the column sums of the new dx; nullptr:
+// not wanted
+struct NormGradients { real *w, *b, *bias = nullptr; };
+
 // groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
 // sums are made in one order everywhere
 constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
-inline long layernorm_scratch(int C) { return 2L * layernorm_groups(C) * C + column_sum_scratch(C); }
+inline long layernorm_scratch(int C) { return 3L * layernorm_groups(C) * C + column_sum_scratch(C); }
 
 namespace ref {
 
@@ -65,9 +70,9 @@ inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, co
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
-inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                               const floatX* w, NormStats stats, real*, int N, int C,
-                               bool accumulate, Stream) {
+inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
+                               const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
+                               Stream s) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
@@ -103,10 +108,11 @@ inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy,
             }
         }
         for (int c = 0; c < cs; c++) {
-            dw[c0 + c] = (accumulate ? dw[c0 + c] : 0) + w_sum[c];
-            db[c0 + c] = (accumulate ? db[c0 + c] : 0) + b_sum[c];
+            gradients.w[c0 + c] = (accumulate ? gradients.w[c0 + c] : 0) + w_sum[c];
+            gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
         }
     }
+    if (gradients.bias) column_sum(gradients.bias, dx, scratch, N, C, accumulate, s);
 }
 
 }  // namespace ref
@@ -224,48 +230,67 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     }
 }
 
-// parts (2, groups, C): sums for dw, then for db
+// the k-th vector of this thread in a row; what lies beyond the row is 0. No branch, so that all loads of a
+// row are under way together
 template <int WARPS>
+__device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
+    int c = row_column<WARPS>(k);
+    return c < C ? load16(row + c) : Vec<floatX>{};
+}
+template <int WARPS>
+__device__ inline void load_row_vectors(Vec<floatX> (&v)[row_vectors], const floatX* row, int C) {
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) v[k] = row_vector<WARPS>(row, k, C);
+}
+
+// parts (2 or, with SUMS, 3, groups, C): sums for dw, for db, and of the new dx
+template <int WARPS, bool SUMS>
 __global__ void __launch_bounds__(row_block(WARPS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * row_groups<WARPS>();
     real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
+    real sums[SUMS ? row_vectors : 1][vec_size] = {};
+    constexpr bool keeps = WARPS < 16;  // more warps have too few registers each: they read twice
+    real inverse = 1 / real(C);
     for (int n = first; n < N; n += step) {
         long row = (long)n * C;
-        Vec<floatX> xs[row_vectors], gs[row_vectors];
+        Vec<floatX> xs[row_vectors], gs[row_vectors], ws[row_vectors], out[row_vectors];
+        if (keeps) {
+            load_row_vectors<WARPS>(xs, x + row, C);
+            load_row_vectors<WARPS>(gs, dy + row, C);
+            load_row_vectors<WARPS>(out, dx + row, C);
+            load_row_vectors<WARPS>(ws, w, C);
+        }
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
-            int c = row_column<WARPS>(k);
-            if (c >= C) break;
-            xs[k] = load16(x + row + c);
-            gs[k] = load16(dy + row + c);
-            Vec<floatX> ws = load16(w + c);
+            Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
+            Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
+            Vec<floatX> wk = keeps ? ws[k] : row_vector<WARPS>(w, k, C);
             for (int i = 0; i < vec_size; i++) {
-                real xhat = (real(xs[k].at[i]) - m) * r, d = real(gs[k].at[i]), g = d * real(ws.at[i]);
+                real xhat = (real(xk.at[i]) - m) * r, d = real(gk.at[i]), g = d * real(wk.at[i]);
                 g_sum += g;
                 gx_sum += g * xhat;
                 dw[k][i] += d * xhat;
                 db[k][i] += d;
             }
         }
-        g_sum = row_sum<WARPS>(g_sum) / C;
-        gx_sum = row_sum<WARPS>(gx_sum) / C;
+        g_sum = row_sum<WARPS>(g_sum) * inverse;
+        gx_sum = row_sum<WARPS>(gx_sum) * inverse;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
             int c = row_column<WARPS>(k);
-            if (c >= C) break;
-            if (WARPS >= 16) {  // not kept
-                xs[k] = load16(x + row + c);
-                gs[k] = load16(dy + row + c);
-            }
-            Vec<floatX> ws = load16(w + c), out = load16(dx + row + c);
+            Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
+            Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
+            Vec<floatX> dk = keeps ? out[k] : row_vector<WARPS>(dx + row, k, C);
+            Vec<floatX> wk = keeps ? ws[k] : row_vector<WARPS>(w, k, C);
             for (int i = 0; i < vec_size; i++) {
-                real xhat = (real(xs[k].at[i]) - m) * r, g = real(gs[k].at[i]) * real(ws.at[i]);
-                out.at[i] = floatX(real(out.at[i]) + r * (g - g_sum - xhat * gx_sum));
+                real xhat = (real(xk.at[i]) - m) * r, g = real(gk.at[i]) * real(wk.at[i]);
+                dk.at[i] = floatX(real(dk.at[i]) + r * (g - g_sum - xhat * gx_sum));
+                if (SUMS) sums[k][i] += real(dk.at[i]);
             }
-            store16(dx + row + c, out);
+            if (c < C) store16(dx + row + c, dk);
         }
     }
     UNROLL(unroll)
@@ -275,6 +300,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         for (int i = 0; i < vec_size; i++) {
             parts[(long)first * C + c + i] = dw[k][i];
             parts[((long)step + first) * C + c + i] = db[k][i];
+            if (SUMS) parts[(2L * step + first) * C + c + i] = sums[k][i];
         }
     }
 }
@@ -358,26 +384,36 @@ inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, co
     layernorm_forward_any(y, stats, x, residual, f, bias, w, b, N, C, s);
 }
 
-inline void layernorm_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                               const floatX* w, NormStats stats, real* scratch, int N,
-                               int C, bool accumulate, Stream s) {
+inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
+                               const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
+                               Stream s) {
     int groups = layernorm_groups(C);
-    real* sums = scratch + 2L * groups * C;
+    real* sums = scratch + 3L * groups * C;
     if (groups > N) groups = ceil_div(N, 4) * 4;
     if (!row_warps(C) || !groups) {
         LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
                w, stats, N, C);
-        column_sum(db, dy, sums, N, C, accumulate, s);
-        column_sum_normalised(dw, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
+        column_sum(gradients.b, dy, sums, N, C, accumulate, s);
+        column_sum_normalised(gradients.w, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
+        if (gradients.bias) column_sum(gradients.bias, dx, sums, N, C, accumulate, s);
         return;
     }
+    bool fused = gradients.bias && row_warps(C) < 16;  // more warps have too few registers each
     with_row_warps(C, [&](auto warps) {
         constexpr int W = std::min(decltype(warps)::value, 16), block = row_block(W);
-        LAUNCH(layernorm_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, dx, scratch, dy,
-               x, w, stats, N, C);
+        if constexpr (W < 16)
+            if (fused) {
+                LAUNCH((layernorm_backward_rows_kernel<W, true>), groups / (block / (W * 32)), block, 0, s,
+                       dx, scratch, dy, x, w, stats, N, C);
+                return;
+            }
+        LAUNCH((layernorm_backward_rows_kernel<W, false>), groups / (block / (W * 32)), block, 0, s, dx,
+               scratch, dy, x, w, stats, N, C);
     });
-    column_sum(dw, scratch, sums, groups, C, accumulate, s);
-    column_sum(db, scratch + (long)groups * C, sums, groups, C, accumulate, s);
+    column_sum(gradients.w, scratch, sums, groups, C, accumulate, s);
+    column_sum(gradients.b, scratch + (long)groups * C, sums, groups, C, accumulate, s);
+    if (fused) column_sum(gradients.bias, scratch + 2L * groups * C, sums, groups, C, accumulate, s);
+    else if (gradients.bias) column_sum(gradients.bias, dx, sums, N, C, accumulate, s);
 }
 
 }  // namespace gpu

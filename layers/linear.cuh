@@ -56,11 +56,9 @@ inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
     for (long i = 0; i < n; i++) y[i] = floatX(gelu_of(real(x[i])));
 }
 
-inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool accumulate,
-                          Stream s) {
+inline void gelu_backward(floatX* dy, const floatX* x, long n, Stream) {
     #pragma omp parallel for simd
-    for (long i = 0; i < (long)N * C; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
-    column_sum(db, dy, scratch, N, C, accumulate, s);
+    for (long i = 0; i < n; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
 }
 
 inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, int N, int C, int OC,
@@ -85,12 +83,11 @@ inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
-// of a layer whose input is gelu(up): dup (N, C) becomes the gradient of up, db_up (C) its column sums
-inline void matmul_gelu_input_backward(floatX* dup, real* db_up, const floatX* dy, const floatX* up,
-                                       const floatX* w, real* scratch, int N, int C, int OC, bool accumulate,
-                                       Stream s) {
+// of a layer whose input is gelu(up): dup (N, C) becomes the gradient of up
+inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floatX* up, const floatX* w,
+                                       int N, int C, int OC, Stream s) {
     gemm(input_gemm(dup, dy, w, N, C, OC), s);
-    gelu_backward(dup, db_up, up, scratch, N, C, accumulate, s);
+    gelu_backward(dup, up, (long)N * C, s);
 }
 
 }  // namespace ref
@@ -184,27 +181,23 @@ __global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
     }
 }
 
-__global__ void gelu_backward_kernel(real* parts, floatX* dy, const floatX* x, int N, int C) {
-    column_sum_part<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
-        Vec<floatX> d = load_row(dy + (long)n * C, c, C), v = load_row(x + (long)n * C, c, C);
+__global__ void gelu_backward_kernel(floatX* dy, const floatX* x, long n) {
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
+    if (i + vec_size <= n) {
+        Vec<floatX> d = load16(dy + i), v = load16(x + i);
         UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++) {
-            d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
-            sum[k] += real(d.at[k]);
-        }
-        store_row(dy + (long)n * C, c, C, d);
-    }, N, C);
+        for (int k = 0; k < vec_size; k++) d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
+        store16(dy + i, d);
+    } else {
+        for (; i < n; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
+    }
 }
 
 inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
     LAUNCH(gelu_forward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, y, x, n);
 }
-inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* scratch, int N, int C, bool accumulate,
-                          Stream s) {
-    int parts = column_sum_cut(N);
-    LAUNCH(gelu_backward_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows), 0, s,
-           scratch, dy, x, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, db, scratch, parts, C, accumulate);
+inline void gelu_backward(floatX* dy, const floatX* x, long n, Stream s) {
+    LAUNCH(gelu_backward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, dy, x, n);
 }
 
 // ---- GEMMs with what belongs to them ----------------------------------------------------------------------
@@ -279,15 +272,13 @@ inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
-inline void matmul_gelu_input_backward(floatX* dup, real* db_up, const floatX* dy, const floatX* up,
-                                       const floatX* w, real* scratch, int N, int C, int OC, bool accumulate,
-                                       Stream s) {
+inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floatX* up, const floatX* w,
+                                       int N, int C, int OC, Stream s) {
     Gemm<floatX> unfused = input_gemm(dup, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_of = up;
     auto run = [&](bool fused) {
         gemm(fused ? fused_gemm : unfused, s);
-        if (fused) column_sum(db_up, dup, scratch, N, C, accumulate, s);
-        else gelu_backward(dup, db_up, up, scratch, N, C, accumulate, s);
+        if (!fused) gelu_backward(dup, up, (long)N * C, s);
     };
     run(fuses("GELU backward", fused_gemm, fits_epilogue(C), N, C, OC, s, run));
 }
@@ -327,16 +318,16 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
-// of a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up, db_up (C) its column sums
+// of a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up
 struct GeluOutput { const floatX *x, *up; };
-inline void linear_gelu_backward(floatX* dup, real* db_up, real* dw, const floatX* dy, GeluOutput input,
-                                 const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
-                                 bool accumulate, Stream s) {
+inline void linear_gelu_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input, const floatX* w,
+                                 const LinearScratch& scratch, int N, int C, int OC, bool accumulate,
+                                 Stream s) {
     if (scratch.fp8.x) {
         linear_backward(dup, dw, nullptr, dy, input.x, w, scratch, N, C, OC, accumulate, s);
-        dev::gelu_backward(dup, db_up, input.up, scratch.sums, N, C, accumulate, s);
+        dev::gelu_backward(dup, input.up, (long)N * C, s);
         return;
     }
     dev::matmul_backward(nullptr, dw, nullptr, dy, input.x, w, scratch.sums, N, C, OC, accumulate, s);
-    dev::matmul_gelu_input_backward(dup, db_up, dy, input.up, w, scratch.sums, N, C, OC, accumulate, s);
+    dev::matmul_gelu_input_backward(dup, dy, input.up, w, N, C, OC, s);
 }

@@ -211,7 +211,11 @@ inline void* device_malloc(size_t bytes, const char* what) {
     return p;
 }
 inline void device_free(void* p) { free(p); }
-inline void* host_malloc(size_t bytes, const char* what) { return device_malloc(bytes ? bytes : 1, what); }
+inline void* host_malloc(size_t bytes, const char* what) {
+    void* p = device_malloc(bytes ? bytes : 1, what);
+    memset(p, 0, bytes);  // so that its pages exist, as CUDA's pinned ones do
+    return p;
+}
 inline void host_free(void* p) { free(p); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }

@@ -6,8 +6,10 @@
 //   copy_async_16 (PTX cp.async) copies 16 bytes from global to shared memory, or zeros; copy_async_wait<n>
 //   returns when all but the last n committed groups of this thread have arrived. In emulation they arrive
 //   then, and not before.
-//   wait_until and publish: a counter in global memory by which blocks keep an order. Who publishes has
-//   written before (__threadfence and a barrier); who waited reads what others wrote by load_global.
+//   wait_until and publish: a counter in global memory by which blocks keep an order. One thread publishes,
+//   behind a barrier after the writes of all (its release covers what the barrier has ordered before it);
+//   one thread waits, a barrier follows, and all read what others wrote by load_global.
+//   exp2_of: 2^x in one instruction, without exp2f's care for results below 2^-126, which become 0.
 #pragma once
 #include "device.h"
 
@@ -63,6 +65,12 @@ __device__ inline void publish(int* turn, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
 }
 __device__ inline float2 load_global(const float2* x) { return __ldcg(x); }
+
+__device__ inline float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 #else
 inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                         emulated::Site site = emulated::Site::current()) {
@@ -138,5 +146,65 @@ inline void wait_until(const int* turn, int value) {
 }
 inline void publish(int* turn, int value) { __atomic_store_n(turn, value, __ATOMIC_RELEASE); }
 inline float2 load_global(const float2* x) { return *x; }
+
+inline float exp2_of(float x) {
+    float y = exp2f(x);
+    return y < std::numeric_limits<float>::min() ? 0 : y;
+}
 #endif
+
+namespace gpu {
+
+constexpr float log2_e = 1.4426950408889634f;
+
+// ---- tiles in shared memory ------------------------------------------------------------------------------
+// A row of HS values takes HS + 8: an odd number of 16-byte pieces, so that the eight rows of an 8 x 8 matrix
+// lie in different banks. The head of this file draws the fragments.
+
+template <int rows, int HS>
+__device__ inline void load_tile(bf16* tile, const bf16* from, long row, int first, int T) {
+    constexpr int pieces = HS / 8;
+    UNROLL(unroll 1)  // more would spill registers
+    for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
+        int r = i / pieces, c = i % pieces * 8;
+        bool inside = first + r < T;  // rows beyond the sequence are 0
+        copy_async_16(tile + r * (HS + 8) + c, from + (inside ? first + r : 0) * row + c, inside);
+    }
+}
+
+// A (16, 16) from a tile's rows r.. and columns c..
+__device__ inline void load_a(uint32_t (&a)[4], const bf16* tile, int stride, int r, int c) {
+    int lane = threadIdx.x % 32;
+    ldmatrix_x4<false>(a, tile + (r + lane % 16) * stride + c + lane / 16 * 8);
+}
+// A (16, 16) of the tile's transpose: its columns r.. are A's rows
+__device__ inline void load_a_transposed(uint32_t (&a)[4], const bf16* tile, int stride, int r, int c) {
+    int lane = threadIdx.x % 32, matrix = lane / 8;
+    ldmatrix_x4<true>(a, tile + (c + matrix / 2 * 8 + lane % 8) * stride + r + matrix % 2 * 8);
+}
+// two B (16, 8) side by side: B[k][n] = tile[n][k], the rows n.. of the tile
+__device__ inline void load_b_rows(uint32_t (&b)[4], const bf16* tile, int stride, int n, int k) {
+    int lane = threadIdx.x % 32, matrix = lane / 8;
+    ldmatrix_x4<false>(b, tile + (n + matrix / 2 * 8 + lane % 8) * stride + k + matrix % 2 * 8);
+}
+// two B (16, 8) side by side: B[k][n] = tile[k][n]
+__device__ inline void load_b_columns(uint32_t (&b)[4], const bf16* tile, int stride, int k, int n) {
+    int lane = threadIdx.x % 32, matrix = lane / 8;
+    ldmatrix_x4<true>(b, tile + (k + matrix % 2 * 8 + lane % 8) * stride + n + matrix / 2 * 8);
+}
+__device__ inline void mma_pair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
+                                const uint32_t (&b)[4]) {
+    uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
+    mma_16x8x16(d0, a, left);
+    mma_16x8x16(d1, a, right);
+}
+// two neighbouring accumulators, rounded, are the A of the next product
+__device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
+    a[0] = pack_bf16(d0[0], d0[1]);
+    a[1] = pack_bf16(d0[2], d0[3]);
+    a[2] = pack_bf16(d1[0], d1[1]);
+    a[3] = pack_bf16(d1[2], d1[3]);
+}
+
+}  // namespace gpu
 #endif

@@ -92,12 +92,13 @@ void bench_kernels() {
     measure("residual and layer norm", 4 * A, 0, [&] {
         gpu::residual_layernorm_forward(b, o, stats, a, c, bias, w, bias, N, C, nullptr);
     });
-    measure("layer norm backward", 4 * A, 0,
-            [&] { gpu::layernorm_backward(o, dw, db, a, b, w, stats, scratch, N, C, true, nullptr); });
+    measure("layer norm backward", 4 * A, 0, [&] {
+        gpu::layernorm_backward(o, {dw, db, db + C}, a, b, w, stats, scratch, N, C, true, nullptr);
+    });
     measure("residual", 3 * A, 0, [&] { gpu::residual_forward(o, a, b, bias, N, C, nullptr); });
     measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
     measure("gelu backward", 12 * A, 0,
-            [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, nullptr); });
+            [&] { gpu::gelu_backward(b, a, wide, nullptr); });
     measure("bias gradient of up", 4 * A, 0,
             [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
     struct { int NH, HS, T; } heads[] = {{C / 64, 64, T}, {small ? 1 : 16, 128, small ? 64 : 2048}};

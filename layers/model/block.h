@@ -65,11 +65,12 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     dev::residual_forward(y, a.mid, branch, w[DOWN_B], N_r, C, s);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. With sequence parallelism
-// those of tensors that are whole on every rank are of its rows alone: they are summed once a step, in
-// optimizer.h.
-inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
-                           const LayerContext& ctx, BatchShape batch) {
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to; but for DOWN_B, whose
+// gradient is the sum of dx's rows, and belongs to who has made dx. d_bias: of the bias that was added to x
+// last, the DOWN_B of the block before; nullptr: not wanted. With sequence parallelism those of tensors that
+// are whole on every rank are of its rows alone: they are summed once a step, in optimizer.h.
+inline void block_backward(floatX* dx, real* const* g, real* d_bias, const BlockActivations& a,
+                           const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     bool accumulate = ctx.accumulate;
@@ -88,27 +89,25 @@ inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a
     }
     {   // 8. the residual stream's gradient is also the branch's; and 7.: back through GELU
         Section timed("linears and gelu", s);
-        dev::column_sum(g[DOWN_B], dx, sums, N_r, C, accumulate, s);
         rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-        linear_gelu_backward(d_up, g[UP_B], g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N,
-                             4 * C_r, C, accumulate, s);
+        linear_gelu_backward(d_up, g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N, 4 * C_r, C,
+                             accumulate, s);
     }
     layernorm_again(a.ln2, a.ln2_stats, a.mid, LN2_W);
     {   // 6.
         Section timed("linears", s);
         rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
-        linear_backward(partial, g[UP_W], nullptr, d_up, rows, w[UP_W], scratch.linear, N, C, 4 * C_r,
+        linear_backward(partial, g[UP_W], g[UP_B], d_up, rows, w[UP_W], scratch.linear, N, C, 4 * C_r,
                         accumulate, s);
         d_ln = reduce_rows(ctx.tp, scratch.reduced, partial, N, C, "sum of up's gradient", s);
     }
-    {   // 5. adds to the residual stream's gradient
+    {   // 5. adds to the residual stream's gradient, whose sum is also the gradient of 4.'s bias
         Section timed("layer norm", s);
-        dev::layernorm_backward(dx, g[LN2_W], g[LN2_B], d_ln, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
-                                accumulate, s);
+        dev::layernorm_backward(dx, {g[LN2_W], g[LN2_B], g[OUT_B]}, d_ln, a.mid, w[LN2_W], a.ln2_stats, sums,
+                                N_r, C, accumulate, s);
     }
     {   // 4.
         Section timed("linears", s);
-        dev::column_sum(g[OUT_B], dx, sums, N_r, C, accumulate, s);
         rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
         linear_backward(partial, g[OUT_W], nullptr, rows, a.o, w[OUT_W], scratch.linear, N, C_r, C,
                         accumulate, s);
@@ -131,6 +130,6 @@ inline void block_backward(floatX* dx, real* const* g, const BlockActivations& a
     }
     // 1. adds to the residual stream's gradient
     Section timed("layer norm", s);
-    dev::layernorm_backward(dx, g[LN1_W], g[LN1_B], d_ln, a.x, w[LN1_W], a.ln1_stats, sums, N_r, C,
-                            accumulate, s);
+    dev::layernorm_backward(dx, {g[LN1_W], g[LN1_B], d_bias}, d_ln, a.x, w[LN1_W], a.ln1_stats, sums, N_r,
+                            C, accumulate, s);
 }

@@ -69,6 +69,7 @@ struct WrittenFile {
     uint64_t table_sum;
     size_t bytes;
     std::vector<uint64_t> tensors;  // a bit for each tensor of the model that it has values of
+    double seconds = 0;             // for checksums, writing and fsync
 };
 
 inline std::string rank_file(int rank) { return text("rank-%05d", rank); }
@@ -99,6 +100,7 @@ inline std::string print_bits(const std::vector<uint64_t>& bits) {
 
 // a rank's file of values, and the table of its pieces
 inline WrittenFile write_rank_file(const std::string& folder, int rank, const Snapshot& snapshot) {
+    double began = seconds();
     FileWriter data(folder + "/" + rank_file(rank) + ".bin");
     std::string pieces;
     for (auto& range : snapshot.ranges) {
@@ -123,6 +125,7 @@ inline WrittenFile write_rank_file(const std::string& folder, int rank, const Sn
     FileWriter table(folder + "/" + rank_file(rank) + ".json");
     table.write(pieces);
     table.finish();
+    out.seconds = seconds() - began;
     return out;
 }
 
@@ -221,7 +224,9 @@ private:
     Snapshot snapshot;
     RunState state;
     WrittenFile file = {};
-    int tensors;  // of the whole model
+    size_t all_bytes = 0;    // of all ranks' files
+    double all_seconds = 0;  // of the slowest rank
+    int tensors;             // of the whole model
     int failures = 0;
     double began, due_since, stage_began = 0, not_before = 0, blocked = 0, took = 0;
     bool was_named = false, stuck = false;
@@ -317,14 +322,21 @@ public:
             if (statuses[rank] == Failed) return give_up((int)rank);
         if (stage == Write) {
             const comm::Group& world = run.grid.world;
-            size_t words = tensors / 64 + 1, each = words + 2;
-            std::vector<int64_t> mine = {(int64_t)file.table_sum, (int64_t)file.bytes};
+            size_t words = tensors / 64 + 1, each = words + 3;
+            std::vector<int64_t> mine = {(int64_t)file.table_sum, (int64_t)file.bytes,
+                                         std::bit_cast<int64_t>(file.seconds)};
             mine.insert(mine.end(), file.tensors.begin(), file.tensors.end());
             mine.resize(each, 0);
             std::vector<int64_t> all = comm::gather_numbers(world, mine, "files of a checkpoint");
             std::vector<WrittenFile> files;
-            for (auto its = all.begin(); its != all.end(); its += (long)each)
-                files.push_back({(uint64_t)its[0], (size_t)its[1], {its + 2, its + (long)each}});
+            all_bytes = 0;
+            all_seconds = 0;
+            for (auto its = all.begin(); its != all.end(); its += (long)each) {
+                files.push_back({(uint64_t)its[0], (size_t)its[1], {its + 3, its + (long)each},
+                                 std::bit_cast<double>(its[2])});
+                all_bytes += files.back().bytes;
+                all_seconds = std::max(all_seconds, files.back().seconds);
+            }
             start(Publish, is_first(), [this, files] {
                 publish_checkpoint(run.options.save, state, files, options_json(run.options),
                                    run.vocabulary ? &*run.vocabulary : nullptr);
@@ -338,7 +350,7 @@ public:
             failures = 0;
             last_saved = state.step;
             took = seconds() - began;
-            if (is_first()) printf("saved     %s\n", folder().c_str());
+            if (is_first()) print_saved();
             start(Drop, is_first(), [this] {
                 drop_old_checkpoints(run.options.save, state.step, run.options.keep);
             });
@@ -348,6 +360,11 @@ public:
     }
 
 private:
+    void print_saved() const {
+        printf("saved     %s  %.4g MB: copied in %.3f s, written in %.3f s (%.2f GB/s)\n", folder().c_str(),
+               (double)all_bytes * 1e-6, blocked, all_seconds,
+               (double)all_bytes / std::max(all_seconds, 1e-9) * 1e-9);
+    }
     void name_slow(const std::vector<int>& statuses) {
         constexpr double patience = 5;  // seconds
         if (was_named || !is_first() || seconds() - stage_began < patience) return;

@@ -269,10 +269,14 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     auto complete = [&](const Parameter& p) {
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
+    auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
     await_sent(model, *mb.activation_gradient);
-    if (model.is_last_chunk(mb.chunk)) {
+    if (!model.is_last_chunk(mb.chunk)) {
+        dev::column_sum(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums, ctx.tp.rows(mb.batch.rows()),
+                        model.shape.C, ctx.accumulate, model.stream);
+    } else {
         await_lm_head(model);
-        lm_head_backward(dx, model.lm_head_gradients().data(), model.lm_head, mb,
+        lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
                          model.setup.loss_in_backward ? dloss : 0, model.lm_head_weights().data(), ctx);
         complete(table.list[table.lnf]);
         if (model.grid.p > 1) complete(table.list[table.wte]);
@@ -283,7 +287,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         if (l == 0) a.x = x;
         auto w = model.block_weights(layer);
         if (model.setup.recompute == Recompute::Full) block_forward(nullptr, a, w.data(), ctx, mb.batch);
-        block_backward(dx, model.block_gradients(layer).data(), a, w.data(), ctx, mb.batch);
+        block_backward(dx, gradients(l).data(), l > 0 ? gradients(l - 1)[DOWN_B] : nullptr, a, w.data(), ctx,
+                       mb.batch);
         complete(table.block(layer, LN1_W));
     }
     if (!model.is_first_chunk(mb.chunk)) return;

@@ -120,10 +120,12 @@ inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, re
     }
 }
 
-// dx (N_r, C) becomes the gradient of x; g is set or, with ctx.accumulate, added to.
+// dx (N_r, C) becomes the gradient of x; g and d_bias, of the bias that was added to x last, are set or, with
+// ctx.accumulate, added to.
 // dloss: 0 where forward has computed the losses, and the logits are their gradient
-inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations& a, const MicroBatch& mb,
-                             real dloss, const floatX* const* w, const LayerContext& ctx) {
+inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmHeadActivations& a,
+                             const MicroBatch& mb, real dloss, const floatX* const* w,
+                             const LayerContext& ctx) {
     Stream s = ctx.stream;
     const Scratch& scratch = ctx.scratch;
     const floatX *x = mb.kept.y.x, *rows = a.rows ? a.rows : a.ln;
@@ -144,6 +146,6 @@ inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     Section timed("layer norm", s);
     set_zero(dx, (size_t)N_r * C * sizeof(floatX), s);
-    dev::layernorm_backward(dx, g[LNF_W], g[LNF_B], dln, x, w[LNF_W], a.stats, scratch.linear.sums, N_r, C,
-                            ctx.accumulate, s);
+    dev::layernorm_backward(dx, {g[LNF_W], g[LNF_B], d_bias}, dln, x, w[LNF_W], a.stats, scratch.linear.sums,
+                            N_r, C, ctx.accumulate, s);
 }

@@ -144,22 +144,20 @@ struct CostWriter {
             gelu();
         }
         in("linears and gelu");
-        memory((double)(N_r * C) * x);
         gather(C);  // 8.
         linear_backward(4 * C_r, C, false);
-        memory(3.0 * (double)(N * 4 * C_r) * x);  // 7., and its bias
+        memory(3.0 * (double)(N * 4 * C_r) * x);  // 7.
         if (light) {
             in("layer norm");
             layernorm();
         }
         in("linears");
         gather(C);
-        linear_backward(C, 4 * C_r, false);
+        linear_backward(C, 4 * C_r, true);
         reduce(C);  // 6.
         in("layer norm");
-        layernorm_backward();  // 5.
+        layernorm_backward();  // 5., and 4.'s bias
         in("linears");
-        memory((double)(N_r * C) * x);
         gather(C);
         linear_backward(C_r, C, false);  // 4.
         in("attention");
@@ -174,6 +172,12 @@ struct CostWriter {
         reduce(C);  // 2.
         in("layer norm");
         layernorm_backward();  // 1.
+    }
+
+    // of the bias that was added to the chunk's output last
+    void residual_bias() {
+        in("linears");
+        memory((double)(N_r * C) * x);
     }
 
     // ---- vocabulary.h ----------------------------------------------------------------------------------
@@ -257,7 +261,11 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
     std::vector<Piece> pieces;
     const ParameterTable& t = m.table;
     int n = m.chunk_layers();
-    if (m.is_last_chunk(chunk)) {
+    if (!m.is_last_chunk(chunk)) {
+        pieces.emplace_back();
+        w.out = &pieces.back().works;
+        w.residual_bias();
+    } else {
         pieces.push_back({{}, {t.list[t.lnf].bucket}});
         if (m.grid.p > 1) pieces.back().buckets.push_back(t.list[t.wte].bucket);
         w.out = &pieces.back().works;
