@@ -3,7 +3,8 @@
 //   lse = log of the sum of exp of a query's scores, from which backward computes each tile again
 //   qkv, dqkv (B, T, NH, 3, HS)   o, dout (B, T, NH, HS)   lse (B, NH, T) real
 //   kept:  lse (the block keeps qkv and o)
-//   backward: dqkv is set; scratch: delta (B, NH, T) real, dq (B, NH, T, HS) real, turns 1 + B*NH*ceil(T/32)
+//   backward: dqkv is set; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T, HS) real,
+//             turns 1 + B*NH*ceil(T/32)
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
@@ -15,7 +16,7 @@
 #include "base/mma.h"
 
 struct FlashScratch {
-    real *delta, *dq;
+    real *query_terms, *dq;  // query_terms: lse in base 2, and delta
     int* turns;
 };
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 32); }
@@ -131,7 +132,11 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&largest)[M][2
 
 // blocks of 4 warps that an SM is to hold, which bounds their registers
 constexpr int forward_blocks(int HS) { return HS == 128 ? 4 : 3; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int backward_blocks(int) { return 2; }  // less shared memory has no room for more
+#else
 constexpr int backward_blocks(int HS) { return HS == 64 ? 3 : 2; }
+#endif
 
 template <int HS, int M, int BN, int warps>
 __global__ void __launch_bounds__(warps * 32, forward_blocks(HS))
@@ -203,10 +208,13 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// delta = sum(dout * o): `lanes` lanes a row, each 16 bytes of it
+// what backward reads of each query; delta = sum(dout * o): so many lanes a row, each 16 bytes of it
 template <int HS>
-__global__ void flash_delta_kernel(real* delta, const bf16* dout, const bf16* o, AttentionShape a) {
-    constexpr int vectors = HS / vec_size, lanes = vectors > 16 ? 32 : vectors > 8 ? 16 : 8;
+constexpr int delta_lanes = HS > 128 ? 32 : HS > 64 ? 16 : 8;
+template <int HS>
+__global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const bf16* o, const real* lse,
+                                   AttentionShape a) {
+    constexpr int vectors = HS / vec_size, lanes = delta_lanes<HS>;
     int rows = a.T * a.NH, each = blockDim.x / lanes, blocks = (rows + each - 1) / each;  // of a sequence
     int b = blockIdx.x / blocks, row = blockIdx.x % blocks * each + threadIdx.x / lanes;
     int lane = threadIdx.x % lanes;
@@ -217,7 +225,9 @@ __global__ void flash_delta_kernel(real* delta, const bf16* dout, const bf16* o,
         for (int k = 0; k < vec_size; k++) sum += float(ds.at[k]) * float(os.at[k]);
     }
     for (int d = lanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d);
-    if (row < rows && lane == 0) delta[((long)b * a.NH + row % a.NH) * a.T + row / a.NH] = sum;
+    if (row >= rows || lane > 0) return;
+    long query = ((long)b * a.NH + row % a.NH) * a.T + row / a.NH;
+    query_terms[query] = {lse[query] * log2_e, sum};
 }
 
 // out (16, 8 N) += rows r.. of one tile times the rows of the other
@@ -243,16 +253,15 @@ __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, c
 // them.
 template <int HS, int BM, int warps>
 __global__ void __launch_bounds__(warps * 32, backward_blocks(HS))
-flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const real* lse, const bf16* qkv,
-                      AttentionShape a, real scale) {
+flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const bf16* qkv, AttentionShape a,
+                      real scale) {
     constexpr int BN = 16 * warps, stride = HS + 8, ds_stride = BM + 8, rows = BM / 16, parts = warps / rows;
     constexpr int width = HS / parts;  // of dq, the columns of a warp
     static_assert(warps % rows == 0 && width % 16 == 0 && BM <= warps * 32);
     DYNAMIC_SHARED(bf16, k);
     bf16 *v = k + BN * stride, *ds = v + BN * stride;
     bf16* queries = ds + BN * ds_stride;  // two stages of q and dout
-    SHARED(real, row_lse, 2 * BM);
-    SHARED(real, row_delta, 2 * BM);
+    SHARED(float2, query_terms, 2 * BM);
     SHARED(int, number, 1);
     if (threadIdx.x == 0) number[0] = atomicAdd(scratch.turns, 1);
     __syncthreads();
@@ -262,42 +271,30 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
     int g = lane / 4, c = lane % 4 * 2, own = block * BN + warp * 16;  // this warp's first key
     long qkv_row = 3L * a.NH * HS, out_row = (long)a.NH * HS, at = b * a.T * qkv_row + 3L * h * HS;
     const bf16 *from = qkv + at, *dfrom = dout + b * a.T * out_row + (long)h * HS;
+    const float2* from_terms = (const float2*)scratch.query_terms + (long)head * a.T;
     float dk[HS / 8][4] = {}, dv[HS / 8][4] = {};
     int first_tile = block * BN / BM;
 
     auto stage = [&](int tile) { return queries + (tile - first_tile) % 2 * 2 * BM * stride; };
-    auto load_queries = [&](int tile) {
+    auto terms = [&](int tile) { return query_terms + (tile - first_tile) % 2 * BM; };
+    auto load_queries = [&](int tile) {  // beyond the sequence: zeros, which add nothing
         load_tile<BM, HS>(stage(tile), from, qkv_row, tile * BM, a.T);
         load_tile<BM, HS>(stage(tile) + BM * stride, dfrom, out_row, tile * BM, a.T);
-    };
-    auto load_row = [&](float& log_sum, float& delta, int tile) {
-        int t = tile * BM + threadIdx.x;
-        bool inside = (int)threadIdx.x < BM && t < a.T;
-        log_sum = inside ? lse[(long)head * a.T + t] * log2_e : INFINITY;  // p becomes 0
-        delta = inside ? scratch.delta[(long)head * a.T + t] : 0;
-    };
-    auto store_row = [&](float log_sum, float delta, int tile) {
-        if (threadIdx.x >= BM) return;
-        row_lse[(tile - first_tile) % 2 * BM + threadIdx.x] = log_sum;
-        row_delta[(tile - first_tile) % 2 * BM + threadIdx.x] = delta;
+        int t = tile * BM + threadIdx.x, last = t < a.T ? t : a.T - 1;
+        if (threadIdx.x < BM)
+            copy_async<8>(terms(tile) + threadIdx.x, from_terms + last, t < a.T);
     };
 
-    float next_lse, next_delta;
     load_tile<BN, HS>(k, from + HS, qkv_row, block * BN, a.T);
     load_tile<BN, HS>(v, from + 2 * HS, qkv_row, block * BN, a.T);
     load_queries(first_tile);
     copy_async_commit();
-    load_row(next_lse, next_delta, first_tile);
-    store_row(next_lse, next_delta, first_tile);
     copy_async_wait<0>();
     __syncthreads();
     for (int tile = first_tile; tile < tiles; tile++) {
         const bf16 *q = stage(tile), *d = q + BM * stride;
-        const real *tile_lse = row_lse + (tile - first_tile) % 2 * BM;
-        const real *tile_delta = row_delta + (tile - first_tile) % 2 * BM;
         if (tile + 1 < tiles) load_queries(tile + 1);
         copy_async_commit();
-        load_row(next_lse, next_delta, tile + 1);
 
         float p[BM / 8][4] = {}, dp[BM / 8][4] = {};
         transposed_scores<HS>(p, k, q, warp * 16);   // p^T = k q^T
@@ -305,9 +302,10 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         for (int n = 0; n < BM / 8; n++)
             for (int i = 0; i < 4; i++) {
                 int column = n * 8 + c + i % 2, query = tile * BM + column, key = own + g + i / 2 * 8;
-                float x = exp2_of(p[n][i] * (scale * log2_e) - tile_lse[column]);
+                float2 term = terms(tile)[column];
+                float x = exp2_of(p[n][i] * (scale * log2_e) - term.x);
                 p[n][i] = key <= query ? x : 0;
-                dp[n][i] = p[n][i] * (dp[n][i] - tile_delta[column]);
+                dp[n][i] = p[n][i] * (dp[n][i] - term.y);
             }
         for (int x = 0; x < BM; x += 16) {  // dv += p^T dout
             uint32_t pa[4], right[4];
@@ -330,7 +328,6 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                 *(uint32_t*)(row + 8) = sa[half + 2];
             }
         }
-        store_row(next_lse, next_delta, tile + 1);
 
         int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
         int* turn = scratch.turns + 1 + (long)head * tiles + tile;
@@ -391,25 +388,35 @@ template <int HS>
 void flash_forward(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s) {
     constexpr int M = HS == 64 ? 2 : 1, BN = 64, warps = 4, BM = 16 * M * warps;
     constexpr size_t bytes = (BM + 2 * BN) * (HS + 8) * sizeof(bf16);
-    auto kernel = flash_forward_kernel<HS, M, BN, warps>;
-    allow_shared(kernel, bytes);
+    allow_shared(flash_forward_kernel<HS, M, BN, warps>, bytes);
     LAUNCH((flash_forward_kernel<HS, M, BN, warps>), ceil_div(a.T, BM) * a.B * a.NH, warps * 32, bytes, s,
            o, lse, qkv, a, (float)a.scale() * log2_e);
+}
+
+template <int HS, int BM, int BN>
+constexpr size_t backward_bytes = (2 * (BN + 2 * BM) * (HS + 8) + BN * (BM + 8)) * sizeof(bf16);
+
+template <int HS, int BM>
+void flash_backward_tiles(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* qkv,
+                          AttentionShape a, Stream s) {
+    constexpr int warps = 4, BN = 16 * warps;
+    allow_shared(flash_backward_kernel<HS, BM, warps>, backward_bytes<HS, BM, BN>);
+    LAUNCH((flash_backward_kernel<HS, BM, warps>), ceil_div(a.T, BN) * a.B * a.NH, warps * 32,
+           (backward_bytes<HS, BM, BN>), s, dqkv, scratch, dout, qkv, a, a.scale());
 }
 
 template <int HS>
 void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
                     const bf16* qkv, AttentionShape a, Stream s) {
-    constexpr int BM = HS > 128 ? 32 : 64, warps = 4, BN = 16 * warps;
-    constexpr size_t bytes = (2 * (BN + 2 * BM) * (HS + 8) + BN * (BM + 8)) * sizeof(bf16);
     set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
-    constexpr int lanes = HS > 128 ? 32 : HS > 64 ? 16 : 8;
-    LAUNCH(flash_delta_kernel<HS>, a.B * ceil_div(a.T * a.NH, 128 / lanes), 128, 0, s, scratch.delta, dout, o,
+    int delta_blocks = a.B * ceil_div(a.T * a.NH, 128 / delta_lanes<HS>);
+    LAUNCH(flash_delta_kernel<HS>, delta_blocks, 128, 0, s, (float2*)scratch.query_terms, dout, o, lse,
            a);
-    auto kernel = flash_backward_kernel<HS, BM, warps>;
-    allow_shared(kernel, bytes);
-    LAUNCH((flash_backward_kernel<HS, BM, warps>), ceil_div(a.T, BN) * a.B * a.NH, warps * 32, bytes, s, dqkv,
-           scratch, dout, lse, qkv, a, a.scale());
+    constexpr size_t own = 2048;  // bytes of shared memory beside the tiles
+    if constexpr (HS >= 128)
+        if (HS > 128 || backward_bytes<HS, 64, 64> + own > largest_shared())
+            return flash_backward_tiles<HS, 32>(dqkv, scratch, dout, qkv, a, s);
+    if constexpr (HS <= 128) flash_backward_tiles<HS, 64>(dqkv, scratch, dout, qkv, a, s);
 }
 
 template <class Call>

@@ -47,7 +47,8 @@ namespace emulated {
 
 using Site = std::source_location;  // of a call in a kernel
 
-constexpr size_t usual_shared = 48 << 10, largest_shared = 227 << 10;  // bytes of a block's shared memory
+constexpr size_t usual_shared = 48 << 10;                              // bytes of a block's shared memory
+inline size_t largest_shared = 227 << 10;                              // those of an H100's
 inline std::map<const void*, size_t> allowed_shared;                   // dynamic, by kernel
 inline bool executes = true;                                           // else launches are only checked
 

@@ -3,7 +3,7 @@
 //     a[0] = A[g][c, c+1]   a[1] = A[g+8][c, c+1]   a[2] = A[g][c+8, c+9]   a[3] = A[g+8][c+8, c+9]
 //     b[0] = B[c, c+1][g]   b[1] = B[c+8, c+9][g]
 //     d[0], d[1] = D[g][c, c+1]   d[2], d[3] = D[g+8][c, c+1]
-//   copy_async_16 (PTX cp.async) copies 16 bytes from global to shared memory, or zeros; copy_async_wait<n>
+//   copy_async (PTX cp.async) copies 8 or 16 bytes from global to shared memory, or zeros; copy_async_wait<n>
 //   returns when all but the last n committed groups of this thread have arrived. In emulation they arrive
 //   then, and not before.
 //   wait_until and publish: a counter in global memory by which blocks keep an order. One thread publishes,
@@ -37,11 +37,16 @@ __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
-__device__ inline void copy_async_16(bf16* shared, const bf16* global, bool copy) {
+template <int bytes>
+__device__ inline void copy_async(void* shared, const void* global, bool copy) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
-    int bytes = copy ? 16 : 0;  // the rest of the 16 is 0
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(global), "r"(bytes)
-                 : "memory");
+    int wanted = copy ? bytes : 0;  // the rest is 0
+    if constexpr (bytes == 16)  // past the L1 cache, which takes nothing less
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(global), "r"(wanted)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" :: "r"(address), "l"(global),
+                     "r"(wanted), "n"(bytes) : "memory");
 }
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int groups>
@@ -121,12 +126,14 @@ void ldmatrix_x4(uint32_t (&r)[4], const bf16* row, emulated::Site site = emulat
     });
 }
 
-inline void copy_async_16(bf16* shared, const bf16* global, bool copy) {
-    if ((uintptr_t)shared % 16 || (uintptr_t)global % 16)
-        fail("copy_async_16: %p from %p is not aligned to 16 bytes", (void*)shared, (const void*)global);
+template <int bytes>
+void copy_async(void* shared, const void* global, bool copy) {
+    static_assert(bytes == 8 || bytes == 16);
+    if ((uintptr_t)shared % bytes || (uintptr_t)global % bytes)
+        fail("copy_async: %p from %p is not aligned to %d bytes", shared, global, bytes);
     emulated::worker->copies[emulated::worker->current].back().push_back([=] {
-        if (copy) memcpy(shared, global, 16);
-        else memset(shared, 0, 16);
+        if (copy) memcpy(shared, global, bytes);
+        else memset(shared, 0, bytes);
     });
 }
 inline void copy_async_commit() { emulated::worker->copies[emulated::worker->current].emplace_back(); }
@@ -168,7 +175,7 @@ __device__ inline void load_tile(bf16* tile, const bf16* from, long row, int fir
     for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
         int r = i / pieces, c = i % pieces * 8;
         bool inside = first + r < T;  // rows beyond the sequence are 0
-        copy_async_16(tile + r * (HS + 8) + c, from + (inside ? first + r : 0) * row + c, inside);
+        copy_async<16>(tile + r * (HS + 8) + c, from + (inside ? first + r : 0) * row + c, inside);
     }
 }
 
