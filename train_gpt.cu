@@ -263,6 +263,7 @@ void execute(Run& run, Asked& asked, Trainer& trainer, Schedules schedules) {
 
 int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
+    keep_freed_memory();
     Run run;
     Asked asked;
     Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits for ever

@@ -184,52 +184,6 @@ __device__ inline int row_column(int k) {
     return (k * WARPS * 32 + threadIdx.x % (WARPS * 32)) * vec_size;
 }
 
-// with a branch x = residual + branch + bias is written, else it is read
-template <int WARPS>
-__global__ void __launch_bounds__(row_block(WARPS))
-layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
-                              const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
-                              int N, int C) {
-    int n = row_first<WARPS>();
-    if (n >= N) return;  // of the whole row
-    long row = (long)n * C;
-    Vec<floatX> v[row_vectors];
-    real sum = 0, square = 0;
-    UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
-        int c = row_column<WARPS>(k);
-        if (c >= C) break;
-        v[k] = load16((branch ? residual : x) + row + c);
-        if (branch) {
-            Vec<floatX> fs = load16(branch + row + c), bs = load16(bias + c);
-            for (int i = 0; i < vec_size; i++)
-                v[k].at[i] = floatX(real(v[k].at[i]) + real(fs.at[i]) + real(bs.at[i]));
-            store16(x + row + c, v[k]);
-        }
-        for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
-    }
-    real m = row_sum<WARPS>(sum) / C;
-    UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
-        if (row_column<WARPS>(k) >= C) break;
-        for (int i = 0; i < vec_size; i++) square += (real(v[k].at[i]) - m) * (real(v[k].at[i]) - m);
-    }
-    real r = 1 / sqrt(row_sum<WARPS>(square) / C + layernorm_epsilon);
-    UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
-        int c = row_column<WARPS>(k);
-        if (c >= C) break;
-        Vec<floatX> ws = load16(w + c), bs = load16(b + c);
-        for (int i = 0; i < vec_size; i++)
-            v[k].at[i] = floatX((real(v[k].at[i]) - m) * r * real(ws.at[i]) + real(bs.at[i]));
-        store16(y + row + c, v[k]);
-    }
-    if (row_column<WARPS>(0) == 0) {
-        stats.mean[n] = m;
-        stats.rstd[n] = r;
-    }
-}
-
 // the k-th vector of this thread in a row; what lies beyond the row is 0. No branch, so that all loads of a
 // row are under way together
 template <int WARPS>
@@ -241,6 +195,68 @@ template <int WARPS>
 __device__ inline void load_row_vectors(Vec<floatX> (&v)[row_vectors], const floatX* row, int C) {
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) v[k] = row_vector<WARPS>(row, k, C);
+}
+template <int WARPS>
+__device__ inline void store_row_vector(floatX* row, int k, const Vec<floatX>& v, int C) {
+    if (row_column<WARPS>(k) < C) store16(row + row_column<WARPS>(k), v);
+}
+template <int WARPS>
+__device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[row_vectors], int C) {
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) store_row_vector<WARPS>(row, k, v[k], C);
+}
+
+// with a branch x = residual + branch + bias is written, else it is read
+template <int WARPS>
+__global__ void __launch_bounds__(row_block(WARPS))
+layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
+                              const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
+                              int N, int C) {
+    int n = row_first<WARPS>();
+    if (n >= N) return;  // of the whole row
+    long row = (long)n * C;
+    Vec<floatX> v[row_vectors];
+    real sum = 0, square = 0, inverse = 1 / real(C);
+    constexpr bool together = WARPS < 32;  // more warps have too few registers each for that
+    load_row_vectors<WARPS>(v, (branch ? residual : x) + row, C);
+    if (branch) {
+        UNROLL(unroll)
+        for (int k = 0; k < row_vectors; k++) {
+            if (!together && row_column<WARPS>(k) >= C) break;
+            Vec<floatX> fs = row_vector<WARPS>(branch + row, k, C), bs = row_vector<WARPS>(bias, k, C);
+            for (int i = 0; i < vec_size; i++)
+                v[k].at[i] = floatX(real(v[k].at[i]) + real(fs.at[i]) + real(bs.at[i]));
+        }
+        store_row_vectors<WARPS>(x + row, v, C);
+    }
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        if (!together && row_column<WARPS>(k) >= C) break;
+        for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
+    }
+    real m = row_sum<WARPS>(sum) * inverse;
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        if (!together && row_column<WARPS>(k) >= C) break;
+        for (int i = 0; i < vec_size; i++) {
+            real off = row_column<WARPS>(k) < C ? real(v[k].at[i]) - m : 0;
+            square += off * off;
+        }
+    }
+    real r = 1 / sqrt(row_sum<WARPS>(square) * inverse + layernorm_epsilon);
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        if (!together && row_column<WARPS>(k) >= C) break;
+        Vec<floatX> ws = row_vector<WARPS>(w, k, C), bs = row_vector<WARPS>(b, k, C);
+        for (int i = 0; i < vec_size; i++)
+            v[k].at[i] = floatX((real(v[k].at[i]) - m) * r * real(ws.at[i]) + real(bs.at[i]));
+        if (!together) store_row_vector<WARPS>(y + row, k, v[k], C);
+    }
+    if (together) store_row_vectors<WARPS>(y + row, v, C);
+    if (row_column<WARPS>(0) == 0) {
+        stats.mean[n] = m;
+        stats.rstd[n] = r;
+    }
 }
 
 // parts (2 or, with SUMS, 3, groups, C): sums for dw, for db, and of the new dx
@@ -280,7 +296,6 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         gx_sum = row_sum<WARPS>(gx_sum) * inverse;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
-            int c = row_column<WARPS>(k);
             Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
             Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
             Vec<floatX> dk = keeps ? out[k] : row_vector<WARPS>(dx + row, k, C);
@@ -290,8 +305,10 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
                 dk.at[i] = floatX(real(dk.at[i]) + r * (g - g_sum - xhat * gx_sum));
                 if (SUMS) sums[k][i] += real(dk.at[i]);
             }
-            if (c < C) store16(dx + row + c, dk);
+            out[k] = dk;
+            if (!keeps) store_row_vector<WARPS>(dx + row, k, dk, C);
         }
+        if (keeps) store_row_vectors<WARPS>(dx + row, out, C);
     }
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {

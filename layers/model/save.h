@@ -133,16 +133,15 @@ inline WrittenFile write_rank_file(const std::string& folder, int rank, const Sn
 inline void verify_rank_file(const std::string& folder, int rank, const Snapshot& snapshot) {
     InputFile file(folder + "/" + rank_file(rank) + ".bin");
     posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
-    std::vector<char> buffer;
+    std::vector<char> buffer(1 << 20);  // stays in a core's cache
     size_t offset = 0;
     for (auto& range : snapshot.ranges)
-        for (size_t done = 0, bytes = range.n * sizeof(real); done < bytes; done += buffer.size()) {
-            buffer.resize(std::min(piece_bytes, bytes - done));
-            file.read(buffer.data(), offset, buffer.size(), range.parameter.name.c_str());
-            if (memcmp(buffer.data(), (const char*)(snapshot.values + range.at) + done, buffer.size()) != 0)
+        for (size_t done = 0, n = 0, bytes = range.n * sizeof(real); done < bytes; done += n, offset += n) {
+            n = std::min(buffer.size(), bytes - done);
+            file.read(buffer.data(), offset, n, range.parameter.name.c_str());
+            if (memcmp(buffer.data(), (const char*)(snapshot.values + range.at) + done, n) != 0)
                 fail("%s: reads back other values at offset %zu than were written", file.path.c_str(),
                      offset);
-            offset += buffer.size();
         }
 }
 
