@@ -94,7 +94,7 @@ ifneq ($(COMM),single)
 endif
 
 .PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel \
-	bench-corpus profile kernel-report check clean
+	bench-corpus profile kernel-report check-kernels record-kernels check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -128,7 +128,10 @@ help:
 #: make bench-parallel              two ranks of each kind beside one
 #: make corpus                      ./corpus: Common Crawl and other texts -> tokens
 #: make bench-corpus                each of its steps on one core, two ranks beside one, memory
-#: make kernel-report               registers, shared memory and spills of each kernel (needs nvcc, no GPU)
+#: make kernel-report               what the compiler made of each kernel, and what a step is estimated to
+#:                                  spend in it (needs nvcc and nvdisasm, no GPU)
+#: make check-kernels               whether a kernel's hot loop is worse than scripts/kernel_counts.json says
+#: make record-kernels              writes that file anew
 #: make clean                       remove what was built
 
 -include $(wildcard $(OBJECTS)/*.d)
@@ -198,7 +201,11 @@ bench-parallel:
 bench-corpus:
 	bash scripts/bench_corpus.sh
 kernel-report:
-	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) $(if $(filter fp32,$(PRECISION)),bf16,$(PRECISION))
+	python3 scripts/kernel_report.py $(or $(NVCC),nvcc)
+check-kernels:
+	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) --check
+record-kernels:
+	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) --record
 check:
 	bash scripts/check.sh
 clean:

@@ -132,7 +132,7 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&largest)[M][2
 
 // blocks of 4 warps that an SM is to hold, which bounds their registers
 constexpr int forward_blocks(int HS) { return HS == 128 ? 4 : 3; }
-constexpr int backward_blocks(int HS) { return HS == 64 && shared_of_sm >= 200 << 10 ? 3 : 2; }
+constexpr int backward_blocks(int HS) { return HS == 64 && is_hopper ? 3 : 2; }  // elsewhere 3 spill
 
 template <int HS, int M, int BN, int warps>
 __global__ void __launch_bounds__(warps * 32, forward_blocks(HS))

@@ -1,80 +1,317 @@
 #!/usr/bin/env python3
-"""What the compiler made of each kernel: registers, static shared memory, stack and spills, as Markdown. Run:
-make kernel-report
+"""What the compiler made of each kernel, read from its machine code, and what a step of training is estimated
+to spend in it. Nothing here is measured: no GPU is needed. Run:
 
-    python3 scripts/kernel_report.py NVCC [PRECISION]
+    make kernel-report                                   the whole report, as Markdown
+    make check-kernels                                   compare with scripts/kernel_counts.json
 
-Compiles train_gpt.cu for sm_80 and sm_90a with ptxas -v; needs no GPU. Shared memory that a launch asks for
-is not in it.
+    python3 scripts/kernel_report.py NVCC [--arch sm_80 sm_90a …] [--models 124M …] [--check | --record]
+
+For each kernel and architecture: registers, bytes of shared memory and bytes spilt, as ptxas says; and of its
+hottest loop (with most tensor instructions, else most memory instructions; a kernel without a loop is one turn
+of it) how many instructions of which kind, and how often it waits for global memory: loads that stand
+together are waited for once.
+
+The estimate takes, for each kernel, the largest of
+    bytes    what it must move, at 90 % of the memory's bandwidth
+    units    its loop's instructions on the busiest unit of an SM (issue, tensor, special, shared memory), and
+             half of those on the others, which overlap as far as warps are out of step
+    waits    one warp's way through its loop, alone: memory, fences and barriers are waited for, and only the
+             other blocks of the SM fill the gap
+Latencies are those of arXiv 2402.13499 (H100: L2 262 cycles, memory 479); mma.sync reaches 62 % of wgmma's
+rate there. GEMMs are taken at 63 % of peak, a fence at two ways to L2, a launch at 2 microseconds at least.
 """
 
-import re
+import argparse
+import concurrent.futures
+import json
+import math
+import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
-nvcc, precision = sys.argv[1], (sys.argv[2:] or ["bf16"])[0]
-defines = ["-DPRECISION_BF16"] if precision == "bf16" else []
-result = subprocess.run(
-    [
-        nvcc,
-        "-std=c++20",
-        "-O3",
-        "--threads",
-        "2",
-        "-gencode",
-        "arch=compute_80,code=sm_80",
-        "-gencode",
-        "arch=compute_90a,code=sm_90a",
-        "-Xptxas",
-        "-v",
-        "-Xcompiler",
-        "-fopenmp",
-        *defines,
-        "-x",
-        "cu",
-        "-c",
-        "train_gpt.cu",
-        "-o",
-        "/dev/null",
-    ],
-    capture_output=True,
-    text=True,
-)
-if result.returncode:
-    sys.exit(f"kernel_report.py: {nvcc}: {result.stderr[-2000:]}")
-kernels = {}
-for block in re.split(r"ptxas info\s*: Compiling entry function ", result.stderr)[1:]:
-    name, arch = re.match(r"'(\S+)' for '(\w+)'", block).groups()
-    registers = re.search(r"Used (\d+) registers", block)
-    stack, stores, loads = re.search(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", block
-    ).groups()
-    shared = re.search(r"(\d+) bytes smem", block)
-    kernels.setdefault(name, {})[arch] = (
-        int(registers.group(1)),
-        int(shared.group(1)) if shared else 0,
-        int(stack),
-        int(stores) + int(loads),
+import machine_code
+
+COUNTS = os.path.join(machine_code.ROOT, "scripts", "kernel_counts.json")
+
+# ---- what a step does with them ----------------------------------------------------------------------
+
+
+@dataclass
+class Gpu:
+    name: str
+    sms: int
+    clock: float
+    bandwidth: float
+    peak: float
+    tensor: float  # cycles of a sub-partition for an mma.m16n8k16
+    shared: int  # bytes of an SM
+    l2: int = 262
+    memory: int = 479
+
+
+GPUS = {
+    "sm_80": Gpu("A100", 108, 1.41e9, 2.039e12, 312e12, 8, 164 << 10),
+    "sm_90a": Gpu("H200", 132, 1.755e9, 4.8e12, 989.4e12, 4 / 0.62, 227 << 10),
+}
+GEMM_RATE, BYTES_RATE, LAUNCH = 0.63, 0.9, 2e-6
+
+
+@dataclass
+class Model:
+    layers: int
+    C: int
+    NH: int
+    T: int
+    B: int
+    Vp: int = 50304
+
+
+# as bench_gpu.py times them
+MODELS = {
+    "124M": Model(12, 768, 12, 1024, 64),
+    "350M": Model(24, 1024, 16, 1024, 64),
+    "774M": Model(36, 1280, 20, 1024, 32),
+    "1558M": Model(48, 1600, 25, 1024, 16),
+    "1.3B": Model(24, 2048, 16, 2048, 16),
+    "2.7B": Model(32, 2560, 32, 2048, 8),
+    "6.7B": Model(32, 4096, 32, 2048, 8),
+}
+
+
+@dataclass
+class Work:
+    kernel: str
+    launches: int
+    bytes: float  # of a launch
+    turns: float  # of the hottest loop, by a block, over all blocks of a launch
+    threads: int
+    dynamic: int = 0  # bytes of shared memory
+    trips: object = lambda body: 1
+
+
+def works_of(m):
+    N, HS, rows = m.B * m.T, m.C // m.NH, m.B * m.T * m.C * 2
+    warps = 1 if m.C <= 1024 else 4 if m.C <= 4096 else 16
+    threads, groups = max(128, warps * 32), max(4 // warps, 1)
+    M, BM = (2, 128) if HS == 64 else (1, 64)
+    heads, tiles = m.B * m.NH, math.ceil(m.T / BM)
+    forward = heads * sum(math.ceil(min((i + 1) * BM, m.T) / 64) for i in range(tiles))
+    back = 32 if HS > 128 else 64
+    queries, keys = math.ceil(m.T / back), math.ceil(m.T / 64)
+    backward = heads * sum(queries - k * 64 // back for k in range(keys))
+    row = (HS + 8) * 2
+
+    def trips(tile):  # of the loops inside flash attention's
+        def of(body):
+            kinds = [i.kind() for i in body]
+            if "tensor" in kinds:
+                return HS // 16 * (1 if kinds.count("tensor") == back // 8 else 0.5)
+            return tile * HS // 8 / 128 if "copy" in kinds else 1
+
+        return of
+
+    P = 12 * m.layers * m.C**2 + (m.Vp + m.T) * m.C
+    L = m.layers
+    return [
+        Work(f"layernorm_forward_rows_kernel<{warps}>", L + 1, 2 * rows, N / groups, threads),
+        Work(f"layernorm_forward_rows_kernel<{warps}>", L, 4 * rows, N / groups, threads),
+        Work("residual_forward_kernel", L, 3 * rows, N * m.C / 2048, 256),
+        Work(
+            f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
+        ),
+        Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * m.NH / (1024 // (8 if HS <= 64 else 16)), 128),
+        Work(
+            f"flash_backward_kernel<{HS},{back},4>",
+            L,
+            8 * rows,
+            backward,
+            128,
+            2 * (64 + 2 * back) * row + 128 * (back + 8),
+            trips(back),
+        ),
+        Work(f"layernorm_backward_rows_kernel<{warps},true>", 2 * L, 4 * rows, N / groups, threads),
+        Work("column_sum_kernel<float>", 3 * 2 * L, 0, 0, 256),
+        Work("column_sum_finish_kernel", 3 * 2 * L + 2 * L, 0, 0, 128),
+        Work("cross_entropy_kernel", 1, 2.0 * N * m.Vp * 2, N * m.Vp / (512 * 8 * 4), 512, m.Vp * 2),
+        Work("embedding_forward_kernel", 1, 3 * rows, N * m.C / 2048, 256),
+        Work("embedding_backward_kernel", 1, rows + 2 * m.Vp * m.C * 4, 0, 128),
+        Work("position_backward_kernel", 1, rows, 0, 128),
+        Work("adamw_kernel", 1, 30.0 * P, P / 1024, 256),
+        Work("square_sums_kernel", 1, 4.0 * P, 0, 256),
+    ]
+
+
+def resident_blocks(kernel, work, gpu):
+    warps = math.ceil(work.threads / 32)
+    by_registers = 65536 // (warps * 32 * math.ceil(kernel["registers"] / 8) * 8)
+    by_shared = gpu.shared // max(kernel["shared"] + work.dynamic + 1024, 1)
+    return max(1, min(32, 2048 // work.threads, by_registers, by_shared))
+
+
+def estimate(kernel, work, gpu):
+    """seconds of a launch by bytes, by units and by waits"""
+    loop, warps = kernel["loop"], math.ceil(work.threads / 32)
+    blocks = resident_blocks(kernel, work, gpu)
+    units = {
+        "issue": loop.count(None, work.trips) / 4,
+        "tensor": loop.count("tensor", work.trips) * gpu.tensor / 4,
+        "special": loop.count("special", work.trips) * 2,
+        "shared": loop.shared_bytes(work.trips) / 128,
+    }
+    unit = max(units, key=units.get)
+    busy = (units[unit] + sum(units.values())) / 2
+    near, far = loop.waits()
+    alone = near * gpu.l2 + far * gpu.memory + loop.count("fence") * 2 * gpu.l2 + loop.count("barrier") * 30
+    alone += busy * 4  # a warp has its sub-partition alone
+    turns = work.turns / gpu.sms
+    return {
+        "bytes": work.bytes / gpu.bandwidth / BYTES_RATE,
+        unit: turns * warps * busy / gpu.clock,
+        "waits": turns / blocks * alone / gpu.clock,
+    }
+
+
+def step_table(kernels, model, gpu):
+    """rows of a table, and the seconds of a step"""
+    m = MODELS[model]
+    flops = 72.0 * m.layers * m.B * m.T * m.C**2 + 6.0 * m.B * m.T * m.C * m.Vp
+    gemms = flops / gpu.peak / GEMM_RATE
+    rows, total = [[f"GEMMs, {flops * 1e-12:.1f} TFLOP", "", "tensor", f"{gemms * 1e3:.2f}"]], gemms
+    for work in works_of(m):
+        if work.kernel not in kernels:
+            sys.exit(f"kernel_report.py: no kernel {work.kernel} is compiled: correct works_of()")
+        times = estimate(kernels[work.kernel], work, gpu)
+        largest = max(times, key=times.get)
+        seconds = work.launches * max(times[largest], LAUNCH)
+        total += seconds
+        largest = largest if times[largest] > LAUNCH else "launch"
+        rows.append([work.kernel, work.launches, largest, f"{seconds * 1e3:.2f}"])
+    return rows, total
+
+
+# ---- the report --------------------------------------------------------------------------------------
+
+SHOWN = ("tensor", "special", "shared", "copy", "global", "barrier", "fence", "region", "branch")
+
+
+def counts_of(kernel):
+    loop = kernel["loop"]
+    near, far = loop.waits()
+    return {
+        "registers": kernel["registers"],
+        "spilt": kernel["spilt"],
+        "instructions": len(loop.body),
+        "waits": near + far,
+        **{kind: loop.count(kind) for kind in SHOWN},
+    }
+
+
+def worse(now, recorded):
+    """what has grown: anything that is waited for, spilt, or 3 % of the instructions"""
+    out = []
+    for key, before in recorded.items():
+        slack = max(2, 0.03 * before) if key in ("instructions", "registers") else 0
+        if now[key] > before + slack:
+            out.append(f"{key} {before} -> {now[key]}")
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-if not kernels:
-    sys.exit("kernel_report.py: the compiler named no kernel")
-try:
-    shown = subprocess.run(
-        ["c++filt"], input="\n".join(kernels), capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-except (OSError, subprocess.CalledProcessError):
-    shown = list(kernels)
-print(
-    f"| kernel ({precision}) | registers sm_80, sm_90a | shared, bytes | stack, bytes | spilt, bytes"
-    " |\n|---|---|---|---|---|"
-)
-for name, long in sorted(zip(kernels, shown), key=lambda pair: pair[1]):
-    short = re.sub(r"^void |gpu::|\(.*$", "", long)
-    a, b = (kernels[name].get(arch, ("-",) * 4) for arch in ("sm_80", "sm_90a"))
-    print(
-        f"| {short} | "
-        + " | ".join(f"{x}, {y}" if x != y or i == 0 else f"{x}" for i, (x, y) in enumerate(zip(a, b)))
-        + " |"
-    )
-spilt = sum(v[3] for k in kernels.values() for v in k.values())
-print(f"\n{len(kernels)} kernels, {spilt} bytes spilt")
+    parser.add_argument("nvcc")
+    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90a", "sm_100", "sm_120"])
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--check", action="store_true", help="fail where a hot loop is worse than recorded")
+    parser.add_argument("--record", action="store_true", help="write what was counted instead")
+    parser.add_argument("--counts", default=COUNTS, help="the record [scripts/kernel_counts.json]")
+    o = parser.parse_args()
+    folder = os.path.join(machine_code.ROOT, "build", "kernel-report")
+    os.makedirs(folder, exist_ok=True)
+    if o.check or o.record:
+        o.arch = ["sm_80", "sm_90a"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        compiled = pool.map(lambda arch: machine_code.compile_kernels(o.nvcc, arch, folder), o.arch)
+        report = dict(zip(o.arch, compiled))
+    counts = {arch: {k: counts_of(v) for k, v in kernels.items()} for arch, kernels in report.items()}
+    compiler = subprocess.run([o.nvcc, "--version"], capture_output=True, text=True).stdout.split()[-1]
+    if o.record:
+        record(counts, compiler, o.counts)
+        return print(f"recorded {sum(map(len, counts.values()))} kernels in {o.counts}")
+    if o.check:
+        return check(counts, compiler, o.counts)
+    print_report(report, counts, o.models)
+
+
+def record(counts, compiler, path):
+    lines = []
+    for arch, kernels in counts.items():
+        own = [f"{json.dumps(name)}: {json.dumps(kernels[name])}" for name in sorted(kernels)]
+        lines.append(f'"{arch}": {{\n' + ",\n".join(own) + "}")
+    with open(path, "w") as f:
+        f.write(f'{{"compiler": "{compiler}", "counts": {{\n' + ",\n".join(lines) + "}}\n")
+
+
+def check(counts, compiler, path):
+    with open(path) as f:
+        recorded = json.load(f)
+    if compiler != recorded["compiler"]:
+        return print(f"not checked: nvcc is {compiler}, what was recorded is of {recorded['compiler']}")
+    passed = failures = 0
+    for arch, kernels in counts.items():
+        before = recorded["counts"][arch]
+        for name in sorted(kernels.keys() | before.keys()):
+            problem = ""
+            if name not in before:
+                problem = "is not recorded: make record-kernels"
+            elif name not in kernels:
+                problem = "is recorded, and no more there: make record-kernels"
+            elif found := worse(kernels[name], before[name]):
+                problem = "is worse than recorded: " + ", ".join(found)
+            passed += not problem
+            failures += bool(problem)
+            if problem:
+                print(f"FAILED  {name} on {arch} {problem}")
+    print(f"{passed} passed, {failures} failed")
+    sys.exit(failures > 0)
+
+
+def print_row(cells):
+    print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def print_report(report, counts, models):
+    print("Read from machine code; nothing is measured. Instructions are of a turn of the hottest loop.")
+    for arch, kernels in counts.items():
+        columns = [
+            "kernel",
+            "registers",
+            "shared, bytes",
+            "spilt, bytes",
+            "instructions",
+            "waits for memory",
+        ]
+        print(f"\n## {arch}\n")
+        print_row([*columns, *SHOWN])
+        print_row(["---"] * (len(columns) + len(SHOWN)))
+        for name, c in sorted(kernels.items()):
+            own = [c["registers"], report[arch][name]["shared"], c["spilt"], c["instructions"], c["waits"]]
+            print_row([name, *own, *(c[kind] for kind in SHOWN)])
+        print(f"\n{len(kernels)} kernels, {sum(c['spilt'] for c in kernels.values())} bytes spilt")
+    for arch in [a for a in report if a in GPUS]:
+        gpu = GPUS[arch]
+        for model in models:
+            m = MODELS[model]
+            rows, total = step_table(report[arch], model, gpu)
+            print(f"\n## Estimated: {model}, B {m.B}, T {m.T} on {gpu.name}\n")
+            print_row(["kernel", "launches", "bound by", "ms a step"])
+            print_row(["---"] * 4)
+            for row in rows:
+                print_row(row)
+            print(f"\nestimated: {total * 1e3:.1f} ms a step, {m.B * m.T / total:,.0f} tokens/s")
+
+
+main()

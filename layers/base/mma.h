@@ -162,11 +162,11 @@ inline float exp2_of(float x) {
 
 namespace gpu {
 
-// bytes of an SM's shared memory that its blocks may have
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
-constexpr int shared_of_sm = 99 << 10;  // and 164 KB on sm_80
+// whether this is compiled for sm_90
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
+constexpr bool is_hopper = false;
 #else
-constexpr int shared_of_sm = 227 << 10;
+constexpr bool is_hopper = true;
 #endif
 
 constexpr float log2_e = 1.4426950408889634f;
