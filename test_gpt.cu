@@ -12,6 +12,7 @@
 #include "data/tasks/test_tasks.h"
 #include "data/test_data.h"
 #include "layers/base/test_base.h"
+#include "layers/base/test_cublaslt.h"
 #include "layers/base/test_emulated.h"
 #include "layers/inference/test_scoring.h"
 #include "layers/model/bench_kernels.h"
@@ -35,6 +36,7 @@ const Chapter chapters[] = {
     {"json", test_json},
 #if defined(DEVICE_EMULATED)
     {"emulated", test_emulated},
+    {"cublaslt", test_cublaslt},
 #endif
     {"gradients", test_gradients},
 #if HAS_KERNELS

@@ -286,8 +286,9 @@ def check_parameters(name, text):
     )
     most = 12 if is_layer else 8
     for match in FUNCTION_HEAD.finditer(text):
-        if match.group(1) in HEADS + ("catch", "defined") or match.group(1).startswith("cblas_"):
-            continue  # CBLAS's interface is not ours
+        of_libraries = match.group(1).startswith(("cblas_", "cublasLt"))
+        if match.group(1) in HEADS + ("catch", "defined") or of_libraries:
+            continue  # their interfaces are not ours
         count = parameters_of(re.sub(r"//[^\n]*", "", match.group(2)))
         if count > most:
             line = text.count("\n", 0, match.start(1)) + 1

@@ -8,8 +8,8 @@ to spend in it. Nothing here is measured: no GPU is needed. Run:
     python3 scripts/kernel_report.py NVCC [--arch sm_80 sm_90a …] [--models 124M …] [--check | --record]
 
 For each kernel and architecture: registers, bytes of shared memory and bytes spilt, as ptxas says; and of its
-hottest loop (with most tensor instructions, else most memory instructions; a kernel without one is one turn of
-it) how many instructions of which kind, and how often it waits for global memory: loads that stand
+hottest loop (with most tensor instructions, else most memory instructions; a kernel without one is one turn)
+how many instructions of which kind, and how often it waits for global memory: loads that stand
 together are waited for once.
 
 The estimate takes, for each kernel, the largest of

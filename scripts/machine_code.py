@@ -1,5 +1,5 @@
-"""Reads machine code: compiles the kernels for one architecture, and takes apart what ptxas and nvdisasm say of
-each: registers, shared memory, spills, and the instructions of its loops. Needs nvcc and nvdisasm, no GPU.
+"""Reads machine code: compiles the kernels for one architecture, and takes apart what ptxas and nvdisasm say
+of each: registers, shared memory, spills, and the instructions of its loops. Needs nvcc and nvdisasm, no GPU.
 """
 
 import glob

@@ -1,5 +1,5 @@
 // gemm.h   one description of every GEMM; ref::gemm by the host's BLAS, gpu::gemm by cuBLASLt, in emulation
-//   by the host's BLAS
+//   by what stands in for it (cublaslt_on_cpu.h)
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
 //   a, b are floatX, or fp8 numbers that are multiplied by *scale_a, *scale_b; out is floatX or real. `batch`
 //   GEMMs whose operands are `stride` elements apart.
@@ -20,6 +20,8 @@
 #include "vector_exp.h"
 #if defined(__CUDACC__)
 #include <cublasLt.h>
+#elif HAS_KERNELS
+#include "cublaslt_on_cpu.h"
 #endif
 
 // ---- GELU of one value and its slope, for epilogues and linear.cuh (tanh; Hendrycks & Gimpel, 2016) ------
@@ -204,7 +206,7 @@ struct AutotuneCache {
 
 // ---- cuBLASLt, which is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T ----------------------
 
-#if defined(__CUDACC__)
+#if HAS_KERNELS
 namespace gpu {
 
 inline void check_cublas(cublasStatus_t status, const char* what) {
@@ -391,18 +393,5 @@ inline size_t gemm_workspace(bool take) {
 
 inline std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersion()); }
 
-}  // namespace gpu
-#elif HAS_KERNELS
-namespace gpu {
-template <class Out, class A = floatX, class B = floatX>
-void gemm(const Gemm<Out, A, B>& g, Stream s) {
-    emulated::enqueue(s, [g] { ref::gemm(g, nullptr); });
-}
-template <class Out>
-bool can_compute(const Gemm<Out>&) {
-    return true;
-}
-using ref::gemm_library;
-using ref::gemm_workspace;
 }  // namespace gpu
 #endif
