@@ -5,7 +5,8 @@
 //     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
 //   logits (N, Vp) of which the first V columns take part, being entries first, … of the vocabulary; targets
-//   (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on.
+//   (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on, but in
+//   a row whose loss is not finite.
 //   With is_greedy (N), a row's is 1 where no logit is larger than the target's, else 0.
 //   kept:  nothing more (the gradient replaces the logits)
 //   communicates: nothing    cost: 4*N*V flops; logits read and written once, as a row stays in shared memory

@@ -1,20 +1,16 @@
-// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; residual before it
+// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; alone, or at once
+//   with the residual before it, whose bias gets its gradient in the layer norm's backward
 //   x, y, dx, dy (N, C)   w, b (C)   gradients of w, b and bias (C) real   stats.mean, stats.rstd (N) real
-//   residual: x = residual + f + bias, f a branch's output without its bias. Over tensor-parallel ranks the
-//   branch is a partial sum, and the bias must be added once: here. Its backward is the identity, and for the
-//   bias the sum over the rows, which the layer norm's backward has at hand.
 //   kept:  stats (the block keeps x)
 //   backward: dx is added to (the residual's gradient flows there too); the others are set or, with
 //             `accumulate`, added to; scratch: layernorm_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
-//   gpu: a row lies in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time. In
-//   backward each group of warps walks over every so many rows and keeps the sums for dw and db. Rows that
-//   are no whole vectors, or too long (32768; in backward, where 32 warps have too few registers, 16384),
-//   take the plain kernels.
+//   gpu: a row lies in the registers of some warps (residual.cuh). In backward each group of warps walks over
+//   every so many rows and keeps the sums for dw and db. Rows that are no whole vectors, or too long (32768;
+//   in backward, where 32 warps have too few registers, 16384), take the plain kernels.
 #pragma once
-#include "base/device.h"
-#include "linear.cuh"
+#include "residual.cuh"
 
 constexpr real layernorm_epsilon = real(1e-5);
 
@@ -24,23 +20,7 @@ struct NormStats { real *mean, *rstd; };  // (N) each
 // not wanted
 struct NormGradients { real *w, *b, *bias = nullptr; };
 
-// groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
-// sums are made in one order everywhere
-constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
-inline long layernorm_scratch(int C) { return 3L * layernorm_groups(C) * C + column_sum_scratch(C); }
-
 namespace ref {
-
-inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
-                             int C, Stream) {
-    #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        long row = (long)n * C;
-        #pragma omp simd
-        for (int c = 0; c < C; c++)
-            y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
-    }
-}
 
 inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w,
                               const floatX* b, int N, int C, Stream) {
@@ -112,7 +92,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
             gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
         }
     }
-    if (gradients.bias) column_sum(gradients.bias, dx, scratch, N, C, accumulate, s);
+    if (gradients.bias) residual_backward(gradients.bias, dx, scratch, N, C, accumulate, s);
 }
 
 }  // namespace ref
@@ -120,91 +100,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
 #if HAS_KERNELS
 namespace gpu {
 
-// ---- the residual alone ----------------------------------------------------------------------------------
-
-// a thread 16 bytes, where rows are whole vectors
-__global__ void residual_forward_kernel(floatX* y, const floatX* residual, const floatX* f,
-                                        const floatX* bias, long N, int C) {
-    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
-    if (C % vec_size == 0 && i < N * C) {
-        Vec<floatX> xs = load16(residual + i), fs = load16(f + i), bs = load16(bias + i % C);
-        UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++)
-            xs.at[k] = floatX(real(xs.at[k]) + real(fs.at[k]) + real(bs.at[k]));
-        store16(y + i, xs);
-    } else {
-        long end = i + vec_size < N * C ? i + vec_size : N * C;
-        for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
-    }
-}
-
-inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
-                             int C, Stream s) {
-    LAUNCH(residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f, bias, N,
-           C);
-}
-
 // ---- rows in registers -----------------------------------------------------------------------------------
-
-constexpr int row_vectors = 32 / vec_size;  // of a thread
-
-// warps for a row of C values; 0: the plain kernels
-inline int row_warps(int C) {
-    if (C % vec_size || C > 32768) return 0;
-    return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
-}
-constexpr int row_block(int warps) { return warps < 4 ? 128 : warps * 32; }  // threads
-
-// the sum over a row's threads, the same in each of them
-template <int WARPS>
-__device__ inline real row_sum(real x) {
-    SHARED(real, warps, WARPS);
-    x = warp_sum(x);
-    if (WARPS == 1) return x;
-    __syncthreads();  // what was summed before has been read
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = warps[0];
-    for (int w = 1; w < WARPS; w++) x += warps[w];
-    return x;
-}
-
-// rows of a block; a thread's rows are row_first, row_first + gridDim.x * row_groups, …, and its k-th vector
-// begins at row_column(k)
-template <int WARPS>
-__device__ inline int row_groups() {
-    return blockDim.x / (WARPS * 32);
-}
-template <int WARPS>
-__device__ inline int row_first() {
-    return blockIdx.x * row_groups<WARPS>() + threadIdx.x / (WARPS * 32);
-}
-template <int WARPS>
-__device__ inline int row_column(int k) {
-    return (k * WARPS * 32 + threadIdx.x % (WARPS * 32)) * vec_size;
-}
-
-// the k-th vector of this thread in a row; what lies beyond the row is 0. No branch, so that all loads of a
-// row are under way together
-template <int WARPS>
-__device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
-    int c = row_column<WARPS>(k);
-    return c < C ? load16(row + c) : Vec<floatX>{};
-}
-template <int WARPS>
-__device__ inline void load_row_vectors(Vec<floatX> (&v)[row_vectors], const floatX* row, int C) {
-    UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) v[k] = row_vector<WARPS>(row, k, C);
-}
-template <int WARPS>
-__device__ inline void store_row_vector(floatX* row, int k, const Vec<floatX>& v, int C) {
-    if (row_column<WARPS>(k) < C) store16(row + row_column<WARPS>(k), v);
-}
-template <int WARPS>
-__device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[row_vectors], int C) {
-    UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) store_row_vector<WARPS>(row, k, v[k], C);
-}
 
 // with a branch x = residual + branch + bias is written, else it is read
 template <int WARPS>
@@ -367,15 +263,6 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
 
 constexpr int layernorm_block = 128;
 
-// call(std::integral_constant<int, WARPS>()) for rows of C values
-template <class Call>
-void with_row_warps(int C, Call call) {
-    if (row_warps(C) == 1) call(std::integral_constant<int, 1>());
-    else if (row_warps(C) == 4) call(std::integral_constant<int, 4>());
-    else if (row_warps(C) == 16) call(std::integral_constant<int, 16>());
-    else call(std::integral_constant<int, 32>());
-}
-
 inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, const floatX* residual,
                                   const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
                                   int N, int C, Stream s) {
@@ -404,9 +291,8 @@ inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, co
 inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
                                const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
                                Stream s) {
-    int groups = layernorm_groups(C);
-    real* sums = scratch + 3L * groups * C;
-    if (groups > N) groups = ceil_div(N, 4) * 4;
+    int groups = used_groups(N, C);
+    real* sums = scratch + 3L * layernorm_groups(C) * C;
     if (!row_warps(C) || !groups) {
         LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
                w, stats, N, C);
@@ -415,7 +301,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
         if (gradients.bias) column_sum(gradients.bias, dx, sums, N, C, accumulate, s);
         return;
     }
-    bool fused = gradients.bias && row_warps(C) < 16;  // more warps have too few registers each
+    bool fused = gradients.bias && sums_on_the_way(C);
     with_row_warps(C, [&](auto warps) {
         constexpr int W = std::min(decltype(warps)::value, 16), block = row_block(W);
         if constexpr (W < 16)

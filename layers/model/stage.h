@@ -272,8 +272,9 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
     await_sent(model, *mb.activation_gradient);
     if (!model.is_last_chunk(mb.chunk)) {
-        dev::column_sum(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums, ctx.tp.rows(mb.batch.rows()),
-                        model.shape.C, ctx.accumulate, model.stream);
+        Section timed("residual", model.stream);
+        dev::residual_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums,
+                               ctx.tp.rows(mb.batch.rows()), model.shape.C, ctx.accumulate, model.stream);
     } else {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,

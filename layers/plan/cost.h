@@ -83,7 +83,10 @@ struct CostWriter {
         out->back().fp8 = fp8;
     }
     void layernorm() { memory(2 * (double)(N_r * C) * x); }
-    void layernorm_backward() { memory(4 * (double)(N_r * C) * x); }  // x, dy, d read, d written
+    // x, dy, d read, d written, which longer rows read once more for the bias in front
+    void layernorm_backward(bool bias) {
+        memory((4 + (bias && C > 4096)) * (double)(N_r * C) * x);
+    }
     void residual_layernorm() { memory(4 * (double)(N_r * C) * x); }  // x, f read, their sum and y written
     void gelu() { memory(2.0 * (double)(N * 4 * C_r) * x); }
     void residual() { memory(3 * (double)(N_r * C) * x); }
@@ -138,7 +141,7 @@ struct CostWriter {
         in("residual");
         residual();
     }
-    void block_backward() {
+    void block_backward(bool bias_before) {
         if (light) {
             in("gelu");
             gelu();
@@ -153,10 +156,10 @@ struct CostWriter {
         }
         in("linears");
         gather(C);
-        linear_backward(C, 4 * C_r, true);
+        linear_backward(C, 4 * C_r, false);  // its bias in the weight gradient's epilogue
         reduce(C);  // 6.
         in("layer norm");
-        layernorm_backward();  // 5., and 4.'s bias
+        layernorm_backward(true);  // 5., and 4.'s bias
         in("linears");
         gather(C);
         linear_backward(C_r, C, false);  // 4.
@@ -171,12 +174,12 @@ struct CostWriter {
         linear_backward(C, 3 * C_r, true);
         reduce(C);  // 2.
         in("layer norm");
-        layernorm_backward();  // 1.
+        layernorm_backward(bias_before);  // 1.
     }
 
     // of the bias that was added to the chunk's output last
     void residual_bias() {
-        in("linears");
+        in("residual");
         memory((double)(N_r * C) * x);
     }
 
@@ -228,7 +231,7 @@ struct CostWriter {
         reduce(C);
         in("layer norm");
         memory((double)(N_r * C) * x);
-        layernorm_backward();
+        layernorm_backward(true);
     }
 };
 
@@ -275,7 +278,7 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
         pieces.push_back({{}, {t.block(chunk * n + l, LN1_W).bucket}});
         w.out = &pieces.back().works;
         if (m.setup.recompute == Recompute::Full) w.block(false);
-        w.block_backward();
+        w.block_backward(l > 0);
     }
     if (m.is_first_chunk(chunk)) {
         pieces.push_back({{}, {t.list[t.wte].bucket, t.list[t.wpe].bucket}});

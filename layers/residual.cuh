@@ -1,0 +1,179 @@
+// residual.cuh   x = residual + f + bias, f a branch's output without its bias; and how kernels hold rows
+//   Over tensor-parallel ranks the branch is a partial sum, and the bias must be added once: here. Backward
+//   is the identity, and for the bias the sum over the rows.
+//   residual, f, x, dx (N, C)   bias (C)   dbias (C) real
+//   kept:  nothing
+//   backward: dbias is set or, with `accumulate`, added to; scratch: layernorm_scratch(C) values
+//   communicates: nothing    cost: 2*N*C flops; memory bound
+//   gpu: a row lies in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time
+#pragma once
+#include "base/device.h"
+#include "linear.cuh"
+
+// groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
+// sums are made in one order everywhere
+constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
+inline long layernorm_scratch(int C) { return 3L * layernorm_groups(C) * C + column_sum_scratch(C); }
+
+namespace ref {
+
+inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
+                             int C, Stream) {
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        long row = (long)n * C;
+        #pragma omp simd
+        for (int c = 0; c < C; c++)
+            y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
+    }
+}
+
+// dbias: the column sums of dx, where no layer norm's backward makes them
+inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
+                              Stream s) {
+    column_sum(dbias, dx, scratch, N, C, accumulate, s);
+}
+
+}  // namespace ref
+
+#if HAS_KERNELS
+namespace gpu {
+
+// ---- forward ----------------------------------------------------------------------------------------------
+
+// a thread 16 bytes, where rows are whole vectors
+__global__ void residual_forward_kernel(floatX* y, const floatX* residual, const floatX* f,
+                                        const floatX* bias, long N, int C) {
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
+    if (C % vec_size == 0 && i < N * C) {
+        Vec<floatX> xs = load16(residual + i), fs = load16(f + i), bs = load16(bias + i % C);
+        UNROLL(unroll)
+        for (int k = 0; k < vec_size; k++)
+            xs.at[k] = floatX(real(xs.at[k]) + real(fs.at[k]) + real(bs.at[k]));
+        store16(y + i, xs);
+    } else {
+        long end = i + vec_size < N * C ? i + vec_size : N * C;
+        for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
+    }
+}
+
+inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
+                             int C, Stream s) {
+    LAUNCH(residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f, bias, N,
+           C);
+}
+
+// ---- rows in registers -----------------------------------------------------------------------------------
+
+constexpr int row_vectors = 32 / vec_size;  // of a thread
+
+// warps for a row of C values; 0: the plain kernels
+inline int row_warps(int C) {
+    if (C % vec_size || C > 32768) return 0;
+    return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
+}
+constexpr int row_block(int warps) { return warps < 4 ? 128 : warps * 32; }  // threads
+
+// the sum over a row's threads, the same in each of them
+template <int WARPS>
+__device__ inline real row_sum(real x) {
+    SHARED(real, warps, WARPS);
+    x = warp_sum(x);
+    if (WARPS == 1) return x;
+    __syncthreads();  // what was summed before has been read
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = warps[0];
+    for (int w = 1; w < WARPS; w++) x += warps[w];
+    return x;
+}
+
+// rows of a block; a thread's rows are row_first, row_first + gridDim.x * row_groups, …, and its k-th vector
+// begins at row_column(k)
+template <int WARPS>
+__device__ inline int row_groups() {
+    return blockDim.x / (WARPS * 32);
+}
+template <int WARPS>
+__device__ inline int row_first() {
+    return blockIdx.x * row_groups<WARPS>() + threadIdx.x / (WARPS * 32);
+}
+template <int WARPS>
+__device__ inline int row_column(int k) {
+    return (k * WARPS * 32 + threadIdx.x % (WARPS * 32)) * vec_size;
+}
+
+// the k-th vector of this thread in a row; what lies beyond the row is 0. No branch, so that all loads of a
+// row are under way together
+template <int WARPS>
+__device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
+    int c = row_column<WARPS>(k);
+    return c < C ? load16(row + c) : Vec<floatX>{};
+}
+template <int WARPS>
+__device__ inline void load_row_vectors(Vec<floatX> (&v)[row_vectors], const floatX* row, int C) {
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) v[k] = row_vector<WARPS>(row, k, C);
+}
+template <int WARPS>
+__device__ inline void store_row_vector(floatX* row, int k, const Vec<floatX>& v, int C) {
+    if (row_column<WARPS>(k) < C) store16(row + row_column<WARPS>(k), v);
+}
+template <int WARPS>
+__device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[row_vectors], int C) {
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) store_row_vector<WARPS>(row, k, v[k], C);
+}
+
+// call(std::integral_constant<int, WARPS>()) for rows of C values
+template <class Call>
+void with_row_warps(int C, Call call) {
+    if (row_warps(C) == 1) call(std::integral_constant<int, 1>());
+    else if (row_warps(C) == 4) call(std::integral_constant<int, 4>());
+    else if (row_warps(C) == 16) call(std::integral_constant<int, 16>());
+    else call(std::integral_constant<int, 32>());
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------
+
+// parts (groups, C): sums of dx, row after row of each group: in the order of layer norm's backward
+template <int WARPS>
+__global__ void __launch_bounds__(row_block(WARPS))
+residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
+    int first = row_first<WARPS>(), step = gridDim.x * row_groups<WARPS>();
+    real sums[row_vectors][vec_size] = {};
+    for (int n = first; n < N; n += step) {
+        Vec<floatX> v[row_vectors];
+        load_row_vectors<WARPS>(v, dx + (long)n * C, C);
+        UNROLL(unroll)
+        for (int k = 0; k < row_vectors; k++)
+            for (int i = 0; i < vec_size; i++) sums[k][i] += real(v[k].at[i]);
+    }
+    UNROLL(unroll)
+    for (int k = 0; k < row_vectors; k++) {
+        int c = row_column<WARPS>(k);
+        if (c >= C) break;
+        for (int i = 0; i < vec_size; i++) parts[(long)first * C + c + i] = sums[k][i];
+    }
+}
+
+// groups that share N rows
+inline int used_groups(int N, int C) { return std::min(layernorm_groups(C), ceil_div(N, 4) * 4); }
+// whether layernorm_backward sums the new dx on its way; more warps have too few registers each
+inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && row_warps(C) < 16; }
+
+// in the order of layernorm_backward, so that a pipeline's layers add as those of one process do
+inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
+                              Stream s) {
+    int groups = used_groups(N, C);
+    real* sums = scratch + 3L * layernorm_groups(C) * C;
+    if (!sums_on_the_way(C)) return column_sum(dbias, dx, sums, N, C, accumulate, s);
+    with_row_warps(C, [&](auto warps) {
+        constexpr int W = std::min(decltype(warps)::value, 4), block = row_block(W);
+        LAUNCH(residual_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, scratch, dx, N, C);
+    });
+    column_sum(dbias, scratch, sums, groups, C, accumulate, s);
+}
+
+}  // namespace gpu
+#endif
