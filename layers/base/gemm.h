@@ -11,6 +11,7 @@
 //   allowed, and partial sums are never rounded to bf16.
 //   cost: 2*m*n*k*batch flops
 #pragma once
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -246,7 +247,9 @@ struct MatmulDescriptor {
         layout(C, cuda_type<Out>(), g.n, g.m, g.ldc, g.batch, g.stride_out);
         uint32_t bits =
             alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
-        align = bits & -bits;  // the coarsest that all three keep: heads may start anywhere
+        bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_of, 0) |
+            alignment(g.row_sums, 0);
+        align = bits & -bits;  // the coarsest that all of them keep: heads may start anywhere
         if (g.scale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.scale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.scale_a);
@@ -331,6 +334,8 @@ struct Cublas {
                                                                preference, most, found.at, &found.count);
         cublasLtMatmulPreferenceDestroy(preference);
         if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
+        auto works = [](auto& result) { return result.state == CUBLAS_STATUS_SUCCESS; };
+        found.count = (int)(std::stable_partition(found.at, found.at + found.count, works) - found.at);
         return found;
     }
 

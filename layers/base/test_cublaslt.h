@@ -36,6 +36,7 @@ struct CublasCall {
         for (auto* l : {&C, &D}) cublasLtMatrixLayoutCreate(l, result, m, n, m);
         cublasLtMatmulPreferenceCreate(&preference);
         prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(sizeof workspace));
+        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
         if (fp8) set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     }
     CublasCall(const CublasCall&) = delete;
@@ -134,6 +135,9 @@ inline void cublaslt_refuses() {
     refuses("not known", [](Call& c) { c.set((cublasLtMatmulDescAttributes_t)99, 1); });
     refuses("an alignment to no power of 2",
             [](Call& c) { c.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 24u); });
+    refuses("reductions that round", [](Call& c) {
+        c.prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_MASK);
+    });
     refuses("no algorithm is asked for", [](Call& c) { c.requested = 0; });
     // epilogues
     refuses("no pointer to it", [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_BIAS, nullptr, nullptr, 0); });
@@ -151,6 +155,14 @@ inline void cublaslt_refuses() {
     refuses("without a stride", [](Call& c) {
         c.batch(2, 512);
         c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 16);
+    });
+    refuses("a bias gradient of a batch", [](Call& c) {
+        c.batch(2, 1024);
+        c.epilogue(CUBLASLT_EPILOGUE_BGRADB, c.vectors, nullptr, 0);
+    });
+    refuses("no whole vectors", [](Call& c) {
+        c.A->rows = c.C->rows = c.D->rows = 12;
+        c.epilogue(CUBLASLT_EPILOGUE_BIAS, c.vectors, nullptr, 0);
     });
     refuses("is not known here",
             [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_BIAS | 512, c.vectors, nullptr, 0); });
@@ -186,7 +198,14 @@ inline void cublaslt_refuses() {
     };
     auto nothing = [](Call&) {};
     auto e4 = CUDA_R_8F_E4M3, e5 = CUDA_R_8F_E5M2, half = CUDA_R_16BF, single = CUDA_R_32F;
-    refuses_types("", e4, e4, half, nothing);
+    for (auto [a, b, c] : {std::tuple{e4, e4, half}, {e4, e5, single}, {half, half, single},
+                           {single, single, single}}) {
+        CublasCall call(a, b, c);
+        std::string why = call.run();
+        check(why.empty(), text("cuBLASLt: types %d, %d, %d are allowed: %s", a, b, c, why.c_str()));
+    }
+    refuses_types("fp32 result", e4, e4, single,
+                  [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_BIAS, c.vectors, nullptr, 0); });
     refuses_types("no kernel together", half, single, half, nothing);
     refuses_types("does not take", CUDA_R_64F, CUDA_R_64F, CUDA_R_64F, nothing);
     refuses_types("e5m2 times e5m2", e5, e5, half, nothing);
@@ -216,6 +235,12 @@ inline void cublaslt_objects() {
     other.epilogue(CUBLASLT_EPILOGUE_BIAS, other.vectors, nullptr, 0);
     check(other.matmul(found.algo) == CUBLAS_STATUS_NOT_SUPPORTED,
           "cuBLASLt: an algorithm of another problem");
+    CublasCall biased;
+    biased.epilogue(CUBLASLT_EPILOGUE_BIAS, biased.vectors, nullptr, 0);
+    cublasLtMatmulAlgoGetHeuristic(biased.handle, biased.desc, biased.A, biased.B, biased.C, biased.D,
+                                   biased.preference, 1, &found, &count);
+    biased.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void*)(biased.vectors + 32));
+    check(biased.matmul(found.algo) == CUBLAS_STATUS_INVALID_VALUE, "cuBLASLt: a bias that lies elsewhere");
     cublasLtMatrixLayout_t gone;
     cublasLtMatrixLayoutCreate(&gone, CUDA_R_32F, 8, 8, 8);
     cublasLtMatrixLayoutDestroy(gone);
