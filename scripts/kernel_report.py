@@ -8,8 +8,8 @@ to spend in it. Nothing here is measured: no GPU is needed. Run:
     python3 scripts/kernel_report.py NVCC [--arch sm_80 sm_90a …] [--models 124M …] [--check | --record]
 
 For each kernel and architecture: registers, bytes of shared memory and bytes spilt, as ptxas says; and of its
-hottest loop (with most tensor instructions, else most memory instructions; a kernel without one is one turn)
-how many instructions of which kind, and how often it waits for global memory: loads that stand
+hottest loop (with most tensor instructions, else with the widest loads; a kernel without one is one turn) how
+many instructions of which kind, and how often it waits for global memory: loads that stand
 together are waited for once.
 
 The estimate takes, for each kernel, the largest of
@@ -101,7 +101,7 @@ def works_of(m):
     back = 32 if HS > 128 else 64
     queries, keys = math.ceil(m.T / back), math.ceil(m.T / 64)
     backward = heads * sum(queries - k * 64 // back for k in range(keys))
-    row = (HS + 8) * 2
+    row, lanes = (HS + 8) * 2, 8 if HS <= 64 else 16 if HS <= 128 else 32
 
     def trips(tile):  # of the loops inside flash attention's
         def of(body):
@@ -121,7 +121,7 @@ def works_of(m):
         Work(
             f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
         ),
-        Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * m.NH / (1024 // (8 if HS <= 64 else 16)), 128),
+        Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * m.NH * lanes / 128, 128),
         Work(
             f"flash_backward_kernel<{HS},{back},4>",
             L,
@@ -131,15 +131,19 @@ def works_of(m):
             2 * (64 + 2 * back) * row + 128 * (back + 8),
             trips(back),
         ),
-        Work(f"layernorm_backward_rows_kernel<{warps},true>", 2 * L, 4 * rows, N / groups, threads),
-        Work("column_sum_kernel<float>", 3 * 2 * L, 0, 0, 256),
-        Work("column_sum_finish_kernel", 3 * 2 * L + 2 * L, 0, 0, 128),
+        Work(f"layernorm_backward_rows_kernel<{warps},true>", 2 * L + 1, 4 * rows, N / groups, threads),
+        Work("column_sum_kernel<float>", 3 * (2 * L + 1), 0, 0, 256),
+        Work("column_sum_finish_kernel", 3 * (2 * L + 1), 0, 0, 128),
         Work("cross_entropy_kernel", 1, 2.0 * N * m.Vp * 2, N * m.Vp / (512 * 8 * 4), 512, m.Vp * 2),
-        Work("embedding_forward_kernel", 1, 3 * rows, N * m.C / 2048, 256),
+        Work("embedding_forward_kernel", 1, 2 * rows, N * m.C / 2048, 256),
+        Work("position_forward_kernel", 1, 3 * rows, 0, 256),
         Work("embedding_backward_kernel", 1, rows + 2 * m.Vp * m.C * 4, 0, 128),
         Work("position_backward_kernel", 1, rows, 0, 128),
-        Work("adamw_kernel", 1, 30.0 * P, P / 1024, 256),
+        Work("adamw_kernel", 1, 32.0 * P, P / 1024, 256),
         Work("square_sums_kernel", 1, 4.0 * P, 0, 256),
+        Work("square_sums_add_kernel", 1, 0, 0, 128),
+        Work("sum_values_kernel", 1, 0, 0, 256),
+        Work("clip_gradients_kernel", 1, 0, 0, 1),
     ]
 
 
@@ -197,7 +201,7 @@ SHOWN = ("tensor", "special", "shared", "copy", "global", "barrier", "fence", "r
 
 
 def counts_of(kernel):
-    loop = kernel["loop"]
+    loop, whole = kernel["loop"], machine_code.Loop(kernel["code"][0])
     near, far = loop.waits()
     return {
         "registers": kernel["registers"],
@@ -205,6 +209,10 @@ def counts_of(kernel):
         "instructions": len(loop.body),
         "waits": near + far,
         **{kind: loop.count(kind) for kind in SHOWN},
+        # of the whole kernel, so that nothing grows unseen outside of the loop
+        **{
+            f"all {kind}": whole.count(kind) for kind in ("tensor", "special", "global", "barrier", "fence")
+        },
     }
 
 
@@ -314,4 +322,10 @@ def print_report(report, counts, models):
             print(f"\nestimated: {total * 1e3:.1f} ms a step, {m.B * m.T / total:,.0f} tokens/s")
 
 
-main()
+try:
+    main()
+except (OSError, subprocess.CalledProcessError, ValueError, KeyError, IndexError) as e:
+    sys.exit(
+        f"kernel_report.py: {type(e).__name__}: {e}: wants nvcc, nvdisasm, c++filt and a record of this"
+        " form"
+    )

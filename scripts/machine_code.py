@@ -54,7 +54,7 @@ KINDS = {
     "special": r"MUFU",
     "copy": r"LDGSTS|UTMALDG|UBLKCP",
     "shared": r"LDS|STS|ATOMS|LDSM|STSM",
-    "global": r"LDG|STG|RED|ATOM|LD\.|ST\.",
+    "global": r"(LDG|STG|REDG?|ATOMG?|LD|ST)(\.|$)",
     "local": r"LDL|STL",
     "barrier": r"BAR|WARPSYNC|SYNCS",
     "fence": r"MEMBAR|FENCE",
@@ -138,12 +138,27 @@ def loops_of(code, spans):
     return out
 
 
+def until_end(code):
+    """without what lies behind the kernel's end: subroutines of rare cases"""
+    return code[
+        : max((k + 1 for k, i in enumerate(code) if i.name == "EXIT" and not i.predicate), default=None)
+    ]
+
+
 def hottest(code, spans):
+    """The loop with most tensor instructions, else the one with the widest loads, and most of them; or, where
+    a thread does one thing and a loop is only for the rest at the end, what lies outside the loops."""
     loops = loops_of(code, spans)
-    # spins and tails have nothing to weigh
-    rank = lambda l: (l.count("tensor"), l.count("global") + l.count("copy"), len(l.body))
-    loops = [l for l in loops if rank(l)[0] or rank(l)[1]]
-    return max(loops, key=rank) if loops else Loop(code)
+    inside = {k for a, b in spans for k in range(a, b + 1)}
+    straight = Loop([i for k, i in enumerate(until_end(code)) if k not in inside])
+
+    def rank(loop):
+        wanted = r"LDG(\.|$)" if loop is straight else r"LDG(\.|$)|LDGSTS|LDS(\.|$)"
+        read = [i.bytes() for i in loop.body if re.match(wanted, i.name)]
+        return loop.count("tensor"), max(read, default=0), sum(read), loop is not straight, len(loop.body)
+
+    best = max(loops + [straight], key=rank)
+    return best if rank(best)[1] or not loops else max(loops, key=rank)
 
 
 # ---- the compiler ------------------------------------------------------------------------------------
@@ -160,7 +175,7 @@ def find_nvdisasm(nvcc):
 
 
 def compile_kernels(nvcc, arch, folder):
-    unit, cubin = os.path.join(folder, "kernels.cu"), os.path.join(folder, f"{arch}.cubin")
+    unit, cubin = (os.path.join(folder, f"{arch}.{ending}") for ending in ("cu", "cubin"))
     with open(unit, "w") as f:
         f.writelines(
             f'#include "{path}"\n' for path in sorted(glob.glob(os.path.join(ROOT, "layers", "*.cuh")))
