@@ -174,6 +174,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
     if (!training) return;
+    keep_freed_memory();
     trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
     trainer.slow = std::make_unique<SlowRankMonitor>(run.grid.world);
     if (!HAS_KERNELS) return;
@@ -263,7 +264,6 @@ void execute(Run& run, Asked& asked, Trainer& trainer, Schedules schedules) {
 
 int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
-    keep_freed_memory();
     Run run;
     Asked asked;
     Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits for ever

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 #include "fp8.h"
+#include "host_blas.h"
 #include "streams_on_cpu.h"
 
 enum cudaDataType_t {
@@ -221,6 +222,31 @@ struct Operands {
     double alpha, beta;
 };
 
+// to (rows, cols) row after row = the elements that at() finds
+template <class At>
+void read_values(const void* from, cudaDataType_t type, int64_t rows, int64_t cols, real* to, At at) {
+    auto read = [&](auto* p) {
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < cols; c++) to[r * cols + c] = (real)p[at(r, c)];
+    };
+    if (type == CUDA_R_64F) read((const double*)from);
+    else if (type == CUDA_R_32F) read((const float*)from);
+    else if (type == CUDA_R_16BF) read((const bf16*)from);
+    else if (type == CUDA_R_8F_E4M3) read((const e4m3*)from);
+    else read((const e5m2*)from);
+}
+// out (m, n) = a (m, k) b (k, n), over [first, last) of k
+inline void multiply_range(real* out, const real* a, const real* b, int64_t m, int64_t n, int64_t k,
+                         int64_t first, int64_t last) {
+    int M = (int)m, N = (int)n, K = (int)(last - first);
+    if constexpr (sizeof(real) == 8)
+        cblas_dgemm(cblas_row_major, cblas_as_is, cblas_as_is, M, N, K, 1, (const double*)a + first, (int)k,
+                    (const double*)b + first * n, N, 0, (double*)out, N);
+    else
+        cblas_sgemm(cblas_row_major, cblas_as_is, cblas_as_is, M, N, K, 1, (const float*)a + first, (int)k,
+                    (const float*)b + first * n, N, 0, (float*)out, N);
+}
+
 // in the stream's turn
 inline void multiply(const Problem& p, const Operands& given, int way, real* workspace) {
     auto [A, B, C, D, alpha, beta] = given;
@@ -233,24 +259,13 @@ inline void multiply(const Problem& p, const Operands& given, int way, real* wor
             return g * l.stride + (t ? c + r * l.ld : r + c * l.ld);
         };
         bool ta = p.desc.trans_a != CUBLAS_OP_N, tb = p.desc.trans_b != CUBLAS_OP_N;
-        for (int64_t r = 0; r < m; r++)
-            for (int64_t x = 0; x < k; x++) a[r * k + x] = (real)value_at(A, p.A.type, at(p.A, ta, r, x));
-        for (int64_t x = 0; x < k; x++)
-            for (int64_t c = 0; c < n; c++) b[x * n + c] = (real)value_at(B, p.B.type, at(p.B, tb, x, c));
-        auto product = [&](real* to, int64_t first, int64_t last) {  // over [first, last) of k
-            std::fill(to, to + m * n, real(0));
-            for (int64_t r = 0; r < m; r++)
-                for (int64_t x = first; x < last; x++) {
-                    real factor = a[r * k + x], *row = to + r * n;
-                    const real* other = &b[x * n];
-                    for (int64_t c = 0; c < n; c++) row[c] += factor * other[c];
-                }
-        };
+        read_values(A, p.A.type, m, k, a.data(), [&](int64_t r, int64_t x) { return at(p.A, ta, r, x); });
+        read_values(B, p.B.type, k, n, b.data(), [&](int64_t x, int64_t c) { return at(p.B, tb, x, c); });
         if (way == 0) {
-            product(whole.data(), 0, k);
+            multiply_range(whole.data(), a.data(), b.data(), m, n, k, 0, k);
         } else {
-            product(workspace, 0, k / 2);
-            product(workspace + m * n, k / 2, k);
+            multiply_range(workspace, a.data(), b.data(), m, n, k, 0, k / 2);
+            multiply_range(workspace + m * n, a.data(), b.data(), m, n, k, k / 2, k);
             for (int64_t i = 0; i < m * n; i++) whole[i] = workspace[i] + workspace[m * n + i];
         }
         if (p.desc.epilogue == CUBLASLT_EPILOGUE_BGRADB)

@@ -18,6 +18,7 @@
 #include "autotune.h"
 #include "device.h"
 #include "fp8.h"
+#include "host_blas.h"
 #include "vector_exp.h"
 #if defined(__CUDACC__)
 #include <cublasLt.h>
@@ -91,15 +92,6 @@ Gemm<Out, A, B> packed(Gemm<Out, A, B> g) {  // leading dimensions that were not
     if (!g.ldc) g.ldc = g.n;
     return g;
 }
-
-// CBLAS's own interface, declared here so that a CUDA build without its header compiles
-extern "C" {
-void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
-                 const float* b, int ldb, float beta, float* c, int ldc);
-void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double* a, int lda,
-                 const double* b, int ldb, double beta, double* c, int ldc);
-}
-constexpr int cblas_row_major = 101, cblas_as_is = 111;  // 112: transposed
 
 namespace ref {
 
