@@ -96,7 +96,7 @@ __device__ inline real block_sum(real x, real* lane) {
 
 // in bf16 the logits are known to 2^-8 only: 2^x, which is one instruction, is exact enough
 __device__ inline real exp_of(real x) {
-    if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * 1.4426950408889634f);
+    if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e);
     else return exp(x);
 }
 

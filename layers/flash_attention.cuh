@@ -19,6 +19,7 @@ struct FlashScratch {
     real *query_terms, *dq;  // query_terms: lse in base 2, and delta
     int* turns;
 };
+inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 32); }
 
 // whether the kernels can do it

@@ -12,6 +12,7 @@
 
 // groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
 // sums are made in one order everywhere
+constexpr int longest_summed_row = 4096;  // longer ones lie in too few registers to be summed on the way too
 constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 inline long layernorm_scratch(int C) { return 3L * layernorm_groups(C) * C + column_sum_scratch(C); }
 
@@ -159,8 +160,8 @@ residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
 
 // groups that share N rows
 inline int used_groups(int N, int C) { return std::min(layernorm_groups(C), ceil_div(N, 4) * 4); }
-// whether layernorm_backward sums the new dx on its way; more warps have too few registers each
-inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && row_warps(C) < 16; }
+// whether layernorm_backward sums the new dx on its way
+inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
 
 // in the order of layernorm_backward, so that a pipeline's layers add as those of one process do
 inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,

@@ -65,7 +65,7 @@ void kernels_flash_attention() {
         AttentionShape a = {B, T, NH, HS};
         long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
         X qkv(random_values<floatX>(n, 1)), o(m), dout(random_values<floatX>(m, 2)), dqkv(n);
-        R lse(rows), terms(2 * rows), dq(rows * HS);
+        R lse(rows), terms(flash_query_terms(B, NH, T)), dq(rows * HS);
         Both<int> turns(flash_turns(B, NH, T));
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
         ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);

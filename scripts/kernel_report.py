@@ -255,12 +255,14 @@ def main():
 
 
 def record(counts, compiler, path):
-    lines = []
+    lines, columns = [], next(iter(next(iter(counts.values())).values()))
     for arch, kernels in counts.items():
-        own = [f"{json.dumps(name)}: {json.dumps(kernels[name])}" for name in sorted(kernels)]
+        own = [f"{json.dumps(name)}: {list(kernels[name].values())}" for name in sorted(kernels)]
         lines.append(f'"{arch}": {{\n' + ",\n".join(own) + "}")
     with open(path, "w") as f:
-        f.write(f'{{"compiler": "{compiler}", "counts": {{\n' + ",\n".join(lines) + "}}\n")
+        columns = ",\n".join(map(json.dumps, columns))
+        f.write(f'{{"compiler": "{compiler}",\n"columns": [{columns}],\n"counts": {{\n')
+        f.write(",\n".join(lines) + "}}\n")
 
 
 def check(counts, compiler, path):
@@ -270,7 +272,8 @@ def check(counts, compiler, path):
         return print(f"not checked: nvcc is {compiler}, what was recorded is of {recorded['compiler']}")
     passed = failures = 0
     for arch, kernels in counts.items():
-        before = recorded["counts"][arch]
+        rows = recorded["counts"][arch]
+        before = {name: dict(zip(recorded["columns"], row, strict=True)) for name, row in rows.items()}
         for name in sorted(kernels.keys() | before.keys()):
             problem = ""
             if name not in before:

@@ -68,20 +68,20 @@ class Loop:
     body: list
     inner: list = field(default_factory=list)  # loops inside it, as slices of the body
 
-    def count(self, kind, trips=1):
-        """instructions of a kind in one turn; a loop inside it runs trips(body) times"""
+    def executed(self, trips):
+        """(instruction, how often in one turn); a loop inside it runs trips(body) times"""
         times = [1] * len(self.body)
         for first, last in self.inner:
+            own = trips(self.body[first : last + 1])
             for i in range(first, last + 1):
-                times[i] *= trips(self.body[first : last + 1]) if callable(trips) else trips
-        return sum(t for i, t in zip(self.body, times) if kind is None or i.kind() == kind)
+                times[i] *= own
+        return zip(self.body, times)
+
+    def count(self, kind, trips=lambda body: 1):
+        return sum(t for i, t in self.executed(trips) if kind is None or i.kind() == kind)
 
     def shared_bytes(self, trips):
-        times = [1] * len(self.body)
-        for first, last in self.inner:
-            for i in range(first, last + 1):
-                times[i] *= trips(self.body[first : last + 1])
-        return sum(32 * i.bytes() * t for i, t in zip(self.body, times) if i.kind() in ("shared", "copy"))
+        return sum(32 * i.bytes() * t for i, t in self.executed(trips) if i.kind() in ("shared", "copy"))
 
     def waits(self):
         """how often it waits for global memory, near (L2, by ld.cg) and far"""

@@ -190,7 +190,7 @@ struct Scratch {
             fp8.parts = arena.take<float>(fp8_parts);
         }
         if (setup.flash) {
-            flash.query_terms = arena.take_real(2 * N * NH_r);
+            flash.query_terms = arena.take_real(flash_query_terms(B, NH_r, shape.T));
             flash.dq = arena.take_real(N * C / t);
             flash.turns = arena.take<int>(flash_turns(B, NH_r, shape.T));
         } else {

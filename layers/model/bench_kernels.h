@@ -109,7 +109,7 @@ void bench_kernels() {
         floatX *qkv = xs(rows * shape.row()), *dqkv = xs(rows * shape.row()), *out = xs(rows * shape.out()),
                *dout = xs(rows * shape.out());
         real* lse = rs(rows * h.NH);
-        FlashScratch flash = {rs(2 * rows * h.NH), rs(rows * shape.out()),
+        FlashScratch flash = {rs(flash_query_terms(shape.B, h.NH, h.T)), rs(rows * shape.out()),
                               (int*)room(flash_turns(shape.B, h.NH, h.T) * sizeof(int))};
         double flops =
             (double)shape.B * h.NH * h.T * h.T * h.HS;  // of one product over the causal half, twice

@@ -85,7 +85,7 @@ struct CostWriter {
     void layernorm() { memory(2 * (double)(N_r * C) * x); }
     // x, dy, d read, d written, which longer rows read once more for the bias in front
     void layernorm_backward(bool bias) {
-        memory((4 + (bias && C > 4096)) * (double)(N_r * C) * x);
+        memory((4 + (bias && C > longest_summed_row)) * (double)(N_r * C) * x);
     }
     void residual_layernorm() { memory(4 * (double)(N_r * C) * x); }  // x, f read, their sum and y written
     void gelu() { memory(2.0 * (double)(N * 4 * C_r) * x); }
