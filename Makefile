@@ -39,12 +39,14 @@ ifeq ($(filter $(PRECISION),bf16 fp32 fp64),)
 endif
 
 # ---- how each variant is compiled --------------------------------------------------------------------------
-OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-sanitized)
+# the emulated device watches its memory itself: the compiler only shows it the accesses
+WATCHED  := $(and $(filter emulated,$(DEVICE)),$(filter thread,$(SANITIZE)))
+OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-$(if $(WATCHED),watched,sanitized))
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 CXXFLAGS ?= -O3 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -g1)
-HOST     := -std=c++20 -fopenmp -Wall -Wextra $(CXXFLAGS) $(CHECKED)
+HOST     := -std=c++20 -fopenmp -Wall -Wextra $(CXXFLAGS) $(if $(WATCHED),-g1,$(CHECKED))
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
 # native: of the GPU that is here, and with what only sm_90a and sm_100a have, unlike nvcc's -arch=native
@@ -65,7 +67,8 @@ ifeq ($(DEVICE),cuda)
   LINK    := $(NVCC) -Xcompiler -fopenmp
   LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64 -Xlinker -rpath -Xlinker $(CUDA_DIR)/lib64
 else
-  COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(filter emulated,$(DEVICE)),-DDEVICE_EMULATED) -x c++
+  COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(filter emulated,$(DEVICE)),-DDEVICE_EMULATED) \
+	$(if $(WATCHED),-DWATCHED -fsanitize=thread -Wno-tsan) -x c++
   LINK    := $(CXX) $(HOST)
   LIBS    :=
 endif
@@ -116,6 +119,7 @@ help:
 #: make DEVICE=cuda|cpu|emulated    the device (emulated: the CUDA kernels, executed by g++)
 #: make PRECISION=bf16|fp32|fp64    of parameters and activations (default: bf16 on cuda, else fp32)
 #: make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)
+#: make DEVICE=emulated SANITIZE=thread   each access of a kernel, and what it must come after
 #: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi)
 #: make ARCH=x86-64-v3              for another processor than this one
 #: make BLAS='-lmkl_rt'             another CBLAS
@@ -153,7 +157,12 @@ $(OBJECTS)/comm_%.o: comm/comm_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
 
-$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o
+$(OBJECTS)/watch.o: layers/base/watch.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MF $(@:.o=.d) -c $< -o $@
+
+$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o \
+	$(if $(WATCHED),$(OBJECTS)/watch.o)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
 $(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(OBJECTS)/%.o

@@ -14,6 +14,7 @@
 #include "layers/base/test_base.h"
 #include "layers/base/test_cublaslt.h"
 #include "layers/base/test_emulated.h"
+#include "layers/base/test_watch.h"
 #include "layers/inference/test_scoring.h"
 #include "layers/model/bench_kernels.h"
 #include "layers/model/test_checkpoint.h"
@@ -36,6 +37,9 @@ const Chapter chapters[] = {
     {"json", test_json},
 #if defined(DEVICE_EMULATED)
     {"emulated", test_emulated},
+#if defined(WATCHED)
+    {"watch", test_watch},
+#endif
     {"cublaslt", test_cublaslt},
 #endif
     {"gradients", test_gradients},

@@ -4,10 +4,13 @@
 //   are posted, and goes on whenever this rank waits for anything. Waiting gives the processor away, so that
 //   more ranks than cores work.
 #include <deque>
+#include "../layers/base/watch.h"
 #include "mpi_world.h"
 
 namespace comm {
 namespace {
+
+namespace watch = emulated::watch;  // the emulated device's, which is told what MPI does with memory
 
 MPI_Datatype bf16_type;
 MPI_Op bf16_sum, bf16_max;
@@ -21,9 +24,11 @@ MPI_Op op_mpi(Type type, Op op) {
     return op == Op::Sum ? MPI_SUM : MPI_MAX;
 }
 void add_bf16(void* in, void* inout, int* n, MPI_Datatype*) {
+    [[maybe_unused]] watch::Unwatched transport;
     for (int i = 0; i < *n; i++) ((bf16*)inout)[i] = bf16(float(((bf16*)inout)[i]) + float(((bf16*)in)[i]));
 }
 void max_bf16(void* in, void* inout, int* n, MPI_Datatype*) {
+    [[maybe_unused]] watch::Unwatched transport;
     for (int i = 0; i < *n; i++)
         if (float(((bf16*)in)[i]) > float(((bf16*)inout)[i])) ((bf16*)inout)[i] = ((bf16*)in)[i];
 }
@@ -31,20 +36,28 @@ void max_bf16(void* in, void* inout, int* n, MPI_Datatype*) {
 // host memory for what lies on a device; elsewhere the memory itself
 struct Staged {
     void* device;
+    size_t bytes;
     std::vector<char> copy;
     void* host;
-    Staged(const void* p, size_t bytes, bool separate = false) : device((void*)p), host((void*)p) {
+    Staged(const void* p, size_t n, bool separate = false) : device((void*)p), bytes(n), host((void*)p) {
         if (host_is_device && !separate) return;
         copy.resize(bytes);
         host = copy.data();
     }
     void load(Stream s) {
-        if (host != device) copy_to_host(host, device, copy.size(), s);
+        if (host != device) copy_to_host(host, device, bytes, s);
+        else watch::read(device, bytes);
+    }
+    void expect() {  // what store() will bring
+        if (host == device) watch::begin_copy(device, nullptr, bytes);
     }
     void store(Stream s) {
-        if (host == device) return;
-        copy_to_device(device, host, copy.size(), s);
+        if (host == device) return watch::finish_copy(device, nullptr, bytes);
+        copy_to_device(device, host, bytes, s);
         synchronize(s);
+    }
+    void sent() {
+        if (host == device) watch::read(device, bytes);  // it may have been read as late as now
     }
 };
 
@@ -175,6 +188,7 @@ void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const c
     enqueue({g, "all-reduce", label, n,
           [=](MPI_Request* r, Stream copies) {
               data->load(copies);
+              data->expect();
               MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)n, type_mpi(type), op_mpi(type, op),
                              handle_of(g).mpi, r);
           },
@@ -189,9 +203,13 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
     auto to = std::make_shared<Staged>(out, n * bytes_of(type), in_place);
     enqueue({g, "reduce-scatter", label, n, [=](MPI_Request* r, Stream copies) {
         from->load(copies);
+        to->expect();
         MPI_Ireduce_scatter_block(from->host, to->host, (int)n, type_mpi(type), op_mpi(type, Op::Sum),
                                   handle_of(g).mpi, r);
-    }, [=](Stream copies) { to->store(copies); }}, s);
+    }, [=](Stream copies) {
+        to->store(copies);
+        if (!in_place) from->sent();
+    }}, s);
 }
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s) {
@@ -201,14 +219,19 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
     auto to = std::make_shared<Staged>(out, g.size * bytes), from = std::make_shared<Staged>(in, bytes);
     enqueue({g, "all-gather", label, n, [=](MPI_Request* r, Stream copies) {
         in_place ? to->load(copies) : from->load(copies);
+        to->expect();
         MPI_Iallgather(in_place ? MPI_IN_PLACE : from->host, (int)n, type_mpi(type), to->host, (int)n,
                        type_mpi(type), handle_of(g).mpi, r);
-    }, [=](Stream copies) { to->store(copies); }}, s);
+    }, [=](Stream copies) {
+        to->store(copies);
+        if (!in_place) from->sent();
+    }}, s);
 }
 void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
     enqueue({g, "broadcast", label, n, [=](MPI_Request* r, Stream copies) {
         data->load(copies);
+        data->expect();
         MPI_Ibcast(data->host, (int)n, type_mpi(type), root, handle_of(g).mpi, r);
     }, [=](Stream copies) { data->store(copies); }}, s);
 }
@@ -217,11 +240,12 @@ void send_bytes(const Group& g, const void* x, long n, Type type, int to, const 
     enqueue({g, "send", label, n, [=](MPI_Request* r, Stream copies) {
         data->load(copies);
         MPI_Isend(data->host, (int)n, type_mpi(type), to, 0, handle_of(g).mpi, r);
-    }}, s);
+    }, [=](Stream) { data->sent(); }}, s);
 }
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
     enqueue({g, "receive", label, n, [=](MPI_Request* r, Stream) {
+        data->expect();
         MPI_Irecv(data->host, (int)n, type_mpi(type), from, 0, handle_of(g).mpi, r);
     }, [=](Stream copies) { data->store(copies); }}, s);
 }

@@ -124,7 +124,7 @@ __global__ void softmax_forward_kernel(floatX* p, long rows, int T) {
     if (r >= rows) return;
     int t = (int)(r % T);
     p += r * T;
-    real largest = real(p[0]), sum = 0;
+    real largest = -INFINITY, sum = 0;
     for (int j = lane; j <= t; j += 32) largest = real(p[j]) > largest ? real(p[j]) : largest;
     largest = warp_max(largest);
     for (int j = lane; j <= t; j += 32) sum += exp(real(p[j]) - largest);

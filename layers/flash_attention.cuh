@@ -3,7 +3,7 @@
 //   lse = log of the sum of exp of a query's scores, from which backward computes each tile again
 //   qkv, dqkv (B, T, NH, 3, HS)   o, dout (B, T, NH, HS)   lse (B, NH, T) real
 //   kept:  lse (the block keeps qkv and o)
-//   backward: dqkv is set; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T, HS) real,
+//   backward: dqkv is set; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T in whole 64s, HS) real,
 //             turns 1 + B*NH*ceil(T/32)
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
@@ -20,6 +20,8 @@ struct FlashScratch {
     int* turns;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
+// whole tiles of queries: what is added to rows beyond the sequence is nothing, and nobody reads it
+inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 64) * 64 * HS; }
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 32); }
 
 // whether the kernels can do it
@@ -330,14 +332,13 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         int* turn = scratch.turns + 1 + (long)head * tiles + tile;
         if (threadIdx.x == 0) wait_until(turn, diagonal - block);
         __syncthreads();  // all keys' ds are there, and it is this block's turn
-        // dq goes on from what the blocks before have added. Rows beyond the sequence read its last one
+        // dq goes on from what the blocks before have added
         float dq[width / 8][4] = {};
         int row = warp % rows * 16, column = warp / rows * width, query[2];
         float* sums[2];
         for (int half = 0; half < 2; half++) {
             query[half] = tile * BM + row + g + half * 8;
-            int t = query[half] < a.T ? query[half] : a.T - 1;
-            sums[half] = scratch.dq + ((long)head * a.T + t) * HS + column + c;
+            sums[half] = scratch.dq + ((long)head * tiles * BM + query[half]) * HS + column + c;
         }
         if (block < diagonal)
             for (int n = 0; n < width / 8; n++)
@@ -355,12 +356,11 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
             }
         }
         for (int half = 0; half < 2; half++) {
-            if (query[half] >= a.T) continue;
             bf16* last = dqkv + at + query[half] * qkv_row + column + c;
             if (block > 0)
                 for (int n = 0; n < width / 8; n++)
                     *(float2*)(sums[half] + n * 8) = {dq[n][2 * half], dq[n][2 * half + 1]};
-            else
+            else if (query[half] < a.T)
                 for (int n = 0; n < width / 8; n++)
                     *(uint32_t*)(last + n * 8) =
                         pack_bf16(dq[n][2 * half] * scale, dq[n][2 * half + 1] * scale);

@@ -5,6 +5,9 @@
 #pragma once
 #include <malloc.h>
 #include "device.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 // bytes of a value of floatX, of a real
 struct Precision {
@@ -12,6 +15,15 @@ struct Precision {
     size_t x = sizeof(floatX), real = sizeof(::real);
     bool master() const { return x != real; }  // weights are held a second time, unrounded
 };
+
+// bytes behind each piece that AddressSanitizer lets nobody touch
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t red_zone = 256;
+inline void forbid(void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }
+#else
+constexpr size_t red_zone = 0;
+inline void forbid(void*, size_t) {}
+#endif
 
 struct Arena {
     const char* name;
@@ -30,7 +42,9 @@ struct Arena {
 private:
     void* bytes(size_t n) {
         void* p = base ? base + used : nullptr;
-        used += (n + alignment - 1) / alignment * alignment;
+        size_t whole = (n + alignment - 1) / alignment * alignment + red_zone;
+        if (p) forbid((char*)p + n, whole - n);
+        used += whole;
         return p;
     }
 };

@@ -9,7 +9,7 @@
 //               stand at different calls
 //     launches  grid, block and shared memory are what a device of sm_90 takes
 //     bounds    every allocation and shared array is one of the heap's, so AddressSanitizer sees each access
-//   Streams and events: streams_on_cpu.h.
+//   Streams and events: streams_on_cpu.h. With SANITIZE=thread all accesses are watched: watch.h.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -24,6 +24,7 @@
 #include <vector>
 #include "check.h"
 #include "fiber.h"
+#include "watch.h"
 
 #define __global__
 #define __device__
@@ -51,6 +52,7 @@ constexpr size_t usual_shared = 48 << 10;                              // bytes 
 inline size_t largest_shared = 227 << 10;                              // those of an H100's
 inline std::map<const void*, size_t> allowed_shared;                   // dynamic, by kernel
 inline bool executes = true;                                           // else launches are only checked
+inline bool has_failed = false;                                        // a block of this launch
 
 // of the order in which blocks, threads and streams run; of whole programs: EMULATED_SEED=N
 inline unsigned seed = getenv("EMULATED_SEED") ? (unsigned)atoi(getenv("EMULATED_SEED")) : 1;
@@ -81,13 +83,30 @@ struct Thread {
 
 struct Warp {
     unsigned arrived = 0;
+    uint16_t turn = 0;  // __syncwarp() that it has passed
 };
 
+// an array of a block's: an allocation of its own, or one place after another where accesses are watched
 struct Shared {
     const void* key;
     bool poisoned;
     size_t bytes_count;
-    std::unique_ptr<char[]> bytes;
+    std::unique_ptr<char[]> own;
+    char* bytes;
+    Shared(const void* key, size_t n, size_t before) : key(key), poisoned(false), bytes_count(n) {
+        if (!watch::on) own = std::make_unique<char[]>(n);
+        bytes = watch::on ? watch::shared_memory() + (before + 15) / 16 * 16 : own.get();
+    }
+    void poison() {
+        if (!poisoned) memset(bytes, 0xFF, bytes_count);
+        poisoned = true;
+    }
+};
+
+struct Copy {  // that a thread has begun
+    void* to;
+    const void* from;  // null: zeros
+    size_t bytes;
 };
 
 struct Worker {
@@ -98,13 +117,13 @@ struct Worker {
     std::vector<Warp> warps;
     std::vector<int> order, ready;
     std::vector<Shared> shared;
-    std::vector<char> dynamic_shared;
+    Shared dynamic_shared{nullptr, 0, 0};
     const std::function<void()>* body = nullptr;
     const char* kernel = "";
     const void* kernel_address = nullptr;
     size_t allowed = 0;  // dynamic shared memory, bytes
     // copies that a thread has begun: the finished groups, and last the open one
-    std::vector<std::deque<std::vector<std::function<void()>>>> copies;
+    std::vector<std::deque<std::vector<Copy>>> copies;
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
     uint64_t key = 0;
     std::string error;
@@ -137,6 +156,7 @@ struct Worker {
             return wait();
         }
         at_block = 0;
+        watch::block_barrier();
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
     void run_block(uint64_t block_key);
@@ -180,7 +200,8 @@ inline void Worker::run_block(uint64_t block_key) {
         threads[t].index = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
     shuffle(order, n, key);
     for (auto& s : shared) s.poisoned = false;
-    std::fill(dynamic_shared.begin(), dynamic_shared.end(), (char)0xFF);
+    dynamic_shared.poisoned = false;
+    dynamic_shared.poison();
     ready.clear();
     next_fresh = at_block = done = 0;
     for (uint64_t turn = 0; error.empty(); turn++) {
@@ -248,25 +269,45 @@ void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lan
 inline void* shared_array(const void* key, size_t bytes) {
     for (auto& s : worker->shared) {
         if (s.key != key) continue;
-        if (!s.poisoned) memset(s.bytes.get(), 0xFF, bytes);
-        s.poisoned = true;
-        return s.bytes.get();
+        s.poison();
+        return s.bytes;
     }
-    size_t all = bytes, dynamic = worker->dynamic_shared.size();
+    size_t all = bytes, dynamic = worker->dynamic_shared.bytes_count;
     for (auto& s : worker->shared) all += s.bytes_count;
     size_t most = worker->allowed > usual_shared ? largest_shared : usual_shared;
     if (all > usual_shared || all + dynamic > most)
         fail("kernel %s: %zu bytes of shared memory and %zu dynamic ones: a block has %zu, or after "
              "allow_shared %zu", worker->kernel, all, dynamic, usual_shared, largest_shared);
-    worker->shared.push_back({key, true, bytes, std::unique_ptr<char[]>(new char[bytes])});
-    memset(worker->shared.back().bytes.get(), 0xFF, bytes);
-    return worker->shared.back().bytes.get();
+    worker->shared.emplace_back(key, bytes, dynamic + all - bytes + 16 * worker->shared.size());
+    worker->shared.back().poison();
+    return worker->shared.back().bytes;
+}
+
+// copies from global to shared memory, which are done when the thread waits for them, and not before
+inline void begin_copy(void* to, const void* from, size_t bytes) {
+    worker->copies[worker->current].back().push_back({to, from, bytes});
+    watch::begin_copy(to, from, bytes);
+}
+inline void finish_copies(size_t groups_left) {
+    auto& mine = worker->copies[worker->current];
+    for (; mine.size() > groups_left + 1; mine.pop_front())
+        for (Copy& c : mine.front()) {
+            if (c.from) memcpy(c.to, c.from, c.bytes);
+            else memset(c.to, 0, c.bytes);
+            watch::finish_copy(c.to, c.from, c.bytes);
+        }
 }
 
 struct Kernel {
     const char* name;
     const void* address;
 };
+
+// a turn of a loop that ends when another block has got somewhere
+inline void wait_for_another_block() {
+    if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) fail("waits for a block that failed");
+    if (watch::on) fail("waits for a block that has not begun, and might never");
+}
 
 inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
     const char* kernel = of.name;
@@ -285,8 +326,11 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
     std::vector<int> order;
     shuffle(order, blocks, mix(seed) ^ 0xB10C);
     std::string error;
-    #pragma omp parallel for schedule(dynamic)
+    has_failed = false;
+    watch::begin_launch();
+    #pragma omp parallel for schedule(dynamic) if(!watch::on)
     for (int i = 0; i < blocks; i++) {
+        if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) continue;
         static thread_local Worker mine;
         worker = &mine;
         mine.body = &body;
@@ -295,13 +339,19 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
         if (mine.kernel_address != of.address) mine.shared.clear();
         mine.kernel_address = of.address;
         mine.allowed = allowed;
-        mine.dynamic_shared.resize(shared_bytes);
+        if (mine.dynamic_shared.bytes_count != shared_bytes) {
+            mine.shared.clear();
+            mine.dynamic_shared = Shared(nullptr, shared_bytes, 0);
+        }
         blockDim = block;
         gridDim = grid;
         blockIdx = dim3(order[i] % grid.x, order[i] / grid.x % grid.y, order[i] / grid.x / grid.y);
+        watch::begin_block();
         mine.run_block(mix(seed) ^ mix(order[i]));
+        watch::end_block();
         #pragma omp critical
         if (error.empty()) error = mine.error;
+        if (!mine.error.empty()) __atomic_store_n(&has_failed, true, __ATOMIC_RELAXED);
     }
     if (!error.empty()) throw Error(error);
 }
@@ -314,7 +364,9 @@ inline void __syncthreads() { emulated::worker->block_barrier(); }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, emulated::Site site = emulated::Site::current()) {
     struct Args {} mine;
-    emulated::warp_collective<Args>(mask, mine, site, [](Args**, unsigned) {});
+    emulated::warp_collective<Args>(mask, mine, site, [](Args**, unsigned) {
+        emulated::worker->warps[emulated::worker->current / 32].turn++;
+    });
 }
 
 template <class T>
@@ -359,8 +411,6 @@ inline int __all_sync(unsigned mask, int predicate, emulated::Site site = emulat
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 template <class T>
 T atomicAdd(T* address, T value) {  // integers only: float atomics would make runs differ

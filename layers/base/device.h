@@ -109,7 +109,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
     static char name##_key;       \
     auto& name = *(type(*)[count])emulated::shared_array(&name##_key, sizeof(type) * (count))
 #define UNROLL(times)
-#define DYNAMIC_SHARED(type, name) type* name = (type*)emulated::worker->dynamic_shared.data()
+#define DYNAMIC_SHARED(type, name) type* name = (type*)emulated::worker->dynamic_shared.bytes
 #endif
 
 // ---- memory and order ------------------------------------------------------------------------------------

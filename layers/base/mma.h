@@ -115,7 +115,9 @@ void ldmatrix_x4(uint32_t (&r)[4], const bf16* row, emulated::Site site = emulat
         const bf16* row;
     } mine = {r, row};
     if ((uintptr_t)row % 16) fail("ldmatrix: a row at %p is not aligned to 16 bytes", (const void*)row);
+    emulated::watch::read(row, 8 * sizeof(bf16));
     emulated::warp_collective<Args>(all_lanes, mine, site, [](Args* lanes[32], unsigned) {
+        [[maybe_unused]] emulated::watch::Unwatched emulator;
         for (int l = 0; l < 32; l++)
             for (int m = 0; m < 4; m++) {
                 int g = l / 4, c = 2 * (l % 4);
@@ -131,17 +133,12 @@ void copy_async(void* shared, const void* global, bool copy) {
     static_assert(bytes == 8 || bytes == 16);
     if ((uintptr_t)shared % bytes || (uintptr_t)global % bytes)
         fail("copy_async: %p from %p is not aligned to %d bytes", shared, global, bytes);
-    emulated::worker->copies[emulated::worker->current].back().push_back([=] {
-        if (copy) memcpy(shared, global, bytes);
-        else memset(shared, 0, bytes);
-    });
+    emulated::begin_copy(shared, copy ? global : nullptr, bytes);
 }
 inline void copy_async_commit() { emulated::worker->copies[emulated::worker->current].emplace_back(); }
 template <int groups>
 void copy_async_wait() {
-    auto& mine = emulated::worker->copies[emulated::worker->current];
-    for (; mine.size() > groups + 1; mine.pop_front())
-        for (auto& copy : mine.front()) copy();
+    emulated::finish_copies(groups);
 }
 
 inline uint32_t pack_bf16(float low, float high) {
@@ -149,7 +146,7 @@ inline uint32_t pack_bf16(float low, float high) {
 }
 
 inline void wait_until(const int* turn, int value) {
-    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != value) {}
+    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != value) emulated::wait_for_another_block();
 }
 inline void publish(int* turn, int value) { __atomic_store_n(turn, value, __ATOMIC_RELEASE); }
 inline float2 load_global(const float2* x) { return *x; }

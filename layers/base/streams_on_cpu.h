@@ -10,14 +10,20 @@
 #include <string>
 #include "cuda_on_cpu.h"
 
+struct EmulatedWork {
+    std::function<void()> run;
+    emulated::watch::Clock after;
+};
 struct EmulatedStream {
-    std::deque<std::function<void()>> work;
+    std::deque<EmulatedWork> work;
     uint64_t given = 0, done = 0;
+    emulated::watch::Progress progress;
     std::vector<std::function<void()>>* recording = nullptr;  // work is recorded there instead
 };
 struct EmulatedEvent {
     EmulatedStream* stream = nullptr;
     uint64_t at = 0;  // reached when the stream has done this much
+    std::shared_ptr<emulated::watch::Clock> clock = nullptr;
 };
 using cudaStream_t = EmulatedStream*;
 using cudaEvent_t = EmulatedEvent*;
@@ -35,10 +41,15 @@ inline EmulatedStream& stream_of(cudaStream_t s) { return s ? *s : default_strea
 
 inline void run_until(EmulatedStream& s, uint64_t at) {
     while (s.done < at) {
-        std::function<void()> next = std::move(s.work.front());
+        EmulatedWork next = std::move(s.work.front());
         s.work.pop_front();
         s.done++;
-        next();  // an event that it waits for makes the other stream run
+        {
+            [[maybe_unused]] watch::Work now(s.progress, next.after);
+            next.run();  // an event that it waits for makes the other stream run
+        }
+        watch::reached(s.progress, s.done);
+        watch::complain();
     }
 }
 
@@ -53,7 +64,8 @@ inline void some_time_passes() {
 inline void enqueue(cudaStream_t s, std::function<void()> work) {
     EmulatedStream& stream = stream_of(s);
     if (stream.recording) return stream.recording->push_back(std::move(work));
-    stream.work.push_back(std::move(work));
+    watch::complain();
+    stream.work.push_back({std::move(work), watch::given()});
     stream.given++;
     some_time_passes();
 }
@@ -74,16 +86,28 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (emulated::stream_of(s).recording) return cudaErrorNotReady;  // as on a device
     emulated::run_until(emulated::stream_of(s), emulated::stream_of(s).given);
+    emulated::watch::learn(emulated::stream_of(s).progress.clock);
+    emulated::watch::complain();
     return cudaSuccess;
 }
+namespace emulated {
+inline bool take_memory(void** p, size_t bytes) {
+    if (watch::on) return (*p = watch::allocate(bytes));
+    return !posix_memalign(p, 256, bytes);
+}
+inline void give_memory(void* p) {
+    for (auto* s : streams) cudaStreamSynchronize(s);
+    if (watch::on) watch::release(p);
+    else free(p);
+}
+}  // namespace emulated
 inline cudaError_t cudaMalloc(void** p, size_t bytes) {
-    if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
+    if (!emulated::take_memory(p, bytes)) return cudaErrorMemoryAllocation;
     memset(*p, 0xFF, bytes);
     return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* p) {
-    for (auto* s : emulated::streams) cudaStreamSynchronize(s);
-    free(p);
+    emulated::give_memory(p);
     return cudaSuccess;
 }
 namespace emulated {
@@ -96,14 +120,13 @@ inline bool is_pinned(const void* p) {
 }
 }  // namespace emulated
 inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
-    if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
+    if (!emulated::take_memory(p, bytes)) return cudaErrorMemoryAllocation;
     emulated::pinned[(const char*)*p] = bytes;
     return cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* p) {
-    for (auto* s : emulated::streams) cudaStreamSynchronize(s);
     emulated::pinned.erase((const char*)p);
-    free(p);
+    emulated::give_memory(p);
     return cudaSuccess;
 }
 // from pageable memory the copy is taken at once; from pinned memory, and all others, when its turn comes
@@ -111,14 +134,24 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
                                    cudaStream_t s) {
     if (kind == cudaMemcpyHostToDevice && !emulated::is_pinned(from)) {
         std::string taken((const char*)from, bytes);
-        emulated::enqueue(s, [to, taken = std::move(taken)] { memcpy(to, taken.data(), taken.size()); });
+        emulated::enqueue(s, [to, taken = std::move(taken)] {
+            memcpy(to, taken.data(), taken.size());
+            emulated::watch::write(to, taken.size());
+        });
     } else {
-        emulated::enqueue(s, [to, from, bytes] { memcpy(to, from, bytes); });
+        emulated::enqueue(s, [to, from, bytes] {
+            memcpy(to, from, bytes);
+            emulated::watch::read(from, bytes);
+            emulated::watch::write(to, bytes);
+        });
     }
     return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
-    emulated::enqueue(s, [p, value, bytes] { memset(p, value, bytes); });
+    emulated::enqueue(s, [p, value, bytes] {
+        memset(p, value, bytes);
+        emulated::watch::write(p, bytes);
+    });
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -146,17 +179,23 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     EmulatedStream& stream = emulated::stream_of(s);
-    *e = {&stream, stream.given};
+    *e = {&stream, stream.given, emulated::watch::at(stream.progress, stream.given, stream.done)};
     return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     emulated::some_time_passes();
-    return !e->stream || e->stream->done >= e->at ? cudaSuccess : cudaErrorNotReady;
+    if (!e->stream) return cudaSuccess;
+    if (e->stream->done < e->at) return cudaErrorNotReady;
+    if (e->clock) emulated::watch::learn(*e->clock);
+    return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     EmulatedEvent recorded = *e;  // as it stands now
     if (recorded.stream)
-        emulated::enqueue(s, [recorded] { emulated::run_until(*recorded.stream, recorded.at); });
+        emulated::enqueue(s, [recorded] {
+            emulated::run_until(*recorded.stream, recorded.at);
+            if (recorded.clock) emulated::watch::learn(*recorded.clock);
+        });
     return cudaSuccess;
 }
 

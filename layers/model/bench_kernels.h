@@ -109,7 +109,8 @@ void bench_kernels() {
         floatX *qkv = xs(rows * shape.row()), *dqkv = xs(rows * shape.row()), *out = xs(rows * shape.out()),
                *dout = xs(rows * shape.out());
         real* lse = rs(rows * h.NH);
-        FlashScratch flash = {rs(flash_query_terms(shape.B, h.NH, h.T)), rs(rows * shape.out()),
+        FlashScratch flash = {rs(flash_query_terms(shape.B, h.NH, h.T)),
+                              rs(flash_dq(shape.B, h.NH, h.T, shape.HS)),
                               (int*)room(flash_turns(shape.B, h.NH, h.T) * sizeof(int))};
         double flops =
             (double)shape.B * h.NH * h.T * h.T * h.HS;  // of one product over the causal half, twice

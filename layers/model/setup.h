@@ -196,6 +196,7 @@ inline void share_choices(const comm::Group& world) {
 // What is chosen belongs to the run: it is the same on all ranks, and checkpoints carry it on
 inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
     fill_at_random(model);
+    clear_losses(model);
     autotuner.on = true;
     compute_once(model);
     Graph graph;

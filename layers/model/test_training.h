@@ -23,8 +23,9 @@ struct Trial {  // a small model with its optimiser
         return {
             index, is_last, 0, batch, model.in_flight[0], model.inputs[0], &model.activation_gradients[0]};
     }
-    // the logits stay in model.lm_head, the losses are added to
+    // logits and losses stay in model.lm_head
     void forward_tokens(const std::vector<int>& samples, BatchShape batch) {
+        clear_losses(model);
         put_tokens_on_host(model, samples, batch, 0);
         copy_tokens(model, model.in_flight[0], 0);
         forward(model, micro_batch(0, batch), 0);
@@ -118,6 +119,7 @@ void test_pytorch() {
         trial.optimizer.set_hyper(o, number("learning_rate"), ++trial.step);
         reduce_gradients(m);
         update_parameters(m, trial.optimizer, o.clip);
+        synchronize(m.stream);  // the next step's hyper-parameters lie where these are read
     }
     close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
 }

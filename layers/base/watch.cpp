@@ -1,0 +1,435 @@
+// watch.cpp   happens-before on the emulated device (watch.h), linked where SANITIZE=thread
+#include "watch.h"
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <algorithm>
+#include <map>
+#include "cuda_on_cpu.h"
+
+extern "C" char __ehdr_start;
+
+namespace emulated::watch {
+namespace {
+
+// ---- who did what, and when ------------------------------------------------------------------------------
+
+// Moments are numbered through the whole run: one for each piece of a stream's work, for what the host does
+// between two things that others can see, and in a kernel for each block and each of its barriers.
+struct Access {
+    uint32_t moment = 0;  // 0: never
+    uint32_t code = 0;    // where in the program, from its beginning
+    uint16_t thread = 0;  // of its block, with flags
+    uint16_t warp_turn = 0;
+};
+constexpr uint16_t atomic = 0x8000, arriving = 0x4000, lanes = 0x2000, warps = 0x1000, blocks = 0x0800;
+constexpr uint16_t thread_bits = 0x03FF;  // with `lanes` any thread of that warp
+
+struct Cell {  // of a byte
+    Access written, read;
+};
+bool same(const Cell& a, const Cell& b) {
+    uint64_t x[3], y[3];
+    static_assert(sizeof(Cell) == sizeof x && std::has_unique_object_representations_v<Cell>);
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
+}
+
+struct WorkStart {
+    uint32_t moment;
+    int stream;
+    uint64_t index;
+};
+
+// what a thread knows of the other blocks of its launch: by their first moment
+struct Known {
+    std::map<uint32_t, uint32_t> before;            // all of the block's moments before this one
+    std::vector<std::pair<uint32_t, uint16_t>> own; // moment and thread
+    void join(const Known& other) {
+        for (auto& [block, moment] : other.before) before[block] = std::max(before[block], moment);
+        for (auto& o : other.own)
+            if (std::find(own.begin(), own.end(), o) == own.end()) own.push_back(o);
+    }
+};
+
+constexpr size_t span = 64ull << 30, shared_bytes = 1 << 20;
+
+struct State {
+    char* memory = map(span);
+    Cell* cells = (Cell*)map(span * sizeof(Cell));
+    size_t used = shared_bytes;
+    std::map<char*, size_t> allocated;
+
+    uint32_t now = 0, block_start = 0, launch_start = 0;
+    std::vector<WorkStart> works;
+    std::vector<uint32_t> block_starts;  // of the launch
+    std::map<const void*, Known> published;
+    Known known;                         // of the block in execution
+    std::map<int, Known> waiting;        // by thread, until the block's next barrier
+
+    Clock host;
+    bool host_open = false;  // its last moment is still going on
+    Progress* stream = nullptr;
+    int streams = 0, quiet = 0;
+    bool in_kernel = false;
+    std::string error;
+
+    static char* map(size_t bytes) {
+        void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                       -1, 0);
+        if (p == MAP_FAILED) fail("SANITIZE=thread wants %zu bytes of address space", bytes);
+        return (char*)p;
+    }
+};
+[[gnu::init_priority(101)]] State s;  // before all streams
+thread_local bool is_host = false;
+const bool host_is_here = is_host = true;  // the thread that starts the program
+
+void advance(Clock& clock, int stream, uint64_t index) {
+    if (clock.size() <= (size_t)stream) clock.resize(stream + 1);
+    clock[stream] = index;
+    s.works.push_back({++s.now, stream, index});
+    s.block_start = s.launch_start = s.now;
+}
+void join(Clock& to, const Clock& from) {
+    if (to.size() < from.size()) to.resize(from.size());
+    for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
+}
+Clock& current_clock() { return s.stream ? s.stream->clock : s.host; }
+
+// ---- the rule --------------------------------------------------------------------------------------------
+
+bool is_shared(const char* p) { return p < s.memory + shared_bytes; }
+
+bool is_known(const Known& known, const Access& a) {
+    uint32_t block = *std::prev(std::upper_bound(s.block_starts.begin(), s.block_starts.end(), a.moment));
+    auto found = known.before.find(block);
+    if (found != known.before.end() && a.moment < found->second) return true;
+    return std::count(known.own.begin(), known.own.end(),
+                      std::pair(a.moment, (uint16_t)(a.thread & thread_bits))) > 0;
+}
+
+// whether `a` happens before what `thread` does now
+bool is_ordered(const Access& a, int thread, uint16_t warp_turn) {
+    if (a.thread & arriving || (a.thread & blocks && a.moment >= s.launch_start)) return false;
+    if (a.moment >= s.block_start) {
+        if (a.moment < s.now) return true;
+        if (a.thread & warps) return false;
+        int other = a.thread & thread_bits;
+        if (other == thread && !(a.thread & lanes)) return true;
+        return other / 32 == thread / 32 && a.warp_turn < warp_turn;
+    }
+    if (a.moment >= s.launch_start) {
+        if (a.thread & (lanes | warps)) return is_known(s.known, a);
+        auto mine = s.waiting.find(thread);
+        return is_known(s.known, a) || (mine != s.waiting.end() && is_known(mine->second, a));
+    }
+    auto next = std::upper_bound(s.works.begin(), s.works.end(), a.moment,
+                                 [](uint32_t moment, const WorkStart& w) { return moment < w.moment; });
+    const WorkStart& work = *std::prev(next);
+    const Clock& clock = current_clock();
+    return (size_t)work.stream < clock.size() && clock[work.stream] >= work.index;
+}
+
+// file:line of a place, the innermost function first
+std::string line_of(uint32_t code) {
+    std::string command = text("addr2line -s -i -e /proc/%d/exe 0x%x 2> /dev/null", getpid(), code - 1);
+    std::string all;
+    if (FILE* out = popen(command.c_str(), "r")) {
+        char line[256];
+        for (int i = 0; i < 3 && fgets(line, sizeof line, out); i++) {
+            std::string place(line, strcspn(line, " \n"));
+            bool is_emulator = place.find("_on_cpu.h") != place.npos || place.find("invoke.h") == 0;
+            if (i > 0 && is_emulator) break;
+            all += (i ? " in " : "") + place;
+        }
+        pclose(out);
+    }
+    return all.empty() ? text("code 0x%x", code) : all;
+}
+
+std::string who(const Access& a) {
+    int t = a.thread & thread_bits;
+    std::string what = line_of(a.code);
+    if (a.thread & arriving) return what + text(" (a copy of thread %d that may still arrive)", t);
+    if (a.moment < s.launch_start) return what + " (earlier work, for which this did not wait)";
+    if (a.moment < s.block_start) return what + " (another block)";
+    if (a.thread & warps) return what + " (several warps of this block)";
+    if (a.thread & lanes) return what + text(" (several lanes of warp %d)", t / 32);
+    return what + text(" (thread %d)", t);
+}
+
+void found(const std::string& what) {
+    if (!s.in_kernel) {
+        if (s.error.empty()) s.error = what;
+        return;
+    }
+    Worker& w = *worker;
+    w.error = w.where(w.current) + ": " + what;
+    w.stop();
+}
+std::string unwritten(const char* p, uint32_t code) {
+    return text("the read of %s memory at %s: nobody has written it", is_shared(p) ? "shared" : "device",
+                line_of(code).c_str());
+}
+void race(const char* p, bool writes, uint32_t code, const Access& before, bool was_written) {
+    std::string what = text("the %s of %s memory at %s races with the %s at %s", writes ? "write" : "read",
+                            is_shared(p) ? "shared" : "device", line_of(code).c_str(),
+                            was_written ? "write" : "read", who(before).c_str());
+    found(what);
+}
+
+struct Me {
+    int thread = 0;
+    uint16_t warp_turn = 0;
+};
+bool is_watched(const void* p, Me& me) {
+    if (s.quiet || !is_host) return false;
+    if (s.in_kernel) {
+        me = {worker->current, worker->warps[worker->current / 32].turn};
+    } else if (!s.stream && !s.host_open) {
+        if (s.host.empty()) s.host.resize(1);
+        advance(s.host, 0, s.host[0] + 1);
+        s.host_open = true;
+    }
+    return (size_t)((const char*)p - s.memory) < span;
+}
+
+void reads(const char* p, size_t n, uint32_t code, Me me) {
+    bool fresh = is_shared(p);  // of this block: what lies there from others is nothing
+    Access mine = {s.now, code, (uint16_t)me.thread, me.warp_turn};
+    Cell *cells = s.cells + (p - s.memory), before;
+    for (size_t i = 0; i < n; i++) {
+        Cell& c = cells[i];
+        if (i > 0 && same(c, before)) {  // as the byte before
+            c = cells[i - 1];
+            continue;
+        }
+        before = c;
+        auto counts = [&](const Access& a) { return a.moment && !(fresh && a.moment < s.block_start); };
+        if (counts(c.written) && !is_ordered(c.written, me.thread, me.warp_turn))
+            return race(p + i, false, code, c.written, true);
+        if (s.in_kernel && !counts(c.written)) return found(unwritten(p + i, code));
+        Access all = mine;
+        if (counts(c.read) && !is_ordered(c.read, me.thread, me.warp_turn)) {  // beside another's read
+            int other = c.read.thread & thread_bits;
+            if (c.read.moment < s.block_start) all.thread |= c.read.moment < s.launch_start ? 0 : blocks;
+            else if (c.read.thread & warps || other / 32 != me.thread / 32) all.thread |= warps;
+            else all.thread |= lanes;
+            if (c.read.moment >= s.launch_start) all.thread |= c.read.thread & blocks;
+        }
+        c.read = all;
+    }
+}
+
+void writes(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
+    bool fresh = is_shared(p);
+    Cell *cells = s.cells + (p - s.memory), before;
+    for (size_t i = 0; i < n; i++) {
+        Cell& c = cells[i];
+        if (i > 0 && same(c, before)) {
+            c = cells[i - 1];
+            continue;
+        }
+        before = c;
+        auto counts = [&](const Access& a) { return a.moment && !(fresh && a.moment < s.block_start); };
+        bool both_atomic = flags & atomic && c.written.thread & atomic;
+        if (counts(c.written) && !both_atomic && !is_ordered(c.written, me.thread, me.warp_turn))
+            return race(p + i, true, code, c.written, true);
+        if (counts(c.read) && !is_ordered(c.read, me.thread, me.warp_turn))
+            return race(p + i, true, code, c.read, false);
+        c.written = {s.now, code, (uint16_t)(me.thread | flags), me.warp_turn};
+        c.read = {};
+    }
+}
+
+uint32_t code_of(const void* return_address) { return (uint32_t)((char*)return_address - &__ehdr_start); }
+
+void seen(const void* p, size_t n, bool writing, const void* return_address) {
+    Me me;
+    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    if (writing) writes((const char*)p, n, code_of(return_address), me);
+    else reads((const char*)p, n, code_of(return_address), me);
+}
+
+void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const void* return_address) {
+    Me me;
+    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    if (s.in_kernel && acquires) s.waiting[me.thread].join(s.published[p]);
+    if (s.in_kernel && releases) {
+        Known& to = s.published[p];
+        to = s.known;
+        to.join(s.waiting[me.thread]);
+        to.before[s.block_start] = s.now;
+        to.own.push_back({s.now, (uint16_t)me.thread});
+    }
+    writes((const char*)p, n, code_of(return_address), me, atomic);
+}
+
+}  // namespace
+
+// ---- what the emulator says ------------------------------------------------------------------------------
+
+void* allocate(size_t bytes) {
+    size_t whole = (bytes + 255) / 256 * 256;
+    if (s.used + whole > span) fail("SANITIZE=thread: %zu bytes of memory are used up", span);
+    char* p = s.memory + s.used;
+    s.used += whole + 256;
+    s.allocated[p] = whole;
+    return p;
+}
+void release(void* p) {
+    auto found = s.allocated.find((char*)p);
+    if (found == s.allocated.end()) return;
+    auto give_back = [](char* from, size_t n) {  // whole pages
+        uintptr_t first = ((uintptr_t)from + 4095) / 4096 * 4096, last = ((uintptr_t)from + n) / 4096 * 4096;
+        if (first < last) madvise((void*)first, last - first, MADV_DONTNEED);
+    };
+    give_back(found->first, found->second);
+    give_back((char*)(s.cells + (found->first - s.memory)), found->second * sizeof(Cell));
+    s.allocated.erase(found);
+}
+char* shared_memory() { return s.memory; }
+void read(const void* p, size_t bytes) { seen(p, bytes, false, __builtin_return_address(0)); }
+void write(const void* p, size_t bytes) { seen(p, bytes, true, __builtin_return_address(0)); }
+
+void begin_copy(const void* to, const void* from, size_t bytes) {
+    Me me;
+    if (!is_watched(to, me)) return;
+    uint32_t code = code_of(__builtin_return_address(0));
+    if (from) seen(from, bytes, false, __builtin_return_address(0));
+    writes((const char*)to, bytes, code, me, arriving);
+}
+void finish_copy(const void* to, const void* from, size_t bytes) {
+    Me me;
+    if (!is_watched(to, me)) return;
+    if (from) seen(from, bytes, false, __builtin_return_address(0));
+    for (size_t i = 0; i < bytes; i++) {
+        Access& a = s.cells[(const char*)to - s.memory + i].written;
+        a.thread &= (uint16_t)~arriving;
+        a.moment = s.now;
+        a.warp_turn = me.warp_turn;
+    }
+}
+
+void begin_launch() {
+    s.launch_start = ++s.now;
+    s.block_starts.clear();
+    s.published.clear();
+}
+void begin_block() {
+    s.block_start = ++s.now;
+    s.block_starts.push_back(s.now);
+    s.known = {};
+    s.waiting.clear();
+    s.in_kernel = true;
+}
+void end_block() { s.in_kernel = false; }
+void block_barrier() {
+    s.now++;
+    for (auto& [thread, known] : s.waiting) s.known.join(known);
+    s.waiting.clear();
+}
+
+Unwatched::Unwatched() { s.quiet++; }
+Unwatched::~Unwatched() { s.quiet--; }
+
+Progress::Progress() : id(++s.streams) {}
+Clock given() {
+    s.host_open = false;
+    return current_clock();
+}
+Work::Work(Progress& stream, const Clock& given) : outer(s.stream) {
+    s.stream = &stream;
+    s.host_open = false;
+    join(stream.clock, given);
+    advance(stream.clock, stream.id, ++stream.works);
+}
+Work::~Work() { s.stream = outer; }
+std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done) {
+    auto clock = std::make_shared<Clock>();
+    if (done >= given) *clock = stream.clock;
+    else stream.asked.push_back({given, clock});
+    return clock;
+}
+void reached(Progress& stream, uint64_t done) {
+    std::erase_if(stream.asked, [&](auto& a) {
+        if (a.first > done) return false;
+        *a.second = stream.clock;
+        return true;
+    });
+}
+void learn(const Clock& clock) {
+    s.host_open = false;
+    join(current_clock(), clock);
+}
+void complain() {
+    std::string error;
+    std::swap(error, s.error);
+    if (!error.empty()) throw Error(error);
+}
+
+}  // namespace emulated::watch
+
+// ---- what the compiler calls -----------------------------------------------------------------------------
+
+namespace watch = emulated::watch;
+#define HERE __builtin_return_address(0)
+#define SEEN(kind, n, writing) \
+    void __tsan_##kind##n(void* p) { watch::seen(p, n, writing, HERE); } \
+    void __tsan_unaligned_##kind##n(void* p) { watch::seen(p, n, writing, HERE); }
+#define ATOMIC(bits, T)                                                                      \
+    T __tsan_atomic##bits##_load(const volatile T* p, int order) {                           \
+        watch::seen_atomic((const void*)p, sizeof(T), order != __ATOMIC_RELAXED, false, HERE); \
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                         \
+    }                                                                                        \
+    void __tsan_atomic##bits##_store(volatile T* p, T x, int order) {                        \
+        watch::seen_atomic((void*)p, sizeof(T), false, order != __ATOMIC_RELAXED, HERE);     \
+        __atomic_store_n(p, x, __ATOMIC_SEQ_CST);                                            \
+    }                                                                                        \
+    T __tsan_atomic##bits##_exchange(volatile T* p, T x, int) {                              \
+        return __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST);                                  \
+    }                                                                                        \
+    T __tsan_atomic##bits##_fetch_add(volatile T* p, T x, int) {                             \
+        watch::seen_atomic((void*)p, sizeof(T), false, false, HERE);                         \
+        return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST);                                   \
+    }                                                                                        \
+    T __tsan_atomic##bits##_fetch_sub(volatile T* p, T x, int) {                             \
+        return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST);                                   \
+    }                                                                                        \
+    T __tsan_atomic##bits##_fetch_or(volatile T* p, T x, int) {                              \
+        return __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST);                                    \
+    }                                                                                        \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T x, int, int) { \
+        return __atomic_compare_exchange_n(p, expected, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+    }                                                                                        \
+    int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T x, int, int) { \
+        return __atomic_compare_exchange_n(p, expected, x, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+    }
+
+extern "C" {
+SEEN(read, 1, false)
+SEEN(read, 2, false)
+SEEN(read, 4, false)
+SEEN(read, 8, false)
+SEEN(read, 16, false)
+SEEN(write, 1, true)
+SEEN(write, 2, true)
+SEEN(write, 4, true)
+SEEN(write, 8, true)
+SEEN(write, 16, true)
+ATOMIC(8, uint8_t)
+ATOMIC(16, uint16_t)
+ATOMIC(32, uint32_t)
+ATOMIC(64, uint64_t)
+void __tsan_read_range(void* p, unsigned long n) { watch::seen(p, n, false, HERE); }
+void __tsan_write_range(void* p, unsigned long n) { watch::seen(p, n, true, HERE); }
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_atomic_thread_fence(int) {}
+void __tsan_atomic_signal_fence(int) {}
+void __tsan_init() {}
+}

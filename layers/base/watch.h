@@ -1,0 +1,96 @@
+// watch.h   every access to the emulated device's memory, and what it must come after: SANITIZE=thread
+//   The compiler calls a function before each access (-fsanitize=thread): those of watch.cpp, not those of
+//   ThreadSanitizer. Each byte of device, pinned and shared memory knows who wrote it last, and who has read
+//   it since; an access that nothing orders behind these is an Error with both lines, and so is a kernel's
+//   read of what nobody has written. So a missing barrier is found whatever order the threads ran in. What
+//   orders:
+//     __syncthreads()         all threads of a block
+//     __syncwarp()            the lanes of a warp; a shuffle, a vote and an mma order nothing
+//     publish, wait_until     what lies before a block's barrier, for those who see the counter (mma.h)
+//     copy_async_wait         a copy, for the thread that began it; until then it may arrive at any moment
+//     streams                 each its own work; events, synchronize() and the giving of work between them
+//   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace emulated::watch {
+
+#if defined(WATCHED)
+
+constexpr bool on = true;
+using Clock = std::vector<uint64_t>;  // how much of each stream's work is known to be done; 0: the host's
+
+void* allocate(size_t bytes);     // device or pinned memory; an address is never used again
+void release(void* p);
+char* shared_memory();            // of the block in execution: a place for all that a block may have
+void read(const void* p, size_t bytes);   // accesses that the compiler does not see: by the device's library
+void write(const void* p, size_t bytes);
+void begin_copy(const void* to, const void* from, size_t bytes);  // by this thread; from is null: zeros
+void finish_copy(const void* to, const void* from, size_t bytes);
+
+void begin_launch();
+void begin_block();
+void end_block();
+void block_barrier();
+
+// accesses of the emulator itself, which stand for nothing on a device
+struct Unwatched {
+    Unwatched();
+    ~Unwatched();
+};
+
+struct Progress {  // of a stream
+    int id;
+    uint64_t works = 0;
+    Clock clock;
+    std::vector<std::pair<uint64_t, std::shared_ptr<Clock>>> asked;
+    Progress();
+};
+Clock given();  // what the host knows when it gives work to a stream
+struct Work {   // a piece of a stream's work, in execution
+    Progress* outer;
+    Work(Progress& stream, const Clock& given);
+    ~Work();
+};
+std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done);  // what it will know then
+void reached(Progress& stream, uint64_t done);
+void learn(const Clock& clock);  // who runs now has waited for it
+void complain();                 // throws what was found outside of a kernel
+
+#else
+
+constexpr bool on = false;
+struct Clock {};
+struct Unwatched {
+    Unwatched() {}
+};
+struct Progress {
+    Clock clock;
+};
+struct Work {
+    Work(Progress&, const Clock&) {}
+};
+inline void* allocate(size_t) { return nullptr; }
+inline void release(void*) {}
+inline char* shared_memory() { return nullptr; }
+inline void read(const void*, size_t) {}
+inline void write(const void*, size_t) {}
+inline void begin_copy(const void*, const void*, size_t) {}
+inline void finish_copy(const void*, const void*, size_t) {}
+inline void begin_launch() {}
+inline void begin_block() {}
+inline void end_block() {}
+inline void block_barrier() {}
+inline Clock given() { return {}; }
+inline std::shared_ptr<Clock> at(Progress&, uint64_t, uint64_t) { return nullptr; }
+inline void reached(Progress&, uint64_t) {}
+inline void learn(const Clock&) {}
+inline void complain() {}
+
+#endif
+
+}  // namespace emulated::watch

@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""What orders one thing behind another, taken out one by one: does a check fail?
+
+Usage: python3 scripts/mutate.py barriers [--only REGEX] [--jobs N] [--list]
+
+Every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and publish of layers/*.cuh, and every wait
+for a stream, an event, a parameter or a message in layers/model, is taken out of a copy of the working tree;
+the emulated device is built with SANITIZE=thread, and the commands below run until one fails. Prints for each
+site what caught it; ends with `N caught, N survived`, and 1 where any survived. Two minutes a site and core.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).parent.parent
+BUILD = "build/emulated-bf16-watched-mpi"
+MAKE = ["make", "-s", "DEVICE=emulated", "PRECISION=bf16", "SANITIZE=thread", "CXXFLAGS=-O1", "COMM=mpi"]
+RUN = (
+    f"mpirun --allow-run-as-root --oversubscribe -n {{ranks}} {BUILD}/train_gpt --train {{data}}.train.bin"
+    " --validation {data}.validation.bin --validate-every 2 --layers 4 --hidden 32 --heads 2 --sequence"
+    " 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
+)
+LAYOUTS = (
+    (2, "--zero 1"),
+    (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
+    (2, "--pipeline-parallel 2"),
+    (2, "--zero 0 --recompute full"),
+    (4, "--pipeline-parallel 2 --tensor-parallel 2"),
+)
+
+# which calls, in which files, and what is built and run
+KERNELS = {
+    "files": "layers/*.cuh",
+    "calls": r"__syncthreads\(\)|__syncwarp\(\)|copy_async_wait<0>\(\)|\bwait_until\(|\bpublish\(",
+    "commands": [f"{BUILD}/test_gpt kernels packed"],
+}
+MODEL = {
+    "files": "layers/model/*.h",
+    "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!together)\w+\(|\bsynchronize\(",
+    "commands": (
+        [RUN.format(ranks=n, options=o, data="{data}") for n, o in LAYOUTS]
+        + [f"{BUILD}/test_gpt pytorch scores checkpoint training"]
+    ),
+}
+
+
+class Site:
+    def __init__(self, kind, path, line, text, start, end):
+        self.kind, self.path, self.line, self.text, self.start, self.end = (
+            kind,
+            path,
+            line,
+            text,
+            start,
+            end,
+        )
+
+    def __str__(self):
+        return f"{self.path}:{self.line} {self.text}"
+
+    def take_out(self, folder):
+        """in a copy of the tree; gives what undoes it"""
+        file = folder / self.path
+        before = file.read_text()
+        file.write_text(before[: self.start] + "(void)0" + before[self.end :])
+        return lambda: file.write_text(before)
+
+
+def end_of_call(text, at):
+    depth = 0
+    for i in range(at, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if depth == 0 and text[i] == ")":
+            return i + 1
+    raise ValueError("a call without an end")
+
+
+def find_sites():
+    for kind in (KERNELS, MODEL):
+        for path in sorted(ROOT.glob(kind["files"])):
+            if path.name.startswith(("test_", "bench")):
+                continue
+            text = path.read_text()
+            for found in re.finditer(kind["calls"], text):
+                line_start = text.rfind("\n", 0, found.start()) + 1
+                line = text[line_start : text.find("\n", found.start())]
+                code = line.split("//")[0]
+                if found.start() - line_start >= len(code) or re.match(r"\s*(inline )?void \w+\(", line):
+                    continue  # in a comment, or a definition
+                first = found.start()
+                while text[first - 1].isalnum() or text[first - 1] in "._>-":  # model.await_…
+                    first -= 1
+                end = end_of_call(text, text.find("(", found.start()))
+                yield Site(
+                    kind,
+                    path.relative_to(ROOT),
+                    text.count("\n", 0, first) + 1,
+                    text[first:end],
+                    first,
+                    end,
+                )
+
+
+def copy_tree(folder):
+    names = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    for name in names:
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def run(command, folder):
+    """the first line that says what is wrong, or None"""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            shell=isinstance(command, str),
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+    except subprocess.TimeoutExpired:
+        return "it never ended"
+    if done.returncode == 0:
+        return None
+    lines = (done.stdout + done.stderr).splitlines()
+    return next((line for line in lines if re.search("races with|FAILED|error|equal", line)), lines[-1:])
+
+
+def prepare(folder):
+    copy_tree(folder)
+    text = folder / "text.txt"
+    text.write_text(
+        "".join(f"{i} green bottles hanging on the wall, {i * i} of them.\n" for i in range(5000))
+    )
+    programs = [f"{BUILD}/{name}" for name in ("test_gpt", "train_gpt")]
+    subprocess.run([*MAKE, *programs], cwd=folder, check=True)
+    subprocess.run(["make", "-s", "PRECISION=fp32", "DEVICE=cpu", "tokenize"], cwd=folder, check=True)
+    tokenize = "./tokenize --vocabulary bytes --validation 0.1 --output data/mutate text.txt"
+    subprocess.run(tokenize, cwd=folder, shell=True, check=True, capture_output=True)
+
+
+def attempt(site, folder):
+    undo = site.take_out(folder)
+    try:
+        for command in site.kind["commands"]:
+            program = "train_gpt" if "train_gpt" in command else "test_gpt"
+            wrong = run([*MAKE, f"{BUILD}/{program}"], folder)
+            if wrong:
+                sys.exit(f"{site}: does not compile: {wrong}")
+            wrong = run(command.format(data="data/mutate"), folder)
+            if wrong:
+                return wrong
+        return None
+    finally:
+        undo()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("family", choices=["barriers"])
+    parser.add_argument("--only", default="", help="sites whose file, line or text match")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    sites = [site for site in find_sites() if re.search(options.only, str(site))]
+    if options.list or not sites:
+        return print("\n".join(map(str, sites)) or "no such site")
+    with tempfile.TemporaryDirectory(prefix="mutate.") as scratch:
+        folders = Queue()
+        for i in range(min(options.jobs, len(sites))):
+            folder = Path(scratch) / str(i)
+            folder.mkdir()
+            prepare(folder)
+            folders.put(folder)
+        unmutated = next(iter(folders.queue))
+        for command in {c for site in sites for c in site.kind["commands"]}:
+            wrong = run(command.format(data="data/mutate"), unmutated)
+            if wrong:
+                sys.exit(f"fails before anything is taken out: {command}\n{wrong}")
+
+        def try_one(site):
+            folder = folders.get()
+            try:
+                return attempt(site, folder)
+            finally:
+                folders.put(folder)
+
+        survived = 0
+        with ThreadPoolExecutor(len(folders.queue)) as pool:
+            for site, caught in zip(sites, pool.map(try_one, sites)):
+                survived += caught is None
+                print(f"{'caught  ' if caught else 'SURVIVED'} {site}\n    {caught or ''}", flush=True)
+    print(f"{len(sites) - survived} caught, {survived} survived")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
