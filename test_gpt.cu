@@ -18,6 +18,7 @@
 #include "layers/inference/test_scoring.h"
 #include "layers/model/bench_kernels.h"
 #include "layers/model/test_checkpoint.h"
+#include "layers/model/test_counts.h"
 #include "layers/model/test_options.h"
 #include "layers/model/test_program.h"
 #include "layers/model/test_recipe.h"
@@ -39,6 +40,7 @@ const Chapter chapters[] = {
     {"emulated", test_emulated},
 #if defined(WATCHED)
     {"watch", test_watch},
+    {"counts", test_counts},
 #endif
     {"cublaslt", test_cublaslt},
 #endif

@@ -198,7 +198,7 @@ __device__ inline StateCheck adamw_values(floatX* parameters, real* master, real
     bool decaying = flags[i / flag_span] & flag_decay;
     Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
     struct alignas(sizeof(floatX) * real_each) Rounded { floatX at[real_each]; };
-    Rounded rounded = *(const Rounded*)(parameters + i);
+    Rounded rounded = load_whole((const Rounded*)(parameters + i));
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
         sums.read += StateCheck::term(i + k, w.at[k], ms.at[k], vs.at[k]);
@@ -214,7 +214,8 @@ __device__ inline StateCheck adamw_values(floatX* parameters, real* master, real
     store16(master + i, w);
     store16(m + i, ms);
     store16(v + i, vs);
-    *(Rounded*)(parameters + i) = rounded;  // the master weights themselves, where nothing is rounded
+    // the master weights themselves, where nothing is rounded
+    store_whole((Rounded*)(parameters + i), rounded);
     return sums;
 }
 

@@ -120,7 +120,8 @@ constexpr int embedding_warps = 8;
 __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const int* sorted_rows,
                                           const int* run_starts, const floatX* dx, int row, int rows, int N,
                                           int C) {
-    SHARED(real, sums, embedding_warps * 32 * vec_size);
+    constexpr int pitch = 32 + 32 / vec_size;  // lanes that read neighbouring columns meet on no bank
+    SHARED(real, sums, embedding_warps * vec_size * pitch);
     int first = run_starts[blockIdx.x], last = run_starts[blockIdx.x + 1];
     if (first >= N) return;
     int own = tokens[sorted_rows[first]] - row, c = (blockIdx.y * 32 + threadIdx.x) * vec_size;
@@ -133,29 +134,39 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
             for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
         }
     }
-    for (int k = 0; k < vec_size; k++) sums[(threadIdx.y * vec_size + k) * 32 + threadIdx.x] = sum[k];
+    for (int k = 0; k < vec_size; k++) sums[(threadIdx.y * vec_size + k) * pitch + threadIdx.x] = sum[k];
     __syncthreads();
-    int k = threadIdx.y;  // a warp adds up the k-th values of all vectors
-    if (k >= vec_size || c + k >= C) return;
+    int t = threadIdx.y * 32 + threadIdx.x, column = blockIdx.y * 32 * vec_size + t;  // a thread a column
+    if (t >= 32 * vec_size || column >= C) return;
     real whole = 0;
     for (int w = 0; w < embedding_warps && w < last - first; w++)
-        whole += sums[(w * vec_size + k) * 32 + threadIdx.x];
-    dwte[(long)own * C + c + k] += whole;
+        whole += sums[(w * vec_size + t % vec_size) * pitch + t / vec_size];
+    dwte[(long)own * C + column] += whole;
 }
 
-// a thread a position and 16 bytes of it
+// a thread a position and 16 bytes of its gradient
 __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C,
                                          bool accumulate) {
-    long t = vector_row(C);
-    int c = vector_column(C);
+    constexpr int each = Vec<real>::size;
+    struct alignas(each * sizeof(floatX)) Part { floatX at[each]; };
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x, t = i / ((C + each - 1) / each);
+    int c = i % ((C + each - 1) / each) * each;
     if (t >= T) return;
-    real sum[vec_size] = {};
-    for (long n = (t - offset % T + T) % T; n < N; n += T) {
-        Vec<floatX> v = load_row(dx + n * C, c, C);
-        for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
-    }
-    real* out = dwpe + t * C + c;
-    for (int k = 0; k < vec_size && c + k < C; k++) out[k] = (accumulate ? out[k] : 0) + sum[k];
+    real sum[each] = {};
+    const floatX* at = dx + (t - offset % T + T) % T * C + c;
+    const floatX* end = dx + (long)N * C;
+    if (C % each == 0)
+        for (; at < end; at += (long)T * C) {
+            Part v = load_whole((const Part*)at);
+            for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
+        }
+    else
+        for (; at < end; at += (long)T * C)
+            for (int k = 0; k < each && c + k < C; k++) sum[k] += real(at[k]);
+    Vec<real> out = {};
+    if (accumulate) out = load_row(dwpe + t * C, c, C);
+    for (int k = 0; k < each; k++) out.at[k] += sum[k];
+    store_row(dwpe + t * C, c, C, out);
 }
 
 inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
@@ -174,7 +185,8 @@ inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_
 }
 inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
                               Stream s) {
-    LAUNCH(position_backward_kernel, row_vector_blocks(T, C), 256, 0, s, dwpe, dx, offset, N, T, C,
+    long threads = (long)T * ceil_div(C, Vec<real>::size);
+    LAUNCH(position_backward_kernel, ceil_div(threads, 256), 256, 0, s, dwpe, dx, offset, N, T, C,
            accumulate);
 }
 

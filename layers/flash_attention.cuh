@@ -359,7 +359,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
             bf16* last = dqkv + at + query[half] * qkv_row + column + c;
             if (block > 0)
                 for (int n = 0; n < width / 8; n++)
-                    *(float2*)(sums[half] + n * 8) = {dq[n][2 * half], dq[n][2 * half + 1]};
+                    store_whole((float2*)(sums[half] + n * 8), {dq[n][2 * half], dq[n][2 * half + 1]});
             else if (query[half] < a.T)
                 for (int n = 0; n < width / 8; n++)
                     *(uint32_t*)(last + n * 8) =

@@ -98,11 +98,12 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale,
         Vec<floatX> v = load16(x + at);
         struct alignas(vec_size) Rounded { T8 at[vec_size]; } out;
         UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++) {
-            out.at[k] = T8::of((float)real(v.at[k]) * times);
-            tile[n * pitch + c + k] = out.at[k].bits;
-        }
-        if (q) *(Rounded*)(q + at) = out;
+        for (int k = 0; k < vec_size; k++) out.at[k] = T8::of((float)real(v.at[k]) * times);
+        uint32_t words[vec_size / 4];
+        memcpy(words, &out, sizeof words);
+        UNROLL(unroll)
+        for (int k = 0; k < vec_size / 4; k++) *(uint32_t*)(tile + n * pitch + c + 4 * k) = words[k];
+        if (q) store_whole((Rounded*)(q + at), out);
     }
     if (!q_t) return;
     __syncthreads();
@@ -112,7 +113,7 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale,
         struct alignas(16) Column { uint8_t at[16]; } out;
         UNROLL(unroll)
         for (int k = 0; k < 16; k++) out.at[k] = tile[(n + k) * pitch + c];
-        *(Column*)(q_t + (long)(c0 + c) * N + n0 + n) = out;
+        store_whole((Column*)(q_t + (long)(c0 + c) * N + n0 + n), out);
     }
 }
 

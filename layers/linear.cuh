@@ -102,8 +102,8 @@ constexpr int column_lanes = 8, column_rows = 32;  // of a block's threads: colu
 // what a block adds up: blockIdx.y is the part of the rows; term(sum, n, c) adds row n's values from c on
 template <int EACH, class Term>
 __device__ void column_sum_part(real* parts, Term term, int N, int C) {
-    constexpr int wide = column_lanes * EACH;
-    SHARED(real, rows, column_rows * wide);
+    constexpr int wide = column_lanes * EACH, plane = (column_rows + 1) * column_lanes;
+    SHARED(real, sums, EACH * plane);  // of each thread's k-th column a plane, none on another's banks
     int c = blockIdx.x * wide + threadIdx.x * EACH, own = threadIdx.y * column_lanes + threadIdx.x;
     int part = (N + gridDim.y - 1) / gridDim.y, first = blockIdx.y * part;
     int last = first + part < N ? first + part : N;
@@ -112,12 +112,13 @@ __device__ void column_sum_part(real* parts, Term term, int N, int C) {
         UNROLL(unroll 4)
         for (int n = first + threadIdx.y; n < last; n += column_rows) term(sum, n, c);
     }
-    for (int k = 0; k < EACH; k++) rows[threadIdx.y * wide + threadIdx.x * EACH + k] = sum[k];
+    for (int k = 0; k < EACH; k++) sums[k * plane + own] = sum[k];
     __syncthreads();
-    if (own >= wide || (int)blockIdx.x * wide + own >= C) return;
+    int lane = own % column_lanes, k = own / column_lanes, column = blockIdx.x * wide + lane * EACH + k;
+    if (own >= wide || column >= C) return;
     real whole = 0;
-    for (int y = 0; y < column_rows; y++) whole += rows[y * wide + own];
-    parts[(long)blockIdx.y * C + blockIdx.x * wide + own] = whole;
+    for (int y = 0; y < column_rows; y++) whole += sums[k * plane + y * column_lanes + lane];
+    parts[(long)blockIdx.y * C + column] = whole;
 }
 
 template <class T>

@@ -403,14 +403,18 @@ struct alignas(16) Vec {
     static constexpr int size = 16 / sizeof(T);
     T at[size];
 };
+#if defined(WATCHED)
+using emulated::watch::load_whole, emulated::watch::store_whole;
+#else
+template <class V>
+__device__ inline V load_whole(const V* p) { return *p; }  // in one access
+template <class V>
+__device__ inline void store_whole(V* p, const V& v) { *p = v; }
+#endif
 template <class T>
-__device__ inline Vec<T> load16(const T* p) {
-    return *(const Vec<T>*)p;
-}
+__device__ inline Vec<T> load16(const T* p) { return load_whole((const Vec<T>*)p); }
 template <class T>
-__device__ inline void store16(T* p, const Vec<T>& v) {
-    *(Vec<T>*)p = v;
-}
+__device__ inline void store16(T* p, const Vec<T>& v) { store_whole((Vec<T>*)p, v); }
 constexpr int vec_size = Vec<floatX>::size;
 
 // 16 bytes from place c of a row of C values, fewer at the end of one that is no whole vectors; 0 beyond it

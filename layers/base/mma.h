@@ -149,7 +149,7 @@ inline void wait_until(const int* turn, int value) {
     while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != value) emulated::wait_for_another_block();
 }
 inline void publish(int* turn, int value) { __atomic_store_n(turn, value, __ATOMIC_RELEASE); }
-inline float2 load_global(const float2* x) { return *x; }
+inline float2 load_global(const float2* x) { return load_whole(x); }
 
 inline float exp2_of(float x) {
     float y = exp2f(x);

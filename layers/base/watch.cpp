@@ -5,7 +5,9 @@
 #include <unistd.h>
 #include <algorithm>
 #include <map>
+#include <utility>
 #include "cuda_on_cpu.h"
+#include "watch_counts.h"
 
 extern "C" char __ehdr_start;
 
@@ -246,9 +248,16 @@ void writes(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
 
 uint32_t code_of(const void* return_address) { return (uint32_t)((char*)return_address - &__ehdr_start); }
 
+Counter counter;  // of the block in execution, where it is one that is counted
+bool counting = false, in_counted_block = false;
+constexpr int counted_blocks = 2;  // of a launch
+
 void seen(const void* p, size_t n, bool writing, const void* return_address) {
     Me me;
     if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    if (in_counted_block)
+        counter.note((char*)p - s.memory, is_shared((char*)p), n, writing, code_of(return_address),
+                     me.thread);
     if (writing) writes((const char*)p, n, code_of(return_address), me);
     else reads((const char*)p, n, code_of(return_address), me);
 }
@@ -294,17 +303,28 @@ char* shared_memory() { return s.memory; }
 void read(const void* p, size_t bytes) { seen(p, bytes, false, __builtin_return_address(0)); }
 void write(const void* p, size_t bytes) { seen(p, bytes, true, __builtin_return_address(0)); }
 
+void load(void* to, const void* p, size_t bytes) {
+    seen(p, bytes, false, __builtin_return_address(0));
+    memcpy(to, p, bytes);
+}
+void store(void* p, const void* from, size_t bytes) {
+    seen(p, bytes, true, __builtin_return_address(0));
+    memcpy(p, from, bytes);
+}
+
 void begin_copy(const void* to, const void* from, size_t bytes) {
     Me me;
     if (!is_watched(to, me)) return;
     uint32_t code = code_of(__builtin_return_address(0));
     if (from) seen(from, bytes, false, __builtin_return_address(0));
+    if (in_counted_block) counter.note((const char*)to - s.memory, true, bytes, true, code, me.thread);
     writes((const char*)to, bytes, code, me, arriving);
 }
 void finish_copy(const void* to, const void* from, size_t bytes) {
     Me me;
     if (!is_watched(to, me)) return;
-    if (from) seen(from, bytes, false, __builtin_return_address(0));
+    if ((size_t)((const char*)from - s.memory) < span)
+        reads((const char*)from, bytes, code_of(__builtin_return_address(0)), me);
     for (size_t i = 0; i < bytes; i++) {
         Access& a = s.cells[(const char*)to - s.memory + i].written;
         a.thread &= (uint16_t)~arriving;
@@ -324,13 +344,21 @@ void begin_block() {
     s.known = {};
     s.waiting.clear();
     s.in_kernel = true;
+    in_counted_block = counting && s.block_starts.size() <= counted_blocks;
 }
-void end_block() { s.in_kernel = false; }
+void end_block() {
+    s.in_kernel = false;
+    if (in_counted_block) counter.finish_block(worker->kernel, line_of);
+    in_counted_block = false;
+}
 void block_barrier() {
     s.now++;
     for (auto& [thread, known] : s.waiting) s.known.join(known);
     s.waiting.clear();
 }
+
+void count(bool on) { counting = on; }
+std::map<std::string, CountsByLine> take_counts() { return std::exchange(counter.kernels, {}); }
 
 Unwatched::Unwatched() { s.quiet++; }
 Unwatched::~Unwatched() { s.quiet--; }
@@ -376,53 +404,40 @@ void complain() {
 
 namespace watch = emulated::watch;
 #define HERE __builtin_return_address(0)
-#define SEEN(kind, n, writing) \
-    void __tsan_##kind##n(void* p) { watch::seen(p, n, writing, HERE); } \
-    void __tsan_unaligned_##kind##n(void* p) { watch::seen(p, n, writing, HERE); }
-#define ATOMIC(bits, T)                                                                      \
-    T __tsan_atomic##bits##_load(const volatile T* p, int order) {                           \
-        watch::seen_atomic((const void*)p, sizeof(T), order != __ATOMIC_RELAXED, false, HERE); \
-        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                         \
-    }                                                                                        \
-    void __tsan_atomic##bits##_store(volatile T* p, T x, int order) {                        \
-        watch::seen_atomic((void*)p, sizeof(T), false, order != __ATOMIC_RELAXED, HERE);     \
-        __atomic_store_n(p, x, __ATOMIC_SEQ_CST);                                            \
-    }                                                                                        \
-    T __tsan_atomic##bits##_exchange(volatile T* p, T x, int) {                              \
-        return __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST);                                  \
-    }                                                                                        \
-    T __tsan_atomic##bits##_fetch_add(volatile T* p, T x, int) {                             \
-        watch::seen_atomic((void*)p, sizeof(T), false, false, HERE);                         \
-        return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST);                                   \
-    }                                                                                        \
-    T __tsan_atomic##bits##_fetch_sub(volatile T* p, T x, int) {                             \
-        return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST);                                   \
-    }                                                                                        \
-    T __tsan_atomic##bits##_fetch_or(volatile T* p, T x, int) {                              \
-        return __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST);                                    \
-    }                                                                                        \
-    int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T x, int, int) { \
-        return __atomic_compare_exchange_n(p, expected, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
-    }                                                                                        \
-    int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T x, int, int) { \
-        return __atomic_compare_exchange_n(p, expected, x, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+#define SEEN(n)                                                                 \
+    void __tsan_read##n(void* p) { watch::seen(p, n, false, HERE); }            \
+    void __tsan_unaligned_read##n(void* p) { watch::seen(p, n, false, HERE); }  \
+    void __tsan_write##n(void* p) { watch::seen(p, n, true, HERE); }            \
+    void __tsan_unaligned_write##n(void* p) { watch::seen(p, n, true, HERE); }
+#define SEQUENTIAL __ATOMIC_SEQ_CST
+#define HOSTS(bits, T, name, call)                                                               \
+    T __tsan_atomic##bits##_##name(volatile T* p, T x, int) { return call(p, x, SEQUENTIAL); }
+#define HOSTS_EXCHANGE(bits, T, name, is_weak)                                                   \
+    int __tsan_atomic##bits##_##name(volatile T* p, T* expected, T x, int, int) {                \
+        return __atomic_compare_exchange_n(p, expected, x, is_weak, SEQUENTIAL, SEQUENTIAL);     \
     }
+#define ATOMIC(bits, T)                                                                          \
+    T __tsan_atomic##bits##_load(const volatile T* p, int order) {                               \
+        watch::seen_atomic((const void*)p, sizeof(T), order != __ATOMIC_RELAXED, false, HERE);   \
+        return __atomic_load_n(p, SEQUENTIAL);                                                   \
+    }                                                                                            \
+    void __tsan_atomic##bits##_store(volatile T* p, T x, int order) {                            \
+        watch::seen_atomic((void*)p, sizeof(T), false, order != __ATOMIC_RELAXED, HERE);         \
+        __atomic_store_n(p, x, SEQUENTIAL);                                                      \
+    }                                                                                            \
+    T __tsan_atomic##bits##_fetch_add(volatile T* p, T x, int) {                                 \
+        watch::seen_atomic((void*)p, sizeof(T), false, false, HERE);                             \
+        return __atomic_fetch_add(p, x, SEQUENTIAL);                                             \
+    }                                                                                            \
+    HOSTS(bits, T, exchange, __atomic_exchange_n)                                                \
+    HOSTS(bits, T, fetch_sub, __atomic_fetch_sub)                                                \
+    HOSTS(bits, T, fetch_or, __atomic_fetch_or)                                                  \
+    HOSTS_EXCHANGE(bits, T, compare_exchange_strong, false)                                      \
+    HOSTS_EXCHANGE(bits, T, compare_exchange_weak, true)
 
 extern "C" {
-SEEN(read, 1, false)
-SEEN(read, 2, false)
-SEEN(read, 4, false)
-SEEN(read, 8, false)
-SEEN(read, 16, false)
-SEEN(write, 1, true)
-SEEN(write, 2, true)
-SEEN(write, 4, true)
-SEEN(write, 8, true)
-SEEN(write, 16, true)
-ATOMIC(8, uint8_t)
-ATOMIC(16, uint16_t)
-ATOMIC(32, uint32_t)
-ATOMIC(64, uint64_t)
+SEEN(1) SEEN(2) SEEN(4) SEEN(8) SEEN(16)
+ATOMIC(8, uint8_t) ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
 void __tsan_read_range(void* p, unsigned long n) { watch::seen(p, n, false, HERE); }
 void __tsan_write_range(void* p, unsigned long n) { watch::seen(p, n, true, HERE); }
 void __tsan_vptr_update(void**, void*) {}

@@ -9,10 +9,12 @@
 //     publish, wait_until     what lies before a block's barrier, for those who see the counter (mma.h)
 //     copy_async_wait         a copy, for the thread that began it; until then it may arrive at any moment
 //     streams                 each its own work; events, synchronize() and the giving of work between them
-//   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core.
+//   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core. What a
+//   kernel's accesses make of sectors and banks is counted on the way: watch_counts.h.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,10 +34,41 @@ void write(const void* p, size_t bytes);
 void begin_copy(const void* to, const void* from, size_t bytes);  // by this thread; from is null: zeros
 void finish_copy(const void* to, const void* from, size_t bytes);
 
+void load(void* to, const void* p, size_t bytes);  // copied in one access
+void store(void* p, const void* from, size_t bytes);
+template <class V>
+[[gnu::always_inline]] inline V load_whole(const V* p) {
+    V v;
+    load(&v, p, sizeof v);
+    return v;
+}
+template <class V>
+[[gnu::always_inline]] inline void store_whole(V* p, const V& v) {
+    store(p, &v, sizeof v);
+}
+
 void begin_launch();
 void begin_block();
 void end_block();
 void block_barrier();
+
+// of a kernel, in the first blocks of its launches (watch_counts.h)
+struct Counts {
+    long requests = 0, lanes = 0;     // of device memory
+    long sectors = 0, used = 0;       // that these ask for; bytes of them that are used
+    long turns = 0, least_turns = 0;  // of shared memory; without any conflict
+    void add(const Counts& other) {
+        requests += other.requests;
+        lanes += other.lanes;
+        sectors += other.sectors;
+        used += other.used;
+        turns += other.turns;
+        least_turns += other.least_turns;
+    }
+};
+void count(bool on);
+using CountsByLine = std::map<std::string, Counts>;
+std::map<std::string, CountsByLine> take_counts();  // by kernel
 
 // accesses of the emulator itself, which stand for nothing on a device
 struct Unwatched {

@@ -4,15 +4,16 @@
 #include "../test_kernels.h"
 
 #if HAS_KERNELS
-// every kernel by itself: GB/s against what a copy reaches, or TFLOP/s; a line of JSON each. On a GPU with
-// the sizes of a step of the 124M model, in emulation small: there only to be run.
-void bench_kernels() {
-    bool small = host_is_device || std::string(DEVICE_NAME) == "emulated";
-    int B = small ? 1 : 32, T = small ? 64 : 1024, C = small ? 128 : 768, V = small ? 300 : 50257,
-        repeats = small ? 1 : 20;
+// every kernel by itself: measure(name, bytes that must be moved, flops of products, call). On a GPU with the
+// sizes of a step of the 124M model, in emulation small; watched, with its channels and fewer rows
+template <class Measure>
+void run_every_kernel(Measure measure) {
+    bool small = host_is_device;
+    int B = !small ? 32 : is_watched ? 2 : 1, T = !small ? 1024 : is_watched ? 128 : 64;
+    int C = small && !is_watched ? 128 : 768, V = !small ? 50257 : is_watched ? 5000 : 300;
     int Vp = (V + 127) / 128 * 128, N = B * T;
-    long n = (long)N * C, wide = 4 * n, parameters = small ? 20096 : 124000000;
-    double x = sizeof(floatX), r = sizeof(real), A = x * (double)n, copy_rate = 0;
+    long n = (long)N * C, wide = 4 * n, parameters = !small ? 124000000 : is_watched ? 1004800 : 20096;
+    double x = sizeof(floatX), r = sizeof(real), A = x * (double)n;
     std::vector<void*> partitions;
     auto room = [&](size_t bytes) {
         partitions.push_back(device_malloc(bytes, "bench"));
@@ -42,25 +43,6 @@ void bench_kernels() {
         copy_to_device(p, values.data(), values.size() * sizeof(int), nullptr);
         synchronize(nullptr);
         return p;
-    };
-    // least: bytes that must be moved; flops: of products
-    auto measure = [&](const std::string& name, double least, double flops, auto run) {
-        run();
-        synchronize(nullptr);
-        double best = INFINITY;
-        for (int i = 0; i < 3; i++) {
-            double start = seconds();
-            for (int k = 0; k < repeats; k++) run();
-            synchronize(nullptr);
-            best = std::min(best, (seconds() - start) / repeats);
-        }
-        if (name == "device copy") copy_rate = least / best;
-        printf("{\"kernel\": \"%s\", \"microseconds\": %.2f", name.c_str(), best * 1e6);
-        if (least > 0)
-            printf(", \"gb_per_s\": %.1f, \"of_floor\": %.3f", least / best * 1e-9, least / best / copy_rate);
-        if (flops > 0) printf(", \"tflop_per_s\": %.4g", flops / best * 1e-12);
-        printf("}\n");
-        fflush(stdout);
     };
     autotuner.on = true;  // the algorithms that training would choose
     floatX *a = xs(wide), *b = xs(wide), *c = xs(wide), *w = xs(4L * C * C), *bias = xs(4 * C), *o = xs(n);
@@ -178,5 +160,29 @@ void bench_kernels() {
     measure("gradient norm", (double)parameters * r, 0,
             [&] { gpu::square_sums(square, square + 1, g, flags, slice, 1, nullptr); });
     for (void* p : partitions) device_free(p);
+}
+
+// GB/s against what a copy reaches, or TFLOP/s; a line of JSON each
+void bench_kernels() {
+    int repeats = host_is_device ? 1 : 20;
+    double copy_rate = 0;
+    run_every_kernel([&](const std::string& name, double least, double flops, auto run) {
+        run();
+        synchronize(nullptr);
+        double best = INFINITY;
+        for (int i = 0; i < 3; i++) {
+            double start = seconds();
+            for (int k = 0; k < repeats; k++) run();
+            synchronize(nullptr);
+            best = std::min(best, (seconds() - start) / repeats);
+        }
+        if (name == "device copy") copy_rate = least / best;
+        printf("{\"kernel\": \"%s\", \"microseconds\": %.2f", name.c_str(), best * 1e6);
+        if (least > 0)
+            printf(", \"gb_per_s\": %.1f, \"of_floor\": %.3f", least / best * 1e-9, least / best / copy_rate);
+        if (flops > 0) printf(", \"tflop_per_s\": %.4g", flops / best * 1e-12);
+        printf("}\n");
+        fflush(stdout);
+    });
 }
 #endif
