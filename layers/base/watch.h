@@ -9,8 +9,8 @@
 //     publish, wait_until     what lies before a block's barrier, for those who see the counter (mma.h)
 //     copy_async_wait         a copy, for the thread that began it; until then it may arrive at any moment
 //     streams                 each its own work; events, synchronize() and the giving of work between them
-//   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core. What a
-//   kernel's accesses make of sectors and banks is counted on the way: watch_counts.h.
+//   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core.
+//   watch_counts.h: what a kernel's accesses make of sectors and banks, counted on the way.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
