@@ -21,6 +21,22 @@
 
 namespace emulated::watch {
 
+// of a kernel (watch_counts.h)
+struct Counts {
+    long requests = 0, lanes = 0;     // of device memory
+    long sectors = 0, used = 0;       // that these ask for; bytes of them that are used
+    long turns = 0, least_turns = 0;  // of shared memory; without any conflict
+    void add(const Counts& other) {
+        requests += other.requests;
+        lanes += other.lanes;
+        sectors += other.sectors;
+        used += other.used;
+        turns += other.turns;
+        least_turns += other.least_turns;
+    }
+};
+using CountsByLine = std::map<std::string, Counts>;
+
 #if defined(WATCHED)
 
 constexpr bool on = true;
@@ -52,22 +68,7 @@ void begin_block();
 void end_block();
 void block_barrier();
 
-// of a kernel, in the first blocks of its launches (watch_counts.h)
-struct Counts {
-    long requests = 0, lanes = 0;     // of device memory
-    long sectors = 0, used = 0;       // that these ask for; bytes of them that are used
-    long turns = 0, least_turns = 0;  // of shared memory; without any conflict
-    void add(const Counts& other) {
-        requests += other.requests;
-        lanes += other.lanes;
-        sectors += other.sectors;
-        used += other.used;
-        turns += other.turns;
-        least_turns += other.least_turns;
-    }
-};
-void count(bool on);
-using CountsByLine = std::map<std::string, Counts>;
+void count(bool on);  // in the first blocks of a launch
 std::map<std::string, CountsByLine> take_counts();  // by kernel
 
 // accesses of the emulator itself, which stand for nothing on a device
