@@ -12,18 +12,9 @@ import sys
 import tempfile
 import time
 
+from models import MODELS
 from over_ranks import limited
 
-# model: sequence, micro-batches from the largest on
-STEPS = {
-    "124M": (1024, (64, 32, 16)),
-    "350M": (1024, (64, 32, 16)),
-    "774M": (1024, (32, 16, 8)),
-    "1558M": (1024, (16, 8, 4)),
-    "1.3B": (2048, (16, 8, 4)),
-    "2.7B": (2048, (8, 4, 2)),
-    "6.7B": (2048, (8, 4, 2)),
-}
 # other ways to train some of them, beside the usual one
 VARIANTS = {
     "124M": ("--graph no", "--graph yes", "--fp8 yes"),
@@ -33,7 +24,7 @@ VARIANTS = {
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--output", default="bench_gpu", help="OUTPUT.json and OUTPUT.md [bench_gpu]")
 parser.add_argument(
-    "--models", nargs="*", default=list(STEPS), choices=list(STEPS), help="whose steps are timed [all]"
+    "--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="whose steps are timed [all]"
 )
 parser.add_argument("--minutes", type=float, default=10, help="no new measurement begins after so many [10]")
 parser.add_argument(
@@ -202,7 +193,7 @@ def median_rate(rates):
 
 def ours(model, *extra):
     """tokens/s and MFU with the largest micro-batch that fits."""
-    sequence, sizes = STEPS[model]
+    sequence, sizes = MODELS[model].sequence, MODELS[model].micro_batches
     for size in sizes if not o.rehearse else (2,):
         if late():
             break
@@ -246,7 +237,7 @@ def ours(model, *extra):
 def twin(model):
     """The same model in PyTorch: the fastest of its modes and micro-batches."""
     best, tried = None, []
-    sequence, sizes = STEPS[model]
+    sequence, sizes = MODELS[model].sequence, MODELS[model].micro_batches
     for size in sizes if not o.rehearse else (2,):
         for mode in ("max-autotune-no-cudagraphs", "reduce-overhead") if not o.rehearse else ("none",):
             if late():
@@ -283,7 +274,7 @@ def twin(model):
 
 # ours first, then what they are compared with, then other ways
 for model in o.models:
-    row = {"model": model, "sequence": STEPS[model][0]}
+    row = {"model": model, "sequence": MODELS[model].sequence}
     rows.append(row)
     if late():
         row["skipped"] = f"{o.minutes:g} minutes were over"

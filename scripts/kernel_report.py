@@ -32,6 +32,7 @@ import sys
 from dataclasses import dataclass
 
 import machine_code
+from models import MODELS
 
 COUNTS = os.path.join(machine_code.ROOT, "scripts", "kernel_counts.json")
 
@@ -58,26 +59,7 @@ GPUS = {
 GEMM_RATE, BYTES_RATE, LAUNCH = 0.63, 0.9, 2e-6
 
 
-@dataclass
-class Model:
-    layers: int
-    C: int
-    NH: int
-    T: int
-    B: int
-    Vp: int = 50304
-
-
-# as bench_gpu.py times them
-MODELS = {
-    "124M": Model(12, 768, 12, 1024, 64),
-    "350M": Model(24, 1024, 16, 1024, 64),
-    "774M": Model(36, 1280, 20, 1024, 32),
-    "1558M": Model(48, 1600, 25, 1024, 16),
-    "1.3B": Model(24, 2048, 16, 2048, 16),
-    "2.7B": Model(32, 2560, 32, 2048, 8),
-    "6.7B": Model(32, 4096, 32, 2048, 8),
-}
+VOCABULARY = 50304  # padded
 
 
 @dataclass
@@ -92,14 +74,15 @@ class Work:
 
 
 def works_of(m):
-    N, HS, rows = m.B * m.T, m.C // m.NH, m.B * m.T * m.C * 2
-    warps = 1 if m.C <= 1024 else 4 if m.C <= 4096 else 16
+    L, C, NH, T, B, Vp = m.layers, m.hidden, m.heads, m.sequence, m.micro_batches[0], VOCABULARY
+    N, HS, rows = B * T, C // NH, B * T * C * 2
+    warps = 1 if C <= 1024 else 4 if C <= 4096 else 16
     threads, groups = max(128, warps * 32), max(4 // warps, 1)
     M, BM = (2, 128) if HS == 64 else (1, 64)
-    heads, tiles = m.B * m.NH, math.ceil(m.T / BM)
-    forward = heads * sum(math.ceil(min((i + 1) * BM, m.T) / 64) for i in range(tiles))
+    heads, tiles = B * NH, math.ceil(T / BM)
+    forward = heads * sum(math.ceil(min((i + 1) * BM, T) / 64) for i in range(tiles))
     back = 32 if HS > 128 else 64
-    queries, keys = math.ceil(m.T / back), math.ceil(m.T / 64)
+    queries, keys = math.ceil(T / back), math.ceil(T / 64)
     backward = heads * sum(queries - k * 64 // back for k in range(keys))
     row, lanes = (HS + 8) * 2, 8 if HS <= 64 else 16 if HS <= 128 else 32
 
@@ -112,16 +95,15 @@ def works_of(m):
 
         return of
 
-    P = 12 * m.layers * m.C**2 + (m.Vp + m.T) * m.C
-    L = m.layers
+    P = 12 * L * C**2 + (Vp + T) * C
     return [
         Work(f"layernorm_forward_rows_kernel<{warps}>", L + 1, 2 * rows, N / groups, threads),
         Work(f"layernorm_forward_rows_kernel<{warps}>", L, 4 * rows, N / groups, threads),
-        Work("residual_forward_kernel", L, 3 * rows, N * m.C / 2048, 256),
+        Work("residual_forward_kernel", L, 3 * rows, N * C / 2048, 256),
         Work(
             f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
         ),
-        Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * m.NH * lanes / 128, 128),
+        Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * NH * lanes / 128, 128),
         Work(
             f"flash_backward_kernel<{HS},{back},4>",
             L,
@@ -134,10 +116,10 @@ def works_of(m):
         Work(f"layernorm_backward_rows_kernel<{warps},true>", 2 * L + 1, 4 * rows, N / groups, threads),
         Work("column_sum_kernel<float>", 3 * (2 * L + 1), 0, 0, 256),
         Work("column_sum_finish_kernel", 3 * (2 * L + 1), 0, 0, 128),
-        Work("cross_entropy_kernel", 1, 2.0 * N * m.Vp * 2, N * m.Vp / (512 * 8 * 4), 512, m.Vp * 2),
-        Work("embedding_forward_kernel", 1, 2 * rows, N * m.C / 2048, 256),
+        Work("cross_entropy_kernel", 1, 2.0 * N * Vp * 2, N * Vp / (512 * 8 * 4), 512, Vp * 2),
+        Work("embedding_forward_kernel", 1, 2 * rows, N * C / 2048, 256),
         Work("position_forward_kernel", 1, 3 * rows, 0, 256),
-        Work("embedding_backward_kernel", 1, rows + 2 * m.Vp * m.C * 4, 0, 128),
+        Work("embedding_backward_kernel", 1, rows + 2 * Vp * C * 4, 0, 128),
         Work("position_backward_kernel", 1, rows, 0, 128),
         Work("adamw_kernel", 1, 32.0 * P, P / 1024, 256),
         Work("square_sums_kernel", 1, 4.0 * P, 0, 256),
@@ -180,9 +162,10 @@ def estimate(kernel, work, gpu):
 def step_table(kernels, model, gpu):
     """rows of a table, and the seconds of a step"""
     m = MODELS[model]
-    flops = 72.0 * m.layers * m.B * m.T * m.C**2 + 6.0 * m.B * m.T * m.C * m.Vp
+    N, C = m.micro_batches[0] * m.sequence, m.hidden
+    flops = 72.0 * m.layers * N * C**2 + 6.0 * N * C * VOCABULARY
     gemms = flops / gpu.peak / GEMM_RATE
-    rows, total = [[f"GEMMs, {flops * 1e-12:.1f} TFLOP", "", "tensor", f"{gemms * 1e3:.2f}"]], gemms
+    rows, total = [[f"GEMMs, {flops * 1e-12:.1f} TFLOP", "", "", "tensor", f"{gemms * 1e3:.2f}"]], gemms
     for work in works_of(m):
         if work.kernel not in kernels:
             sys.exit(f"kernel_report.py: no kernel {work.kernel} is compiled: correct works_of()")
@@ -191,7 +174,8 @@ def step_table(kernels, model, gpu):
         seconds = work.launches * max(times[largest], LAUNCH)
         total += seconds
         largest = largest if times[largest] > LAUNCH else "launch"
-        rows.append([work.kernel, work.launches, largest, f"{seconds * 1e3:.2f}"])
+        blocks = resident_blocks(kernels[work.kernel], work, gpu)
+        rows.append([work.kernel, work.launches, blocks, largest, f"{seconds * 1e3:.2f}"])
     return rows, total
 
 
@@ -317,12 +301,13 @@ def print_report(report, counts, models):
         for model in models:
             m = MODELS[model]
             rows, total = step_table(report[arch], model, gpu)
-            print(f"\n## Estimated: {model}, B {m.B}, T {m.T} on {gpu.name}\n")
-            print_row(["kernel", "launches", "bound by", "ms a step"])
-            print_row(["---"] * 4)
+            B, T = m.micro_batches[0], m.sequence
+            print(f"\n## Estimated: {model}, B {B}, T {T} on {gpu.name}\n")
+            print_row(["kernel", "launches", "blocks an SM", "bound by", "ms a step"])
+            print_row(["---"] * 5)
             for row in rows:
                 print_row(row)
-            print(f"\nestimated: {total * 1e3:.1f} ms a step, {m.B * m.T / total:,.0f} tokens/s")
+            print(f"\nestimated: {total * 1e3:.1f} ms a step, {B * T / total:,.0f} tokens/s")
 
 
 try:

@@ -17,17 +17,9 @@ import time
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from models import MODELS
 from torch.utils.checkpoint import checkpoint
 
-MODELS = {
-    "124M": (12, 768, 12, 1024),
-    "350M": (24, 1024, 16, 1024),
-    "774M": (36, 1280, 20, 1024),
-    "1558M": (48, 1600, 25, 1024),
-    "1.3B": (24, 2048, 16, 2048),
-    "2.7B": (32, 2560, 32, 2048),
-    "6.7B": (32, 4096, 32, 2048),
-}
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--model", required=True, choices=list(MODELS))
 parser.add_argument("--micro-batch", type=int, required=True)
@@ -36,7 +28,8 @@ parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--chunk", type=int, default=8192, help="tokens whose logits exist at once")
 parser.add_argument("--rehearse", action="store_true", help="small, on the CPU, not compiled")
 o = parser.parse_args()
-L, C, NH, T = (2, 64, 1, 64) if o.rehearse else MODELS[o.model]
+size = MODELS[o.model]
+L, C, NH, T = (2, 64, 1, 64) if o.rehearse else (size.layers, size.hidden, size.heads, size.sequence)
 V, device = 50304, "cpu" if o.rehearse else "cuda"
 
 
