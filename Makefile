@@ -38,6 +38,12 @@ ifeq ($(filter $(PRECISION),bf16 fp32 fp64),)
   $(error PRECISION=$(PRECISION): choose bf16, fp32, fp64 or auto)
 endif
 
+ifeq ($(PRECISION),fp64)
+  ifneq ($(DEVICE),cpu)
+    $(error PRECISION=fp64 with DEVICE=$(DEVICE): the kernels take bf16 and fp32: choose DEVICE=cpu)
+  endif
+endif
+
 # ---- how each variant is compiled --------------------------------------------------------------------------
 # the emulated device watches its memory itself: the compiler only shows it the accesses
 WATCHED  := $(and $(filter emulated,$(DEVICE)),$(filter thread,$(SANITIZE)))

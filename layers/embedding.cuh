@@ -82,7 +82,7 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 #if HAS_KERNELS
 namespace gpu {
 
-// in every kernel but embedding_backward_kernel a thread has 16 bytes of row vector_row(C), from
+// forward a thread has 16 bytes of row vector_row(C), from
 // vector_column(C) on; a row that is no whole vectors ends with less
 __device__ inline long vector_row(int C) {
     return ((long)blockIdx.x * blockDim.x + threadIdx.x) / ((C + vec_size - 1) / vec_size);
@@ -155,14 +155,16 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
     real sum[each] = {};
     const floatX* at = dx + (t - offset % T + T) % T * C + c;
     const floatX* end = dx + (long)N * C;
-    if (C % each == 0)
+    if (C % each == 0) {
+        UNROLL(unroll 4)
         for (; at < end; at += (long)T * C) {
             Part v = load_whole((const Part*)at);
             for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
         }
-    else
+    } else {
         for (; at < end; at += (long)T * C)
             for (int k = 0; k < each && c + k < C; k++) sum[k] += real(at[k]);
+    }
     Vec<real> out = {};
     if (accumulate) out = load_row(dwpe + t * C, c, C);
     for (int k = 0; k < each; k++) out.at[k] += sum[k];

@@ -88,7 +88,8 @@ template <class T8>
 __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale, const floatX* x, int N,
                                  int C) {
     constexpr int pitch = fp8_tile + 4;  // of a row of the tile, so that columns lie in different banks
-    SHARED(uint8_t, tile, fp8_tile * pitch);
+    SHARED(uint32_t, tile_words, fp8_tile * pitch / 4);
+    const uint8_t* tile = (const uint8_t*)tile_words;
     int n0 = blockIdx.y * fp8_tile, c0 = blockIdx.x * fp8_tile;
     float times = scale->scale;
     for (int i = threadIdx.x; i < fp8_tile * fp8_tile / vec_size; i += blockDim.x) {
@@ -102,7 +103,7 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale,
         uint32_t words[vec_size / 4];
         memcpy(words, &out, sizeof words);
         UNROLL(unroll)
-        for (int k = 0; k < vec_size / 4; k++) *(uint32_t*)(tile + n * pitch + c + 4 * k) = words[k];
+        for (int k = 0; k < vec_size / 4; k++) tile_words[(n * pitch + c) / 4 + k] = words[k];
         if (q) store_whole((Rounded*)(q + at), out);
     }
     if (!q_t) return;
