@@ -163,12 +163,12 @@ $(OBJECTS)/comm_%.o: comm/comm_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
 
-$(OBJECTS)/watch.o: layers/base/watch.cpp Makefile
+$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/base/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MF $(@:.o=.d) -c $< -o $@
 
 $(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o \
-	$(if $(WATCHED),$(OBJECTS)/watch.o)
+	$(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
 $(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(OBJECTS)/%.o

@@ -46,7 +46,12 @@ struct Staged {
     }
     void load(Stream s) {
         if (host != device) copy_to_host(host, device, bytes, s);
-        else watch::read(device, bytes);
+        else watch::begin_send(device, bytes);
+    }
+    void replace(Stream s) {  // load and expect
+        if (host != device) return load(s);
+        watch::read(device, bytes);
+        expect();
     }
     void expect() {  // what store() will bring
         if (host == device) watch::begin_copy(device, nullptr, bytes);
@@ -57,7 +62,7 @@ struct Staged {
         synchronize(s);
     }
     void sent() {
-        if (host == device) watch::read(device, bytes);  // it may have been read as late as now
+        if (host == device) watch::finish_send(device, bytes);
     }
 };
 
@@ -68,6 +73,7 @@ struct Call {
     std::function<void(MPI_Request*, Stream)> post;
     std::function<void(Stream)> finish = {};
     std::shared_ptr<Event> after = {};  // what must be computed before it is posted
+    watch::Clock given = {};  // what the host knew then
     std::string here = {};
     MPI_Request request = MPI_REQUEST_NULL;
     bool posted = false, done = false;
@@ -90,16 +96,23 @@ struct CommStream {
     std::deque<Call> queue;    // posted or not, in order
     long given = 0, done = 0;  // calls
     std::shared_ptr<Event> after;
+    watch::Progress progress;
 
     CommStream() : copies(make_stream()) {}
     CommStream(const CommStream&) = delete;
     ~CommStream() { destroy_stream(copies); }
+    bool has_reached(Call& call) {
+        [[maybe_unused]] watch::Work now(progress, call.given);
+        return call.after->reached();
+    }
     void advance() {
         for (auto& call : queue) {
             if (!call.posted) {
-                if (call.after && !call.after->reached()) break;
+                if (call.after && !has_reached(call)) break;
+                [[maybe_unused]] watch::Work now(progress, call.given);
                 call.begin(copies);
             }
+            [[maybe_unused]] watch::Work now(progress, call.given);
             if (!call.done) call.test(copies);
         }
         for (; !queue.empty() && queue.front().done; done++) queue.pop_front();
@@ -134,6 +147,7 @@ void enqueue(Call call, Stream s) {
     if (s) {
         CommStream& c = *(CommStream*)s;
         call.after = c.after;
+        call.given = watch::given();
         c.queue.push_back(std::move(call));
         c.given++;
         return c.advance();
@@ -175,6 +189,7 @@ void hold_until(Stream, const StreamEvent& event) {
         patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);
     }
+    watch::learn(c.progress.clock);
 }
 void group_begin() { together = true; }
 void group_end() {
@@ -187,8 +202,7 @@ void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const c
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
     enqueue({g, "all-reduce", label, n,
           [=](MPI_Request* r, Stream copies) {
-              data->load(copies);
-              data->expect();
+              data->replace(copies);
               MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)n, type_mpi(type), op_mpi(type, op),
                              handle_of(g).mpi, r);
           },
@@ -207,8 +221,8 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
         MPI_Ireduce_scatter_block(from->host, to->host, (int)n, type_mpi(type), op_mpi(type, Op::Sum),
                                   handle_of(g).mpi, r);
     }, [=](Stream copies) {
+        from->sent();
         to->store(copies);
-        if (!in_place) from->sent();
     }}, s);
 }
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
@@ -218,20 +232,19 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
     bool in_place = (const char*)in == (char*)out + g.rank * bytes;
     auto to = std::make_shared<Staged>(out, g.size * bytes), from = std::make_shared<Staged>(in, bytes);
     enqueue({g, "all-gather", label, n, [=](MPI_Request* r, Stream copies) {
-        in_place ? to->load(copies) : from->load(copies);
-        to->expect();
+        if (!in_place) from->load(copies);
+        in_place ? to->replace(copies) : to->expect();
         MPI_Iallgather(in_place ? MPI_IN_PLACE : from->host, (int)n, type_mpi(type), to->host, (int)n,
                        type_mpi(type), handle_of(g).mpi, r);
     }, [=](Stream copies) {
-        to->store(copies);
         if (!in_place) from->sent();
+        to->store(copies);
     }}, s);
 }
 void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
     auto data = std::make_shared<Staged>(x, n * bytes_of(type));
     enqueue({g, "broadcast", label, n, [=](MPI_Request* r, Stream copies) {
-        data->load(copies);
-        data->expect();
+        data->replace(copies);
         MPI_Ibcast(data->host, (int)n, type_mpi(type), root, handle_of(g).mpi, r);
     }, [=](Stream copies) { data->store(copies); }}, s);
 }

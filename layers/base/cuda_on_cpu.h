@@ -364,6 +364,7 @@ inline void __syncthreads() { emulated::worker->block_barrier(); }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, emulated::Site site = emulated::Site::current()) {
     struct Args {} mine;
+    if (emulated::watch::on && mask != 0xffffffffu) fail("__syncwarp of some lanes is not watched");
     emulated::warp_collective<Args>(mask, mine, site, [](Args**, unsigned) {
         emulated::worker->warps[emulated::worker->current / 32].turn++;
     });

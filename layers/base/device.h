@@ -336,7 +336,7 @@ public:
         captured_batch = 0;
         try {
             graph->run(s, work);
-        } catch (const std::exception& e) {
+        } catch (const DeviceError& e) {
             fprintf(stderr, "note: a step cannot be captured as a CUDA graph (%s): call by call instead\n",
                     e.what());
             failed = true;

@@ -96,7 +96,12 @@ inline bool take_memory(void** p, size_t bytes) {
     return !posix_memalign(p, 256, bytes);
 }
 inline void give_memory(void* p) {
-    for (auto* s : streams) cudaStreamSynchronize(s);
+    try {
+        for (auto* s : streams) cudaStreamSynchronize(s);
+    } catch (const std::exception& e) {
+        fprintf(stderr, "%s\n", e.what());  // often in a destructor, which ends the program
+        throw;
+    }
     if (watch::on) watch::release(p);
     else free(p);
 }

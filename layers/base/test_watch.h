@@ -54,6 +54,21 @@ __global__ void chain_kernel(int* sums, int* turns, bool wait, bool before, bool
     if (before) __syncthreads();
     if (threadIdx.x == 0) publish(turns + 1, mine + 1);
 }
+// what its publisher writes behind the counter is nobody's to read
+__global__ void late_kernel(int* sums, int* turns) {
+    SHARED(int, number, 1);
+    if (threadIdx.x == 0) number[0] = atomicAdd(turns, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) wait_until(turns + 1, number[0]);
+    __syncthreads();
+    if (threadIdx.x == 0) publish(turns + 1, number[0] + 1);
+    if (threadIdx.x == 0) sums[0] += 1;
+}
+// whoever adds last, the reader may be earlier
+__global__ void one_reads_kernel(int* sum, int* out) {
+    atomicAdd(sum, 1);
+    if (threadIdx.x == 7) *out = *sum;
+}
 __global__ void unwritten_kernel(int* out) {
     SHARED(int, x, 33);
     x[threadIdx.x] = 1;
@@ -113,6 +128,8 @@ void test_watch() {
               [&] { LAUNCH(chain_kernel, 4, 32, 0, nullptr, out, turns, false, true, true); });
         races("races", [&] { LAUNCH(chain_kernel, 4, 32, 0, nullptr, out, turns, true, false, true); });
         races("races", [&] { LAUNCH(chain_kernel, 4, 32, 0, nullptr, out, turns, true, true, false); });
+        races("(another block)", [&] { LAUNCH(late_kernel, 2, 32, 0, nullptr, out, turns); });
+        races("of device memory", [&] { LAUNCH(one_reads_kernel, 1, 32, 0, nullptr, out, out + 64); });
         succeeds("atomics", [&] { LAUNCH(add_kernel, 4, 32, 0, nullptr, out); });
         races("of device memory",
               [&] { LAUNCH(add_and_read_kernel, 1, 32, 0, nullptr, out, out + 64); });

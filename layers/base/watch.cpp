@@ -1,4 +1,5 @@
 // watch.cpp   happens-before on the emulated device (watch.h), linked where SANITIZE=thread
+//   What the compiler calls: watch_hooks.cpp.
 #include "watch.h"
 #include <stdio.h>
 #include <sys/mman.h>
@@ -25,6 +26,7 @@ struct Access {
     uint16_t warp_turn = 0;
 };
 constexpr uint16_t atomic = 0x8000, arriving = 0x4000, lanes = 0x2000, warps = 0x1000, blocks = 0x0800;
+constexpr uint16_t departing = 0x0400;  // it may be read until it is said to be done
 constexpr uint16_t thread_bits = 0x03FF;  // with `lanes` any thread of that warp
 
 struct Cell {  // of a byte
@@ -46,12 +48,9 @@ struct WorkStart {
 
 // what a thread knows of the other blocks of its launch: by their first moment
 struct Known {
-    std::map<uint32_t, uint32_t> before;            // all of the block's moments before this one
-    std::vector<std::pair<uint32_t, uint16_t>> own; // moment and thread
+    std::map<uint32_t, uint32_t> before;  // all of the block's moments before this one
     void join(const Known& other) {
         for (auto& [block, moment] : other.before) before[block] = std::max(before[block], moment);
-        for (auto& o : other.own)
-            if (std::find(own.begin(), own.end(), o) == own.end()) own.push_back(o);
     }
 };
 
@@ -91,6 +90,7 @@ const bool host_is_here = is_host = true;  // the thread that starts the program
 void advance(Clock& clock, int stream, uint64_t index) {
     if (clock.size() <= (size_t)stream) clock.resize(stream + 1);
     clock[stream] = index;
+    if (s.now > UINT32_MAX / 2) fail("SANITIZE=thread: the run is too long");
     s.works.push_back({++s.now, stream, index});
     s.block_start = s.launch_start = s.now;
 }
@@ -107,14 +107,12 @@ bool is_shared(const char* p) { return p < s.memory + shared_bytes; }
 bool is_known(const Known& known, const Access& a) {
     uint32_t block = *std::prev(std::upper_bound(s.block_starts.begin(), s.block_starts.end(), a.moment));
     auto found = known.before.find(block);
-    if (found != known.before.end() && a.moment < found->second) return true;
-    return std::count(known.own.begin(), known.own.end(),
-                      std::pair(a.moment, (uint16_t)(a.thread & thread_bits))) > 0;
+    return found != known.before.end() && a.moment < found->second;
 }
 
 // whether `a` happens before what `thread` does now
 bool is_ordered(const Access& a, int thread, uint16_t warp_turn) {
-    if (a.thread & arriving || (a.thread & blocks && a.moment >= s.launch_start)) return false;
+    if (a.thread & (arriving | departing) || (a.thread & blocks && a.moment >= s.launch_start)) return false;
     if (a.moment >= s.block_start) {
         if (a.moment < s.now) return true;
         if (a.thread & warps) return false;
@@ -123,7 +121,6 @@ bool is_ordered(const Access& a, int thread, uint16_t warp_turn) {
         return other / 32 == thread / 32 && a.warp_turn < warp_turn;
     }
     if (a.moment >= s.launch_start) {
-        if (a.thread & (lanes | warps)) return is_known(s.known, a);
         auto mine = s.waiting.find(thread);
         return is_known(s.known, a) || (mine != s.waiting.end() && is_known(mine->second, a));
     }
@@ -198,9 +195,21 @@ bool is_watched(const void* p, Me& me) {
     return (size_t)((const char*)p - s.memory) < span;
 }
 
-void reads(const char* p, size_t n, uint32_t code, Me me) {
+// what stands for `mine` and, where nothing orders them, for `other` as well
+Access merged(Access mine, const Access& other) {
+    int a = mine.thread & thread_bits, b = other.thread & thread_bits;
+    if (other.moment < s.launch_start) return mine;
+    if (other.moment < s.block_start) mine.thread |= blocks;
+    else if (other.thread & warps || a / 32 != b / 32) mine.thread |= warps;
+    else mine.thread |= lanes;
+    mine.thread |= other.thread & blocks;
+    return mine;
+}
+
+// flags: atomic, which no other atomic disturbs, or departing
+void reads(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
     bool fresh = is_shared(p);  // of this block: what lies there from others is nothing
-    Access mine = {s.now, code, (uint16_t)me.thread, me.warp_turn};
+    Access mine = {s.now, code, (uint16_t)(me.thread | (flags & departing)), me.warp_turn};
     Cell *cells = s.cells + (p - s.memory), before;
     for (size_t i = 0; i < n; i++) {
         Cell& c = cells[i];
@@ -210,18 +219,13 @@ void reads(const char* p, size_t n, uint32_t code, Me me) {
         }
         before = c;
         auto counts = [&](const Access& a) { return a.moment && !(fresh && a.moment < s.block_start); };
-        if (counts(c.written) && !is_ordered(c.written, me.thread, me.warp_turn))
+        bool both_atomic = flags & atomic && c.written.thread & atomic;
+        if (counts(c.written) && !both_atomic && !is_ordered(c.written, me.thread, me.warp_turn))
             return race(p + i, false, code, c.written, true);
         if (s.in_kernel && !counts(c.written)) return found(unwritten(p + i, code));
-        Access all = mine;
-        if (counts(c.read) && !is_ordered(c.read, me.thread, me.warp_turn)) {  // beside another's read
-            int other = c.read.thread & thread_bits;
-            if (c.read.moment < s.block_start) all.thread |= c.read.moment < s.launch_start ? 0 : blocks;
-            else if (c.read.thread & warps || other / 32 != me.thread / 32) all.thread |= warps;
-            else all.thread |= lanes;
-            if (c.read.moment >= s.launch_start) all.thread |= c.read.thread & blocks;
-        }
-        c.read = all;
+        if (counts(c.read) && c.read.thread & departing) continue;
+        bool beside = counts(c.read) && !is_ordered(c.read, me.thread, me.warp_turn);
+        c.read = beside ? merged(mine, c.read) : mine;
     }
 }
 
@@ -237,11 +241,13 @@ void writes(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
         before = c;
         auto counts = [&](const Access& a) { return a.moment && !(fresh && a.moment < s.block_start); };
         bool both_atomic = flags & atomic && c.written.thread & atomic;
-        if (counts(c.written) && !both_atomic && !is_ordered(c.written, me.thread, me.warp_turn))
-            return race(p + i, true, code, c.written, true);
+        bool beside = counts(c.written) && !is_ordered(c.written, me.thread, me.warp_turn);
+        if (beside && !both_atomic) return race(p + i, true, code, c.written, true);
+        if (s.in_kernel && flags & atomic && !counts(c.written)) return found(unwritten(p + i, code));
         if (counts(c.read) && !is_ordered(c.read, me.thread, me.warp_turn))
             return race(p + i, true, code, c.read, false);
-        c.written = {s.now, code, (uint16_t)(me.thread | flags), me.warp_turn};
+        Access mine = {s.now, code, (uint16_t)(me.thread | flags), me.warp_turn};
+        c.written = beside ? merged(mine, c.written) : mine;
         c.read = {};
     }
 }
@@ -251,6 +257,8 @@ uint32_t code_of(const void* return_address) { return (uint32_t)((char*)return_a
 Counter counter;  // of the block in execution, where it is one that is counted
 bool counting = false, in_counted_block = false;
 constexpr int counted_blocks = 2;  // of a launch
+
+}  // namespace
 
 void seen(const void* p, size_t n, bool writing, const void* return_address) {
     Me me;
@@ -262,7 +270,8 @@ void seen(const void* p, size_t n, bool writing, const void* return_address) {
     else reads((const char*)p, n, code_of(return_address), me);
 }
 
-void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const void* return_address) {
+void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const void* return_address,
+                 bool is_load) {
     Me me;
     if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
     if (s.in_kernel && acquires) s.waiting[me.thread].join(s.published[p]);
@@ -271,12 +280,10 @@ void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const vo
         to = s.known;
         to.join(s.waiting[me.thread]);
         to.before[s.block_start] = s.now;
-        to.own.push_back({s.now, (uint16_t)me.thread});
     }
-    writes((const char*)p, n, code_of(return_address), me, atomic);
+    if (is_load) reads((const char*)p, n, code_of(return_address), me, atomic);
+    else writes((const char*)p, n, code_of(return_address), me, atomic);
 }
-
-}  // namespace
 
 // ---- what the emulator says ------------------------------------------------------------------------------
 
@@ -330,6 +337,20 @@ void finish_copy(const void* to, const void* from, size_t bytes) {
         a.thread &= (uint16_t)~arriving;
         a.moment = s.now;
         a.warp_turn = me.warp_turn;
+    }
+}
+
+void begin_send(const void* p, size_t bytes) {
+    Me me;
+    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    reads((const char*)p, bytes, code_of(__builtin_return_address(0)), me, departing);
+}
+void finish_send(const void* p, size_t bytes) {
+    Me me;
+    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    for (size_t i = 0; i < bytes; i++) {
+        Access& a = s.cells[(const char*)p - s.memory + i].read;
+        if (a.thread & departing) a = {s.now, a.code, (uint16_t)me.thread, me.warp_turn};
     }
 }
 
@@ -399,52 +420,3 @@ void complain() {
 }
 
 }  // namespace emulated::watch
-
-// ---- what the compiler calls -----------------------------------------------------------------------------
-
-namespace watch = emulated::watch;
-#define HERE __builtin_return_address(0)
-#define SEEN(n)                                                                 \
-    void __tsan_read##n(void* p) { watch::seen(p, n, false, HERE); }            \
-    void __tsan_unaligned_read##n(void* p) { watch::seen(p, n, false, HERE); }  \
-    void __tsan_write##n(void* p) { watch::seen(p, n, true, HERE); }            \
-    void __tsan_unaligned_write##n(void* p) { watch::seen(p, n, true, HERE); }
-#define SEQUENTIAL __ATOMIC_SEQ_CST
-#define HOSTS(bits, T, name, call)                                                               \
-    T __tsan_atomic##bits##_##name(volatile T* p, T x, int) { return call(p, x, SEQUENTIAL); }
-#define HOSTS_EXCHANGE(bits, T, name, is_weak)                                                   \
-    int __tsan_atomic##bits##_##name(volatile T* p, T* expected, T x, int, int) {                \
-        return __atomic_compare_exchange_n(p, expected, x, is_weak, SEQUENTIAL, SEQUENTIAL);     \
-    }
-#define ATOMIC(bits, T)                                                                          \
-    T __tsan_atomic##bits##_load(const volatile T* p, int order) {                               \
-        watch::seen_atomic((const void*)p, sizeof(T), order != __ATOMIC_RELAXED, false, HERE);   \
-        return __atomic_load_n(p, SEQUENTIAL);                                                   \
-    }                                                                                            \
-    void __tsan_atomic##bits##_store(volatile T* p, T x, int order) {                            \
-        watch::seen_atomic((void*)p, sizeof(T), false, order != __ATOMIC_RELAXED, HERE);         \
-        __atomic_store_n(p, x, SEQUENTIAL);                                                      \
-    }                                                                                            \
-    T __tsan_atomic##bits##_fetch_add(volatile T* p, T x, int) {                                 \
-        watch::seen_atomic((void*)p, sizeof(T), false, false, HERE);                             \
-        return __atomic_fetch_add(p, x, SEQUENTIAL);                                             \
-    }                                                                                            \
-    HOSTS(bits, T, exchange, __atomic_exchange_n)                                                \
-    HOSTS(bits, T, fetch_sub, __atomic_fetch_sub)                                                \
-    HOSTS(bits, T, fetch_or, __atomic_fetch_or)                                                  \
-    HOSTS_EXCHANGE(bits, T, compare_exchange_strong, false)                                      \
-    HOSTS_EXCHANGE(bits, T, compare_exchange_weak, true)
-
-extern "C" {
-SEEN(1) SEEN(2) SEEN(4) SEEN(8) SEEN(16)
-ATOMIC(8, uint8_t) ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
-void __tsan_read_range(void* p, unsigned long n) { watch::seen(p, n, false, HERE); }
-void __tsan_write_range(void* p, unsigned long n) { watch::seen(p, n, true, HERE); }
-void __tsan_vptr_update(void**, void*) {}
-void __tsan_vptr_read(void**) {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-void __tsan_atomic_thread_fence(int) {}
-void __tsan_atomic_signal_fence(int) {}
-void __tsan_init() {}
-}

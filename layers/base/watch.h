@@ -10,7 +10,8 @@
 //     copy_async_wait         a copy, for the thread that began it; until then it may arrive at any moment
 //     streams                 each its own work; events, synchronize() and the giving of work between them
 //   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core.
-//   watch_counts.h: what a kernel's accesses make of sectors and banks, counted on the way.
+//   Not seen: the host's threads but the first, and what libc copies on the host; of two reads on two streams
+//   only the later. watch_counts.h: what a kernel's accesses make of sectors and banks, counted on the way.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -49,6 +50,8 @@ void read(const void* p, size_t bytes);   // accesses that the compiler does not
 void write(const void* p, size_t bytes);
 void begin_copy(const void* to, const void* from, size_t bytes);  // by this thread; from is null: zeros
 void finish_copy(const void* to, const void* from, size_t bytes);
+void begin_send(const void* p, size_t bytes);  // until finish_send it may be read at any moment
+void finish_send(const void* p, size_t bytes);
 
 void load(void* to, const void* p, size_t bytes);  // copied in one access
 void store(void* p, const void* from, size_t bytes);
@@ -62,6 +65,11 @@ template <class V>
 [[gnu::always_inline]] inline void store_whole(V* p, const V& v) {
     store(p, &v, sizeof v);
 }
+
+// an access that the compiler has announced, and from where
+void seen(const void* p, size_t n, bool writing, const void* return_address);
+void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const void* return_address,
+                 bool is_load);
 
 void begin_launch();
 void begin_block();
@@ -115,6 +123,8 @@ inline void read(const void*, size_t) {}
 inline void write(const void*, size_t) {}
 inline void begin_copy(const void*, const void*, size_t) {}
 inline void finish_copy(const void*, const void*, size_t) {}
+inline void begin_send(const void*, size_t) {}
+inline void finish_send(const void*, size_t) {}
 inline void begin_launch() {}
 inline void begin_block() {}
 inline void end_block() {}

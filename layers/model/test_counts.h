@@ -27,7 +27,8 @@ void test_counts() {
         run();
         synchronize(nullptr);
         emulated::watch::count(false);
-        for (auto& [kernel, lines] : emulated::watch::take_counts()) all[kernel] = lines;
+        for (auto& [kernel, lines] : emulated::watch::take_counts()) 
+            for (auto& [line, c] : lines) all[kernel][line].add(c);
     });
     auto percent = [](const Counts& c) {
         return c.sectors ? 100 * (double)c.used / (32.0 * (double)c.sectors) : 100;
