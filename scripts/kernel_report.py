@@ -32,7 +32,7 @@ import sys
 from dataclasses import dataclass
 
 import machine_code
-from models import MODELS
+from models import MODELS, VOCABULARY
 
 COUNTS = os.path.join(machine_code.ROOT, "scripts", "kernel_counts.json")
 
@@ -57,9 +57,6 @@ GPUS = {
     "sm_90a": Gpu("H200", 132, 1.755e9, 4.8e12, 989.4e12, 4 / 0.62, 227 << 10),
 }
 GEMM_RATE, BYTES_RATE, LAUNCH = 0.63, 0.9, 2e-6
-
-
-VOCABULARY = 50304  # padded
 
 
 @dataclass

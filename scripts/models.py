@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+VOCABULARY = 50304  # padded
+
 
 @dataclass
 class Model:

@@ -11,22 +11,23 @@ core.
 """
 
 import argparse
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
+
+from over_ranks import environment, limited
 
 ROOT = Path(__file__).parent.parent
 BUILD = "build/emulated-bf16-watched-mpi"
 MAKE = ["make", "-s", "DEVICE=emulated", "PRECISION=bf16", "SANITIZE=thread", "CXXFLAGS=-O1", "COMM=mpi"]
 RUN = (
-    f"mpirun --allow-run-as-root --oversubscribe -n {{ranks}} {BUILD}/train_gpt --train {{data}}.train.bin"
+    f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {{data}}.train.bin"
     " --validation {data}.validation.bin --validate-every 2 --layers 4 --hidden 32 --heads 2 --sequence"
     " 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
 )
@@ -57,16 +58,14 @@ MODEL = {
 }
 
 
+@dataclass
 class Site:
-    def __init__(self, kind, path, line, text, start, end):
-        self.kind, self.path, self.line, self.text, self.start, self.end = (
-            kind,
-            path,
-            line,
-            text,
-            start,
-            end,
-        )
+    kind: dict
+    path: Path
+    line: int
+    text: str
+    start: int
+    end: int
 
     def __str__(self):
         return f"{self.path}:{self.line} {self.text}"
@@ -128,27 +127,17 @@ def copy_tree(folder):
             shutil.copy2(ROOT / name, folder / name)
 
 
-def run(command, folder):
-    """ "" where it succeeds, else the line that says what is wrong"""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        shell=isinstance(command, str),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output = process.communicate(timeout=900)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return "it never ended"
-    if process.returncode == 0:
+def run(words, folder):
+    """The line that says what is wrong, or nothing where it succeeds."""
+    done = limited(words, 900, stderr=subprocess.STDOUT, cwd=folder, env=environment)
+    if done.returncode == 0:
         return ""
-    lines = output.splitlines() or [f"exit {process.returncode}, without a word"]
+    lines = done.stdout.splitlines() or [f"exit {done.returncode}, without a word"]
     return next((line for line in lines if re.search(SAYS_WHY, line)), lines[-1])
+
+
+def run_check(command, folder):
+    return run(command.format(data="data/mutate").split(), folder)
 
 
 def prepare(folder):
@@ -172,7 +161,7 @@ def attempt(site, folder):
             wrong = run([*MAKE, f"{BUILD}/{program}"], folder)
             if wrong:
                 return f"does not compile: {wrong}"
-            wrong = run(command.format(data="data/mutate"), folder)
+            wrong = run_check(command, folder)
             if wrong:
                 return wrong
         return ""
@@ -199,7 +188,7 @@ def main():
             folders.put(folder)
         unmutated = next(iter(folders.queue))
         for command in {c for site in sites for c in site.kind["commands"]}:
-            wrong = run(command.format(data="data/mutate"), unmutated)
+            wrong = run_check(command, unmutated)
             if wrong:
                 sys.exit(f"fails before anything is taken out: {command}\n{wrong}")
 

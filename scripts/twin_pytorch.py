@@ -17,7 +17,7 @@ import time
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from models import MODELS
+from models import MODELS, VOCABULARY
 from torch.utils.checkpoint import checkpoint
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -30,7 +30,7 @@ parser.add_argument("--rehearse", action="store_true", help="small, on the CPU, 
 o = parser.parse_args()
 size = MODELS[o.model]
 L, C, NH, T = (2, 64, 1, 64) if o.rehearse else (size.layers, size.hidden, size.heads, size.sequence)
-V, device = 50304, "cpu" if o.rehearse else "cuda"
+V, device = VOCABULARY, "cpu" if o.rehearse else "cuda"
 
 
 class Block(nn.Module):

@@ -80,18 +80,26 @@ __global__ void add_and_read_kernel(int* sum, int* out) { out[threadIdx.x] = ato
 constexpr int all_write_line = __LINE__ + 1;
 __global__ void all_write_kernel(int* out) { *out = 1; }
 
+// what the work says when it goes wrong; "" where it does not
+template <class Work>
+std::string error_of(Work work) {
+    try {
+        work();
+    } catch (const std::exception& e) {
+        return e.what();
+    }
+    return "";
+}
+
 void test_watch() {
     int* memory = (int*)device_malloc(4096 * sizeof(int), "a test");
     int *out = memory, *from = memory + 1024, *turns = memory + 2048;
     auto succeeds = [&](const char* what, auto work) {
         set_zero(memory, 4096 * sizeof(int), nullptr);
-        std::string error;
-        try {
+        std::string error = error_of([&] {
             work();
             synchronize(nullptr);
-        } catch (const std::exception& e) {
-            error = e.what();
-        }
+        });
         check(error.empty(), text("%s: %s", what, error.c_str()));
     };
     auto races = [&](const std::string& part, auto work) {
@@ -143,17 +151,14 @@ void test_watch() {
     cudaStream_t a = make_stream(), b = make_stream();
     for (bool with_event : {true, false}) {
         Event written;
-        std::string error;
-        try {
+        std::string error = error_of([&] {
             set_zero(out, 4, a);
             written.record(a);
             if (with_event) written.hold(b);
             copy_on_device(from, out, 4, b);
             synchronize(a);
             synchronize(b);
-        } catch (const std::exception& e) {
-            error = e.what();
-        }
+        });
         check(error.empty() == with_event, "two streams: " + error);
         synchronize(a);
         synchronize(b);
@@ -165,12 +170,7 @@ void test_watch() {
         copy_to_device(out, pinned, 4, a);
         if (waits) synchronize(a);
         pinned[0] = 2;
-        std::string error;
-        try {
-            synchronize(a);
-        } catch (const std::exception& e) {
-            error = e.what();
-        }
+        std::string error = error_of([&] { synchronize(a); });
         check(error.empty() == waits, "pinned memory: " + error);
     }
     host_free(pinned);

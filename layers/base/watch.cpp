@@ -102,6 +102,7 @@ Clock& current_clock() { return s.stream ? s.stream->clock : s.host; }
 
 // ---- the rule --------------------------------------------------------------------------------------------
 
+bool is_inside(const void* p) { return (size_t)((const char*)p - s.memory) < span; }
 bool is_shared(const char* p) { return p < s.memory + shared_bytes; }
 
 bool is_known(const Known& known, const Access& a) {
@@ -159,10 +160,11 @@ std::string who(const Access& a) {
     return what + text(" (thread %d)", t);
 }
 
-void found(const std::string& what) {
+// in a kernel its fiber ends here; else the host is told at its next call. Gives false
+bool found(const std::string& what) {
     if (!s.in_kernel) {
         if (s.error.empty()) s.error = what;
-        return;
+        return false;
     }
     Worker& w = *worker;
     w.error = w.where(w.current) + ": " + what;
@@ -172,11 +174,11 @@ std::string unwritten(const char* p, uint32_t code) {
     return text("the read of %s memory at %s: nobody has written it", is_shared(p) ? "shared" : "device",
                 line_of(code).c_str());
 }
-void race(const char* p, bool writes, uint32_t code, const Access& before, bool was_written) {
+bool race(const char* p, bool writes, uint32_t code, const Access& before, bool was_written) {
     std::string what = text("the %s of %s memory at %s races with the %s at %s", writes ? "write" : "read",
                             is_shared(p) ? "shared" : "device", line_of(code).c_str(),
                             was_written ? "write" : "read", who(before).c_str());
-    found(what);
+    return found(what);
 }
 
 struct Me {
@@ -184,7 +186,7 @@ struct Me {
     uint16_t warp_turn = 0;
 };
 bool is_watched(const void* p, Me& me) {
-    if (s.quiet || !is_host) return false;
+    if (!is_inside(p) || s.quiet || !is_host) return false;
     if (s.in_kernel) {
         me = {worker->current, worker->warps[worker->current / 32].turn};
     } else if (!s.stream && !s.host_open) {
@@ -192,7 +194,7 @@ bool is_watched(const void* p, Me& me) {
         advance(s.host, 0, s.host[0] + 1);
         s.host_open = true;
     }
-    return (size_t)((const char*)p - s.memory) < span;
+    return true;
 }
 
 // what stands for `mine` and, where nothing orders them, for `other` as well
@@ -206,50 +208,52 @@ Access merged(Access mine, const Access& other) {
     return mine;
 }
 
-// flags: atomic, which no other atomic disturbs, or departing
-void reads(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
-    bool fresh = is_shared(p);  // of this block: what lies there from others is nothing
-    Access mine = {s.now, code, (uint16_t)(me.thread | (flags & departing)), me.warp_turn};
+// change(cell, address) for each byte, until it says false; once for neighbours that were the same
+template <class Change>
+void change_cells(const char* p, size_t n, Change change) {
     Cell *cells = s.cells + (p - s.memory), before;
     for (size_t i = 0; i < n; i++) {
-        Cell& c = cells[i];
-        if (i > 0 && same(c, before)) {  // as the byte before
-            c = cells[i - 1];
+        if (i > 0 && same(cells[i], before)) {
+            cells[i] = cells[i - 1];
             continue;
         }
-        before = c;
-        auto counts = [&](const Access& a) { return a.moment && !(fresh && a.moment < s.block_start); };
-        bool both_atomic = flags & atomic && c.written.thread & atomic;
-        if (counts(c.written) && !both_atomic && !is_ordered(c.written, me.thread, me.warp_turn))
-            return race(p + i, false, code, c.written, true);
-        if (s.in_kernel && !counts(c.written)) return found(unwritten(p + i, code));
-        if (counts(c.read) && c.read.thread & departing) continue;
-        bool beside = counts(c.read) && !is_ordered(c.read, me.thread, me.warp_turn);
-        c.read = beside ? merged(mine, c.read) : mine;
+        before = cells[i];
+        if (!change(cells[i], p + i)) return;
     }
+}
+// whether there was such an access at all; in shared memory those of earlier blocks are none
+bool counts(const Access& a, const char* p) {
+    return a.moment && !(is_shared(p) && a.moment < s.block_start);
+}
+
+// flags: atomic, which no other atomic disturbs, or departing
+void reads(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
+    Access mine = {s.now, code, (uint16_t)(me.thread | (flags & departing)), me.warp_turn};
+    change_cells(p, n, [&](Cell& c, const char* at) {
+        bool both_atomic = flags & atomic && c.written.thread & atomic;
+        bool is_written = counts(c.written, at), is_read = counts(c.read, at);
+        if (is_written && !both_atomic && !is_ordered(c.written, me.thread, me.warp_turn))
+            return race(at, false, code, c.written, true);
+        if (s.in_kernel && !is_written) return found(unwritten(at, code));
+        if (is_read && c.read.thread & departing) return true;
+        bool beside = is_read && !is_ordered(c.read, me.thread, me.warp_turn);
+        c.read = beside ? merged(mine, c.read) : mine;
+        return true;
+    });
 }
 
 void writes(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
-    bool fresh = is_shared(p);
-    Cell *cells = s.cells + (p - s.memory), before;
-    for (size_t i = 0; i < n; i++) {
-        Cell& c = cells[i];
-        if (i > 0 && same(c, before)) {
-            c = cells[i - 1];
-            continue;
-        }
-        before = c;
-        auto counts = [&](const Access& a) { return a.moment && !(fresh && a.moment < s.block_start); };
-        bool both_atomic = flags & atomic && c.written.thread & atomic;
-        bool beside = counts(c.written) && !is_ordered(c.written, me.thread, me.warp_turn);
-        if (beside && !both_atomic) return race(p + i, true, code, c.written, true);
-        if (s.in_kernel && flags & atomic && !counts(c.written)) return found(unwritten(p + i, code));
-        if (counts(c.read) && !is_ordered(c.read, me.thread, me.warp_turn))
-            return race(p + i, true, code, c.read, false);
-        Access mine = {s.now, code, (uint16_t)(me.thread | flags), me.warp_turn};
-        c.written = beside ? merged(mine, c.written) : mine;
-        c.read = {};
-    }
+    Access mine = {s.now, code, (uint16_t)(me.thread | flags), me.warp_turn};
+    change_cells(p, n, [&](Cell& c, const char* at) {
+        bool both_atomic = flags & atomic && c.written.thread & atomic, is_written = counts(c.written, at);
+        bool beside = is_written && !is_ordered(c.written, me.thread, me.warp_turn);
+        if (beside && !both_atomic) return race(at, true, code, c.written, true);
+        if (s.in_kernel && flags & atomic && !is_written) return found(unwritten(at, code));
+        if (counts(c.read, at) && !is_ordered(c.read, me.thread, me.warp_turn))
+            return race(at, true, code, c.read, false);
+        c = {beside ? merged(mine, c.written) : mine, {}};
+        return true;
+    });
 }
 
 uint32_t code_of(const void* return_address) { return (uint32_t)((char*)return_address - &__ehdr_start); }
@@ -262,7 +266,7 @@ constexpr int counted_blocks = 2;  // of a launch
 
 void seen(const void* p, size_t n, bool writing, const void* return_address) {
     Me me;
-    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    if (!is_watched(p, me)) return;
     if (in_counted_block)
         counter.note((char*)p - s.memory, is_shared((char*)p), n, writing, code_of(return_address),
                      me.thread);
@@ -273,7 +277,7 @@ void seen(const void* p, size_t n, bool writing, const void* return_address) {
 void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const void* return_address,
                  bool is_load) {
     Me me;
-    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    if (!is_watched(p, me)) return;
     if (s.in_kernel && acquires) s.waiting[me.thread].join(s.published[p]);
     if (s.in_kernel && releases) {
         Known& to = s.published[p];
@@ -330,7 +334,7 @@ void begin_copy(const void* to, const void* from, size_t bytes) {
 void finish_copy(const void* to, const void* from, size_t bytes) {
     Me me;
     if (!is_watched(to, me)) return;
-    if ((size_t)((const char*)from - s.memory) < span)
+    if (is_inside(from))
         reads((const char*)from, bytes, code_of(__builtin_return_address(0)), me);
     for (size_t i = 0; i < bytes; i++) {
         Access& a = s.cells[(const char*)to - s.memory + i].written;
@@ -342,12 +346,12 @@ void finish_copy(const void* to, const void* from, size_t bytes) {
 
 void begin_send(const void* p, size_t bytes) {
     Me me;
-    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    if (!is_watched(p, me)) return;
     reads((const char*)p, bytes, code_of(__builtin_return_address(0)), me, departing);
 }
 void finish_send(const void* p, size_t bytes) {
     Me me;
-    if ((size_t)((const char*)p - s.memory) >= span || !is_watched(p, me)) return;
+    if (!is_watched(p, me)) return;
     for (size_t i = 0; i < bytes; i++) {
         Access& a = s.cells[(const char*)p - s.memory + i].read;
         if (a.thread & departing) a = {s.now, a.code, (uint16_t)me.thread, me.warp_turn};

@@ -27,7 +27,7 @@ void test_counts() {
         run();
         synchronize(nullptr);
         emulated::watch::count(false);
-        for (auto& [kernel, lines] : emulated::watch::take_counts()) 
+        for (auto& [kernel, lines] : emulated::watch::take_counts())
             for (auto& [line, c] : lines) all[kernel][line].add(c);
     });
     auto percent = [](const Counts& c) {
