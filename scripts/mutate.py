@@ -28,7 +28,7 @@ BUILD = "build/emulated-bf16-watched-mpi"
 MAKE = ["make", "-s", "DEVICE=emulated", "PRECISION=bf16", "SANITIZE=thread", "CXXFLAGS=-O1", "COMM=mpi"]
 RUN = (
     f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {{data}}.train.bin"
-    " --validation {data}.validation.bin --validate-every 2 --layers 4 --hidden 32 --heads 2 --sequence"
+    " --validation {data}.validation.bin --evaluate-every 2 --layers 4 --hidden 32 --heads 2 --sequence"
     " 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
 )
 LAYOUTS = (
@@ -133,7 +133,10 @@ def run(words, folder):
     if done.returncode == 0:
         return ""
     lines = done.stdout.splitlines() or [f"exit {done.returncode}, without a word"]
-    return next((line for line in lines if re.search(SAYS_WHY, line)), lines[-1])
+    for says in (SAYS_WHY, "_gpt: "):
+        if found := next((line for line in lines if re.search(says, line)), ""):
+            return found
+    return lines[-1]
 
 
 def run_check(command, folder):
