@@ -25,6 +25,7 @@
 #include "layers/model/test_replicas.h"
 #include "layers/model/test_training.h"
 #include "layers/plan/test_plan.h"
+#include "layers/test_adamw.h"
 #include "layers/test_gradients.h"
 #include "layers/test_kernels_attention.h"
 
@@ -45,6 +46,7 @@ const Chapter chapters[] = {
     {"cublaslt", test_cublaslt},
 #endif
     {"gradients", test_gradients},
+    {"adamw", test_adamw},
 #if HAS_KERNELS
     {"kernels", test_kernels},
     {"packed", test_packed_kernels},

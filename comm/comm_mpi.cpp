@@ -74,6 +74,7 @@ struct Call {
     std::function<void(Stream)> finish = {};
     std::shared_ptr<Event> after = {};  // what must be computed before it is posted
     watch::Clock given = {};  // what the host knew then
+    watch::Clock end = {};    // what is ordered before its end
     std::string here = {};
     MPI_Request request = MPI_REQUEST_NULL;
     bool posted = false, done = false;
@@ -97,6 +98,7 @@ struct CommStream {
     long given = 0, done = 0;  // calls
     std::shared_ptr<Event> after;
     watch::Progress progress;
+    std::deque<watch::Clock> ends;  // of the last calls, up to number `done`
 
     CommStream() : copies(make_stream()) {}
     CommStream(const CommStream&) = delete;
@@ -112,10 +114,25 @@ struct CommStream {
                 [[maybe_unused]] watch::Work now(progress, call.given);
                 call.begin(copies);
             }
-            [[maybe_unused]] watch::Work now(progress, call.given);
-            if (!call.done) call.test(copies);
+            if (call.done) continue;
+            {
+                [[maybe_unused]] watch::Work now(progress, call.given);
+                call.test(copies);
+            }
+            call.end = progress.clock;
         }
-        for (; !queue.empty() && queue.front().done; done++) queue.pop_front();
+        for (; !queue.empty() && queue.front().done; done++) {
+            ends.push_back(queue.front().end);
+            if (ends.size() > 1) watch::join(ends.back(), ends[ends.size() - 2]);
+            queue.pop_front();
+            if (ends.size() > 1000) ends.pop_front();
+        }
+    }
+    // what an event at `position` knows: not what has happened since
+    watch::Clock known_at(long position) const {
+        if (position == 0 || ends.empty()) return {};
+        size_t since = std::min((size_t)(done - position), ends.size() - 1);
+        return ends[ends.size() - 1 - since];
     }
 };
 std::vector<std::unique_ptr<CommStream>> comm_streams;
@@ -189,7 +206,7 @@ void hold_until(Stream, const StreamEvent& event) {
         patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);
     }
-    watch::learn(c.progress.clock);
+    watch::learn(c.known_at(event.position));
 }
 void group_begin() { together = true; }
 void group_end() {

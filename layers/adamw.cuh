@@ -3,17 +3,17 @@
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device. Where
 //   norm or loss is not finite, or beyond the limits given, nothing is changed.
-//   parameters (n) floatX   master, m, v, gradients (n) real; master may be the parameters themselves
+//   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): what holds of each 128 values; tensors start at multiples of 128, and n is one too
-//   the parameters are the master weights, rounded
-//   check: sums over the bits of master, m and v, as they are read and as they are written. What one step has
+//   w, the master weight, and the moments are kept as adamw_state.cuh says
+//   check: sums over the bits of w, m and v, as they are read and as they are written. What one step has
 //   written the next must read: a bit that flips in between changes a sum (bits times an odd number each,
-//   modulo 2^64). Parameters that are not the rounded master weights are counted. Nothing more is read for it
-//   but the parameters.
-//   communicates: nothing    cost: 32 bytes a parameter in bf16, 28 in fp32; the norm 4: memory bound
+//   modulo 2^64). Nothing more is read for it.
+//   communicates: nothing    cost: adamw_bytes() a parameter, 28 or, with moments of bf16, 20; the norm 4:
+//                            memory bound
 #pragma once
 #include <algorithm>
-#include "base/device.h"
+#include "adamw_state.cuh"
 
 constexpr int flag_span = 128;
 constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // the weight decays; the gradient takes part in the norm
@@ -21,15 +21,14 @@ constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // the weight decays; the g
 struct AdamW {
     real rate, beta1, beta2, epsilon, decay;
     real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
+    uint32_t step = 1;
     double norm_limit = INFINITY, loss_limit = INFINITY;  // beyond them there is no update
 
-#if HAS_KERNELS
-    __host__ __device__
-#endif
-    real update(real w, real& m, real& v, real g, bool decaying) const {
+    HOST_DEVICE real update(real w, real& m, real& v, real g, bool decaying) const {
         m = beta1 * m + (1 - beta1) * g;
         v = beta2 * v + (1 - beta2) * g * g;
-        return w - rate * (m / correction1 / (sqrt(v / correction2) + epsilon) + (decaying ? decay * w : 0));
+        real shrink = decaying ? decay : 0;
+        return w - rate * (m / correction1 / (std::sqrt(v / correction2) + epsilon) + shrink * w);
     }
 };
 
@@ -38,10 +37,7 @@ struct Clip {
     real scale;
     int updates;        // 0: parameters and state stay as they are
 
-#if HAS_KERNELS
-    __host__ __device__
-#endif
-    void set(const double* sums, int count, double largest, const AdamW& hyper) {
+    HOST_DEVICE void set(const double* sums, int count, double largest, const AdamW& hyper) {
         double sum = 0;
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
@@ -55,24 +51,18 @@ struct Clip {
 
 // of a rank's state, over the launches of one update
 struct StateCheck {
-    unsigned long long read, written;  // sums over bits of master, m, v
-    unsigned long long wrong;          // parameters that are not the rounded master weights
+    unsigned long long read, written;  // sums over bits of w, m, v
 
     // what element i of a launch, with these values, adds to a sum. Multipliers are odd, so that every bit
     // that flips changes it
-#if HAS_KERNELS
-    __host__ __device__
-#endif
-    static uint32_t term(long i, real w, real m, real v) {
+    template <class Moment>
+    HOST_DEVICE static uint32_t term(long i, real w, Moment m, Moment v) {
         uint32_t odd = (uint32_t)i * 2 + 1;
         return product(odd, w) + product(odd ^ 0x9E3779B8, m) + product(odd ^ 0xC2B2AE3C, v);
     }
     // of a value's bits, modulo 2^32
     template <class T>
-#if HAS_KERNELS
-    __host__ __device__
-#endif
-    static uint32_t product(uint32_t odd, T x) {
+    HOST_DEVICE static uint32_t product(uint32_t odd, T x) {
         uint32_t words[2] = {};
         memcpy(words, &x, sizeof x);
         return odd * words[0] + (sizeof x > 4 ? (odd ^ 0x85EBCA6A) * words[1] : 0);
@@ -91,31 +81,32 @@ inline int square_sum_cut(long n) {
 
 namespace ref {
 
-inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, StateCheck* check, long n,
-                  Stream) {
+template <class State>
+void adamw(const State& state, const real* gradients, const uint8_t* flags, const AdamW* hyper,
+           const Clip* clip, StateCheck* check, long n, Stream) {
     if (!clip->updates) return;
-    unsigned long long read = 0, written = 0, wrong = 0;
-    #pragma omp parallel for reduction(+ : read, written, wrong)
+    unsigned long long read = 0, written = 0;
+    #pragma omp parallel for reduction(+ : read, written)
     for (long first = 0; first < n; first += flag_span) {
         bool decaying = flags[first / flag_span] & flag_decay;
-        #pragma omp simd reduction(+ : read, wrong)
-        for (long i = first; i < first + flag_span; i++) {
-            read += StateCheck::term(i, master[i], m[i], v[i]);
-            wrong += real(parameters[i]) != real(floatX(master[i]));
-        }
+        #pragma omp simd reduction(+ : read)
+        for (long i = first; i < first + flag_span; i++)
+            read += StateCheck::term(i, state.master(i), state.m[i], state.v[i]);
         #pragma omp simd
         for (long i = first; i < first + flag_span; i++) {
-            master[i] = hyper->update(master[i], m[i], v[i], gradients[i] * clip->scale, decaying);
-            parameters[i] = floatX(master[i]);
+            real w = state.master(i), m = real(state.m[i]), v = real(state.v[i]);
+            real g = gradients[i] * clip->scale;
+            uint32_t chance = State::rounds ? rounding_bits(hyper->step, w, g) : 0;
+            state.set_master(i, state.keep(hyper->update(w, m, v, g, decaying), chance));
+            round_stochastically(state.m[i], m, chance);
+            round_stochastically(state.v[i], v, chance >> 16);
         }
         #pragma omp simd reduction(+ : written)
         for (long i = first; i < first + flag_span; i++)
-            written += StateCheck::term(i, master[i], m[i], v[i]);
+            written += StateCheck::term(i, state.master(i), state.m[i], state.v[i]);
     }
     check->read += read;
     check->written += written;
-    check->wrong += wrong;
 }
 
 // sum += x, of gradients (n) real; n is a multiple of 128
@@ -190,52 +181,66 @@ __device__ inline void add_over_block(unsigned long long* to, unsigned long long
     if (x) atomicAdd(to, x);
 }
 
+// what a thread holds of an array: real_each values, read and written at once
+template <class T>
+struct alignas(sizeof(T) * real_each) ThreadValues { T at[real_each]; };
+template <class T>
+__device__ inline ThreadValues<T> load_values(const T* x) {
+    return load_whole((const ThreadValues<T>*)x);
+}
+template <class T>
+__device__ inline void store_values(T* x, const ThreadValues<T>& values) {
+    store_whole((ThreadValues<T>*)x, values);
+}
+
 // a thread's values; what they add to the sums
-__device__ inline StateCheck adamw_values(floatX* parameters, real* master, real* m, real* v,
-                                          const real* gradients, const uint8_t* flags, const AdamW& hyper,
-                                          real scale, long i) {
+template <class State>
+__device__ inline StateCheck adamw_values(const State& state, const real* gradients,
+                                          const uint8_t* flags, const AdamW& hyper, real scale, long i) {
     StateCheck sums = {};
     bool decaying = flags[i / flag_span] & flag_decay;
-    Vec<real> w = load16(master + i), ms = load16(m + i), vs = load16(v + i), g = load16(gradients + i);
-    struct alignas(sizeof(floatX) * real_each) Rounded { floatX at[real_each]; };
-    Rounded rounded = load_whole((const Rounded*)(parameters + i));
+    ThreadValues<floatX> parameters = load_values(state.parameters + i);
+    ThreadValues<Low> low = {};
+    if (State::has_low) low = load_values(state.low + i);
+    auto ms = load_values(state.m + i), vs = load_values(state.v + i);
+    ThreadValues<real> gs = load_values(gradients + i);
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
-        sums.read += StateCheck::term(i + k, w.at[k], ms.at[k], vs.at[k]);
-        sums.wrong += real(rounded.at[k]) != real(floatX(w.at[k]));
+        real w = join_master(parameters.at[k], low.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
+        real g = gs.at[k] * scale;
+        sums.read += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
+        uint32_t chance = State::rounds ? rounding_bits(hyper.step, w, g) : 0;
+        MasterHalves kept = state.keep(hyper.update(w, m, v, g, decaying), chance);
+        parameters.at[k] = kept.parameter;
+        low.at[k] = kept.low;
+        round_stochastically(ms.at[k], m, chance);
+        round_stochastically(vs.at[k], v, chance >> 16);
+        w = join_master(kept.parameter, kept.low);
+        sums.written += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
     }
-    UNROLL(unroll)
-    for (int k = 0; k < real_each; k++) {
-        w.at[k] = hyper.update(w.at[k], ms.at[k], vs.at[k], g.at[k] * scale, decaying);
-        rounded.at[k] = floatX(w.at[k]);
-    }
-    UNROLL(unroll)
-    for (int k = 0; k < real_each; k++) sums.written += StateCheck::term(i + k, w.at[k], ms.at[k], vs.at[k]);
-    store16(master + i, w);
-    store16(m + i, ms);
-    store16(v + i, vs);
-    // the master weights themselves, where nothing is rounded
-    store_whole((Rounded*)(parameters + i), rounded);
+    store_values(state.parameters + i, parameters);
+    if (State::has_low) store_values(state.low + i, low);
+    store_values(state.m + i, ms);
+    store_values(state.v + i, vs);
     return sums;
 }
 
-__global__ void adamw_kernel(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                             const uint8_t* flags, const AdamW* hyper, const Clip* clip, StateCheck* check,
-                             long n) {
+template <class State>
+__global__ void adamw_kernel(State state, const real* gradients, const uint8_t* flags,
+                             const AdamW* hyper, const Clip* clip, StateCheck* check, long n) {
     if (!clip->updates) return;
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
-    if (i < n) sums = adamw_values(parameters, master, m, v, gradients, flags, *hyper, clip->scale, i);
+    if (i < n) sums = adamw_values(state, gradients, flags, *hyper, clip->scale, i);
     add_over_block(&check->read, sums.read);
     add_over_block(&check->written, sums.written);
-    add_over_block(&check->wrong, sums.wrong);
 }
 
-inline void adamw(floatX* parameters, real* master, real* m, real* v, const real* gradients,
-                  const uint8_t* flags, const AdamW* hyper, const Clip* clip, StateCheck* check, long n,
-                  Stream s) {
-    LAUNCH(adamw_kernel, ceil_div(n, adamw_block * real_each), adamw_block, 0, s, parameters, master, m, v,
-           gradients, flags, hyper, clip, check, n);
+template <class State>
+void adamw(const State& state, const real* gradients, const uint8_t* flags, const AdamW* hyper,
+           const Clip* clip, StateCheck* check, long n, Stream s) {
+    LAUNCH(adamw_kernel<State>, ceil_div(n, adamw_block * real_each), adamw_block, 0, s, state, gradients,
+           flags, hyper, clip, check, n);
 }
 
 template <class T>

@@ -1,12 +1,12 @@
-// test_kernels_attention.h   gpu against ref: attention, cross-entropy, embedding, AdamW, mma
+// test_kernels_attention.h   gpu against ref: attention, cross-entropy, embedding, mma
 #pragma once
-#include "adamw.cuh"
 #include "attention.cuh"
 #include "base/mma.h"
 #include "cross_entropy.cuh"
 #include "embedding.cuh"
 #include "flash_attention.cuh"
 #include "packed_attention.cuh"
+#include "test_adamw.h"
 #include "test_kernels.h"
 
 #if HAS_KERNELS
@@ -209,80 +209,6 @@ void kernels_embedding() {
             dwte.compare("embedding dwte" + size, sums_tolerance);
             dwpe.compare("embedding dwpe" + size, sums_tolerance);
         }
-    }
-}
-
-void kernels_adamw() {
-    for (long n : {128L, 384L, 70016L}) {
-        std::vector<real> w = random_values<real>(n, 1), v = random_values<real>(n, 2);
-        for (auto& value : v) value = value * value;
-        X p(n);
-        R master(w), m(random_values<real>(n, 3)), moment(v), g(random_values<real>(2 * n, 4));
-        std::vector<uint8_t> of(2 * n / flag_span);
-        for (size_t i = 0; i < of.size(); i++) of[i] = (uint8_t)(hash_of(i) % 4);
-        Both<uint8_t> flags(of);
-        AdamW how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975)};
-        Both<AdamW> hyper(std::vector<AdamW>(1, how));
-        // two slices, the second one's sum first
-        Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
-        Both<Slice> slices(std::vector<Slice>{first, second});
-        Both<double> sums(std::vector<double>{0, 3, 0, 4}), parts(2 * square_sum_parts);
-        ref::square_sums(sums.ref(), parts.ref(), g.ref(), flags.ref(), slices.ref(), 2, nullptr);
-        gpu::square_sums(sums.device, parts.device, g.device, flags.device, slices.device, 2, nullptr);
-        std::string size = text(" %ld", n);
-        sums.compare("square sums" + size, 1e-12);
-        std::vector<double> plain = {0, 3, 0, 4};  // the loss behind the squares
-        for (long i = 0; i < 2 * n; i++)
-            if (of[i / flag_span] & flag_in_norm) plain[i < n ? 2 : 0] += (double)g.host[i] * g.host[i];
-        close("square sums against a plain loop" + size, sums.host, plain, 1e-12);
-        double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
-        for (double largest : {0.0, 1e9, 0.5}) {
-            Both<Clip> clip(1);
-            Both<StateCheck> state_check(std::vector<StateCheck>(1));
-            ref::clip_gradients(clip.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
-            gpu::clip_gradients(clip.device, sums.device, 3, largest, hyper.device, nullptr);
-            double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
-            for (const Clip& c : {clip.host[0], clip.back()[0]})
-                close("clip" + size, std::vector<double>{c.norm, (double)c.scale},
-                      std::vector<double>{norm, scale}, sums_tolerance);
-            ref::adamw(p.ref(), master.ref(), m.ref(), moment.ref(), g.ref(), flags.ref(), hyper.ref(),
-                       clip.ref(), state_check.ref(), n, nullptr);
-            gpu::adamw(p.device, master.device, m.device, moment.device, g.device, flags.device, hyper.device,
-                       clip.device, state_check.device, n, nullptr);
-            p.compare("adamw parameters" + size, rounding);
-            master.compare("adamw master" + size, sums_tolerance);
-            m.compare("adamw m" + size, sums_tolerance);
-            moment.compare("adamw v" + size, sums_tolerance);
-        }
-        // what a step has written the next one reads; one flipped bit is noticed
-        auto launch = [&](real largest_norm) {
-            Both<Clip> clip(1);
-            Both<StateCheck> state_check(std::vector<StateCheck>(1));
-            AdamW limited = how;
-            limited.norm_limit = largest_norm;
-            Both<AdamW> given(std::vector<AdamW>(1, limited));
-            gpu::clip_gradients(clip.device, sums.device, 3, 0, given.device, nullptr);
-            gpu::adamw(p.device, master.device, m.device, moment.device, g.device, flags.device, given.device,
-                       clip.device, state_check.device, n, nullptr);
-            return state_check.back()[0];
-        };
-        launch(INFINITY);
-        StateCheck one = launch(INFINITY), two = launch(INFINITY);
-        check(two.read == one.written && two.wrong == 0, "state is read as it was written" + size);
-        for (R* state : {&master, &m, &moment}) {
-            StateCheck before = launch(INFINITY);
-            std::vector<real> all = state->back();
-            uint32_t bits;
-            memcpy(&bits, &all[n / 3], 4);
-            bits ^= 1u << (n % 31);
-            memcpy(&all[n / 3], &bits, 4);
-            copy_to_device(state->device, all.data(), all.size() * sizeof(real), nullptr);
-            synchronize(nullptr);
-            check(launch(INFINITY).read != before.written, "a flipped bit of the state is noticed" + size);
-        }
-        std::vector<real> unchanged = master.back();
-        StateCheck none = launch(real(norm / 2));
-        check(master.back() == unchanged && none.read == 0, "no update beyond the norm's limit" + size);
     }
 }
 

@@ -118,7 +118,7 @@ def works_of(m):
         Work("position_forward_kernel", 1, 3 * rows, 0, 256),
         Work("embedding_backward_kernel", 1, rows + 2 * Vp * C * 4, 0, 128),
         Work("position_backward_kernel", 1, rows, 0, 128),
-        Work("adamw_kernel", 1, 32.0 * P, P / 1024, 256),
+        Work("adamw_kernel<AdamWState<float,true> >", 1, 28.0 * P, P / 1024, 256),
         Work("square_sums_kernel", 1, 4.0 * P, 0, 256),
         Work("square_sums_add_kernel", 1, 0, 0, 128),
         Work("sum_values_kernel", 1, 0, 0, 256),

@@ -2,6 +2,7 @@
 """What orders one thing behind another, taken out one by one: does a check fail?
 
 Usage: python3 scripts/mutate.py barriers [--only REGEX] [--jobs N] [--list]
+       python3 scripts/mutate.py layouts      with nothing taken out: the layouts over several ranks
 
 Every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and publish of layers/*.cuh, and every wait
 for a stream, an event, a parameter or a message in layers/model, is taken out of a copy of the working tree;
@@ -21,23 +22,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-from over_ranks import environment, limited
+from over_ranks import check, environment, finish, limited
 
 ROOT = Path(__file__).parent.parent
 BUILD = "build/emulated-bf16-watched-mpi"
 MAKE = ["make", "-s", "DEVICE=emulated", "PRECISION=bf16", "SANITIZE=thread", "CXXFLAGS=-O1", "COMM=mpi"]
+DATA = f"{BUILD}/mutate"
 RUN = (
-    f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {{data}}.train.bin"
-    " --validation {data}.validation.bin --evaluate-every 2 --layers 4 --hidden 32 --heads 2 --sequence"
+    f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {DATA}.train.bin"
+    f" --validation {DATA}.validation.bin --evaluate-every 2 --layers 4 --hidden 32 --heads 2 --sequence"
     " 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
 )
 LAYOUTS = (
-    (2, "--zero 1"),
+    (2, "--zero 1 --check-every 1"),
     (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
     (2, "--pipeline-parallel 2"),
     (2, "--zero 0 --recompute full"),
+    (2, "--tensor-parallel 2"),
     (4, "--pipeline-parallel 2 --tensor-parallel 2"),
+    (4, "--pipeline-parallel 2 --zero 1"),
+    (1, "--moments bf16"),
 )
+
+LAYOUT_COMMANDS = [RUN.format(ranks=ranks, options=options) for ranks, options in LAYOUTS]
 
 # what only a missing order makes a program say; any other end is looked at by a person
 SAYS_WHY = r"races with|nobody has written|waits for|FAILED|DIFFER"
@@ -51,10 +58,7 @@ KERNELS = {
 MODEL = {
     "files": "layers/model/*.h",
     "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!together)\w+\(|\bsynchronize\(",
-    "commands": (
-        [RUN.format(ranks=n, options=o, data="{data}") for n, o in LAYOUTS]
-        + [f"{BUILD}/test_gpt pytorch scores checkpoint training"]
-    ),
+    "commands": [*LAYOUT_COMMANDS, f"{BUILD}/test_gpt pytorch scores checkpoint training"],
 }
 
 
@@ -127,9 +131,9 @@ def copy_tree(folder):
             shutil.copy2(ROOT / name, folder / name)
 
 
-def run(words, folder):
+def run(command, folder):
     """The line that says what is wrong, or nothing where it succeeds."""
-    done = limited(words, 900, stderr=subprocess.STDOUT, cwd=folder, env=environment)
+    done = limited(command.split(), 900, stderr=subprocess.STDOUT, cwd=folder, env=environment)
     if done.returncode == 0:
         return ""
     lines = done.stdout.splitlines() or [f"exit {done.returncode}, without a word"]
@@ -139,21 +143,22 @@ def run(words, folder):
     return lines[-1]
 
 
-def run_check(command, folder):
-    return run(command.format(data="data/mutate").split(), folder)
-
-
 def prepare(folder):
-    copy_tree(folder)
-    text = folder / "text.txt"
-    text.write_text(
-        "".join(f"{i} green bottles hanging on the wall, {i * i} of them.\n" for i in range(5000))
-    )
-    programs = [f"{BUILD}/{name}" for name in ("test_gpt", "train_gpt")]
+    """Programs and data, in a tree's build folder."""
+    programs = [f"{BUILD}/{name}" for name in ("test_gpt", "train_gpt", "tokenize")]
     subprocess.run([*MAKE, *programs], cwd=folder, check=True)
-    subprocess.run(["make", "-s", "PRECISION=fp32", "DEVICE=cpu", "tokenize"], cwd=folder, check=True)
-    tokenize = "./tokenize --vocabulary bytes --validation 0.1 --output data/mutate text.txt"
-    subprocess.run(tokenize, cwd=folder, shell=True, check=True, capture_output=True)
+    lines = (f"{i} green bottles hanging on the wall, {i * i} of them.\n" for i in range(5000))
+    (folder / f"{DATA}.txt").write_text("".join(lines))
+    tokenize = [programs[2], *f"--vocabulary bytes --validation 0.1 --output {DATA} {DATA}.txt".split()]
+    subprocess.run(tokenize, cwd=folder, check=True, capture_output=True)
+
+
+def check_layouts():
+    prepare(ROOT)
+    for command in LAYOUT_COMMANDS:
+        wrong = run(command, ROOT)
+        check(not wrong, f"{command}: {wrong}")
+    finish()
 
 
 def attempt(site, folder):
@@ -161,10 +166,10 @@ def attempt(site, folder):
     try:
         for command in site.kind["commands"]:
             program = "train_gpt" if "train_gpt" in command else "test_gpt"
-            wrong = run([*MAKE, f"{BUILD}/{program}"], folder)
+            wrong = run(" ".join([*MAKE, f"{BUILD}/{program}"]), folder)
             if wrong:
                 return f"does not compile: {wrong}"
-            wrong = run_check(command, folder)
+            wrong = run(command, folder)
             if wrong:
                 return wrong
         return ""
@@ -174,11 +179,13 @@ def attempt(site, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", choices=["barriers"])
+    parser.add_argument("family", choices=["barriers", "layouts"])
     parser.add_argument("--only", default="", help="sites whose file, line or text match")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
+    if options.family == "layouts":
+        return check_layouts()
     sites = [site for site in find_sites() if re.search(options.only, str(site))]
     if options.list or not sites:
         return print("\n".join(map(str, sites)) or "no such site")
@@ -191,7 +198,7 @@ def main():
             folders.put(folder)
         unmutated = next(iter(folders.queue))
         for command in {c for site in sites for c in site.kind["commands"]}:
-            wrong = run_check(command, unmutated)
+            wrong = run(command, unmutated)
             if wrong:
                 sys.exit(f"fails before anything is taken out: {command}\n{wrong}")
 

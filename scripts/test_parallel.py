@@ -109,27 +109,40 @@ for folder in (build, emulated):
         if counts:
             count(int(counts[1]), int(counts[2]))
 
-begun = time.time()
-train("one", 1, [])
-one, want = metrics("one"), values("one")
-for ranks, options in layouts():
+def compare_with_one(ranks, options):
+    """Losses, norms, and all parameters and moments: those of `one` and `want`."""
     name = "_".join(f"{key.split('-')[0]}{value}" for key, value in options.items()) + f"_of{ranks}"
     if not train(name, ranks, words(options)):
-        continue
+        return
     got = metrics(name)
     for key in KEYS:
         check(near([m[key] for m in got if key in m], [m[key] for m in one if key in m]), f"{name}: {key}")
     # one process reads what the layout wrote, and writes it again whole
-    check(
-        run(1, [*DATA, *MODEL, "--resume", f"{work}/{name}", "--save", f"{work}/{name}_one"]).returncode == 0,
-        f"{name}: one process reads the checkpoint",
-    )
+    again = run(1, [*DATA, *MODEL, "--resume", f"{work}/{name}", "--save", f"{work}/{name}_one"])
+    check(again.returncode == 0, f"{name}: one process reads the checkpoint")
     have = values(name + "_one")
     for key in want:
         check(near(have[key], want[key], 1.0 if key[1] == "master" else 1e-3), f"{name}: {key}")
     shutil.rmtree(f"{work}/{name}")
     shutil.rmtree(f"{work}/{name}_one")
+
+
+begun = time.time()
+train("one", 1, [])
+one, want = metrics("one"), values("one")
+for ranks, options in layouts():
+    compare_with_one(ranks, options)
 print(f"layouts: {time.time() - begun:.0f} s")
+
+# moments of bf16 are rounded alike in every layout
+train("one_bf16", 1, ["--moments", "bf16"])
+one, want = metrics("one_bf16"), values("one_bf16")
+for ranks, options in (
+    (8, {"tensor-parallel": 2, "pipeline-parallel": 2, "check-every": 2}),
+    (4, {"tensor-parallel": 2, "zero": 0, "check-every": 2}),
+    (6, {"pipeline-parallel": 2}),
+):
+    compare_with_one(ranks, {**options, "moments": "bf16"})
 
 # pipelines alone, in fp32: the last bit. One process writes again what each has saved, so that files compare.
 begin = time.time()

@@ -3,9 +3,6 @@
 //   DEVICE=emulated  g++ executes the same kernels through cuda_on_cpu.h; dev = gpu
 //   DEVICE=cpu       g++; no kernels; dev = ref: memory is the host's, a Stream is nothing (each layer's file
 //                    fences its kernels by HAS_KERNELS)
-// and in what numbers (PRECISION):
-//   floatX  parameters and activations: bf16, fp32 or fp64
-//   real    sums, gradients, master weights and moments: fp32, or fp64 in an fp64 build
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
@@ -17,7 +14,6 @@
 #include "check.h"
 
 #if defined(__CUDACC__)
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #define HAS_KERNELS 1
 #define DEVICE_NAME "cuda"
@@ -30,40 +26,7 @@
 #define DEVICE_NAME "cpu"
 #endif
 
-#if defined(__CUDACC__)
-using bf16 = __nv_bfloat16;
-#else
-struct bf16 {  // the upper half of a float, rounded to nearest even
-    uint16_t bits;
-    bf16() = default;
-    explicit bf16(float f) {
-        uint32_t u;
-        memcpy(&u, &f, 4);
-        bits = f != f ? (u >> 16) | 64 : (u + 0x7FFF + (u >> 16 & 1)) >> 16;
-    }
-    operator float() const {
-        uint32_t u = (uint32_t)bits << 16;
-        float f;
-        memcpy(&f, &u, 4);
-        return f;
-    }
-};
-#endif
-
-#if defined(PRECISION_BF16)
-using floatX = bf16;
-using real = float;
-#define PRECISION_NAME "bf16"
-#elif defined(PRECISION_FP64)
-using floatX = double;
-using real = double;
-#define PRECISION_NAME "fp64"
-#else
-using floatX = float;
-using real = float;
-#define PRECISION_NAME "fp32"
-#endif
-constexpr bool master_is_parameter = sizeof(floatX) == sizeof(real);  // no second copy of the weights then
+#include "numbers.h"
 
 namespace ref {}
 namespace gpu {}
@@ -146,6 +109,7 @@ inline void* host_malloc(size_t bytes, const char* what) {
     return p;
 }
 inline void host_free(void* p) { cudaFreeHost(p); }
+// pinned memory is read when the copy's turn comes, other memory at once: it may be freed
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s), "copy to the device");
 }

@@ -8,9 +8,6 @@
 #include "device.h"
 #if defined(__CUDACC__)
 #include <cuda_fp8.h>
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE
 #endif
 
 template <int MANTISSA, int BIAS, int LARGEST>

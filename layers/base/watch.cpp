@@ -13,6 +13,11 @@
 extern "C" char __ehdr_start;
 
 namespace emulated::watch {
+void join(Clock& to, const Clock& from) {
+    if (to.size() < from.size()) to.resize(from.size());
+    for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
+}
+
 namespace {
 
 // ---- who did what, and when ------------------------------------------------------------------------------
@@ -93,10 +98,6 @@ void advance(Clock& clock, int stream, uint64_t index) {
     if (s.now > UINT32_MAX / 2) fail("SANITIZE=thread: the run is too long");
     s.works.push_back({++s.now, stream, index});
     s.block_start = s.launch_start = s.now;
-}
-void join(Clock& to, const Clock& from) {
-    if (to.size() < from.size()) to.resize(from.size());
-    for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
 }
 Clock& current_clock() { return s.stream ? s.stream->clock : s.host; }
 

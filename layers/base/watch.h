@@ -100,6 +100,7 @@ struct Work {   // a piece of a stream's work, in execution
 };
 std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done);  // what it will know then
 void reached(Progress& stream, uint64_t done);
+void join(Clock& to, const Clock& from);
 void learn(const Clock& clock);  // who runs now has waited for it
 void complain();                 // throws what was found outside of a kernel
 
@@ -132,6 +133,7 @@ inline void block_barrier() {}
 inline Clock given() { return {}; }
 inline std::shared_ptr<Clock> at(Progress&, uint64_t, uint64_t) { return nullptr; }
 inline void reached(Progress&, uint64_t) {}
+inline void join(Clock&, const Clock&) {}
 inline void learn(const Clock&) {}
 inline void complain() {}
 

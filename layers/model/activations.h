@@ -38,6 +38,8 @@ struct Setup {
     Recompute recompute = Recompute::None;
     bool flash = false;           // attention without a (T, T) tensor
     bool fp8 = false;             // linear layers of blocks
+    bool bf16_moments = false;    // AdamW's, else they are real
+    bool master_weights = true;   // else bf16 parameters are all there is
     bool accumulates = false;     // several micro-batches a step
     bool loss_in_backward = false;  // logits do not outlive forward: backward computes logits and loss itself
     int micro_batches = 1;        // whose tokens and losses are held apart, in a step or an evaluation

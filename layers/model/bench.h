@@ -137,14 +137,14 @@ double copy_rate() {
 }
 
 // seconds of a step that each section takes at least: products at `flops` a second, all else at `bytes`
-std::map<std::string, double> floors(const Model& m, double flops, double bytes) {
+std::map<std::string, double> floors(Model& m, double flops, double bytes) {
     std::map<std::string, double> out;
     for_each_work(m, [&](const Work& work) {
         out[work.section] += work.kind == Work::Memory ? work.bytes / bytes : work.gemm.flops() / flops;
     });
-    double x = master_is_parameter ? 0 : sizeof(floatX), r = sizeof(real), n = (double)m.table.elements;
-    out["optimizer"] = n * (7 * r + x) / bytes;
-    out["gradient norm"] = n * r / bytes;
+    double n = (double)m.table.elements;
+    out["optimizer"] = n * Optimizer(m).update_bytes({}) / bytes;
+    out["gradient norm"] = n * sizeof(real) / bytes;
     return out;
 }
 

@@ -136,8 +136,8 @@ void run_every_kernel(Measure measure) {
                     [&] { fp8::matmul_forward(b, o, w, bias, f, N, C, 4 * C, nullptr); });
     }
     floatX* weights = xs(parameters);
-    real *master = master_is_parameter ? (real*)weights : rs(parameters), *m = rs(parameters),
-         *v = rs(parameters), *g = rs(parameters);
+    Low* low = master_is_parameter ? nullptr : (Low*)room(parameters * sizeof(Low));
+    real *m = rs(parameters), *v = rs(parameters), *g = rs(parameters);
     std::vector<uint8_t> of(parameters / flag_span, flag_decay | flag_in_norm);
     uint8_t* flags = (uint8_t*)room(of.size());
     auto put = [&](const auto& value) {
@@ -149,13 +149,20 @@ void run_every_kernel(Measure measure) {
     copy_to_device(flags, of.data(), of.size(), nullptr);
     synchronize(nullptr);
     AdamW* hyper =
-        put(AdamW{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05)});
+        put(AdamW{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05), 1});
     Clip* clip = put(Clip{1, 1, 1, 1});
     StateCheck* state_check = put(StateCheck{});
     Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
-    measure("AdamW", (double)parameters * (7 * r + (master_is_parameter ? 0 : 2 * x)), 0, [&] {
-        gpu::adamw(weights, master, m, v, g, flags, hyper, clip, state_check, parameters, nullptr);
-    });
+    auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
+        measure(name, (double)parameters * adamw_bytes({}, low ? sizeof(Low) : 0, moment_bytes), 0, [=] {
+            gpu::adamw(state, g, flags, hyper, clip, state_check, parameters, nullptr);
+        });
+    };
+    constexpr bool halves = !master_is_parameter;
+    bf16 *short_m = (bf16*)m, *short_v = (bf16*)v;
+    measure_adamw("AdamW", AdamWState<real, halves>{weights, low, m, v}, sizeof(real));
+    measure_adamw("AdamW, moments of bf16", AdamWState<bf16, halves>{weights, low, short_m, short_v},
+                  sizeof(bf16));
     double* square = (double*)room(8 * (square_sum_parts + 1));
     measure("gradient norm", (double)parameters * r, 0,
             [&] { gpu::square_sums(square, square + 1, g, flags, slice, 1, nullptr); });

@@ -58,7 +58,7 @@ struct Options {
     double spike_z = 0, slow_factor = 2;
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
     int loss_chunk = 0;
-    std::string graph = "auto", fp8 = "no";
+    std::string graph = "auto", fp8 = "no", moments = "fp32", master_weights = "yes";
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
     long check_every = 0;
     double comm_timeout = 600;
@@ -176,6 +176,10 @@ inline const std::vector<Option> option_table = [] {
         {"fp8", &O::fp8, 0,
          "yes or no: the blocks' linear layers in 8 bits (e4m3 forward, e5m2 for gradients; sm_89 and "
          "later)"},
+        {"moments", &O::moments, 0,
+         "AdamW's moments between steps: fp32 (fp64 in an fp64 build), or bf16, rounded stochastically"},
+        {"master-weights", &O::master_weights, 0,
+         "no: parameters of bf16 are all that is kept of them, rounded stochastically"},
         {"zero", &O::zero, 0,
          "1: shard the optimizer's state over data-parallel ranks (ZeRO-1); 0: replicate it"},
         {"check-every", &O::check_every, 0,

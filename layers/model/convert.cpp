@@ -158,7 +158,7 @@ void from_huggingface(const std::string& dir, const std::string& to, const std::
     for (auto& p : table.list) {
         Placement there = placement(p, m);
         std::vector<real> theirs = tensors.read(p.name, there.shape);
-        snapshot.ranges.push_back({p, 0, 0, p.stored(), nullptr, values.size()});
+        snapshot.ranges.push_back({p, Master, 0, p.stored(), -1, values.size()});
         for (long i = 0; i < p.stored(); i++) values.push_back(theirs[there.there(i)]);
     }
     snapshot.values = values.data();

@@ -2,7 +2,7 @@
 //   Every bucket of the flat buffers is cut in d equal slices; data-parallel rank i owns slice i: it gets the
 //   sum of the gradients there, holds master weights and moments for it alone, updates it, and all gather the
 //   new parameters. With one shard (--zero 0, or d = 1) each rank owns everything and sums all gradients.
-//   master, m, v: the slices, real; in fp32 and fp64 builds the parameters are their own master weights
+//   low, m, v: the slices, as adamw_state.cuh says
 //   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
@@ -52,9 +52,12 @@ inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
 }
 
 struct Optimizer {
-    real *master = nullptr, *m = nullptr, *v = nullptr;
+    Low* low = nullptr;
+    void *m = nullptr, *v = nullptr;  // bf16 with --moments bf16, else real
+    bool has_bf16_moments;
+    size_t moment_bytes, low_bytes;  // of one
     Arena arena = {"optimizer"};
-    long elements;  // of m and v
+    long elements;  // of low, m and v
     int owner;      // this rank, among those that share the state
     std::vector<ZeroPartition> partitions;
     std::vector<Slice> slices;
@@ -71,7 +74,10 @@ struct Optimizer {
     static constexpr int bit_sum_count = 4;
 
     explicit Optimizer(Model& model)
-        : elements(model.table.elements / model.table.layout.optimizer_shards),
+        : has_bf16_moments(model.setup.bf16_moments),
+          moment_bytes(has_bf16_moments ? sizeof(bf16) : model.setup.precision.real),
+          low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(Low) : 0),
+          elements(model.table.elements / model.table.layout.optimizer_shards),
           owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
           partitions(owned_parts(model.table, owner)), slices(owned_slices(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
@@ -81,9 +87,9 @@ struct Optimizer {
     }
 
     void place(Arena& to, int bucket_ids) {
-        if (to.precision.master()) master = to.take_real(elements);
-        m = to.take_real(elements);
-        v = to.take_real(elements);
+        if (low_bytes) low = to.take<Low>(elements);
+        m = to.take<char>(elements * moment_bytes);
+        v = to.take<char>(elements * moment_bytes);
         flags = to.take<uint8_t>(elements / flag_span);
         device_slices = to.take<Slice>(slices.size());
         squares = to.take<double>(bucket_ids + 1);  // behind them the loss
@@ -102,7 +108,6 @@ struct Optimizer {
         std::vector<uint8_t> all = flags_of(model);
         copy_to_device(flags, all.data(), all.size(), model.stream);
         copy_to_device(device_slices, slices.data(), slices.size() * sizeof(Slice), model.stream);
-        synchronize(model.stream);
         clear_state(model);
     }
     // each gradient counts once in the norm
@@ -124,11 +129,32 @@ struct Optimizer {
                    double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
-                       (real)(1 - std::pow(options.beta2, step)), norm_limit, loss_limit};
+                       (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
     }
     void clear_state(Model& model) {
-        for (real* state : {master, m, v})
-            if (state) set_zero(state, elements * sizeof(real), model.stream);
+        if (low) set_zero(low, elements * sizeof(Low), model.stream);
+        for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
+    }
+    // call(AdamWState) of values from `at` in the flat buffers and state_offset in the slices
+    template <class Call>
+    void with_state(const Model& model, long at, long state_offset, Call call) const {
+        floatX* parameters = model.weights + at;
+        auto with = [&](auto* m, auto* v) {
+            using Moment = std::decay_t<decltype(*m)>;
+            long i = state_offset;
+            if (low) call(AdamWState<Moment, true>{parameters, low + i, m + i, v + i});
+            else call(AdamWState<Moment, false>{parameters, nullptr, m + i, v + i});
+        };
+        if (has_bf16_moments) with((bf16*)m, (bf16*)v);
+        else with((real*)m, (real*)v);
+    }
+    double update_bytes(const Precision& precision) const {
+        return adamw_bytes(precision, low_bytes, moment_bytes);
+    }
+    // where values lie as they are; nullptr: packed
+    real* kept_as_real(const Model& model, StateKind kind, long at, long state_offset) const {
+        if (kind == Master) return master_is_parameter ? (real*)model.weights + at : nullptr;
+        return has_bf16_moments ? nullptr : (real*)(kind == MomentM ? m : v) + state_offset;
     }
 };
 
@@ -194,12 +220,11 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double largest
     bool sharded = model.table.layout.optimizer_shards > 1;  // else the slices are whole buckets, in a row
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
         const Slice& mine = optimizer.slices[bucket];
-        real* master =
-            master_is_parameter ? (real*)model.weights + mine.at : optimizer.master + mine.state_offset;
-        dev::adamw(model.weights + mine.at, master, optimizer.m + mine.state_offset,
-                   optimizer.v + mine.state_offset, model.gradients + mine.at,
-                   optimizer.flags + mine.state_offset / flag_span, optimizer.hyper, optimizer.clip,
-                   optimizer.state_check, sharded ? mine.n : optimizer.elements, model.stream);
+        optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {
+            dev::adamw(state, model.gradients + mine.at, optimizer.flags + mine.state_offset / flag_span,
+                       optimizer.hyper, optimizer.clip, optimizer.state_check,
+                       sharded ? mine.n : optimizer.elements, model.stream);
+        });
         if (!sharded) return;
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
@@ -221,23 +246,46 @@ inline Clip last_clip(Model& model, const Optimizer& optimizer) {
 
 // ---- values ----------------------------------------------------------------------------------------------
 
-// of a tensor's shard (p.size values, padding included) what this rank owns -> master, m or v
-inline void store_partition(Model& model, const Optimizer& optimizer, real* state, const Parameter& p,
-                            const std::vector<real>& values) {
-    for (auto& part : optimizer.partitions)
-        if (model.table.list[part.parameter].name == p.name)
-            copy_to_device(state + part.state_offset, values.data() + (part.at - p.offset),
-                           part.n * sizeof(real), model.stream);
-    synchronize(model.stream);
+// n values of the state <-> the host. What is packed goes through the gradients' memory: between steps
+// nobody needs it, but for its padding, which stays 0
+inline void read_state(real* to, Model& model, const Optimizer& optimizer, StateKind kind, long at,
+                       long state_offset, long n) {
+    const real* from = optimizer.kept_as_real(model, kind, at, state_offset);
+    if (!from)
+        optimizer.with_state(model, at, state_offset, [&](auto state) {
+            dev::unpack_state(model.gradients, state, kind, n, model.stream);
+        });
+    copy_to_host(to, from ? from : model.gradients, n * sizeof(real), model.stream);
+    if (!from) set_zero(model.gradients, n * sizeof(real), model.stream);
+}
+inline void write_state(Model& model, const Optimizer& optimizer, StateKind kind, long at, long state_offset,
+                        const real* values, long n) {
+    real* to = optimizer.kept_as_real(model, kind, at, state_offset);
+    copy_to_device(to ? to : model.gradients, values, n * sizeof(real), model.stream);
+    if (to) return;
+    optimizer.with_state(model, at, state_offset, [&](auto state) {
+        dev::pack_state(state, kind, model.gradients, n, model.stream);
+    });
+    set_zero(model.gradients, n * sizeof(real), model.stream);
 }
 
-// this rank's shard of a tensor becomes parameters and, where owned, master weights
+// parameters [at, at + n) of the flat buffers, rounded from master weights
+inline void write_parameters(Model& model, long at, const real* values, long n) {
+    std::vector<floatX> rounded(n);
+    for (long i = 0; i < n; i++) rounded[i] = split_master(values[i]).parameter;
+    copy_to_device(model.weights + at, rounded.data(), n * sizeof(floatX), model.stream);
+}
+
+// this rank's shard of a tensor (p.size values, padding included) becomes parameters and, where owned, master
+// weights
 inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter& p,
                             const std::vector<real>& values) {
-    std::vector<floatX> rounded(values.begin(), values.end());
-    copy_to_device(model.weights + p.offset, rounded.data(), rounded.size() * sizeof(floatX), model.stream);
-    if (optimizer && !master_is_parameter) store_partition(model, *optimizer, optimizer->master, p, values);
-    synchronize(model.stream);
+    write_parameters(model, p.offset, values.data(), p.size);
+    if (!optimizer || master_is_parameter) return;
+    for (auto& part : optimizer->partitions)
+        if (model.table.list[part.parameter].name == p.name)
+            write_state(model, *optimizer, Master, part.at, part.state_offset,
+                        values.data() + (part.at - p.offset), part.n);
 }
 
 // values from (seed, tensor's name, element of the whole) alone; padded rows of the vocabulary stay 0

@@ -200,13 +200,17 @@ inline void resolve_parallel(Run& run) {
         {"attention", o.attention, {"flash", "materialised", "auto"}},
         {"graph", o.graph, {"yes", "no", "auto"}},
         {"on-spike", o.on_spike, {"stop", "skip", "back"}},
-        {"fp8", o.fp8, {"yes", "no"}}};
+        {"fp8", o.fp8, {"yes", "no"}},
+        {"moments", o.moments, {"fp32", "bf16"}},
+        {"master-weights", o.master_weights, {"yes", "no"}}};
     for (auto& w : words)
         if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
     if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1)
         fail("--graph yes over %d ranks: a step that communicates is not captured: choose --graph no or auto",
              comm::world_size());
     if (o.fp8 == "yes") resolve_fp8(run);
+    if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
+        fail("--master-weights no in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
     if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
     if (o.heads % t)
         fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",

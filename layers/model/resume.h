@@ -17,7 +17,7 @@ inline LoadedState read_state(const Checkpoint& c, const Model& model, const Opt
     LoadedState out;
     size_t count = 0;
     auto add = [&](ShardRange range) {
-        if (range.kind > 0 && !c.has(range.parameter, range.kind)) return;  // of an imported model: 0
+        if (range.kind != Master && !c.has(range.parameter, range.kind)) return;  // of an imported model: 0
         range.at = count;
         count += (size_t)range.n;
         out.ranges.push_back(std::move(range));
@@ -25,7 +25,7 @@ inline LoadedState read_state(const Checkpoint& c, const Model& model, const Opt
     if (optimizer)
         for (auto& range : state_ranges(model, *optimizer, false)) add(range);
     else
-        for (auto& p : model.table.list) add({p, 0, 0, p.stored(), nullptr, 0});
+        for (auto& p : model.table.list) add({p, Master, 0, p.stored(), -1, 0});
     out.values.resize(count);
     for (auto& range : out.ranges)
         c.read(out.values.data() + range.at, range.parameter, range.kind, range.first,
@@ -38,22 +38,17 @@ inline void store_state(const LoadedState& state, Model& model, Optimizer* optim
     if (optimizer) optimizer->clear_state(model);
     for (auto& range : state.ranges) {
         const real* values = state.values.data() + range.at;
-        if (range.from)
-            copy_to_device((void*)range.from, values, range.n * sizeof(real), model.stream);
-        if (range.kind > 0 || (range.from && master_is_parameter)) continue;
-        std::vector<floatX> rounded(values, values + range.n);
-        copy_to_device(model.weights + range.parameter.offset + range.first, rounded.data(),
-                       rounded.size() * sizeof(floatX), model.stream);
-        synchronize(model.stream);
+        if (range.state_offset < 0) write_parameters(model, range.in_buffers(), values, range.n);
+        else
+            write_state(model, *optimizer, range.kind, range.in_buffers(), range.state_offset, values,
+                        range.n);
     }
-    synchronize(model.stream);
     if (!optimizer || model.table.layout.optimizer_shards == 1) return;
     for (auto& bucket : model.table.buckets) {
         long slice = bucket.elements / model.grid.d;
         floatX* w = model.weights + bucket.offset;
-        comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters", nullptr);
+        comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters", model.stream);
     }
-    synchronize(nullptr);
 }
 
 inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* optimizer) {
@@ -77,7 +72,7 @@ inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
         bool in_recipe = false;
         for (const char* name : {"batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate",
                                  "min-learning-rate", "warmup-tokens", "decay-tokens", "beta1", "beta2",
-                                 "epsilon", "weight-decay", "clip"})
+                                 "epsilon", "weight-decay", "clip", "moments", "master-weights"})
             in_recipe |= option.name == std::string(name);
         auto before = checkpoint.options.find(option.name);
         if (!in_recipe || before == checkpoint.options.end()) continue;

@@ -21,10 +21,12 @@ constexpr size_t piece_bytes = 64 << 20;  // of a file, with a checksum each: wh
 // values [first, first + n) of a rank's shard of a tensor, in the shard's own order
 struct ShardRange {
     Parameter parameter;
-    int kind;        // 0 master, 1 m, 2 v
+    StateKind kind;
     long first, n;
-    const real* from;  // on the device
-    size_t at;         // in a snapshot's values
+    long state_offset;  // in the slices that this rank owns; -1: not owned
+    size_t at;          // in a snapshot's values
+
+    long in_buffers() const { return parameter.offset + first; }
 };
 
 // the i-th of n equal parts of a range
@@ -40,7 +42,7 @@ inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer&
     const Grid& grid = model.grid;
     std::vector<ShardRange> out;
     size_t at = 0;
-    for (int kind = 0; kind < 3; kind++)
+    for (StateKind kind : {Master, MomentM, MomentV})
         for (auto& part : optimizer.partitions) {
             const Parameter& p = model.table.list[part.parameter];
             long begin = part.at - p.offset, first = begin, last = std::min(begin + part.n, p.stored());
@@ -48,11 +50,7 @@ inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer&
             if (share && model.table.layout.optimizer_shards == 1) cut_range(first, last, grid.data, grid.d);
             if (share && !p.split) cut_range(first, last, grid.tensor, grid.t);
             if (first >= last) continue;
-            const real* state[] = {optimizer.master, optimizer.m, optimizer.v};
-            const real* from = kind == 0 && master_is_parameter
-                ? (const real*)model.weights + p.offset + first
-                : state[kind] + part.state_offset + (first - begin);
-            out.push_back({p, kind, first, last - first, from, at});
+            out.push_back({p, kind, first, last - first, part.state_offset + (first - begin), at});
             at += (size_t)(last - first);
         }
     return out;
@@ -216,6 +214,7 @@ private:
     static constexpr const char* doing[] = {"idle",      "writing",  "publishing",
                                             "verifying", "dropping", "tidying up behind"};
     const Run& run;
+    const Optimizer& optimizer;
     Stage stage = Idle;
     std::future<void> job;
     std::string error;
@@ -244,7 +243,7 @@ private:
 public:
     // takes the snapshot's memory: not in the middle of a run
     CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer)
-        : run(run), tensors(model.table.tensors), began(seconds()), due_since(began) {
+        : run(run), optimizer(optimizer), tensors(model.table.tensors), began(seconds()), due_since(began) {
         if (run.options.save.empty()) return;
         snapshot.ranges = state_ranges(model, optimizer, true);
         size_t count = snapshot.ranges.empty() ? 0 : snapshot.ranges.back().at + snapshot.ranges.back().n;
@@ -304,7 +303,8 @@ public:
         stuck = false;
         state = run.state;
         for (auto& range : snapshot.ranges)
-            copy_to_host(buffer.get() + range.at, range.from, range.n * sizeof(real), model.stream);
+            read_state(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
+                       range.state_offset, range.n);
         blocked = seconds() - began;
         start(Write, true, [this] {
             std::string partial = partial_folder(run.options.save, state.step);

@@ -104,6 +104,8 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .recompute = recompute_of(o),
                .flash = flash,
                .fp8 = o.fp8 == "yes",
+               .bf16_moments = o.moments == "bf16",
+               .master_weights = o.master_weights == "yes",
                .loss_in_backward = o.loss_chunk > 0,
                .loss_rows = o.loss_chunk,
                .optimizer_shards = o.zero == 1 ? d : 1,
@@ -158,7 +160,6 @@ inline void fill_at_random(Model& model) {
     normals(values.data(), 0, purpose("warm-up"), 0, (long)values.size(), 1);
     for (floatX* received : {model.inputs[0].x, model.activation_gradients[0].x})
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
-    synchronize(model.stream);
 }
 
 // forward and backward of up to two micro-batches: GEMMs are timed, and kernels loaded

@@ -17,7 +17,36 @@ void save_alone(const RunState& state, Trial& trial, const std::string& dir, lon
     }
 }
 
+// moments of bf16 come back as they were, and are rounded on as in the unbroken run
+void check_bf16_moments(const char* master_weights) {
+    Options o;
+    o.moments = "bf16";
+    o.master_weights = master_weights;
+    ModelShape shape = {2, 12, 3, 5, 11, 16};
+    std::string dir = scratch_folder + "/bf16-moments";
+    std::vector<int> samples = some_samples(2, 5, 11);
+    Options with_wide = o;
+    with_wide.moments = "fp32";
+    Trial trial(o, shape, 2), other(o, shape, 2), wide(with_wide, shape, 2);
+    for (int i = 0; i < 4; i++) trial.train(samples, 1e-2);
+    save_alone({trial.step, 8, 40, 7, 3, shape, "bytes", 0, {}}, trial, dir, 2);
+    double next = trial.train(samples, 1e-2), after = trial.train(samples, 1e-2);
+    for (Trial* resumed : {&other, &wide}) {
+        load_checkpoint(find_checkpoints(dir)[0], resumed->model, &resumed->optimizer);
+        resumed->step = 4;
+    }
+    check(other.train(samples, 1e-2) == next && other.train(samples, 1e-2) == after,
+          "bf16 moments: goes on to the last bit");
+    // the update is made of what is not yet rounded: the first is the same, whatever is kept of it
+    wide.train(samples, 1e-2);
+    check(wide.train(samples, 1e-2) == after, "bf16 moments, resumed with those of fp32: the first update");
+    double third = other.train(samples, 1e-2);
+    check(wide.train(samples, 1e-2) != third, "…and from there on others");
+}
+
 void test_checkpoint() {
+    check_bf16_moments("yes");
+    if (!master_is_parameter) check_bf16_moments("no");
     Options o;
     ModelShape shape = {2, 12, 3, 5, 11, 16};
     std::string dir = scratch_folder + "/checkpoints";
@@ -132,7 +161,7 @@ void test_checkpoint() {
     v.source = "#version: 0.2\nh e\n";
     RunState spoken = {6, 10, 50, 7, 3, shape, "bpe", 0, {}};
     std::vector<real> values(want);
-    save_whole(keeps, spoken, {{{p, 0, 0, p.stored(), nullptr, 0}}, values.data()}, "{}", &v);
+    save_whole(keeps, spoken, {{{p, Master, 0, p.stored(), -1, 0}}, values.data()}, "{}", &v);
     check(is_whole(keeps + "/step-00000006"), "a checkpoint with its vocabulary");
     Checkpoint one(keeps + "/step-00000006");
     check(one.has(p, 0) && !one.has(p, 1) && !one.has(trial.model.table.list[0], 0), "what it has");

@@ -24,7 +24,7 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     floatX x = floatX(0.125f);
     for (auto& owned : o.partitions)
         if (comm::world_rank() == rank && moments && model.table.list[owned.parameter].name == tensor)
-            copy_to_device(o.m + owned.state_offset, &one, sizeof one, nullptr);
+            copy_to_device((real*)o.m + owned.state_offset, &one, sizeof one, nullptr);
     for (auto& q : model.table.list)
         if (comm::world_rank() == rank && !moments && q.name == tensor)
             copy_to_device(model.weights + q.offset, &x, sizeof x, nullptr);

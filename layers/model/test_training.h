@@ -13,7 +13,10 @@ struct Trial {  // a small model with its optimiser
     explicit Trial(const Options& o, const ModelShape& shape, int B, bool flash = false)
         : options(o),
           model(shape, Grid{},
-                {.B = B, .packs = true, .notes_greedy = true, .flash = flash, .micro_batches = 8}),
+                {.B = B, .packs = true, .notes_greedy = true, .flash = flash,
+                 .bf16_moments = o.moments == "bf16",
+                 .master_weights = o.master_weights == "yes",
+                 .micro_batches = 8}),
           optimizer(model) {
         model.set_up_memory(true);
         optimizer.set_up_memory(model, true);

@@ -65,8 +65,8 @@ inline void time_buckets(StageTimes& out, const Hardware& h, const Model& m, con
         out.update.push_back(memory_seconds(h, elements * r));  // gradients return to 0
     }
     for (auto& piece : optimizer.partitions) {
-        double n = (double)piece.n, state = m.setup.precision.master() ? 7 * r + x : 7 * r;
-        out.update[m.table.list[piece.parameter].bucket] += memory_seconds(h, n * state);
+        double n = (double)piece.n, each = optimizer.update_bytes(m.setup.precision);
+        out.update[m.table.list[piece.parameter].bucket] += memory_seconds(h, n * each);
         out.norm += memory_seconds(h, n * r);
     }
     for (auto& p : m.table.list)

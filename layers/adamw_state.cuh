@@ -1,0 +1,137 @@
+// adamw_state.cuh   what a rank keeps of a value from step to step: master weight and moments
+//   A master weight w is real. Where parameters are bf16 it is held in two halves: the parameter is its upper
+//   one, rounded, and `low` has its lower 16 bits; else the parameter is w. With --master-weights no there is
+//   no `low`: w is the parameter, rounded stochastically.
+//   Moments are real or, with --moments bf16, bf16 rounded stochastically: to the neighbour above or below,
+//   with chances that make x the mean. Rounded to nearest what changes by less than half of its last place a
+//   step would stand still, as v does with beta2 = 0.999.
+//   parameters (n) floatX   low (n) 16 bits   m, v (n) real or bf16
+//   kept:  everything
+//   communicates: nothing    cost: a parameter takes sizeof(floatX), 2 where it is bf16, and 2 moments
+#pragma once
+#include "base/arena.h"
+
+using Low = uint16_t;  // the lower half of a master weight
+struct MasterHalves { floatX parameter; Low low; };
+
+// The parameter is w rounded to nearest, ties away from 0: the upper half, or that plus 1 where the lower
+// half begins with a 1. So join_master() gives w back, to the last bit.
+HOST_DEVICE inline MasterHalves split_master(real w) {
+    if constexpr (master_is_parameter) return {floatX(w), 0};
+    else {
+        uint32_t bits = bits_as<uint32_t>(w);
+        if (w != w) bits = (bits & 0xFFFF0000) | 0x400000;  // what is no number stays none
+        return {bits_as<floatX>((uint16_t)((bits + 0x8000) >> 16)), (Low)bits};
+    }
+}
+HOST_DEVICE inline real join_master(floatX parameter, Low low) {
+    if constexpr (master_is_parameter) return real(parameter);
+    else {
+        uint16_t upper = (uint16_t)(bits_as<uint16_t>(parameter) - (low >> 15));
+        return bits_as<real>((uint32_t)upper << 16 | low);
+    }
+}
+
+// each bit of h changes half of the result's (MurmurHash3's last steps)
+HOST_DEVICE inline uint32_t mix_bits(uint32_t h) {
+    h = (h ^ h >> 16) * 0x85EBCA6B;
+    h = (h ^ h >> 13) * 0xC2B2AE35;
+    return h ^ h >> 16;
+}
+// 32 bits that look like chance, from what a value is updated with. So copies of a value that several ranks
+// hold are rounded alike, whatever the layout, and a resumed run rounds as the unbroken one would have
+HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
+    uint32_t h = mix_bits(mix_bits(step) ^ bits_as<uint32_t>((float)w));
+    return mix_bits(h ^ bits_as<uint32_t>((float)g));
+}
+
+// chance: 16 bits; what is real is not rounded
+HOST_DEVICE inline void round_stochastically(real& to, real x, uint32_t) { to = x; }
+HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) {
+    uint32_t bits = bits_as<uint32_t>((float)x);
+    if (x == x) bits += chance & 0xFFFF;
+    to = bits_as<bf16>((uint16_t)(bits >> 16));
+}
+
+enum StateKind { Master, MomentM, MomentV, state_kinds };
+
+// Values that a rank owns. Moment: real or bf16; HAS_LOW: whether master weights are in halves
+template <class Moment, bool HAS_LOW>
+struct AdamWState {
+    floatX* parameters;
+    Low* low;  // nullptr without
+    Moment *m, *v;
+
+    static constexpr bool has_low = HAS_LOW;
+    static constexpr bool rounds_parameters = !master_is_parameter && !HAS_LOW;
+    // whether an update needs rounding_bits()
+    static constexpr bool rounds = sizeof(Moment) < sizeof(real) || rounds_parameters;
+
+    HOST_DEVICE real master(long i) const { return join_master(parameters[i], HAS_LOW ? low[i] : Low(0)); }
+    HOST_DEVICE void set_master(long i, const MasterHalves& halves) const {
+        parameters[i] = halves.parameter;
+        if (HAS_LOW) low[i] = halves.low;
+    }
+    // w after an update, as it is kept; chance: of the update
+    HOST_DEVICE static MasterHalves keep(real w, uint32_t chance) {
+        if (!rounds_parameters) return split_master(w);
+        MasterHalves out = {};
+        round_stochastically(out.parameter, w, mix_bits(chance));
+        return out;
+    }
+    HOST_DEVICE real get(StateKind kind, long i) const {
+        return kind == Master ? master(i) : real(kind == MomentM ? m[i] : v[i]);
+    }
+    // a moment to nearest: what was a bf16 comes back as it was
+    HOST_DEVICE void set(StateKind kind, long i, real x) const {
+        if (kind == Master) set_master(i, split_master(x));
+        else round_stochastically((kind == MomentM ? m : v)[i], x, 0x8000);
+    }
+};
+
+// read and written of a value by an update; low, moment: bytes of one
+inline double adamw_bytes(const Precision& precision, size_t low, size_t moment) {
+    return (double)(precision.real + 2 * (precision.x + low + 2 * moment));
+}
+
+namespace ref {
+
+// n values, however they are kept -> out, and back
+template <class State>
+void unpack_state(real* out, const State& state, StateKind kind, long n, Stream) {
+    #pragma omp parallel for
+    for (long i = 0; i < n; i++) out[i] = state.get(kind, i);
+}
+template <class State>
+void pack_state(const State& state, StateKind kind, const real* values, long n, Stream) {
+    #pragma omp parallel for
+    for (long i = 0; i < n; i++) state.set(kind, i, values[i]);
+}
+
+}  // namespace ref
+
+#if HAS_KERNELS
+namespace gpu {
+
+template <class State>
+__global__ void unpack_state_kernel(real* out, State state, StateKind kind, long n) {
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = state.get(kind, i);
+}
+template <class State>
+void unpack_state(real* out, const State& state, StateKind kind, long n, Stream s) {
+    LAUNCH(unpack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, out, state, kind, n);
+}
+
+template <class State>
+__global__ void pack_state_kernel(State state, StateKind kind, const real* values, long n) {
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) state.set(kind, i, values[i]);
+}
+template <class State>
+void pack_state(const State& state, StateKind kind, const real* values, long n, Stream s) {
+    LAUNCH(pack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, state, kind, values, n);
+}
+
+}  // namespace gpu
+#endif

@@ -1,0 +1,60 @@
+// numbers.h   what the program computes in, chosen by the Makefile (PRECISION)
+//   floatX  parameters and activations: bf16, fp32 or fp64
+//   real    sums, gradients, master weights and moments: fp32, or fp64 in an fp64 build
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#endif
+
+#if defined(__CUDACC__)
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+#if defined(__CUDACC__)
+using bf16 = __nv_bfloat16;
+#else
+struct bf16 {  // the upper half of a float, rounded to nearest even
+    uint16_t bits;
+    bf16() = default;
+    explicit bf16(float f) {
+        uint32_t u;
+        memcpy(&u, &f, 4);
+        bits = f != f ? (u >> 16) | 64 : (u + 0x7FFF + (u >> 16 & 1)) >> 16;
+    }
+    operator float() const {
+        uint32_t u = (uint32_t)bits << 16;
+        float f;
+        memcpy(&f, &u, 4);
+        return f;
+    }
+};
+#endif
+
+#if defined(PRECISION_BF16)
+using floatX = bf16;
+using real = float;
+#define PRECISION_NAME "bf16"
+#elif defined(PRECISION_FP64)
+using floatX = double;
+using real = double;
+#define PRECISION_NAME "fp64"
+#else
+using floatX = float;
+using real = float;
+#define PRECISION_NAME "fp32"
+#endif
+
+// the same bits as another type
+template <class To, class From>
+HOST_DEVICE inline To bits_as(From x) {
+    static_assert(sizeof(To) == sizeof x);
+    To to;
+    memcpy((void*)&to, &x, sizeof x);
+    return to;
+}
+
+constexpr bool master_is_parameter = sizeof(floatX) == sizeof(real);  // no second copy of the weights then

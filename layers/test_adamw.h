@@ -1,0 +1,228 @@
+// test_adamw.h   AdamW: gpu against ref; how master weights and moments are kept
+#pragma once
+#include "adamw.cuh"
+#include "test_kernels.h"
+
+// ---- what is kept ----------------------------------------------------------------------------------------
+
+// every kind of float: exponents, what lies around a tie of bf16, infinities
+void master_halves() {
+    bool whole = true, nearest = true;
+    for (uint32_t upper = 0; upper < 1 << 16; upper += 7)
+        for (uint32_t low : {0x0000u, 0x0001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
+            uint32_t bits = upper << 16 | low;
+            float w;
+            memcpy(&w, &bits, 4);
+            MasterHalves halves = split_master(w);
+            real back = join_master(halves.parameter, halves.low);
+            if (w != w) {
+                whole = whole && back != back && real(halves.parameter) != real(halves.parameter);
+                continue;
+            }
+            whole = whole && memcmp(&back, std::array{real(w)}.data(), sizeof back) == 0;
+            nearest = nearest && (low == 0x8000 || real(halves.parameter) == real(floatX(w)));
+        }
+    check(whole, "a master weight comes back from its halves");
+    check(nearest, "its parameter is the nearest, but for ties");
+}
+
+// the mean over many roundings of x is x, and each is a neighbour of it
+void stochastic_rounding() {
+    const int n = 40000;
+    for (double x : {1.0, 1.001, -1.0037, 3.14159, 1e-30, -7e20, 0.0}) {
+        double sum = 0, step = std::ldexp(1.0, x == 0 ? -149 : std::ilogb(x) - 7);
+        bool near = true;
+        int above = 0;
+        for (int i = 0; i < n; i++) {
+            bf16 kept;
+            round_stochastically(kept, real(x), rounding_bits(3, real(0.37), real(i * 1e-3)) >> (i % 2 * 16));
+            double got = (float)kept;
+            near = near && std::abs(got - x) < step && (got == x || x != (double)(float)bf16((float)x));
+            sum += got;
+            above += std::abs(got) > std::abs(x);
+        }
+        check(near, text("%g becomes a neighbour", x));
+        // deviation of a draw: at most half a step
+        check(std::abs(sum / n - x) <= 5 * step / 2 / std::sqrt(n),
+              text("the mean of %d roundings of %.9g is %.9g, %d away from 0", n, x, sum / n, above));
+    }
+    // bits of numbers that differ in little are not alike: each of the 32 is set half of the time
+    int set[32] = {};
+    for (int i = 0; i < n; i++) {
+        uint32_t bits = rounding_bits((uint32_t)(1 + i % 200), real(1 + i / 200 * 0x1p-20), real(1e-4));
+        for (int b = 0; b < 32; b++) set[b] += bits >> b & 1;
+    }
+    int *least = std::min_element(set, set + 32), *most = std::max_element(set, set + 32);
+    check(*least > n / 2 - 5 * std::sqrt(n) / 2 && *most < n / 2 + 5 * std::sqrt(n) / 2,
+          text("of %d numbers a bit is set in %d to %d", n, *least, *most));
+}
+
+// with beta2 = 0.999 a moment of bf16 that is rounded to nearest stands still; this one follows
+template <class Moment>
+double long_run_of_v() {
+    const int n = flag_span * 32;
+    std::vector<floatX> parameters = random_values<floatX>(n, 1);
+    std::vector<Low> low(n, 0);
+    std::vector<Moment> m(n, Moment(0.0f));
+    auto v = m;
+    std::vector<real> gradients(n, real(0.01));
+    std::vector<uint8_t> flags(n / flag_span, 0);
+    using State = AdamWState<Moment, !master_is_parameter>;
+    State state = {parameters.data(), low.data(), m.data(), v.data()};
+    Clip clip = {1, 1, 1, 1};
+    StateCheck sums = {};
+    for (uint32_t step = 1; step <= 1000; step++) {
+        AdamW hyper = {real(1e-4), real(0.9), real(0.999), real(1e-8), 0,
+                       real(1 - std::pow(0.9, step)), real(1 - std::pow(0.999, step)), step};
+        ref::adamw(state, gradients.data(), flags.data(), &hyper, &clip, &sums, n, {});
+    }
+    double mean = 0;
+    for (auto& x : v) mean += (double)real(x) / n;
+    return mean;
+}
+
+void test_adamw() {
+    master_halves();
+    stochastic_rounding();
+    double want = 1e-4 * (1 - std::pow(0.999, 1000)), got = long_run_of_v<bf16>();
+    close("v after 1000 steps, in real", std::vector<double>{long_run_of_v<real>()},
+          std::vector<double>{want}, 1e-4);
+    close("v after 1000 steps, in bf16", std::vector<double>{got}, std::vector<double>{want}, 5e-3);
+    check(adamw_bytes({"bf16", 2, 4}, 2, 4) == 28 && adamw_bytes({"bf16", 2, 4}, 0, 2) == 16 &&
+              adamw_bytes({"fp32", 4, 4}, 0, 4) == 28 && adamw_bytes({"fp64", 8, 8}, 0, 8) == 56,
+          "bytes that an update reads and writes");
+}
+
+// ---- the kernels -----------------------------------------------------------------------------------------
+
+#if HAS_KERNELS
+template <class Moment, bool HAS_LOW>
+struct BothStates {
+    using State = AdamWState<Moment, HAS_LOW>;
+    X parameters;
+    Both<Low> low;
+    Both<Moment> m, v;
+    std::vector<real> values[state_kinds];
+
+
+    explicit BothStates(size_t n)
+        : parameters(n), low(n), m(n), v(n),
+          values{random_values<real>(n, 1), random_values<real>(n, 3), random_values<real>(n, 2)} {
+        for (auto& value : values[MomentV]) value = value * value;
+        for (StateKind kind : {Master, MomentM, MomentV}) {
+            R in(values[kind]);
+            ref::pack_state(ref(), kind, in.ref(), (long)n, nullptr);
+            gpu::pack_state(device(), kind, in.device, (long)n, nullptr);
+        }
+    }
+    State ref() {
+        return {parameters.ref(), HAS_LOW ? low.ref() : nullptr, m.ref(), v.ref()};
+    }
+    State device() {
+        return {parameters.device, HAS_LOW ? low.device : nullptr, m.device, v.device};
+    }
+    std::vector<real> on_device(StateKind kind) {
+        R out(values[kind].size());
+        gpu::unpack_state(out.device, device(), kind, (long)values[kind].size(), nullptr);
+        return out.back();
+    }
+    void compare(const std::string& what) {
+        parameters.compare("adamw parameters" + what, rounding);
+        for (StateKind kind : {Master, MomentM, MomentV}) {
+            std::vector<real> want(values[kind].size());
+            ref::unpack_state(want.data(), ref(), kind, (long)want.size(), nullptr);
+            // a kernel's sum may be rounded otherwise: then to the other neighbour
+            bool rounded = kind == Master ? State::rounds_parameters : sizeof(Moment) < sizeof(real);
+            double tolerance = rounded ? 0x1p-7 : sums_tolerance;
+            close(text("adamw %s", (const char*[]){"master", "m", "v"}[kind]) + what, on_device(kind), want,
+                  tolerance);
+        }
+    }
+};
+
+template <class T>
+void flip_bit(Both<T>& array, size_t at, int bit) {
+    std::vector<T> all = array.back();
+    ((uint8_t*)&all[at])[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    copy_to_device(array.device, all.data(), all.size() * sizeof(T), nullptr);
+    synchronize(nullptr);
+}
+
+template <class Moment, bool HAS_LOW>
+void check_adamw(const char* moments) {
+    for (long n : {128L, 384L, 70016L}) {
+        BothStates<Moment, HAS_LOW> state(n);
+        R g(random_values<real>(2 * n, 4));
+        std::vector<uint8_t> of(2 * n / flag_span);
+        for (size_t i = 0; i < of.size(); i++) of[i] = (uint8_t)(hash_of(i) % 4);
+        Both<uint8_t> flags(of);
+        AdamW how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975), 2};
+        Both<AdamW> hyper(std::vector<AdamW>(1, how));
+        // two slices, the second one's sum first
+        Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
+        Both<Slice> slices(std::vector<Slice>{first, second});
+        Both<double> sums(std::vector<double>{0, 3, 0, 4}), parts(2 * square_sum_parts);
+        ref::square_sums(sums.ref(), parts.ref(), g.ref(), flags.ref(), slices.ref(), 2, nullptr);
+        gpu::square_sums(sums.device, parts.device, g.device, flags.device, slices.device, 2, nullptr);
+        std::string size = text("%s %ld", moments, n);
+        state.compare(" before a step" + size);
+        sums.compare("square sums" + size, 1e-12);
+        std::vector<double> plain = {0, 3, 0, 4};  // the loss behind the squares
+        for (long i = 0; i < 2 * n; i++)
+            if (of[i / flag_span] & flag_in_norm) plain[i < n ? 2 : 0] += (double)g.host[i] * g.host[i];
+        close("square sums against a plain loop" + size, sums.host, plain, 1e-12);
+        double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
+        for (double largest : {0.0, 1e9, 0.5}) {
+            Both<Clip> clip(1);
+            Both<StateCheck> state_check(std::vector<StateCheck>(1));
+            ref::clip_gradients(clip.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
+            gpu::clip_gradients(clip.device, sums.device, 3, largest, hyper.device, nullptr);
+            double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
+            for (const Clip& c : {clip.host[0], clip.back()[0]})
+                close("clip" + size, std::vector<double>{c.norm, (double)c.scale},
+                      std::vector<double>{norm, scale}, sums_tolerance);
+            ref::adamw(state.ref(), g.ref(), flags.ref(), hyper.ref(), clip.ref(), state_check.ref(), n,
+                       nullptr);
+            gpu::adamw(state.device(), g.device, flags.device, hyper.device, clip.device, state_check.device,
+                       n, nullptr);
+            state.compare(size);
+        }
+        // what a step has written the next one reads; one flipped bit is noticed
+        auto launch = [&](real largest_norm) {
+            Both<Clip> clip(1);
+            Both<StateCheck> state_check(std::vector<StateCheck>(1));
+            AdamW limited = how;
+            limited.norm_limit = largest_norm;
+            Both<AdamW> given(std::vector<AdamW>(1, limited));
+            gpu::clip_gradients(clip.device, sums.device, 3, 0, given.device, nullptr);
+            gpu::adamw(state.device(), g.device, flags.device, given.device, clip.device, state_check.device,
+                       n, nullptr);
+            return state_check.back()[0];
+        };
+        launch(INFINITY);
+        StateCheck one = launch(INFINITY), two = launch(INFINITY);
+        check(two.read == one.written, "state is read as it was written" + size);
+        auto is_noticed = [&](const char* what, auto& array) {
+            StateCheck before = launch(INFINITY);
+            flip_bit(array, (size_t)n / 3, (int)(n % (8 * sizeof array.host[0])));
+            check(launch(INFINITY).read != before.written,
+                  text("a flipped bit of %s is noticed", what) + size);
+        };
+        is_noticed("parameters", state.parameters);
+        if (HAS_LOW) is_noticed("low", state.low);
+        is_noticed("m", state.m);
+        is_noticed("v", state.v);
+        std::vector<real> unchanged = state.on_device(Master);
+        StateCheck none = launch(real(norm / 2));
+        check(state.on_device(Master) == unchanged && none.read == 0,
+              "no update beyond the norm's limit" + size);
+    }
+}
+
+void kernels_adamw() {
+    constexpr bool halves = !master_is_parameter;
+    check_adamw<real, halves>(" in real");
+    check_adamw<bf16, halves>(" in bf16");
+    if constexpr (halves) check_adamw<bf16, false>(" in bf16, no master weights");
+}
+#endif
