@@ -94,9 +94,9 @@ def works_of(m):
 
     P = 12 * L * C**2 + (Vp + T) * C
     return [
-        Work(f"layernorm_forward_rows_kernel<{warps}>", L + 1, 2 * rows, N / groups, threads),
-        Work(f"layernorm_forward_rows_kernel<{warps}>", L, 4 * rows, N / groups, threads),
-        Work("residual_forward_kernel", L, 3 * rows, N * C / 2048, 256),
+        Work(f"layernorm_forward_rows_kernel<{warps}>", 2, 2 * rows, N / groups, threads),
+        Work(f"layernorm_forward_rows_kernel<{warps}>", 2 * L - 1, 4 * rows, N / groups, threads),
+        Work("residual_forward_kernel", 1, 3 * rows, N * C / 2048, 256),
         Work(
             f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
         ),

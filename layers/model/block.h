@@ -12,10 +12,19 @@
 #include "activations.h"
 #include "params.h"
 
-// w[tensor]: this rank's shards of the block's parameters, by BlockTensor; without y only what backward reads
-// is computed, again
-inline void block_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
-                          const LayerContext& ctx, BatchShape batch) {
+// 1. normalise: in a chunk's first block, and where backward computes a block again; elsewhere the block
+// before has done it, in add_branch()
+inline void first_layernorm(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                            BatchShape batch) {
+    Section timed("layer norm", ctx.stream);
+    dev::layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], ctx.tp.rows(batch.rows()),
+                           ctx.shape.C, ctx.stream);
+}
+
+// From a.ln1 to the MLP's branch (N_r, C), without its bias; nullptr where only what backward reads is wanted
+// w[tensor]: this rank's shards of the block's parameters, by BlockTensor
+inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                                   BatchShape batch, bool wants_output) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
@@ -23,10 +32,6 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
     const PackedSegments* packed = batch.segments;
     floatX* qkv = packed && packed->cache_slots ? scratch.wide : a.qkv;
     const floatX *rows, *branch;
-    {   // 1. normalise
-        Section timed("layer norm", s);
-        dev::layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], N_r, C, s);
-    }
     {   // 2. queries, keys and values of this rank's heads
         Section timed("linears", s);
         rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
@@ -55,14 +60,22 @@ inline void block_forward(floatX* y, const BlockActivations& a, const floatX* co
         rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
         linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], scratch.linear, N, C, 4 * C_r, s);
     }
-    if (!y) return;
-    {   // 8. down to C, add to the residual stream
-        Section timed("linears", s);
-        linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, scratch.linear, N, 4 * C_r, C, s);
-        branch = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
-    }
-    Section timed("residual", s);
-    dev::residual_forward(y, a.mid, branch, w[DOWN_B], N_r, C, s);
+    if (!wants_output) return nullptr;
+    // 8. down to C
+    Section timed("linears", s);
+    linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, scratch.linear, N, 4 * C_r, C, s);
+    return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
+}
+
+// …adds the branch to the residual stream: the block's output y; with the next block its 1. as well
+inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branch, const floatX* bias,
+                       const BlockActivations* next, const floatX* const* next_w, const LayerContext& ctx,
+                       BatchShape batch) {
+    Section timed(next ? "layer norm" : "residual", ctx.stream);
+    int N_r = ctx.tp.rows(batch.rows()), C = ctx.shape.C;
+    if (!next) return dev::residual_forward(y, a.mid, branch, bias, N_r, C, ctx.stream);
+    dev::residual_layernorm_forward(y, next->ln1, next->ln1_stats, a.mid, branch, bias, next_w[LN1_W],
+                                    next_w[LN1_B], N_r, C, ctx.stream);
 }
 
 // g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to; but for DOWN_B, whose

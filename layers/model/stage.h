@@ -220,12 +220,19 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
+    auto await_block = [&](int l) { model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W)); };
     for (int l = 0; l < n; l++) {
-        BlockActivations a = mb.kept.blocks[l];
-        if (l == 0) a.x = x;
-        floatX* y = l + 1 < n ? mb.kept.blocks[l + 1].x : mb.kept.y.x;
-        model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W));
-        block_forward(y, a, model.block_weights(mb.chunk * n + l).data(), ctx, mb.batch);
+        BlockActivations a = mb.kept.blocks[l], *next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
+        auto w = model.block_weights(mb.chunk * n + l);
+        if (l == 0) {
+            a.x = x;
+            await_block(0);
+            first_layernorm(a, w.data(), ctx, mb.batch);
+        }
+        const floatX* branch = block_forward(a, w.data(), ctx, mb.batch, true);
+        if (next) await_block(l + 1);
+        auto next_w = model.block_weights(mb.chunk * n + (next ? l + 1 : l));
+        add_branch(next ? next->x : mb.kept.y.x, a, branch, w[DOWN_B], next, next_w.data(), ctx, mb.batch);
     }
 }
 
@@ -287,7 +294,10 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
         auto w = model.block_weights(layer);
-        if (model.setup.recompute == Recompute::Full) block_forward(nullptr, a, w.data(), ctx, mb.batch);
+        if (model.setup.recompute == Recompute::Full) {
+            first_layernorm(a, w.data(), ctx, mb.batch);
+            block_forward(a, w.data(), ctx, mb.batch, false);
+        }
         block_backward(dx, gradients(l).data(), l > 0 ? gradients(l - 1)[DOWN_B] : nullptr, a, w.data(), ctx,
                        mb.batch);
         complete(table.block(layer, LN1_W));

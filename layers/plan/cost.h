@@ -117,9 +117,11 @@ struct CostWriter {
 
     // ---- block.h ---------------------------------------------------------------------------------------
 
-    void block(bool whole) {  // whole: up to the output; else only what backward reads
+    void first_layernorm() {
         in("layer norm");
         layernorm();  // 1.
+    }
+    void block(bool wants_output) {  // else only what backward reads
         in("linears");
         gather(C);
         linear(C, 3 * C_r);  // 2.
@@ -134,12 +136,15 @@ struct CostWriter {
         gather(C);
         linear(C, 4 * C_r);
         gelu();  // 6. 7.
-        if (!whole) return;
+        if (!wants_output) return;
         in("linears");
         linear(4 * C_r, C);
         reduce(C);  // 8.
-        in("residual");
-        residual();
+    }
+    void add_branch(bool has_next) {
+        in(has_next ? "layer norm" : "residual");
+        if (has_next) residual_layernorm();
+        else residual();
     }
     void block_backward(bool bias_before) {
         if (light) {
@@ -248,7 +253,9 @@ inline std::vector<Piece> forward_pieces(const Model& m, int chunk) {
     for (int l = 0; l < n; l++) {
         pieces.push_back({{}, {m.table.block(chunk * n + l, LN1_W).bucket}});
         w.out = &pieces.back().works;
+        if (l == 0) w.first_layernorm();
         w.block(true);
+        w.add_branch(l + 1 < n);
     }
     if (m.is_last_chunk(chunk) && !m.setup.loss_in_backward) {
         pieces.push_back({{}, {m.table.list[m.table.wte].bucket, m.table.list[m.table.lnf].bucket}});
@@ -277,7 +284,10 @@ inline std::vector<Piece> backward_pieces(const Model& m, int chunk) {
     for (int l = n - 1; l >= 0; l--) {
         pieces.push_back({{}, {t.block(chunk * n + l, LN1_W).bucket}});
         w.out = &pieces.back().works;
-        if (m.setup.recompute == Recompute::Full) w.block(false);
+        if (m.setup.recompute == Recompute::Full) {
+            w.first_layernorm();
+            w.block(false);
+        }
         w.block_backward(l > 0);
     }
     if (m.is_first_chunk(chunk)) {
