@@ -128,7 +128,8 @@ struct CommStream {
             if (ends.size() > 1000) ends.pop_front();
         }
     }
-    // what an event at `position` knows: not what has happened since
+    // what an event at `position` knows: not what has ended since, but for what a call learnt while others
+    // were under way
     watch::Clock known_at(long position) const {
         if (position == 0 || ends.empty()) return {};
         size_t since = std::min((size_t)(done - position), ends.size() - 1);

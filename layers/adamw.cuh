@@ -9,8 +9,8 @@
 //   check: sums over the bits of w, m and v, as they are read and as they are written. What one step has
 //   written the next must read: a bit that flips in between changes a sum (bits times an odd number each,
 //   modulo 2^64). Nothing more is read for it.
-//   communicates: nothing    cost: adamw_bytes() a parameter, 28 or, with moments of bf16, 20; the norm 4:
-//                            memory bound
+//   communicates: nothing    cost: adamw_bytes() a parameter, 28 or, with moments of bf16, 20, and without
+//                            master weights 16; the norm 4: memory bound
 #pragma once
 #include <algorithm>
 #include "adamw_state.cuh"
@@ -71,7 +71,7 @@ struct StateCheck {
 
 // n values that a rank owns, from `at` in the flat buffers; their sum of squares is number global_id
 struct Slice {
-    long at, n, state_offset;  // state_offset: in master, m, v and, in spans, flags
+    long at, n, state_offset;  // state_offset: in low, m, v and, in spans, flags
     int global_id, parts;
 };
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads

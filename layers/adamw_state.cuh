@@ -39,7 +39,8 @@ HOST_DEVICE inline uint32_t mix_bits(uint32_t h) {
     return h ^ h >> 16;
 }
 // 32 bits that look like chance, from what a value is updated with. So copies of a value that several ranks
-// hold are rounded alike, whatever the layout, and a resumed run rounds as the unbroken one would have
+// hold are rounded alike, and a resumed run rounds as the unbroken one would have. In another layout g
+// differs in its last bits, and chance with it; but not in fp64, where both are cut to fp32 here
 HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
     uint32_t h = mix_bits(mix_bits(step) ^ bits_as<uint32_t>((float)w));
     return mix_bits(h ^ bits_as<uint32_t>((float)g));
@@ -49,7 +50,7 @@ HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
 HOST_DEVICE inline void round_stochastically(real& to, real x, uint32_t) { to = x; }
 HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) {
     uint32_t bits = bits_as<uint32_t>((float)x);
-    if (x == x) bits += chance & 0xFFFF;
+    bits = x == x ? bits + (chance & 0xFFFF) : bits | 0x400000;  // what is no number stays none
     to = bits_as<bf16>((uint16_t)(bits >> 16));
 }
 

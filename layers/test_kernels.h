@@ -25,6 +25,7 @@ struct Both {
     Both(const Both&) = delete;
     ~Both() { device_free(device); }
     T* ref() { return host.data(); }
+    void upload() { copy_to_device(device, host.data(), host.size() * sizeof(T), nullptr); }
     std::vector<T> back() const {
         std::vector<T> out(host.size());
         copy_to_host(out.data(), device, out.size() * sizeof(T), nullptr);

@@ -34,6 +34,7 @@ RUN = (
     " 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
 )
 LAYOUTS = (
+    (2, f"--zero 1 --save {DATA}.saves --save-every 1"),
     (2, "--zero 1 --check-every 1"),
     (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
     (2, "--pipeline-parallel 2"),
@@ -133,6 +134,7 @@ def copy_tree(folder):
 
 def run(command, folder):
     """The line that says what is wrong, or nothing where it succeeds."""
+    shutil.rmtree(folder / f"{DATA}.saves", ignore_errors=True)
     done = limited(command.split(), 900, stderr=subprocess.STDOUT, cwd=folder, env=environment)
     if done.returncode == 0:
         return ""
@@ -194,6 +196,7 @@ def main():
         for i in range(min(options.jobs, len(sites))):
             folder = Path(scratch) / str(i)
             folder.mkdir()
+            copy_tree(folder)
             prepare(folder)
             folders.put(folder)
         unmutated = next(iter(folders.queue))

@@ -134,7 +134,8 @@ for ranks, options in layouts():
     compare_with_one(ranks, options)
 print(f"layouts: {time.time() - begun:.0f} s")
 
-# moments of bf16 are rounded alike in every layout
+# moments of bf16 are rounded by chance that follows from weights and gradients, here cut to fp32: alike in
+# every layout
 train("one_bf16", 1, ["--moments", "bf16"])
 one, want = metrics("one_bf16"), values("one_bf16")
 for ranks, options in (

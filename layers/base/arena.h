@@ -13,7 +13,7 @@
 struct Precision {
     const char* name = PRECISION_NAME;
     size_t x = sizeof(floatX), real = sizeof(::real);
-    bool master() const { return x != real; }  // weights are held a second time, unrounded
+    bool master() const { return x != real; }  // more is kept of weights than the parameters
 };
 
 // bytes behind each piece that AddressSanitizer lets nobody touch

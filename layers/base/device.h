@@ -109,7 +109,7 @@ inline void* host_malloc(size_t bytes, const char* what) {
     return p;
 }
 inline void host_free(void* p) { cudaFreeHost(p); }
-// pinned memory is read when the copy's turn comes, other memory at once: it may be freed
+// what lies at `from` is read when the copy's turn comes: it must stay until then
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s), "copy to the device");
 }

@@ -57,4 +57,4 @@ HOST_DEVICE inline To bits_as(From x) {
     return to;
 }
 
-constexpr bool master_is_parameter = sizeof(floatX) == sizeof(real);  // no second copy of the weights then
+constexpr bool master_is_parameter = sizeof(floatX) == sizeof(real);  // nothing more is kept of them then

@@ -15,7 +15,7 @@
 #include "stage.h"
 
 // what this rank owns of a parameter: n elements from `at` in the flat buffers, from
-// `state_offset` in m and v
+// `state_offset` in low, m and v
 struct ZeroPartition {
     int parameter;
     long at, n, state_offset;
@@ -23,7 +23,7 @@ struct ZeroPartition {
 
 inline std::vector<ZeroPartition> owned_parts(const ParameterTable& table, int owner) {
     std::vector<ZeroPartition> out;
-    std::vector<long> begin;  // of each bucket's slice, in m and v
+    std::vector<long> begin;  // of each bucket's slice, in low, m and v
     long state = 0;
     for (auto& bucket : table.buckets) {
         begin.push_back(state);
@@ -108,6 +108,7 @@ struct Optimizer {
         std::vector<uint8_t> all = flags_of(model);
         copy_to_device(flags, all.data(), all.size(), model.stream);
         copy_to_device(device_slices, slices.data(), slices.size() * sizeof(Slice), model.stream);
+        synchronize(model.stream);  // with what lies on the host
         clear_state(model);
     }
     // each gradient counts once in the norm
@@ -262,11 +263,12 @@ inline void write_state(Model& model, const Optimizer& optimizer, StateKind kind
                         const real* values, long n) {
     real* to = optimizer.kept_as_real(model, kind, at, state_offset);
     copy_to_device(to ? to : model.gradients, values, n * sizeof(real), model.stream);
-    if (to) return;
+    if (to) return synchronize(model.stream);  // with `values`
     optimizer.with_state(model, at, state_offset, [&](auto state) {
         dev::pack_state(state, kind, model.gradients, n, model.stream);
     });
     set_zero(model.gradients, n * sizeof(real), model.stream);
+    synchronize(model.stream);
 }
 
 // parameters [at, at + n) of the flat buffers, rounded from master weights
@@ -274,6 +276,7 @@ inline void write_parameters(Model& model, long at, const real* values, long n) 
     std::vector<floatX> rounded(n);
     for (long i = 0; i < n; i++) rounded[i] = split_master(values[i]).parameter;
     copy_to_device(model.weights + at, rounded.data(), n * sizeof(floatX), model.stream);
+    synchronize(model.stream);  // with `rounded`
 }
 
 // this rank's shard of a tensor (p.size values, padding included) becomes parameters and, where owned, master

@@ -1,6 +1,6 @@
 // params.h   the one table of tensors, read by initialisation, optimiser, gradient norm, checkpoint, export
 //   Names are GPT-2's. All parameters of a rank lie in one flat buffer in the order of the table, layer
-//   after layer, and their gradients, master weights and moments in buffers laid out alike.
+//   after layer, and their gradients and what the optimiser keeps in buffers laid out alike.
 //   Over t tensor-parallel ranks a split tensor is cut in t equal shards along one dimension; the others are
 //   whole on every rank. Buckets (the token embedding, the positions, each layer, the final layer norm) are
 //   padded so that the data-parallel ranks own equal slices of each, whatever the tensors' borders.

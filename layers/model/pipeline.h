@@ -88,11 +88,19 @@ inline void await_message(Model& model, Buffer& buffer, const char* label, Batch
     comm::all_gather(model.grid.tp, buffer.x, buffer.x + share.offset, share.n, label, model.stream);
 }
 
+// Nothing is on its way between stages any more. Buffers are waited for where they are written again; but MPI
+// ends only when every send has been seen to end
+inline void finish_messages(Model& model) {
+    Grid& grid = model.grid;
+    if (grid.p == 1) return;
+    for (Link* link : {&grid.forward_in, &grid.forward_out, &grid.backward_in, &grid.backward_out})
+        if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream));
+}
+
 // ---- the schedule ----------------------------------------------------------------------------------------
 
 // all micro-batches through this rank's stage; losses are added to on the last. dloss: of a token's loss, 0
-// where no gradients are wanted. What is sent last may still be on its way: it is waited for where its buffer
-// is written again
+// where no gradients are wanted
 inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatches& all, real dloss) {
     for (size_t i = 0; i < schedule.list.size(); i++) {
         const Instruction& op = schedule.list[i];
@@ -115,4 +123,5 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
             backward(model, mb, dloss);
         }
     }
+    finish_messages(model);
 }

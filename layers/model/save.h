@@ -302,6 +302,7 @@ public:
         began = due_since = seconds();
         stuck = false;
         state = run.state;
+        model.await_parameters();  // which have halves of the master weights
         for (auto& range : snapshot.ranges)
             read_state(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
                        range.state_offset, range.n);

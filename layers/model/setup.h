@@ -160,6 +160,7 @@ inline void fill_at_random(Model& model) {
     normals(values.data(), 0, purpose("warm-up"), 0, (long)values.size(), 1);
     for (floatX* received : {model.inputs[0].x, model.activation_gradients[0].x})
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
+    synchronize(model.stream);  // with `values`
 }
 
 // forward and backward of up to two micro-batches: GEMMs are timed, and kernels loaded
