@@ -109,8 +109,9 @@ for folder in (build, emulated):
         if counts:
             count(int(counts[1]), int(counts[2]))
 
-def compare_with_one(ranks, options):
-    """Losses, norms, and all parameters and moments: those of `one` and `want`."""
+def compare_with_one(ranks, options, alone):
+    """Losses, norms, and all parameters and moments: those of one process's run, which saved under `alone`."""
+    one, want = metrics(alone), values(alone)
     name = "_".join(f"{key.split('-')[0]}{value}" for key, value in options.items()) + f"_of{ranks}"
     if not train(name, ranks, words(options)):
         return
@@ -129,21 +130,20 @@ def compare_with_one(ranks, options):
 
 begun = time.time()
 train("one", 1, [])
-one, want = metrics("one"), values("one")
+one = metrics("one")
 for ranks, options in layouts():
-    compare_with_one(ranks, options)
+    compare_with_one(ranks, options, "one")
 print(f"layouts: {time.time() - begun:.0f} s")
 
 # moments of bf16 are rounded by chance that follows from weights and gradients, here cut to fp32: alike in
 # every layout
 train("one_bf16", 1, ["--moments", "bf16"])
-one, want = metrics("one_bf16"), values("one_bf16")
 for ranks, options in (
     (8, {"tensor-parallel": 2, "pipeline-parallel": 2, "check-every": 2}),
     (4, {"tensor-parallel": 2, "zero": 0, "check-every": 2}),
     (6, {"pipeline-parallel": 2}),
 ):
-    compare_with_one(ranks, {**options, "moments": "bf16"})
+    compare_with_one(ranks, {**options, "moments": "bf16"}, "one_bf16")
 
 # pipelines alone, in fp32: the last bit. One process writes again what each has saved, so that files compare.
 begin = time.time()
