@@ -110,7 +110,7 @@ for folder in (build, emulated):
             count(int(counts[1]), int(counts[2]))
 
 def compare_with_one(ranks, options, alone):
-    """Losses, norms, and all parameters and moments: those of one process's run, which saved under `alone`."""
+    """Losses, norms, all parameters and moments are those of one process, which saved under `alone`."""
     one, want = metrics(alone), values(alone)
     name = "_".join(f"{key.split('-')[0]}{value}" for key, value in options.items()) + f"_of{ranks}"
     if not train(name, ranks, words(options)):
