@@ -92,10 +92,6 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide, *partial = scratch.partial;
     const floatX *rows, *d_ln;
     real* sums = scratch.linear.sums;
-    auto layernorm_again = [&](floatX* y, NormStats stats, const floatX* x, BlockTensor weight) {
-        Section timed("layer norm", s);
-        if (a.light) dev::layernorm_forward(y, stats, x, w[weight], w[weight + 1], N_r, C, s);
-    };
     if (a.light) {
         Section timed("gelu", s);
         dev::gelu_forward(a.act, a.up, 4L * N * C_r, s);
@@ -106,7 +102,10 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
         linear_gelu_backward(d_up, g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N, 4 * C_r, C,
                              accumulate, s);
     }
-    layernorm_again(a.ln2, a.ln2_stats, a.mid, LN2_W);
+    if (a.light) {
+        Section timed("layer norm", s);
+        dev::layernorm_forward(a.ln2, a.ln2_stats, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
+    }
     {   // 6.
         Section timed("linears", s);
         rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
@@ -133,7 +132,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
             dev::attention_backward(d_qkv, scratch.scores_gradient, partial, a.probabilities, a.qkv, heads,
                                     s);
     }
-    layernorm_again(a.ln1, a.ln1_stats, a.x, LN1_W);
+    if (a.light) first_layernorm(a, w, ctx, batch);
     {   // 2.
         Section timed("linears", s);
         rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);

@@ -54,8 +54,7 @@ inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
 struct Optimizer {
     Low* low = nullptr;
     void *m = nullptr, *v = nullptr;  // bf16 with --moments bf16, else real
-    bool has_bf16_moments;
-    size_t moment_bytes, low_bytes;  // of one
+    size_t moment_bytes, low_bytes;   // of one
     Arena arena = {"optimizer"};
     long elements;  // of low, m and v
     int owner;      // this rank, among those that share the state
@@ -74,8 +73,7 @@ struct Optimizer {
     static constexpr int bit_sum_count = 4;
 
     explicit Optimizer(Model& model)
-        : has_bf16_moments(model.setup.bf16_moments),
-          moment_bytes(has_bf16_moments ? sizeof(bf16) : model.setup.precision.real),
+        : moment_bytes(model.setup.bf16_moments ? sizeof(bf16) : model.setup.precision.real),
           low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(Low) : 0),
           elements(model.table.elements / model.table.layout.optimizer_shards),
           owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
@@ -146,7 +144,7 @@ struct Optimizer {
             if (low) call(AdamWState<Moment, true>{parameters, low + i, m + i, v + i});
             else call(AdamWState<Moment, false>{parameters, nullptr, m + i, v + i});
         };
-        if (has_bf16_moments) with((bf16*)m, (bf16*)v);
+        if (model.setup.bf16_moments) with((bf16*)m, (bf16*)v);
         else with((real*)m, (real*)v);
     }
     double update_bytes(const Precision& precision) const {
@@ -155,7 +153,7 @@ struct Optimizer {
     // where values lie as they are; nullptr: packed
     real* kept_as_real(const Model& model, StateKind kind, long at, long state_offset) const {
         if (kind == Master) return master_is_parameter ? (real*)model.weights + at : nullptr;
-        return has_bf16_moments ? nullptr : (real*)(kind == MomentM ? m : v) + state_offset;
+        return model.setup.bf16_moments ? nullptr : (real*)(kind == MomentM ? m : v) + state_offset;
     }
 };
 

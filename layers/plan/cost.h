@@ -170,10 +170,7 @@ struct CostWriter {
         linear_backward(C_r, C, false);  // 4.
         in("attention");
         attention_backward();  // 3.
-        if (light) {
-            in("layer norm");
-            layernorm();
-        }
+        if (light) first_layernorm();
         in("linears");
         gather(C);
         linear_backward(C, 3 * C_r, true);
