@@ -23,15 +23,13 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     Optimizer& optimizer = *trainer.optimizer;
     const Options& o = run.options;
     double start = seconds(), waited = comm::waited_seconds();
-    const StepSamples& samples = trainer.samples.take();
+    const StepSamples& samples = trainer.samples.take(model);
     int B = model.setup.B, T = model.shape.T;
     double tokens = (double)samples.batch * T;
     const Schedule& schedule = trainer.schedules.at(samples.batch);
     int micro_batches = schedule.shape.micro_batches;
     real dloss = (real)(1 / tokens);  // the loss is the mean over all tokens of the batch
 
-    for (size_t i = 0; i < samples.tokens.size(); i++)
-        put_tokens_on_host(model, samples.tokens[i], {B, T}, (int)i);
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
     optimizer.set_hyper(o, result.learning_rate, run.state.step + 1, trainer.spikes.norms.limit(o.spike_z),
@@ -61,7 +59,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
         update_parameters(model, optimizer, o.clip);
     };
     bool as_graph = trainer.uses_graph && !trace.on && !checks;
-    trainer.captured.enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
+    trainer.captured[model.half].enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
 
     Clip clip = last_clip(model, optimizer);  // until here the host has waited for nothing
     result.norm = clip.norm;
@@ -91,10 +89,10 @@ double evaluate_loss(Run& run, Trainer& trainer) {
         uint64_t first = ((uint64_t)i * grid.d + grid.data) * B;
         BatchShape batch = {(int)std::min(B, count - first), T};
         sizes.push_back(batch);
-        for (int b = 0; model.host_tokens && b < batch.B; b++)
+        for (int b = 0; model.has_tokens() && b < batch.B; b++)
             run.validation->read_sample(&samples[(size_t)b * (T + 1)],
                                         (uint64_t)((double)(first + b) * (double)all / (double)count));
-        if (model.host_tokens) put_tokens_on_host(model, samples, batch, i);
+        if (model.has_tokens()) put_tokens_on_host(model, model.half, samples, batch, i);
     }
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});

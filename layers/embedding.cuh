@@ -14,8 +14,9 @@
 
 // sorted_rows (N): the rows of a batch, ordered by their tokens, equal ones by row; run_starts (N + 1): run i
 // is sorted_rows[run_starts[i]] … up to, excluding, sorted_rows[run_starts[i + 1]]; behind the last run all
-// starts are N. Made on the host; counts: V + 1 zeros, and zeros again on return
-inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, std::vector<int>& counts) {
+// starts are N. Made on the host
+inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, int V) {
+    std::vector<int> counts(V + 1, 0);
     for (int n = 0; n < N; n++) counts[tokens[n] + 1]++;
     int run = 0;
     for (size_t v = 1; v < counts.size(); v++) {
@@ -24,7 +25,6 @@ inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, std::v
     }
     while (run <= N) starts[run++] = N;
     for (int n = 0; n < N; n++) rows[counts[tokens[n]]++] = n;
-    std::fill(counts.begin(), counts.end(), 0);
 }
 
 namespace ref {

@@ -2,25 +2,40 @@
 //   x, w are rounded to e4m3, dy to e5m2, each times a power of two that brings the tensor's largest value as
 //   near to the format's as possible ("current scaling": nothing is kept from step to step). Sums are fp32;
 //   y, dx are floatX, dw, db real. All sizes are multiples of 16. Such a GEMM
-//   wants both operands with the summed dimension last, so backward rounds transposed copies.
-//   kept:  nothing (backward rounds x and w again)
-//   communicates: nothing    cost: that of linear.cuh at twice the rate; x, w, dy are read twice, and written
-//                            once or twice in 8 bits
+//   wants both operands with the summed dimension last, so backward takes transposed copies.
+//   kept:  w in 8 bits and transposed, rounded once a step (2 bytes a weight); backward rounds x again
+//   communicates: nothing    cost: that of linear.cuh at twice the rate; x, dy are read twice, and written
+//                            once or twice in 8 bits; so is w, once a step
 #pragma once
 #include "base/fp8.h"
 #include "base/gemm.h"
 
 constexpr int fp8_parts = 1024;  // of a tensor, whose largest values are found side by side
 
-// rows: N * max(C, OC) numbers; weight: C * OC; scales: of x, w and dy
+struct Fp8Scale { float scale, inverse; };
+
+// matrices in 8 bits, where they lie as they do among the parameters
+struct Fp8Weights {
+    const floatX* parameters;  // the first of those that have copies here
+    e4m3 *copies, *transposed;
+    Fp8Scale* scales;
+    long spacing;  // no matrix has fewer elements: scales are that far apart
+
+    e4m3* copy(const floatX* w) const { return copies + (w - parameters); }
+    e4m3* transpose(const floatX* w) const { return transposed + (w - parameters); }
+    Fp8Scale* scale(const floatX* w) const { return scales + (w - parameters) / spacing; }
+};
+
+// x, dy, dy_t: N * max(C, OC) numbers each; scales: of x and dy; parts: fp8_parts
 struct Fp8Scratch {
-    uint8_t *x, *dy, *dy_t, *w;
-    struct Scale { float scale, inverse; } *scales;
+    uint8_t *x, *dy, *dy_t;
+    Fp8Scale* scales;
     float* parts;
+    Fp8Weights weights;
 };
 
 // the power of two that a tensor is multiplied by; 1 where its largest value is 0 or no number
-HOST_DEVICE inline Fp8Scratch::Scale fp8_scale(float largest, float format_largest) {
+HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
     float scale = 1;
     if (largest > 0 && largest <= 3e38f) {
         if (largest < 1e-30f) largest = 1e-30f;  // so that the quotient is finite
@@ -36,7 +51,7 @@ namespace ref {
 
 // q (N, C), q_t (C, N), where they are not nullptr, from x (N, C)
 template <class T8>
-void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float*, const floatX* x, int N, int C, Stream) {
+void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float*, const floatX* x, int N, int C, Stream) {
     float most = 0;
     #pragma omp parallel for reduction(max : most)
     for (long i = 0; i < (long)N * C; i++) {
@@ -75,7 +90,7 @@ __global__ void fp8_largest_kernel(float* parts, const floatX* x, long n) {
     parts[blockIdx.x] = most;
 }
 
-__global__ void fp8_scale_kernel(Fp8Scratch::Scale* scale, const float* parts, int count, float largest) {
+__global__ void fp8_scale_kernel(Fp8Scale* scale, const float* parts, int count, float largest) {
     float most = 0;
     for (int i = threadIdx.x; i < count; i += 32) most = fmaxf(most, parts[i]);
     for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
@@ -85,7 +100,7 @@ __global__ void fp8_scale_kernel(Fp8Scratch::Scale* scale, const float* parts, i
 // a block of 256 threads a tile of 64 x 64, read once; sizes are multiples of 16
 constexpr int fp8_tile = 64;
 template <class T8>
-__global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale, const floatX* x, int N,
+__global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N,
                                  int C) {
     constexpr int pitch = fp8_tile + 4;  // of a row of the tile, so that columns lie in different banks
     SHARED(uint32_t, tile_words, fp8_tile * pitch / 4);
@@ -119,7 +134,7 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scratch::Scale* scale,
 }
 
 template <class T8>
-void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float* parts, const floatX* x, int N, int C,
+void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float* parts, const floatX* x, int N, int C,
                Stream s) {
     long n = (long)N * C;
     int count = std::min(fp8_parts, ceil_div(n, 256 * vec_size));
@@ -135,26 +150,31 @@ void fp8_round(T8* q, T8* q_t, Fp8Scratch::Scale* scale, float* parts, const flo
 // the GEMMs, of either namespace's parts
 namespace fp8 {
 
-inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, Fp8Scratch f, int N,
-                           int C, int OC, Stream s) {
+// w (OC, C) and its transpose, for the GEMMs until it changes
+inline void round_weight(const floatX* w, const Fp8Scratch& f, int C, int OC, Stream s) {
+    dev::fp8_round(f.weights.copy(w), f.weights.transpose(w), f.weights.scale(w), f.parts, w, OC, C, s);
+}
+
+inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, const Fp8Scratch& f,
+                           int N, int C, int OC, Stream s) {
     dev::fp8_round((e4m3*)f.x, (e4m3*)nullptr, f.scales, f.parts, x, N, C, s);
-    dev::fp8_round((e4m3*)f.w, (e4m3*)nullptr, f.scales + 1, f.parts, w, OC, C, s);
-    dev::gemm(Gemm<floatX, e4m3, e4m3>{.out = y, .a = (e4m3*)f.x, .b = (e4m3*)f.w, .m = N, .n = OC, .k = C,
-                                       .transpose_b = true, .bias = b, .scale_a = &f.scales[0].inverse,
-                                       .scale_b = &f.scales[1].inverse}, s);
+    dev::gemm(Gemm<floatX, e4m3, e4m3>{.out = y, .a = (e4m3*)f.x, .b = f.weights.copy(w), .m = N, .n = OC,
+                                       .k = C, .transpose_b = true, .bias = b,
+                                       .scale_a = &f.scales[0].inverse,
+                                       .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
 inline void matmul_backward(floatX* dx, real* dw, const floatX* dy, const floatX* x, const floatX* w,
-                            Fp8Scratch f, int N, int C, int OC, bool accumulate, Stream s) {
+                            const Fp8Scratch& f, int N, int C, int OC, bool accumulate, Stream s) {
     dev::fp8_round((e4m3*)nullptr, (e4m3*)f.x, f.scales, f.parts, x, N, C, s);
-    dev::fp8_round((e4m3*)nullptr, (e4m3*)f.w, f.scales + 1, f.parts, w, OC, C, s);
-    dev::fp8_round((e5m2*)f.dy, (e5m2*)f.dy_t, f.scales + 2, f.parts, dy, N, OC, s);
+    dev::fp8_round((e5m2*)f.dy, (e5m2*)f.dy_t, f.scales + 1, f.parts, dy, N, OC, s);
     dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = (e5m2*)f.dy_t, .b = (e4m3*)f.x, .m = OC, .n = C, .k = N,
                                      .transpose_b = true, .beta = real(accumulate),
-                                     .scale_a = &f.scales[2].inverse, .scale_b = &f.scales[0].inverse}, s);
-    dev::gemm(Gemm<floatX, e5m2, e4m3>{.out = dx, .a = (e5m2*)f.dy, .b = (e4m3*)f.w, .m = N, .n = C, .k = OC,
-                                       .transpose_b = true, .scale_a = &f.scales[2].inverse,
-                                       .scale_b = &f.scales[1].inverse}, s);
+                                     .scale_a = &f.scales[1].inverse, .scale_b = &f.scales[0].inverse}, s);
+    dev::gemm(Gemm<floatX, e5m2, e4m3>{.out = dx, .a = (e5m2*)f.dy, .b = f.weights.transpose(w), .m = N,
+                                       .n = C, .k = OC, .transpose_b = true,
+                                       .scale_a = &f.scales[1].inverse,
+                                       .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
 }  // namespace fp8

@@ -14,8 +14,7 @@ struct Both {
     T* device;
     explicit Both(std::vector<T> values) : host(std::move(values)) {
         device = (T*)device_malloc(std::max((size_t)1, host.size() * sizeof(T)), "a test");
-        copy_to_device(device, host.data(), host.size() * sizeof(T), nullptr);
-        synchronize(nullptr);
+        upload();
     }
     explicit Both(size_t n) : Both(std::vector<T>(n)) {  // an output: poisoned on the device
         std::vector<unsigned char> poison(n * sizeof(T), 0xFF);
@@ -25,7 +24,10 @@ struct Both {
     Both(const Both&) = delete;
     ~Both() { device_free(device); }
     T* ref() { return host.data(); }
-    void upload() { copy_to_device(device, host.data(), host.size() * sizeof(T), nullptr); }
+    void upload() {
+        copy_to_device(device, host.data(), host.size() * sizeof(T), nullptr);
+        synchronize(nullptr);  // ref may write there next
+    }
     std::vector<T> back() const {
         std::vector<T> out(host.size());
         copy_to_host(out.data(), device, out.size() * sizeof(T), nullptr);
@@ -214,7 +216,7 @@ void kernels_fp8() {
     for (auto [N, C] : {std::pair{16, 16}, {48, 80}, {1008, 144}, {64, 256}}) {
         X x(random_values<floatX>(N * C, 1, 1e-3));
         Both<uint8_t> q(N * C), q_t(N * C);
-        Both<Fp8Scratch::Scale> scale(1);
+        Both<Fp8Scale> scale(1);
         Both<float> parts(fp8_parts);
         ref::fp8_round((e5m2*)q.ref(), (e5m2*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
         gpu::fp8_round((e5m2*)q.device, (e5m2*)q_t.device, scale.device, parts.device, x.device, N, C,
@@ -233,11 +235,14 @@ void kernels_fp8() {
     X y(N * OC), dx(N * C), want_y(N * OC), want_dx(N * C);
     R dw(random_values<real>(OC * C, 5)), db(random_values<real>(OC, 6)), want_dw(dw.host), want_db(db.host),
         sums(column_sum_scratch(OC));
-    Both<uint8_t> rows(N * OC), dys(N * OC), dys_t(N * OC), weights(OC * C);
-    Both<Fp8Scratch::Scale> scales(3);
+    Both<uint8_t> rows(N * OC), dys(N * OC), dys_t(N * OC), copies(OC * C), transposed(OC * C);
+    Both<Fp8Scale> scales(3);
     Both<float> parts(fp8_parts);
-    Fp8Scratch f = {rows.device, dys.device, dys_t.device, weights.device, scales.device, parts.device};
+    Fp8Weights weights = {w.device, (e4m3*)copies.device, (e4m3*)transposed.device, scales.device + 2,
+                          OC * C};
+    Fp8Scratch f = {rows.device, dys.device, dys_t.device, scales.device, parts.device, weights};
     LinearScratch scratch = {sums.device, f};
+    fp8::round_weight(w.device, f, C, OC, nullptr);
     bool biased = sizeof(floatX) == 2;  // beside a result in fp32, cuBLASLt takes a bias in bf16 only
     linear_forward(y.device, x.device, w.device, biased ? b.device : nullptr, scratch, N, C, OC, nullptr);
     linear_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch, N, C, OC, true,

@@ -137,14 +137,14 @@ void kernels_cross_entropy() {
             check(largest.back() == largest.host && std::isinf(largest.host[0]),
                   "no column, no largest logit");
             std::fill(largest.host.begin(), largest.host.end(), real(1));
-            copy_to_device(largest.device, largest.ref(), N * sizeof(real), nullptr);
+            largest.upload();
         }
         largest.compare("largest" + size, 0);
         ref::cross_entropy_sum(sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v, nullptr);
         gpu::cross_entropy_sum(sums.device, largest.device, logits.device, targets.device, N, v, nullptr);
         sums.compare("sums" + size, sums_tolerance + summed);
         if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
-        copy_to_device(sums.device, sums.ref(), 2 * N * sizeof(real), nullptr);
+        sums.upload();
         X whole(logits.host);
         R whole_losses(losses.host), whole_hits(N);
         for (bool want : {false, true}) {
@@ -175,10 +175,9 @@ void kernels_embedding() {
         std::vector<int> t(N);
         for (int n = 0; n < N; n++) t[n] = (n * n + n / 3) % V;
         Both<int> tokens(t), rows_of(N), starts(N + 1);
-        std::vector<int> counts(V + 1, 0);
-        sort_tokens(rows_of.ref(), starts.ref(), t.data(), N, counts);
-        copy_to_device(rows_of.device, rows_of.ref(), N * sizeof(int), nullptr);
-        copy_to_device(starts.device, starts.ref(), (N + 1) * sizeof(int), nullptr);
+        sort_tokens(rows_of.ref(), starts.ref(), t.data(), N, V);
+        rows_of.upload();
+        starts.upload();
         for (int n = 0; n < 2 * N; n++) {
             t.resize(n + 1);
             t[n] = (n * 5 + 2) % (T + 3);

@@ -48,7 +48,10 @@ LAYOUTS = (
 LAYOUT_COMMANDS = [RUN.format(ranks=ranks, options=options) for ranks, options in LAYOUTS]
 
 # what only a missing order makes a program say; any other end is looked at by a person
-SAYS_WHY = r"races with|nobody has written|waits for|FAILED|DIFFER"
+SAYS_WHY = r"races with|nobody has written|waits for|written again or freed|FAILED|DIFFER"
+
+# what is freed is overwritten: a copy that comes later finds something else
+PERTURBED = dict(environment, MALLOC_PERTURB_="165")
 
 # which calls, in which files, and what is built and run
 KERNELS = {
@@ -135,7 +138,7 @@ def copy_tree(folder):
 def run(command, folder):
     """The line that says what is wrong, or nothing where it succeeds."""
     shutil.rmtree(folder / f"{DATA}.saves", ignore_errors=True)
-    done = limited(command.split(), 900, stderr=subprocess.STDOUT, cwd=folder, env=environment)
+    done = limited(command.split(), 900, stderr=subprocess.STDOUT, cwd=folder, env=PERTURBED)
     if done.returncode == 0:
         return ""
     lines = done.stdout.splitlines() or [f"exit {done.returncode}, without a word"]

@@ -296,7 +296,7 @@ public:
             counter += counted;
             return graph->run(s, work);
         }
-        graph = std::make_unique<Graph>();  // one at a time: they take memory
+        graph = std::make_unique<Graph>();  // that of one batch at a time: they take memory
         captured_batch = 0;
         try {
             graph->run(s, work);

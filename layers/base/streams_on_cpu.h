@@ -27,7 +27,12 @@ struct EmulatedEvent {
 };
 using cudaStream_t = EmulatedStream*;
 using cudaEvent_t = EmulatedEvent*;
-enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorNotReady };
+enum cudaError_t {
+    cudaSuccess,
+    cudaErrorMemoryAllocation,
+    cudaErrorNotReady,
+    cudaErrorStreamCaptureUnsupported
+};
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 constexpr unsigned cudaEventDisableTiming = 2, cudaStreamNonBlocking = 1;
 
@@ -80,7 +85,12 @@ void launch_later(cudaStream_t s, emulated::Kernel of, dim3 grid, dim3 block, si
 }  // namespace emulated
 
 inline const char* cudaGetErrorString(cudaError_t e) {
-    return e == cudaSuccess ? "no error" : e == cudaErrorNotReady ? "not ready" : "out of memory";
+    switch (e) {
+        case cudaSuccess: return "no error";
+        case cudaErrorNotReady: return "not ready";
+        case cudaErrorStreamCaptureUnsupported: return "not allowed while the stream is captured";
+        default: return "out of memory";
+    }
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
@@ -134,14 +144,19 @@ inline cudaError_t cudaFreeHost(void* p) {
     emulated::give_memory(p);
     return cudaSuccess;
 }
-// from pageable memory the copy is taken at once; from pinned memory, and all others, when its turn comes
+// A copy is made when its turn comes. CUDA may stage pageable memory of the host before, and need not: what
+// lies there must stay until then
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t s) {
     if (kind == cudaMemcpyHostToDevice && !emulated::is_pinned(from)) {
-        std::string taken((const char*)from, bytes);
-        emulated::enqueue(s, [to, taken = std::move(taken)] {
-            memcpy(to, taken.data(), taken.size());
-            emulated::watch::write(to, taken.size());
+        if (emulated::stream_of(s).recording) return cudaErrorStreamCaptureUnsupported;
+        std::string staged((const char*)from, bytes);
+        emulated::enqueue(s, [to, from, staged = std::move(staged)] {
+            if (memcmp(from, staged.data(), staged.size()))
+                fail("a copy of %zu bytes to the device waits for its turn, and the host's memory that it "
+                     "reads was written again or freed", staged.size());
+            memcpy(to, staged.data(), staged.size());
+            emulated::watch::write(to, staged.size());
         });
     } else {
         emulated::enqueue(s, [to, from, bytes] {

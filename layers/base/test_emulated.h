@@ -152,6 +152,30 @@ void test_emulated() {
         synchronize(s);
         check(*value == 7 && counter == i + 1, text("a step without capture: %d %ld", *value, counter));
     }
+    // nor one that copies from pageable memory; and what a copy reads stays until its turn has come
+    CapturedStep copying;
+    for (int i = 0; i < 3; i++) {
+        std::vector<int> pageable = {i, 40 + i};
+        copying.enqueue(s, 1, true, counter, [&] {
+            copy_to_device(value, pageable.data(), 2 * sizeof(int), s);
+        });
+        synchronize(s);
+        check(value[0] == i && value[1] == 40 + i, "a copy from pageable memory, without capture");
+    }
+    int early_changes = 0;
+    for (unsigned round = 1; round <= 40; round++) {
+        emulated::seed = round;
+        int pageable = 1;
+        try {
+            copy_to_device(value, &pageable, sizeof(int), s);
+            pageable = 2;
+            synchronize(s);
+        } catch (const Error& e) {
+            early_changes += strstr(e.what(), "was written again or freed") != nullptr;
+        }
+    }
+    emulated::seed = 1;
+    check(early_changes > 5, text("memory that changes before its copy: seen %d times", early_changes));
     destroy_stream(s);
 }
 #endif

@@ -187,8 +187,7 @@ struct Scratch {
             Fp8Scratch& fp8 = linear.fp8;
             long rows = N * std::max<long>(C, 4 * C / t);
             for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
-            fp8.w = arena.take<uint8_t>(4 * C * C / t);
-            fp8.scales = arena.take<Fp8Scratch::Scale>(3);
+            fp8.scales = arena.take<Fp8Scale>(2);
             fp8.parts = arena.take<float>(fp8_parts);
         }
         if (setup.flash) {
@@ -199,6 +198,10 @@ struct Scratch {
             scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
         }
         linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), layernorm_scratch(shape.C)));
+    }
+    // packed batches have any number of rows, and GEMMs in 8 bits multiples of 16
+    LinearScratch linear_of(BatchShape batch) const {
+        return batch.segments ? LinearScratch{linear.sums} : linear;
     }
 };
 

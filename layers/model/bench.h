@@ -16,6 +16,7 @@ class GemmBench {
     static floatX* upload(const std::vector<floatX>& x) {
         void* p = device_malloc(x.size() * sizeof(floatX), "bench");
         copy_to_device(p, x.data(), x.size() * sizeof(floatX), nullptr);
+        synchronize(nullptr);  // with `x`
         return (floatX*)p;
     }
 

@@ -105,8 +105,8 @@ void run_every_kernel(Measure measure) {
     }
     std::vector<int> some(N);
     for (int i = 0; i < N; i++) some[i] = (int)(hash_of(i) % V);
-    std::vector<int> rows_of(N), starts(N + 1), token_counts(V + 1, 0);
-    sort_tokens(rows_of.data(), starts.data(), some.data(), N, token_counts);
+    std::vector<int> rows_of(N), starts(N + 1);
+    sort_tokens(rows_of.data(), starts.data(), some.data(), N, V);
     int* tokens = ints(some);
     const int *sorted_rows = ints(rows_of), *run_starts = ints(starts);
     floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C), *logits = xs((long)N * Vp);
@@ -125,14 +125,18 @@ void run_every_kernel(Measure measure) {
         Fp8Scratch f = {(uint8_t*)room(wide),
                         (uint8_t*)room(wide),
                         (uint8_t*)room(wide),
-                        (uint8_t*)room(4L * C * C),
-                        (Fp8Scratch::Scale*)room(3 * sizeof(Fp8Scratch::Scale)),
-                        (float*)room(fp8_parts * sizeof(float))};
+                        (Fp8Scale*)room(2 * sizeof(Fp8Scale)),
+                        (float*)room(fp8_parts * sizeof(float)),
+                        {w, (e4m3*)room(4L * C * C), (e4m3*)room(4L * C * C),
+                         (Fp8Scale*)room(sizeof(Fp8Scale)), 4L * C * C}};
+        double rounded = 4.0 * C * C;
+        measure("weights to fp8, once a step", (2 * x + 2) * rounded, 0,
+                [&] { fp8::round_weight(w, f, C, 4 * C, nullptr); });
         measure("rounding to fp8, and transposed", (2 * x + 2) * (double)wide, 0, [&] {
             gpu::fp8_round((e5m2*)q, (e5m2*)q_t, f.scales, f.parts, a, N, 4 * C, nullptr);
         });
         if (device_has_fp8())
-            measure("up in fp8, rounding included", 0, 2.0 * N * 4 * C * C,
+            measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C,
                     [&] { fp8::matmul_forward(b, o, w, bias, f, N, C, 4 * C, nullptr); });
     }
     floatX* weights = xs(parameters);

@@ -21,6 +21,17 @@ inline void first_layernorm(const BlockActivations& a, const floatX* const* w, c
                            ctx.shape.C, ctx.stream);
 }
 
+// --fp8: the matrices in 8 bits, once a step: what its GEMMs read until the matrices change
+inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
+    Section timed("weights in 8 bits", ctx.stream);
+    const Fp8Scratch& fp8 = ctx.scratch.linear.fp8;
+    int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+    fp8::round_weight(w[QKV_W], fp8, C, 3 * C_r, ctx.stream);
+    fp8::round_weight(w[OUT_W], fp8, C_r, C, ctx.stream);
+    fp8::round_weight(w[UP_W], fp8, C, 4 * C_r, ctx.stream);
+    fp8::round_weight(w[DOWN_W], fp8, 4 * C_r, C, ctx.stream);
+}
+
 // From a.ln1 to the MLP's branch (N_r, C), without its bias; nullptr where only what backward reads is wanted
 // w[tensor]: this rank's shards of the block's parameters, by BlockTensor
 inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
@@ -30,12 +41,13 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
     int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
     const PackedSegments* packed = batch.segments;
+    LinearScratch linear = scratch.linear_of(batch);
     floatX* qkv = packed && packed->cache_slots ? scratch.wide : a.qkv;
     const floatX *rows, *branch;
     {   // 2. queries, keys and values of this rank's heads
         Section timed("linears", s);
         rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-        linear_forward(qkv, rows, w[QKV_W], w[QKV_B], scratch.linear, N, C, 3 * C_r, s);
+        linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);
         if (qkv != a.qkv) dev::store_cache_rows(a.qkv, qkv, packed->cache_slots, N, 3 * C_r, s);
     }
     {   // 3. attention, head by head
@@ -47,7 +59,7 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     }
     {   // 4. mix the heads, add to the residual stream
         Section timed("linears", s);
-        linear_forward(scratch.partial, a.o, w[OUT_W], nullptr, scratch.linear, N, C_r, C, s);
+        linear_forward(scratch.partial, a.o, w[OUT_W], nullptr, linear, N, C_r, C, s);
         branch = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
     }
     {   // …and 5. normalise
@@ -58,12 +70,12 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     {   // 6. up to this rank's share of 4C, and 7. the nonlinearity
         Section timed("linears and gelu", s);
         rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
-        linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], scratch.linear, N, C, 4 * C_r, s);
+        linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], linear, N, C, 4 * C_r, s);
     }
     if (!wants_output) return nullptr;
     // 8. down to C
     Section timed("linears", s);
-    linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, scratch.linear, N, 4 * C_r, C, s);
+    linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, linear, N, 4 * C_r, C, s);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 

@@ -148,12 +148,12 @@ inline void open_autotuner(const Options& o, const RunState& state) {
 inline void fill_at_random(Model& model) {
     const ModelShape& shape = model.shape;
     BatchShape batch = {model.setup.B, shape.T};
-    if (model.host_tokens)
+    if (model.has_tokens())
         for (int index = 0; index < std::min(2, model.setup.micro_batches); index++) {
             std::vector<int> samples((size_t)batch.B * (batch.T + 1));
             for (size_t i = 0; i < samples.size(); i++)
                 samples[i] = (int)(uniform(0, purpose("warm-up"), i + index * samples.size()) * shape.V);
-            put_tokens_on_host(model, samples, batch, index);
+            put_tokens_on_host(model, model.half, samples, batch, index);
         }
     if (model.grid.p == 1) return;  // it receives nothing
     std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);

@@ -23,6 +23,7 @@ struct Model {
     ParameterTable table;
     floatX* weights = nullptr;
     real* gradients = nullptr;
+    Fp8Weights fp8 = {};  // with --fp8: of the blocks' matrices
     // the part of wte's gradient that comes from the logits: summed apart, so that the order of the sum is
     // that of a pipeline; where no step has several micro-batches, and on the last of several stages, it is
     // wte's own gradient; nullptr on other stages
@@ -37,9 +38,10 @@ struct Model {
     std::vector<comm::StreamEvent> parameters_gathered;  // of each bucket's parameters, after an update
     Stream stream = nullptr;
     bool holds_reductions = false;  // gradients stay on their ranks for now: see RepeatedStep in monitor.h
-    // pinned: of each micro-batch of a step, token_ints() that go to InFlight.tokens
-    int* host_tokens = nullptr;
-    std::vector<int> token_counts;  // for sorting
+    // pinned: of each micro-batch of a step, token_ints() that go to InFlight.tokens; in training twice, so
+    // that the next step's are put there while this one's are computed (samples.h)
+    int* host_tokens[2] = {};
+    int half = 0;  // that of the step at work
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
@@ -51,7 +53,7 @@ struct Model {
     Model(const Model&) = delete;
     ~Model() {
         for (auto& arena : arenas) device_free(arena.base);
-        host_free(host_tokens);
+        for (int* tokens : host_tokens) host_free(tokens);
         if (stream) destroy_stream(stream);
     }
 
@@ -62,6 +64,7 @@ struct Model {
     // rows of logits in a batch
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
+    bool has_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
     bool keeps_cache() const {
         return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
@@ -112,13 +115,14 @@ struct Model {
         add_arena("parameters", [&](Arena& arena) { weights = arena.take_x(table.elements); });
         if (setup.training) add_arena("gradients", [&](Arena& arena) { place_gradients(arena); });
         add_arena("activations", [&](Arena& arena) { place_activations(arena); });
+        if (setup.fp8) add_arena("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena); });
         add_arena("scratch", [&](Arena& arena) { scratch.place(arena, shape, tp, setup); });
+        scratch.linear.fp8.weights = fp8;
         arenas.push_back({"GEMM workspace", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
         if (!take) return;
-        if (grid.is_first_stage() || grid.is_last_stage())
-            host_tokens =
-                (int*)host_malloc(setup.micro_batches * token_ints() * sizeof(int), "tokens of a step");
-        if (sorts_tokens()) token_counts.assign(shape.Vp + 1, 0);
+        size_t token_bytes = setup.micro_batches * token_ints() * sizeof(int);
+        for (int i = 0; has_tokens() && i < (setup.training ? 2 : 1); i++)
+            host_tokens[i] = (int*)host_malloc(token_bytes, "tokens of a step");
         set_zero(weights, table.elements * sizeof(floatX), stream);
         if (setup.training) clear_gradients();
     }
@@ -138,6 +142,16 @@ private:
         else if (grid.is_last_stage())
             wte_gradient_from_logits = gradients ? gradient(table.wte) : nullptr;
     }
+    void place_fp8_weights(Arena& arena) {
+        const Parameter &first = table.block(0, LN1_W),
+                        &last = table.block(setup.chunks * chunk_layers() - 1, DOWN_B);
+        long elements = last.offset + last.size - first.offset;
+        fp8.spacing = table.block(0, OUT_W).size;
+        fp8.parameters = weights + first.offset;
+        fp8.copies = arena.take<e4m3>(elements);
+        fp8.transposed = arena.take<e4m3>(elements);
+        fp8.scales = arena.take<Fp8Scale>(elements / fp8.spacing + 1);
+    }
     void place_activations(Arena& arena) {
         long N = max_rows(), size = tp.row_capacity(setup.B, shape.T) * shape.C;
         bool full = setup.recompute == Recompute::Full;
@@ -156,7 +170,7 @@ private:
                 block.x = &block != &kept.blocks[0] ? arena.take_x(size) : nullptr;
             }
             kept.y.x = arena.take_x(size);
-            if (grid.is_first_stage() || grid.is_last_stage()) {
+            if (has_tokens()) {
                 kept.tokens = arena.take<int>(token_ints());
                 kept.targets = kept.tokens + N;
                 kept.sorted_rows = kept.targets + N;
@@ -173,11 +187,11 @@ private:
 
 // ---- tokens ----------------------------------------------------------------------------------------------
 
-// samples (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of host_tokens, which is
-// not to be written again before the step is done
-inline void put_tokens_on_host(Model& model, const std::vector<int>& samples, BatchShape batch,
-                               int micro_batch) {
-    int *tokens = model.host_tokens + (long)micro_batch * model.token_ints(),
+// samples (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of a half of host_tokens,
+// which is not to be written again before its step is done
+inline void put_tokens_on_host(const Model& model, int half, const std::vector<int>& samples,
+                               BatchShape batch, int micro_batch) {
+    int *tokens = model.host_tokens[half] + (long)micro_batch * model.token_ints(),
         *targets = tokens + model.max_rows();
     for (int b = 0; b < batch.B; b++)
         for (int t = 0; t < batch.T; t++) {
@@ -185,14 +199,14 @@ inline void put_tokens_on_host(Model& model, const std::vector<int>& samples, Ba
             targets[b * batch.T + t] = samples[b * (batch.T + 1) + t + 1];
         }
     int *rows = targets + model.max_rows(), *starts = rows + model.max_rows();
-    if (model.sorts_tokens()) sort_tokens(rows, starts, tokens, batch.rows(), model.token_counts);
+    if (model.sorts_tokens()) sort_tokens(rows, starts, tokens, batch.rows(), model.shape.Vp);
 }
 
 // -> the device, on the stages that have tokens; the host goes on
 inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
     to.is_packed = false;
     if (!to.tokens) return;
-    copy_to_device(to.tokens, model.host_tokens + (long)micro_batch * model.token_ints(),
+    copy_to_device(to.tokens, model.host_tokens[model.half] + (long)micro_batch * model.token_ints(),
                    model.token_ints() * sizeof(int), model.stream);
 }
 
@@ -220,7 +234,11 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
-    auto await_block = [&](int l) { model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W)); };
+    auto await_block = [&](int l) {
+        model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W));
+        bool may_be_new = mb.index == 0 && !mb.batch.segments;
+        if (model.setup.fp8 && may_be_new) round_weights(model.block_weights(mb.chunk * n + l).data(), ctx);
+    };
     for (int l = 0; l < n; l++) {
         BlockActivations a = mb.kept.blocks[l], *next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
         auto w = model.block_weights(mb.chunk * n + l);

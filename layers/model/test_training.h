@@ -13,7 +13,7 @@ struct Trial {  // a small model with its optimiser
     explicit Trial(const Options& o, const ModelShape& shape, int B, bool flash = false)
         : options(o),
           model(shape, Grid{},
-                {.B = B, .packs = true, .notes_greedy = true, .flash = flash,
+                {.B = B, .packs = true, .notes_greedy = true, .flash = flash, .fp8 = o.fp8 == "yes",
                  .bf16_moments = o.moments == "bf16",
                  .master_weights = o.master_weights == "yes",
                  .micro_batches = 8}),
@@ -29,7 +29,7 @@ struct Trial {  // a small model with its optimiser
     // logits and losses stay in model.lm_head
     void forward_tokens(const std::vector<int>& samples, BatchShape batch) {
         clear_losses(model);
-        put_tokens_on_host(model, samples, batch, 0);
+        put_tokens_on_host(model, model.half, samples, batch, 0);
         copy_tokens(model, model.in_flight[0], 0);
         forward(model, micro_batch(0, batch), 0);
     }
@@ -44,7 +44,7 @@ struct Trial {  // a small model with its optimiser
               "micro-batches that a trial can hold");
         for (int i = 0; i < micro_batches; i++) {
             auto first = samples.begin() + i * B * row;
-            put_tokens_on_host(model, {first, first + B * row}, batch, i);
+            put_tokens_on_host(model, model.half, {first, first + B * row}, batch, i);
             MicroBatch mb = micro_batch(i, batch, i + 1 == micro_batches);
             copy_tokens(model, mb.kept, i);
             forward(model, mb, (real)(1 / tokens));
@@ -127,7 +127,45 @@ void test_pytorch() {
     close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
 }
 
+// --fp8: after each update GEMMs read the new weights, rounded anew
+void training_in_fp8() {
+    if (sizeof(floatX) != 2) return;
+    Options o;
+    o.fp8 = "yes";
+    int V = 61;
+    Trial trial(o, {2, 64, 1, 32, V, 64}, 2);
+    Model& m = trial.model;
+    std::vector<uint8_t> before;
+    for (int step = 0; step < 2; step++) {
+        trial.train(some_samples(4, 32, V), 3e-3);         // two micro-batches
+        trial.train(some_samples(2, 32, V), 3e-3, false);  // one, without an update
+        for (int layer = 0; layer < 2; layer++)
+            for (BlockTensor matrix : {QKV_W, OUT_W, UP_W, DOWN_W}) {
+                const Parameter& p = m.table.block(layer, matrix);
+                const floatX* w = m.weights + p.offset;
+                bool is_input = matrix == QKV_W || matrix == UP_W;  // of a branch: C = 64, else OC = 64
+                int OC = is_input ? (int)p.size / 64 : 64, C = (int)p.size / OC;
+                std::vector<floatX> values(p.size);
+                std::vector<uint8_t> copy(p.size), transposed(p.size), want(p.size), want_t(p.size);
+                copy_to_host(values.data(), w, p.size * sizeof(floatX), m.stream);
+                copy_to_host(copy.data(), m.fp8.copy(w), p.size, m.stream);
+                copy_to_host(transposed.data(), m.fp8.transpose(w), p.size, m.stream);
+                Fp8Scale scale, want_scale;
+                copy_to_host(&scale, m.fp8.scale(w), sizeof scale, m.stream);
+                ref::fp8_round((e4m3*)want.data(), (e4m3*)want_t.data(), &want_scale, nullptr, values.data(),
+                               OC, C, nullptr);
+                check(copy == want && transposed == want_t && scale.scale == want_scale.scale,
+                      text("%s in 8 bits after %d updates", p.name.c_str(), step + 1));
+                if (layer == 0 && matrix == QKV_W) {
+                    check(copy != before, "the weights have moved");
+                    before = copy;
+                }
+            }
+    }
+}
+
 void test_training() {
+    training_in_fp8();
     Options o;
     o.weight_decay = 0;
     int T = 19, V = 61;

@@ -61,21 +61,17 @@ struct CostWriter {
         add({.kind = kind, .gemm = p, .bytes = bytes});
     }
     // of n values: their largest is looked for, then they are read again and written `copies` times
-    void round_to_fp8(long n, int copies) { memory((double)n * (2 * x + copies)); }
+    double fp8_bytes(long n, int copies) const { return (double)n * (2 * x + copies); }
     void linear(long in, long wide) {
-        if (fp8) {
-            round_to_fp8(N * in, 1);
-            round_to_fp8(in * wide, 1);
-        }
+        if (fp8) memory(fp8_bytes(N * in, 1));
         gemm(Work::Linear, {N, wide, in}, x);
         out->back().fp8 = fp8;
     }
     void linear_backward(long in, long wide, bool bias) {
         if (bias) memory((double)(N * wide) * x);
         if (fp8) {
-            round_to_fp8(N * in, 1);
-            round_to_fp8(in * wide, 1);
-            round_to_fp8(N * wide, 2);
+            memory(fp8_bytes(N * in, 1));
+            memory(fp8_bytes(N * wide, 2));
         }
         gemm(Work::Linear, {wide, in, N}, r, true);
         out->back().fp8 = fp8;

@@ -56,19 +56,25 @@ inline void time_buckets(StageTimes& out, const Hardware& h, const Model& m, con
     double x = (double)m.setup.precision.x, r = (double)m.setup.precision.real;
     int nodes = nodes_of(h, g.rank_of(0, 0, m.grid.stage), g.t, g.d);
     bool owned = m.table.layout.optimizer_shards > 1;
+    out.update.assign(m.table.buckets.size(), 0);
     for (auto& b : m.table.buckets) {
         double elements = (double)b.elements;
         auto reduction = owned ? comm::Collective::ReduceScatter : comm::Collective::AllReduce;
         out.reduce.push_back(call_seconds(h, reduction, g.d, nodes, elements * r));
         out.gather.push_back(owned ? call_seconds(h, comm::Collective::AllGather, g.d, nodes, elements * x)
                                    : 0);
-        out.update.push_back(memory_seconds(h, elements * r));  // gradients return to 0
     }
     for (auto& piece : optimizer.partitions) {
         double n = (double)piece.n, each = optimizer.update_bytes(m.setup.precision);
         out.update[m.table.list[piece.parameter].bucket] += memory_seconds(h, n * each);
         out.norm += memory_seconds(h, n * r);
     }
+    // the next forward's first micro-batch rounds what was updated
+    for (int layer = 0; m.setup.fp8 && layer < m.setup.chunks * m.chunk_layers(); layer++)
+        for (BlockTensor matrix : {QKV_W, OUT_W, UP_W, DOWN_W}) {
+            const Parameter& p = m.table.block(layer, matrix);
+            out.update[p.bucket] += memory_seconds(h, CostWriter(m).fp8_bytes(p.size, 2));
+        }
     for (auto& p : m.table.list)
         if (m.tp.sequence_parallel && !p.split)
             out.sums += call_seconds(h, comm::Collective::AllReduce, g.t, tensor_nodes(h, g.t),
