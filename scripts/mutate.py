@@ -43,6 +43,12 @@ LAYOUTS = (
     (4, "--pipeline-parallel 2 --tensor-parallel 2"),
     (4, "--pipeline-parallel 2 --zero 1"),
     (1, "--moments bf16"),
+    # a spike, as soon as enough is known of the losses before
+    (
+        2,
+        f"--zero 1 --save {DATA}.saves --save-every 1 --on-spike back --spike-z 0.01 --learning-rate 1"
+        " --min-learning-rate 1 --layers 1 --batch 4 --evaluate-every 99 --steps 32",
+    ),
 )
 
 LAYOUT_COMMANDS = [RUN.format(ranks=ranks, options=options) for ranks, options in LAYOUTS]
