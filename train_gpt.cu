@@ -146,6 +146,8 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
     }
     model.await_parameters();  // the last update's
+    if (long left = comm::unawaited_calls())
+        fail("%ld calls were never waited for: a defect of this program", left);
     if (trainer.stop && run.is_rank0()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (has_begun || o.resume != o.save) save_now(run, trainer);
     plan_check.print(run, planned, memory_taken(model, *trainer.optimizer));

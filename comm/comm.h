@@ -78,6 +78,7 @@ Stream make_comm_stream();
 void wait_stream(Stream comm_stream, Stream compute);
 StreamEvent record_event(Stream comm_stream);
 void hold_until(Stream compute, const StreamEvent& event);
+long unawaited_calls();  // of comm streams: no event behind them was waited for. 0 before the program ends
 void group_begin();
 void group_end();
 

@@ -95,7 +95,7 @@ struct Call {
 struct CommStream {
     Stream copies;             // for staging, on a device
     std::deque<Call> queue;    // posted or not, in order
-    long given = 0, done = 0;  // calls
+    long given = 0, done = 0, awaited = 0;  // calls
     std::shared_ptr<Event> after;
     watch::Progress progress;
     std::deque<watch::Clock> ends;  // of the last calls, up to number `done`
@@ -201,6 +201,7 @@ double waited_seconds() { return host_waited; }
 StreamEvent record_event(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
 void hold_until(Stream, const StreamEvent& event) {
     CommStream& c = *(CommStream*)event.comm_stream;
+    c.awaited = std::max(c.awaited, event.position);
     Patience patience;
     for (advance_comm_streams(); c.done < event.position;) {
         Call& next = c.queue.front();
@@ -208,6 +209,11 @@ void hold_until(Stream, const StreamEvent& event) {
                       next.group.members);
     }
     watch::learn(c.known_at(event.position));
+}
+long unawaited_calls() {
+    long n = 0;
+    for (auto& c : comm_streams) n += c->given - c->awaited;
+    return n;
 }
 void group_begin() { together = true; }
 void group_end() {

@@ -72,7 +72,9 @@ struct CommStream {
     // an event older than that is met by a later one: the order is kept
     static constexpr int moments = 1024;
     std::vector<std::unique_ptr<Event>> marks;
-    long given = 0;
+    long given = 0;               // marks
+    long calls = 0, awaited = 0;  // calls that were given, and that a mark waited for lies behind
+    long calls_at[moments] = {};  // before each mark
 };
 std::map<Stream, std::unique_ptr<CommStream>> comm_streams;
 
@@ -97,6 +99,7 @@ template <class Post>
 void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
     std::string here = note(g, what, label, n);
     watched.push_back({here, calls, g, s, nullptr});
+    if (auto found = comm_streams.find(s); found != comm_streams.end()) found->second->calls++;
     auto post_checked = [&] { check_nccl(post(comm_of(g)), here.c_str()); };
     if (together || comm_streams.count(s)) post_checked();
     else time_wait(s, post_checked);
@@ -159,12 +162,19 @@ void wait_stream(Stream comm_stream, Stream compute) {
 StreamEvent record_event(Stream comm_stream) {
     CommStream& c = *comm_streams[comm_stream];
     c.marks[++c.given % CommStream::moments]->record(comm_stream);
+    c.calls_at[c.given % CommStream::moments] = c.calls;
     return {comm_stream, c.given};
 }
 void hold_until(Stream compute, const StreamEvent& event) {
-    time_wait(compute, [&] {
-        comm_streams[event.comm_stream]->marks[event.position % CommStream::moments]->hold(compute);
-    });
+    CommStream& c = *comm_streams[event.comm_stream];
+    long mark = event.position % CommStream::moments;
+    c.awaited = std::max(c.awaited, c.calls_at[mark]);
+    time_wait(compute, [&] { c.marks[mark]->hold(compute); });
+}
+long unawaited_calls() {
+    long n = 0;
+    for (auto& [stream, c] : comm_streams) n += c->calls - c->awaited;
+    return n;
 }
 // of what the device has done
 double waited_seconds() {

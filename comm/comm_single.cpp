@@ -27,6 +27,7 @@ void wait_stream(Stream, Stream) {}
 double waited_seconds() { return 0; }
 StreamEvent record_event(Stream) { return {}; }
 void hold_until(Stream, const StreamEvent&) {}
+long unawaited_calls() { return 0; }
 void group_begin() {}
 void group_end() {}
 

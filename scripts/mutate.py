@@ -54,7 +54,7 @@ LAYOUTS = (
 LAYOUT_COMMANDS = [RUN.format(ranks=ranks, options=options) for ranks, options in LAYOUTS]
 
 # what only a missing order makes a program say; any other end is looked at by a person
-SAYS_WHY = r"races with|nobody has written|waits for|written again or freed|FAILED|DIFFER"
+SAYS_WHY = r"races with|nobody has written|waits for|never waited for|written again or freed|FAILED|DIFFER"
 
 # what is freed is overwritten: a copy that comes later finds something else
 PERTURBED = dict(environment, MALLOC_PERTURB_="165")

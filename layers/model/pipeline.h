@@ -88,8 +88,8 @@ inline void await_message(Model& model, Buffer& buffer, const char* label, Batch
     comm::all_gather(model.grid.tp, buffer.x, buffer.x + share.offset, share.n, label, model.stream);
 }
 
-// Nothing is on its way between stages any more. Buffers are waited for where they are written again; but MPI
-// ends only when every send has been seen to end
+// Nothing is on its way between stages any more. Buffers are waited for where they are written again; but
+// nothing else waits for a run's last sends, and MPI ends only when every send has been seen to end
 inline void finish_messages(Model& model) {
     Grid& grid = model.grid;
     if (grid.p == 1) return;
