@@ -27,6 +27,7 @@
 #include "layers/plan/test_plan.h"
 #include "layers/test_adamw.h"
 #include "layers/test_gradients.h"
+#include "layers/test_hopper.h"
 #include "layers/test_kernels_attention.h"
 
 struct Chapter {
@@ -50,6 +51,7 @@ const Chapter chapters[] = {
 #if HAS_KERNELS
     {"kernels", test_kernels},
     {"packed", test_packed_kernels},
+    {"hopper", test_hopper},
 #endif
     {"pytorch", test_pytorch},
     {"training", test_training},

@@ -8,7 +8,8 @@
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
-//   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later)
+//   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later). What
+//   sm_90a has beyond that: flash_attention_hopper.cuh, which also says who takes which
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -427,7 +428,7 @@ void with_head_size(int HS, Call call) {
 }
 
 template <class X>
-void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+void flash_attention_sm80_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
     if constexpr (sizeof(X) == 2)
         with_head_size(a.HS, [&](auto HS) { flash_forward<decltype(HS)::value>(o, lse, qkv, a, s); });
     else fail("flash attention on this device wants bf16");

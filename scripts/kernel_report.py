@@ -68,9 +68,10 @@ class Work:
     threads: int
     dynamic: int = 0  # bytes of shared memory
     trips: object = lambda body: 1
+    instead: object = None  # the Work of another kernel, which this one replaces
 
 
-def works_of(m):
+def works_of(m, kernels):
     L, C, NH, T, B, Vp = m.layers, m.hidden, m.heads, m.sequence, m.micro_batches[0], VOCABULARY
     N, HS, rows = B * T, C // NH, B * T * C * 2
     warps = 1 if C <= 1024 else 4 if C <= 4096 else 16
@@ -92,14 +93,19 @@ def works_of(m):
 
         return of
 
+    attention = Work(
+        f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
+    )
+    hopper = f"flash_forward_hopper_kernel<{HS}>"
+    if hopper in kernels and kernels[hopper]["loop"].count("tensor"):  # its 8 warps that multiply
+        tiles = heads * sum(i + 1 for i in range(math.ceil(T / 128)))
+        attention = Work(hopper, L, 4 * rows, tiles, 256, 5 * 128 * HS * 2 + 1024, instead=attention)
     P = 12 * L * C**2 + (Vp + T) * C
     return [
         Work(f"layernorm_forward_rows_kernel<{warps}>", 2, 2 * rows, N / groups, threads),
         Work(f"layernorm_forward_rows_kernel<{warps}>", 2 * L - 1, 4 * rows, N / groups, threads),
         Work("residual_forward_kernel", 1, 3 * rows, N * C / 2048, 256),
-        Work(
-            f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
-        ),
+        attention,
         Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * NH * lanes / 128, 128),
         Work(
             f"flash_backward_kernel<{HS},{back},4>",
@@ -139,7 +145,7 @@ def estimate(kernel, work, gpu):
     blocks = resident_blocks(kernel, work, gpu)
     units = {
         "issue": loop.count(None, work.trips) / 4,
-        "tensor": loop.count("tensor", work.trips) * gpu.tensor / 4,
+        "tensor": loop.tensor_cycles(gpu.tensor, work.trips) / 4,
         "special": loop.count("special", work.trips) * 2,
         "shared": loop.shared_bytes(work.trips) / 128,
     }
@@ -163,7 +169,7 @@ def step_table(kernels, model, gpu):
     flops = 72.0 * m.layers * N * C**2 + 6.0 * N * C * VOCABULARY
     gemms = flops / gpu.peak / GEMM_RATE
     rows, total = [[f"GEMMs, {flops * 1e-12:.1f} TFLOP", "", "", "tensor", f"{gemms * 1e3:.2f}"]], gemms
-    for work in works_of(m):
+    for work in works_of(m, kernels):
         if work.kernel not in kernels:
             sys.exit(f"kernel_report.py: no kernel {work.kernel} is compiled: correct works_of()")
         times = estimate(kernels[work.kernel], work, gpu)
@@ -173,6 +179,9 @@ def step_table(kernels, model, gpu):
         largest = largest if times[largest] > LAUNCH else "launch"
         blocks = resident_blocks(kernels[work.kernel], work, gpu)
         rows.append([work.kernel, work.launches, blocks, largest, f"{seconds * 1e3:.2f}"])
+        if work.instead:
+            before = work.launches * max(estimate(kernels[work.instead.kernel], work.instead, gpu).values())
+            rows.append([f"(instead of {work.instead.kernel})", "", "", "", f"({before * 1e3:.2f})"])
     return rows, total
 
 

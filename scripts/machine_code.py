@@ -90,6 +90,16 @@ class Loop:
     def count(self, kind, trips=lambda body: 1):
         return sum(t for i, t in self.executed(trips) if kind is None or i.kind() == kind)
 
+    def tensor_cycles(self, of_mma, trips):
+        """of a sub-partition; of_mma: for an mma.m16n8k16. wgmma, 16 rows by N a warp, runs at the full rate"""
+        cycles = 0
+        for i, times in self.executed(trips):
+            if wgmma := re.match(r"HGMMA\.64x(\d+)x16", i.name):
+                cycles += times * int(wgmma[1]) // 8 * 4
+            elif i.kind() == "tensor":
+                cycles += times * of_mma
+        return cycles
+
     def shared_bytes(self, trips):
         return sum(32 * i.bytes() * t for i, t in self.executed(trips) if i.kind() in ("shared", "copy"))
 

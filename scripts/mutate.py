@@ -2,13 +2,15 @@
 """What orders one thing behind another, taken out one by one: does a check fail?
 
 Usage: python3 scripts/mutate.py barriers [--only REGEX] [--jobs N] [--list]
+       python3 scripts/mutate.py hopper [--only REGEX] [--jobs N] [--list]
        python3 scripts/mutate.py layouts      with nothing taken out: the layouts over several ranks
 
 Every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and publish of layers/*.cuh, and every wait
 for a stream, an event, a parameter or a message in layers/model, is taken out of a copy of the working tree;
 the emulated device is built with SANITIZE=thread, and the commands below run until one fails. Prints for each
 site what caught it, and ends with 1 where one survived, or failed for another reason. Two minutes a site and
-core.
+core. `hopper` takes out, flips and alters what the kernels of sm_90a are made of (fences, waits, parities,
+arrivals, bytes, descriptors), and runs ./test_gpt's chapter of that name alone: half a minute a site and core.
 """
 
 import argparse
@@ -35,7 +37,7 @@ RUN = (
 )
 LAYOUTS = (
     (2, f"--zero 1 --save {DATA}.saves --save-every 1"),
-    (2, "--zero 1 --check-every 1"),
+    (2, "--zero 1 --check-every 2"),  # the step before leaves parameters to be waited for
     (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
     (2, "--pipeline-parallel 2"),
     (2, "--zero 0 --recompute full"),
@@ -51,7 +53,11 @@ LAYOUTS = (
     ),
 )
 
-LAYOUT_COMMANDS = [RUN.format(ranks=ranks, options=options) for ranks, options in LAYOUTS]
+# each in another order of streams: what comes too late in one does not in another
+LAYOUT_COMMANDS = [
+    f"env EMULATED_SEED={seed} {RUN.format(ranks=ranks, options=options)}"
+    for seed, (ranks, options) in enumerate(LAYOUTS, 1)
+]
 
 # what only a missing order makes a program say; any other end is looked at by a person
 SAYS_WHY = r"races with|nobody has written|waits for|never waited for|written again or freed|FAILED|DIFFER"
@@ -72,6 +78,57 @@ MODEL = {
 }
 
 
+HOPPER_PROGRAM = """
+#include "layers/test_hopper.h"
+int main() {
+    try {
+        test_hopper();
+    } catch (const std::exception& e) {
+        check(false, std::string("stopped: ") + e.what());
+    }
+    return failed > 0;
+}
+"""
+HOPPER = {
+    "commands": ["build/hopper"],
+    "build": "g++ -std=c++20 -fopenmp -O1 -march=native -DPRECISION_BF16 -DDEVICE_EMULATED -I. -x c++"
+    " build/hopper.cpp -o build/hopper -L/usr/lib/x86_64-linux-gnu/openblas-openmp -lopenblas",
+}
+HOPPER_CALLS = (
+    r"\b(wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_fence_init|__syncthreads|mbarrier_wait|tma_load|"
+    r"mbarrier_arrive_expect|mbarrier_arrive)(?=\([^)])|\b(wgmma_fence|wgmma_commit|mbarrier_fence_init|"
+    r"__syncthreads)(?=\(\))"
+)
+# of the same files: what is written in its place
+HOPPER_CHANGES = (
+    (r"(?<=mbarrier_wait\(&at\.\w{9}\[stage\], )before", "1 - before"),
+    (r"(?<=mbarrier_wait\(&at\.\w{11}\[stage\], )before", "1 - before"),
+    (r"(?<=\[stage\], )i / stages % 2", "1 - i / stages % 2"),
+    (r"(?<=at\.queries, )0", "1"),
+    (r"wgmma_wait<0>", "wgmma_wait<1>"),
+    (r"wgmma_wait<1>", "wgmma_wait<2>"),
+    (r"(?<=_free\[i\], )8", "7"),
+    (r"(?<=_full\[i\], )1", "2"),
+    (r"(?<=expect\(full, )HopperTiles<HS>::all", "HopperTiles<HS>::all - 16"),
+    (r"\(1024 - shared_address\(shared\) % 1024\) % 1024", "0"),
+    (r"\+ x / 64 \* (HopperTiles<HS>|Tiles)::one", "+ 0"),
+    (r"\+ stage \* Tiles::all", "+ 0"),
+    (r"x % 64\)", "0)"),
+    (r"16 \* j", "8 * j"),
+    (r"group \* 64 \* 128", "0"),
+    (r"abreast\), true", "1024), true"),
+    (r"tile \+ 2 \*", "tile + 4 *"),
+    (r"tile \+ 128 \*", "tile + 64 *"),
+    (r"(?<=, )1024(?=\);)", "512"),
+    (r"(?<=, )16(?=, 1024)", "32"),
+    (r"(?<=, )tile_bytes(?=, 1024)", "2 * tile_bytes"),
+    (r"1ull << 62", "2ull << 62"),
+    (r"\(leading >> 4\) << 16", "(leading >> 4) << 32"),
+    (r"\(uint64_t\)a\.T \* row\}", "row}"),
+    (r"\{64, 1, HopperTiles<HS>::rows, 1\}", "{64, 1, 64, 1}"),
+)
+
+
 @dataclass
 class Site:
     kind: dict
@@ -80,15 +137,18 @@ class Site:
     text: str
     start: int
     end: int
+    becomes: str = "(void)0"
 
     def __str__(self):
-        return f"{self.path}:{self.line} {self.text}"
+        return f"{self.path}:{self.line} {self.text}" + (
+            f" -> {self.becomes}" if self.becomes != "(void)0" else ""
+        )
 
     def take_out(self, folder):
         """in a copy of the tree; gives what undoes it"""
         file = folder / self.path
         before = file.read_text()
-        file.write_text(before[: self.start] + "(void)0" + before[self.end :])
+        file.write_text(before[: self.start] + self.becomes + before[self.end :])
         return lambda: file.write_text(before)
 
 
@@ -117,14 +177,27 @@ def find_sites():
                 while text[first - 1].isalnum() or text[first - 1] in "._>-":  # model.await_…
                     first -= 1
                 end = end_of_call(text, text.find("(", found.start()))
-                yield Site(
-                    kind,
-                    path.relative_to(ROOT),
-                    text.count("\n", 0, first) + 1,
-                    text[first:end],
-                    first,
-                    end,
-                )
+                yield site_of(kind, path.relative_to(ROOT), text, first, end)
+
+
+def site_of(kind, path, text, first, end, becomes="(void)0"):
+    line = text.count("\n", 0, first) + 1
+    return Site(kind, path, line, text[first:end], first, end, becomes)
+
+
+def hopper_sites():
+    kernel, parts = Path("layers/flash_attention_hopper.cuh"), Path("layers/base/hopper.h")
+    text = (ROOT / kernel).read_text()
+    for found in re.finditer(HOPPER_CALLS, text):
+        end = end_of_call(text, text.find("(", found.end()))
+        yield site_of(HOPPER, kernel, text, found.start(), end)
+    for path in (kernel, parts):
+        text = (ROOT / path).read_text()
+        begin = text.rfind("namespace gpu {")  # in front of it in hopper.h: PTX, and what emulates it
+        for pattern, becomes in HOPPER_CHANGES:
+            for found in re.finditer(pattern, text):
+                if found.start() > begin:
+                    yield site_of(HOPPER, path, text, found.start(), found.end(), becomes)
 
 
 def copy_tree(folder):
@@ -164,6 +237,13 @@ def prepare(folder):
     subprocess.run(tokenize, cwd=folder, check=True, capture_output=True)
 
 
+def prepare_hopper(folder):
+    (folder / "build").mkdir()
+    (folder / "build/hopper.cpp").write_text(HOPPER_PROGRAM)
+    if wrong := run(HOPPER["build"], folder):
+        sys.exit(f"does not compile: {wrong}")
+
+
 def check_layouts():
     prepare(ROOT)
     for command in LAYOUT_COMMANDS:
@@ -177,7 +257,8 @@ def attempt(site, folder):
     try:
         for command in site.kind["commands"]:
             program = "train_gpt" if "train_gpt" in command else "test_gpt"
-            wrong = run(" ".join([*MAKE, f"{BUILD}/{program}"]), folder)
+            build = site.kind.get("build", " ".join([*MAKE, f"{BUILD}/{program}"]))
+            wrong = run(build, folder)
             if wrong:
                 return f"does not compile: {wrong}"
             wrong = run(command, folder)
@@ -190,14 +271,16 @@ def attempt(site, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", choices=["barriers", "layouts"])
+    parser.add_argument("family", choices=["barriers", "hopper", "layouts"])
     parser.add_argument("--only", default="", help="sites whose file, line or text match")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if options.family == "layouts":
         return check_layouts()
-    sites = [site for site in find_sites() if re.search(options.only, str(site))]
+    hopper = options.family == "hopper"
+    every_site = hopper_sites() if hopper else find_sites()
+    sites = [site for site in every_site if re.search(options.only, str(site))]
     if options.list or not sites:
         return print("\n".join(map(str, sites)) or "no such site")
     with tempfile.TemporaryDirectory(prefix="mutate.") as scratch:
@@ -206,7 +289,7 @@ def main():
             folder = Path(scratch) / str(i)
             folder.mkdir()
             copy_tree(folder)
-            prepare(folder)
+            prepare_hopper(folder) if hopper else prepare(folder)
             folders.put(folder)
         unmutated = next(iter(folders.queue))
         for command in {c for site in sites for c in site.kind["commands"]}:

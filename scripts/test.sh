@@ -70,7 +70,7 @@ variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is b
 
 for each in $variants; do
     case $each in
-        emulated-bf16) variant "$each" kernels packed pytorch training ;;
+        emulated-bf16) variant "$each" kernels packed hopper pytorch training ;;
         *) variant "$each" ;;
     esac
 done

@@ -89,6 +89,17 @@ inline bool device_has_fp8() {
 #endif
 }
 
+// whether it has TMA and wgmma
+inline bool device_is_hopper() {
+#if defined(__CUDACC__)
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
+    return properties.major == 9;
+#else
+    return true;
+#endif
+}
+
 // ---- the machine that is here -----------------------------------------------------------------------------
 
 // devices of this machine, at least the one that is its processor

@@ -1,0 +1,289 @@
+// block_on_cpu.h   one block of a kernel in execution, on one OS thread: its threads are fibers
+//   What they do among each other: barriers, warp collectives; and who goes on next, as emulated::seed says.
+//   cuda_on_cpu.h says what it is strict about.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <source_location>
+#include <vector>
+#include "check.h"
+#include "fiber.h"
+#include "watch.h"
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulated {
+
+using Site = std::source_location;  // of a call in a kernel
+
+constexpr size_t usual_shared = 48 << 10;                              // bytes of a block's shared memory
+inline size_t largest_shared = 227 << 10;                              // those of an H100's
+inline std::map<const void*, size_t> allowed_shared;                   // dynamic, by kernel
+inline bool executes = true;                                           // else launches are only checked
+inline bool has_failed = false;                                        // a block of this launch
+
+// of the order in which blocks, threads and streams run; of whole programs: EMULATED_SEED=N
+inline unsigned seed = getenv("EMULATED_SEED") ? (unsigned)atoi(getenv("EMULATED_SEED")) : 1;
+
+inline uint64_t mix(uint64_t x) {  // splitmix64
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
+    order.resize(n);
+    for (int i = 0; i < n; i++) order[i] = i;
+    for (int i = n - 1; i > 0; i--) std::swap(order[i], order[mix(key + i) % (i + 1)]);
+}
+
+// ---- one block in execution, on one OS thread ------------------------------------------------------------
+
+struct Thread {
+    enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, Done } state = Fresh;
+    const void* mbarrier = nullptr;  // that it waits at
+    dim3 index;
+    Fiber* fiber = nullptr;
+    void* deposit = nullptr;  // what this lane brought to the warp collective it waits in
+    Site site;                // that collective, and its lanes
+    unsigned mask = 0;
+};
+
+struct Warp {
+    unsigned arrived = 0;
+    uint16_t turn = 0;  // __syncwarp() that it has passed
+};
+
+// an array of a block's: an allocation of its own, or one place after another where accesses are watched
+struct Shared {
+    const void* key;
+    bool poisoned;
+    size_t bytes_count;
+    std::unique_ptr<char[]> own;
+    char* bytes;
+    Shared(const void* key, size_t n, size_t before) : key(key), poisoned(false), bytes_count(n) {
+        if (!watch::on) own = std::make_unique<char[]>(n);
+        bytes = watch::on ? watch::shared_memory() + (before + 15) / 16 * 16 : own.get();
+    }
+    void poison() {
+        if (!poisoned) memset(bytes, 0xFF, bytes_count);
+        poisoned = true;
+    }
+};
+
+struct Copy {  // that a thread has begun
+    void* to;
+    const void* from;  // null: zeros
+    size_t bytes;
+};
+
+struct Worker {
+    Context scheduler;
+    std::vector<std::unique_ptr<Fiber>> fibers;  // pointers: a fiber must not move
+    std::vector<Fiber*> idle;
+    std::vector<Thread> threads;
+    std::vector<Warp> warps;
+    std::vector<int> order, ready;
+    std::vector<Shared> shared;
+    Shared dynamic_shared{nullptr, 0, 0};
+    const std::function<void()>* body = nullptr;
+    const char* kernel = "";
+    const void* kernel_address = nullptr;
+    size_t allowed = 0;  // dynamic shared memory, bytes
+    // copies that a thread has begun: the finished groups, and last the open one
+    std::vector<std::deque<std::vector<Copy>>> copies;
+    // what engines of their own do (hopper_on_cpu.h): pieces of copies on their way, warps' products by warp
+    std::vector<std::function<void()>> arriving, late;  // late: while no thread can go on
+    std::map<int, std::shared_ptr<void>> products;
+    std::string (*describe_mbarrier)(const void*) = nullptr;
+    bool mbarriers_unseen = false;  // by TMA
+    uint64_t boxes = 0;
+    int next_fresh = 0, current = -1, at_block = 0, done = 0;
+    uint64_t key = 0;
+    std::string error;
+
+    std::string where(int t) const {
+        return text("kernel %s, block (%u,%u,%u), thread (%u,%u,%u)", kernel, blockIdx.x, blockIdx.y,
+                    blockIdx.z, threads[t].index.x, threads[t].index.y, threads[t].index.z);
+    }
+    void enter(int t, Fiber* fiber) {
+        current = t;
+        threads[t].fiber = fiber;
+        threadIdx = threads[t].index;
+    }
+    void wait() {  // leave the running thread; another makes it Ready again
+        int t = current;
+        switch_context(*threads[t].fiber, scheduler);
+        enter(t, threads[t].fiber);
+    }
+    void release(int t) {
+        threads[t].state = Thread::Ready;
+        ready.push_back(t);
+    }
+    [[noreturn]] void stop() {  // from inside a kernel, `error` being set: its fiber never goes on
+        switch_context(*threads[current].fiber, scheduler);
+        abort();
+    }
+    void block_barrier() {
+        if (++at_block < (int)threads.size()) {
+            threads[current].state = Thread::AtBlock;
+            return wait();
+        }
+        at_block = 0;
+        watch::block_barrier();
+        for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
+    }
+    // some of what is on its way gets there, in any order
+    void arrive(uint64_t luck) {
+        if (arriving.empty()) arriving.swap(late);
+        try {
+            for (uint64_t n = 1 + luck % 64; n > 0 && !arriving.empty(); n--) {
+                luck = mix(luck);
+                std::swap(arriving[luck % arriving.size()], arriving.back());
+                std::function<void()> piece = std::move(arriving.back());
+                arriving.pop_back();
+                piece();
+            }
+        } catch (const std::exception& e) {
+            error = text("kernel %s: %s", kernel, e.what());
+        }
+    }
+    void run_block(uint64_t block_key);
+};
+
+inline thread_local Worker* worker = nullptr;
+
+inline void fiber_main() {
+    Worker& w = *worker;
+    Fiber* self = w.idle.back();
+    w.idle.pop_back();
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &w.scheduler.stack, &w.scheduler.size);
+#endif
+    for (;;) {
+        while (w.next_fresh < (int)w.threads.size()) {
+            int t = w.order[w.next_fresh++];
+            w.enter(t, self);
+            try {
+                (*w.body)();
+            } catch (const std::exception& e) {
+                w.error = w.where(w.current) + ": " + e.what();
+            }
+            if (!w.error.empty()) w.stop();
+            w.threads[w.current].state = Thread::Done;
+            w.done++;
+        }
+        w.idle.push_back(self);
+        switch_context(*self, w.scheduler);
+        w.idle.pop_back();  // the scheduler resumes the fiber it finds at the back
+    }
+}
+
+inline void Worker::run_block(uint64_t block_key) {
+    key = block_key;
+    unsigned n = blockDim.x * blockDim.y * blockDim.z;
+    threads.assign(n, Thread());
+    copies.assign(n, {{}});
+    warps.assign((n + 31) / 32, Warp());
+    for (unsigned t = 0; t < n; t++)
+        threads[t].index = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
+    shuffle(order, n, key);
+    for (auto& s : shared) s.poisoned = false;
+    dynamic_shared.poisoned = false;
+    dynamic_shared.poison();
+    ready.clear();
+    next_fresh = at_block = done = 0;
+    arriving.clear();
+    late.clear();
+    products.clear();
+    mbarriers_unseen = false;
+    for (uint64_t turn = 0; error.empty() && done < (int)n; turn++) {
+        bool all_wait = ready.empty() && next_fresh == (int)n;
+        if (all_wait ? !arriving.empty() || !late.empty()
+                     : !arriving.empty() && mix(key ^ (turn << 24)) % 4 == 0) {
+            arrive(mix(key + turn));
+        } else if (!ready.empty()) {
+            std::swap(ready[mix(key ^ (turn << 20)) % ready.size()], ready.back());
+            int t = ready.back();
+            ready.pop_back();
+            switch_context(scheduler, *threads[t].fiber);
+        } else if (next_fresh < (int)n) {
+            if (idle.empty()) {
+                fibers.push_back(std::make_unique<Fiber>(fiber_main));
+                idle.push_back(fibers.back().get());
+            }
+            switch_context(scheduler, *idle.back());
+        } else {
+            break;
+        }
+    }
+    if (error.empty() && done < (int)n) {
+        int stuck = 0;
+        while (threads[stuck].state == Thread::Done) stuck++;
+        const Thread& t = threads[stuck];
+        error = where(stuck);
+        if (t.state == Thread::AtMbarrier) error += " waits for ever: " + describe_mbarrier(t.mbarrier);
+        else
+            error += text(" waits for ever: %u of %u threads never reach its %s", done, n,
+                          t.state == Thread::AtBlock ? "__syncthreads()" : "warp collective");
+    }
+    if (error.empty() && !(arriving.empty() && late.empty()))
+        error = text("kernel %s: a block ends while copies are on their way", kernel);
+    if (!error.empty()) {  // parked fibers hold half a kernel: enqueue them up
+        idle.clear();
+        fibers.clear();
+    }
+}
+
+// every lane of mask brings its Args; the last to arrive runs `all` over them, then all go on
+template <class Args>
+void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lanes[32], unsigned mask)) {
+    Worker& w = *worker;
+    int t = w.current, lane = t % 32, first = t - lane;
+    if (!(mask >> lane & 1)) {
+        w.error = w.where(t) + text(": lane %d is not in its own mask %08x", lane, mask);
+        w.stop();
+    }
+    Warp& warp = w.warps[t / 32];
+    for (unsigned others = warp.arrived & mask; others; others &= others - 1) {
+        const Thread& other = w.threads[first + __builtin_ctz(others)];
+        bool is_same = other.site.line() == site.line() && other.site.column() == site.column();
+        if (is_same || !(other.mask >> lane & 1)) continue;  // or it waits for others than this one
+        w.error = w.where(t) + text(": lanes of one warp are in different collectives, lines %u and %u",
+                                    site.line(), other.site.line());
+        w.stop();
+    }
+    w.threads[t].deposit = &mine;
+    w.threads[t].site = site;
+    w.threads[t].mask = mask;
+    warp.arrived |= 1u << lane;
+    if ((warp.arrived & mask) != mask) {
+        w.threads[t].state = Thread::AtWarp;
+        return w.wait();
+    }
+    Args* lanes[32];
+    for (int i = 0; i < 32; i++) lanes[i] = mask >> i & 1 ? (Args*)w.threads[first + i].deposit : nullptr;
+    all(lanes, mask);
+    warp.arrived &= ~mask;
+    for (int i = 0; i < 32; i++) if (i != lane && mask >> i & 1) w.release(first + i);
+}
+
+}  // namespace emulated

@@ -1,0 +1,221 @@
+// hopper.h   what sm_90a has beyond mma.h, on the GPU and in emulation (PTX ISA: mbarrier,
+//            cp.async.bulk.tensor, wgmma, setmaxnreg)
+//   mbarrier   a counter in shared memory. Its phase ends when all arrivals and all expected bytes are there;
+//              mbarrier_wait(b, parity) returns when the phase of that parity has ended: of a new barrier the
+//              one before, of parity 1, has
+//   TMA        one thread asks for a box of a tensor; it arrives on its own, rows of 64 bf16 behind each
+//              other, their 16-byte pieces exchanged (128-byte swizzle), what lies outside the tensor as 0
+//   wgmma      D (64, N) += A (64, 16) B (16, N) by the four warps of a warpgroup, on its own too. A and B in
+//              shared memory are given by descriptors, A also in registers, laid out as mma.h has it for each
+//              warp's 16 rows. Thread l of warp w holds of D, i < N / 2:
+//                d[i] = D[16 w + l / 4 + i / 2 % 2 * 8][i / 4 * 8 + l % 4 * 2 + i % 2]
+//              A group of products: wgmma_fence, products, wgmma_commit; nobody touches its registers until
+//              wgmma_wait<n>, which returns when all but the last n groups are done
+#pragma once
+#include "mma.h"
+
+#if HAS_KERNELS
+#if defined(__CUDACC__)
+#include <cuda.h>
+
+using TensorMap = CUtensorMap;
+struct alignas(8) Mbarrier { uint64_t state; };
+
+// dims[0] is contiguous; stride[i] in bytes, of dims[i] (stride[0] is not used). Of bf16, in swizzled boxes
+inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], const uint64_t (&stride)[4],
+                                 const uint32_t (&box)[4]) {
+    static const auto encode = [] {
+        void* found = nullptr;
+        cudaDriverEntryPointQueryResult how;
+        check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                                    cudaEnableDefault, &how),
+                   "the driver's cuTensorMapEncodeTiled");
+        return (decltype(&cuTensorMapEncodeTiled))found;
+    }();
+    TensorMap map;
+    const uint32_t steps[4] = {1, 1, 1, 1};
+    CUresult e = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)base, size, stride + 1, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (e != CUDA_SUCCESS) throw DeviceError(text("a tensor map: the driver's error %d", (int)e));
+    return map;
+}
+
+__device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+__device__ inline void mbarrier_init(Mbarrier* b, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(arrivals)
+                 : "memory");
+}
+// what was initialised can be seen by TMA; a barrier of the block's threads follows
+__device__ inline void mbarrier_fence_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void mbarrier_arrive(Mbarrier* b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
+}
+__device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)),
+                 "r"(bytes) : "memory");
+}
+__device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
+    uint32_t done;
+    do
+        asm volatile("{\n\t.reg .pred done;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, done;\n\t}"
+                     : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
+    while (!done);
+}
+
+__device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1, int x2, int x3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %4, %5, %6}], [%2];"
+                 :: "r"(shared_address(to)), "l"(&map), "r"(shared_address(b)), "r"(x0), "r"(x1), "r"(x2),
+                 "r"(x3) : "memory");
+}
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// registers: accumulators that are complete now; the compiler is to read them no earlier
+template <int size>
+__device__ inline void pin_registers(float (&d)[size]) {
+    UNROLL(unroll)
+    for (int i = 0; i < size; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+template <int groups, int... sizes>
+__device__ inline void wgmma_wait(float (&... registers)[sizes]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
+    (pin_registers(registers), ...);
+}
+template <int count>
+__device__ inline void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(count));
+}
+template <int count>
+__device__ inline void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(count));
+}
+
+#define IN_OUT_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define IN_OUT_8(d, i) IN_OUT_4(d, i), IN_OUT_4(d, i + 4)
+#define IN_OUT_32(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8), IN_OUT_8(d, i + 16), IN_OUT_8(d, i + 24)
+#define D_32 \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+    "%24,%25,%26,%27,%28,%29,%30,%31}"
+#define D_64 \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+    "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
+    "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+
+// both operands in shared memory, in rows of which K is contiguous
+template <int N>
+__device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64)
+        asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %34, 0;\n\t"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D_32
+                     ", %32, %33, adds, 1, 1, 0, 0;\n\t}"
+                     : IN_OUT_32(d, 0) : "l"(a), "l"(b), "r"((int)adds));
+    else
+        asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %66, 0;\n\t"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " D_64
+                     ", %64, %65, adds, 1, 1, 0, 0;\n\t}"
+                     : IN_OUT_32(d, 0), IN_OUT_32(d, 32) : "l"(a), "l"(b), "r"((int)adds));
+}
+// the first in registers, of the second N is contiguous
+template <int N>
+__device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64)
+        asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %37, 0;\n\t"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D_32
+                     ", {%32,%33,%34,%35}, %36, adds, 1, 1, 1;\n\t}"
+                     : IN_OUT_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
+    else
+        asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %69, 0;\n\t"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " D_64
+                     ", {%64,%65,%66,%67}, %68, adds, 1, 1, 1;\n\t}"
+                     : IN_OUT_32(d, 0), IN_OUT_32(d, 32)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
+}
+#else
+#include "hopper_on_cpu.h"
+#define __grid_constant__
+
+using emulated::Mbarrier, emulated::TensorMap, emulated::make_tensor_map;
+
+inline uint32_t shared_address(const void* p) { return emulated::shared_offset(p, "an address"); }
+
+inline void mbarrier_init(Mbarrier* b, int arrivals) { emulated::init_mbarrier(b, arrivals); }
+inline void mbarrier_fence_init() { emulated::fence_mbarriers(); }
+inline void mbarrier_arrive(Mbarrier* b) { b->arrive(); }
+inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
+    b->check("mbarrier.expect_tx");
+    b->bytes += bytes;
+    b->arrive();
+}
+inline void mbarrier_wait(Mbarrier* b, int parity) { emulated::wait_mbarrier(b, parity); }
+
+inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1, int x2, int x3) {
+    emulated::begin_box(to, map, b, {x0, x1, x2, x3});
+}
+
+inline void wgmma_fence(emulated::Site site = emulated::Site::current()) {
+    emulated::as_warp(site, [] { emulated::warp_products().fenced = true; });
+}
+inline void wgmma_commit(emulated::Site site = emulated::Site::current()) {
+    emulated::as_warp(site, [] { emulated::commit_products(); });
+}
+template <int groups, int... sizes>
+void wgmma_wait([[maybe_unused]] float (&... registers)[sizes]) {
+    emulated::as_warp(emulated::Site::current(), [] { emulated::warp_products().wait(groups); });
+}
+template <int count>
+void more_registers() {
+    static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+}
+template <int count>
+void fewer_registers() {
+    static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+}
+
+template <int N>
+void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds,
+           emulated::Site site = emulated::Site::current()) {
+    emulated::wgmma({d, a, b, nullptr, true, true, adds, N}, site);
+}
+template <int N>
+void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds,
+           emulated::Site site = emulated::Site::current()) {
+    emulated::wgmma({d, 0, b, a, true, false, adds, N}, site);
+}
+#endif
+
+namespace gpu {
+
+// whether this is compiled for a device that has all that
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool has_wgmma = false;
+#else
+constexpr bool has_wgmma = true;
+#endif
+
+// ---- descriptors: of tiles that TMA has brought, (rows, 64) each, 1024-byte aligned ----------------------
+
+HOST_DEVICE constexpr uint64_t swizzled_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
+    return (uint64_t)(address >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
+           1ull << 62;
+}
+// rows of the tile are the operand's M or N, its columns k … k + 15 the K
+HOST_DEVICE inline uint64_t rows_descriptor(uint32_t tile, int k) {
+    return swizzled_descriptor(tile + 2 * (uint32_t)k, 16, 1024);
+}
+// rows k … k + 15 of the tile are the operand's K, its columns the N, and where N > 64 those of the tiles
+// that follow, each `tile_bytes` further
+HOST_DEVICE inline uint64_t columns_descriptor(uint32_t tile, int k, uint32_t tile_bytes) {
+    return swizzled_descriptor(tile + 128 * (uint32_t)k, tile_bytes, 1024);
+}
+
+}  // namespace gpu
+#endif

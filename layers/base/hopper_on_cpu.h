@@ -1,0 +1,318 @@
+// hopper_on_cpu.h   what hopper.h needs of the emulated device: the parts of sm_90a that work on their own
+//   TMA        a box arrives in pieces of 16 bytes, in any order: soon or, every other one, when nothing else
+//              can go on; until then its place holds NaN. Each piece counts on the mbarrier, those outside of
+//              the tensor too
+//   wgmma      a warp's products are computed when their group is committed or when it is waited for, as
+//              chance decides; until then the accumulators hold NaN, and who touches them, or the registers
+//              of the first operand, is named. Operands are found by their descriptors alone, from the bits
+//              of absolute addresses, as the table scripts/hopper_facts.json has them
+//   addresses  of shared memory: offsets from a base that is aligned to 16 bytes and no more
+#pragma once
+#include <array>
+#include "numbers.h"
+#include "streams_on_cpu.h"
+
+namespace emulated {
+
+// where dynamic shared memory begins: 16 bytes are all that a kernel may count on
+inline uint32_t shared_base() { return 1024 + 16 * (uint32_t)(mix(seed) % 64); }
+inline uint32_t shared_offset(const void* p, const char* what) {
+    const Shared& all = worker->dynamic_shared;
+    if ((const char*)p < all.bytes || (const char*)p >= all.bytes + all.bytes_count)
+        fail("%s: %p does not lie in dynamic shared memory", what, p);
+    return shared_base() + (uint32_t)((const char*)p - all.bytes);
+}
+inline char* shared_at(uint32_t address) {
+    const Shared& all = worker->dynamic_shared;
+    if (address < shared_base() || address + 16 > shared_base() + all.bytes_count)
+        fail("wgmma: address %u, shared memory is %zu bytes from %u on", address, all.bytes_count,
+             shared_base());
+    return all.bytes + (address - shared_base());
+}
+// 128-byte swizzle: within 1024 bytes of addresses, row r's 16-byte pieces are exchanged by r
+constexpr uint32_t swizzle_128(uint32_t address) { return address ^ (address >> 3 & 0x70); }
+
+// ---- mbarrier --------------------------------------------------------------------------------------------
+
+struct alignas(8) Mbarrier {
+    uint16_t count;    // arrivals of a phase, and in bit 15 the parity of the one that goes on
+    uint16_t pending;  // arrivals that it still wants
+    int32_t bytes;     // that it still wants
+
+    int parity() const { return count >> 15; }
+    int wanted() const { return count & 0x7FFF; }
+    void check(const char* what) const {
+        if (count == 0xFFFF) fail("%s: the mbarrier was not initialised", what);
+    }
+    void advance() {
+        if (pending > 0 || bytes != 0) return;
+        count ^= 0x8000;
+        pending = (uint16_t)wanted();
+        for (int t = 0; t < (int)worker->threads.size(); t++)
+            if (worker->threads[t].state == Thread::AtMbarrier && worker->threads[t].mbarrier == this)
+                worker->release(t);
+    }
+    void arrive() {
+        check("mbarrier.arrive");
+        if (pending == 0) fail("mbarrier.arrive: more than the %d arrivals of a phase", wanted());
+        pending--;
+        advance();
+    }
+    void complete(int n) {
+        check("a copy");
+        if (bytes < n) fail("a copy brings %d bytes to an mbarrier that expects %d more", n, bytes);
+        bytes -= n;
+        advance();
+    }
+};
+
+inline std::string describe_mbarrier(const void* p) {
+    const Mbarrier& b = *(const Mbarrier*)p;
+    return text("an mbarrier in a phase of parity %d wants %d of %d arrivals and %d bytes", b.parity(),
+                b.pending, b.wanted(), b.bytes);
+}
+
+inline void init_mbarrier(Mbarrier* b, int arrivals) {
+    if ((uintptr_t)b % 8 || arrivals < 1 || arrivals > 1024) fail("mbarrier.init: %d arrivals", arrivals);
+    *b = {(uint16_t)arrivals, (uint16_t)arrivals, 0};
+    worker->mbarriers_unseen = true;
+}
+inline void fence_mbarriers() { worker->mbarriers_unseen = false; }
+inline void wait_mbarrier(Mbarrier* b, int parity) {
+    b->check("mbarrier.try_wait");
+    while (b->parity() == parity) {
+        Thread& t = worker->threads[worker->current];
+        worker->describe_mbarrier = describe_mbarrier;
+        t.mbarrier = b;
+        t.state = Thread::AtMbarrier;
+        worker->wait();
+    }
+}
+
+// ---- TMA -------------------------------------------------------------------------------------------------
+
+// a tensor of bf16, its first dimension contiguous, in boxes whose rows of 128 bytes are swizzled
+struct TensorMap {
+    const char* base;
+    uint64_t size[4], stride[4];  // stride: bytes, of dimensions 1 to 3
+    uint32_t box[4];
+};
+
+inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], const uint64_t (&stride)[4],
+                                 const uint32_t (&box)[4]) {
+    TensorMap map = {(const char*)base, {}, {}, {}};
+    if ((uintptr_t)base % 16) fail("a tensor map: %p is not aligned to 16 bytes", base);
+    for (int i = 0; i < 4; i++) {
+        if (size[i] == 0 || size[i] > 1ull << 32)
+            fail("a tensor map: dimension %d of %zu", i, (size_t)size[i]);
+        if (i > 0 && (stride[i] % 16 || stride[i] >= 1ull << 40))
+            fail("a tensor map: dimension %d has a stride of %zu bytes, wants a multiple of 16 below 2^40", i,
+                 (size_t)stride[i]);
+        if (box[i] == 0 || box[i] > 256) fail("a tensor map: a box of %u, wants 1 to 256", box[i]);
+        map.size[i] = size[i];
+        map.stride[i] = stride[i];
+        map.box[i] = box[i];
+    }
+    if (box[0] * 2 != 128) fail("a tensor map: a swizzled row of %u bytes, wants 128", box[0] * 2);
+    return map;
+}
+
+inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const int (&first)[4]) {
+    barrier->check("TMA");
+    if (worker->mbarriers_unseen) fail("TMA: no fence.mbarrier_init behind mbarrier.init");
+    uint32_t address = shared_offset(to, "TMA");
+    if (address % 1024) fail("TMA: a swizzled box at %u, which is not aligned to 1024 bytes", address);
+    uint32_t rows = map.box[1] * map.box[2] * map.box[3];
+    bool is_late = mix(worker->key ^ worker->boxes++ << 40) % 2;
+    shared_at(address + rows * 128 - 16);  // it lies inside
+    memset(to, 0xFF, rows * 128);
+    for (uint32_t row = 0; row < rows; row++) {
+        int64_t at[4] = {first[0], first[1] + row % map.box[1], first[2] + row / map.box[1] % map.box[2],
+                         first[3] + row / map.box[1] / map.box[2]};
+        bool inside = true;
+        const char* from = map.base;
+        for (int i = 1; i < 4; i++) {
+            inside = inside && at[i] >= 0 && at[i] < (int64_t)map.size[i];
+            from += at[i] * (int64_t)map.stride[i];
+        }
+        for (int piece = 0; piece < 8; piece++) {
+            int64_t column = at[0] + piece * 8;
+            if (column < (int64_t)map.size[0] && column + 8 > (int64_t)map.size[0])
+                fail("TMA: a tensor's border within 16 bytes is not emulated");
+            bool is_there = inside && column >= 0 && column < (int64_t)map.size[0];
+            const char* source = is_there ? from + column * 2 : nullptr;
+            char* target = shared_at(swizzle_128(address + row * 128 + (uint32_t)piece * 16));
+            (is_late ? worker->late : worker->arriving).push_back([=] {
+                if (source) memcpy(target, source, 16);
+                else memset(target, 0, 16);
+                barrier->complete(16);
+            });
+        }
+    }
+}
+
+// ---- wgmma -----------------------------------------------------------------------------------------------
+
+// where an element of an operand lies, by its descriptor; mn: row of the first, column of the second operand
+inline uint32_t operand_address(uint64_t descriptor, bool k_major, int mn, int k) {
+    uint32_t start = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4,
+             stride = (descriptor >> 32 & 0x3FFF) << 4;
+    if (descriptor >> 62 != 1) fail("wgmma: a descriptor without 128-byte swizzle is not emulated");
+    if (descriptor >> 49 & 7) fail("wgmma: a descriptor with a base offset is not emulated");
+    uint32_t at = k_major ? (uint32_t)(mn / 8) * stride + (uint32_t)(mn % 8) * 128 + (uint32_t)k * 2
+                          : (uint32_t)(mn / 64) * leading + (uint32_t)(k / 8) * stride +
+                            (uint32_t)(k % 8) * 128 + (uint32_t)(mn % 64) * 2;
+    return swizzle_128(start + at);
+}
+inline float operand(uint64_t descriptor, bool k_major, int mn, int k) {
+    uint32_t address = operand_address(descriptor, k_major, mn, k);
+    bf16 x;
+    memcpy(&x, shared_at(address / 16 * 16) + address % 16, 2);
+    return (float)x;
+}
+
+struct Product {  // of a warp: D (16, N) += A (16, 16) B (16, N)
+    uint64_t a, b;
+    bool a_in_registers, a_k_major, b_k_major, adds;
+    int N;
+    std::array<float*, 32> d;
+    std::array<const uint32_t*, 32> a_at;
+    std::array<std::array<uint32_t, 4>, 32> a_registers;
+};
+
+struct WarpProducts {
+    std::deque<std::vector<Product>> groups = {{}};  // the last one is open
+    size_t computed = 0;                             // of the groups, from the oldest
+    uint64_t commits = 0;
+    bool fenced = false;
+    std::map<float*, std::vector<float>> accumulators;  // in flight: what they will be
+
+    void compute(const Product& p) {
+        [[maybe_unused]] watch::Unwatched emulator;
+        int first = worker->current % 128 / 32 * 16;  // of the warpgroup's 64 rows
+        std::vector<float> A(16 * 16), B(16 * (size_t)p.N);
+        for (int k = 0; k < 16; k++) {
+            for (int n = 0; n < p.N; n++) B[(size_t)k * p.N + n] = operand(p.b, p.b_k_major, n, k);
+            for (int m = 0; m < 16 && !p.a_in_registers; m++)
+                A[m * 16 + k] = operand(p.a, p.a_k_major, first + m, k);
+        }
+        for (int l = 0; l < 32; l++)
+            for (int i = 0; i < 8 && p.a_in_registers; i++) {
+                bf16 x;
+                x.bits = (uint16_t)(p.a_registers[l][i / 2] >> 16 * (i % 2));
+                A[(l / 4 + i / 2 % 2 * 8) * 16 + l % 4 * 2 + i % 2 + i / 4 * 8] = (float)x;
+            }
+        for (int l = 0; l < 32; l++) {
+            std::vector<float>& d = accumulators.at(p.d[l]);
+            for (int i = 0; i < p.N / 2; i++) {
+                int row = l / 4 + i / 2 % 2 * 8, column = l % 4 * 2 + i % 2 + i / 4 * 8;
+                float sum = p.adds ? d[i] : 0;
+                for (int k = 0; k < 16; k++) sum += A[row * 16 + k] * B[(size_t)k * p.N + column];
+                d[i] = sum;
+            }
+        }
+    }
+    void compute_groups(size_t count) {
+        for (; computed < count; computed++)
+            for (const Product& p : groups[computed]) compute(p);
+    }
+    void take(Product& p) {
+        if (!fenced) fail("wgmma: a group without a wgmma.fence before its first product");
+        for (int l = 0; l < 32; l++) {
+            auto [found, is_new] = accumulators.try_emplace(p.d[l]);
+            if (is_new) found->second.assign(p.d[l], p.d[l] + p.N / 2);
+            else check_untouched(p.d[l], p.N / 2);
+            if (found->second.size() != (size_t)p.N / 2)
+                fail("wgmma: accumulators in flight of another shape");
+            memset(p.d[l], 0xFF, (size_t)p.N / 2 * sizeof(float));
+        }
+        groups.back().push_back(p);
+    }
+    static void check_untouched(const float* d, int n) {
+        for (int i = 0; i < n; i++) {
+            uint32_t bits;
+            memcpy(&bits, d + i, 4);
+            if (bits != 0xFFFFFFFF)
+                fail("wgmma: accumulator %d is written while products are in flight", i);
+        }
+    }
+    void commit(bool at_once) {
+        groups.emplace_back();
+        if (at_once) compute_groups(groups.size() - 1);
+        fenced = false;
+    }
+    void wait(size_t left) {
+        fenced = false;
+        while (groups.size() > left + 1) {
+            compute_groups(1);
+            std::vector<Product> done = std::move(groups.front());
+            groups.pop_front();
+            computed--;
+            for (const Product& p : done)
+                for (int l = 0; l < 32 && p.a_in_registers; l++)
+                    if (memcmp(p.a_at[l], p.a_registers[l].data(), 16))
+                        fail("wgmma: the first operand's registers are written while it is in flight");
+            retire();
+        }
+    }
+    void retire() {  // accumulators that no product in flight adds to
+        std::map<float*, bool> busy;
+        for (auto& group : groups)
+            for (auto& p : group)
+                for (float* d : p.d) busy[d] = true;
+        for (auto i = accumulators.begin(); i != accumulators.end();) {
+            if (busy.count(i->first)) {
+                ++i;
+                continue;
+            }
+            check_untouched(i->first, (int)i->second.size());
+            std::copy(i->second.begin(), i->second.end(), i->first);
+            i = accumulators.erase(i);
+        }
+    }
+};
+
+inline WarpProducts& warp_products() {
+    std::shared_ptr<void>& of = worker->products[worker->current / 32];
+    if (!of) of = std::make_shared<WarpProducts>();
+    return *(WarpProducts*)of.get();
+}
+
+inline void commit_products() {
+    WarpProducts& mine = warp_products();
+    mine.commit(mix(worker->key ^ (uint64_t)worker->current / 32 ^ ++mine.commits << 32) % 2);
+}
+
+// in a warp collective an error belongs to the lane that came last
+template <class Run>
+void as_warp(Site site, Run run) {
+    struct Args {
+        Run* run;
+    } mine = {&run};
+    warp_collective<Args>(0xffffffffu, mine, site, [](Args* lanes[32], unsigned) { (*lanes[0]->run)(); });
+}
+
+struct WgmmaCall {
+    float* d;
+    uint64_t a, b;
+    const uint32_t* a_registers;  // nullptr: the first operand is in shared memory
+    bool a_k_major, b_k_major, adds;
+    int N;
+};
+inline void wgmma(WgmmaCall call, Site site) {
+    warp_collective<WgmmaCall>(0xffffffffu, call, site, [](WgmmaCall* lanes[32], unsigned) {
+        const WgmmaCall& first = *lanes[0];
+        Product p = {first.a, first.b, first.a_registers != nullptr, first.a_k_major, first.b_k_major,
+                     first.adds, first.N, {}, {}, {}};
+        for (int l = 0; l < 32; l++) {
+            if (lanes[l]->a != first.a || lanes[l]->b != first.b || lanes[l]->adds != first.adds)
+                fail("wgmma: lanes of one warp bring different operands");
+            p.d[l] = lanes[l]->d;
+            p.a_at[l] = lanes[l]->a_registers;
+            if (p.a_at[l]) std::copy(p.a_at[l], p.a_at[l] + 4, p.a_registers[l].begin());
+        }
+        warp_products().take(p);
+    });
+}
+
+}  // namespace emulated

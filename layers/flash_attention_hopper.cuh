@@ -1,0 +1,261 @@
+// flash_attention_hopper.cuh   flash_attention.cuh's forward on sm_90a: TMA brings tiles, wgmma multiplies
+//   The same function and sums, in other tiles. A block has 128 queries; its first warpgroup asks for tiles,
+//   128 keys and their values at a time, the last first, into a ring of two stages; the two others have 64
+//   queries each. While a warpgroup's softmax is computed its last product with the values goes on, and the
+//   tensor cores work for the other one.
+//     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
+//     full      of a stage: its bytes have arrived        waited for by the warpgroups that multiply
+//     free      of a stage: eight warps have read it      waited for by the one that asks
+//   communicates: nothing    cost: that of flash_attention.cuh
+//   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
+#pragma once
+#include <utility>
+#include "base/hardware.h"
+#include "base/hopper.h"
+#include "flash_attention.cuh"
+
+#if HAS_KERNELS
+namespace gpu {
+
+constexpr bool hopper_head_size(int HS) { return HS == 64 || HS == 128; }
+
+template <int HS>
+struct HopperTiles {
+    static constexpr int rows = 128, threads = 384, stages = 2;
+    static constexpr int one = rows * 64 * sizeof(bf16), all = HS / 64 * one;  // bytes: a tile, those abreast
+    static constexpr int bytes = 1024 + (1 + 2 * stages) * all;                // aligned by the kernel
+};
+
+struct HopperBarriers {
+    Mbarrier queries, keys_full[2], keys_free[2], values_full[2], values_free[2];
+};
+
+// q, k or v (which: 0, 1, 2) of a head, rows `first`..
+template <int HS>
+__device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* full, int head_part,
+                                     int first, int b) {
+    mbarrier_arrive_expect(full, HopperTiles<HS>::all);
+    for (int x = 0; x < HS; x += 64)
+        tma_load(to + x / 64 * HopperTiles<HS>::one, qkv, full, x, head_part, first, b);
+}
+
+// one tile's scores -> their exponentials; largest, sum: of this lane's rows g and g + 8 so far; what has
+// been summed of the output is to be multiplied by shrink
+template <int N>
+__device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
+                                    float scale) {
+    UNROLL(unroll)
+    for (int half = 0; half < 2; half++) {
+        float most = largest[half];
+        UNROLL(unroll)
+        for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale);
+        for (int lanes = 1; lanes < 4; lanes *= 2)
+            most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
+        float part = 0;  // the first tile has the diagonal: every row has a key there
+        shrink[half] = exp2_of(largest[half] - most);
+        UNROLL(unroll)
+        for (int i = 2 * half; i < N; i += 4)
+            UNROLL(unroll)
+            for (int j = i; j < i + 2; j++) part += s[j] = exp2_of(s[j] * scale - most);
+        sum[half] = sum[half] * shrink[half] + part;
+        largest[half] = most;
+    }
+}
+// as the first operand of the next product
+template <int N>
+__device__ inline void round_probabilities(uint32_t (&p)[N / 8][4], const float (&s)[N]) {
+    UNROLL(unroll)
+    for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
+}
+
+template <int HS>
+__global__ void __launch_bounds__(HopperTiles<HS>::threads, 1)
+flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real* lse, AttentionShape a,
+                            float scale) {
+    if (!has_wgmma) return;  // compiled for another GPU, and not launched there
+    using Tiles = HopperTiles<HS>;
+    constexpr int rows = Tiles::rows, stages = Tiles::stages;
+    DYNAMIC_SHARED(char, shared);
+    SHARED(HopperBarriers, barriers, 1);
+    HopperBarriers& at = barriers[0];
+    char* q = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    char *k = q + Tiles::all, *v = k + stages * Tiles::all;
+    int blocks = (a.T + rows - 1) / rows, head = blockIdx.x / blocks, b = head / a.NH, h = head % a.NH;
+    int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // long rows first
+    if (threadIdx.x == 0) {
+        mbarrier_init(&at.queries, 1);
+        for (int i = 0; i < stages; i++) {
+            mbarrier_init(&at.keys_full[i], 1);
+            mbarrier_init(&at.values_full[i], 1);
+            mbarrier_init(&at.keys_free[i], 8);
+            mbarrier_init(&at.values_free[i], 8);
+        }
+        mbarrier_fence_init();
+    }
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        fewer_registers<24>();
+        if (threadIdx.x > 0) return;
+        ask_for_tiles<HS>(q, qkv, &at.queries, 3 * h, first, b);
+        for (int i = 0; i <= block; i++) {
+            int stage = i % stages, before = (i / stages + 1) % 2, keys = first - i * rows;
+            mbarrier_wait(&at.keys_free[stage], before);
+            ask_for_tiles<HS>(k + stage * Tiles::all, qkv, &at.keys_full[stage], 3 * h + 1, keys, b);
+            mbarrier_wait(&at.values_free[stage], before);
+            ask_for_tiles<HS>(v + stage * Tiles::all, qkv, &at.values_full[stage], 3 * h + 2, keys, b);
+        }
+        return;
+    }
+    more_registers<240>();
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int g = lane / 4, c = lane % 4 * 2, own = first + group * 64 + warp * 16;
+    uint32_t q_tile = shared_address(q) + (uint32_t)group * 64 * 128;
+    uint32_t k_tile = shared_address(k), v_tile = shared_address(v);
+    float out[HS / 2] = {}, s[rows / 2], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, shrink[2];
+    uint32_t p[rows / 16][4];
+    constexpr int abreast = HS > 64 ? Tiles::one : 0;
+
+    auto scores = [&](int i) {  // begins them
+        int stage = i % stages;
+        mbarrier_wait(&at.keys_full[stage], i / stages % 2);
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int x = 0; x < HS; x += 16)
+            wgmma<rows>(s, rows_descriptor(q_tile + x / 64 * Tiles::one, x % 64),
+                        rows_descriptor(k_tile + stage * Tiles::all + x / 64 * Tiles::one, x % 64), x > 0);
+        wgmma_commit();
+    };
+    auto add_values = [&](int i) {  // begins
+        int stage = i % stages;
+        mbarrier_wait(&at.values_full[stage], i / stages % 2);
+        wgmma_fence();
+        UNROLL(unroll)
+        UNROLL(unroll)
+        for (int j = 0; j < rows / 16; j++)
+            wgmma<HS>(out, p[j], columns_descriptor(v_tile + stage * Tiles::all, 16 * j, abreast), true);
+        wgmma_commit();
+    };
+
+    mbarrier_wait(&at.queries, 0);
+    scores(0);
+    wgmma_wait<0>(s);
+    if (lane == 0) mbarrier_arrive(&at.keys_free[0]);
+    UNROLL(unroll)
+    for (int i = 0; i < rows / 2; i++)  // on the diagonal: no query sees a later key
+        if (i / 4 * 8 + c + i % 2 > own - first + g + i / 2 % 2 * 8) s[i] = -INFINITY;
+    softmax_tile(s, largest, sum, shrink, scale);
+    round_probabilities(p, s);
+    for (int i = 1; i <= block; i++) {
+        scores(i);
+        add_values(i - 1);
+        wgmma_wait<1>(s);
+        if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
+        softmax_tile(s, largest, sum, shrink, scale);
+        wgmma_wait<0>(out);
+        if (lane == 0) mbarrier_arrive(&at.values_free[(i - 1) % stages]);
+        UNROLL(unroll)
+        for (int j = 0; j < HS / 2; j++) out[j] *= shrink[j / 2 % 2];
+        round_probabilities(p, s);
+    }
+    add_values(block);
+    wgmma_wait<0>(out);
+
+    UNROLL(unroll)
+    for (int half = 0; half < 2; half++) {
+        int t = own + g + half * 8;
+        float all = sum[half];
+        for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
+        if (t >= a.T) continue;
+        float inverse = 1 / all;
+        bf16* to = o + ((long)b * a.T + t) * a.NH * HS + (long)h * HS;
+        UNROLL(unroll)
+        for (int j = 2 * half; j < HS / 2; j += 4)
+            *(uint32_t*)(to + j / 4 * 8 + c) = pack_bf16(out[j] * inverse, out[j + 1] * inverse);
+        if (c == 0) lse[(long)head * a.T + t] = largest[half] / log2_e + logf(all);
+    }
+}
+
+template <int HS>
+void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s) {
+    uint64_t row = (uint64_t)a.row() * sizeof(bf16);
+    TensorMap map = make_tensor_map(qkv, {(uint64_t)HS, 3 * (uint64_t)a.NH, (uint64_t)a.T, (uint64_t)a.B},
+                                    {0, HS * sizeof(bf16), row, (uint64_t)a.T * row},
+                                    {64, 1, HopperTiles<HS>::rows, 1});
+    allow_shared(flash_forward_hopper_kernel<HS>, HopperTiles<HS>::bytes);
+    int blocks = ceil_div(a.T, HopperTiles<HS>::rows) * a.B * a.NH;
+    LAUNCH(flash_forward_hopper_kernel<HS>, blocks, HopperTiles<HS>::threads, HopperTiles<HS>::bytes, s, map,
+           o, lse, a, (float)a.scale() * log2_e);
+}
+
+template <class X>
+void flash_attention_hopper_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2) {
+        if (a.HS == 64) flash_forward_hopper<64>(o, lse, qkv, a, s);
+        else flash_forward_hopper<128>(o, lse, qkv, a, s);
+    } else {
+        fail("flash attention on this device wants bf16");
+    }
+}
+
+// ---- who takes which -------------------------------------------------------------------------------------
+
+// "", or what the kernel of sm_90a makes of qkv's first sequence that that of sm_80 does not
+template <class X>
+std::string hopper_difference(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    a.B = 1;
+    std::vector<X> outputs[2];
+    std::vector<real> sums[2];
+    for (int way = 0; way < 2; way++) {
+        outputs[way].resize((size_t)a.T * a.out());
+        sums[way].resize((size_t)a.NH * a.T);
+        set_zero(o, outputs[way].size() * sizeof(X), s);
+        if (way) flash_attention_hopper_forward(o, lse, qkv, a, s);
+        else flash_attention_sm80_forward(o, lse, qkv, a, s);
+        copy_to_host(outputs[way].data(), o, outputs[way].size() * sizeof(X), s);
+        copy_to_host(sums[way].data(), lse, sums[way].size() * sizeof(real), s);
+    }
+    double difference = 0, square = 0, most = 0;
+    for (size_t i = 0; i < outputs[0].size(); i++) {
+        double wanted = real(outputs[0][i]), off = real(outputs[1][i]) - wanted;
+        difference += off * off;
+        square += wanted * wanted;
+    }
+    for (size_t i = 0; i < sums[0].size(); i++)
+        most = std::max(most, (double)std::abs(sums[0][i] - sums[1][i]));
+    double off = std::sqrt(difference / square);
+    // each rounds p and o: 2^-8 of a value at most, in the mean less
+    if (off < std::ldexp(1, -8) && most < 1e-3) return "";
+    return text("outputs differ by %.2g in the mean, lse by up to %.2g", off, most);
+}
+
+// of a shape, once: in the warm-up both compute, and are timed. On the emulated device only tests take it
+template <class X>
+bool takes_hopper(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;
+    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
+    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
+        std::string key = text("flash attention %d x %d, %d heads of %d", a.B, a.T, a.NH, a.HS);
+        return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
+            if (way && std::exchange(is_first, false)) {
+                std::string wrong = hopper_difference(o, lse, qkv, a, s);
+                if (!wrong.empty()) {
+                    fprintf(stderr, "note: flash attention for sm_90a is not used: %s\n", wrong.c_str());
+                    return false;
+                }
+            }
+            if (way) flash_attention_hopper_forward(o, lse, qkv, a, s);
+            else flash_attention_sm80_forward(o, lse, qkv, a, s);
+            return true;
+        }) == 1;
+    });
+}
+
+template <class X>
+void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if (takes_hopper(o, lse, qkv, a, s)) flash_attention_hopper_forward(o, lse, qkv, a, s);
+    else flash_attention_sm80_forward(o, lse, qkv, a, s);
+}
+
+}  // namespace gpu
+#endif

@@ -1,0 +1,100 @@
+// test_hopper.h   sm_90a: descriptors and layouts against the table of a third party's library, attention
+//                 against ref and against the kernels of sm_80
+#pragma once
+#include "../data/json.h"
+#include "base/file.h"
+#include "base/hardware.h"
+#include "flash_attention_hopper.cuh"
+#include "test_kernels.h"
+
+#if HAS_KERNELS
+// what a kernel asks for, and where the emulated device looks, against scripts/hopper_facts.json
+void hopper_tiles(const Json& facts, const std::string& file) {
+    for (auto& [name, tile] : facts.at("tiles", file).members) {
+        auto number = [&](const char* key) { return (int)tile.at(key, file).number(file); };
+        int rows = number("rows"), columns = number("columns");
+        bool k_major = tile.at("k_major", file).text == "true", right = true, found = true;
+        const std::vector<Json>& pieces = tile.at("pieces", file).items;
+        auto place = [&](int row, int column) {  // of an element, in bytes
+            int i = k_major ? row * (columns / 8) + column / 8 : column * (rows / 8) + row / 8;
+            return (uint32_t)pieces[i].number(file) * 16 + 2 * (k_major ? column % 8 : row % 8);
+        };
+        for (int k = 0; k < columns; k += 16) {
+            const Json& descriptor = tile.at("descriptors", file).items[k / 16];
+            uint64_t wanted = strtoull(descriptor.string(file).c_str(), nullptr, 16);
+            uint32_t abreast = rows > 64 ? (uint32_t)columns * 128 : 0;
+            uint64_t mine = k_major ? gpu::rows_descriptor(0, k) : gpu::columns_descriptor(0, k, abreast);
+            right = right && mine == wanted;
+#if defined(DEVICE_EMULATED)
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < 16; i++)
+                    found = found && emulated::operand_address(wanted, k_major, row, i) == place(row, k + i);
+#endif
+        }
+        check(right, "descriptors: " + name);
+        check(found && pieces.size() == (size_t)rows * columns / 8, "operands by their descriptors: " + name);
+        // TMA's boxes: 64 columns of a row-major matrix, whose rows are K or not
+        bool brought = true;
+        for (int row = 0; row < rows; row++)
+            for (int column = 0; column < columns; column++) {
+                int r = k_major ? row : column, c = k_major ? column : row;
+                uint32_t box = (uint32_t)(k_major ? rows : columns) * 128;
+                uint32_t at = (uint32_t)(c / 64) * box + (uint32_t)r * 128 + (uint32_t)(c % 64) * 2;
+                brought = brought && (at ^ (at >> 3 & 0x70)) == place(row, column);
+            }
+        check(brought, "what TMA brings: " + name);
+    }
+}
+
+// place(thread, value) of each value that a thread of the warpgroup holds: (row, column)
+template <class Place>
+bool hopper_holds(const Json& facts, const std::string& file, const char* name, int values, Place place) {
+    const std::vector<Json>& threads = facts.at("registers", file).at(name, file).items;
+    bool right = threads.size() == 128;
+    for (int t = 0; t < 128 && right; t++)
+        for (int v = 0; v < values && right; v++) {
+            auto [row, column] = place(t, v);
+            right = (int)threads[t].items[v].number(file) == row + 64 * column;
+        }
+    return right;
+}
+
+void hopper_registers(const Json& facts, const std::string& file) {
+    auto row = [](int t, int v) { return t / 32 * 16 + t % 32 / 4 + v / 2 % 2 * 8; };
+    auto column = [](int t, int v) { return v / 4 * 8 + t % 4 * 2 + v % 2; };
+    auto place = [&](int t, int v) { return std::pair(row(t, v), column(t, v)); };
+    check(hopper_holds(facts, file, "C 64 x 128", 64, place), "accumulators, N 128");
+    check(hopper_holds(facts, file, "A 64 x 16", 8, place), "the first operand in registers");
+}
+
+void hopper_attention() {
+    struct Size { int B, T, NH, HS; };
+    std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 128, 1, 128}, {1, 129, 2, 64},
+                               {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128}};
+    for (auto [B, T, NH, HS] : sizes) {
+        AttentionShape a = {B, T, NH, HS};
+        long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
+        X qkv(random_values<floatX>(n, 1)), o(m), old(m);
+        R lse(rows), old_lse(rows);
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+        ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        gpu::flash_attention_hopper_forward(o.device, lse.device, qkv.device, a, nullptr);
+        o.compare("Hopper's attention o" + size, 2 * rounding);
+        lse.compare("Hopper's attention lse" + size, 1e-5);
+        gpu::flash_attention_sm80_forward(old.device, old_lse.device, qkv.device, a, nullptr);
+        close("Hopper's attention beside sm_80's" + size, o.back(), old.back(), 2 * rounding);
+        std::string said = gpu::hopper_difference(o.device, lse.device, qkv.device, a, nullptr);
+        check(said.empty(), "the guard: " + said + size);
+    }
+}
+
+void test_hopper() {
+    std::string file = "scripts/hopper_facts.json";
+    MappedFile mapped(file);
+    Json facts = Json::parse(mapped.view(), file);
+    hopper_tiles(facts, file);
+    hopper_registers(facts, file);
+    if (sizeof(floatX) != 2 || !device_is_hopper()) return;
+    in_several_orders(hopper_attention);
+}
+#endif
