@@ -3,13 +3,13 @@
 //   lse = log of the sum of exp of a query's scores, from which backward computes each tile again
 //   qkv, dqkv (B, T, NH, 3, HS)   o, dout (B, T, NH, HS)   lse (B, NH, T) real
 //   kept:  lse (the block keeps qkv and o)
-//   backward: dqkv is set; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T in whole 64s, HS) real,
-//             turns 1 + B*NH*ceil(T/32)
+//   backward: dqkv is set; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T in whole 128s, HS) real,
+//             turns: flash_turns()
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
-//   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later). What
-//   sm_90a has beyond that: flash_attention_hopper.cuh, which also says who takes which
+//   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later). With TMA
+//   and wgmma (sm_90a): flash_attention_hopper.cuh, flash_backward_hopper.cuh
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -21,14 +21,12 @@ struct FlashScratch {
     int* turns;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
-// whole tiles of queries: what is added to rows beyond the sequence is nothing, and nobody reads it
-inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 64) * 64 * HS; }
-inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 32); }
+// whole tiles of queries: nothing is added to rows beyond the sequence, and nobody reads them
+inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 128) * 128 * HS; }
+inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
 
 // whether the kernels can do it
-constexpr bool flash_head_size(int HS) {
-    return HS == 64 || HS == 80 || HS == 96 || HS == 128 || HS == 160;
-}
+constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 80 || HS == 96 || HS == 128 || HS == 160; }
 
 namespace ref {
 
@@ -403,13 +401,18 @@ void flash_backward_tiles(bf16* dqkv, const FlashScratch& scratch, const bf16* d
            (backward_bytes<HS, BM, BN>), s, dqkv, scratch, dout, qkv, a, a.scale());
 }
 
+// what backward's kernels read of the queries, and turns from the first on
+template <int HS>
+void prepare_backward(const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
+                      AttentionShape a, Stream s) {
+    set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
+    LAUNCH(flash_delta_kernel<HS>, a.B * ceil_div(a.T * a.NH, 128 / delta_lanes<HS>), 128, 0, s,
+           (float2*)scratch.query_terms, dout, o, lse, a);
+}
 template <int HS>
 void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
                     const bf16* qkv, AttentionShape a, Stream s) {
-    set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
-    int delta_blocks = a.B * ceil_div(a.T * a.NH, 128 / delta_lanes<HS>);
-    LAUNCH(flash_delta_kernel<HS>, delta_blocks, 128, 0, s, (float2*)scratch.query_terms, dout, o, lse,
-           a);
+    prepare_backward<HS>(scratch, dout, o, lse, a, s);
     constexpr size_t own = 2048;  // bytes of shared memory beside the tiles
     if constexpr (HS >= 128)
         if (HS > 128 || backward_bytes<HS, 64, 64> + own > largest_shared())
@@ -434,8 +437,8 @@ void flash_attention_sm80_forward(X* o, real* lse, const X* qkv, AttentionShape 
     else fail("flash attention on this device wants bf16");
 }
 template <class X>
-void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                              const real* lse, const X* qkv, AttentionShape a, Stream s) {
+void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                                   const real* lse, const X* qkv, AttentionShape a, Stream s) {
     if constexpr (sizeof(X) == 2)
         with_head_size(a.HS, [&](auto HS) {
             flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);

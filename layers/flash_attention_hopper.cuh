@@ -9,8 +9,6 @@
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
 #pragma once
-#include <utility>
-#include "base/hardware.h"
 #include "base/hopper.h"
 #include "flash_attention.cuh"
 
@@ -176,16 +174,22 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
     }
 }
 
+// of x (B, T, NH * parts, HS): boxes of 64 columns, so many rows of a head's part
+template <int HS>
+TensorMap tiles_of(const bf16* x, int parts, int rows, AttentionShape a) {
+    uint64_t all = (uint64_t)a.NH * parts, row = all * HS * sizeof(bf16);
+    return make_tensor_map(x, {(uint64_t)HS, all, (uint64_t)a.T, (uint64_t)a.B},
+                           {0, HS * sizeof(bf16), row, (uint64_t)a.T * row}, {64, 1, (uint32_t)rows, 1});
+}
+
 template <int HS>
 void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s) {
-    uint64_t row = (uint64_t)a.row() * sizeof(bf16);
-    TensorMap map = make_tensor_map(qkv, {(uint64_t)HS, 3 * (uint64_t)a.NH, (uint64_t)a.T, (uint64_t)a.B},
-                                    {0, HS * sizeof(bf16), row, (uint64_t)a.T * row},
-                                    {64, 1, HopperTiles<HS>::rows, 1});
-    allow_shared(flash_forward_hopper_kernel<HS>, HopperTiles<HS>::bytes);
-    int blocks = ceil_div(a.T, HopperTiles<HS>::rows) * a.B * a.NH;
-    LAUNCH(flash_forward_hopper_kernel<HS>, blocks, HopperTiles<HS>::threads, HopperTiles<HS>::bytes, s, map,
-           o, lse, a, (float)a.scale() * log2_e);
+    using Tiles = HopperTiles<HS>;
+    TensorMap map = tiles_of<HS>(qkv, 3, Tiles::rows, a);
+    allow_shared(flash_forward_hopper_kernel<HS>, Tiles::bytes);
+    int blocks = ceil_div(a.T, Tiles::rows) * a.B * a.NH;
+    LAUNCH(flash_forward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, map, o, lse, a,
+           (float)a.scale() * log2_e);
 }
 
 template <class X>
@@ -196,65 +200,6 @@ void flash_attention_hopper_forward(X* o, real* lse, const X* qkv, AttentionShap
     } else {
         fail("flash attention on this device wants bf16");
     }
-}
-
-// ---- who takes which -------------------------------------------------------------------------------------
-
-// "", or what the kernel of sm_90a makes of qkv's first sequence that that of sm_80 does not
-template <class X>
-std::string hopper_difference(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    a.B = 1;
-    std::vector<X> outputs[2];
-    std::vector<real> sums[2];
-    for (int way = 0; way < 2; way++) {
-        outputs[way].resize((size_t)a.T * a.out());
-        sums[way].resize((size_t)a.NH * a.T);
-        set_zero(o, outputs[way].size() * sizeof(X), s);
-        if (way) flash_attention_hopper_forward(o, lse, qkv, a, s);
-        else flash_attention_sm80_forward(o, lse, qkv, a, s);
-        copy_to_host(outputs[way].data(), o, outputs[way].size() * sizeof(X), s);
-        copy_to_host(sums[way].data(), lse, sums[way].size() * sizeof(real), s);
-    }
-    double difference = 0, square = 0, most = 0;
-    for (size_t i = 0; i < outputs[0].size(); i++) {
-        double wanted = real(outputs[0][i]), off = real(outputs[1][i]) - wanted;
-        difference += off * off;
-        square += wanted * wanted;
-    }
-    for (size_t i = 0; i < sums[0].size(); i++)
-        most = std::max(most, (double)std::abs(sums[0][i] - sums[1][i]));
-    double off = std::sqrt(difference / square);
-    // each rounds p and o: 2^-8 of a value at most, in the mean less
-    if (off < std::ldexp(1, -8) && most < 1e-3) return "";
-    return text("outputs differ by %.2g in the mean, lse by up to %.2g", off, most);
-}
-
-// of a shape, once: in the warm-up both compute, and are timed. On the emulated device only tests take it
-template <class X>
-bool takes_hopper(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;
-    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
-    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        std::string key = text("flash attention %d x %d, %d heads of %d", a.B, a.T, a.NH, a.HS);
-        return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
-            if (way && std::exchange(is_first, false)) {
-                std::string wrong = hopper_difference(o, lse, qkv, a, s);
-                if (!wrong.empty()) {
-                    fprintf(stderr, "note: flash attention for sm_90a is not used: %s\n", wrong.c_str());
-                    return false;
-                }
-            }
-            if (way) flash_attention_hopper_forward(o, lse, qkv, a, s);
-            else flash_attention_sm80_forward(o, lse, qkv, a, s);
-            return true;
-        }) == 1;
-    });
-}
-
-template <class X>
-void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if (takes_hopper(o, lse, qkv, a, s)) flash_attention_hopper_forward(o, lse, qkv, a, s);
-    else flash_attention_sm80_forward(o, lse, qkv, a, s);
 }
 
 }  // namespace gpu

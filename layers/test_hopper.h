@@ -4,7 +4,7 @@
 #include "../data/json.h"
 #include "base/file.h"
 #include "base/hardware.h"
-#include "flash_attention_hopper.cuh"
+#include "flash_backward_hopper.cuh"
 #include "test_kernels.h"
 
 #if HAS_KERNELS
@@ -76,15 +76,40 @@ void hopper_attention() {
         long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
         X qkv(random_values<floatX>(n, 1)), o(m), old(m);
         R lse(rows), old_lse(rows);
-        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS), said;
         ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
         gpu::flash_attention_hopper_forward(o.device, lse.device, qkv.device, a, nullptr);
         o.compare("Hopper's attention o" + size, 2 * rounding);
         lse.compare("Hopper's attention lse" + size, 1e-5);
         gpu::flash_attention_sm80_forward(old.device, old_lse.device, qkv.device, a, nullptr);
         close("Hopper's attention beside sm_80's" + size, o.back(), old.back(), 2 * rounding);
-        std::string said = gpu::hopper_difference(o.device, lse.device, qkv.device, a, nullptr);
+        X dout(random_values<floatX>(m, 2)), dqkv(n);
+        R terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
+        Both<int> turns(flash_turns(B, NH, T));
+        FlashScratch scratch = {terms.device, dq.device, turns.device};
+        ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        std::vector<floatX> first;
+        for (int again = 0; again < 2; again++) {
+            gpu::flash_attention_hopper_backward(dqkv.device, scratch, dout.device, o.device, lse.device,
+                                                 qkv.device, a, nullptr);
+            dqkv.compare("Hopper's attention dqkv" + size, 4 * rounding);
+            std::vector<floatX> back = dqkv.back();
+            if (again)
+                check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
+            first = back;
+        }
+        // the guard, which sees what is alike and what is not
+        gpu::FlashForward<floatX> forward = {o.device, lse.device, qkv.device, nullptr};
+        gpu::FlashBackward<floatX> backward = {dqkv.device, scratch,    dout.device, o.device,
+                                               lse.device,  qkv.device, nullptr};
+        said = forward.differ(a) + backward.differ(a);
         check(said.empty(), "the guard: " + said + size);
+        auto of_another = [&](bool way) {
+            const floatX* input = way ? dqkv.device : qkv.device;
+            gpu::flash_attention_sm80_forward(o.device, lse.device, input, {1, T, NH, HS}, nullptr);
+        };
+        said = gpu::ways_differ("outputs", o.device, (size_t)T * a.out(), nullptr, of_another);
+        check(!said.empty(), "the guard sees another input" + size);
     }
 }
 

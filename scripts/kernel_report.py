@@ -96,10 +96,24 @@ def works_of(m, kernels):
     attention = Work(
         f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
     )
-    hopper = f"flash_forward_hopper_kernel<{HS}>"
-    if hopper in kernels and kernels[hopper]["loop"].count("tensor"):  # its 8 warps that multiply
-        tiles = heads * sum(i + 1 for i in range(math.ceil(T / 128)))
-        attention = Work(hopper, L, 4 * rows, tiles, 256, 5 * 128 * HS * 2 + 1024, instead=attention)
+    attention_backward = Work(
+        f"flash_backward_kernel<{HS},{back},4>",
+        L,
+        8 * rows,
+        backward,
+        128,
+        2 * (64 + 2 * back) * row + 128 * (back + 8),
+        trips(back),
+    )
+    hopper = [f"flash_{way}_hopper_kernel<{HS}>" for way in ("forward", "backward")]
+    if hopper[0] in kernels and kernels[hopper[0]]["loop"].count("tensor"):  # its 8 warps that multiply
+        blocks, tile = math.ceil(T / 128), 128 * HS * 2
+        turns = heads * sum(i + 1 for i in range(blocks))
+        attention = Work(hopper[0], L, 4 * rows, turns, 256, 5 * tile + 1024, instead=attention)
+        queries = 128 if HS == 64 else 64
+        turns *= 128 // queries
+        shared = 2 * tile + 4 * queries * HS * 2 + 128 * queries * 2 + 1024
+        attention_backward = Work(hopper[1], L, 8 * rows, turns, 256, shared, instead=attention_backward)
     P = 12 * L * C**2 + (Vp + T) * C
     return [
         Work(f"layernorm_forward_rows_kernel<{warps}>", 2, 2 * rows, N / groups, threads),
@@ -107,15 +121,7 @@ def works_of(m, kernels):
         Work("residual_forward_kernel", 1, 3 * rows, N * C / 2048, 256),
         attention,
         Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * NH * lanes / 128, 128),
-        Work(
-            f"flash_backward_kernel<{HS},{back},4>",
-            L,
-            8 * rows,
-            backward,
-            128,
-            2 * (64 + 2 * back) * row + 128 * (back + 8),
-            trips(back),
-        ),
+        attention_backward,
         Work(f"layernorm_backward_rows_kernel<{warps},true>", 2 * L + 1, 4 * rows, N / groups, threads),
         Work("column_sum_kernel<float>", 3 * (2 * L + 1), 0, 0, 256),
         Work("column_sum_finish_kernel", 3 * (2 * L + 1), 0, 0, 128),

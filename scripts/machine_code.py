@@ -91,7 +91,7 @@ class Loop:
         return sum(t for i, t in self.executed(trips) if kind is None or i.kind() == kind)
 
     def tensor_cycles(self, of_mma, trips):
-        """of a sub-partition; of_mma: for an mma.m16n8k16. wgmma, 16 rows by N a warp, runs at the full rate"""
+        """of a sub-partition; of_mma: for an mma.m16n8k16. wgmma has 16 rows by N a warp, at the full rate"""
         cycles = 0
         for i, times in self.executed(trips):
             if wgmma := re.match(r"HGMMA\.64x(\d+)x16", i.name):

@@ -10,7 +10,7 @@ for a stream, an event, a parameter or a message in layers/model, is taken out o
 the emulated device is built with SANITIZE=thread, and the commands below run until one fails. Prints for each
 site what caught it, and ends with 1 where one survived, or failed for another reason. Two minutes a site and
 core. `hopper` takes out, flips and alters what the kernels of sm_90a are made of (fences, waits, parities,
-arrivals, bytes, descriptors), and runs ./test_gpt's chapter of that name alone: half a minute a site and core.
+arrivals, bytes, descriptors), and runs ./test_gpt's chapter of that name alone: half a minute each on a core.
 """
 
 import argparse
@@ -96,19 +96,30 @@ HOPPER = {
 }
 HOPPER_CALLS = (
     r"\b(wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_fence_init|__syncthreads|mbarrier_wait|tma_load|"
-    r"mbarrier_arrive_expect|mbarrier_arrive)(?=\([^)])|\b(wgmma_fence|wgmma_commit|mbarrier_fence_init|"
-    r"__syncthreads)(?=\(\))"
+    r"mbarrier_arrive_expect|mbarrier_arrive|named_barrier<\d+>|fence_for_wgmma|stmatrix_x4|wait_until|"
+    r"publish)(?=\()"
 )
 # of the same files: what is written in its place
 HOPPER_CHANGES = (
     (r"(?<=mbarrier_wait\(&at\.\w{9}\[stage\], )before", "1 - before"),
     (r"(?<=mbarrier_wait\(&at\.\w{11}\[stage\], )before", "1 - before"),
     (r"(?<=\[stage\], )i / stages % 2", "1 - i / stages % 2"),
-    (r"(?<=at\.queries, )0", "1"),
+    (r"\(i / stages \+ 1\) % 2(?=\))", "i / stages % 2"),
+    (r"\(tile - first_tile\) / stages % 2", "1 - (tile - first_tile) / stages % 2"),
+    (r"(?<=wait\(&at\.)(queries|keys), 0", r"\1, 1"),
     (r"wgmma_wait<0>", "wgmma_wait<1>"),
     (r"wgmma_wait<1>", "wgmma_wait<2>"),
-    (r"(?<=_free\[i\], )8", "7"),
+    (r"(?<=free\[i\], )8", "7"),
     (r"(?<=_full\[i\], )1", "2"),
+    (r"(?<=\.full\[i\], )97", "96"),
+    (r"2 \* Tiles::all_(keys|queries)\)", r"2 * Tiles::all_\1 - 16)"),
+    (r"k_own \+ Tiles::all_keys", "k_own"),
+    (r"q_now \+ Tiles::all_queries", "q_now"),
+    (r"tile \+ Tiles::all_queries", "tile"),
+    (r"\+ stage \* 2 \* Tiles::all_queries", "+ 0"),
+    (r"\+ (i|j|x / 64|column / 64) \* Tiles::(key|query)_tile", "+ 0"),
+    (r"\(HS (==|>) 64\) \* group", "0"),
+    (r"column % 64 \* 2\)", "column % 64 * 2 ^ 16)"),
     (r"(?<=expect\(full, )HopperTiles<HS>::all", "HopperTiles<HS>::all - 16"),
     (r"\(1024 - shared_address\(shared\) % 1024\) % 1024", "0"),
     (r"\+ x / 64 \* (HopperTiles<HS>|Tiles)::one", "+ 0"),
@@ -116,7 +127,8 @@ HOPPER_CHANGES = (
     (r"x % 64\)", "0)"),
     (r"16 \* j", "8 * j"),
     (r"group \* 64 \* 128", "0"),
-    (r"abreast\), true", "1024), true"),
+    (r"abreast(?=\), true)", "1024"),
+    (r"16 \* j, 0\)", "8 * j, 0)"),
     (r"tile \+ 2 \*", "tile + 4 *"),
     (r"tile \+ 128 \*", "tile + 64 *"),
     (r"(?<=, )1024(?=\);)", "512"),
@@ -186,18 +198,19 @@ def site_of(kind, path, text, first, end, becomes="(void)0"):
 
 
 def hopper_sites():
-    kernel, parts = Path("layers/flash_attention_hopper.cuh"), Path("layers/base/hopper.h")
-    text = (ROOT / kernel).read_text()
-    for found in re.finditer(HOPPER_CALLS, text):
-        end = end_of_call(text, text.find("(", found.end()))
-        yield site_of(HOPPER, kernel, text, found.start(), end)
-    for path in (kernel, parts):
+    kernels = [Path(f"layers/flash_{name}_hopper.cuh") for name in ("attention", "backward")]
+    for path in kernels:
+        text = (ROOT / path).read_text()
+        for found in re.finditer(HOPPER_CALLS, text):
+            end = end_of_call(text, text.find("(", found.end()))
+            yield site_of(HOPPER, path, text, found.start(), end)
+    for path in (*kernels, Path("layers/base/hopper.h")):
         text = (ROOT / path).read_text()
         begin = text.rfind("namespace gpu {")  # in front of it in hopper.h: PTX, and what emulates it
         for pattern, becomes in HOPPER_CHANGES:
             for found in re.finditer(pattern, text):
                 if found.start() > begin:
-                    yield site_of(HOPPER, path, text, found.start(), found.end(), becomes)
+                    yield site_of(HOPPER, path, text, found.start(), found.end(), found.expand(becomes))
 
 
 def copy_tree(folder):

@@ -58,7 +58,7 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
 // ---- one block in execution, on one OS thread ------------------------------------------------------------
 
 struct Thread {
-    enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, Done } state = Fresh;
+    enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, AtNamed, Done } state = Fresh;
     const void* mbarrier = nullptr;  // that it waits at
     dim3 index;
     Fiber* fiber = nullptr;
@@ -116,6 +116,8 @@ struct Worker {
     std::string (*describe_mbarrier)(const void*) = nullptr;
     bool mbarriers_unseen = false;  // by TMA
     uint64_t boxes = 0;
+    std::map<uint32_t, int> unfenced;        // 16 bytes of shared memory, and who has written them
+    std::map<int, std::vector<int>> named;   // barriers, and who waits there
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
     uint64_t key = 0;
     std::string error;
@@ -150,6 +152,16 @@ struct Worker {
         at_block = 0;
         watch::block_barrier();
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
+    }
+    void named_barrier(int id, int count) {
+        std::vector<int>& here = named[id];
+        here.push_back(current);
+        if ((int)here.size() < count) {
+            threads[current].state = Thread::AtNamed;
+            return wait();
+        }
+        for (int t : here) if (t != current) release(t);
+        here.clear();
     }
     // some of what is on its way gets there, in any order
     void arrive(uint64_t luck) {
@@ -215,6 +227,8 @@ inline void Worker::run_block(uint64_t block_key) {
     late.clear();
     products.clear();
     mbarriers_unseen = false;
+    unfenced.clear();
+    named.clear();
     for (uint64_t turn = 0; error.empty() && done < (int)n; turn++) {
         bool all_wait = ready.empty() && next_fresh == (int)n;
         if (all_wait ? !arriving.empty() || !late.empty()
@@ -243,7 +257,9 @@ inline void Worker::run_block(uint64_t block_key) {
         if (t.state == Thread::AtMbarrier) error += " waits for ever: " + describe_mbarrier(t.mbarrier);
         else
             error += text(" waits for ever: %u of %u threads never reach its %s", done, n,
-                          t.state == Thread::AtBlock ? "__syncthreads()" : "warp collective");
+                          t.state == Thread::AtBlock       ? "__syncthreads()"
+                              : t.state == Thread::AtNamed ? "named barrier"
+                                                           : "warp collective");
     }
     if (error.empty() && !(arriving.empty() && late.empty()))
         error = text("kernel %s: a block ends while copies are on their way", kernel);

@@ -88,6 +88,18 @@ __device__ inline void wgmma_wait(float (&... registers)[sizes]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
     (pin_registers(registers), ...);
 }
+// what threads have written to shared memory can be seen by wgmma; a barrier follows
+__device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// of `threads` threads, whole warps; id 0 is that of __syncthreads
+template <int threads>
+__device__ inline void named_barrier(int id) {
+    asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(threads) : "memory");
+}
+// four 8 x 8 matrices -> shared memory, as ldmatrix_x4 reads them
+__device__ inline void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+                 :: "r"(shared_address(row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
 template <int count>
 __device__ inline void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(count));
@@ -108,20 +120,21 @@ __device__ inline void fewer_registers() {
     "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
     "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
-// both operands in shared memory, in rows of which K is contiguous
-template <int N>
+// both operands in shared memory; in their tiles' rows K is contiguous or, of `columns`, M and N
+template <int N, bool columns = false>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds) {
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64)
         asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %34, 0;\n\t"
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D_32
-                     ", %32, %33, adds, 1, 1, 0, 0;\n\t}"
-                     : IN_OUT_32(d, 0) : "l"(a), "l"(b), "r"((int)adds));
+                     ", %32, %33, adds, 1, 1, %35, %35;\n\t}"
+                     : IN_OUT_32(d, 0) : "l"(a), "l"(b), "r"((int)adds), "n"((int)columns));
     else
         asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %66, 0;\n\t"
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " D_64
-                     ", %64, %65, adds, 1, 1, 0, 0;\n\t}"
-                     : IN_OUT_32(d, 0), IN_OUT_32(d, 32) : "l"(a), "l"(b), "r"((int)adds));
+                     ", %64, %65, adds, 1, 1, %67, %67;\n\t}"
+                     : IN_OUT_32(d, 0), IN_OUT_32(d, 32)
+                     : "l"(a), "l"(b), "r"((int)adds), "n"((int)columns));
 }
 // the first in registers, of the second N is contiguous
 template <int N>
@@ -171,6 +184,14 @@ template <int groups, int... sizes>
 void wgmma_wait([[maybe_unused]] float (&... registers)[sizes]) {
     emulated::as_warp(emulated::Site::current(), [] { emulated::warp_products().wait(groups); });
 }
+inline void fence_for_wgmma() { emulated::fence_written(); }
+template <int threads>
+void named_barrier(int id) {
+    emulated::worker->named_barrier(id, threads);
+}
+inline void stmatrix_x4(void* row, const uint32_t (&r)[4], emulated::Site site = emulated::Site::current()) {
+    emulated::stmatrix(row, r, site);
+}
 template <int count>
 void more_registers() {
     static_assert(count % 8 == 0 && count >= 24 && count <= 256);
@@ -180,10 +201,10 @@ void fewer_registers() {
     static_assert(count % 8 == 0 && count >= 24 && count <= 256);
 }
 
-template <int N>
+template <int N, bool columns = false>
 void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds,
            emulated::Site site = emulated::Site::current()) {
-    emulated::wgmma({d, a, b, nullptr, true, true, adds, N}, site);
+    emulated::wgmma({d, a, b, nullptr, !columns, !columns, adds, N}, site);
 }
 template <int N>
 void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds,
@@ -193,6 +214,12 @@ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds,
 #endif
 
 namespace gpu {
+
+// byte `column` of a row in a tile, whose 16-byte pieces are exchanged
+HOST_DEVICE inline uint32_t swizzled(uint32_t tile, int row, int column) {
+    uint32_t address = tile + (uint32_t)row * 128 + (uint32_t)column;
+    return address ^ (address >> 3 & 0x70);
+}
 
 // whether this is compiled for a device that has all that
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -151,6 +151,29 @@ inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const i
     }
 }
 
+// ---- what threads write for wgmma ------------------------------------------------------------------------
+
+inline void fence_written() {
+    std::erase_if(worker->unfenced, [](auto& written) { return written.second == worker->current; });
+}
+
+inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
+    struct Args {
+        char* row;
+        const uint32_t* r;
+    } mine = {(char*)row, r};
+    if (shared_offset(row, "stmatrix") % 16) fail("stmatrix: a row that is not aligned to 16 bytes");
+    warp_collective<Args>(0xffffffffu, mine, site, [](Args* lanes[32], unsigned) {
+        int first = worker->current / 32 * 32;
+        for (int m = 0; m < 4; m++)
+            for (int i = 0; i < 8; i++) {
+                char* to = lanes[8 * m + i]->row;
+                for (int j = 0; j < 4; j++) memcpy(to + 4 * j, &lanes[4 * i + j]->r[m], 4);
+                worker->unfenced[shared_offset(to, "stmatrix") / 16] = first + 8 * m + i;
+            }
+    });
+}
+
 // ---- wgmma -----------------------------------------------------------------------------------------------
 
 // where an element of an operand lies, by its descriptor; mn: row of the first, column of the second operand
@@ -166,6 +189,10 @@ inline uint32_t operand_address(uint64_t descriptor, bool k_major, int mn, int k
 }
 inline float operand(uint64_t descriptor, bool k_major, int mn, int k) {
     uint32_t address = operand_address(descriptor, k_major, mn, k);
+    if (!worker->unfenced.empty())
+        if (auto found = worker->unfenced.find(address / 16); found != worker->unfenced.end())
+            fail("wgmma reads what thread %d has written, without fence.proxy.async behind it",
+                 found->second);
     bf16 x;
     memcpy(&x, shared_at(address / 16 * 16) + address % 16, 2);
     return (float)x;

@@ -9,7 +9,7 @@
 #include "../base/gemm.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
-#include "../flash_attention_hopper.cuh"
+#include "../flash_backward_hopper.cuh"
 #include "../layernorm.cuh"
 #include "../linear.cuh"
 #include "../packed_attention.cuh"

@@ -99,12 +99,15 @@ void run_every_kernel(Measure measure) {
         measure(text("attention, head size %d, T %d", h.HS, h.T), 0, 2 * flops, [&] {
             gpu::flash_attention_sm80_forward(out, lse, qkv, shape, nullptr);
         });
-        if (device_is_hopper() && gpu::hopper_head_size(h.HS) && !is_watched)  // that watches no mbarriers
-            measure(text("attention for sm_90a, head size %d, T %d", h.HS, h.T), 0, 2 * flops, [&] {
-                gpu::flash_attention_hopper_forward(out, lse, qkv, shape, nullptr);
-            });
         measure(text("attention backward, head size %d, T %d", h.HS, h.T), 0, 5 * flops, [&] {
-            gpu::flash_attention_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
+            gpu::flash_attention_sm80_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
+        });
+        if (!device_is_hopper() || !gpu::hopper_head_size(h.HS) || is_watched) continue;  // unknown there
+        measure(text("attention of sm_90a, head size %d, T %d", h.HS, h.T), 0, 2 * flops, [&] {
+            gpu::flash_attention_hopper_forward(out, lse, qkv, shape, nullptr);
+        });
+        measure(text("attention backward of sm_90a, head size %d, T %d", h.HS, h.T), 0, 5 * flops, [&] {
+            gpu::flash_attention_hopper_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
         });
     }
     std::vector<int> some(N);

@@ -223,7 +223,6 @@ inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunSta
         return true;
     };
     bool graph_is_faster = may_graph && autotuner.choose(key, 2, 0, model.stream, run) == 1;
-    synchronize(model.stream);
     autotuner.on = false;
     share_choices(model.grid.world);
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());

@@ -1,0 +1,320 @@
+// flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, and who takes which kernels
+//   A block has 128 keys, a warpgroup 64 of them, and walks over the queries from the diagonal down, as the
+//   kernel of sm_80 does: scores stand transposed, keys by queries, so that p^T and ds^T are, in registers,
+//   the first operand of dv and dk. ds goes through shared memory to the product that makes dq, of which each
+//   warpgroup has 64 columns or, where HS is 64, 64 rows; it adds them to global memory when it is its turn:
+//   always in the same order.
+//     full      of a stage of queries, with dout and query_terms: all has arrived
+//     free      eight warps are done with it
+//     barriers  1: ds may be written; 2: all keys' ds are there; 3, 4: of a warpgroup, around its turn
+//   communicates: nothing    cost: that of flash_attention.cuh
+//   gpu: bf16, HS 64 or 128, any T
+#pragma once
+#include <utility>
+#include "base/hardware.h"
+#include "flash_attention_hopper.cuh"
+
+#if HAS_KERNELS
+namespace gpu {
+
+template <int HS>
+struct HopperBackward {
+    static constexpr int keys = 128, queries = HS == 64 ? 128 : 64, threads = 384, stages = 2;
+    static constexpr int chunks = HS / 64, key_tile = keys * 128, query_tile = queries * 128;  // bytes
+    static constexpr int all_keys = chunks * key_tile, all_queries = chunks * query_tile;
+    static constexpr int ds_bytes = queries / 64 * key_tile;
+    static constexpr int bytes = 1024 + 2 * all_keys + stages * 2 * all_queries + ds_bytes;
+};
+
+struct HopperBackwardBarriers {
+    Mbarrier keys, full[2], free[2];
+};
+
+template <int HS>
+__global__ void __launch_bounds__(HopperBackward<HS>::threads, 1)
+flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
+                             const __grid_constant__ TensorMap queries_map,
+                             const __grid_constant__ TensorMap dout_map, bf16* dqkv, FlashScratch scratch,
+                             AttentionShape a, float scale) {
+    if (!has_wgmma) return;  // compiled for another GPU, and not launched there
+    using Tiles = HopperBackward<HS>;
+    constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
+    DYNAMIC_SHARED(char, shared);
+    SHARED(HopperBackwardBarriers, barriers, 1);
+    SHARED(float2, query_terms, stages * BM);
+    SHARED(int, number, 1);
+    HopperBackwardBarriers& at = barriers[0];
+    char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    char *v = k + Tiles::all_keys, *q = v + Tiles::all_keys;  // stages of q and dout
+    char* ds = q + stages * 2 * Tiles::all_queries;
+    if (threadIdx.x == 0) {
+        number[0] = atomicAdd(scratch.turns, 1);
+        mbarrier_init(&at.keys, 1);
+        for (int i = 0; i < stages; i++) {
+            mbarrier_init(&at.full[i], 97);
+            mbarrier_init(&at.free[i], 8);
+        }
+        mbarrier_fence_init();
+    }
+    __syncthreads();
+    int blocks = (a.T + BN - 1) / BN, tiles = (a.T + BM - 1) / BM;
+    int head = number[0] / blocks, block = blocks - 1 - number[0] % blocks, b = head / a.NH, h = head % a.NH;
+    int first_tile = block * BN / BM;
+
+    if (threadIdx.x < 128) {
+        fewer_registers<24>();
+        if (threadIdx.x == 0) {
+            mbarrier_arrive_expect(&at.keys, 2 * Tiles::all_keys);
+            for (int i = 0; i < Tiles::chunks; i++) {
+                tma_load(k + i * Tiles::key_tile, keys_map, &at.keys, 64 * i, 3 * h + 1, block * BN, b);
+                tma_load(v + i * Tiles::key_tile, keys_map, &at.keys, 64 * i, 3 * h + 2, block * BN, b);
+            }
+        }
+        const float2* from_terms = (const float2*)scratch.query_terms + (long)head * a.T;
+        for (int i = 0; first_tile + i < tiles; i++) {
+            int stage = i % stages, first = (first_tile + i) * BM;
+            char* to = q + stage * 2 * Tiles::all_queries;
+            if (threadIdx.x > 0 && threadIdx.x < 32) break;
+            mbarrier_wait(&at.free[stage], (i / stages + 1) % 2);
+            if (threadIdx.x == 0) {
+                mbarrier_arrive_expect(&at.full[stage], 2 * Tiles::all_queries);
+                for (int j = 0; j < Tiles::chunks; j++) {
+                    char* tile = to + j * Tiles::query_tile;
+                    tma_load(tile, queries_map, &at.full[stage], 64 * j, 3 * h, first, b);
+                    tma_load(tile + Tiles::all_queries, dout_map, &at.full[stage], 64 * j, h, first, b);
+                }
+                continue;
+            }
+            for (int t = (int)threadIdx.x - 32; t < BM; t += 96)  // beyond the sequence: adds nothing
+                query_terms[stage * BM + t] = first + t < a.T ? from_terms[first + t] : float2{0, 0};
+            mbarrier_arrive(&at.full[stage]);
+        }
+        return;
+    }
+    more_registers<240>();
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int g = lane / 4, c = lane % 4 * 2, own = group * 64 + warp * 16;  // this warp's first key in the block
+    uint32_t k_own = shared_address(k) + (uint32_t)group * 64 * 128, v_own = k_own + Tiles::all_keys;
+    uint32_t k_tile = shared_address(k), q_tile = shared_address(q), ds_tile = shared_address(ds);
+    // of dq: which queries' ds, which columns of k
+    uint32_t ds_now = ds_tile + (uint32_t)((HS == 64) * group * Tiles::key_tile);
+    uint32_t k_now = k_tile + (uint32_t)((HS > 64) * group * Tiles::key_tile);
+    constexpr int abreast = HS > 64 ? Tiles::query_tile : 0;
+    float dk[HS / 2] = {}, dv[HS / 2] = {}, s[BM / 2], dp[BM / 2], dq[32];
+    uint32_t p_rounded[BM / 16][4], ds_rounded[BM / 16][4];
+
+    mbarrier_wait(&at.keys, 0);
+    for (int tile = first_tile; tile < tiles; tile++) {
+        int stage = (tile - first_tile) % stages;
+        uint32_t q_now = q_tile + stage * 2 * Tiles::all_queries, dout_now = q_now + Tiles::all_queries;
+        mbarrier_wait(&at.full[stage], (tile - first_tile) / stages % 2);
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int x = 0; x < HS; x += 16)  // s^T = k q^T
+            wgmma<BM>(s, rows_descriptor(k_own + x / 64 * Tiles::key_tile, x % 64),
+                      rows_descriptor(q_now + x / 64 * Tiles::query_tile, x % 64), x > 0);
+        wgmma_commit();
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int x = 0; x < HS; x += 16)  // dp^T = v dout^T
+            wgmma<BM>(dp, rows_descriptor(v_own + x / 64 * Tiles::key_tile, x % 64),
+                      rows_descriptor(dout_now + x / 64 * Tiles::query_tile, x % 64), x > 0);
+        wgmma_commit();
+
+        const float2* terms = query_terms + stage * BM;
+        wgmma_wait<1>(s);
+        UNROLL(unroll)
+        for (int i = 0; i < BM / 2; i++) {
+            int column = i / 4 * 8 + c + i % 2, key = block * BN + own + g + i / 2 % 2 * 8;
+            float x = exp2_of(s[i] * (scale * log2_e) - terms[column].x);
+            s[i] = key <= tile * BM + column ? x : 0;
+        }
+        round_probabilities(p_rounded, s);
+        wgmma_wait<0>(dp);
+        UNROLL(unroll)
+        for (int i = 0; i < BM / 2; i++) dp[i] = s[i] * (dp[i] - terms[i / 4 * 8 + c + i % 2].y);
+        round_probabilities(ds_rounded, dp);
+
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
+            wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
+        wgmma_commit();
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
+            wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
+        wgmma_commit();
+
+        named_barrier<256>(1);  // both are done with the last ds
+        UNROLL(unroll)
+        for (int j = 0; j < BM / 16; j++) {
+            int row = own + lane % 16, column = 16 * j + lane / 16 * 8;
+            uint32_t to = swizzled(ds_tile + column / 64 * Tiles::key_tile, row, column % 64 * 2);
+            stmatrix_x4(ds + (to - ds_tile), ds_rounded[j]);
+        }
+        fence_for_wgmma();
+        named_barrier<256>(2);  // all keys' ds are there
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int j = 0; j < BN / 16; j++)  // dq = ds k
+            wgmma<64, true>(dq, columns_descriptor(ds_now, 16 * j, 0), columns_descriptor(k_now, 16 * j, 0),
+                            j > 0);
+        wgmma_commit();
+        wgmma_wait<0>(dv, dk, dq);
+        if (lane == 0) mbarrier_arrive(&at.free[stage]);
+
+        // dq goes on from what the blocks before have added
+        int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
+        int* turn = scratch.turns + 1 + ((long)head * tiles + tile) * 2 + group;
+        if (threadIdx.x % 128 == 0) wait_until(turn, diagonal - block);
+        named_barrier<128>(3 + group);
+        UNROLL(unroll)
+        for (int half = 0; half < 2; half++) {
+            int query = tile * BM + (HS == 64) * group * 64 + warp * 16 + g + half * 8;
+            int column = (HS > 64) * group * 64 + c;
+            float* sum = scratch.dq + ((long)head * tiles * BM + query) * HS + column;
+            bf16* last = dqkv + ((long)b * a.T + query) * 3 * a.NH * HS + 3L * h * HS + column;
+            float2 before[8] = {};
+            UNROLL(unroll)
+            for (int i = 0; i < 8 && block < diagonal; i++)
+                before[i] = load_global((const float2*)(sum + i * 8));
+            UNROLL(unroll)
+            for (int i = 0; i < 8; i++) {
+                int own_column = 4 * i + 2 * half;
+                float2 now = {before[i].x + dq[own_column], before[i].y + dq[own_column + 1]};
+                if (block > 0) store_whole((float2*)(sum + i * 8), now);
+                else if (query < a.T)
+                    *(uint32_t*)(last + i * 8) = pack_bf16(now.x * scale, now.y * scale);
+            }
+        }
+        named_barrier<128>(3 + group);  // all have added
+        if (threadIdx.x % 128 == 0) publish(turn, diagonal - block + 1);
+    }
+    UNROLL(unroll)
+    for (int half = 0; half < 2; half++) {
+        int t = block * BN + own + g + half * 8;
+        if (t >= a.T) continue;
+        bf16* row = dqkv + ((long)b * a.T + t) * 3 * a.NH * HS + 3L * h * HS + c;
+        UNROLL(unroll)
+        for (int i = 2 * half; i < HS / 2; i += 4) {
+            *(uint32_t*)(row + HS + i / 4 * 8) = pack_bf16(dk[i] * scale, dk[i + 1] * scale);
+            *(uint32_t*)(row + 2 * HS + i / 4 * 8) = pack_bf16(dv[i], dv[i + 1]);
+        }
+    }
+}
+
+template <int HS>
+void flash_backward_hopper(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o,
+                           const real* lse, const bf16* qkv, AttentionShape a, Stream s) {
+    prepare_backward<HS>(scratch, dout, o, lse, a, s);
+    using Tiles = HopperBackward<HS>;
+    TensorMap keys = tiles_of<HS>(qkv, 3, Tiles::keys, a), queries = tiles_of<HS>(qkv, 3, Tiles::queries, a),
+              douts = tiles_of<HS>(dout, 1, Tiles::queries, a);
+    allow_shared(flash_backward_hopper_kernel<HS>, Tiles::bytes);
+    int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
+    LAUNCH(flash_backward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, keys, queries, douts,
+           dqkv, scratch, a, (float)a.scale());
+}
+
+template <class X>
+void flash_attention_hopper_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                                     const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2) {
+        if (a.HS == 64) flash_backward_hopper<64>(dqkv, scratch, dout, o, lse, qkv, a, s);
+        else flash_backward_hopper<128>(dqkv, scratch, dout, o, lse, qkv, a, s);
+    } else {
+        fail("flash attention on this device wants bf16");
+    }
+}
+
+// ---- who takes which -------------------------------------------------------------------------------------
+
+// "", or how far two ways to make n values at x are apart, in the root of the mean square; each rounds to
+// bf16 twice: by 2^-8 at most, in the mean by less
+template <class T, class Run>
+std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
+    std::vector<T> values[2];
+    double difference = 0, square = 0;
+    for (bool way : {false, true}) {
+        run(way);
+        values[way].resize(n);
+        copy_to_host(values[way].data(), x, n * sizeof(T), s);
+    }
+    for (size_t i = 0; i < n; i++) {
+        double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
+        difference += off * off;
+        square += wanted * wanted;
+    }
+    double off = std::sqrt(difference / square);
+    return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
+}
+
+// of a shape, once: in the warm-up both compute, and are timed. On the emulated device only checks take it.
+// run(shape, way): way 1 is that of sm_90a; differ(): "" or how they do
+template <class Run, class Differ>
+bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each `run`
+    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
+    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
+        std::string key = text("flash attention %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
+        return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
+            std::string wrong = way && std::exchange(is_first, false) ? differ() : "";
+            if (wrong.empty()) run(a, way == 1);
+            else fprintf(stderr, "note: flash attention %s of sm_90a is not used: %s\n", what, wrong.c_str());
+            return wrong.empty();
+        }) == 1;
+    });
+}
+
+template <class X>
+struct FlashForward {
+    X* o;
+    real* lse;
+    const X* qkv;
+    Stream s;
+    void run(AttentionShape a, bool hopper) const {
+        if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
+        else flash_attention_sm80_forward(o, lse, qkv, a, s);
+    }
+    std::string differ(AttentionShape a) const {
+        a.B = 1;
+        auto way = [&](bool hopper) { run(a, hopper); };
+        std::string wrong = ways_differ("outputs", o, (size_t)a.T * a.out(), s, way);
+        return wrong.empty() ? ways_differ("lse", lse, (size_t)a.NH * a.T, s, way) : wrong;
+    }
+};
+template <class X>
+void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    FlashForward<X> f = {o, lse, qkv, s};
+    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
+    run(a, takes_hopper("forward", a, s, run, [&] { return f.differ(a); }));
+}
+
+template <class X>
+struct FlashBackward {
+    X* dqkv;
+    const FlashScratch& scratch;
+    const X *dout, *o;
+    const real* lse;
+    const X* qkv;
+    Stream s;
+    void run(AttentionShape a, bool hopper) const {
+        if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+        else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+    }
+    std::string differ(AttentionShape a) const {
+        a.B = 1;
+        return ways_differ("gradients", dqkv, (size_t)a.T * a.row(), s, [&](bool hopper) { run(a, hopper); });
+    }
+};
+template <class X>
+void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                              const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    FlashBackward<X> f = {dqkv, scratch, dout, o, lse, qkv, s};
+    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
+    run(a, takes_hopper("backward", a, s, run, [&] { return f.differ(a); }));
+}
+
+}  // namespace gpu
+#endif
