@@ -277,6 +277,7 @@ PARTS = {
     "kernels": lambda: run(
         "kernels", [f"{CUDA}/test_gpt", "emulated" if o.rehearse else "kernels"], 150, by_count
     ),
+    "hopper": lambda: run("hopper", [f"{CUDA}/test_gpt", "hopper"], 40, by_count),
     "training": train_against_cpu,
     "124M": lambda: bench("bench_124M", ["124M"], 2, "--no-checks"),
     "memory": lambda: sanitizers(("memcheck", "synccheck"), 60),

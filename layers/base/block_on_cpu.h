@@ -153,6 +153,16 @@ struct Worker {
         watch::block_barrier();
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
+    // where warpgroups work by themselves, one of them gets far ahead of the others for a while
+    size_t next_ready(uint64_t turn) {
+        uint64_t luck = mix(key ^ (turn << 20));
+        size_t usual = luck % ready.size();
+        if (products.empty()) return usual;
+        int ahead = (int)(mix(key + turn / 4096) % ((threads.size() + 127) / 128));
+        for (int i = 0; i < 16; i++, luck = mix(luck))
+            if (ready[luck % ready.size()] / 128 == ahead) return luck % ready.size();
+        return usual;
+    }
     void named_barrier(int id, int count) {
         std::vector<int>& here = named[id];
         here.push_back(current);
@@ -235,7 +245,7 @@ inline void Worker::run_block(uint64_t block_key) {
                      : !arriving.empty() && mix(key ^ (turn << 24)) % 4 == 0) {
             arrive(mix(key + turn));
         } else if (!ready.empty()) {
-            std::swap(ready[mix(key ^ (turn << 20)) % ready.size()], ready.back());
+            std::swap(ready[next_ready(turn)], ready.back());
             int t = ready.back();
             ready.pop_back();
             switch_context(scheduler, *threads[t].fiber);
