@@ -10,6 +10,10 @@
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+// what the emulated device finds wrong with this program: nobody is to take it for a refusal, and go on
+struct Defect : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
 
 __attribute__((format(printf, 1, 0))) inline std::string vtext(const char* format, va_list arguments) {
     va_list again;

@@ -108,7 +108,7 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
         if (error.empty()) error = mine.error;
         if (!mine.error.empty()) __atomic_store_n(&has_failed, true, __ATOMIC_RELAXED);
     }
-    if (!error.empty()) throw Error(error);
+    if (!error.empty()) throw Defect(error);
 }
 
 }  // namespace emulated

@@ -153,8 +153,8 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
         std::string staged((const char*)from, bytes);
         emulated::enqueue(s, [to, from, staged = std::move(staged)] {
             if (memcmp(from, staged.data(), staged.size()))
-                fail("a copy of %zu bytes to the device waits for its turn, and the host's memory that it "
-                     "reads was written again or freed", staged.size());
+                throw Defect(text("a copy of %zu bytes to the device waits for its turn, and the host's "
+                                  "memory that it reads was written again or freed", staged.size()));
             memcpy(to, staged.data(), staged.size());
             emulated::watch::write(to, staged.size());
         });

@@ -170,7 +170,7 @@ void test_emulated() {
             copy_to_device(value, &pageable, sizeof(int), s);
             pageable = 2;
             synchronize(s);
-        } catch (const Error& e) {
+        } catch (const Defect& e) {
             early_changes += strstr(e.what(), "was written again or freed") != nullptr;
         }
     }

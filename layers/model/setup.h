@@ -216,7 +216,7 @@ inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunSta
         }
         try {
             graph.run(model.stream, [&] { compute_once(model); });
-        } catch (const std::exception& e) {
+        } catch (const DeviceError& e) {
             fprintf(stderr, "note: forward and backward cannot be captured as a CUDA graph: %s\n", e.what());
             return false;
         }
