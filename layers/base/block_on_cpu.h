@@ -60,6 +60,9 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
 struct Thread {
     enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, AtNamed, Done } state = Fresh;
     const void* mbarrier = nullptr;  // that it waits at
+    int barriers = 0;                // of the block's threads, or of some: that it has passed
+    const int* turn = nullptr;       // that it has waited for, and `barriers` then
+    int turn_value = 0, turn_barriers = 0;
     dim3 index;
     Fiber* fiber = nullptr;
     void* deposit = nullptr;  // what this lane brought to the warp collective it waits in
@@ -151,6 +154,7 @@ struct Worker {
         }
         at_block = 0;
         watch::block_barrier();
+        for (Thread& t : threads) t.barriers++;
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
     // where warpgroups work by themselves, one of them gets far ahead of the others for a while
@@ -170,7 +174,10 @@ struct Worker {
             threads[current].state = Thread::AtNamed;
             return wait();
         }
-        for (int t : here) if (t != current) release(t);
+        for (int t : here) {
+            threads[t].barriers++;
+            if (t != current) release(t);
+        }
         here.clear();
     }
     // some of what is on its way gets there, in any order

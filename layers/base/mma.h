@@ -147,8 +147,19 @@ inline uint32_t pack_bf16(float low, float high) {
 
 inline void wait_until(const int* turn, int value) {
     while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != value) emulated::wait_for_another_block();
+    emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
+    t.turn = turn;
+    t.turn_value = value;
+    t.turn_barriers = t.barriers;
 }
-inline void publish(int* turn, int value) { __atomic_store_n(turn, value, __ATOMIC_RELEASE); }
+inline void publish(int* turn, int value) {
+    const emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
+    // blocks that run one after another would not miss them; watched, the accesses themselves are looked at
+    bool waited = t.turn == turn && t.turn_value == value - 1 && t.barriers >= t.turn_barriers + 2;
+    if (!emulated::watch::on && !waited)
+        fail("publish: wants a wait_until by the same thread, a barrier behind that, and one before publish");
+    __atomic_store_n(turn, value, __ATOMIC_RELEASE);
+}
 inline float2 load_global(const float2* x) { return load_whole(x); }
 
 inline float exp2_of(float x) {
