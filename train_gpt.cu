@@ -62,6 +62,9 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     trainer.captured[model.half].enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
 
     Clip clip = last_clip(model, optimizer);  // until here the host has waited for nothing
+    if (take_expired(model.stream))
+        fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
+             "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
     result.norm = clip.norm;
     result.updated = clip.updates;
     run.state.step++;

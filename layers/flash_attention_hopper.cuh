@@ -28,7 +28,7 @@ struct HopperBarriers {
     Mbarrier queries, keys_full[2], keys_free[2], values_full[2], values_free[2];
 };
 
-// q, k or v (which: 0, 1, 2) of a head, rows `first`..
+// head_part: 3 h for the q of head h, 3 h + 1 for its k, 3 h + 2 for its v; rows `first`..
 template <int HS>
 __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* full, int head_part,
                                      int first, int b) {

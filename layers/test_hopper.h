@@ -71,6 +71,8 @@ void hopper_attention() {
     struct Size { int B, T, NH, HS; };
     std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 128, 1, 128}, {1, 129, 2, 64},
                                {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128}};
+    // several blocks an SM would have, and blocks that wait for one another's turns
+    if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64}});
     for (auto [B, T, NH, HS] : sizes) {
         AttentionShape a = {B, T, NH, HS};
         long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;

@@ -30,6 +30,8 @@ inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], co
         check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
                                                     cudaEnableDefault, &how),
                    "the driver's cuTensorMapEncodeTiled");
+        if (how != cudaDriverEntryPointSuccess || !found)
+            throw DeviceError("the driver has no cuTensorMapEncodeTiled");
         return (decltype(&cuTensorMapEncodeTiled))found;
     }();
     TensorMap map;
@@ -58,28 +60,32 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)),
                  "r"(bytes) : "memory");
 }
-// A wait that nothing will end gives up after some seconds, and so do all that follow: the kernel comes to
-// its end, with results that mean nothing, and says so here (take_expired)
+// A wait that nothing ends gives up after ten seconds, and so do all that follow: the kernel comes to its
+// end, with results that mean nothing, and the host asks (take_expired). A trap there made registers spill
 static __device__ int wait_expired;
 __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     uint32_t done = 0;
+    uint64_t began = 0, now;
     for (uint32_t turn = 1; !done; turn++) {
         asm volatile("{\n\t.reg .pred done;\n\t"
                      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
                      "selp.u32 %0, 1, 0, done;\n\t}"
                      : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
-        if (turn % 4096 || !(turn >= 1u << 24 || *(volatile int*)&wait_expired)) continue;
+        if (done || turn % 4096) continue;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));  // nanoseconds
+        if (began == 0) began = now;
+        if (!*(volatile int*)&wait_expired && now - began < 10000000000) continue;
         wait_expired = 1;
         return;
     }
 }
 // whether a wait has expired since this was asked last
 inline bool take_expired(Stream s) {
-    int now = 0, none = 0;
+    int then = 0, none = 0;
     synchronize(s);
-    check_cuda(cudaMemcpyFromSymbol(&now, wait_expired, sizeof now), "asking for waits that expired");
-    if (now) check_cuda(cudaMemcpyToSymbol(wait_expired, &none, sizeof none), "forgetting them");
-    return now;
+    check_cuda(cudaMemcpyFromSymbol(&then, wait_expired, sizeof then), "asking for waits that expired");
+    if (then) check_cuda(cudaMemcpyToSymbol(wait_expired, &none, sizeof none), "forgetting them");
+    return then;
 }
 
 __device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1, int x2, int x3) {
@@ -246,8 +252,8 @@ constexpr bool has_wgmma = true;
 // ---- descriptors: of tiles that TMA has brought, (rows, 64) each, 1024-byte aligned ----------------------
 
 HOST_DEVICE constexpr uint64_t swizzled_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
-    return (uint64_t)(address >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
-           1ull << 62;
+    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32 | 1ull << 62;
 }
 // rows of the tile are the operand's M or N, its columns k … k + 15 the K
 HOST_DEVICE inline uint64_t rows_descriptor(uint32_t tile, int k) {
@@ -260,4 +266,6 @@ HOST_DEVICE inline uint64_t columns_descriptor(uint32_t tile, int k, uint32_t ti
 }
 
 }  // namespace gpu
+#else
+inline bool take_expired(Stream) { return false; }
 #endif
