@@ -20,7 +20,7 @@ parser.add_argument(
     "--output", default="first_contact", help="OUTPUT.json, OUTPUT.md and OUTPUT/ [first_contact]"
 )
 parser.add_argument("--rehearse", action="store_true", help="small, without a GPU: to see that it works")
-NAMES = "build kernels training 124M memory model steps races nccl".split()
+NAMES = "build kernels training 124M hopper memory model steps races nccl".split()
 parser.add_argument(
     "--parts", nargs="*", default=NAMES, choices=NAMES, help="only these, in this order [all]"
 )
@@ -277,7 +277,9 @@ PARTS = {
     "kernels": lambda: run(
         "kernels", [f"{CUDA}/test_gpt", "emulated" if o.rehearse else "kernels"], 150, by_count
     ),
-    "hopper": lambda: run("hopper", [f"{CUDA}/test_gpt", "hopper"], 40, by_count),
+    "hopper": lambda: run(
+        "hopper", [f"{CUDA}/test_gpt", "emulated" if o.rehearse else "hopper"], 40, by_count
+    ),
     "training": train_against_cpu,
     "124M": lambda: bench("bench_124M", ["124M"], 2, "--no-checks"),
     "memory": lambda: sanitizers(("memcheck", "synccheck"), 60),
