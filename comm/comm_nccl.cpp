@@ -99,9 +99,11 @@ template <class Post>
 void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
     std::string here = note(g, what, label, n);
     watched.push_back({here, calls, g, s, nullptr});
-    if (auto found = comm_streams.find(s); found != comm_streams.end()) found->second->calls++;
+    auto comm_stream = comm_streams.find(s);
+    bool on_comm_stream = comm_stream != comm_streams.end();
+    if (on_comm_stream) comm_stream->second->calls++;
     auto post_checked = [&] { check_nccl(post(comm_of(g)), here.c_str()); };
-    if (together || comm_streams.count(s)) post_checked();
+    if (together || on_comm_stream) post_checked();
     else time_wait(s, post_checked);
     if (!together) end_watched();
 }

@@ -129,7 +129,6 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
         mbarrier_wait(&at.values_full[stage], i / stages % 2);
         wgmma_fence();
         UNROLL(unroll)
-        UNROLL(unroll)
         for (int j = 0; j < rows / 16; j++)
             wgmma<HS>(out, p[j], columns_descriptor(v_tile + stage * Tiles::all, 16 * j, abreast), true);
         wgmma_commit();

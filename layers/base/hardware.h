@@ -78,27 +78,24 @@ inline std::string driver_name() {
 #endif
 }
 
+// 90 for sm_90; what executes kernels without a GPU has what any of them has. Asked for once: kernels that
+// are chosen by it are launched in every layer
+inline int compute_capability() {
+#if defined(__CUDACC__)
+    static const int capability = [] {
+        cudaDeviceProp properties;
+        check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
+        return properties.major * 10 + properties.minor;
+    }();
+    return capability;
+#else
+    return 90;
+#endif
+}
 // whether it has GEMMs of 8-bit numbers; plain loops do
-inline bool device_has_fp8() {
-#if defined(__CUDACC__)
-    cudaDeviceProp properties;
-    check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
-    return properties.major * 10 + properties.minor >= 89;
-#else
-    return true;
-#endif
-}
-
+inline bool device_has_fp8() { return compute_capability() >= 89; }
 // whether it has TMA and wgmma
-inline bool device_is_hopper() {
-#if defined(__CUDACC__)
-    cudaDeviceProp properties;
-    check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
-    return properties.major == 9;
-#else
-    return true;
-#endif
-}
+inline bool device_is_hopper() { return compute_capability() / 10 == 9; }
 
 // ---- the machine that is here -----------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@
 using TensorMap = CUtensorMap;
 struct alignas(8) Mbarrier { uint64_t state; };
 
-// dims[0] is contiguous; stride[i] in bytes, of dims[i] (stride[0] is not used). Of bf16, in swizzled boxes
+// dimension 0 is contiguous; stride[i] in bytes, of dimension i (stride[0] is not used). Of bf16, in swizzled
+// boxes
 inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], const uint64_t (&stride)[4],
                                  const uint32_t (&box)[4]) {
     static const auto encode = [] {
