@@ -103,23 +103,23 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     float dk[HS / 2] = {}, dv[HS / 2] = {}, s[BM / 2], dp[BM / 2], dq[32];
     uint32_t p_rounded[BM / 16][4], ds_rounded[BM / 16][4];
 
+    // of this warpgroup's rows of k or v, and all of q or dout
+    auto begin_scores = [&](float (&out)[BM / 2], uint32_t own_rows, uint32_t queries) {
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int x = 0; x < HS; x += 16)
+            wgmma<BM>(out, rows_descriptor(own_rows + x / 64 * Tiles::key_tile, x % 64),
+                      rows_descriptor(queries + x / 64 * Tiles::query_tile, x % 64), x > 0);
+        wgmma_commit();
+    };
+
     mbarrier_wait(&at.keys, 0);
     for (int tile = first_tile; tile < tiles; tile++) {
         int stage = (tile - first_tile) % stages;
         uint32_t q_now = q_tile + stage * 2 * Tiles::all_queries, dout_now = q_now + Tiles::all_queries;
         mbarrier_wait(&at.full[stage], (tile - first_tile) / stages % 2);
-        wgmma_fence();
-        UNROLL(unroll)
-        for (int x = 0; x < HS; x += 16)  // s^T = k q^T
-            wgmma<BM>(s, rows_descriptor(k_own + x / 64 * Tiles::key_tile, x % 64),
-                      rows_descriptor(q_now + x / 64 * Tiles::query_tile, x % 64), x > 0);
-        wgmma_commit();
-        wgmma_fence();
-        UNROLL(unroll)
-        for (int x = 0; x < HS; x += 16)  // dp^T = v dout^T
-            wgmma<BM>(dp, rows_descriptor(v_own + x / 64 * Tiles::key_tile, x % 64),
-                      rows_descriptor(dout_now + x / 64 * Tiles::query_tile, x % 64), x > 0);
-        wgmma_commit();
+        begin_scores(s, k_own, q_now);      // s^T = k q^T
+        begin_scores(dp, v_own, dout_now);  // dp^T = v dout^T
 
         const float2* terms = query_terms + stage * BM;
         wgmma_wait<1>(s);
