@@ -133,7 +133,7 @@ help:
 #: make test                        all checks: bash scripts/test.sh
 #: make check                       the architecture: who includes whom, headers alone, limits
 #: make bench                       speed of a training step beside the BLAS's own
-#: make profile                     a step's time by kind of kernel (OPTIONS='--model 350M')
+#: make profile                     a step's time by operation (OPTIONS='--model 350M')
 #: make bench-evaluate              evaluation beside training; shared contexts beside each choice alone
 #: make bench-parallel              two ranks of each kind beside one
 #: make corpus                      ./corpus: Common Crawl and other texts -> tokens
@@ -148,24 +148,24 @@ help:
 
 $(OBJECTS)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/%.o: data/%.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/%.o: data/tasks/%.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/%.o: layers/model/%.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(OBJECTS)/comm_%.o: comm/comm_%.cpp Makefile
 	@mkdir -p $(@D)
-	$(COMPILE) $(MPI_COMPILE) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/base/%.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o \
 	$(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
@@ -177,7 +177,7 @@ $(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(OBJECTS)/%.o
 # tools run on the host, whatever the trainer runs on
 $(OBJECTS)/host_comm_%.o: comm/comm_%.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) $(if $(filter mpi,$*),$(MPI_COMPILE)) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(CXX) $(HOST) $(if $(filter mpi,$*),$(MPI_COMPILE)) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(BUILD)/convert: $(OBJECTS)/convert.o $(OBJECTS)/host_comm_single.o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $^ -o $@ $(BLAS)
@@ -198,7 +198,7 @@ corpus: corpus-found $(BUILD)/corpus
 	ln -f $(BUILD)/corpus $@
 $(OBJECTS)/corpus.o $(OBJECTS)/fuzz_corpus.o: $(OBJECTS)/%.o: data/corpus/%.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(HOST) $(CORPUS_FLAGS) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(CXX) $(HOST) $(CORPUS_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(BUILD)/corpus $(BUILD)/fuzz_corpus: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/host_comm_$(CORPUS_COMM).o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $^ -o $@ $(CORPUS_LIBS) $(BLAS) $(MPI_LINK)
@@ -215,7 +215,7 @@ bench-parallel:
 	bash scripts/bench_parallel.sh
 bench-corpus:
 	bash scripts/bench_corpus.sh
-kernel-report:
+kernel-report: all
 	python3 scripts/kernel_report.py $(or $(NVCC),nvcc)
 check-kernels:
 	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) --check

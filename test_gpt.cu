@@ -25,6 +25,7 @@
 #include "layers/model/test_replicas.h"
 #include "layers/model/test_training.h"
 #include "layers/plan/test_plan.h"
+#include "layers/plan/test_record.h"
 #include "layers/test_adamw.h"
 #include "layers/test_gradients.h"
 #include "layers/test_hopper.h"
@@ -78,6 +79,7 @@ struct Benchmark {
 const Benchmark benchmarks[] = {
     {"bench", [](auto&) { bench_step(); }},
     {"profile", print_profile},
+    {"check-record", check_record},
     {"bench-evaluate", [](auto&) { bench_evaluate(); }},
 #if HAS_KERNELS
     {"bench-kernels", [](auto&) { bench_kernels(); }},
@@ -105,7 +107,7 @@ int main(int argc, char** argv) {
         for (auto& benchmark : benchmarks)
             if (!words.empty() && words[0] == benchmark.name) {
                 benchmark.run({words.begin() + 1, words.end()});
-                return 0;
+                return failed > 0;
             }
         fs::create_directories(scratch_folder);
         for (auto& word : words) {

@@ -6,11 +6,10 @@
 #include "layers/inference/evaluate.h"
 #include "layers/model/replicas.h"
 #include "layers/model/trainer.h"
+#include "layers/plan/listen.h"
 #include "layers/plan/memory.h"
 #include "layers/plan/plan_check.h"
-#include "layers/plan/search.h"
-#include "layers/plan/timeline.h"
-#include "layers/plan/trace.h"
+#include "layers/plan/published.h"
 
 volatile sig_atomic_t stop_requested = 0;
 
@@ -44,6 +43,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
         for (int i = 0; i < micro_batches; i++) {
             MicroBatch mb = {i, i == micro_batches - 1, 0, {B, T}, model.in_flight[0], model.inputs[0],
                              &model.activation_gradients[0]};
+            InPlace here({Pass::Forward, i, 0});
             copy_tokens(model, mb.kept, i);
             forward(model, mb, dloss);   // tokens -> logits -> losses
             backward(model, mb, dloss);  // -> gradients, set by the first micro-batch, then added to
@@ -54,14 +54,13 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     auto step = [&] {
         if (checks) check.emplace(model, optimizer, compute);
         else compute();
-        Section timed(Span::Update, -1, -1, model.stream);
         reduce_gradients(model);  // each replica's -> the sums
         update_parameters(model, optimizer, o.clip);
     };
-    bool as_graph = trainer.uses_graph && !trace.on && !checks;
+    bool as_graph = trainer.uses_graph && listeners.empty() && !checks;
     trainer.captured[model.half].enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
 
-    Clip clip = last_clip(model, optimizer);  // until here the host has waited for nothing
+    Clip clip = last_clip(model, optimizer);  // so far the host has waited for nothing but MPI
     if (take_expired(model.stream))
         fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
              "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
@@ -123,6 +122,7 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
     PlanCheck plan_check;
     std::optional<Plan> predicted = predict_run(run);
     StepReporter reporter(run);
+    StepListeners step_listeners(run, predicted.has_value());
     auto due = [&](long every) { return every && run.state.step % every == 0; };
     bool has_begun = run.state.step < run.last_step;
     if (run.is_rank0() && !has_begun)
@@ -131,13 +131,13 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
     comm::collective_check(trainer.samples.await());
     while (run.state.step < run.last_step && !trainer.stop) {
         int batch = batch_after(o, run.state.samples);
-        bool traces = !o.trace.empty() && run.state.step + 1 == o.trace_step;
-        if (traces) start_trace(run.grid.world, model.stream);
+        step_listeners.begin_step(model);
         plan_check.open(planned.work.at(batch));
         StepResult result;
         StepExchange exchange = train_step(result, run, trainer);
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
-        if (traces) save_trace(run, model, trainer.schedules.at(batch).shape, result.seconds);
+        step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
+                                predicted ? &*predicted : nullptr);
         evaluate_step(result, run, trainer, asked);
         reporter.report_step(result, (double)batch * model.shape.T);
         act_on_exchange(exchange, result, run, trainer);
@@ -153,6 +153,7 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
         fail("%ld calls were never waited for: a defect of this program", left);
     if (trainer.stop && run.is_rank0()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (has_begun || o.resume != o.save) save_now(run, trainer);
+    step_listeners.print();
     plan_check.print(run, planned, memory_taken(model, *trainer.optimizer));
 }
 
@@ -176,12 +177,13 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
-    if (!training) return;
+    if (HAS_KERNELS) open_autotuner(o, run.state);
+    if (HAS_KERNELS && model.setup.packs) warm_up_packed(model);
+    if (!training) return share_choices(run.grid.world);
     keep_freed_memory();
     trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
     trainer.slow = std::make_unique<SlowRankMonitor>(run.grid.world);
     if (!HAS_KERNELS) return;
-    open_autotuner(o, run.state);
     // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
     bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short;
@@ -269,7 +271,7 @@ int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
     Run run;
     Asked asked;
-    Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits for ever
+    Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits forever
     try {
         comm::start(&argc, &argv);
         Schedules schedules = start(run, trainer, asked, argc, argv);

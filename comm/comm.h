@@ -27,7 +27,7 @@
 #include <string>
 #include <type_traits>
 #include <vector>
-#include "../layers/base/device.h"
+#include "../layers/base/operation.h"
 
 namespace comm {
 
@@ -48,17 +48,36 @@ struct StreamEvent {
 
 inline double timeout = 600;  // seconds
 
-enum class Collective { AllReduce, ReduceScatter, AllGather, Message };
+using ::Collective;
 // what each of `ranks` sends of a whole of so many bytes, by the ring algorithm (Patarasuk and Yuan, 2009)
 constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
-    return kind == Collective::Message ? bytes
-        : (kind == Collective::AllReduce ? 2 : 1) * (bytes * (ranks - 1) / ranks);
+    switch (kind) {
+        case Collective::AllReduce: return 2 * (bytes * (ranks - 1) / ranks);
+        case Collective::ReduceScatter:
+        case Collective::AllGather: return bytes * (ranks - 1) / ranks;
+        case Collective::Receive: return 0;
+        default: return bytes;
+    }
 }
 struct Traffic {
     long calls = 0, sent = 0;  // sent: bytes, counted so
     bool operator==(const Traffic&) const = default;
 };
 inline std::map<std::string, Traffic> traffic;  // of this rank so far, by the group's name
+
+// When a call on a comm stream began and ended: by the host's clock, or by events of the stream. Who wants to
+// know of the next one asks here; the transport fills it in
+struct CallTimes {
+    double began = 0, ended = 0;  // seconds()
+    bool has_events = false;
+    TimedEvent first, last;
+    // seconds since `origin`, which was at host_origin
+    std::pair<double, double> span(const TimedEvent& origin, double host_origin) const {
+        if (has_events) return {first.since(origin), last.since(origin)};
+        return {began - host_origin, ended - host_origin};
+    }
+};
+inline std::shared_ptr<CallTimes> times_of_next_call;
 
 // ---- what a transport provides ---------------------------------------------------------------------------
 
@@ -75,12 +94,12 @@ void barrier(const Group& g, const char* label);
 double waited_seconds();  // that this rank, or its device, has waited for others so far
 
 Stream make_comm_stream();
-void wait_stream(Stream comm_stream, Stream compute);
-StreamEvent record_event(Stream comm_stream);
+void hold_comm_stream(Stream comm_stream, Stream compute);
+StreamEvent mark(Stream comm_stream);
 void hold_until(Stream compute, const StreamEvent& event);
 long unawaited_calls();  // of comm streams: no event behind them was waited for. 0 before the program ends
-void group_begin();
-void group_end();
+void begin_group();
+void end_group();
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s);
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
@@ -111,46 +130,100 @@ inline void count(const Group& g, Collective kind, long bytes) {
     t.sent += sent_bytes(kind, g.size, bytes);
 }
 
+// A call, said and counted; false where it is only said. n: values of the whole, over all ranks
+class Announcement {
+    NvtxRange range;
+    Announced announced;
+
+public:
+    template <class T>
+    Announcement(Collective kind, const Group& g, std::initializer_list<Tensor> tensors, long n, const T*,
+                 const char* label, Stream s, std::source_location where)
+        : range(label), announced([&] {
+              return Activity{.kind = Activity::Call, .name = collective_names[(int)kind], .stream = s,
+                              .place = {}, .tensors = tensors,
+                              .call = {kind, g.name, &g.members, g.rank, g.size, n, s != nullptr},
+                              .label = label, .where = where};
+          }) {
+        if (executes()) count(g, kind, n * (long)sizeof(T));
+    }
+    explicit operator bool() const { return executes(); }
+};
+using Where = std::source_location;
+
 template <class T>
-void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s) {
-    if (g.size == 1) return;
-    count(g, Collective::AllReduce, n * (long)sizeof(T));
-    all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
-}
-template <class T>
-void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) {
-        count(g, Collective::ReduceScatter, g.size * n * (long)sizeof(T));
-        reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
-    } else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
-}
-template <class T>
-void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s) {
-    if (g.size > 1) {
-        count(g, Collective::AllGather, g.size * n * (long)sizeof(T));
-        all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
-    } else if (out != in) copy_on_device(out, in, n * sizeof(T), s);
-}
-template <class T>
-void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream s) {
-    if (g.size == 1) return;
-    count(g, Collective::Message, g.rank == root ? n * (long)sizeof(T) : 0);
-    broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
-}
-template <class T>
-void send(const Group& g, const T* x, long n, int to, const char* label, Stream s) {
-    count(g, Collective::Message, n * (long)sizeof(T));
-    send_bytes(g, x, n, type_of<T>(), to, label, s);
-}
-template <class T>
-void receive(const Group& g, T* x, long n, int from, const char* label, Stream s) {
-    count(g, Collective::Message, 0);
-    receive_bytes(g, x, n, type_of<T>(), from, label, s);
+void copy_slice(T* out, const T* in, long n, Stream s) {
+    if (out != in && executes()) copy_on_device(out, in, n * sizeof(T), s);
 }
 
+template <class T>
+void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s,
+                Where where = Where::current()) {
+    if (g.size == 1) return;
+    if (Announcement call{Collective::AllReduce, g, {updates("x", x, n)}, n, x, label, s, where})
+        all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
+}
+template <class T>
+void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
+                    Where where = Where::current()) {
+    if (g.size == 1) return copy_slice(out, in, n, s);
+    if (Announcement call{Collective::ReduceScatter, g, {reads("in", in, g.size, n), writes("out", out, n)},
+                          g.size * n, in, label, s, where})
+        reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
+}
+template <class T>
+void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
+                Where where = Where::current()) {
+    if (g.size == 1) return copy_slice(out, in, n, s);
+    if (Announcement call{Collective::AllGather, g, {reads("in", in, n), writes("out", out, g.size, n)},
+                          g.size * n, in, label, s, where})
+        all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
+}
+template <class T>
+void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream s,
+               Where where = Where::current()) {
+    if (g.size == 1) return;
+    if (Announcement call{Collective::Broadcast, g, {updates("x", x, n)}, g.rank == root ? n : 0, x, label, s,
+                          where})
+        broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
+}
+template <class T>
+void send(const Group& g, const T* x, long n, int to, const char* label, Stream s,
+          Where where = Where::current()) {
+    if (Announcement call{Collective::Send, g, {reads("x", x, n)}, n, x, label, s, where})
+        send_bytes(g, x, n, type_of<T>(), to, label, s);
+}
+template <class T>
+void receive(const Group& g, T* x, long n, int from, const char* label, Stream s,
+             Where where = Where::current()) {
+    if (Announcement call{Collective::Receive, g, {writes("x", x, n)}, n, x, label, s, where})
+        receive_bytes(g, x, n, type_of<T>(), from, label, s);
+}
+
+inline void group_begin() { if (executes()) begin_group(); }
+inline void group_end() { if (executes()) end_group(); }
+
+// ---- order -----------------------------------------------------------------------------------------------
+
+// `waits` goes on when `awaited` has got to that position
+inline Activity wait_of(Stream waits, Stream awaited, long position, const char* label) {
+    return {.kind = Activity::Wait, .name = "wait", .stream = waits, .place = {}, .label = label,
+            .awaited = awaited, .position = position};
+}
+inline void wait_stream(Stream comm_stream, Stream compute) {
+    Announced wait([&] { return wait_of(comm_stream, compute, -1, "computations"); });
+    if (executes()) hold_comm_stream(comm_stream, compute);
+}
+inline long dry_marks = 0;  // marks of a step of which nothing is executed
+inline StreamEvent record_event(Stream comm_stream) {
+    if (executes()) return mark(comm_stream);
+    return {comm_stream, ++dry_marks};
+}
 // at once where nothing was recorded
-inline void wait_event(Stream compute, const StreamEvent& event) {
-    if (event.comm_stream) hold_until(compute, event);
+inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {
+    if (!event.comm_stream) return;
+    Announced wait([&] { return wait_of(compute, event.comm_stream, event.position, label); });
+    if (executes()) hold_until(compute, event);
 }
 
 // sums over ranks of numbers on the host, always added in the order of the ranks

@@ -76,11 +76,13 @@ struct Call {
     watch::Clock given = {};  // what the host knew then
     watch::Clock end = {};    // what is ordered before its end
     std::string here = {};
+    std::shared_ptr<CallTimes> times = std::move(times_of_next_call);
     MPI_Request request = MPI_REQUEST_NULL;
     bool posted = false, done = false;
 
     void begin(Stream s) {
         here = note(group, what, label, n);
+        if (times) times->began = seconds();
         post(&request, s);
         posted = true;
     }
@@ -88,6 +90,7 @@ struct Call {
         int complete = 0;
         MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
         if (complete && finish) finish(s);
+        if (complete && times) times->ended = seconds();
         done = complete;
     }
 };
@@ -137,7 +140,7 @@ struct CommStream {
     }
 };
 std::vector<std::unique_ptr<CommStream>> comm_streams;
-bool together = false;         // between group_begin and group_end
+bool together = false;         // between begin_group and end_group
 std::vector<Call> collected;   // on the compute stream
 
 void advance_comm_streams() {
@@ -192,13 +195,13 @@ Stream make_comm_stream() {
     comm_streams.push_back(std::make_unique<CommStream>());
     return (Stream)comm_streams.back().get();
 }
-void wait_stream(Stream comm_stream, Stream compute) {
+void hold_comm_stream(Stream comm_stream, Stream compute) {
     auto event = std::make_shared<Event>();
     event->record(compute);
     ((CommStream*)comm_stream)->after = event;
 }
 double waited_seconds() { return host_waited; }
-StreamEvent record_event(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
+StreamEvent mark(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
 void hold_until(Stream, const StreamEvent& event) {
     CommStream& c = *(CommStream*)event.comm_stream;
     c.awaited = std::max(c.awaited, event.position);
@@ -215,8 +218,8 @@ long unawaited_calls() {
     for (auto& c : comm_streams) n += c->given - c->awaited;
     return n;
 }
-void group_begin() { together = true; }
-void group_end() {
+void begin_group() { together = true; }
+void end_group() {
     together = false;
     for (auto& call : collected) wait_for(call);
     collected.clear();

@@ -1,4 +1,4 @@
-// comm_nccl.cpp   the transport over NCCL: one communicator a group, made known over MPI
+// comm_nccl.cpp   the transport over NCCL: one communicator a group, its id exchanged over MPI
 //   Calls go into the stream they are given; a comm_stream is a stream of its own, ordered against the
 //   compute stream by events. While the host waits for the device, the oldest unfinished call is watched.
 //   What a rank waits for others is time of its compute stream: in calls there, which take the slowest rank's
@@ -31,6 +31,7 @@ struct Watched {
 };
 std::deque<Watched> watched;
 bool together = false;
+std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with their group
 
 void advance_comm_streams() {}  // the device does it
 
@@ -58,7 +59,9 @@ void look() {
     }
 }
 
-void end_watched() {
+void end_calls() {
+    for (auto& [times, stream] : timed) times->last.record(stream);
+    timed.clear();
     for (auto& w : watched)
         if (!w.ended) {
         w.ended = std::make_unique<Event>();
@@ -69,7 +72,7 @@ void end_watched() {
 
 struct CommStream {
     Event forked;
-    // an event older than that is met by a later one: the order is kept
+    // events are used again: a wait for one that was is for a later point of the same stream, which is safe
     static constexpr int moments = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     long given = 0;               // marks
@@ -103,9 +106,14 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
     bool on_comm_stream = comm_stream != comm_streams.end();
     if (on_comm_stream) comm_stream->second->calls++;
     auto post_checked = [&] { check_nccl(post(comm_of(g)), here.c_str()); };
+    if (auto times = std::move(times_of_next_call)) {
+        times->has_events = true;
+        times->first.record(s);
+        timed.push_back({times, s});
+    }
     if (together || on_comm_stream) post_checked();
     else time_wait(s, post_checked);
-    if (!together) end_watched();
+    if (!together) end_calls();
 }
 
 // NCCL connects two ranks when they first communicate, and the host waits for it; a host that waits in the
@@ -117,10 +125,10 @@ void connect(const Group& g, const char* name) {
     reduce_scatter_bytes(g, x + g.rank, x, 1, Type::Int64, "connecting", nullptr);
     all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
     broadcast_bytes(g, x, 1, Type::Int64, 0, "connecting", nullptr);
-    group_begin();
+    begin_group();
     send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
     receive_bytes(g, x + g.size + 1, 1, Type::Int64, (g.rank + g.size - 1) % g.size, "connecting", nullptr);
-    group_end();
+    end_group();
     synchronize(nullptr);
     device_free(x);
 }
@@ -156,12 +164,12 @@ Stream make_comm_stream() {
     for (int i = 0; i < CommStream::moments; i++) comm_streams[s]->marks.push_back(std::make_unique<Event>());
     return s;
 }
-void wait_stream(Stream comm_stream, Stream compute) {
+void hold_comm_stream(Stream comm_stream, Stream compute) {
     CommStream& c = *comm_streams[comm_stream];
     c.forked.record(compute);
     c.forked.hold(comm_stream);
 }
-StreamEvent record_event(Stream comm_stream) {
+StreamEvent mark(Stream comm_stream) {
     CommStream& c = *comm_streams[comm_stream];
     c.marks[++c.given % CommStream::moments]->record(comm_stream);
     c.calls_at[c.given % CommStream::moments] = c.calls;
@@ -187,14 +195,14 @@ double waited_seconds() {
     }
     return host_waited + device_waited;
 }
-void group_begin() {
+void begin_group() {
     together = true;
     check_nccl(ncclGroupStart(), "the start of a group");
 }
-void group_end() {
+void end_group() {
     together = false;
     check_nccl(ncclGroupEnd(), "the end of a group");
-    end_watched();
+    end_calls();
 }
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {

@@ -23,13 +23,13 @@ std::vector<int64_t> gather_numbers(const Group&, const std::vector<int64_t>& mi
 void barrier(const Group&, const char*) {}
 
 Stream make_comm_stream() { return nullptr; }
-void wait_stream(Stream, Stream) {}
+void hold_comm_stream(Stream, Stream) {}
 double waited_seconds() { return 0; }
-StreamEvent record_event(Stream) { return {}; }
+StreamEvent mark(Stream) { return {}; }
 void hold_until(Stream, const StreamEvent&) {}
 long unawaited_calls() { return 0; }
-void group_begin() {}
-void group_end() {}
+void begin_group() {}
+void end_group() {}
 
 void all_reduce_bytes(const Group&, void*, long, Type, Op, const char*, Stream) {}
 void reduce_scatter_bytes(const Group&, void*, const void*, long, Type, const char*, Stream) {}

@@ -16,8 +16,7 @@
 //   reductions become reduce-scatters, and all rows are gathered again before the next GEMM. N_r = N / t
 //   then, else N_r = N.
 //   To add a collective: a line with its label and what each rank holds before and after, here or in a
-//   layer's function; the same call in layers/plan/cost.h. A run ends with "plan and run DIFFER" where that
-//   is forgotten.
+//   layer's function. The plan finds it there.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -43,7 +42,7 @@ struct Grid {
     bool holds_tied() const { return p > 1 && (is_first_stage() || is_last_stage()); }
 };
 
-// the place of a rank; of its groups only the sizes
+// the place of a rank, its groups' names and members; nothing is made yet
 inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
         std::string near = text("%ld", (world / one + 1) * one);
@@ -58,35 +57,46 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     g.tensor = rank % t;
     g.data = rank / t % g.d;
     g.stage = rank / t / g.d;
-    g.tp.size = t;
-    g.tp.rank = g.tensor;
-    g.dp.size = g.d;
-    g.dp.rank = g.data;
-    g.world.size = world;
+    auto group = [&](const char* name, int size, int mine, auto member) {
+        comm::Group out = {name, mine, size, std::vector<int>(size)};
+        for (int i = 0; i < size; i++) out.members[i] = member(i);
+        return out;
+    };
+    g.tp = group("tensor", t, g.tensor, [&](int i) { return g.rank_of(i, g.data, g.stage); });
+    g.dp = group("data", g.d, g.data, [&](int i) { return g.rank_of(g.tensor, i, g.stage); });
+    g.world = group("world", world, rank, [](int i) { return i; });
+    if (p == 1) return g;
+    auto of_stage = [&](int stage) { return g.rank_of(g.tensor, g.data, stage); };
+    g.pp = group("pipeline", p, g.stage, of_stage);
+    auto pair = [&](const char* name, int from, int to) {
+        return group(name, 2, g.stage == from ? 0 : 1, [&](int i) { return of_stage(i ? to : from); });
+    };
+    if (g.holds_tied()) g.tied = pair("tied embedding", 0, p - 1);
+    int before = (g.stage + p - 1) % p, next = (g.stage + 1) % p;
+    g.forward_in.group = pair("forward", before, g.stage);
+    g.forward_out.group = pair("forward", g.stage, next);
+    g.backward_in.group = pair("backward", next, g.stage);
+    g.backward_out.group = pair("backward", g.stage, before);
     return g;
 }
 
 // collective over the world; the pairs of neighbours are made in one order everywhere
 inline Grid make_grid(int t, int p, bool wrap) {
     Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
-    std::vector<int> tp, dp, pp;
-    for (int i = 0; i < t; i++) tp.push_back(g.rank_of(i, g.data, g.stage));
-    for (int i = 0; i < g.d; i++) dp.push_back(g.rank_of(g.tensor, i, g.stage));
-    for (int i = 0; i < p; i++) pp.push_back(g.rank_of(g.tensor, g.data, i));
-    g.world = comm::make_group("world", comm::everyone().members);
-    g.tp = comm::make_group("tensor", tp);
-    g.dp = comm::make_group("data", dp);
+    auto make = [](comm::Group& group) { group = comm::make_group(group.name, group.members); };
+    for (comm::Group* group : {&g.world, &g.tp, &g.dp}) make(*group);
     g.dp_stream = comm::make_comm_stream();
     if (p == 1) return g;
-    g.pp = comm::make_group("pipeline", pp);
-    if (g.holds_tied()) g.tied = comm::make_group("tied embedding", {pp.front(), pp.back()});
+    make(g.pp);
+    if (g.holds_tied()) make(g.tied);
     for (int from = 0; from < (wrap ? p : p - 1); from++) {
         int to = (from + 1) % p;
         if (g.stage != from && g.stage != to) continue;
-        Link forward = {comm::make_group("forward", {pp[from], pp[to]}), comm::make_comm_stream()};
-        Link backward = {comm::make_group("backward", {pp[to], pp[from]}), comm::make_comm_stream()};
-        (g.stage == from ? g.forward_out : g.forward_in) = forward;
-        (g.stage == from ? g.backward_in : g.backward_out) = backward;
+        for (Link* link : {g.stage == from ? &g.forward_out : &g.forward_in,
+                           g.stage == from ? &g.backward_in : &g.backward_out}) {
+            make(link->group);
+            link->stream = comm::make_comm_stream();
+        }
     }
     return g;
 }
@@ -128,20 +138,21 @@ struct TensorParallel {
 
 // this rank's rows -> all N rows
 inline const floatX* gather_rows(const TensorParallel& tp, floatX* all, const floatX* own, int N, int C,
-                                 const char* label, Stream s) {
+                                 const char* label, Stream s, comm::Where where = comm::Where::current()) {
     if (!tp.sequence_parallel) return own;
-    comm::all_gather(tp.group, all, own, (long)tp.rows(N) * C, label, s);  // N / t rows -> N rows
+    comm::all_gather(tp.group, all, own, (long)tp.rows(N) * C, label, s, where);  // N / t rows -> N rows
     return all;
 }
 
 // partial sums over all N rows -> whole sums over this rank's rows; returns where they are
 inline floatX* reduce_rows(const TensorParallel& tp, floatX* own, floatX* partial, int N, int C,
-                           const char* label, Stream s) {
+                           const char* label, Stream s, comm::Where where = comm::Where::current()) {
     if (tp.sequence_parallel) {
         // N partial -> N / t whole
-        comm::reduce_scatter(tp.group, own, partial, (long)tp.rows(N) * C, label, s);
+        comm::reduce_scatter(tp.group, own, partial, (long)tp.rows(N) * C, label, s, where);
         return own;
     }
-    comm::all_reduce(tp.group, partial, (long)N * C, comm::Op::Sum, label, s);  // N partial -> N whole
+    // N partial -> N whole
+    comm::all_reduce(tp.group, partial, (long)N * C, comm::Op::Sum, label, s, where);
     return partial;
 }

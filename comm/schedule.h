@@ -11,8 +11,8 @@
 //   once, so that neighbours who send to each other meet; it has at most one message of a kind. Between two
 //   neighbours the messages of a direction keep their order.
 //   Memory is numbered: a micro-batch in flight (its activations in a chunk, from Forward to Backward), an
-//   input (what the chunk's first layer reads), a gradient. Who writes into memory that was sent from waits
-//   for that send. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it.
+//   input (what the chunk's first layer reads), a gradient. Before memory that was sent from is written again
+//   that send is waited for. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -217,7 +217,7 @@ int take_turns(const std::vector<Schedule>& all, std::vector<Stage>& stages, Ste
 }
 
 // A stage goes on until it must wait; a message arrives when it has been sent and its receive is posted. The
-// answer is "", or what is wrong: memory overwritten, another message than expected, a wait for ever.
+// answer is "", or what is wrong: memory overwritten, another message than expected, a wait forever.
 class ScheduleChecker {
     using I = Instruction;
     // (micro_batch, number of the taker)
@@ -323,7 +323,7 @@ public:
     std::string check() {
         try {
             int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
-            if (stuck >= 0) refuse(stuck, all[stuck].list[stages[stuck].at], "waits for ever");
+            if (stuck >= 0) refuse(stuck, all[stuck].list[stages[stuck].at], "waits forever");
             finish();
         } catch (const Error& e) {
             return e.what();

@@ -23,7 +23,7 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
         set_zero(y, host.size() * sizeof(T), nullptr);
         if (where) comm::wait_stream(where, nullptr);
         make(where);
-        if (where) comm::wait_event(nullptr, comm::record_event(where));
+        if (where) comm::wait_event(nullptr, comm::record_event(where), "a test");
         copy_to_host(out.data(), from, out.size() * sizeof(T), nullptr);
     };
     auto expect = [&](const char* what, bool on_channel, int from, int count, auto wanted) {
@@ -87,7 +87,7 @@ void test_ranks() {
         Stream s = i % 2 ? second : first;
         comm::wait_stream(s, nullptr);
         comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", s);
-        comm::wait_event(nullptr, comm::record_event(s));
+        comm::wait_event(nullptr, comm::record_event(s), "a test");
     }
     copy_to_host(&got, x, sizeof got, nullptr);
     device_free(x);

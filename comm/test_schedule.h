@@ -52,7 +52,7 @@ void test_schedule() {
     PipelineShape plain = {4, 6, 1, 6}, deep = {4, 8, 2, 4};
     spoilt("another's message", plain,
            [&](auto& all) { all[0].list.erase(find(all[0], I::SendForward, 2)); });
-    spoilt("waits for ever", plain, [&](auto& all) { all[2].list.erase(find(all[2], I::SendBackward, 5)); });
+    spoilt("waits forever", plain, [&](auto& all) { all[2].list.erase(find(all[2], I::SendBackward, 5)); });
     spoilt("before its receive", plain,
            [&](auto& all) { all[1].list.erase(find(all[1], I::ReceiveForward, 3)); });
     spoilt("its activations are in use", plain,
@@ -89,7 +89,7 @@ void test_schedule() {
                all[0].list.erase(b);
                all[0].list.insert(find(all[0], I::Forward, 4) + 1, late);
            });
-    spoilt("waits for ever", {10, 24, 2, 24},
+    spoilt("waits forever", {10, 24, 2, 24},
            [&](auto& all) {  // too few gradients for the way back to the end
                for (auto& i : all[0].list)
                    if (i.gradient >= 0) i.gradient %= 3;

@@ -14,6 +14,7 @@
 #pragma once
 #include <algorithm>
 #include "adamw_state.cuh"
+#include "base/operation.h"
 
 constexpr int flag_span = 128;
 constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // the weight decays; the gradient takes part in the norm
@@ -330,3 +331,44 @@ inline void clip_gradients(Clip* clip, const double* sums, int count, double lar
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+template <class State>
+void adamw(const State& state, const real* gradients, const uint8_t* flags, const AdamW* hyper,
+           const Clip* clip, StateCheck* check, long n, Stream s) {
+    if (Operation op{"adamw", s, {reads("gradients", gradients, n),
+                                  updates("parameters", state.parameters, n), updates("low", state.low, n),
+                                  updates("m", state.m, n), updates("v", state.v, n)}})
+        dev::adamw(state, gradients, flags, hyper, clip, check, n, s);
+}
+
+inline void add_values(real* sum, const real* x, long n, Stream s) {
+    if (Operation op{"add_values", s, {reads("x", x, n), updates("sum", sum, n)}})
+        dev::add_values(sum, x, n, s);
+}
+
+// of x (all) n values in `count` slices; sums (sum_count)
+inline void square_sums(double* sums, int sum_count, double* parts, const real* x, long all, long n,
+                        const uint8_t* flags, const Slice* slices, int count, Stream s) {
+    if (Operation op{"square_sums", s, {reads("gradients", x, all), writes("squares", sums, sum_count)},
+                     {moves(0, (double)n)}})
+        dev::square_sums(sums, parts, x, flags, slices, count, s);
+}
+
+inline void sum_values(double* sum, const real* x, long n, Stream s) {
+    if (Operation op{"sum_values", s, {reads("x", x, n), writes("sum", sum, 1)}})
+        dev::sum_values(sum, x, n, s);
+}
+
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, const AdamW* hyper,
+                           Stream s) {
+    if (Operation op{"clip_gradients", s, {reads("squares", sums, count)}})
+        dev::clip_gradients(clip, sums, count, largest, hyper, s);
+}
+
+template <class T>
+void sum_bits(unsigned long long* sum, const T* x, long n, Stream s) {
+    if (Operation op{"sum_bits", s, {reads("x", x, n)}}) dev::sum_bits(sum, x, n, s);
+}

@@ -11,6 +11,7 @@
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"
+#include "base/operation.h"
 #include "base/vector_exp.h"
 
 struct AttentionShape {
@@ -194,3 +195,35 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
+    return reads("qkv", qkv, (long)a.B * a.T, a.row());
+}
+// rows of o or of its gradient
+inline long attention_rows_of(const AttentionShape& a) { return (long)a.B * a.T; }
+
+inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
+    long heads = (long)a.B * a.NH, rows = attention_rows_of(a);
+    if (Operation op{"attention_forward", s, {qkv_of(qkv, a), writes("p", p, heads * a.T, a.T),
+                                              writes("o", o, rows, a.out())},
+                     {scores_product({a.T, a.T, a.HS, heads}), moves(2.0 * (double)heads * a.T * a.T),
+                      scores_product({a.T, a.HS, a.T, heads})}})
+        dev::attention_forward(o, p, qkv, a, s);
+}
+
+inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p,
+                               const floatX* qkv, AttentionShape a, Stream s) {
+    long heads = (long)a.B * a.NH, rows = attention_rows_of(a);
+    GemmShape values = {a.T, a.HS, a.T, heads};
+    if (Operation op{"attention_backward", s, {qkv_of(qkv, a), reads("p", p, heads * a.T, a.T),
+                                               reads("dout", dout, rows, a.out()),
+                                               writes("dp", dp, heads * a.T, a.T),
+                                               writes("dqkv", dqkv, rows, a.row())},
+                     {scores_product(values), scores_product({a.T, a.T, a.HS, heads}),
+                      moves(3.0 * (double)heads * a.T * a.T), scores_product(values),
+                      scores_product(values)}})
+        dev::attention_backward(dqkv, dp, dout, p, qkv, a, s);
+}

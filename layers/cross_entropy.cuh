@@ -4,15 +4,16 @@
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
-//   logits (N, Vp) of which the first V columns take part, being entries first, … of the vocabulary; targets
-//   (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on, but in
-//   a row whose loss is not finite.
+//   logits (N, Vp) of which the first V columns take part, entries first, first + 1, … of the vocabulary;
+//   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on, but in a
+//   row whose loss is not finite.
 //   With is_greedy (N), a row's is 1 where no logit is larger than the target's, else 0.
 //   kept:  nothing more (the gradient replaces the logits)
 //   communicates: nothing    cost: 4*N*V flops; logits read and written once, as a row stays in shared memory
 //                          where it fits there; in three steps read three times: memory bound
 #pragma once
 #include "base/mma.h"
+#include "base/operation.h"
 #include "base/vector_exp.h"
 
 struct VocabularyShard { int V, Vp, first; };  // columns that take part, all columns, entry of column 0
@@ -233,3 +234,43 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
+    if (Operation op{"cross_entropy_max", s, {reads("logits", logits, N, v.Vp),
+                                              writes("largest", largest, N)}})
+        dev::cross_entropy_max(largest, logits, N, v, s);
+}
+
+inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
+                              int N, VocabularyShard v, Stream s) {
+    if (Operation op{"cross_entropy_sum", s, {reads("logits", logits, N, v.Vp), reads("targets", targets, N),
+                                              reads("largest", largest, N), writes("sums", sums, 2, N)}})
+        dev::cross_entropy_sum(sums, largest, logits, targets, N, v, s);
+}
+
+// the logits become their gradient, or are left as they are
+inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
+    return want_gradient ? updates("logits", logits, N, v.Vp) : reads("logits", logits, N, v.Vp);
+}
+
+inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,
+                                 const real* sums, const int* targets, real dloss, bool want_gradient, int N,
+                                 VocabularyShard v, Stream s) {
+    if (Operation op{"cross_entropy_finish", s,
+                     {reads("largest", largest, N), reads("sums", sums, 2, N), reads("targets", targets, N),
+                      logits_of(logits, want_gradient, N, v), updates("losses", losses, N)}})
+        dev::cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N,
+                                  v, s);
+}
+
+inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
+                          const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
+                          Stream s) {
+    if (Operation op{"cross_entropy", s, {reads("targets", targets, N),
+                                          logits_of(logits, want_gradient, N, v),
+                                          updates("losses", losses, N)}})
+        dev::cross_entropy(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
+}

@@ -10,7 +10,7 @@
 #pragma once
 #include <algorithm>
 #include <vector>
-#include "base/device.h"
+#include "base/operation.h"
 
 // sorted_rows (N): the rows of a batch, ordered by their tokens, equal ones by row; run_starts (N + 1): run i
 // is sorted_rows[run_starts[i]] … up to, excluding, sorted_rows[run_starts[i + 1]]; behind the last run all
@@ -194,3 +194,36 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+// of wte only the rows looked up are read
+inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
+                              int C, Stream s) {
+    if (Operation op{"embedding_forward", s, {reads("tokens", tokens, N), reads("wte", wte, rows, C),
+                                              writes("x", x, N, C)}, {moves(2.0 * N * C)}})
+        dev::embedding_forward(x, tokens, wte, row, rows, N, C, s);
+}
+
+inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
+                             int C, Stream s) {
+    if (Operation op{"position_forward", s, {reads("wpe", wpe, positions ? N : T, C), updates("x", x, N, C)},
+                     {moves(3.0 * N * C)}})
+        dev::position_forward(x, wpe, positions, offset, N, T, C, s);
+}
+
+inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
+                               const floatX* dx, int row, int rows, int N, int C, Stream s) {
+    if (Operation op{"embedding_backward", s, {reads("tokens", tokens, N), reads("dx", dx, N, C),
+                                               updates("dwte", dwte, rows, C)},
+                     {moves(1.0 * N * C, 2.0 * N * C)}})
+        dev::embedding_backward(dwte, tokens, sorted_rows, run_starts, dx, row, rows, N, C, s);
+}
+
+inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
+                              Stream s) {
+    if (Operation op{"position_backward", s, {reads("dx", dx, N, C),
+                                              sums_to("dwpe", dwpe, accumulate, T, C)}})
+        dev::position_backward(dwpe, dx, offset, N, T, C, accumulate, s);
+}

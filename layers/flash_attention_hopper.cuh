@@ -9,6 +9,9 @@
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
 #pragma once
+#include <utility>
+#include "base/autotune.h"
+#include "base/hardware.h"
 #include "base/hopper.h"
 #include "flash_attention.cuh"
 
@@ -28,13 +31,12 @@ struct HopperBarriers {
     Mbarrier queries, keys_full[2], keys_free[2], values_full[2], values_free[2];
 };
 
-// head_part: 3 h for the q of head h, 3 h + 1 for its k, 3 h + 2 for its v; rows `first`..
-template <int HS>
+// head_part: 3 h for the q of head h, 3 h + 1 for its k, 3 h + 2 for its v; so many rows, from `first` on
+template <int HS, int rows>
 __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* full, int head_part,
                                      int first, int b) {
-    mbarrier_arrive_expect(full, HopperTiles<HS>::all);
-    for (int x = 0; x < HS; x += 64)
-        tma_load(to + x / 64 * HopperTiles<HS>::one, qkv, full, x, head_part, first, b);
+    mbarrier_arrive_expect(full, HS / 64 * rows * 128);
+    for (int x = 0; x < HS; x += 64) tma_load(to + x / 64 * rows * 128, qkv, full, x, head_part, first, b);
 }
 
 // one tile's scores -> their exponentials; largest, sum: of this lane's rows g and g + 8 so far; what has
@@ -95,13 +97,13 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
     if (threadIdx.x < 128) {
         fewer_registers<24>();
         if (threadIdx.x > 0) return;
-        ask_for_tiles<HS>(q, qkv, &at.queries, 3 * h, first, b);
+        ask_for_tiles<HS, rows>(q, qkv, &at.queries, 3 * h, first, b);
         for (int i = 0; i <= block; i++) {
             int stage = i % stages, before = (i / stages + 1) % 2, keys = first - i * rows;
             mbarrier_wait(&at.keys_free[stage], before);
-            ask_for_tiles<HS>(k + stage * Tiles::all, qkv, &at.keys_full[stage], 3 * h + 1, keys, b);
+            ask_for_tiles<HS, rows>(k + stage * Tiles::all, qkv, &at.keys_full[stage], 3 * h + 1, keys, b);
             mbarrier_wait(&at.values_free[stage], before);
-            ask_for_tiles<HS>(v + stage * Tiles::all, qkv, &at.values_full[stage], 3 * h + 2, keys, b);
+            ask_for_tiles<HS, rows>(v + stage * Tiles::all, qkv, &at.values_full[stage], 3 * h + 2, keys, b);
         }
         return;
     }
@@ -199,6 +201,52 @@ void flash_attention_hopper_forward(X* o, real* lse, const X* qkv, AttentionShap
     } else {
         fail("flash attention on this device wants bf16");
     }
+}
+
+// ---- who takes which -------------------------------------------------------------------------------------
+
+// "", or how far two ways to make n values at x are apart, in the root of the mean square; each rounds to
+// bf16 twice: by 2^-8 at most, in the mean by less
+template <class T, class Run>
+std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
+    std::vector<T> values[2];
+    double difference = 0, square = 0;
+    for (bool way : {false, true}) {
+        try {
+            run(way);
+            if (take_expired(s)) return "a wait for an mbarrier has expired";
+        } catch (const DeviceError& e) {
+            if (!way) throw;
+            return e.what();
+        }
+        values[way].resize(n);
+        copy_to_host(values[way].data(), x, n * sizeof(T), s);
+    }
+    for (size_t i = 0; i < n; i++) {
+        double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
+        difference += off * off;
+        square += wanted * wanted;
+    }
+    double off = std::sqrt(difference / square);
+    return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
+}
+
+// of a shape, once: in the warm-up both compute, and are timed. On the emulated device only checks take it.
+// run(shape, way): way 1 is that of sm_90a; differ(): "" or how they do
+template <class Run, class Differ>
+bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each `run`
+    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
+    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
+        // another number with other kernels: what was chosen of these is not chosen of those
+        std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
+        return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
+            std::string wrong = way && std::exchange(is_first, false) ? differ() : "";
+            if (wrong.empty()) run(a, way == 1);
+            else fprintf(stderr, "note: flash attention %s of sm_90a is not used: %s\n", what, wrong.c_str());
+            return wrong.empty();
+        }) == 1;
+    });
 }
 
 }  // namespace gpu

@@ -10,8 +10,6 @@
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T
 #pragma once
-#include <utility>
-#include "base/hardware.h"
 #include "flash_attention_hopper.cuh"
 
 #if HAS_KERNELS
@@ -222,50 +220,6 @@ void flash_attention_hopper_backward(X* dqkv, const FlashScratch& scratch, const
 
 // ---- who takes which -------------------------------------------------------------------------------------
 
-// "", or how far two ways to make n values at x are apart, in the root of the mean square; each rounds to
-// bf16 twice: by 2^-8 at most, in the mean by less
-template <class T, class Run>
-std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
-    std::vector<T> values[2];
-    double difference = 0, square = 0;
-    for (bool way : {false, true}) {
-        try {
-            run(way);
-            if (take_expired(s)) return "a wait for an mbarrier has expired";
-        } catch (const DeviceError& e) {
-            if (!way) throw;
-            return e.what();
-        }
-        values[way].resize(n);
-        copy_to_host(values[way].data(), x, n * sizeof(T), s);
-    }
-    for (size_t i = 0; i < n; i++) {
-        double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
-        difference += off * off;
-        square += wanted * wanted;
-    }
-    double off = std::sqrt(difference / square);
-    return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
-}
-
-// of a shape, once: in the warm-up both compute, and are timed. On the emulated device only checks take it.
-// run(shape, way): way 1 is that of sm_90a; differ(): "" or how they do
-template <class Run, class Differ>
-bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
-    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each `run`
-    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
-    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        // another number with other kernels: what was chosen of these is not chosen of those
-        std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
-        return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
-            std::string wrong = way && std::exchange(is_first, false) ? differ() : "";
-            if (wrong.empty()) run(a, way == 1);
-            else fprintf(stderr, "note: flash attention %s of sm_90a is not used: %s\n", what, wrong.c_str());
-            return wrong.empty();
-        }) == 1;
-    });
-}
-
 template <class X>
 struct FlashForward {
     X* o;
@@ -317,3 +271,33 @@ void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dou
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+// `products` over the causal half of the scores, in tiles that never leave the chip
+inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
+    GemmShape half = {a.T, a.T / 2, a.HS, (long)a.B * a.NH * products};
+    return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
+}
+
+inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
+    long rows = attention_rows_of(a);
+    if (Operation op{"flash_attention_forward", s, {qkv_of(qkv, a), writes("o", o, rows, a.out()),
+                                                    writes("lse", lse, (long)a.B * a.NH, a.T)},
+                     {flash_work(a, 2, 4.0 * (double)rows * (double)a.out())}})
+        dev::flash_attention_forward(o, lse, qkv, a, s);
+}
+
+inline void flash_attention_backward(floatX* dqkv, const FlashScratch& scratch, const floatX* dout,
+                                     const floatX* o, const real* lse, const floatX* qkv, AttentionShape a,
+                                     Stream s) {
+    long rows = attention_rows_of(a);
+    double values = (double)rows * (double)a.out();
+    // reads o, dout, q, k, v, dout; adds to dq in fp32 for every 64 keys, half of them
+    if (Operation op{"flash_attention_backward", s,
+                     {qkv_of(qkv, a), reads("o", o, rows, a.out()), reads("dout", dout, rows, a.out()),
+                      reads("lse", lse, (long)a.B * a.NH, a.T), writes("dqkv", dqkv, rows, a.row())},
+                     {flash_work(a, 5, 9 * values, values * a.T / 64)}})
+        dev::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+}

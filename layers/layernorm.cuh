@@ -45,7 +45,7 @@ inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const
 inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
                                        const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
                                        int N, int C, Stream s) {
-    residual_forward(x, residual, f, bias, N, C, s);
+    ref::residual_forward(x, residual, f, bias, N, C, s);
     layernorm_forward(y, stats, x, w, b, N, C, s);
 }
 
@@ -92,7 +92,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
             gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
         }
     }
-    if (gradients.bias) residual_backward(gradients.bias, dx, scratch, N, C, accumulate, s);
+    if (gradients.bias) ref::residual_backward(gradients.bias, dx, scratch, N, C, accumulate, s);
 }
 
 }  // namespace ref
@@ -267,7 +267,7 @@ inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, const f
                                   const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
                                   int N, int C, Stream s) {
     if (!row_warps(C)) {
-        if (branch) residual_forward(x, residual, branch, bias, N, C, s);
+        if (branch) gpu::residual_forward(x, residual, branch, bias, N, C, s);
         LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, stats,
                x, w, b, N, C);
         return;
@@ -321,3 +321,38 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w, const floatX* b,
+                              int N, int C, Stream s) {
+    if (Operation op{"layernorm_forward", s, {reads("x", x, N, C), reads("w", w, C), reads("b", b, C),
+                                              writes("y", y, N, C), writes("mean", stats.mean, N),
+                                              writes("rstd", stats.rstd, N)}})
+        dev::layernorm_forward(y, stats, x, w, b, N, C, s);
+}
+
+inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
+                                       const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
+                                       int N, int C, Stream s) {
+    if (Operation op{"residual_layernorm_forward", s,
+                     {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
+                      reads("w", w, C), reads("b", b, C), writes("x", x, N, C), writes("y", y, N, C),
+                      writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)}})
+        dev::residual_layernorm_forward(x, y, stats, residual, f, bias, w, b, N, C, s);
+}
+
+inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
+                               const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
+                               Stream s) {
+    // the new dx of long rows is read once more for the bias in front
+    double again = gradients.bias && C > longest_summed_row;
+    if (Operation op{"layernorm_backward", s,
+                     {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C),
+                      reads("mean", stats.mean, N), reads("rstd", stats.rstd, N), updates("dx", dx, N, C),
+                      sums_to("dw", gradients.w, accumulate, C), sums_to("db", gradients.b, accumulate, C),
+                      sums_to("dbias", gradients.bias, accumulate, C)},
+                     {moves((4 + again) * N * C)}})
+        dev::layernorm_backward(dx, gradients, dy, x, w, stats, scratch, N, C, accumulate, s);
+}

@@ -10,6 +10,7 @@
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, column sums N*C, each reads and writes once: memory bound
 #pragma once
+#include "base/operation.h"
 #include "fp8_linear.cuh"
 
 constexpr int column_sum_parts = 32;  // the rows are summed in this many parts at most, then the parts
@@ -292,10 +293,22 @@ struct LinearScratch {
     Fp8Scratch fp8 = {};   // empty: in floatX
 };
 
-// ---- in floatX or in 8 bits ------------------------------------------------------------------------------
+// ---- as operations of a step, in floatX or in 8 bits -------------------------------------
+
+// a tensor that is rounded to 8 bits: its largest value is looked for, then it is read again
+inline Work rounding_work(const LinearScratch& scratch, double n, int copies) {
+    return scratch.fp8.x ? moves(2 * n, 0, n * copies) : Work{};
+}
+inline Work forward_product(const LinearScratch& scratch, floatX* y, int N, int C, int OC) {
+    return product(y, N, OC, C, false, scratch.fp8.x);
+}
 
 inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b,
                            const LinearScratch& scratch, int N, int C, int OC, Stream s) {
+    Operation op{"linear_forward", s, {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC),
+                                       writes("y", y, N, OC)},
+                 {rounding_work(scratch, (double)N * C, 1), forward_product(scratch, y, N, C, OC)}};
+    if (!op) return;
     if (!scratch.fp8.x) return dev::matmul_forward(y, x, w, b, N, C, OC, s);
     linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
@@ -304,16 +317,31 @@ inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const fl
 // y = gelu(up), up = x w^T + b
 inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
                                 const LinearScratch& scratch, int N, int C, int OC, Stream s) {
+    Operation op{"linear_gelu_forward", s, {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC),
+                                            writes("up", up, N, OC), writes("y", y, N, OC)},
+                 {rounding_work(scratch, (double)N * C, 1), forward_product(scratch, up, N, C, OC),
+                  moves(2.0 * N * OC)}};
+    if (!op) return;
     if (!scratch.fp8.x) return dev::matmul_gelu_forward(y, up, x, w, b, N, C, OC, s);
-    linear_forward(up, x, w, b, scratch, N, C, OC, s);
+    linear_flops += 2L * N * C * OC;
+    fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
+// In floatX db is made in the epilogue of dw's GEMM or by a kernel, which the plan does not know: it is
+// charged for where it is a kernel's for certain
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                             bool accumulate, Stream s) {
-    if (!scratch.fp8.x)
-        return dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
+    bool rounds = scratch.fp8.x;
+    Operation op{"linear_backward", s, {reads("dy", dy, N, OC), reads("x", x, N, C), reads("w", w, OC, C),
+                                        sums_to("dw", dw, accumulate, OC, C),
+                                        sums_to("db", db, accumulate, OC), writes("dx", dx, N, C)},
+                 {db && rounds ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
+                  rounding_work(scratch, (double)N * OC, 2), product(dw, OC, C, N, accumulate, rounds),
+                  product(dx, N, C, OC, false, rounds)}};
+    if (!op) return;
+    if (!rounds) return dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
     linear_flops += 4L * N * C * OC;
     if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
@@ -324,11 +352,33 @@ struct GeluOutput { const floatX *x, *up; };
 inline void linear_gelu_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input, const floatX* w,
                                  const LinearScratch& scratch, int N, int C, int OC, bool accumulate,
                                  Stream s) {
-    if (scratch.fp8.x) {
-        linear_backward(dup, dw, nullptr, dy, input.x, w, scratch, N, C, OC, accumulate, s);
-        dev::gelu_backward(dup, input.up, (long)N * C, s);
-        return;
+    bool rounds = scratch.fp8.x;
+    Operation op{"linear_gelu_backward", s,
+                 {reads("dy", dy, N, OC), reads("x", input.x, N, C), reads("up", input.up, N, C),
+                  reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)},
+                 {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
+                  product(dw, OC, C, N, accumulate, rounds), product(dup, N, C, OC, false, rounds),
+                  moves(3.0 * N * C)}};
+    if (!op) return;
+    if (!rounds) {
+        dev::matmul_backward(nullptr, dw, nullptr, dy, input.x, w, scratch.sums, N, C, OC, accumulate, s);
+        return dev::matmul_gelu_input_backward(dup, dy, input.up, w, N, C, OC, s);
     }
-    dev::matmul_backward(nullptr, dw, nullptr, dy, input.x, w, scratch.sums, N, C, OC, accumulate, s);
-    dev::matmul_gelu_input_backward(dup, dy, input.up, w, N, C, OC, s);
+    linear_flops += 4L * N * C * OC;
+    fp8::matmul_backward(dup, dw, dy, input.x, w, scratch.fp8, N, C, OC, accumulate, s);
+    dev::gelu_backward(dup, input.up, (long)N * C, s);
+}
+
+inline void gelu_forward(floatX* y, const floatX* x, int N, int C, Stream s) {
+    if (Operation op{"gelu_forward", s, {reads("x", x, N, C), writes("y", y, N, C)}})
+        dev::gelu_forward(y, x, (long)N * C, s);
+}
+
+// --fp8: w (OC, C) and its transpose in 8 bits, which the GEMMs read until w changes
+inline void round_weight(const floatX* w, const LinearScratch& scratch, int C, int OC, Stream s) {
+    const Fp8Weights& copies = scratch.fp8.weights;
+    if (Operation op{"round_weight", s, {reads("w", w, OC, C), writes("w in 8 bits", copies.copy(w), OC, C),
+                                         writes("transposed", copies.transpose(w), C, OC)},
+                     {rounding_work(scratch, (double)C * OC, 2)}})
+        fp8::round_weight(w, scratch.fp8, C, OC, s);
 }

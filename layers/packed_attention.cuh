@@ -25,8 +25,9 @@ struct Tile {
 
 namespace ref {
 
-inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, AttentionShape a,
-                              Stream s) {
+// cache_rows: that qkv has
+inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count,
+                             [[maybe_unused]] int cache_rows, AttentionShape a, Stream s) {
     #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int i = 0; i < count; i++)
         for (int h = 0; h < a.NH; h++) {
@@ -142,8 +143,8 @@ __global__ void store_cache_rows_kernel(floatX* cache, const floatX* rows, const
 }
 
 // tiles lie on the device
-inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, AttentionShape a,
-                              Stream s) {
+inline void packed_attention_any(floatX* o, const floatX* qkv, const Tile* tiles, int count, AttentionShape a,
+                                 Stream s) {
     size_t bytes = segment_warps * 2 * a.HS * sizeof(real);
     allow_shared(packed_attention_kernel, bytes);
     LAUNCH(packed_attention_kernel, dim3(count, a.NH), segment_warps * 32, bytes, s, o, qkv, tiles,
@@ -157,3 +158,13 @@ inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
+                             Stream s) {
+    if (Operation op{"store_cache_rows", s, {reads("rows", rows, N, width),
+                                             writes("cache", cache, N, width)}})
+        dev::store_cache_rows(cache, rows, cache_slots, N, width, s);
+}

@@ -178,3 +178,19 @@ inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int 
 
 }  // namespace gpu
 #endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+
+inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
+                             int C, Stream s) {
+    if (Operation op{"residual_forward", s, {reads("residual", residual, N, C), reads("f", f, N, C),
+                                             reads("bias", bias, C), writes("y", y, N, C)}})
+        dev::residual_forward(y, residual, f, bias, N, C, s);
+}
+
+inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
+                              Stream s) {
+    if (Operation op{"residual_backward", s, {reads("dx", dx, N, C), sums_to("dbias", dbias, accumulate, C)}})
+        dev::residual_backward(dbias, dx, scratch, N, C, accumulate, s);
+}

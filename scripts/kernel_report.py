@@ -71,8 +71,20 @@ class Work:
     instead: object = None  # the Work of another kernel, which this one replaces
 
 
-def works_of(m, kernels):
-    L, C, NH, T, B, Vp = m.layers, m.hidden, m.heads, m.sequence, m.micro_batches[0], VOCABULARY
+def planned_operations(m):
+    """What a step on one GPU consists of, as the program's own plan says: name -> calls, flops, bytes."""
+    program = os.path.join(machine_code.ROOT, "train_gpt")
+    batch = m.micro_batches[0]
+    words = f"--plan --plan-json - --hardware dgx-h200 --layers {m.layers} --hidden {m.hidden}"
+    words += f" --heads {m.heads} --sequence {m.sequence} --batch {batch} --micro-batch {batch}"
+    out = subprocess.run([program, *words.split()], capture_output=True, text=True).stdout
+    if not out.startswith("{"):
+        sys.exit(f"kernel_report.py: {program} plans no step: run make first")
+    return json.JSONDecoder().raw_decode(out)[0]["stages"][0]["operations"]
+
+
+def works_of(m, kernels, operations):
+    C, NH, T, B, Vp = m.hidden, m.heads, m.sequence, m.micro_batches[0], VOCABULARY
     N, HS, rows = B * T, C // NH, B * T * C * 2
     warps = 1 if C <= 1024 else 4 if C <= 4096 else 16
     threads, groups = max(128, warps * 32), max(4 // warps, 1)
@@ -93,6 +105,7 @@ def works_of(m, kernels):
 
         return of
 
+    L = operations["flash_attention_forward"]["calls"]
     attention = Work(
         f"flash_forward_kernel<{HS},{M},64,4>", L, 4 * rows, forward, 128, (BM + 128) * row, trips(64)
     )
@@ -114,27 +127,35 @@ def works_of(m, kernels):
         turns *= 128 // queries
         shared = 2 * tile + 4 * queries * HS * 2 + 128 * queries * 2 + 1024
         attention_backward = Work(hopper[1], L, 8 * rows, turns, 256, shared, instead=attention_backward)
-    P = 12 * L * C**2 + (Vp + T) * C
+
+    def of(operation, kernel, turns, threads, per_call=1, bytes=None, **more):
+        """A kernel of one of the step's operations, which moves its bytes unless others are given."""
+        o = operations[operation]
+        own = o["bytes"] / o["calls"] if bytes is None else bytes
+        return Work(kernel, o["calls"] * per_call, own, turns, threads, **more)
+
+    P = operations["square_sums"]["bytes"] / 4
+    norm = f"layernorm_forward_rows_kernel<{warps}>"
     return [
-        Work(f"layernorm_forward_rows_kernel<{warps}>", 2, 2 * rows, N / groups, threads),
-        Work(f"layernorm_forward_rows_kernel<{warps}>", 2 * L - 1, 4 * rows, N / groups, threads),
-        Work("residual_forward_kernel", 1, 3 * rows, N * C / 2048, 256),
+        of("layernorm_forward", norm, N / groups, threads),
+        of("residual_layernorm_forward", norm, N / groups, threads),
+        of("residual_forward", "residual_forward_kernel", N * C / 2048, 256),
         attention,
-        Work(f"flash_delta_kernel<{HS}>", L, 2 * rows, N * NH * lanes / 128, 128),
+        Work(f"flash_delta_kernel<{HS}>", attention.launches, 2 * rows, N * NH * lanes / 128, 128),
         attention_backward,
-        Work(f"layernorm_backward_rows_kernel<{warps},true>", 2 * L + 1, 4 * rows, N / groups, threads),
-        Work("column_sum_kernel<float>", 3 * (2 * L + 1), 0, 0, 256),
-        Work("column_sum_finish_kernel", 3 * (2 * L + 1), 0, 0, 128),
-        Work("cross_entropy_kernel", 1, 2.0 * N * Vp * 2, N * Vp / (512 * 8 * 4), 512, Vp * 2),
-        Work("embedding_forward_kernel", 1, 2 * rows, N * C / 2048, 256),
-        Work("position_forward_kernel", 1, 3 * rows, 0, 256),
-        Work("embedding_backward_kernel", 1, rows + 2 * Vp * C * 4, 0, 128),
-        Work("position_backward_kernel", 1, rows, 0, 128),
-        Work("adamw_kernel<AdamWState<float,true> >", 1, 28.0 * P, P / 1024, 256),
-        Work("square_sums_kernel", 1, 4.0 * P, 0, 256),
-        Work("square_sums_add_kernel", 1, 0, 0, 128),
-        Work("sum_values_kernel", 1, 0, 0, 256),
-        Work("clip_gradients_kernel", 1, 0, 0, 1),
+        of("layernorm_backward", f"layernorm_backward_rows_kernel<{warps},true>", N / groups, threads),
+        of("layernorm_backward", "column_sum_kernel<float>", 0, 256, 3, 0),
+        of("layernorm_backward", "column_sum_finish_kernel", 0, 128, 3, 0),
+        of("cross_entropy", "cross_entropy_kernel", N * Vp / (512 * 8 * 4), 512, dynamic=Vp * 2),
+        of("embedding_forward", "embedding_forward_kernel", N * C / 2048, 256),
+        of("position_forward", "position_forward_kernel", 0, 256),
+        of("embedding_backward", "embedding_backward_kernel", 0, 128),
+        of("position_backward", "position_backward_kernel", 0, 128),
+        of("adamw", "adamw_kernel<AdamWState<float,true> >", P / 1024, 256),
+        of("square_sums", "square_sums_kernel", 0, 256),
+        of("square_sums", "square_sums_add_kernel", 0, 128, 1, 0),
+        of("sum_values", "sum_values_kernel", 0, 256),
+        of("clip_gradients", "clip_gradients_kernel", 0, 1),
     ]
 
 
@@ -171,11 +192,11 @@ def estimate(kernel, work, gpu):
 def step_table(kernels, model, gpu):
     """rows of a table, and the seconds of a step"""
     m = MODELS[model]
-    N, C = m.micro_batches[0] * m.sequence, m.hidden
-    flops = 72.0 * m.layers * N * C**2 + 6.0 * N * C * VOCABULARY
+    operations = planned_operations(m)
+    flops = sum(o["flops"] for name, o in operations.items() if name.startswith("linear_"))
     gemms = flops / gpu.peak / GEMM_RATE
     rows, total = [[f"GEMMs, {flops * 1e-12:.1f} TFLOP", "", "", "tensor", f"{gemms * 1e3:.2f}"]], gemms
-    for work in works_of(m, kernels):
+    for work in works_of(m, kernels, operations):
         if work.kernel not in kernels:
             sys.exit(f"kernel_report.py: no kernel {work.kernel} is compiled: correct works_of()")
         times = estimate(kernels[work.kernel], work, gpu)

@@ -9,6 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh || exit 1
+export OMP_WAIT_POLICY=passive  # builds run beside checks: threads that spin keep others from their processor
 passed=0
 failed=0
 work=$(mktemp -d)
@@ -87,6 +88,8 @@ count_checks() {  # count_checks SCRIPT BUILD…
 }
 if command -v mpirun > /dev/null; then
     count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
+    echo "== operations"
+    count_checks scripts/test_operations.py build/cpu-fp32 build/emulated-fp32
     echo "== choices of the autotuner"
     count_checks scripts/test_autotune.py build/emulated-fp32
     echo "== evaluation and generation"
@@ -245,6 +248,10 @@ refused "choose one of these" ./train_gpt $run --trace "$work/x.svg" --trace-ste
 refused "cannot be written" ./train_gpt $run --trace "$work/nowhere/x.svg"
 refused "choose one of dgx-a100" ./train_gpt $run --hardware dgx
 refused "does not go with --plan" ./train_gpt --plan --trace x.svg
+refused "cannot be written" ./train_gpt $run --record "$work/nowhere/x.jsonl"
+refused "wants three steps at least" ./train_gpt $run --steps 2 --profile
+refused "wants nothing, search or published" ./train_gpt --plan all
+refused "give --plan without published" ./train_gpt --plan published --hosts x
 refused "cannot be written" ./train_gpt --plan --timeline "$work/nowhere/x.svg"
 refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do

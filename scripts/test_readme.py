@@ -33,6 +33,8 @@ RULES = [
         "",
     ),  # test_parallel.py
     (r"^bash scripts/status\.sh .*", ""),  # test_faults.py
+    (r"^\./train_gpt … ", f"./train_gpt --train data.train.bin --batch 4 --steps 4 {TOY} "),
+    (r"^make profile$", f"{build}/test_gpt profile --sequence 32 --micro-batch 1"),
     (r"--model 124M (--train data.*)--batch 512 --micro-batch 8", TOY + r" \1--batch 8 --micro-batch 4"),
     (r"--until-tokens 10e9", "--until-tokens 3000"),
     (r"--save-every 500", "--save-every 5"),
@@ -90,18 +92,34 @@ def check_files(readme, text):
 
 
 def check_plans():
-    """The planned seconds and TFLOP/s are those that the program prints."""
+    """The planned seconds are those that the program prints."""
     with open(f"{root}/layers/plan/README.md") as f:
-        rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| [\d.]+ \| [^|]* \| ([\d.]+) \|", f.read(), re.M)
-    check(len(rows) == 3, "three published runs")
+        text = f.read()
     with open(f"{root}/README.md") as f:
         shown = f.read()
-    for world, seconds, tflops in rows:
-        words = f"./train_gpt --config scripts/mtnlg-530b.conf --world-size {world} --ramp-start 0 --plan"
-        out = subprocess.run(words.split(), cwd=work, capture_output=True, text=True).stdout
-        want = f"step            {seconds} s on dgx-a100; {tflops} TFLOP/s"
-        check(want in out, f"{world} GPUs: wants {want}, got {re.findall('^step .*', out, re.M)}")
-        check(re.search(rf"\b{seconds}\b", shown), f"README.md has the planned {seconds} s")
+    rows = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d.]+) \| ([-+][\d.]+) % \|", text, re.M)
+    command = ["./train_gpt", "--plan", "published"]
+    out = subprocess.run(command, cwd=work, capture_output=True, text=True).stdout
+    printed = re.findall(r" ([\d.]+) +([\d.]+) +([-+][\d.]+) %$", out.split("not fitted")[0], re.M)
+    check(len(rows) == 7, "seven published runs")
+    for row, says in zip(rows, printed, strict=True):
+        same = row[0] == says[0] and float(row[1]) == float(says[1]) and row[2] == says[2]
+        check(same, f"a published run: the README has {row}, the program says {says}")
+    for planned, *_ in rows[4:]:
+        check(re.search(rf"\b{planned}\b", shown), f"README.md has the planned {planned} s")
+    today = "scripts/mtnlg-530b-today.conf", "scripts/mtnlg-530b.conf --ramp-start 0"
+    for name, config, gpu in (
+        ("A100, as MT-NLG was trained", today[1], "dgx-a100"),
+        ("A100, today's layout", today[0], "dgx-a100"),
+        ("H100, today's layout", today[0], "dgx-h100"),
+    ):
+        found = re.search(rf"^\| {name} \| ([\d.]+) s \| ([\d.]+) s \|$", text, re.M)
+        check(found, f"the table has {name}")
+        for efficiency, seconds in zip(("0.545", "0.765"), found.groups() if found else ()):
+            words = f"./train_gpt --config {config} --world-size 2240 --plan --hardware {gpu}"
+            words += f" --gemm-efficiency {efficiency}"
+            out = subprocess.run(words.split(), cwd=work, capture_output=True, text=True).stdout
+            check(f"step            {seconds} s on {gpu}" in out, f"{name}, {efficiency}: wants {seconds} s")
 
 
 try:

@@ -1,7 +1,8 @@
 // arena.h   a range of memory handed out piece by piece; the same walk measures it and places it
 //   An Arena without a base only counts: run a walk once to learn the bytes, allocate, run it again to get
 //   the pointers. So the memory table that is printed is exactly the memory that is taken. What is only
-//   counted may be counted for another precision than this build's.
+//   counted may be counted for another precision than this build's, and its pointers are invalid
+//   addresses with a tag, from which element_at() in base/operation.h knows the planned type.
 #pragma once
 #include <malloc.h>
 #include "device.h"
@@ -25,6 +26,14 @@ constexpr size_t red_zone = 0;
 inline void forbid(void*, size_t) {}
 #endif
 
+// Addresses of what is only counted. No processor has memory there. floatX and real may be one type in this
+// build, and two in the one that is planned for: where an address lies tells which
+constexpr uintptr_t nowhere_x = 1UL << 60, nowhere_real = 2UL << 60, nowhere_else = 3UL << 60;
+inline uintptr_t nowhere(const void* p) {  // one of these, or 0 for memory
+    uintptr_t part = (uintptr_t)p >> 60;
+    return part >= 1 && part <= 3 ? part << 60 : 0;
+}
+
 struct Arena {
     const char* name;
     char* base = nullptr;
@@ -32,18 +41,18 @@ struct Arena {
     Precision precision = {};
     static constexpr size_t alignment = 256;
 
-    floatX* take_x(size_t count) { return (floatX*)bytes(count * precision.x); }
-    ::real* take_real(size_t count) { return (::real*)bytes(count * precision.real); }
+    floatX* take_x(size_t count) { return (floatX*)bytes(count * precision.x, nowhere_x); }
+    ::real* take_real(size_t count) { return (::real*)bytes(count * precision.real, nowhere_real); }
     template <class T>
     T* take(size_t count) {
-        return (T*)bytes(count * sizeof(T));
+        return (T*)bytes(count * sizeof(T), nowhere_else);
     }
 
 private:
-    void* bytes(size_t n) {
-        void* p = base ? base + used : nullptr;
+    void* bytes(size_t n, uintptr_t counted) {
+        void* p = base ? base + used : (char*)counted + used;
         size_t whole = (n + alignment - 1) / alignment * alignment + red_zone;
-        if (p) forbid((char*)p + n, whole - n);
+        if (base) forbid((char*)p + n, whole - n);
         used += whole;
         return p;
     }

@@ -28,7 +28,7 @@ struct Autotuner {
     std::map<uint64_t, int> used;         // by hash_of: what was chosen since the start
     std::string path, machine;       // the file, or none; what it must be of
 
-    // of a choice on this machine; on another, choices are made anew
+    // has the machine in it: on another one choices are made anew
     uint64_t hash_of(const std::string& key) const {
         std::string all = machine + "\n" + key;
         return checksum(all.data(), all.size());

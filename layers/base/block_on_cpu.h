@@ -119,7 +119,10 @@ struct Worker {
     std::string (*describe_mbarrier)(const void*) = nullptr;
     bool mbarriers_unseen = false;  // by TMA
     uint64_t boxes = 0;
-    std::map<uint32_t, int> unfenced;        // 16 bytes of shared memory, and who has written them
+    // 16 bytes of shared memory that wgmma is to read, and who has written them: until that thread is through
+    // a fence and a barrier behind it
+    struct Written { int thread; bool is_fenced; };
+    std::map<uint32_t, Written> written;
     std::map<int, std::vector<int>> named;   // barriers, and who waits there
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
     uint64_t key = 0;
@@ -176,6 +179,7 @@ struct Worker {
         }
         for (int t : here) {
             threads[t].barriers++;
+            std::erase_if(written, [t](auto& w) { return w.second.thread == t && w.second.is_fenced; });
             if (t != current) release(t);
         }
         here.clear();
@@ -244,7 +248,7 @@ inline void Worker::run_block(uint64_t block_key) {
     late.clear();
     products.clear();
     mbarriers_unseen = false;
-    unfenced.clear();
+    written.clear();
     named.clear();
     for (uint64_t turn = 0; error.empty() && done < (int)n; turn++) {
         bool all_wait = ready.empty() && next_fresh == (int)n;
@@ -271,9 +275,9 @@ inline void Worker::run_block(uint64_t block_key) {
         while (threads[stuck].state == Thread::Done) stuck++;
         const Thread& t = threads[stuck];
         error = where(stuck);
-        if (t.state == Thread::AtMbarrier) error += " waits for ever: " + describe_mbarrier(t.mbarrier);
+        if (t.state == Thread::AtMbarrier) error += " waits forever: " + describe_mbarrier(t.mbarrier);
         else
-            error += text(" waits for ever: %u of %u threads never reach its %s", done, n,
+            error += text(" waits forever: %u of %u threads never reach its %s", done, n,
                           t.state == Thread::AtBlock       ? "__syncthreads()"
                               : t.state == Thread::AtNamed ? "named barrier"
                                                            : "warp collective");

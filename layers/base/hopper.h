@@ -110,6 +110,8 @@ __device__ inline void wgmma_wait(float (&... registers)[sizes]) {
     (pin_registers(registers), ...);
 }
 // what threads have written to shared memory can be seen by wgmma; a barrier follows
+// 16 bytes that wgmma reads behind a fence of the threads that store them, and a barrier
+__device__ inline void store_for_wgmma(void* to, const Vec<bf16>& values) { store16((bf16*)to, values); }
 __device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // of `threads` threads, whole warps; id 0 is that of __syncthreads
 template <int threads>
@@ -207,6 +209,7 @@ void wgmma_wait([[maybe_unused]] float (&... registers)[sizes]) {
     emulated::as_warp(emulated::Site::current(), [] { emulated::warp_products().wait(groups); });
 }
 inline void fence_for_wgmma() { emulated::fence_written(); }
+inline void store_for_wgmma(void* to, const Vec<bf16>& values) { emulated::store_for_wgmma(to, &values); }
 template <int threads>
 void named_barrier(int id) {
     emulated::worker->named_barrier(id, threads);

@@ -154,7 +154,13 @@ inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const i
 // ---- what threads write for wgmma ------------------------------------------------------------------------
 
 inline void fence_written() {
-    std::erase_if(worker->unfenced, [](auto& written) { return written.second == worker->current; });
+    for (auto& [place, written] : worker->written) written.is_fenced |= written.thread == worker->current;
+}
+
+// 16 bytes
+inline void store_for_wgmma(void* to, const void* from) {
+    memcpy(to, from, 16);
+    worker->written[shared_offset(to, "a store for wgmma") / 16] = {worker->current, false};
 }
 
 inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
@@ -169,7 +175,7 @@ inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
             for (int i = 0; i < 8; i++) {
                 char* to = lanes[8 * m + i]->row;
                 for (int j = 0; j < 4; j++) memcpy(to + 4 * j, &lanes[4 * i + j]->r[m], 4);
-                worker->unfenced[shared_offset(to, "stmatrix") / 16] = first + 8 * m + i;
+                worker->written[shared_offset(to, "stmatrix") / 16] = {first + 8 * m + i, false};
             }
     });
 }
@@ -189,10 +195,14 @@ inline uint32_t operand_address(uint64_t descriptor, bool k_major, int mn, int k
 }
 inline float operand(uint64_t descriptor, bool k_major, int mn, int k) {
     uint32_t address = operand_address(descriptor, k_major, mn, k);
-    if (!worker->unfenced.empty())
-        if (auto found = worker->unfenced.find(address / 16); found != worker->unfenced.end())
-            fail("wgmma reads what thread %d has written, without fence.proxy.async behind it",
-                 found->second);
+    if (!worker->written.empty())
+        if (auto found = worker->written.find(address / 16); found != worker->written.end()) {
+            auto [thread, is_fenced] = found->second;
+            if (!is_fenced)
+                fail("wgmma reads what thread %d has written, without fence.proxy.async behind it", thread);
+            if (thread / 32 != worker->current / 32)
+                fail("wgmma reads what thread %d has written, without a barrier behind its fence", thread);
+        }
     bf16 x;
     memcpy(&x, shared_at(address / 16 * 16) + address % 16, 2);
     return (float)x;

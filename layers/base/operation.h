@@ -1,125 +1,274 @@
-// operation.h   where a step's time goes: named sections for profilers, spans for timelines
-//   { Section timed("attention", stream); … }   what is enqueued until the brace: an NVTX range, and timed in
-//   the stream while profile.on; Profile::collect() adds the times up by name.
-//   { Section timed(Span::Forward, micro_batch, chunk, stream); … }   the same for one span of a timeline,
-//   while trace.on. Both cost nothing while they are off.
+// operation.h   what a step consists of, said once: at the head of each layer's function and each collective
+//   if (Operation op{"residual_forward", s, {reads("f", f, N, C), …, writes("y", y, N, C)}}) dev::…;
+//   An operation says its name, what it reads and writes and, where that is not all, its works: products, and
+//   bytes that kernels move. comm.h says of a call whom it talks to. Whoever wants to know a step listens:
+//     layers/plan/dry_run.h   the step with nothing executed: its calls, FLOPs and bytes, for plans
+//     layers/plan/profile.h   the time of each operation beside its floor
+//     layers/plan/trace.h     when each began and ended, and who waited
+//     layers/plan/record.h    all of it, in order, with values
+//   Where nobody listens it costs a list on the stack, and in CUDA builds an NVTX range.
+//   Section says to what the operations until the brace belong: which pass of which micro-batch.
 #pragma once
-#include <list>
-#include <string>
-#include <utility>
+#include <exception>
+#include <initializer_list>
+#include <memory>
+#include <source_location>
+#include <type_traits>
 #include <vector>
-#include "device.h"
+#include "arena.h"
 #if defined(__CUDACC__)
 #include <nvtx3/nvToolsExt.h>
 #endif
 
-// ---- times by name, for profiles -------------------------------------------------------------------------
+// ---- what is read and written ----------------------------------------------------------------------------
 
-struct Profile {
-    struct Entry {
-        const char* name;
-        TimedEvent begin, end;
-    };
-    bool on = false;
-    std::list<Entry> entries;
-    std::vector<std::pair<std::string, double>> spent;  // seconds
-    void collect(Stream stream) {
-        synchronize(stream);
-        for (auto& entry : entries) add_time(entry.name, entry.end.since(entry.begin));
-        entries.clear();
+enum class Element : uint8_t { X, Real, Fp64, Fp32, Bf16, Int64, Int32, Int16, Byte };  // X: floatX
+
+inline double element_bytes(Element e, const Precision& precision) {
+    switch (e) {
+        case Element::X: return (double)precision.x;
+        case Element::Real: return (double)precision.real;
+        case Element::Fp32:
+        case Element::Int32: return 4;
+        case Element::Bf16:
+        case Element::Int16: return 2;
+        case Element::Byte: return 1;
+        default: return 8;
     }
+}
+template <class T>
+Element element_at(const T* p) {
+    uintptr_t part = nowhere(p);
+    if (part == nowhere_x || (!part && std::is_same_v<T, floatX>)) return Element::X;
+    if (part == nowhere_real || (!part && std::is_same_v<T, real>)) return Element::Real;
+    if (std::is_same_v<T, double>) return Element::Fp64;
+    if (std::is_same_v<T, float>) return Element::Fp32;
+    if (std::is_same_v<T, bf16>) return Element::Bf16;
+    return sizeof(T) == 8 ? Element::Int64 : sizeof(T) == 4 ? Element::Int32 : sizeof(T) == 2 ? Element::Int16
+        : Element::Byte;
+}
 
-private:
-    void add_time(const char* name, double s) {
-        for (auto& entry : spent)
-            if (entry.first == name) {
-                entry.second += s;
-                return;
-            }
-        spent.push_back({name, s});
-    }
-};
-inline Profile profile;
-
-// ---- spans of a step -------------------------------------------------------------------------------------
-
-struct Span {
-    enum Kind { Forward, Backward, Message, Reduce, Gather, Update, kinds } kind;
-    int stage, micro_batch, chunk;  // -1: none; of a bucket: chunk is its number on this stage
-    double start, end;              // seconds
-};
-constexpr const char* span_names[] = {"forward", "backward", "message", "reduce", "gather", "update"};
-static_assert(std::size(span_names) == Span::kinds);
-
-// the spans of one step of this rank
-struct Trace {
-    struct Entry {
-        Span::Kind kind;
-        int micro_batch, chunk;
-        TimedEvent begin, end;
-    };
-    bool on = false;
-    std::list<Entry> entries;
-    TimedEvent origin;
-
-    void start(Stream stream) {
-        origin.record(stream);
-        on = true;
-    }
-    // seconds since the start
-    std::vector<Span> stop(int stage, Stream stream) {
-        on = false;
-        synchronize(stream);
-        std::vector<Span> spans;
-        for (auto& e : entries)
-            spans.push_back(
-                {e.kind, stage, e.micro_batch, e.chunk, e.begin.since(origin), e.end.since(origin)});
-        entries.clear();
-        return spans;
+// (rows, columns) values of an operation; an update reads and writes them
+struct Tensor {
+    enum Use : uint8_t { Read, Written, Updated } use;
+    Element element;
+    const char* name;
+    const void* data;
+    long rows, columns;
+    double bytes(const Precision& precision) const {
+        return (double)rows * (double)columns * element_bytes(element, precision) * (use == Updated ? 2 : 1);
     }
 };
-inline Trace trace;
+template <class T>
+Tensor reads(const char* name, const T* p, long rows, long columns = 1) {
+    return {Tensor::Read, element_at(p), name, p, p ? rows : 0, columns};
+}
+template <class T>
+Tensor writes(const char* name, T* p, long rows, long columns = 1) {
+    return {Tensor::Written, element_at(p), name, p, p ? rows : 0, columns};
+}
+template <class T>
+Tensor updates(const char* name, T* p, long rows, long columns = 1) {
+    return {Tensor::Updated, element_at(p), name, p, p ? rows : 0, columns};
+}
+// set or, with `accumulate`, added to
+template <class T>
+Tensor sums_to(const char* name, T* p, bool accumulate, long rows, long columns = 1) {
+    return accumulate ? updates(name, p, rows, columns) : writes(name, p, rows, columns);
+}
 
-// ---- in the code of a step ------------------------------------------------------------------------------
+// ---- works -----------------------------------------------------------------------------------------------
 
-// times everything that is enqueued until the end of the scope
-class Section {
-    Stream stream;
-    TimedEvent* end = nullptr;
+// one GEMM, or `batch` of them: (m, k) times (k, n)
+struct GemmShape {
+    long m, n, k, batch = 1;
+    double flops() const { return 2.0 * (double)m * (double)n * (double)k * (double)batch; }
+};
+
+// what one kernel does, or a few that read the same. Bytes are of device memory
+struct Work {
+    enum Kind : uint8_t { Memory, Linear, Attention } kind = Memory;
+    bool fp8 = false;               // the product is of 8-bit numbers
+    GemmShape gemm = {0, 0, 0, 1};
+    double x = 0, reals = 0, others = 0;  // values of floatX and real, and other bytes, that are moved
+    double bytes(const Precision& precision) const {
+        return x * (double)precision.x + reals * (double)precision.real + others;
+    }
+};
+inline Work moves(double x, double reals = 0, double others = 0) {
+    return {.x = x, .reals = reals, .others = others};
+}
+// out (m, n) of a linear layer, set or added to
+template <class Out>
+Work product(const Out* out, long m, long n, long k, bool adds = false, bool fp8 = false) {
+    Work w = {.kind = Work::Linear, .fp8 = fp8, .gemm = {m, n, k}, .x = (double)(m * k + k * n)};
+    (element_at(out) == Element::X ? w.x : w.reals) += (double)(m * n) * (adds ? 2 : 1);
+    return w;
+}
+// one of attention's matrix products, over all heads, with operands and result in memory
+inline Work scores_product(GemmShape p) {
+    return {.kind = Work::Attention, .gemm = p,
+            .x = (double)p.batch * (double)(p.m * p.k + p.k * p.n + p.m * p.n)};
+}
+
+// ---- calls -----------------------------------------------------------------------------------------------
+
+enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Receive };
+constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "send",
+                                            "receive"};
+
+// whom a call talks to, and with how much: `count` values of the whole, over all ranks
+struct Call {
+    Collective kind = Collective::AllReduce;
+    const char* group = "";
+    const std::vector<int>* members = nullptr;  // world ranks
+    int rank = 0, size = 1;                     // of this process in the group; of the group
+    long count = 0;
+    bool on_comm_stream = false;                // else among the computations
+};
+
+// ---- who listens -----------------------------------------------------------------------------------------
+
+enum class Pass : int8_t { None = -1, Forward, Backward, Message, Reduce, Gather, Update };
+constexpr const char* pass_names[] = {"forward", "backward", "message", "reduce", "gather", "update"};
+
+// the pass, micro-batch, chunk and layer that an operation belongs to; -1: none
+struct Place {
+    Pass pass = Pass::None;
+    int micro_batch = -1, chunk = -1;  // chunk: of a bucket its number on this stage
+    int layer = -1;                    // of the whole model
+};
+inline Place current_place;
+
+struct Activity {
+    enum Kind { Section, Compute, Call, Wait } kind;
+    const char* name;
+    Stream stream;  // that it is given to
+    Place place;
+    std::vector<Tensor> tensors = {};
+    std::vector<Work> works = {};
+    ::Call call = {};
+    const char* label = "";      // of a call or a wait: for what
+    Stream awaited = nullptr;    // Wait: until that stream has got to `position`
+    long position = 0;
+    std::source_location where = {};
+};
+
+struct Listener {
+    virtual ~Listener() = default;
+    virtual bool executes() const { return true; }  // else nothing of the step does anything
+    virtual void begin(const Activity&) = 0;        // before it is given to its stream
+    virtual void end(const Activity&) = 0;
+};
+inline std::vector<Listener*> listeners;  // of the thread that trains
+
+// from here to the brace
+class Listening {
+public:
+    explicit Listening(Listener& l) { listeners.push_back(&l); }
+    ~Listening() { listeners.pop_back(); }
+    Listening(const Listening&) = delete;
+};
+
+inline bool executes() {
+    for (auto* l : listeners)
+        if (!l->executes()) return false;
+    return true;
+}
+
+// ---- in the code of a step -------------------------------------------------------------------------------
+
+// what somebody listens to, from its begin to its end
+class Announced {
+    std::unique_ptr<Activity> activity;
+    int exceptions = std::uncaught_exceptions();
 
 public:
-    Section(const char* name, Stream stream) : stream(stream) {
-        push(name);
-        if (profile.on) begin(profile.entries.emplace_back(), [&](auto& entry) { entry.name = name; });
+    template <class Make>
+    explicit Announced(Make make) {
+        if (listeners.empty()) return;
+        activity = std::make_unique<Activity>(make());
+        activity->place = current_place;
+        for (auto* l : listeners) l->begin(*activity);
     }
-    Section(Span::Kind kind, int micro_batch, int chunk, Stream stream) : stream(stream) {
-        push(span_names[kind]);
-        if (trace.on)
-            begin(trace.entries.emplace_back(), [&](auto& entry) {
-                entry.kind = kind;
-                entry.micro_batch = micro_batch;
-                entry.chunk = chunk;
-            });
+    // the last to hear of the beginning is the first to hear of the end; of what failed nobody hears it
+    ~Announced() noexcept(false) {
+        if (!activity || std::uncaught_exceptions() > exceptions) return;
+        for (size_t i = listeners.size(); i-- > 0;) listeners[i]->end(*activity);
     }
-    ~Section() {
-        if (end) end->record(stream);
-#if defined(__CUDACC__)
-        nvtxRangePop();
-#endif
-    }
-    Section(const Section&) = delete;
-
-private:
-    // a name in NVIDIA's profilers for what the host does until the brace
-    static void push([[maybe_unused]] const char* name) {
-#if defined(__CUDACC__)
-        nvtxRangePushA(name);
-#endif
-    }
-    template <class Entry, class Describe>
-    void begin(Entry& entry, Describe describe) {
-        describe(entry);
-        entry.begin.record(stream);
-        end = &entry.end;
-    }
+    Announced(const Announced&) = delete;
 };
+
+// a name in NVIDIA's profilers for what the host does until the brace
+struct NvtxRange {
+#if defined(__CUDACC__)
+    explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
+    ~NvtxRange() { nvtxRangePop(); }
+#else
+    explicit NvtxRange(const char*) {}
+#endif
+    NvtxRange(const NvtxRange&) = delete;
+};
+
+// false in a dry run: announced, not executed. Without works it is one kernel that moves its tensors once
+class Operation {
+    NvtxRange range;
+    Announced announced;
+
+public:
+    Operation(const char* name, Stream s, std::initializer_list<Tensor> tensors,
+              std::initializer_list<Work> works = {},
+              std::source_location where = std::source_location::current())
+        : range(name), announced([&] {
+              return Activity{.kind = Activity::Compute, .name = name, .stream = s, .place = {},
+                              .tensors = tensors, .works = works, .where = where};
+          }) {}
+    explicit operator bool() const { return executes(); }
+};
+
+// to what the operations until the brace belong
+class InPlace {
+    Place before = current_place;
+
+public:
+    explicit InPlace(const Place& now) { current_place = now; }
+    ~InPlace() { current_place = before; }
+    InPlace(const InPlace&) = delete;
+};
+
+// the same, which is itself an activity
+class Section {
+    InPlace here;
+    NvtxRange range;
+    Announced announced;
+
+public:
+    Section(Pass pass, int micro_batch, int chunk, Stream s)
+        : here({pass, micro_batch, chunk}), range(pass_names[(int)pass]), announced([&] {
+              return Activity{.kind = Activity::Section, .name = pass_names[(int)pass], .stream = s,
+                              .place = {}};
+          }) {}
+};
+
+// ---- memory, as an operation -----------------------------------------------------------------------------
+
+// a structure is so many bytes
+template <class T>
+Tensor written_values(const char* name, T* p, long n) {
+    if constexpr (std::is_class_v<T> && !std::is_same_v<T, floatX> && !std::is_same_v<T, bf16>)
+        return writes(name, (char*)p, n, sizeof(T));
+    else return writes(name, p, n);
+}
+template <class T>
+void clear_values(const char* name, T* p, long n, Stream s,
+                  std::source_location where = std::source_location::current()) {
+    if (Operation op{"clear_values", s, {written_values(name, p, n)}, {}, where})
+        set_zero(p, n * sizeof(T), s);
+}
+// from pinned memory of the host
+template <class T>
+void load_values(const char* name, T* to, const T* from, long n, Stream s,
+                 std::source_location where = std::source_location::current()) {
+    if (Operation op{"load_values", s, {written_values(name, to, n)}, {}, where})
+        copy_to_device(to, from, n * sizeof(T), s);
+}

@@ -55,7 +55,7 @@ void test_emulated() {
             synchronize(nullptr);
         });
     };
-    refused("waits for ever: 1 of 64 threads never reach its __syncthreads()",
+    refused("waits forever: 1 of 64 threads never reach its __syncthreads()",
             [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, o); });
     refused("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits",
             [&] { LAUNCH(missing_lane_kernel, 1, 32, 0, nullptr, o); });

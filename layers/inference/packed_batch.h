@@ -1,5 +1,6 @@
 // packed_batch.h   packed batches of variable-length segments: built on the host, loaded, computed
 #pragma once
+#include "../base/rng.h"
 #include "../model/pipeline.h"
 
 struct PackedBatch {
@@ -50,6 +51,7 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     s.tiles = (const Tile*)(to.segment_arrays + all.size());
     s.tile_count = (int)packed.tiles.size();
     s.outputs = packed.outputs();
+    s.cache_rows = model.max_rows();
     size_t tile_bytes = packed.tiles.size() * sizeof(Tile);
     all.resize(all.size() + tile_bytes / sizeof(int));
     memcpy((char*)(all.data() + all.size()) - tile_bytes, packed.tiles.data(), tile_bytes);
@@ -61,6 +63,27 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     }
     synchronize(model.stream);  // the host's copies end here
     to.is_packed = true;
+}
+
+// before the first packed batch: which kernels attend in them is timed (base/autotune.h), over random values
+inline void warm_up_packed(Model& model) {
+    PackedBatch packed;
+    std::vector<int> tokens(model.shape.T, 0);
+    for (int n = std::min(model.shape.T, model.max_rows()); n > 0; n /= 2)
+        if (packed.rows() + n <= model.max_rows()) packed.add_alone(tokens.data(), n, 0);
+    InFlight& kept = model.in_flight[0];
+    load_packed(model, kept, packed);
+    const BlockActivations& a = kept.blocks[0];
+    long row = 3L * model.shape.C / model.grid.t;
+    std::vector<floatX> values((size_t)model.max_rows() * row);
+    normals(values.data(), 0, purpose("packed warm-up"), 0, (long)values.size(), 1);
+    copy_to_device(a.qkv, values.data(), values.size() * sizeof(floatX), model.stream);
+    AttentionShape heads = {1, packed.rows(), model.shape.NH / model.grid.t, model.shape.HS()};
+    const PackedSegments& s = kept.segments;
+    autotuner.on = true;
+    packed_attention(a.o, a.qkv, s.tiles, s.tile_count, s.cache_rows, heads, model.stream);
+    autotuner.on = false;
+    synchronize(model.stream);  // with `values`
 }
 
 // this rank's logits (outputs, Vp_r) of a micro-batch at the last chunk, where all of them are held at once

@@ -19,7 +19,8 @@ void test_segments() {
     };
     auto attend = [&](const PackedBatch& pack) {
         std::vector<floatX> o(pack.rows() * a.out());
-        ref::packed_attention(o.data(), cache.data(), pack.tiles.data(), (int)pack.tiles.size(), a, nullptr);
+        int count = (int)pack.tiles.size();
+        ref::packed_attention(o.data(), cache.data(), pack.tiles.data(), count, 0, a, nullptr);
         return o;
     };
     std::vector<int> tokens(T, 0);
@@ -180,8 +181,9 @@ void kernels_packed_attention() {
         ref::store_cache_rows(cache.ref(), rows.ref(), places.ref(), 9, (int)a.row(), nullptr);
         gpu::store_cache_rows(cache.device, rows.device, places.device, 9, (int)a.row(), nullptr);
         cache.compare("rows in the cache" + size, 0);
-        ref::packed_attention(o.ref(), cache.ref(), tiles.ref(), (int)pack.tiles.size(), a, nullptr);
-        gpu::packed_attention(o.device, cache.device, tiles.device, (int)pack.tiles.size(), a, nullptr);
+        int count = (int)pack.tiles.size();
+        ref::packed_attention(o.ref(), cache.ref(), tiles.ref(), count, 500, a, nullptr);
+        gpu::packed_attention(o.device, cache.device, tiles.device, count, 500, a, nullptr);
         o.compare("segment attention" + size, 2 * rounding);
     }
 }

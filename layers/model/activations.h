@@ -12,7 +12,7 @@
 #include "../flash_backward_hopper.cuh"
 #include "../layernorm.cuh"
 #include "../linear.cuh"
-#include "../packed_attention.cuh"
+#include "../packed_attention_hopper.cuh"
 #include "config.h"
 
 // what is not kept for backward, but computed again there
@@ -60,6 +60,7 @@ struct PackedSegments {
     const int* logit_rows;   // (outputs): rows whose logits are computed; one may stand there several times
     const Tile* tiles;
     int tile_count, outputs;
+    int cache_rows;          // that queries, keys and values lie in
 };
 
 struct BatchShape {

@@ -1,7 +1,7 @@
-// bench.h   benchmarks of a whole step: beside the BLAS, by sections, evaluation beside training
+// bench.h   benchmarks of a whole step: beside the BLAS, by operation, evaluation beside training
 #pragma once
 #include "../inference/test_scoring.h"
-#include "../plan/cost.h"
+#include "../plan/profile.h"
 #include "metrics.h"
 #include "setup.h"
 #include "test_options.h"
@@ -92,11 +92,13 @@ void bench_step() {
     timed_step(materialised, samples);
     gemms.measure();
     std::vector<double> took, rate, share, other;
+    Profile profile({INFINITY, INFINITY});
     for (int i = 0; i < rounds; i++) {
-        profile.on = true;
-        took.push_back(timed_step(trial, samples));
-        profile.collect(nullptr);
-        profile.on = false;
+        {
+            Listening now(profile);
+            took.push_back(timed_step(trial, samples));
+        }
+        profile.collect(nullptr, took.back());
         rate.push_back(gemms.measure());
         share.push_back(flops / took.back() / rate.back());
         other.push_back(timed_step(materialised, samples) / took.back());
@@ -109,8 +111,8 @@ void bench_step() {
         N / *std::min_element(took.begin(), took.end()));
     printf("%.1f GFLOP/s, %.1f %% of the same GEMMs by themselves, in turn (%.1f GFLOP/s)\n",
            flops / step * 1e-9, 100 * median(share), median(rate) * 1e-9);
-    for (auto& [name, time] : profile.spent)
-        printf("  %-20s %8.1f ms %6.1f %%\n", name.c_str(), 1e3 * time / rounds, 100 * time / total);
+    for (auto& [name, time] : profile.by_name())
+        printf("  %-26s %8.1f ms %6.1f %%\n", name.c_str(), 1e3 * time, 100 * time * rounds / total);
     printf("memory: %.2f bytes a parameter, and %.1f MB of activations and scratch\n",
            1e6 * megabytes(trial, false) / (double)trial.model.table.count, megabytes(trial, true));
     if (flash)
@@ -118,69 +120,25 @@ void bench_step() {
                median(other), megabytes(materialised, true));
 }
 
-// bytes a second, read and written, of a copy on the device
-double copy_rate() {
-    size_t bytes = host_is_device ? 256 << 20 : 2048UL << 20;
-    void *to = device_malloc(bytes, "bench"), *from = device_malloc(bytes, "bench");
-    set_zero(to, bytes, nullptr);
-    set_zero(from, bytes, nullptr);
-    double best = INFINITY;
-    for (int i = 0; i < 5; i++) {
-        synchronize(nullptr);
-        double start = seconds();
-        copy_on_device(to, from, bytes, nullptr);
-        synchronize(nullptr);
-        best = std::min(best, seconds() - start);
-    }
-    device_free(to);
-    device_free(from);
-    return 2 * (double)bytes / best;
-}
-
-// seconds of a step that each section takes at least: products at `flops` a second, all else at `bytes`
-std::map<std::string, double> floors(Model& m, double flops, double bytes) {
-    std::map<std::string, double> out;
-    for_each_work(m, [&](const Work& work) {
-        out[work.section] += work.kind == Work::Memory ? work.bytes / bytes : work.gemm.flops() / flops;
-    });
-    double n = (double)m.table.elements;
-    out["optimizer"] = n * Optimizer(m).update_bytes({}) / bytes;
-    out["gradient norm"] = n * sizeof(real) / bytes;
-    return out;
-}
-
+// a step of a model, of 124M where none is named, with random tokens
 void print_profile(const std::vector<std::string>& words) {
     Options o = options_of(words);
     if (!o.has("model")) o.model = "124M";
     if (!o.sequence && host_is_device) o.sequence = 256;
     ModelShape shape = model_shape(o, 0);
-    int B = o.micro_batch ? o.micro_batch : host_is_device ? 4 : 16, N = B * shape.T, steps = 5;
-    double flops = GemmBench(shape, N).measure(), bytes = copy_rate();
+    int B = o.micro_batch ? o.micro_batch : host_is_device ? 4 : 16;
+    Profile profile(measure_ceilings());
     Trial trial(o, shape, B, uses_flash(o, {}));
     std::vector<int> samples = some_samples(B, shape.T, shape.V);
-    trial.train(samples, 1e-4);
-    synchronize(nullptr);
-    profile.on = true;
-    double start = seconds();
-    for (int i = 0; i < steps; i++) trial.train(samples, 1e-4);
-    profile.collect(nullptr);
-    profile.on = false;
-    double took = (seconds() - start) / steps, named = 0;
-    printf(
-        "%s, B %d, T %d, %s on %s: %.1f ms a step, %.0f tokens/s\nfloor: products at %.4g TFLOP/s, all else "
-        "at "
-        "%.4g GB/s, both measured here\n%-18s %10s %8s %10s %9s\n",
-        o.model.c_str(), B, shape.T, PRECISION_NAME, device_name().c_str(), took * 1e3, N / took,
-        flops * 1e-12, bytes * 1e-9, "", "ms", "of step", "floor, ms", "of floor");
-    std::map<std::string, double> least = floors(trial.model, flops, bytes);
-    for (auto& [name, all] : profile.spent) {
-        double spent = all / steps;
-        named += spent;
-        std::string floor =
-            least.count(name) ? text("%10.3f %7.1f %%", least[name] * 1e3, 100 * least[name] / spent) : "";
-        printf("%-18s %10.3f %6.1f %% %s\n", name.c_str(), spent * 1e3, 100 * spent / took, floor.c_str());
+    for (int i = 0; i < 7; i++) {
+        std::optional<Listening> now;
+        if (i >= 2) now.emplace(profile);
+        double took = timed_step(trial, samples);
+        now.reset();
+        if (i >= 2) profile.collect(nullptr, took);
     }
-    printf("%-18s %10.3f %6.1f %%\n", "the rest", (took - named) * 1e3, 100 * (took - named) / took);
+    printf("%s, B %d, T %d, %s on %s\n%s", o.model.c_str(), B, shape.T, PRECISION_NAME, device_name().c_str(),
+           profile.print().c_str());
 }
 
 // evaluation beside training on the same model, and contexts shared beside each alone, in turn

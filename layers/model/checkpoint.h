@@ -10,7 +10,7 @@
 //                         vocab.bpe, choices of the autotuner, options, and for each rank its files' names,
 //                         the checksum of its table, the bytes of its values, and which tensors they are of
 //                         (numbers in parameter_table's order, as 0-11,24)
-//     DAMAGED             somebody has read other data than were written: no longer counted as whole
+//     DAMAGED             a reader found another checksum: no longer counted as whole
 //   Tensors are stored whole: q, k and v per head, the vocabulary unpadded. m and v may be missing (an
 //   imported model): they start at 0. A folder without an index.json, or whose sums differ, is no checkpoint.
 //   Opening one reads the index; tables are read where a tensor is asked for, data where values are.

@@ -45,7 +45,7 @@ class RepeatedStep {
 
     template <class T>
     void sum(int which, const T* x, long n) {
-        dev::sum_bits(optimizer.bit_sums + which, x, n, model.stream);
+        sum_bits(optimizer.bit_sums + which, x, n, model.stream);
     }
     void sum_gradients(int which) {
         sum(which, model.gradients, model.table.elements);
@@ -60,7 +60,7 @@ public:
         auto traffic = comm::traffic;  // what is computed twice is counted once
         int64_t flops = linear_flops;
         model.await_parameters();
-        set_zero(optimizer.bit_sums, Optimizer::bit_sum_count * sizeof(unsigned long long), model.stream);
+        clear_values("bit sums", optimizer.bit_sums, Optimizer::bit_sum_count, model.stream);
         sum(0, model.weights, model.table.elements);
         model.holds_reductions = true;
         compute();

@@ -86,8 +86,9 @@ struct Optimizer {
 
     void place(Arena& to, int bucket_ids) {
         if (low_bytes) low = to.take<Low>(elements);
-        m = to.take<char>(elements * moment_bytes);
-        v = to.take<char>(elements * moment_bytes);
+        bool are_bf16 = moment_bytes == sizeof(bf16);
+        for (void** moment : {&m, &v})
+            *moment = are_bf16 ? (void*)to.take<bf16>(elements) : (void*)to.take_real(elements);
         flags = to.take<uint8_t>(elements / flag_span);
         device_slices = to.take<Slice>(slices.size());
         squares = to.take<double>(bucket_ids + 1);  // behind them the loss
@@ -147,9 +148,6 @@ struct Optimizer {
         if (model.setup.bf16_moments) with((bf16*)m, (bf16*)v);
         else with((real*)m, (real*)v);
     }
-    double update_bytes(const Precision& precision) const {
-        return adamw_bytes(precision, low_bytes, moment_bytes);
-    }
     // where values lie as they are; nullptr: packed
     real* kept_as_real(const Model& model, StateKind kind, long at, long state_offset) const {
         if (kind == Master) return master_is_parameter ? (real*)model.weights + at : nullptr;
@@ -176,9 +174,9 @@ inline double scheduled_rate(const Options& o, double tokens) {
 
 // after the last backward: each rank's gradients -> the sums that this rank owns, in place
 inline void reduce_gradients(Model& model) {
-    Section timed("gradient reduction", model.stream);
+    Section section(Pass::Update, -1, -1, model.stream);
     const Grid& grid = model.grid;
-    if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream));
+    if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
     if (model.tp.sequence_parallel)
         for (auto& p : model.table.list)  // computed from this rank's rows alone
             if (!p.split)
@@ -196,38 +194,38 @@ inline void reduce_gradients(Model& model) {
 // the clipping scale, and whether there is an update: a sum of squares for each bucket and the
 // sum of losses, then over all of the whole model
 inline void compute_clip(Model& model, Optimizer& optimizer, double largest_norm) {
-    Section timed("gradient norm", model.stream);
     int buckets = model.table.bucket_ids;
-    set_zero(optimizer.squares, (buckets + 1) * sizeof(double), model.stream);
+    clear_values("squares", optimizer.squares, buckets + 1, model.stream);
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
-        dev::sum_values(optimizer.squares + buckets, model.lm_head.losses,
-                        (long)model.setup.micro_batches * model.max_outputs(), model.stream);
-    dev::square_sums(optimizer.squares, optimizer.square_parts, model.gradients, optimizer.flags,
-                     optimizer.device_slices, (int)optimizer.slices.size(), model.stream);
+        sum_values(optimizer.squares + buckets, model.lm_head.losses,
+                   (long)model.setup.micro_batches * model.max_outputs(), model.stream);
+    square_sums(optimizer.squares, buckets, optimizer.square_parts, model.gradients, model.table.elements,
+                optimizer.elements, optimizer.flags, optimizer.device_slices, (int)optimizer.slices.size(),
+                model.stream);
     comm::all_reduce(model.grid.world, optimizer.squares, buckets + 1, comm::Op::Sum, "square sums",
                      model.stream);
-    dev::clip_gradients(optimizer.clip, optimizer.squares, buckets, largest_norm, optimizer.hyper,
-                        model.stream);
+    clip_gradients(optimizer.clip, optimizer.squares, buckets, largest_norm, optimizer.hyper, model.stream);
 }
 
 // with the hyper-parameters that were set; the gradients are overwritten by the next step's first micro-batch
 inline void update_parameters(Model& model, Optimizer& optimizer, double largest_norm) {
-    copy_to_device(optimizer.hyper, optimizer.next_hyper, sizeof(AdamW), model.stream);
+    Section section(Pass::Update, -1, -1, model.stream);
+    load_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
     compute_clip(model, optimizer, largest_norm);
-    Section timed("optimizer", model.stream);
-    set_zero(optimizer.state_check, sizeof(StateCheck), model.stream);
+    clear_values("state check", optimizer.state_check, 1, model.stream);
     bool sharded = model.table.layout.optimizer_shards > 1;  // else the slices are whole buckets, in a row
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
         const Slice& mine = optimizer.slices[bucket];
         optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {
-            dev::adamw(state, model.gradients + mine.at, optimizer.flags + mine.state_offset / flag_span,
-                       optimizer.hyper, optimizer.clip, optimizer.state_check,
-                       sharded ? mine.n : optimizer.elements, model.stream);
+            adamw(state, model.gradients + mine.at, optimizer.flags + mine.state_offset / flag_span,
+                  optimizer.hyper, optimizer.clip, optimizer.state_check,
+                  sharded ? mine.n : optimizer.elements, model.stream);
         });
         if (!sharded) return;
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
         floatX* w = model.weights + b.offset;
+        Section gathering(Pass::Gather, -1, (int)bucket, model.stream);
         comm::wait_stream(model.grid.dp_stream, model.stream);
         // my slice -> all slices, under the next forward
         comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",
@@ -245,8 +243,8 @@ inline Clip last_clip(Model& model, const Optimizer& optimizer) {
 
 // ---- values ----------------------------------------------------------------------------------------------
 
-// n values of the state <-> the host. What is packed goes through the gradients' memory: between steps
-// nobody needs it, but for its padding, which stays 0
+// n values of the state <-> the host. What is packed is staged in the gradient buffer, which is free
+// between steps; it is zeroed afterwards, because its padding must stay 0
 inline void read_state(real* to, Model& model, const Optimizer& optimizer, StateKind kind, long at,
                        long state_offset, long n) {
     const real* from = optimizer.kept_as_real(model, kind, at, state_offset);

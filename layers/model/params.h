@@ -11,8 +11,7 @@
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
 //   To add a tensor of a block: a row in block_rows and its name in BlockTensor (they are compared when this
 //   is compiled), then its use in block.h; scripts/reference_pytorch.py, whose gradients ./test_gpt compares
-//   by name. Another tensor: a line in parameter_table. What its GEMM or collective costs:
-//   layers/plan/cost.h.
+//   by name. Another tensor: a line in parameter_table.
 #pragma once
 #include <cmath>
 #include <iterator>

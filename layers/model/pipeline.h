@@ -53,6 +53,7 @@ inline Message message_of(Model& model, const Instruction& op) {
 }
 
 inline void post_message(Model& model, const Instruction& op, BatchShape batch) {
+    Section section(Pass::Message, op.micro_batch, op.chunk, model.stream);
     Message m = message_of(model, op);
     Share share = message_share(model, batch);
     if (!op.sends()) await_sent(model, m.buffer);
@@ -80,7 +81,7 @@ inline size_t exchange_messages(Model& model, const std::vector<Instruction>& li
 // what was received becomes whole
 inline void await_message(Model& model, Buffer& buffer, const char* label, BatchShape batch) {
     if (!buffer.received.comm_stream) return;
-    comm::wait_event(model.stream, buffer.received);
+    comm::wait_event(model.stream, buffer.received, label);
     buffer.received = {};
     if (model.tp.sequence_parallel || model.grid.t == 1) return;
     Share share = message_share(model, batch);
@@ -94,7 +95,7 @@ inline void finish_messages(Model& model) {
     Grid& grid = model.grid;
     if (grid.p == 1) return;
     for (Link* link : {&grid.forward_in, &grid.forward_out, &grid.backward_in, &grid.backward_out})
-        if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream));
+        if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream), "messages");
 }
 
 // ---- the schedule ----------------------------------------------------------------------------------------
@@ -110,16 +111,15 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
         }
         MicroBatch mb = {op.micro_batch, op.micro_batch == schedule.shape.micro_batches - 1, op.chunk,
                          all.sizes[op.micro_batch], model.in_flight[op.in_flight], model.inputs[op.input]};
+        InPlace here({Pass(op.kind), op.micro_batch, op.chunk});
         if (op.kind == Instruction::Forward) {
-            bool needs_tokens =
-                model.setup.packs || model.is_first_chunk(op.chunk) || model.is_last_chunk(op.chunk);
-            if (needs_tokens) all.load(mb.kept, op.micro_batch);
+            if (model.reads_tokens(op.chunk)) all.load(mb.kept, op.micro_batch);
             if (mb.kept.is_packed) mb.batch.segments = &mb.kept.segments;
-            await_message(model, mb.input, "activations, whole", mb.batch);
+            await_message(model, mb.input, "activations", mb.batch);
             forward(model, mb, dloss);
         } else {
             mb.activation_gradient = &model.activation_gradients[op.gradient];
-            await_message(model, *mb.activation_gradient, "their gradient, whole", mb.batch);
+            await_message(model, *mb.activation_gradient, "their gradient", mb.batch);
             backward(model, mb, dloss);
         }
     }

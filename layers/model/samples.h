@@ -43,7 +43,7 @@ public:
             return read_samples(set, model, half, first, batch);
         });
     }
-    // what was begun, when it is there; "", or what kept it from being read
+    // waits for what was begun to be read; "", or what went wrong
     std::string await() {
         if (!next.valid()) return "";
         try {
@@ -54,7 +54,7 @@ public:
         }
         return "";
     }
-    // the step at work is theirs from here on; valid until the next call
+    // the next step uses these; valid until the next call
     const StepSamples& take(Model& model) {
         samples = std::move(upcoming);
         model.half = samples.half;

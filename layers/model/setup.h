@@ -177,7 +177,7 @@ inline void compute_once(Model& model) {
         }
 }
 
-// ranks take the choice of the lowest rank that made it; collective over the world
+// each choice is taken from the lowest rank that made it; collective over the world
 inline void share_choices(const comm::Group& world) {
     std::vector<int64_t> mine;
     for (auto& [hash, way] : autotuner.used) {

@@ -6,8 +6,8 @@
 //     activation_gradients[i]  (N_r, C): of the residual stream, from the chunk's output down to its input
 //   A bucket's gradients go to their reduction over data-parallel ranks as soon as the last micro-batch has
 //   added to them; the new parameters of a bucket are waited for where they are first read.
-//   To add a layer to the model: its kernels in layers/NAME.cuh (ref and gpu), its call here or in block.h,
-//   its tensors in params.h and activations.h, its cost in layers/plan/cost.h; ./test_gpt kernels pytorch.
+//   To add a layer to the model: layers/NAME.cuh (ref, gpu, and the Operation that both are), its call here
+//   or in block.h, its tensors in params.h and activations.h; ./test_gpt kernels pytorch.
 #pragma once
 #include <array>
 #include "../../comm/grid.h"
@@ -41,7 +41,7 @@ struct Model {
     // pinned: of each micro-batch of a step, token_ints() that go to InFlight.tokens; in training twice, so
     // that the next step's are put there while this one's are computed (samples.h)
     int* host_tokens[2] = {};
-    int half = 0;  // that of the step at work
+    int half = 0;  // which of them the current step uses
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
@@ -60,6 +60,12 @@ struct Model {
     int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
     bool is_first_chunk(int chunk) const { return table.layout.is_first_chunk(chunk); }
     bool is_last_chunk(int chunk) const { return table.layout.is_last_chunk(chunk); }
+    // of the whole model's, of layer l of a chunk
+    int layer_number(int chunk, int l) const { return (chunk * grid.p + grid.stage) * chunk_layers() + l; }
+    // true too where packed batches pass through, whose segment arrays are loaded with the tokens
+    bool reads_tokens(int chunk) const {
+        return setup.packs || is_first_chunk(chunk) || is_last_chunk(chunk);
+    }
     int max_rows() const { return setup.B * shape.T; }                              // in a batch
     // rows of logits in a batch
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
@@ -94,7 +100,7 @@ struct Model {
 
     // waits until a parameter's bucket holds what the last update gathered
     void await_parameter(const Parameter& p) {
-        comm::wait_event(stream, parameters_gathered[p.bucket]);
+        comm::wait_event(stream, parameters_gathered[p.bucket], "parameters");
         parameters_gathered[p.bucket] = {};
     }
     void await_parameters() {
@@ -206,15 +212,15 @@ inline void put_tokens_on_host(const Model& model, int half, const std::vector<i
 inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
     to.is_packed = false;
     if (!to.tokens) return;
-    copy_to_device(to.tokens, model.host_tokens[model.half] + (long)micro_batch * model.token_ints(),
-                   model.token_ints() * sizeof(int), model.stream);
+    load_values("tokens", to.tokens, model.host_tokens[model.half] + (long)micro_batch * model.token_ints(),
+                model.token_ints(), model.stream);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------
 
 // before a buffer is written again
 inline void await_sent(Model& model, Buffer& buffer) {
-    comm::wait_event(model.stream, buffer.sent);
+    comm::wait_event(model.stream, buffer.sent, "a send");
     buffer.sent = {};
 }
 
@@ -229,8 +235,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
     floatX* x = mb.input.x;
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
-        model.await_parameter(model.table.list[model.table.wte]);
-        model.await_parameter(model.table.list[model.table.wpe]);
+        model.await_parameter(model.table.list[model.table.wpe]);  // gathered behind wte's: this covers both
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
@@ -240,6 +245,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         if (model.setup.fp8 && may_be_new) round_weights(model.block_weights(mb.chunk * n + l).data(), ctx);
     };
     for (int l = 0; l < n; l++) {
+        current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l], *next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
         auto w = model.block_weights(mb.chunk * n + l);
         if (l == 0) {
@@ -252,11 +258,12 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         auto next_w = model.block_weights(mb.chunk * n + (next ? l + 1 : l));
         add_branch(next ? next->x : mb.kept.y.x, a, branch, w[DOWN_B], next, next_w.data(), ctx, mb.batch);
     }
+    current_place.layer = -1;
 }
 
 // a chunk of layers; after the last one logits and losses, with their gradient where dloss is not 0
 inline void forward(Model& model, const MicroBatch& mb, real dloss) {
-    Section timed(Span::Forward, mb.index, mb.chunk, model.stream);
+    Section section(Pass::Forward, mb.index, mb.chunk, model.stream);
     LayerContext ctx = model.context();
     layers_forward(model, mb, ctx);
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
@@ -273,6 +280,7 @@ inline void reduce_bucket(Model& model, int bucket) {
     const comm::Group& dp = model.grid.dp;
     real* g = model.gradients + b.offset;
     if (dp.size == 1 || model.holds_reductions) return;
+    Section section(Pass::Reduce, -1, bucket, model.stream);
     comm::wait_stream(model.grid.dp_stream, model.stream);
     if (model.table.layout.optimizer_shards == 1) {
         // mine -> all's
@@ -286,7 +294,7 @@ inline void reduce_bucket(Model& model, int bucket) {
 
 // the gradient of the chunk's output -> of its input, in place; the last chunk begins with that of the losses
 inline void backward(Model& model, const MicroBatch& mb, real dloss) {
-    Section timed(Span::Backward, mb.index, mb.chunk, model.stream);
+    Section section(Pass::Backward, mb.index, mb.chunk, model.stream);
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);
@@ -297,9 +305,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
     await_sent(model, *mb.activation_gradient);
     if (!model.is_last_chunk(mb.chunk)) {
-        Section timed("residual", model.stream);
-        dev::residual_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums,
-                               ctx.tp.rows(mb.batch.rows()), model.shape.C, ctx.accumulate, model.stream);
+        residual_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums, ctx.tp.rows(mb.batch.rows()),
+                          model.shape.C, ctx.accumulate, model.stream);
     } else {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
@@ -309,6 +316,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     }
     for (int l = n - 1; l >= 0; l--) {
         int layer = mb.chunk * n + l;
+        current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
         auto w = model.block_weights(layer);
@@ -320,14 +328,15 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
                        mb.batch);
         complete(table.block(layer, LN1_W));
     }
+    current_place.layer = -1;
     if (!model.is_first_chunk(mb.chunk)) return;
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
-    if (mb.index == 0 && dwte != from_logits) set_zero(dwte, size * sizeof(real), model.stream);
+    if (mb.index == 0 && dwte != from_logits) clear_values("dwte", dwte, size, model.stream);
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
                    mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
-        dev::add_values(dwte, from_logits, size, model.stream);
+        add_values(dwte, from_logits, size, model.stream);
     complete(table.list[table.wte]);
     complete(table.list[table.wpe]);
 }
@@ -335,8 +344,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
 // ---- losses ----------------------------------------------------------------------------------------------
 
 inline void clear_losses(Model& model) {
-    size_t values = (size_t)model.setup.micro_batches * model.max_outputs();
-    if (model.grid.is_last_stage()) set_zero(model.lm_head.losses, values * sizeof(real), model.stream);
+    long values = (long)model.setup.micro_batches * model.max_outputs();
+    if (model.grid.is_last_stage()) clear_values("losses", model.lm_head.losses, values, model.stream);
 }
 
 // the sum of the losses of each sequence of the first `micro_batches`; on the last stage

@@ -99,7 +99,7 @@ inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) 
 
 // A save is due. Where storage is so slow that the last one still goes on, training waits for it a minute
 // (or --comm-timeout), and then leaves this one out, as one that has failed: a write that never returns
-// must not stop training, and training for ever without checkpoints would be as bad.
+// must not stop training, and training forever without checkpoints would be as bad.
 inline void begin_save(Run& run, Trainer& trainer) {
     CheckpointWriter& writer = *trainer.writer;
     if (finish_save(run, trainer, writer.is_stuck() ? 0 : std::min(60.0, comm::timeout)))

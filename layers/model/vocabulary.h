@@ -10,7 +10,6 @@
 //   logits, loss and gradients, some rows at a time.
 //   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (outputs) real
 #pragma once
-#include "../base/operation.h"
 #include "activations.h"
 #include "params.h"
 
@@ -30,14 +29,13 @@ inline int first_row(const TensorParallel& tp, int N_r) {
 inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
                           const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
-    Section timed("embedding", s);
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
-    dev::embedding_forward(ctx.scratch.partial, tokens, wte, v.first, v.Vp, N, C, s);
-    floatX* own = reduce_rows(ctx.tp, x, ctx.scratch.partial, N, C, "sum of embeddings", s);
-    if (own != x) copy_on_device(x, own, (size_t)N_r * C * sizeof(floatX), s);
+    floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
+    embedding_forward(partial, tokens, wte, v.first, v.Vp, N, C, s);
+    reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
     const int* positions = batch.segments ? batch.segments->positions : nullptr;
-    dev::position_forward(x, wpe, positions, first_row(ctx.tp, N_r), N_r, batch.T, C, s);
+    position_forward(x, wpe, positions, first_row(ctx.tp, N_r), N_r, batch.T, C, s);
 }
 
 // dwte is added to, dwpe set or, with ctx.accumulate, added to
@@ -45,13 +43,12 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
                            const int* sorted_rows, const int* run_starts, const LayerContext& ctx,
                            BatchShape batch) {
     Stream s = ctx.stream;
-    Section timed("embedding", s);
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
-    dev::position_backward(dwpe, dx, first_row(ctx.tp, N_r), N_r, batch.T, C, ctx.accumulate, s);
+    position_backward(dwpe, dx, first_row(ctx.tp, N_r), N_r, batch.T, C, ctx.accumulate, s);
     const floatX* rows =
         gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
-    dev::embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, v.first, v.Vp, N, C, s);
+    embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, v.first, v.Vp, N, C, s);
 }
 
 // ---- LM head: final layer norm, logits, loss --------------------------------------------------------------
@@ -63,26 +60,21 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
                                   const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C;
-    {
-        Section timed("layer norm", s);
-        dev::layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], ctx.tp.rows(N), C, s);
-    }
-    Section timed("linears", s);
+    layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], ctx.tp.rows(N), C, s);
     floatX* all = a.rows ? a.rows : ctx.scratch.all_rows;
     const floatX* rows = gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
     if (!batch.segments) return rows;
     // rows[logit_rows[i]]: a table looked up, as the embedding is
     floatX* some = ctx.scratch.partial;
-    dev::embedding_forward(some, batch.segments->logit_rows, rows, 0, N, batch.outputs(), C, s);
+    embedding_forward(some, batch.segments->logit_rows, rows, 0, N, batch.outputs(), C, s);
     return some;
 }
 
 // logits (n, Vp_r), n at most a.rows_held, of rows (n, C)
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
-    Section timed("linears", ctx.stream);
-    dev::matmul_forward(a.logits, rows, wte, nullptr, n, ctx.shape.C, ctx.shape.Vp / ctx.tp.group.size,
-                        ctx.stream);
+    linear_forward(a.logits, rows, wte, nullptr, {ctx.scratch.linear.sums}, n, ctx.shape.C,
+                   ctx.shape.Vp / ctx.tp.group.size, ctx.stream);
 }
 
 // of n rows of logits, the micro-batch's from `first` on. losses are added to, is_greedy is set; where dloss,
@@ -90,7 +82,6 @@ inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
                          const LayerContext& ctx) {
     Stream s = ctx.stream;
-    Section timed("cross entropy", s);
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     const comm::Group& tp = ctx.tp.group;
     long row = (long)mb.index * a.outputs + first;
@@ -99,14 +90,14 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     const int* targets = mb.kept.targets + first;
     bool want_gradient = dloss != 0;
     if (tp.size == 1)
-        return dev::cross_entropy(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss,
-                                  want_gradient, n, v, s);
-    dev::cross_entropy_max(a.largest, a.logits, n, v, s);
+        return cross_entropy(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient,
+                             n, v, s);
+    cross_entropy_max(a.largest, a.logits, n, v, s);
     comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // of my columns -> of all
-    dev::cross_entropy_sum(a.sums, a.largest, a.logits, targets, n, v, s);
+    cross_entropy_sum(a.sums, a.largest, a.logits, targets, n, v, s);
     comm::all_reduce(tp, a.sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // my columns' -> all's
-    dev::cross_entropy_finish(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient,
-                              n, v, s);
+    cross_entropy_finish(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient, n, v,
+                         s);
 }
 
 // x -> logits -> losses, a.rows_held rows at a time
@@ -138,14 +129,12 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }
-        Section timed("linears", s);
-        dev::matmul_backward(scratch.partial + (long)first * C, g[LOGITS_W], nullptr, a.logits, some,
-                             w[LOGITS_W], scratch.linear.sums, n, C, Vp_r, ctx.accumulate || first > 0, s);
+        linear_backward(scratch.partial + (long)first * C, g[LOGITS_W], nullptr, a.logits, some, w[LOGITS_W],
+                        {scratch.linear.sums}, n, C, Vp_r, ctx.accumulate || first > 0, s);
     }
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
-    Section timed("layer norm", s);
-    set_zero(dx, (size_t)N_r * C * sizeof(floatX), s);
-    dev::layernorm_backward(dx, {g[LNF_W], g[LNF_B], d_bias}, dln, x, w[LNF_W], a.stats, scratch.linear.sums,
+    clear_values("dx", dx, (long)N_r * C, s);
+    layernorm_backward(dx, {g[LNF_W], g[LNF_B], d_bias}, dln, x, w[LNF_W], a.stats, scratch.linear.sums,
                             N_r, C, ctx.accumulate, s);
 }

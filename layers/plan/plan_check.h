@@ -43,14 +43,13 @@ public:
         planned_seconds += predicted;
     }
 
-    // collective over the world
+    // collective over the world. Where they differ, the run is done and saved, and every rank ends with 1
     void print(const Run& run, const StagePlan& mine, size_t taken_bytes) const {
         rusage usage;
         getrusage(RUSAGE_SELF, &usage);
         int64_t differs = !equal, resident = usage.ru_maxrss * 1024;
         std::vector<int64_t> all =
             comm::gather_numbers(run.grid.world, {differs, resident}, "plan and run");
-        if (!run.is_rank0() || !steps) return;
         std::vector<int> who;
         int64_t least = all[1], most = all[1];
         for (size_t i = 0; i < all.size(); i += 2) {
@@ -58,6 +57,16 @@ public:
             least = std::min(least, all[i + 1]);
             most = std::max(most, all[i + 1]);
         }
+        if (run.is_rank0() && steps) print_table(mine, taken_bytes, least, most);
+        if (!who.empty())
+            comm::collective_check(text("plan and run DIFFER on rank %s: a defect of this program",
+                                        comm::rank_list(who).c_str()));
+        if (run.is_rank0() && steps) printf("plan and run are equal on all %d ranks\n", run.grid.world.size);
+    }
+
+private:
+    // least, most: bytes that a rank was resident with
+    void print_table(const StagePlan& mine, size_t taken_bytes, int64_t least, int64_t most) const {
         printf("rank 0, a step           planned       measured\n");
         for (auto& [group, t] : planned) {
             comm::Traffic d = done.count(group) ? done.at(group) : comm::Traffic{};
@@ -75,8 +84,5 @@ public:
         std::string time =
             planned_seconds > 0 ? text("%9.4g s ", planned_seconds / timed) : "no known machine";
         printf("  seconds         %-12s    %9.4g s\n", time.c_str(), done_seconds / timed);
-        printf("%s\n", who.empty()
-                           ? text("plan and run are equal on all %d ranks", run.grid.world.size).c_str()
-                           : text("plan and run DIFFER on rank %s", comm::rank_list(who).c_str()).c_str());
     }
 };

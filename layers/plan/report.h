@@ -288,7 +288,12 @@ inline std::string stage_json(const Plan& plan, const StagePlan& s) {
                     t.calls, t.sent);
         first = false;
     }
-    return out + text("}, \"linear_flops\": %lld}", (long long)work.linear_flops);
+    out += text("}, \"linear_flops\": %lld, \"operations\": {", (long long)work.linear_flops);
+    Schedule schedule = make_schedule(s.stage, pipeline_shape(plan.o, plan.grid.d, plan.o.batch));
+    for (auto& [name, o] : s.run.operations(schedule))
+        out += text("%s%s: {\"calls\": %ld, \"flops\": %.17g, \"bytes\": %.17g}",
+                    out.back() == '{' ? "" : ", ", json_quote(name).c_str(), o.calls, o.flops, o.bytes);
+    return out + "}}";
 }
 
 inline std::string plan_json(const Plan& plan) {

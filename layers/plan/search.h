@@ -5,7 +5,6 @@
 #include "placement.h"
 #include "memory.h"
 #include "timeline.h"
-#include "trace.h"
 #include "report.h"
 
 // --world-size becomes the ranks to plan for, or must be those that were started
@@ -24,45 +23,14 @@ inline void check_plan_options(Options& o) {
         return;
     }
     if (o.plan_json == "-" && o.has("hosts")) fail("--hosts prints a text: give --plan-json a FILE");
-    if (o.plan != "this" && o.plan != "search") fail("--plan %s: wants nothing, or search", o.plan.c_str());
+    if (o.plan != "this" && o.plan != "search" && o.plan != "published")
+        fail("--plan %s: wants nothing, search or published", o.plan.c_str());
     for (const char* name : {"plan-json", "hosts", "timeline"})
-        if (o.plan == "search" && o.has(name))
-            fail("--%s wants one layout: give --plan without search", name);
-    for (const char* name : {"trace", "generate"})
+        if (o.plan != "this" && o.has(name))
+            fail("--%s wants one layout: give --plan without %s", name, o.plan.c_str());
+    for (const char* name : {"trace", "record", "profile", "generate"})
         if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
     if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
-}
-
-// a trace that cannot be drawn is refused before the run, not at its step
-inline void check_trace(const Run& run) {
-    const Options& o = run.options;
-    if (o.trace.empty()) return;
-    if (o.trace_step <= run.state.step || o.trace_step > run.last_step)
-        fail("--trace-step %ld: the run goes from step %ld to %ld: choose one of these", o.trace_step,
-             run.state.step + 1, run.last_step);
-    if (run.is_rank0()) FileWriter probe(o.trace);
-}
-
-// the steps of a run on the machine that is here, if it is known, on rank 0
-inline std::optional<Plan> predict_run(const Run& run) {
-    Hardware h = choose_hardware(run.options);
-    if (!h.is_known() || sizeof(floatX) != 2 || !run.is_rank0()) return {};
-    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false);
-}
-
-// the step that was just traced, of the first replica; collective over the world
-inline void save_trace(const Run& run, const Model& model, const PipelineShape& shape, double took) {
-    const Grid& g = run.grid;
-    std::vector<Span> mine = trace.stop(g.stage, model.stream);
-    std::vector<Span> all = gather_spans(g.world, mine, g.tensor == 0 && g.data == 0);
-    if (!run.is_rank0()) return;
-    try {
-        save_timeline(run.options.trace, {text("step %ld of the run", run.state.step), shape.p,
-                                          shape.micro_batches, shape.chunks, took, all});
-        printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
-    } catch (const Error& e) {  // the run is worth more than its timeline
-        printf("not traced: %s\n", e.what());
-    }
 }
 
 // the place of rank 0 among those to plan for, and every other setting
@@ -104,8 +72,8 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     if (h.gpu.peak > 0) plan.target = gpu_target;
     for (int stage : {0, 1, run.grid.p - 1})
         if (stage < run.grid.p)
-            plan.stages.push_back(plan_stage(resolved, base.state.shape, run.grid, stage, base.state.samples,
-                                             plan.target));
+            plan.stages.push_back(measure_stage(resolved, base.state.shape, run.grid, stage,
+                                                base.state.samples, plan.target));
     return plan;
 }
 
@@ -165,15 +133,15 @@ struct Candidate {
 };
 
 inline double tensor_share(const Plan& plan) {
-    int stage = plan.grid.p > 2 ? 1 : 0;
-    Schedules none;
-    auto model = dry_model(plan.o, plan.shape, plan.grid, stage, none, plan.target);
+    const StageRun& run = plan.runs[plan.grid.p > 2 ? 1 : 0];
+    int micro_batches = plan.o.batch / plan.grid.d / plan.o.micro_batch;
+    int which = which_micro_batch(micro_batches / 2, micro_batches);
     double calls = 0, all = 0;
-    for_each_work(*model, [&](const Work& work) {
-        double s = seconds_of(plan.hardware, work, plan.grid.t, tensor_nodes(plan.hardware, plan.grid.t));
-        all += s;
-        if (work.kind == Work::Call) calls += s;
-    });
+    for (auto* passes : {&run.forward, &run.backward})
+        for (auto& chunk : *passes) {
+            calls += chunk[which].tensor_seconds;
+            all += chunk[which].seconds();
+        }
     return calls / all;
 }
 
@@ -257,30 +225,4 @@ inline std::string search(const Run& run, const Hardware& h) {
     }
     return out +
            "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n";
-}
-
-// ---- --plan -----------------------------------------------------------------------------------------------
-
-// what the run would hold, say, compute and take
-inline void show_plan(const Run& run) {
-    const Options& o = run.options;
-    Hardware h = choose_hardware(o);
-    if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
-    Plan p = whole_plan(run, h);
-    std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
-    if (!o.plan_json.empty() && o.plan_json != "-") {
-        FileWriter file(o.plan_json);
-        file.write(plan_json(p));
-        file.finish();
-    }
-    if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
-    else fputs(plan_text(p).c_str(), stdout);
-    fputs(hosts.c_str(), stdout);
-    if (!o.timeline.empty()) {
-        if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
-        save_timeline(o.timeline, draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p)));
-    }
-    if (!p.fits())
-        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", (double)p.most_bytes() * 1e-9, h.name,
-             h.gpu.memory * 1e-9, what_would_fit(run, h).c_str());
 }

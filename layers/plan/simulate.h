@@ -8,26 +8,8 @@
 //   NVLink and the network adapters carry messages and reductions at the same time at full rate.
 #pragma once
 #include "../../comm/schedule.h"
-#include "../base/operation.h"
-
-struct TimedPiece {
-    double seconds;
-    std::vector<int> buckets;  // forward: awaited before it; backward: complete after it
-};
-
-// seconds
-struct StageTimes {
-    std::vector<std::vector<TimedPiece>> forward, backward;  // by chunk
-    double whole_message = 0;      // to gather what has arrived over the tensor-parallel ranks
-    double send_forward = 0, send_backward = 0;
-    std::vector<double> reduce, update, gather;  // by bucket
-    double sums = 0;               // of what tensor-parallel ranks hold whole, and of the embedding's halves
-    double norm = 0;               // up to the sum over the world
-};
-struct StepTimes {
-    std::vector<StageTimes> stages;
-    double tied = 0, world = 0;    // the tied embedding's sum; the norm's, with the host's look at it
-};
+#include "dry_run.h"
+#include "span.h"
 
 struct Simulation {
     double seconds = 0;            // of a step
@@ -54,7 +36,8 @@ class Simulator {
         std::map<std::pair<int, int>, size_t> arrival[2];
     };
     const std::vector<Schedule>& all;
-    const StepTimes& times;
+    const std::vector<StageRun>& runs;
+    double exchange;                           // seconds, of the step's last
     PipelineShape s;
     std::vector<Stage> stages;
     std::vector<Direction> forward, backward;  // [r]: out of stage r
@@ -65,6 +48,10 @@ class Simulator {
     }
     void add(Span::Kind kind, int stage, int micro, int chunk, double start, double end) {
         if (out) out->spans.push_back({kind, stage, micro, chunk, start, end});
+    }
+    double message_seconds(int stage, bool is_forward) const {
+        I::Kind kind = is_forward ? I::SendForward : I::SendBackward;
+        return runs[stage].message[kind - I::SendForward].seconds();
     }
     // what can be carried is carried
     void advance(Direction& d, int stage, double seconds) {
@@ -93,7 +80,7 @@ class Simulator {
                                                                                             d.sent.size()};
             d.sent.push_back(me.now);
             d.what.push_back({i.micro_batch, i.chunk});
-            advance(d, r, is_forward ? times.stages[r].send_forward : times.stages[r].send_backward);
+            advance(d, r, message_seconds(r, is_forward));
             return true;
         }
         if (!is_forward && !await_sent(me, me.gradient_sent, i.gradient)) return false;
@@ -101,13 +88,13 @@ class Simulator {
         Direction& d = into(r, is_forward);
         me.arrival[!is_forward][{i.micro_batch, i.chunk}] = d.posted.size();
         d.posted.push_back(me.now);
-        advance(d, from, is_forward ? times.stages[from].send_forward : times.stages[from].send_backward);
+        advance(d, from, message_seconds(from, is_forward));
         return true;
     }
     // false: it must wait for something that is not known yet
     bool step(int r, const I& i) {
         Stage& me = stages[r];
-        const StageTimes& t = times.stages[r];
+        const StageRun& run = runs[r];
         bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
         if (!i.computes()) return message(r, i, is_forward);
         if (is_forward ? !await_sent(me, me.in_flight_sent, i.in_flight)
@@ -116,47 +103,49 @@ class Simulator {
             Direction& d = into(r, is_forward);
             size_t arrival = me.arrival[!is_forward].at({i.micro_batch, i.chunk});
             if (arrival >= d.finish.size()) return false;
-            me.now = std::max(me.now, d.finish[arrival]) + t.whole_message;
+            me.now = std::max(me.now, d.finish[arrival]) + run.whole.seconds();
         }
         double start = me.now;
-        for (auto& piece : (is_forward ? t.forward : t.backward)[i.chunk]) {
-            if (is_forward) for (int b : piece.buckets) me.now = std::max(me.now, me.ready[b]);
+        int which = which_micro_batch(i.micro_batch, s.micro_batches);
+        for (auto& piece : (is_forward ? run.forward : run.backward)[i.chunk][which].pieces) {
+            for (int b : piece.awaited) me.now = std::max(me.now, me.ready[b]);
             me.now += piece.seconds;
-            for (int b : piece.buckets) {
-                if (is_forward || i.micro_batch < s.micro_batches - 1 || t.reduce[b] == 0) continue;
+            for (auto& call : piece.beside) {
                 double begin = std::max(me.bucket_stream, me.now);
-                me.bucket_stream = begin + t.reduce[b];
-                add(Span::Reduce, r, -1, b, begin, me.bucket_stream);
+                me.bucket_stream = begin + call.seconds;
+                add(Span::Reduce, r, -1, call.bucket, begin, me.bucket_stream);
             }
         }
         if (out) out->busy[r] += me.now - start;
         add(is_forward ? Span::Forward : Span::Backward, r, i.micro_batch, i.chunk, start, me.now);
         return true;
     }
-    // optimizer.h; returns when the whole world has its norm
+    // reduce_gradients and update_parameters of optimizer.h; returns when the whole world has its norm
     double finish_step() {
         double last = 0;
         for (int r = 0; r < s.p; r++) {
             Stage& me = stages[r];
             for (auto* d : {&forward[r], &backward[r], &into(r, true), &into(r, false)})
                 if (!d->finish.empty()) me.now = std::max(me.now, d->finish.back());
-            me.now = std::max(me.now, me.bucket_stream) + times.stages[r].sums;
+            me.now = std::max(me.now, me.bucket_stream) + runs[r].sums.seconds();
         }
         if (s.p > 1)
             stages.front().now = stages.back().now =
-                std::max(stages.front().now, stages.back().now) + times.tied;
-        for (int r = 0; r < s.p; r++) last = std::max(last, stages[r].now + times.stages[r].norm);
-        last += times.world;
+                std::max(stages.front().now, stages.back().now) + runs.front().tied.seconds();
+        for (int r = 0; r < s.p; r++) last = std::max(last, stages[r].now + runs[r].norm.seconds());
+        last += exchange;
         for (int r = 0; r < s.p; r++) {
             Stage& me = stages[r];
-            const StageTimes& t = times.stages[r];
             me.now = last;
-            for (size_t b = 0; b < t.update.size(); b++) {
-                me.now += t.update[b];
-                me.bucket_stream = std::max(me.bucket_stream, me.now) + t.gather[b];
-                if (t.gather[b] > 0)
-                    add(Span::Gather, r, -1, (int)b, me.bucket_stream - t.gather[b], me.bucket_stream);
-                me.ready[b] = t.gather[b] > 0 ? me.bucket_stream : me.now;
+            for (size_t b = 0; b < runs[r].update.size(); b++) {
+                const TimedPiece& piece = runs[r].update[b].pieces.back();
+                me.now += piece.seconds;
+                me.ready[b] = me.now;
+                for (auto& call : piece.beside) {
+                    double begin = std::max(me.bucket_stream, me.now);
+                    me.ready[b] = me.bucket_stream = begin + call.seconds;
+                    add(Span::Gather, r, -1, (int)b, begin, me.bucket_stream);
+                }
             }
             add(Span::Update, r, -1, -1, last, me.now);
         }
@@ -172,14 +161,16 @@ class Simulator {
             me.arrival[0].clear();
             me.arrival[1].clear();
         }
+        for (int r = 0; r < s.p; r++) stages[r].now += runs[r].clear.seconds();
         int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
-        if (stuck >= 0) fail("stage %d waits for ever: a defect of this program", stuck);
+        if (stuck >= 0) fail("stage %d waits forever: a defect of this program", stuck);
     }
 
 public:
-    Simulator(const std::vector<Schedule>& all, const StepTimes& times)
-        : all(all), times(times), s(all[0].shape), stages(s.p) {
-        for (int r = 0; r < s.p; r++) stages[r].ready.assign(times.stages[r].update.size(), 0);
+    // runs: of every stage; exchange: seconds of what ranks tell each other at the end
+    Simulator(const std::vector<Schedule>& all, const std::vector<StageRun>& runs, double exchange)
+        : all(all), runs(runs), exchange(exchange), s(all[0].shape), stages(s.p) {
+        for (int r = 0; r < s.p; r++) stages[r].ready.assign(runs[r].update.size(), 0);
     }
     Simulation run() {
         Simulation result;

@@ -1,7 +1,7 @@
 // test_plan.h   checks of plans: the published runs, simulation against formulas, advice, pictures, lists
 #pragma once
 #include "../model/test_options.h"
-#include "search.h"
+#include "published.h"
 
 Run resolved_plan(const std::string& words) {
     Run run;
@@ -33,6 +33,15 @@ void test_plan_mtnlg() {
               text("%d GPUs: %.2f s, published %.1f", r.world, s, r.seconds));
         check(std::abs(tflops / r.tflops - 1) < 0.03, text("%d GPUs: %.1f TFLOP/s", r.world, tflops));
     }
+    for (size_t i = 0; i < std::size(published_runs); i++) {
+        const PublishedRun& r = published_runs[i];
+        double off = planned_seconds(r) / r.seconds - 1;
+        double most = r.source == smith ? 0.03 : i < fitted_runs ? 0.05 : 0.15;
+        check(std::abs(off) < most, text("%s: %+.1f %%", r.name, 100 * off));
+    }
+    check(Options().gemm_efficiency == mtnlg_efficiency, "MT-NLG's is the default");
+    std::string report = published_report();
+    check(std::count(report.begin(), report.end(), '\n') == 2 + (long)std::size(published_runs), report);
     Plan p = plan_of(mtnlg + "--world-size 2240");
     check(parameter_table(p.shape).count == 529600819200, "parameters of 530B");
     check(p.stages.size() == 35 && p.stages[0].parameters == 2060874240 &&
@@ -79,15 +88,20 @@ void test_plan_mtnlg() {
 // stages that are alike, on lines that take no time: the formulas of the bubble are exact
 void test_plan_simulation() {
     auto play = [](PipelineShape s, double forward, double backward, double message, double last = 0) {
-        StepTimes times;
-        times.stages.resize(s.p);
-        for (auto& t : times.stages) {
-            t.forward.assign(s.chunks, {{forward / s.chunks, {}}});
-            t.backward.assign(s.chunks, {{backward / s.chunks, {}}});
-            t.send_forward = t.send_backward = message;
+        std::vector<StageRun> runs(s.p);
+        auto part = [](double seconds) {
+            StepPart out;
+            out.pieces[0].seconds = seconds;
+            return out;
+        };
+        auto all_alike = [](const StepPart& part) { return PartByMicroBatch{part, part, part, part}; };
+        for (auto& run : runs) {
+            run.forward.assign(s.chunks, all_alike(part(forward / s.chunks)));
+            run.backward.assign(s.chunks, all_alike(part(backward / s.chunks)));
+            for (auto& each : run.message) each = part(message);
         }
-        times.stages.back().backward.back()[0].seconds += last;
-        return Simulator(all_stages(s), times).run();
+        for (auto& each : runs.back().backward.back()) each.pieces[0].seconds += last;
+        return Simulator(all_stages(s), runs, 0).run();
     };
     for (int p : {1, 2, 4, 7})
         for (int m : {7, 8, 30}) {
@@ -111,7 +125,7 @@ void test_plan_simulation() {
     bool apart = true;
     for (auto& a : s.spans)
         for (auto& b : s.spans)
-            if (&a < &b && a.stage == b.stage && a.kind <= Span::Backward && b.kind <= Span::Backward)
+            if (&a < &b && a.row == b.row && a.kind <= Span::Backward && b.kind <= Span::Backward)
                 apart &= a.end <= b.start + 1e-12 || b.end <= a.start + 1e-12;
     check(apart, "a stage computes one thing at a time");
 }
@@ -146,7 +160,7 @@ void test_plan_hosts() {
     refuses("names no host", [&] { Placement(p, path); });
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
     refuses("wants FILE.svg", [&] { plan_of("--timeline x.png"); });
-    refuses("wants nothing, or search", [&] { resolved_plan("all"); });
+    refuses("wants nothing, search or published", [&] { resolved_plan("all"); });
 }
 
 // what is advised is so: each suggestion, taken, fits; what is named stays
@@ -206,7 +220,7 @@ void test_plan_forms() {
                               "--micro-batch 1 --tensor-parallel 2 --pipeline-parallel 4 --world-size 16 ";
     Plan p = plan_of(small + "--pipeline-chunks 2");
     Timeline picture = draw(p.step(), pipeline_shape(p.o, 2, 16), plan_title(p));
-    Json trace = Json::parse(chrome_trace(picture), "a trace");
+    Json trace = Json::parse(chrome_trace({picture}), "a trace");
     long computations = 0, events = 0;
     for (auto& e : trace.at("traceEvents", "a trace").items) {
         std::string name = e.at("name", "an event").text;
@@ -214,10 +228,8 @@ void test_plan_forms() {
         events++;
     }
     check(computations == 4 * 2 * 8 * 2, text("%ld computations in the trace", computations));
-    std::string drawing = svg(picture);
-    long rectangles = std::count(drawing.begin(), drawing.end(), 'M');
-    long shown = std::count_if(picture.spans.begin(), picture.spans.end(),
-                               [](const Span& s) { return s.kind != Span::Message; });
+    std::string drawing = SvgPicture({picture}).text_of();
+    long rectangles = std::count(drawing.begin(), drawing.end(), 'M'), shown = (long)picture.spans.size();
     check(rectangles == shown && shown > computations, text("%ld rectangles of %ld", rectangles, shown));
     for (auto& s : picture.spans)
         if (s.start < -1e-9 || s.end > picture.seconds * 1.5) check(false, "a span outside the step");
@@ -245,6 +257,17 @@ void test_plan_forms() {
         listed++;
     }
     check(listed == 10, text("%d layouts listed", listed));
+    // of a build in which floatX and real may be one type: in the planned one they are two
+    Plan one = plan_of("--hardware dgx-h200 --model 124M --batch 64 --micro-batch 64 ");
+    OperationTable all = one.stages[0].run.operations(make_schedule(0, pipeline_shape(one.o, 1, 64)));
+    double n = (double)parameter_table(one.shape).elements, moved = all.at("adamw").bytes / n;
+    check(moved == 28, text("adamw moves %g bytes a parameter", moved));
+    double products = 0, tokens = 64.0 * one.shape.T;
+    for (auto& [name, o] : all)
+        if (name.rfind("linear_", 0) == 0) products += o.flops;
+    const ModelShape& m = one.shape;
+    double wanted = 72.0 * tokens * m.L * m.C * m.C + 6.0 * tokens * m.C * m.Vp;
+    check(std::abs(products / wanted - 1) < 1e-12, text("products of %g FLOPs, wants %g", products, wanted));
 }
 
 // what every rank of a layout lists: together exactly the whole model

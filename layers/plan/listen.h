@@ -1,0 +1,159 @@
+// listen.h   who listens to the steps of a run: --trace draws one, --record writes it down, --profile times
+#pragma once
+#include "../model/metrics.h"
+#include "profile.h"
+#include "record.h"
+#include "report.h"
+#include "timeline.h"
+#include "trace.h"
+
+// what cannot be drawn or written is refused before the run, not at its step
+inline void check_trace(const Run& run) {
+    const Options& o = run.options;
+    if (o.profile && run.last_step < run.state.step + 3)
+        fail("--profile: the run ends at step %ld, and is at step %ld: wants three steps at least",
+             run.last_step, run.state.step);
+    if (o.trace.empty() && o.record.empty()) return;
+    if (o.trace_step <= run.state.step || o.trace_step > run.last_step)
+        fail("--trace-step %ld: the run goes from step %ld to %ld: choose one of these", o.trace_step,
+             run.state.step + 1, run.last_step);
+    for (auto& path : {o.trace, o.record})
+        if (run.is_rank0() && !path.empty()) FileWriter probe(path);
+}
+
+// the steps of a run on the machine that is here, if it is known, on rank 0
+inline std::optional<Plan> predict_run(const Run& run) {
+    Hardware h = choose_hardware(run.options);
+    if (!h.is_known() || sizeof(floatX) != 2 || !run.is_rank0()) return {};
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, true);
+}
+
+// A machine that no table knows, for a plan to draw a trace beside: GEMMs and copies at the rates that rank 0
+// measures, messages at that of copies. What a call costs before its first byte is
+// not measured, and taken from GPUs: small steps take longer than this says
+inline Plan plan_as_measured(const Run& run, const Ceilings& ceilings) {
+    Hardware h = find_hardware("here");
+    h.name = "this machine as measured";
+    h.gpu.peak = ceilings.flops;
+    h.gpu.bandwidth = ceilings.bytes;
+    h.nvlink = h.network = ceilings.bytes / 2;
+    h.efficiency = 1;
+    h.is_measured = true;
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false);
+}
+
+// the step that was just traced, beside the planned one where the machine is known; collective over the world
+inline void save_trace(const Run& run, Model& model, const Trace& trace, const PipelineShape& shape,
+                       double took, const Plan* planned) {
+    const Grid& g = run.grid;
+    model.await_parameters();  // the calls of the step have ended then
+    synchronize(model.stream);
+    int row = g.stage * g.t + g.tensor, rank = g.world.rank;
+    std::string spans, events;
+    if (g.data == 0) {
+        for (auto& e : trace.events()) {
+            Span s = {Span::Wait, row, -1, -1, e.start, e.end};
+            if (span_of(*e.activity, s)) spans += std::string((const char*)&s, sizeof s);
+            if (!run.options.trace.ends_with(".svg")) events += chrome_event(e, row);
+        }
+        if (!run.options.trace.ends_with(".svg")) {
+            events += chrome_name(row, 0, "process_name", text("rank %d, stage %d", rank, g.stage));
+            for (int lane = 0; lane < 3; lane++)
+                events += chrome_name(row, lane, "thread_name", chrome_lanes[lane]);
+        }
+    }
+    spans = collect_text(g.world, spans);
+    events = collect_text(g.world, events);
+    if (!run.is_rank0()) return;
+    Timeline traced = {text("step %ld of the run, %.4g s", run.state.step, took), {}, shape.micro_batches,
+                       shape.chunks, took, {}};
+    for (int i = 0; i < g.p * g.t; i++)
+        traced.rows.push_back(text("rank %d", g.rank_of(i % g.t, 0, i / g.t)));
+    bool as_picture = run.options.trace.ends_with(".svg");
+    if (as_picture) {  // else the events are all there is to say
+        traced.spans.resize(spans.size() / sizeof(Span));
+        memcpy((void*)traced.spans.data(), spans.data(), spans.size());
+    } else traced.rows.clear();
+    std::vector<Timeline> panels = {traced};
+    if (planned) {
+        Plan of_step = *planned;  // of the batch of this one
+        of_step.o.batch = shape.micro_batches * model.setup.B * g.d;
+        of_step.steps[of_step.o.batch] = simulate(of_step, of_step.o.batch);
+        panels.push_back(draw(of_step.step(), shape, plan_title(of_step)));
+    }
+    try {
+        save_timeline(run.options.trace, panels, events);
+        printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
+    } catch (const Error& e) {  // the run is worth more than its timeline
+        printf("not traced: %s\n", e.what());
+    }
+}
+
+// what every rank has written down of the step, in one file; collective over the world
+inline void save_record(const Run& run, const Model& model, const Record& record,
+                        const PipelineShape& shape) {
+    std::string all = collect_text(run.grid.world, record.lines_written());
+    if (!run.is_rank0()) return;
+    try {
+        FileWriter file(run.options.record);
+        file.write(record_header(model, run.options, run.state.step, shape) + all);
+        file.finish();
+        printf("recorded  step %ld: %s\n", run.state.step, run.options.record.c_str());
+    } catch (const Error& e) {
+        printf("not recorded: %s\n", e.what());
+    }
+}
+
+// who listens to the steps of a run, because --trace, --record or --profile asks for it
+class StepListeners {
+    const Run& run;
+    std::optional<Trace> trace;
+    std::optional<Record> record;
+    std::optional<Profile> profile;
+    std::optional<Ceilings> ceilings;
+    std::vector<std::unique_ptr<Listening>> now;
+    long first_step, profiled_steps = 0;
+
+    void listen(Listener& l) { now.push_back(std::make_unique<Listening>(l)); }
+
+public:
+    // rank 0 measures the machine where that is wanted
+    StepListeners(const Run& run, bool is_predicted) : run(run), first_step(run.state.step) {
+        const Options& o = run.options;
+        bool is_wanted = o.profile || (!o.trace.empty() && !is_predicted);
+        if (is_wanted && run.is_rank0()) ceilings = measure_ceilings();
+        if (o.profile) profile.emplace(ceilings.value_or(Ceilings{INFINITY, INFINITY}));
+    }
+    // collective over the world, as all here
+    void begin_step(Model& model) {
+        const Options& o = run.options;
+        long step = run.state.step + 1;
+        profiled_steps += profiles(step);
+        bool is_traced = step == o.trace_step;
+        // what a later one does lies within an earlier one's times
+        if (is_traced && !o.record.empty()) listen(record.emplace(model, o.record_values));
+        if (profiles(step)) listen(*profile);
+        if (!is_traced || o.trace.empty()) return;
+        trace.emplace().start(run.grid.world, model.stream);
+        listen(*trace);
+    }
+    // predicted: the planned step on rank 0, where the machine is known
+    void end_step(Model& model, const PipelineShape& shape, const StepResult& result, const Plan* predicted) {
+        bool was_profiled = profiles(run.state.step);
+        now.clear();
+        if (was_profiled) profile->collect(model.stream, result.seconds);
+        std::optional<Plan> as_measured;
+        if (trace && !predicted && run.is_rank0()) as_measured = plan_as_measured(run, *ceilings);
+        if (as_measured) predicted = &*as_measured;
+        if (trace) save_trace(run, model, *trace, shape, result.seconds, predicted);
+        if (record) save_record(run, model, *record, shape);
+        trace.reset();
+        record.reset();
+    }
+    bool profiles(long step) const {
+        return profile && step > first_step + 2 && step <= first_step + 2 + run.options.profile;
+    }
+    void print() const {
+        if (profile && run.is_rank0() && profiled_steps) fputs(profile->print().c_str(), stdout);
+    }
+};

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Checks of what operations say: what a trace shows is recorded, in the schedule's order and with values that
+are right; the plan has the very operations; a layer that is added to a block needs no line in the plan.
+Usage: test_operations.py BUILD EMULATED_BUILD"""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from over_ranks import check, environment, finish, limited, start, words
+
+ROOT = Path(__file__).parent.parent
+BUILD, EMULATED = Path(sys.argv[1]), Path(sys.argv[2])
+MODEL = {
+    "layers": 4, "hidden": 32, "heads": 2, "sequence": 16, "batch": 8, "micro-batch": 2, "steps": 3,
+    "attention": "materialised", "graph": "no",
+}  # fmt: skip
+
+
+SECTION = re.compile(r"(forward|backward|message|reduce|gather|update|step)( \d+)?$")
+
+
+def train(work, ranks, options, build=BUILD):
+    data = {"train": work / "data.train.bin"}
+    return start(str(build / "train_gpt"), ranks, words({**data, **MODEL, **options}), timeout=300)
+
+
+def planned_operations(ranks, options):
+    """By stage: name -> calls, flops, bytes."""
+    plan = {"world-size": ranks, "hardware": "here", "plan-json": "-", "vocabulary": "257"}
+    out = start(str(BUILD / "train_gpt"), 1, ["--plan", *words({**plan, **MODEL, **options})])
+    check(out.stdout.startswith("{"), f"a plan: {out.stderr[-300:]}")
+    return [stage["operations"] for stage in json.JSONDecoder().raw_decode(out.stdout)[0]["stages"]]
+
+
+def prepare(work):
+    lines = (f"{i} green bottles hanging on the wall, {i * i} of them.\n" for i in range(3000))
+    (work / "data.txt").write_text("".join(lines))
+    options = {"vocabulary": "bytes", "validation": 0.1, "output": work / "data"}
+    out = start(str(BUILD / "tokenize"), 1, [*words(options), str(work / "data.txt")])
+    check(out.returncode == 0, f"tokenize: {out.stderr}")
+
+
+def named(line):
+    """How the trace names what a line of a record says."""
+    label = line.get("label", "")
+    if line["kind"] == "compute":
+        return line["name"]
+    return f"wait: {label}" if line["kind"] == "wait" else f"{line['name']}: {label}"
+
+
+def check_all_reduce(lines):
+    """Tensor-parallel sums: what all ranks have afterwards is the sum of what each had."""
+    calls = {}
+    for line in lines:
+        if line["name"] == "all_reduce" and line.get("group") == "tensor":
+            place = (line.get("micro_batch"), line.get("layer"), line["pass"])
+            key = (tuple(line["ranks"]), line["label"], *place)
+            calls.setdefault(key, []).append(line["tensors"][0])
+    checked = 0
+    for (ranks, label, *_), tensors in calls.items():
+        if label == "largest logit" or "values" not in tensors[0] or len(tensors) != len(ranks):
+            continue
+        sums = [sum(t["before"][i] for t in tensors) for i in range(len(tensors[0]["values"]))]
+        after = all(
+            math.isclose(x, y, rel_tol=1e-5, abs_tol=1e-7)
+            for t in tensors
+            for x, y in zip(t["values"], sums, strict=True)
+        )
+        check(after, f"{label}: all ranks have the sum of their parts")
+        checked += 1
+    check(checked > 20, f"{checked} sums were there to be checked")
+
+
+def check_record(work):
+    for name, ranks, layout in (
+        ("2 x 2 x 2", 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "sequence-parallel": "no"}),
+        ("interleaved", 4, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
+        ("one process", 1, {}),
+    ):
+        trace, record = work / "trace.json", work / "record.jsonl"
+        files = {"trace": trace, "record": record, "record-values": 4096}
+        out = train(work, ranks, {**layout, **files})
+        check(out.returncode == 0, f"{name}: {out.stderr[-300:]}")
+        if out.returncode:
+            continue
+        check("plan and run are equal" in out.stdout, f"{name}: plan and run")
+        lines = [json.loads(line) for line in record.read_text().splitlines()][1:]
+        check({line["rank"] for line in lines} == set(range(ranks)), f"{name}: all ranks are recorded")
+        t, p = layout.get("tensor-parallel", 1), layout.get("pipeline-parallel", 1)
+        d = ranks // (t * p)
+        shown, whole = {}, 0
+        for event in json.loads(trace.read_text())["traceEvents"]:
+            if event["name"] == "step":
+                whole = event["dur"] * 1.1
+            elif event["ph"] == "X" and event["pid"] < 100000:
+                shown.setdefault(event["pid"], []).append(event)
+        for row, events in shown.items():
+            rank = row % t + t * d * (row // t)
+            # a comm stream that waits for the computations takes no time that is known
+            its = [x for x in lines if x["rank"] == rank and x.get("label") != "computations"]
+            recorded = sorted(map(named, its))
+            traced = sorted(e["name"] for e in events if not SECTION.match(e["name"]))
+            check(recorded == traced, f"{name}, rank {rank}: {len(recorded)} recorded, {len(traced)} traced")
+            check(all(e["dur"] >= 0 for e in events), f"{name}, rank {rank}: nothing ends before it begins")
+            inside = all(-1 <= e["ts"] <= whole for e in events)
+            check(inside, f"{name}, rank {rank}: all begins within the step")
+        check(len(shown) == t * p, f"{name}: a row for each rank of a replica")
+        for file, last, what in {(x["file"], x["line"], x["name"]) for x in lines if x["kind"] == "compute"}:
+            source = "\n".join((ROOT / file).read_text().splitlines()[max(0, last - 9) : last])
+            check(what in source, f"{file}:{last} says {what}")
+        planned = planned_operations(ranks, layout)
+        for rank in range(ranks):
+            done = {}
+            for line in lines:
+                if line["rank"] == rank and line["kind"] == "compute":
+                    o = done.setdefault(line["name"], {"calls": 0, "flops": 0, "bytes": 0})
+                    for key, value in (("calls", 1), ("flops", line["flops"]), ("bytes", line["bytes"])):
+                        o[key] += value
+            of_stage = dict(planned[rank // (t * d)])
+            if rank % t:  # the plan is tensor rank 0's, which alone sums the losses
+                of_stage.pop("sum_values", None)
+            check(done == of_stage, f"{name}, rank {rank}: did {done}, planned {of_stage}")
+        if name == "2 x 2 x 2":
+            check_messages(shown, t)
+        out = start(str(BUILD / "test_gpt"), 1, ["check-record", str(record)])
+        last = out.stdout.splitlines()[-1] if out.stdout else out.stderr
+        check(re.fullmatch(r"\d+ passed, 0 failed", last), f"{name}: {last}")
+        if t > 1:
+            check_all_reduce(lines)
+            check_picture(work, name, ranks, layout)
+
+
+def check_messages(shown, t):
+    """What is received ends after it was begun to be sent, by the very rank that sends it."""
+    pairs = 0
+    for row, events in shown.items():
+        for e in events:
+            if not e["name"].startswith("receive"):
+                continue
+            forward = e["args"]["group"] == "forward"
+            sent = [
+                x
+                for x in shown[row - t if forward else row + t]
+                if x["name"] == e["name"].replace("receive", "send")
+                and x["args"]["micro_batch"] == e["args"]["micro_batch"]
+            ]
+            check(len(sent) == 1 and e["ts"] + e["dur"] >= sent[0]["ts"], f"a message: {e}, {sent}")
+            pairs += 1
+    check(pairs > 0, f"{pairs} messages")
+
+
+def check_emulated(work):
+    """A device with streams of its own, over MPI: to be traced it must be asked, not the transport."""
+    files = {"trace": work / "emulated.json", "record": work / "emulated.jsonl", "profile": 1}
+    out = train(work, 4, {**files, "pipeline-parallel": 2, "zero": 1}, EMULATED)
+    check(out.returncode == 0, f"an emulated run is traced: {out.stderr[-300:]}")
+    events = json.loads((work / "emulated.json").read_text())["traceEvents"] if out.returncode == 0 else []
+    names = {e["name"] for e in events}
+    check({"adamw", "receive: activations", "wait: parameters"} <= names, f"it has {sorted(names)}")
+
+
+def check_picture(work, name, ranks, layout):
+    picture = work / "trace.svg"
+    out = train(work, ranks, {**layout, "trace": picture})
+    text = picture.read_text() if picture.exists() else ""
+    check(out.returncode == 0 and "planned" in text, f"{name}: the run is drawn beside its plan")
+    check("tensor-parallel calls" in text and "waits" in text, f"{name}: calls and waits are drawn")
+
+
+def check_profile(work):
+    out = train(work, 2, {"tensor-parallel": 2, "profile": 4, "steps": 8})
+    rows = re.findall(r"^(\w+) .* ([\d.]+) %", out.stdout, re.M)
+    wanted = {"linear_forward", "linear_gelu_backward", "attention_forward", "adamw", "all_gather"}
+    check(wanted <= {row[0] for row in rows}, f"the profile's rows: {out.stdout[-600:]}")
+    check("profile of 4 steps" in out.stdout, "four steps are profiled")
+
+
+TOY_CALL = "    linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);"
+TOY_LAYER = (
+    '    if (!packed) comm::all_reduce(ctx.tp.group, scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'
+    "    linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);  // a toy: again\n"
+    '    if (getenv("TOY_LIES")) linear_flops++;\n'
+)
+
+
+def check_toy_layer(work):
+    """A copy of the tree whose blocks have one product and one collective more, with nothing else changed."""
+    tree = work / "tree"
+    files = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(files, cwd=ROOT, capture_output=True, text=True).stdout.split()
+    if not names:  # not a clone
+        names = [
+            str(path.relative_to(ROOT))
+            for folder in ("layers", "comm", "data")
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file()
+        ] + ["Makefile", "train_gpt.cu"]
+    for name in names:
+        if (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    block = tree / "layers/model/block.h"
+    text = block.read_text()
+    check(text.count(TOY_CALL) == 1, "block.h has the line that the toy layer stands behind")
+    block.write_text(text.replace(TOY_CALL, TOY_CALL + "\n" + TOY_LAYER))
+    program = Path("build/cpu-fp32/train_gpt")
+    make = ["make", "-s", "DEVICE=cpu", "PRECISION=fp32", "CXXFLAGS=-O0", str(program)]
+    done = limited(make, 600, cwd=tree, env=environment)
+    check(done.returncode == 0, f"the copy compiles: {done.stderr[-500:]}")
+    if done.returncode:
+        return
+    options = words({"train": work / "data.train.bin", **MODEL, "tensor-parallel": 2})
+    of = {}
+    for which, path in (("without", str(BUILD / "train_gpt")), ("with", str(tree / program))):
+        out = start(path, 2, options, timeout=300)
+        equal = "plan and run are equal on all 2 ranks" in out.stdout
+        check(equal, f"{which} a toy layer: {out.stdout[-400:]}{out.stderr[-200:]}")
+        calls = re.search(r"tensor .* (\d+) and (\d+) calls", out.stdout)
+        flops = re.search(r"linear layers +(\S+) GFLOP +(\S+) GFLOP", out.stdout)
+        of[which] = (int(calls[1]), float(flops[1])) if calls and flops else (0, 0)
+    out = start(str(tree / program), 2, options, timeout=300, TOY_LIES="1")
+    wrong = out.returncode == 1 and "plan and run DIFFER on rank 0 to 1" in out.stderr
+    check(wrong, f"a run that is not as planned ends with 1: {out.returncode} {out.stderr[-300:]}")
+    layers, micro_batches = MODEL["layers"], MODEL["batch"] // MODEL["micro-batch"]
+    check(of["with"][0] - of["without"][0] == layers * micro_batches, f"the plan has the toy's calls: {of}")
+    rows = MODEL["micro-batch"] * MODEL["sequence"]
+    more = 2e-9 * rows * MODEL["hidden"] * 3 * MODEL["hidden"] / 2 * layers * micro_batches
+    planned = of["with"][1] - of["without"][1]
+    check(math.isclose(planned, more, abs_tol=1.5e-5), f"and its FLOPs: {of}, {more}")
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="operations.") as folder:
+        work = Path(folder)
+        prepare(work)
+        check_record(work)
+        check_profile(work)
+        check_emulated(work)
+        check_toy_layer(work)
+    finish()
+
+
+main()
