@@ -88,10 +88,17 @@ ifeq ($(filter $(COMM),nccl mpi single),)
   $(error COMM=$(COMM): choose nccl, mpi or single)
 endif
 ifeq ($(COMM),nccl)
-  ifneq ($(DEVICE),cuda)
-    $(error COMM=nccl wants DEVICE=cuda: choose COMM=mpi)
+  ifeq ($(NCCL),)
+    $(error COMM=nccl: nccl.h was not found: install NCCL, or choose COMM=mpi)
   endif
-  NCCL_LINK := -L$(CUDA_DIR)/lib -lnccl
+  ifeq ($(DEVICE),cuda)
+    NCCL_LINK := -L$(CUDA_DIR)/lib -lnccl
+  else ifeq ($(DEVICE),emulated)
+    NCCL_COMPILE := -Icomm/nccl_on_cpu -idirafter $(dir $(NCCL))
+    NCCL_OBJECT  := $(OBJECTS)/nccl.o
+  else
+    $(error COMM=nccl wants DEVICE=cuda, or emulated: choose COMM=mpi)
+  endif
 endif
 ifneq ($(COMM),single)
   ifeq ($(MPICXX),)
@@ -102,7 +109,7 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
 endif
 
-.PHONY: all $(PROGRAMS) corpus corpus-found found help test bench bench-evaluate bench-parallel \
+.PHONY: all $(PROGRAMS) corpus corpus-found found nccl-folder help test bench bench-evaluate bench-parallel \
 	bench-corpus profile kernel-report check-kernels record-kernels check clean
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
@@ -118,6 +125,8 @@ ifeq ($(strip $(BLAS)),)
 	@echo "no CBLAS was found: run scripts/install.sh, or set BLAS='-L... -l...'"; exit 1
 endif
 
+nccl-folder:
+	@echo $(dir $(NCCL))
 help:
 	@sed -n 's/^#: //p' Makefile
 #: make                             for this machine: ./train_gpt ./test_gpt ./tokenize ./tasks ./convert
@@ -126,7 +135,8 @@ help:
 #: make PRECISION=bf16|fp32|fp64    of parameters and activations (default: bf16 on cuda, else fp32)
 #: make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)
 #: make DEVICE=emulated SANITIZE=thread   each access of a kernel, and what it must come after
-#: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi)
+#: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi; with
+#:                                  DEVICE=emulated, nccl is a stand-in behind NCCL's own header)
 #: make ARCH=x86-64-v3              for another processor than this one
 #: make BLAS='-lmkl_rt'             another CBLAS
 #: make GPU_CODE=native             for the GPU that is here alone (default: sm_80, sm_90a, PTX for others)
@@ -161,16 +171,22 @@ $(OBJECTS)/%.o: layers/model/%.cpp Makefile
 
 $(OBJECTS)/comm_%.o: comm/comm_%.cpp Makefile
 	@mkdir -p $(@D)
-	$(COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(COMPILE) $(NCCL_COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJECTS)/nccl.o $(OBJECTS)/test_nccl.o: $(OBJECTS)/%.o: comm/nccl_on_cpu/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(COMPILE) $(NCCL_COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/base/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o \
+$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o $(NCCL_OBJECT) \
 	$(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
+$(BUILD)/test_nccl: $(OBJECTS)/test_nccl.o $(NCCL_OBJECT)
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(MPI_LINK)
 $(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(OBJECTS)/%.o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $< -o $@

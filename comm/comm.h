@@ -87,6 +87,7 @@ void finish();
 int world_rank();
 int world_size();
 Group make_group(const char* name, const std::vector<int>& members);  // called by its members
+Group make_host_group(const char* name, const std::vector<int>& members);  // for numbers on the host alone
 Group everyone();  // the world, for numbers on the host alone; before there is a grid, or even a device
 // numbers in the host's memory: every member's, one after the other
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);

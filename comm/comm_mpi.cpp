@@ -190,6 +190,9 @@ void start(int* argc, char*** argv) {
     MPI_Op_create(max_bf16, 1, &bf16_max);
 }
 Group make_group(const char* name, const std::vector<int>& members) { return make_mpi_group(name, members); }
+Group make_host_group(const char* name, const std::vector<int>& members) {
+    return make_mpi_group(name, members);
+}
 
 Stream make_comm_stream() {
     comm_streams.push_back(std::make_unique<CommStream>());

@@ -3,8 +3,11 @@
 //   compute stream by events. While the host waits for the device, the oldest unfinished call is watched.
 //   What a rank waits for others is time of its compute stream: in calls there, which take the slowest rank's
 //   time, and until an event of a comm_stream.
+//   With DEVICE=emulated a stand-in of NCCL is linked: nccl_on_cpu.
 #include <nccl.h>
+#include <atomic>
 #include <deque>
+#include <thread>
 #include "mpi_world.h"
 
 namespace comm {
@@ -33,7 +36,9 @@ std::deque<Watched> watched;
 bool together = false;
 std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with their group
 
-void advance_comm_streams() {}  // the device does it
+std::vector<const Handle*> communicators;
+
+void advance_comm_streams() { let_device_go_on(); }
 
 void forget_ended() {
     while (!watched.empty() && watched.front().ended && watched.front().ended->reached()) watched.pop_front();
@@ -51,12 +56,12 @@ void look() {
     }
     std::string here = watched.empty() ? "a computation" : watched.front().here;
     answer_questions(here, watched.empty() ? std::vector<int>() : watched.front().group.members);
-    if (!watched.empty()) {
+    for (const Handle* each : communicators) {
         ncclResult_t error = ncclSuccess;
-        ncclCommGetAsyncError(comm_of(watched.front().group), &error);
-        check_nccl(error, here.c_str());
-        if (now() - since > timeout) find_who_hangs(here, watched.front().group.members);
+        ncclCommGetAsyncError((ncclComm_t)each->nccl, &error);
+        check_nccl(error, each->name.c_str());
     }
+    if (!watched.empty() && now() - since > timeout) find_who_hangs(here, watched.front().group.members);
 }
 
 void end_calls() {
@@ -116,6 +121,26 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
     if (!together) end_calls();
 }
 
+// NCCL waits for all ranks of a new communicator without end: a thread does that, and this one looks at the
+// clock
+ncclComm_t join(const Group& g, ncclUniqueId id) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = handle_of(g).name.c_str();
+    ncclComm_t comm;
+    ncclResult_t result;
+    std::atomic<bool> done = false;
+    std::thread joins([&, device = current_device()] {
+        use_device(device);
+        result = ncclCommInitRankConfig(&comm, g.size, id, g.rank, &config);
+        done = true;
+    });
+    Patience patience;
+    while (!done) patience.turn("NCCL's start of " + handle_of(g).name, g.members);
+    joins.join();
+    check_nccl(result, config.commName);
+    return comm;
+}
+
 // NCCL connects two ranks when they first communicate, and the host waits for it; a host that waits in the
 // middle of a schedule may keep from its neighbours what they wait for. So all connections are made here.
 void connect(const Group& g, const char* name) {
@@ -136,24 +161,30 @@ void connect(const Group& g, const char* name) {
 }  // namespace
 
 // All kernels are loaded at the start: a load may wait for the device, which may wait for another rank. Every
-// stream gets a queue of its own on the device: comm_streams must not stand behind one another.
+// stream gets a queue of its own on the device: comm_streams must not stand behind one another. Calls of
+// several communicators begin in the order in which the host makes them, on all ranks, and each communicator
+// connects all its algorithms when it is made, not in the middle of a step.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     if (!launched()) return;
     start_mpi(argc, argv);
     while_waiting = look;
 }
 
+Group make_host_group(const char* name, const std::vector<int>& members) {
+    return make_mpi_group(name, members);
+}
 Group make_group(const char* name, const std::vector<int>& members) {
     Group g = make_mpi_group(name, members);
     if (g.size == 1) return g;
     ncclUniqueId id;
     if (g.rank == 0) check_nccl(ncclGetUniqueId(&id), "a group's id");
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, handle_of(g).mpi);
-    ncclComm_t comm;
-    check_nccl(ncclCommInitRank(&comm, g.size, id, g.rank), name);
-    handle_of(g).nccl = comm;
+    handle_of(g).nccl = join(g, id);
+    communicators.push_back(&handle_of(g));
     connect(g, name);
     return g;
 }

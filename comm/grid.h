@@ -80,24 +80,28 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     return g;
 }
 
-// collective over the world; the pairs of neighbours are made in one order everywhere
+// collective over the world. Links of even stages come first, then those of odd ones: a few rounds, however
+// many stages there are
 inline Grid make_grid(int t, int p, bool wrap) {
     Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
     auto make = [](comm::Group& group) { group = comm::make_group(group.name, group.members); };
     for (comm::Group* group : {&g.world, &g.tp, &g.dp}) make(*group);
     g.dp_stream = comm::make_comm_stream();
     if (p == 1) return g;
-    make(g.pp);
+    g.pp = comm::make_host_group(g.pp.name, g.pp.members);
     if (g.holds_tied()) make(g.tied);
-    for (int from = 0; from < (wrap ? p : p - 1); from++) {
+    auto make_links = [&](int from) {
         int to = (from + 1) % p;
-        if (g.stage != from && g.stage != to) continue;
+        if (g.stage != from && g.stage != to) return;
         for (Link* link : {g.stage == from ? &g.forward_out : &g.forward_in,
                            g.stage == from ? &g.backward_in : &g.backward_out}) {
             make(link->group);
             link->stream = comm::make_comm_stream();
         }
-    }
+    };
+    int links = wrap ? p : p - 1;
+    for (int odd : {0, 1})
+        for (int from = odd; from < links; from += 2) make_links(from);
     return g;
 }
 

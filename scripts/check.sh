@@ -8,11 +8,17 @@ python3 scripts/check.py || bad=1
 alone() {  # alone HEADER [DEFINE]
     if [[ $1 = layers/base/*_on_cpu.h ]] && [ -z "${2:-}" ]; then return; fi
     if [ "$1" = comm/mpi_world.h ] && [ -z "$mpi" ]; then return; fi
-    ${CXX:-g++} -std=c++20 -fopenmp -fsyntax-only -w -x c++ $mpi ${2:-} -I/usr/include/libxml2 "$1" ||
+    local nccl=
+    if [[ $1 = comm/nccl_on_cpu/* ]]; then
+        if [ -z "$nccl_folder" ]; then return; fi
+        nccl="-Icomm/nccl_on_cpu -idirafter $nccl_folder"
+    fi
+    ${CXX:-g++} -std=c++20 -fopenmp -fsyntax-only -w -x c++ $mpi ${2:-} $nccl -I/usr/include/libxml2 "$1" ||
         { echo "check: $1 does not compile alone ${2:-}"; return 1; }
 }
 export -f alone
 export mpi=$(mpicxx --showme:compile 2>/dev/null || true)
+export nccl_folder=$(make -s nccl-folder)
 headers() {  # but those of checks, which ./test_gpt compiles
     git ls-files --cached --others --exclude-standard '*.h' '*.cuh' | grep -v '/test_[^/]*$' |
         while read -r f; do [ ! -f "$f" ] || echo "$f"; done
@@ -20,7 +26,7 @@ headers() {  # but those of checks, which ./test_gpt compiles
 no_corpus='^data/corpus'  # where its libraries are missing
 if make -s corpus-found > /dev/null 2>&1; then no_corpus='^$'; fi
 each() { xargs -P "$(nproc)" -I{} bash -c "alone {} ${1:-}"; }
-may_have_kernels='^layers/[^/]*$\|^layers/base\|^layers/model'
+may_have_kernels='^layers/[^/]*$\|^layers/base\|^layers/model\|^comm/nccl_on_cpu'
 headers | grep -v "$no_corpus" | grep -v "$may_have_kernels" | each || bad=1
 headers | grep "$may_have_kernels" | each -DDEVICE_EMULATED || bad=1
 if [ -n "${bad:-}" ]; then exit 1; fi

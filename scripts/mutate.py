@@ -3,7 +3,9 @@
 
 Usage: python3 scripts/mutate.py barriers [--only REGEX] [--jobs N] [--list]
        python3 scripts/mutate.py hopper [--only REGEX] [--jobs N] [--list]
-       python3 scripts/mutate.py layouts      with nothing taken out: the layouts over several ranks
+       python3 scripts/mutate.py nccl [--only REGEX] [--jobs N] [--list]
+       python3 scripts/mutate.py layouts [--transport nccl]
+                                              with nothing taken out: the layouts over several ranks
 
 Every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and publish of layers/*.cuh, and every wait
 for a stream, an event, a parameter or a message in layers/model, is taken out of a copy of the working tree;
@@ -11,6 +13,7 @@ the emulated device is built with SANITIZE=thread, and the commands below run un
 site what caught it, and ends with 1 where one survived, or failed for another reason. Two minutes a site and
 core. `hopper` takes out, flips and alters what the kernels of sm_90a are made of (fences, waits, parities,
 arrivals, bytes, descriptors), and runs ./test_gpt's chapter of that name alone: half a minute each on a core.
+`nccl` does so with comm_nccl.cpp, and runs scripts/test_nccl.py and watched layouts over NCCL's stand-in.
 """
 
 import argparse
@@ -28,7 +31,9 @@ from over_ranks import check, environment, finish, limited
 
 ROOT = Path(__file__).parent.parent
 BUILD = "build/emulated-bf16-watched-mpi"
-MAKE = ["make", "-s", "DEVICE=emulated", "PRECISION=bf16", "SANITIZE=thread", "CXXFLAGS=-O1", "COMM=mpi"]
+BUILD_NCCL = "build/emulated-bf16-watched-nccl"
+MAKE_WATCHED = "make -s DEVICE=emulated PRECISION=bf16 SANITIZE=thread CXXFLAGS=-O1"
+MAKE = [*MAKE_WATCHED.split(), "COMM=mpi"]
 DATA = f"{BUILD}/mutate"
 RUN = (
     f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {DATA}.train.bin"
@@ -63,7 +68,9 @@ LAYOUT_COMMANDS = [
 ]
 
 # what only a missing order makes a program say; any other end is looked at by a person
-SAYS_WHY = r"races with|nobody has written|waits for|never waited for|written again or freed|FAILED|DIFFER"
+SAYS_WHY = (
+    r"races with|NCCL|nobody has written|waits for|never waited for|written again or freed|FAILED|DIFFER"
+)
 
 # what is freed is overwritten: a copy that comes later finds something else
 PERTURBED = dict(environment, MALLOC_PERTURB_="165")
@@ -72,13 +79,58 @@ PERTURBED = dict(environment, MALLOC_PERTURB_="165")
 KERNELS = {
     "files": "layers/*.cuh",
     "calls": r"__syncthreads\(\)|__syncwarp\(\)|copy_async_wait<0>\(\)|\bwait_until\(|\bpublish\(",
-    "commands": [f"{BUILD}/test_gpt kernels packed"],
+    "commands": [" ".join([*MAKE, f"{BUILD}/test_gpt"]), f"{BUILD}/test_gpt kernels packed"],
 }
 MODEL = {
     "files": "layers/model/*.h",
     "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!together)\w+\(|\bsynchronize\(",
-    "commands": [*LAYOUT_COMMANDS, f"{BUILD}/test_gpt pytorch scores checkpoint training"],
+    "commands": [
+        " ".join([*MAKE, f"{BUILD}/train_gpt"]),
+        *LAYOUT_COMMANDS,
+        " ".join([*MAKE, f"{BUILD}/test_gpt"]),
+        f"{BUILD}/test_gpt pytorch scores checkpoint training",
+    ],
 }
+
+PLAIN_NCCL = "build/emulated-fp32-nccl"
+TEST_NCCL = f"python3 scripts/test_nccl.py {PLAIN_NCCL} build/emulated-fp32"
+NCCL = {
+    "commands": [
+        f"make -s DEVICE=emulated PRECISION=fp32 COMM=nccl {PLAIN_NCCL}/train_gpt {PLAIN_NCCL}/test_gpt"
+        f" {PLAIN_NCCL}/test_nccl",
+        f"{TEST_NCCL} --quick",
+        f"{MAKE_WATCHED} COMM=nccl {BUILD_NCCL}/train_gpt",
+        *(LAYOUT_COMMANDS[i].replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt") for i in (1, 2, 6)),
+        f"{TEST_NCCL} --faults",
+    ],
+}
+# of comm/comm_nccl.cpp: what is written in its place
+NCCL_CHANGES = (
+    (r"c\.forked\.record\(compute\);", ""),
+    (r"c\.forked\.hold\(comm_stream\);", ""),
+    (r"c\.marks\[[^]]*\]->record\(comm_stream\);", "c.given++;"),
+    (r"c\.marks\[mark\]->hold\(compute\);", ""),
+    (r"c\.calls_at\[[^]]*\] = c\.calls;", ""),
+    (r"ncclBfloat16", "ncclFloat16"),
+    (r"\? ncclFloat32", "? ncclFloat64"),
+    (r"ncclFloat64 : ncclInt64", "ncclInt64 : ncclFloat64"),
+    (r"ncclSum : ncclMax", "ncclMax : ncclSum"),
+    (r"ncclSum, c", "ncclMax, c"),
+    (r"(?<=ncclAllReduce\(x, x, )n", "n - 1"),
+    (r"(?<=ncclReduceScatter\()in", "out"),
+    (r"(?<=ncclAllGather\()in", "out"),
+    (r"(?<=ncclSend\(x, )n", "(n + 1) / 2"),
+    (r"(?<=type_nccl\(type\), )(to|from)(?=, c)", r"1 - \1"),
+    (r"(?<=type_nccl\(type\), )root", "0"),
+    (r"(?<=, c, )s(?=\);)", "nullptr"),
+    (r"check_nccl\(ncclGroup(Start|End)\(\), [^;]*;", ""),
+    (r"(?<=g\.size, id, )g\.rank", "0"),
+    (r"(?<=config\(&comm, )g\.size", "g.size + g.rank"),
+    (r"while_waiting = look;", ""),
+    (r"check_nccl\(error, each[^;]*;", ""),
+    (r"communicators\.push_back\([^;]*;", ""),
+    (r"let_device_go_on\(\);", ""),
+)
 
 
 HOPPER_PROGRAM = """
@@ -93,10 +145,12 @@ int main() {
 }
 """
 HOPPER = {
-    "commands": ["build/hopper"],
     "variables": dict(environment, OMP_NUM_THREADS="2"),  # blocks beside one another: who waits for his turn?
-    "build": "g++ -std=c++20 -fopenmp -O1 -march=native -DPRECISION_BF16 -DDEVICE_EMULATED -I. -x c++"
-    " build/hopper.cpp -o build/hopper -L/usr/lib/x86_64-linux-gnu/openblas-openmp -lopenblas",
+    "commands": [
+        "g++ -std=c++20 -fopenmp -O1 -march=native -DPRECISION_BF16 -DDEVICE_EMULATED -I. -x c++"
+        " build/hopper.cpp -o build/hopper -L/usr/lib/x86_64-linux-gnu/openblas-openmp -lopenblas",
+        "build/hopper",
+    ],
 }
 HOPPER_CALLS = (
     r"\b(wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_fence_init|__syncthreads|mbarrier_wait|tma_load|"
@@ -222,6 +276,14 @@ def hopper_sites():
                     yield site_of(HOPPER, path, text, found.start(), found.end(), found.expand(becomes))
 
 
+def nccl_sites():
+    path = Path("comm/comm_nccl.cpp")
+    text = (ROOT / path).read_text()
+    for pattern, becomes in NCCL_CHANGES:
+        for found in re.finditer(pattern, text):
+            yield site_of(NCCL, path, text, found.start(), found.end(), found.expand(becomes))
+
+
 def copy_tree(folder):
     names = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -263,13 +325,19 @@ def prepare(folder):
 def prepare_hopper(folder):
     (folder / "build").mkdir()
     (folder / "build/hopper.cpp").write_text(HOPPER_PROGRAM)
-    if wrong := run(HOPPER["build"], folder):
-        sys.exit(f"does not compile: {wrong}")
 
 
-def check_layouts():
+def prepare_nccl(folder):
+    prepare(folder)
+    make = "make -s DEVICE=emulated PRECISION=fp32 build/emulated-fp32/train_gpt build/emulated-fp32/tokenize"
+    subprocess.run(make.split(), cwd=folder, check=True)
+
+
+def check_layouts(transport):
     prepare(ROOT)
     for command in LAYOUT_COMMANDS:
+        if transport == "nccl":
+            command = command.replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt")
         wrong = run(command, ROOT)
         check(not wrong, f"{command}: {wrong}")
     finish()
@@ -279,12 +347,9 @@ def attempt(site, folder):
     undo = site.take_out(folder)
     try:
         for command in site.kind["commands"]:
-            program = "train_gpt" if "train_gpt" in command else "test_gpt"
-            build = site.kind.get("build", " ".join([*MAKE, f"{BUILD}/{program}"]))
-            wrong = run(build, folder)
-            if wrong:
-                return f"does not compile: {wrong}"
             wrong = run(command, folder, site.kind.get("variables"))
+            if wrong and command.startswith(("make ", "g++ ")):
+                return f"does not compile: {wrong}"
             if wrong:
                 return wrong
         return ""
@@ -294,16 +359,20 @@ def attempt(site, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", choices=["barriers", "hopper", "layouts"])
+    parser.add_argument("family", choices=["barriers", "hopper", "nccl", "layouts"])
+    parser.add_argument("--transport", choices=["mpi", "nccl"], default="mpi", help="of `layouts`")
     parser.add_argument("--only", default="", help="sites whose file, line or text match")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if options.family == "layouts":
-        return check_layouts()
-    hopper = options.family == "hopper"
-    every_site = hopper_sites() if hopper else find_sites()
-    sites = [site for site in every_site if re.search(options.only, str(site))]
+        return check_layouts(options.transport)
+    find, get_ready = {
+        "barriers": (find_sites, prepare),
+        "hopper": (hopper_sites, prepare_hopper),
+        "nccl": (nccl_sites, prepare_nccl),
+    }[options.family]
+    sites = [site for site in find() if re.search(options.only, str(site))]
     if options.list or not sites:
         return print("\n".join(map(str, sites)) or "no such site")
     with tempfile.TemporaryDirectory(prefix="mutate.") as scratch:
@@ -312,12 +381,12 @@ def main():
             folder = Path(scratch) / str(i)
             folder.mkdir()
             copy_tree(folder)
-            prepare_hopper(folder) if hopper else prepare(folder)
+            get_ready(folder)
             folders.put(folder)
         unmutated = next(iter(folders.queue))
-        for command in {c for site in sites for c in site.kind["commands"]}:
-            wrong = run(command, unmutated)
-            if wrong:
+        kinds = {id(site.kind): site.kind for site in sites}.values()
+        for command, kind in ((command, kind) for kind in kinds for command in kind["commands"]):
+            if wrong := run(command, unmutated, kind.get("variables")):
                 sys.exit(f"fails before anything is taken out: {command}\n{wrong}")
 
         def try_one(site):

@@ -88,6 +88,15 @@ count_checks() {  # count_checks SCRIPT BUILD…
 }
 if command -v mpirun > /dev/null; then
     count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
+    if [ -n "$(make -s nccl-folder)" ]; then
+        echo "== NCCL's stand-in"
+        expect "comm_nccl.cpp builds" make -s DEVICE=emulated PRECISION=fp32 COMM=nccl \
+            build/emulated-fp32-nccl/{train_gpt,test_gpt,test_nccl}
+        if grep -q warning "$work/log"; then bad "the build over NCCL's stand-in is not clean"; fi
+        count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
+    else
+        echo "nccl.h is not here: comm_nccl.cpp was not checked"
+    fi
     echo "== operations"
     count_checks scripts/test_operations.py build/cpu-fp32 build/emulated-fp32
     echo "== choices of the autotuner"

@@ -119,7 +119,6 @@ inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
 inline void set_zero(void* p, size_t bytes, Stream s) {
     check_cuda(cudaMemsetAsync(p, 0, bytes, s), "set to zero");
 }
-#if defined(__CUDACC__)
 inline void (*while_waiting)() = nullptr;  // called now and then while the host waits
 inline void synchronize(Stream s) {
     for (long turn = 0; while_waiting; turn++) {
@@ -130,14 +129,22 @@ inline void synchronize(Stream s) {
     }
     check_cuda(cudaStreamSynchronize(s), "waiting for the device");
 }
-// which of this machine's devices the process works on; several may share one
+#if defined(__CUDACC__)
+inline void let_device_go_on() {}  // it does
+inline int current_device() {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "the device");
+    return device;
+}
+// which of this machine's devices the thread works on; several may share one
 inline void use_device(int local_rank) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
         check_cuda(cudaSetDevice(local_rank % devices), "choosing a device");
 }
 #else
-inline void synchronize(Stream s) { check_cuda(cudaStreamSynchronize(s), "waiting for the device"); }
+inline void let_device_go_on() { emulated::any_stream_goes_on(); }
+inline int current_device() { return 0; }
 inline void use_device(int) {}
 #endif
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  // waits for it
@@ -217,13 +224,17 @@ struct TimedEvent {
         return ms * 1e-3;
     }
 #else
-    double at = 0;
+    double at = 0;  // 0: not yet
     TimedEvent() = default;
 #if HAS_KERNELS
-    void record(Stream s) { emulated::enqueue(s, [this] { at = seconds(); }); }
+    void record(Stream s) {
+        at = 0;
+        emulated::enqueue(s, [this] { at = seconds(); });
+    }
 #else
     void record(Stream) { at = seconds(); }
 #endif
+    bool reached() const { return at > 0; }
     double since(const TimedEvent& begin) const { return at - begin.at; }
 #endif
     TimedEvent(const TimedEvent&) = delete;

@@ -2,7 +2,8 @@
 //   Work given to a stream is kept, and runs when somebody waits for it, or earlier: whenever work is given
 //   or an event is asked for, a random number of streams go on by a random amount, keyed by emulated::seed.
 //   Within a stream work keeps its order; between streams nothing but events does. So an event that is
-//   missing makes results wrong, sooner or later.
+//   missing makes results wrong, sooner or later. Work may take several turns, and others go on between them:
+//   a collective (comm/nccl_on_cpu.cpp) has one for each piece that it sends or receives.
 #pragma once
 #include <deque>
 #include <functional>
@@ -10,20 +11,27 @@
 #include <string>
 #include "cuda_on_cpu.h"
 
+namespace emulated {
+// what a turn of a stream's work has come to. Stuck: it waits for another process, and others may go on
+enum class Turn { Done, Went, Stuck };
+}  // namespace emulated
+
+struct EmulatedStream;
+struct EmulatedEvent {
+    EmulatedStream* stream = nullptr;
+    uint64_t at = 0;  // reached when the stream has done this much
+    std::shared_ptr<emulated::watch::Clock> clock = nullptr;
+};
 struct EmulatedWork {
-    std::function<void()> run;
+    std::function<emulated::Turn()> run;  // again, until it is done
+    EmulatedEvent awaited;                // before that
     emulated::watch::Clock after;
 };
 struct EmulatedStream {
     std::deque<EmulatedWork> work;
     uint64_t given = 0, done = 0;
     emulated::watch::Progress progress;
-    std::vector<std::function<void()>>* recording = nullptr;  // work is recorded there instead
-};
-struct EmulatedEvent {
-    EmulatedStream* stream = nullptr;
-    uint64_t at = 0;  // reached when the stream has done this much
-    std::shared_ptr<emulated::watch::Clock> clock = nullptr;
+    std::vector<EmulatedWork>* recording = nullptr;  // work is recorded there instead
 };
 using cudaStream_t = EmulatedStream*;
 using cudaEvent_t = EmulatedEvent*;
@@ -44,35 +52,70 @@ inline uint64_t turns = 0;
 
 inline EmulatedStream& stream_of(cudaStream_t s) { return s ? *s : default_stream; }
 
-inline void run_until(EmulatedStream& s, uint64_t at) {
-    while (s.done < at) {
-        EmulatedWork next = std::move(s.work.front());
+inline uint64_t turns_taken = 0;                   // by all streams
+inline void (*when_nothing_goes_on)() = nullptr;  // called while all that there is waits for other processes
+
+// A turn of the stream's next work, or of what that waits for; false: nothing could go on
+inline bool go_on(EmulatedStream& s) {
+    if (s.done == s.given) return false;
+    EmulatedWork& next = s.work.front();
+    const EmulatedEvent& first = next.awaited;
+    if (first.stream && first.stream->done < first.at) return go_on(*first.stream);
+    auto finish = [&] {
         s.work.pop_front();
         s.done++;
-        {
-            [[maybe_unused]] watch::Work now(s.progress, next.after);
-            next.run();  // an event that it waits for makes the other stream run
-        }
-        watch::reached(s.progress, s.done);
-        watch::complain();
+    };
+    Turn turn;
+    try {
+        [[maybe_unused]] watch::Work now(s.progress, next.after);
+        turn = next.run();
+    } catch (...) {
+        finish();
+        throw;
     }
+    if (turn == Turn::Done) finish();
+    if (turn != Turn::Stuck) turns_taken++;
+    watch::reached(s.progress, s.done);
+    watch::complain();
+    return turn != Turn::Stuck;
+}
+
+// a turn of some stream, or word that there is none
+inline void any_stream_goes_on() {
+    uint64_t first = mix(mix(seed) + turns++) % streams.size();
+    for (size_t i = 0; i < streams.size(); i++)
+        if (go_on(*streams[(first + i) % streams.size()])) return;
+    if (when_nothing_goes_on) when_nothing_goes_on();
+}
+
+inline void run_until(EmulatedStream& s, uint64_t at) {
+    while (s.done < at)
+        if (!go_on(s)) any_stream_goes_on();
 }
 
 // the device goes on for a while
 inline void some_time_passes() {
     for (uint64_t luck = mix(mix(seed) + turns++); luck % 4 != 0; luck = mix(luck)) {
         EmulatedStream& s = *streams[luck / 4 % streams.size()];
-        run_until(s, s.done + std::min(s.given - s.done, luck / 1024 % 6));
+        for (uint64_t left = luck / 1024 % 6; left > 0 && go_on(s); left--) {}
     }
 }
 
-inline void enqueue(cudaStream_t s, std::function<void()> work) {
+inline void enqueue(cudaStream_t s, EmulatedWork work) {
     EmulatedStream& stream = stream_of(s);
     if (stream.recording) return stream.recording->push_back(std::move(work));
     watch::complain();
-    stream.work.push_back({std::move(work), watch::given()});
+    work.after = watch::given();
+    stream.work.push_back(std::move(work));
     stream.given++;
     some_time_passes();
+}
+template <class Work>
+void enqueue(cudaStream_t s, Work work) {  // of one turn
+    enqueue(s, EmulatedWork{[work = std::move(work)] {
+        work();
+        return Turn::Done;
+    }, {}, {}});
 }
 
 // a kernel's turn comes later; its arguments are taken now
@@ -100,6 +143,14 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emulated::watch::complain();
     return cudaSuccess;
 }
+// as cudaStreamSynchronize, for hosts that do something else while they wait
+inline cudaError_t cudaStreamQuery(cudaStream_t s) {
+    EmulatedStream& stream = emulated::stream_of(s);
+    if (stream.recording) return cudaErrorStreamCaptureUnsupported;
+    if (stream.done == stream.given) return cudaStreamSynchronize(s);
+    if (!emulated::go_on(stream)) emulated::any_stream_goes_on();
+    return cudaErrorNotReady;
+}
 namespace emulated {
 inline bool take_memory(void** p, size_t bytes) {
     if (watch::on) return (*p = watch::allocate(bytes));
@@ -116,24 +167,27 @@ inline void give_memory(void* p) {
     else free(p);
 }
 }  // namespace emulated
+namespace emulated {
+using Ranges = std::map<const char*, size_t>;
+inline Ranges on_device, pinned;  // what cudaMalloc and cudaMallocHost gave
+inline bool lies_in(const Ranges& ranges, const void* p, size_t bytes) {
+    auto after = ranges.upper_bound((const char*)p);
+    if (after == ranges.begin()) return false;
+    auto [begin, size] = *std::prev(after);
+    return (const char*)p + bytes <= begin + size;
+}
+}  // namespace emulated
 inline cudaError_t cudaMalloc(void** p, size_t bytes) {
     if (!emulated::take_memory(p, bytes)) return cudaErrorMemoryAllocation;
     memset(*p, 0xFF, bytes);
+    emulated::on_device[(const char*)*p] = bytes;
     return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* p) {
+    emulated::on_device.erase((const char*)p);
     emulated::give_memory(p);
     return cudaSuccess;
 }
-namespace emulated {
-inline std::map<const char*, size_t> pinned;  // ranges of the host's memory that cudaMallocHost gave
-inline bool is_pinned(const void* p) {
-    auto after = pinned.upper_bound((const char*)p);
-    if (after == pinned.begin()) return false;
-    auto [begin, bytes] = *std::prev(after);
-    return (const char*)p < begin + bytes;
-}
-}  // namespace emulated
 inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
     if (!emulated::take_memory(p, bytes)) return cudaErrorMemoryAllocation;
     emulated::pinned[(const char*)*p] = bytes;
@@ -148,7 +202,7 @@ inline cudaError_t cudaFreeHost(void* p) {
 // lies there must stay until then
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t s) {
-    if (kind == cudaMemcpyHostToDevice && !emulated::is_pinned(from)) {
+    if (kind == cudaMemcpyHostToDevice && !emulated::lies_in(emulated::pinned, from, bytes)) {
         if (emulated::stream_of(s).recording) return cudaErrorStreamCaptureUnsupported;
         std::string staged((const char*)from, bytes);
         emulated::enqueue(s, [to, from, staged = std::move(staged)] {
@@ -205,23 +259,26 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     emulated::some_time_passes();
     if (!e->stream) return cudaSuccess;
-    if (e->stream->done < e->at) return cudaErrorNotReady;
+    if (e->stream->done < e->at) {
+        emulated::any_stream_goes_on();
+        return cudaErrorNotReady;
+    }
     if (e->clock) emulated::watch::learn(*e->clock);
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     EmulatedEvent recorded = *e;  // as it stands now
     if (recorded.stream)
-        emulated::enqueue(s, [recorded] {
-            emulated::run_until(*recorded.stream, recorded.at);
+        emulated::enqueue(s, EmulatedWork{[recorded] {
             if (recorded.clock) emulated::watch::learn(*recorded.clock);
-        });
+            return emulated::Turn::Done;
+        }, recorded, {}});
     return cudaSuccess;
 }
 
 // graphs: the work as it was recorded, given again at every launch
 struct EmulatedGraph {
-    std::vector<std::function<void()>> work;
+    std::vector<EmulatedWork> work;
 };
 using cudaGraph_t = EmulatedGraph*;
 using cudaGraphExec_t = EmulatedGraph*;
@@ -229,7 +286,7 @@ constexpr int cudaStreamCaptureModeThreadLocal = 1;
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, int) {
     if (!s || s->recording) return cudaErrorNotReady;  // the default stream cannot be recorded
-    s->recording = new std::vector<std::function<void()>>;
+    s->recording = new std::vector<EmulatedWork>;
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {

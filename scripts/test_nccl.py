@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""comm_nccl.cpp without a GPU: over NCCL's stand-in (comm/nccl_on_cpu), on 2 to 8 ranks.
+
+Usage: python3 scripts/test_nccl.py NCCL MPI [--quick | --faults]
+(folders of two emulated builds in fp32, which differ in their transport: build/emulated-fp32-nccl
+build/emulated-fp32.) Runs what the stand-in refuses, the calls between ranks, and train_gpt over layouts:
+losses, norms and validation losses are those of one process, and, where no sum has more than two terms, the
+bits of the transport over MPI. Then what goes wrong: a link that fails, a rank that stops, calls in an order
+that cannot end. For scripts/mutate.py: --quick, a layout of each kind and nothing wrong; --faults, only that.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from over_ranks import check, count, environment, finish, near, start, words
+
+nccl, mpi = (os.path.abspath(folder) for folder in sys.argv[1:3])
+quick = "--quick" in sys.argv
+work = tempfile.mkdtemp()
+MODEL = (
+    "--layers 4 --hidden 32 --heads 4 --sequence 16 --vocabulary 257 --pad-vocabulary 264 --batch 12"
+    " --micro-batch 1 --steps 4 --learning-rate 1e-2 --clip 0.5 --evaluate-every 2 --evaluate-batches 3"
+).split()
+KEYS = ("loss", "gradient_norm", "validation_loss")
+# t, p, d and what else differs
+QUICK = [
+    {"tensor-parallel": 2, "pipeline-parallel": 2},
+    {"tensor-parallel": 2, "pipeline-parallel": 2, "pipeline-chunks": 2, "ranks": 8, "recompute": "full"},
+    {"pipeline-parallel": 4, "ranks": 4},
+    {"ranks": 2, "check-every": 2},
+]
+LAYOUTS = [
+    {"tensor-parallel": t, "pipeline-parallel": p, "ranks": t * p * d, **more}
+    for t, p, d in ((t, p, d) for t in (1, 2, 4) for p in (1, 2, 4) for d in (1, 2, 3) if 1 < t * p * d <= 8)
+    for more in ([{}, {"pipeline-chunks": 2}] if p == 2 else [{}])
+] + [
+    {"tensor-parallel": 2, "sequence-parallel": "no"},
+    {"ranks": 2, "zero": 0},
+    {"ranks": 4, "zero": 0, "tensor-parallel": 2},
+    {"ranks": 4, "pipeline-parallel": 2, "check-every": 2, "loss-chunk": 8},
+    {"ranks": 8, "tensor-parallel": 2, "pipeline-parallel": 2, "recompute": "light"},
+]
+
+
+def tokenize():
+    text = f"{work}/text"
+    letters = (" " if i % 7 == 6 else chr(97 + (i * i + i // 7) % 26) for i in range(9000))
+    open(text, "w").write("".join(letters))
+    tool = [f"{mpi}/tokenize", "--vocabulary", "bytes", "--validation", "0.2", "--output", text, text]
+    subprocess.run(tool, check=True, stdout=subprocess.DEVNULL)
+    return ["--train", f"{text}.train.bin", "--validation", f"{text}.validation.bin"]
+
+
+DATA = tokenize()
+
+
+def train(name, build, ranks, options, seed=1, **variables):
+    """The numbers of each step; nothing where the run fails. What is timed is chosen once, for all runs."""
+    files = ["--metrics", f"{work}/{name}.jsonl", "--tuning", f"{work}/tuning"]
+    arguments = [*DATA, *MODEL, *files, *words(options)]
+    done = start(f"{build}/train_gpt", ranks, arguments, 900, EMULATED_SEED=str(seed), **variables)
+    good = done.returncode == 0 and f"plan and run are equal on all {ranks} ranks" in done.stdout
+    check(good, f"{name}: exit {done.returncode}: {(done.stderr or done.stdout)[-700:]}")
+    if not good:
+        return None
+    lines = [json.loads(line) for line in open(f"{work}/{name}.jsonl")]
+    os.remove(f"{work}/{name}.jsonl")
+    return {key: [line[key] for line in lines if key in line] for key in KEYS}
+
+
+def compare_layout(number, layout, one):
+    options = {key: value for key, value in layout.items() if key != "ranks"}
+    t, p = options.get("tensor-parallel", 1), options.get("pipeline-parallel", 1)
+    ranks = layout.get("ranks", t * p)
+    name = "_".join(f"{key.split('-')[0]}{value}" for key, value in layout.items())
+    if ranks == 2:
+        train(name + "_tuning", mpi, ranks, options)  # leaves its choices to the others
+        over_mpi = train(name + "_mpi", mpi, ranks, options)
+    got = train(name, nccl, ranks, options, seed=number)
+    if not got:
+        return
+    # fp32: sums of up to 12 * 16 * 32 terms in another order, 2^-24 sqrt(6144) = 5e-6; four steps of
+    # learning rate 1e-2 make of it at most ten times as much
+    for key in KEYS:
+        check(near(got[key], one[key], most=5e-5), f"{name}: {key}: {got[key]}, one process {one[key]}")
+    if ranks == 2:  # a + b is b + a
+        check(got == over_mpi, f"{name}: not the bits of MPI: {got} {over_mpi}")
+
+
+def check_programs():
+    done = start(f"{nccl}/test_nccl", 2, [])
+    counts = re.search(r"(\d+) passed, (\d+) failed\n$", done.stdout)
+    check(counts and done.returncode == 0, f"test_nccl: {done.stdout[-900:]} {done.stderr[-300:]}")
+    if counts:
+        count(int(counts[1]), int(counts[2]))
+    for ranks in (2,) if quick else (2, 3, 4):
+        done = start(f"{nccl}/test_gpt", ranks, ["ranks", "replicas"])
+        counts = re.search(r"(\d+) passed, (\d+) failed\n$", done.stdout)
+        good = counts and done.returncode == 0
+        check(good, f"test_gpt ranks over {ranks}: {done.stdout} {done.stderr[-700:]}")
+        if counts:
+            count(int(counts[1]), int(counts[2]))
+
+
+def check_faults():
+    layout = {"tensor-parallel": 2, "pipeline-parallel": 2}
+    arguments = [*DATA, *MODEL, *words(layout)]
+    program = f"{nccl}/train_gpt"
+    # world has a call a step, behind which the host waits; of the others the next call is told
+    for group, call in (("tensor", 11), ("forward", 11), ("backward", 11), ("world", 8)):
+        begun = time.time()
+        fails = f"group {group}:{call}"
+        done = start(program, 4, [*arguments, "--comm-timeout", "60"], NCCL_ON_CPU_FAIL=fails)
+        said = f"group {group}, ranks [^\n]*: remote process exited or there was a network error"
+        good = done.returncode != 0 and re.search(said, done.stderr)
+        check(good and time.time() - begun < 50, f"a broken link of {group}: {done.stderr[-700:]}")
+    # with room for one call at a time the neighbours of a pipeline wait for one another: the stand-in says so
+    done = start(program, 4, arguments, NCCL_ON_CPU_RESIDENT="1")
+    good = done.returncode != 0 and "a deadlock, no rank can go on" in done.stderr
+    check(good and "for want of room on the device" in done.stderr, f"no room: {done.stderr[-700:]}")
+    # and with room for two they do not
+    check(train("two resident", nccl, 4, layout, NCCL_ON_CPU_RESIDENT="2"), "room for two calls")
+    check_stopped_rank(program, arguments)
+
+
+def check_stopped_rank(program, arguments):
+    """The others' host waits in NCCL: they name the rank that does not answer, and where they are."""
+    endless = [*arguments, "--steps", "1000000", "--decay-tokens", "1e6", "--comm-timeout", "3"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "latin-1"}
+    process = subprocess.Popen(["mpirun", "-n", "4", program, *endless], env=environment, **pipes)
+    for line in process.stdout:
+        if re.match(r"step +2/", line):
+            break
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    os.kill(int(listed.stdout.split()[2]), signal.SIGSTOP)
+    try:
+        _, said = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return check(False, "a stopped rank leaves the others hanging")
+    named = said.count("waits for rank 2, which does not answer")
+    good = process.returncode != 0 and named > 0 and said.count("its last calls") > 1
+    check(good, f"a stopped rank: {said[-900:]}")
+
+
+def check_layouts():
+    one = train("one", mpi, 1, {})
+    if one:
+        for number, layout in enumerate(QUICK if quick else LAYOUTS, 1):
+            compare_layout(number, layout, one)
+
+
+if "--faults" not in sys.argv:
+    check_programs()
+    check_layouts()
+if not quick:
+    check_faults()
+finish()
