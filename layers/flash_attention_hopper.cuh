@@ -20,16 +20,32 @@ namespace gpu {
 
 constexpr bool hopper_head_size(int HS) { return HS == 64 || HS == 128; }
 
-template <int HS>
+// of a block: so many queries, 64 to a warpgroup beside the one that asks; in bytes where no unit is said
+template <int HS, int queries>
 struct HopperTiles {
-    static constexpr int rows = 128, threads = 384, stages = 2;
-    static constexpr int one = rows * 64 * sizeof(bf16), all = HS / 64 * one;  // bytes: a tile, those abreast
-    static constexpr int bytes = 1024 + (1 + 2 * stages) * all;                // aligned by the kernel
+    static constexpr int keys = 128, stages = 2, warps = queries / 16, threads = 128 + 32 * warps;
+    static constexpr int query_tile = queries * 64 * sizeof(bf16), all_queries = HS / 64 * query_tile;
+    static constexpr int key_tile = keys * 64 * sizeof(bf16), all_keys = HS / 64 * key_tile;
+    static constexpr int bytes = 1024 + all_queries + 2 * stages * all_keys;  // aligned by the kernel
 };
 
 struct HopperBarriers {
     Mbarrier queries, keys_full[2], keys_free[2], values_full[2], values_free[2];
 };
+
+__device__ inline void init_barriers(HopperBarriers& at, int warps) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&at.queries, 1);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&at.keys_full[i], 1);
+            mbarrier_init(&at.values_full[i], 1);
+            mbarrier_init(&at.keys_free[i], warps);
+            mbarrier_init(&at.values_free[i], warps);
+        }
+        mbarrier_fence_init();
+    }
+    __syncthreads();
+}
 
 // head_part: 3 h for the q of head h, 3 h + 1 for its k, 3 h + 2 for its v; so many rows, from `first` on
 template <int HS, int rows>
@@ -51,7 +67,7 @@ __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&
         for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale);
         for (int lanes = 1; lanes < 4; lanes *= 2)
             most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
-        float part = 0;  // the first tile has the diagonal: every row has a key there
+        float part = 0;  // every row sees a key of the first tile
         shrink[half] = exp2_of(largest[half] - most);
         UNROLL(unroll)
         for (int i = 2 * half; i < N; i += 4)
@@ -68,71 +84,57 @@ __device__ inline void round_probabilities(uint32_t (&p)[N / 8][4], const float 
     for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
+// The thread that asks: the queries are under way. first_key(i): the row of tile i's first key in the map
+template <int HS, class Tiles, class FirstKey>
+__device__ inline void ask_for_keys(HopperBarriers& at, char* k, const TensorMap& qkv, int h, int b,
+                                    int count, FirstKey first_key) {
+    constexpr int keys = Tiles::keys, stages = Tiles::stages;
+    char* v = k + stages * Tiles::all_keys;
+    for (int i = 0; i < count; i++) {
+        int stage = i % stages, before = (i / stages + 1) % 2;
+        int first = first_key(i), here = stage * Tiles::all_keys;
+        mbarrier_wait(&at.keys_free[stage], before);
+        ask_for_tiles<HS, keys>(k + here, qkv, &at.keys_full[stage], 3 * h + 1, first, b);
+        mbarrier_wait(&at.values_free[stage], before);
+        ask_for_tiles<HS, keys>(v + here, qkv, &at.values_full[stage], 3 * h + 2, first, b);
+    }
+}
+
+// of this lane's rows g and g + 8: what has been summed, to be divided by sum in the end
 template <int HS>
-__global__ void __launch_bounds__(HopperTiles<HS>::threads, 1)
-flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real* lse, AttentionShape a,
-                            float scale) {
-    if (!has_wgmma) return;  // compiled for another GPU, and not launched there
-    using Tiles = HopperTiles<HS>;
-    constexpr int rows = Tiles::rows, stages = Tiles::stages;
-    DYNAMIC_SHARED(char, shared);
-    SHARED(HopperBarriers, barriers, 1);
-    HopperBarriers& at = barriers[0];
-    char* q = shared + (1024 - shared_address(shared) % 1024) % 1024;
-    char *k = q + Tiles::all, *v = k + stages * Tiles::all;
-    int blocks = (a.T + rows - 1) / rows, head = blockIdx.x / blocks, b = head / a.NH, h = head % a.NH;
-    int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // long rows first
-    if (threadIdx.x == 0) {
-        mbarrier_init(&at.queries, 1);
-        for (int i = 0; i < stages; i++) {
-            mbarrier_init(&at.keys_full[i], 1);
-            mbarrier_init(&at.values_full[i], 1);
-            mbarrier_init(&at.keys_free[i], 8);
-            mbarrier_init(&at.values_free[i], 8);
-        }
-        mbarrier_fence_init();
-    }
-    __syncthreads();
+struct Attended {
+    float out[HS / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+};
 
-    if (threadIdx.x < 128) {
-        fewer_registers<24>();
-        if (threadIdx.x > 0) return;
-        ask_for_tiles<HS, rows>(q, qkv, &at.queries, 3 * h, first, b);
-        for (int i = 0; i <= block; i++) {
-            int stage = i % stages, before = (i / stages + 1) % 2, keys = first - i * rows;
-            mbarrier_wait(&at.keys_free[stage], before);
-            ask_for_tiles<HS, rows>(k + stage * Tiles::all, qkv, &at.keys_full[stage], 3 * h + 1, keys, b);
-            mbarrier_wait(&at.values_free[stage], before);
-            ask_for_tiles<HS, rows>(v + stage * Tiles::all, qkv, &at.values_full[stage], 3 * h + 2, keys, b);
-        }
-        return;
-    }
-    more_registers<240>();
-    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    int g = lane / 4, c = lane % 4 * 2, own = first + group * 64 + warp * 16;
-    uint32_t q_tile = shared_address(q) + (uint32_t)group * 64 * 128;
-    uint32_t k_tile = shared_address(k), v_tile = shared_address(v);
-    float out[HS / 2] = {}, s[rows / 2], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, shrink[2];
-    uint32_t p[rows / 16][4];
-    constexpr int abreast = HS > 64 ? Tiles::one : 0;
-
+// One warpgroup's 64 queries over all tiles of keys; q, k: addresses of its rows, and of the first tile.
+// mask(s, i) takes out what tile i hides; values_come(i) is called when its values are there
+template <int HS, class Tiles, class Mask, class ValuesCome>
+__device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, uint32_t k, int count,
+                              float scale, Mask mask, ValuesCome values_come) {
+    constexpr int keys = Tiles::keys, stages = Tiles::stages, abreast = HS > 64 ? Tiles::key_tile : 0;
+    uint32_t v = k + stages * Tiles::all_keys;
+    int lane = threadIdx.x % 32;
+    float s[keys / 2], shrink[2];
+    uint32_t p[keys / 16][4];
     auto scores = [&](int i) {  // begins them
         int stage = i % stages;
         mbarrier_wait(&at.keys_full[stage], i / stages % 2);
         wgmma_fence();
         UNROLL(unroll)
         for (int x = 0; x < HS; x += 16)
-            wgmma<rows>(s, rows_descriptor(q_tile + x / 64 * Tiles::one, x % 64),
-                        rows_descriptor(k_tile + stage * Tiles::all + x / 64 * Tiles::one, x % 64), x > 0);
+            wgmma<keys>(s, rows_descriptor(q + x / 64 * Tiles::query_tile, x % 64),
+                        rows_descriptor(k + stage * Tiles::all_keys + x / 64 * Tiles::key_tile, x % 64),
+                        x > 0);
         wgmma_commit();
     };
     auto add_values = [&](int i) {  // begins
         int stage = i % stages;
         mbarrier_wait(&at.values_full[stage], i / stages % 2);
+        values_come(i);
         wgmma_fence();
         UNROLL(unroll)
-        for (int j = 0; j < rows / 16; j++)
-            wgmma<HS>(out, p[j], columns_descriptor(v_tile + stage * Tiles::all, 16 * j, abreast), true);
+        for (int j = 0; j < keys / 16; j++)
+            wgmma<HS>(a.out, p[j], columns_descriptor(v + stage * Tiles::all_keys, 16 * j, abreast), true);
         wgmma_commit();
     };
 
@@ -140,39 +142,84 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
     scores(0);
     wgmma_wait<0>(s);
     if (lane == 0) mbarrier_arrive(&at.keys_free[0]);
-    UNROLL(unroll)
-    for (int i = 0; i < rows / 2; i++)  // on the diagonal: no query sees a later key
-        if (i / 4 * 8 + c + i % 2 > own - first + g + i / 2 % 2 * 8) s[i] = -INFINITY;
-    softmax_tile(s, largest, sum, shrink, scale);
+    mask(s, 0);
+    softmax_tile(s, a.largest, a.sum, shrink, scale);
     round_probabilities(p, s);
-    for (int i = 1; i <= block; i++) {
+    for (int i = 1; i < count; i++) {
         scores(i);
         add_values(i - 1);
         wgmma_wait<1>(s);
         if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
-        softmax_tile(s, largest, sum, shrink, scale);
-        wgmma_wait<0>(out);
+        mask(s, i);
+        softmax_tile(s, a.largest, a.sum, shrink, scale);
+        wgmma_wait<0>(a.out);
         if (lane == 0) mbarrier_arrive(&at.values_free[(i - 1) % stages]);
         UNROLL(unroll)
-        for (int j = 0; j < HS / 2; j++) out[j] *= shrink[j / 2 % 2];
+        for (int j = 0; j < HS / 2; j++) a.out[j] *= shrink[j / 2 % 2];
         round_probabilities(p, s);
     }
-    add_values(block);
-    wgmma_wait<0>(out);
+    add_values(count - 1);
+    wgmma_wait<0>(a.out);
+}
 
+// rows `row` and `row` + 8 of a head's output, where there are so many rows; o, lse: of row 0
+template <int HS>
+__device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, int row, int rows, long stride) {
+    int c = threadIdx.x % 4 * 2;
     UNROLL(unroll)
-    for (int half = 0; half < 2; half++) {
-        int t = own + g + half * 8;
-        float all = sum[half];
+    for (int half = 0; half < 2; half++, row += 8) {
+        float all = a.sum[half];
         for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
-        if (t >= a.T) continue;
+        if (row >= rows) continue;
         float inverse = 1 / all;
-        bf16* to = o + ((long)b * a.T + t) * a.NH * HS + (long)h * HS;
+        bf16* to = o + row * stride;
         UNROLL(unroll)
         for (int j = 2 * half; j < HS / 2; j += 4)
-            *(uint32_t*)(to + j / 4 * 8 + c) = pack_bf16(out[j] * inverse, out[j + 1] * inverse);
-        if (c == 0) lse[(long)head * a.T + t] = largest[half] / log2_e + logf(all);
+            *(uint32_t*)(to + j / 4 * 8 + c) = pack_bf16(a.out[j] * inverse, a.out[j + 1] * inverse);
+        if (lse && c == 0) lse[row] = a.largest[half] / log2_e + logf(all);
     }
+}
+
+template <int HS>
+using FlashTiles = HopperTiles<HS, 128>;
+
+template <int HS>
+__global__ void __launch_bounds__(FlashTiles<HS>::threads, 1)
+flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real* lse, AttentionShape a,
+                            float scale) {
+    if (!has_wgmma) return;  // compiled for another GPU, and not launched there
+    using Tiles = FlashTiles<HS>;
+    constexpr int rows = Tiles::keys;  // queries, too
+    DYNAMIC_SHARED(char, shared);
+    SHARED(HopperBarriers, barriers, 1);
+    HopperBarriers& at = barriers[0];
+    char* q = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    char* k = q + Tiles::all_queries;
+    int blocks = (a.T + rows - 1) / rows, head = blockIdx.x / blocks, b = head / a.NH, h = head % a.NH;
+    int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // long rows first
+    init_barriers(at, Tiles::warps);
+
+    if (threadIdx.x < 128) {
+        fewer_registers<24>();
+        if (threadIdx.x > 0) return;
+        ask_for_tiles<HS, rows>(q, qkv, &at.queries, 3 * h, first, b);
+        ask_for_keys<HS, Tiles>(at, k, qkv, h, b, block + 1, [&](int i) { return first - i * rows; });
+        return;
+    }
+    more_registers<240>();
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int own = group * 64 + warp * 16 + lane / 4, c = lane % 4 * 2;
+    uint32_t q_own = shared_address(q) + (uint32_t)group * 64 * 128;
+    Attended<HS> attended;
+    auto mask = [&](auto& s, int i) {  // the first tile has the diagonal: no query sees a later key
+        if (i > 0) return;
+        UNROLL(unroll)
+        for (int j = 0; j < rows / 2; j++)
+            if (j / 4 * 8 + c + j % 2 > own + j / 2 % 2 * 8) s[j] = -INFINITY;
+    };
+    attend<HS, Tiles>(attended, at, q_own, shared_address(k), block + 1, scale, mask, [](int) {});
+    bf16* o_head = o + (long)b * a.T * a.NH * HS + h * HS;
+    write_rows(o_head, lse + (long)head * a.T, attended, first + own, a.T, (long)a.NH * HS);
 }
 
 // of x (B, T, NH * parts, HS): boxes of 64 columns, so many rows of a head's part
@@ -185,10 +232,10 @@ TensorMap tiles_of(const bf16* x, int parts, int rows, AttentionShape a) {
 
 template <int HS>
 void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s) {
-    using Tiles = HopperTiles<HS>;
-    TensorMap map = tiles_of<HS>(qkv, 3, Tiles::rows, a);
+    using Tiles = FlashTiles<HS>;
+    TensorMap map = tiles_of<HS>(qkv, 3, Tiles::keys, a);
     allow_shared(flash_forward_hopper_kernel<HS>, Tiles::bytes);
-    int blocks = ceil_div(a.T, Tiles::rows) * a.B * a.NH;
+    int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
     LAUNCH(flash_forward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, map, o, lse, a,
            (float)a.scale() * log2_e);
 }

@@ -14,12 +14,7 @@
 namespace gpu {
 
 template <int HS>
-struct PackedTiles {
-    static constexpr int queries = segment_rows, keys = 128, threads = 256, stages = 2;
-    static constexpr int query_tile = queries * 128, key_tile = keys * 128;  // bytes of 64 columns
-    static constexpr int all_queries = HS / 64 * query_tile, all_keys = HS / 64 * key_tile;
-    static constexpr int bytes = 1024 + all_queries + 2 * stages * all_keys;  // aligned by the kernel
-};
+using PackedTiles = HopperTiles<HS, segment_rows>;
 
 // tile i of the keys that a segment's rows see: rows [first, first + n) of the cache; row r of the queries
 // sees those up to `diagonal` + r
@@ -52,53 +47,20 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
     char *k = q + Tiles::all_queries, *v = k + stages * Tiles::all_keys;
     Tile t = tiles[blockIdx.x];
     int h = blockIdx.y, count = own_key_tiles(t, keys) + (t.shared + keys - 1) / keys;
-    if (threadIdx.x == 0) {
-        mbarrier_init(&at.queries, 1);
-        for (int i = 0; i < stages; i++) {
-            mbarrier_init(&at.keys_full[i], 1);
-            mbarrier_init(&at.values_full[i], 1);
-            mbarrier_init(&at.keys_free[i], 4);
-            mbarrier_init(&at.values_free[i], 4);
-        }
-        mbarrier_fence_init();
-    }
-    __syncthreads();
+    init_barriers(at, Tiles::warps);
 
     if (threadIdx.x < 128) {
         fewer_registers<24>();
         if (threadIdx.x > 0) return;
-        ask_for_tiles<HS, Tiles::queries>(q, query_map, &at.queries, 3 * h, t.at, 0);
-        for (int i = 0; i < count; i++) {
-            int stage = i % stages, before = (i / stages + 1) % 2, first = seen_keys(t, i, keys).first;
-            mbarrier_wait(&at.keys_free[stage], before);
-            ask_for_tiles<HS, keys>(k + stage * Tiles::all_keys, key_map, &at.keys_full[stage], 3 * h + 1,
-                                    first, 0);
-            mbarrier_wait(&at.values_free[stage], before);
-            ask_for_tiles<HS, keys>(v + stage * Tiles::all_keys, key_map, &at.values_full[stage], 3 * h + 2,
-                                    first, 0);
-        }
+        ask_for_tiles<HS, segment_rows>(q, query_map, &at.queries, 3 * h, t.at, 0);
+        auto first_key = [&](int i) { return seen_keys(t, i, keys).first; };
+        ask_for_keys<HS, Tiles>(at, k, key_map, h, 0, count, first_key);
         return;
     }
     more_registers<240>();
-    int thread = (int)threadIdx.x - 128, warp = thread / 32, lane = thread % 32;
-    int g = lane / 4, c = lane % 4 * 2, own = warp * 16 + g;
-    uint32_t q_tile = shared_address(q), k_tile = shared_address(k), v_tile = shared_address(v);
-    float out[HS / 2] = {}, s[keys / 2], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, shrink[2];
-    uint32_t p[keys / 16][4];
-    constexpr int abreast = HS > 64 ? Tiles::key_tile : 0;
-
-    auto scores = [&](int i) {  // begins them
-        int stage = i % stages;
-        mbarrier_wait(&at.keys_full[stage], i / stages % 2);
-        wgmma_fence();
-        UNROLL(unroll)
-        for (int x = 0; x < HS; x += 16)
-            wgmma<keys>(s, rows_descriptor(q_tile + x / 64 * Tiles::query_tile, x % 64),
-                        rows_descriptor(k_tile + stage * Tiles::all_keys + x / 64 * Tiles::key_tile, x % 64),
-                        x > 0);
-        wgmma_commit();
-    };
-    auto mask = [&](int i) {  // what a row does not see
+    int thread = (int)threadIdx.x - 128, own = thread / 32 * 16 + thread % 32 / 4, c = thread % 4 * 2;
+    Attended<HS> attended;
+    auto mask = [&](auto& s, int i) {  // what a row does not see
         SeenKeys seen = seen_keys(t, i, keys);
         if (seen.n == keys && seen.diagonal >= keys - 1) return;
         UNROLL(unroll)
@@ -107,60 +69,19 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
             if (key >= seen.n || key > seen.diagonal + row) s[j] = -INFINITY;
         }
     };
-    auto add_values = [&](int i) {  // begins
-        int stage = i % stages, n = seen_keys(t, i, keys).n;
-        mbarrier_wait(&at.values_full[stage], i / stages % 2);
-        if (n < keys) {
-            for (int piece = thread; piece < (keys - n) * (HS / 8); piece += 128) {
-                int row = n + piece / (HS / 8), place = piece % (HS / 8);
-                char* to = v + stage * Tiles::all_keys + place / 8 * Tiles::key_tile + row * 128;
-                store_for_wgmma(to + place % 8 * 16, Vec<bf16>{});
-            }
-            fence_for_wgmma();
-            named_barrier<128>(1);
+    auto clear_beyond = [&](int i) {  // values behind the last key
+        int n = seen_keys(t, i, keys).n;
+        if (n == keys) return;
+        for (int piece = thread; piece < (keys - n) * (HS / 8); piece += 128) {
+            int row = n + piece / (HS / 8), place = piece % (HS / 8);
+            char* to = v + i % stages * Tiles::all_keys + place / 8 * Tiles::key_tile + row * 128;
+            store_for_wgmma(to + place % 8 * 16, Vec<bf16>{});
         }
-        wgmma_fence();
-        UNROLL(unroll)
-        for (int j = 0; j < keys / 16; j++)
-            wgmma<HS>(out, p[j], columns_descriptor(v_tile + stage * Tiles::all_keys, 16 * j, abreast), true);
-        wgmma_commit();
+        fence_for_wgmma();
+        named_barrier<128>(1);
     };
-
-    mbarrier_wait(&at.queries, 0);
-    scores(0);
-    wgmma_wait<0>(s);
-    if (lane == 0) mbarrier_arrive(&at.keys_free[0]);
-    mask(0);
-    softmax_tile(s, largest, sum, shrink, scale);  // every row sees the first of its own keys
-    round_probabilities(p, s);
-    for (int i = 1; i < count; i++) {
-        scores(i);
-        add_values(i - 1);
-        wgmma_wait<1>(s);
-        if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
-        mask(i);
-        softmax_tile(s, largest, sum, shrink, scale);
-        wgmma_wait<0>(out);
-        if (lane == 0) mbarrier_arrive(&at.values_free[(i - 1) % stages]);
-        UNROLL(unroll)
-        for (int j = 0; j < HS / 2; j++) out[j] *= shrink[j / 2 % 2];
-        round_probabilities(p, s);
-    }
-    add_values(count - 1);
-    wgmma_wait<0>(out);
-
-    UNROLL(unroll)
-    for (int half = 0; half < 2; half++) {
-        int r = own + half * 8;
-        float all = sum[half];
-        for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
-        if (r >= t.rows) continue;
-        float inverse = 1 / all;
-        bf16* to = o + ((long)t.row + r) * NH * HS + (long)h * HS;
-        UNROLL(unroll)
-        for (int j = 2 * half; j < HS / 2; j += 4)
-            *(uint32_t*)(to + j / 4 * 8 + c) = pack_bf16(out[j] * inverse, out[j + 1] * inverse);
-    }
+    attend<HS, Tiles>(attended, at, shared_address(q), shared_address(k), count, scale, mask, clear_beyond);
+    write_rows(o + (long)t.row * NH * HS + h * HS, nullptr, attended, own, t.rows, (long)NH * HS);
 }
 
 template <int HS>
@@ -168,7 +89,7 @@ void packed_hopper(bf16* o, const bf16* qkv, const Tile* tiles, int count, int c
                    Stream s) {
     using Tiles = PackedTiles<HS>;
     AttentionShape cache = {1, cache_rows, a.NH, HS};
-    TensorMap queries = tiles_of<HS>(qkv, 3, Tiles::queries, cache);
+    TensorMap queries = tiles_of<HS>(qkv, 3, segment_rows, cache);
     TensorMap keys = tiles_of<HS>(qkv, 3, Tiles::keys, cache);
     allow_shared(packed_attention_hopper_kernel<HS>, Tiles::bytes);
     LAUNCH(packed_attention_hopper_kernel<HS>, dim3(count, a.NH), Tiles::threads, Tiles::bytes, s, queries,

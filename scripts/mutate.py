@@ -167,8 +167,7 @@ HOPPER_CHANGES = (
     (r"(?<=wait\(&at\.)(queries|keys), 0", r"\1, 1"),
     (r"wgmma_wait<0>", "wgmma_wait<1>"),
     (r"wgmma_wait<1>", "wgmma_wait<2>"),
-    (r"(?<=free\[i\], )8", "7"),
-    (r"(?<=free\[i\], )4", "3"),
+    (r"(?<=free\[i\], )(warps|8)", r"\1 - 1"),
     (r"key >= seen\.n \|\| ", ""),
     (r" \|\| key > seen\.diagonal \+ row", ""),
     (r"t\.prefix \+ first", "t.prefix"),
@@ -182,10 +181,11 @@ HOPPER_CHANGES = (
     (r"\+ (i|j|x / 64|column / 64) \* Tiles::(key|query)_tile", "+ 0"),
     (r"\(HS (==|>) 64\) \* group", "0"),
     (r"column % 64 \* 2\)", "column % 64 * 2 ^ 16)"),
-    (r"(?<=expect\(full, )HopperTiles<HS>::all", "HopperTiles<HS>::all - 16"),
+    (r"(?<=expect\(full, )HS / 64 \* rows \* 128", "HS / 64 * rows * 128 - 16"),
     (r"\(1024 - shared_address\(shared\) % 1024\) % 1024", "0"),
-    (r"\+ x / 64 \* (HopperTiles<HS>|Tiles)::one", "+ 0"),
-    (r"\+ stage \* Tiles::all", "+ 0"),
+    (r"\+ x / 64 \* rows \* 128", "+ 0"),
+    (r"(?<=here = )stage \* Tiles::all_keys", "0"),
+    (r"\+ (i % stages|stage) \* Tiles::all_keys", "+ 0"),
     (r"x % 64\)", "0)"),
     (r"16 \* j", "8 * j"),
     (r"group \* 64 \* 128", "0"),
@@ -199,7 +199,7 @@ HOPPER_CHANGES = (
     (r"1ull << 62", "2ull << 62"),
     (r"\(leading >> 4\) << 16", "(leading >> 4) << 32"),
     (r"\(uint64_t\)a\.T \* row\}", "row}"),
-    (r"\{64, 1, HopperTiles<HS>::rows, 1\}", "{64, 1, 64, 1}"),
+    (r"\{64, 1, \(uint32_t\)rows, 1\}", "{64, 1, 64, 1}"),
 )
 
 
