@@ -77,8 +77,9 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     return exchange;
 }
 
-// the mean loss over at most --evaluate-batches micro-batches, spread evenly over the validation set
-double evaluate_loss(Run& run, Trainer& trainer) {
+// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set; false
+// where some rank cannot read it
+bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     const Grid& grid = model.grid;
     int T = model.shape.T;
@@ -86,34 +87,41 @@ double evaluate_loss(Run& run, Trainer& trainer) {
     uint64_t count = std::min(all, run.options.evaluate_batches * B), batches = (count + B - 1) / B;
     int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // micro-batches go round here as well
     std::vector<BatchShape> sizes;
-    std::vector<int> samples(B * (T + 1));
-    for (int i = 0; i < mine; i++) {
-        uint64_t first = ((uint64_t)i * grid.d + grid.data) * B;
-        BatchShape batch = {(int)std::min(B, count - first), T};
-        sizes.push_back(batch);
-        for (int b = 0; model.has_tokens() && b < batch.B; b++)
-            run.validation->read_sample(&samples[(size_t)b * (T + 1)],
-                                        (uint64_t)((double)(first + b) * (double)all / (double)count));
-        if (model.has_tokens()) put_tokens_on_host(model, model.half, samples, batch, i);
-    }
+    auto first_of = [&](int i) { return ((uint64_t)i * grid.d + grid.data) * B; };
+    for (int i = 0; i < mine; i++) sizes.push_back({(int)std::min(B, count - first_of(i)), T});
+    auto read = [&] {
+        std::vector<int> samples(B * (T + 1));
+        for (int i = 0; model.has_tokens() && i < mine; i++) {
+            for (int b = 0; b < sizes[i].B; b++) {
+                double sample = (double)(first_of(i) + b) * (double)all / (double)count;
+                run.validation->read_sample(&samples[(size_t)b * (T + 1)], (uint64_t)sample);
+            }
+            put_tokens_on_host(model, model.half, samples, sizes[i], i);
+        }
+    };
+    std::future<void> reading = std::async(std::launch::async, read);
+    if (!comm::await_together(reading, "reading validation data", trainer.data_error))
+        return false;
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
     run_schedule(model, schedule, token_batches(model, sizes), 0);
-    return exchange_reports(model, mine, {}, 1, {}).losses[0] / ((double)count * T);
+    loss = exchange_reports(model, mine, {}, 1, {}).losses[0] / ((double)count * T);
+    return true;
 }
 
 // ---- train -----------------------------------------------------------------------------------------------
 
-// what else a step is for, and is reported with it
-void evaluate_step(StepResult& result, Run& run, Trainer& trainer, Asked& asked) {
+// what else a step is for, and is reported with it; false where the validation set cannot be read
+bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, Asked& asked) {
     bool due = run.options.evaluate_every && run.state.step % run.options.evaluate_every == 0;
-    if (!due && run.state.step != run.last_step) return;
-    if (run.validation) result.validation_loss = evaluate_loss(run, trainer);
-    if (asked.tasks.empty()) return;
+    if (!due && run.state.step != run.last_step) return true;
+    if (run.validation && !evaluate_loss(result.validation_loss, run, trainer)) return false;
+    if (asked.tasks.empty()) return true;
     evaluate_tasks(run, *trainer.model, asked);
     for (auto& task : asked.results)
         for (auto& metric : task.metrics)
             result.tasks.push_back({task.name + " " + metric.name, metric.value});
+    return true;
 }
 
 void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
@@ -138,8 +146,9 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
         step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
                                 predicted ? &*predicted : nullptr);
-        evaluate_step(result, run, trainer, asked);
+        bool evaluated = evaluate_step(result, run, trainer, asked);
         reporter.report_step(result, (double)batch * model.shape.T);
+        if (!evaluated) end_without_data(run, trainer, trainer.data_error);
         act_on_exchange(exchange, result, run, trainer);
         if (due(o.check_every)) {
             double began = seconds();

@@ -140,17 +140,19 @@ def two_runs():
 
 
 def changed_data():
-    """A token file is truncated, then overwritten, while it is read: file and offset are named, a checkpoint
-    is saved first, and no signal kills the run."""
+    """A token file is truncated, then overwritten, while it is read, and one for validation truncated: file
+    and offset are named, a checkpoint is saved first, and no signal kills the run."""
     for name, hurt, wants in (
         ("truncated", lambda path: os.truncate(path, 3000), "truncated"),
         ("overwritten", lambda path: write_into(path, 64, bytes(20000)), "damaged between offsets"),
+        ("validation", lambda path: os.truncate(path, 3000), "truncated"),
     ):
         data = WORK / f"{name}.bin"
         shutil.copy(DATA, data)
-        process = start(
-            command("--steps", 100000, "--save", name, "--metrics", f"{name}.jsonl", data=data, ranks=2)
-        )
+        options = ["--steps", 100000, "--save", name, "--metrics", f"{name}.jsonl"]
+        if name == "validation":
+            options += ["--validation", data, "--evaluate-every", 1]
+        process = start(command(*options, data=DATA if name == "validation" else data, ranks=2))
         until(lambda: steps_written(WORK / f"{name}.jsonl") >= 5)
         hurt(data)
         text = end(process)

@@ -133,6 +133,12 @@ inline void save_now(Run& run, Trainer& trainer) {
     }
 }
 
+// collective, where some rank cannot read what it needs
+inline void end_without_data(Run& run, Trainer& trainer, const std::string& error) {
+    save_now(run, trainer);
+    comm::collective_check(error);
+}
+
 // ---- when something is wrong -----------------------------------------------------------------------------
 
 constexpr int diverged = 3;  // exit code: going on from the newest checkpoint would lead there again
@@ -202,7 +208,6 @@ inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Ru
     }
     check_save_attempts(run, trainer);
     if (exchange.reports[0].wants_save) begin_save(run, trainer);
-    if (!exchange.any(&RankReport::lacks_data) || run.state.step >= run.last_step) return;
-    save_now(run, trainer);
-    comm::collective_check(trainer.data_error);
+    if (exchange.any(&RankReport::lacks_data) && run.state.step < run.last_step)
+        end_without_data(run, trainer, trainer.data_error);
 }
