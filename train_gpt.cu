@@ -171,7 +171,7 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
 void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& planned) {
     const Options& o = run.options;
     bool training = run.trains(), alone = run.grid.world.size == 1;
-    if (training) print_run(run);
+    if (training && run.is_rank0()) print_run(run);
     trainer.schedules = std::move(schedules);
     trainer.model =
         std::make_unique<Model>(run.state.shape, run.grid, setup_of(o, run.grid, trainer.schedules));

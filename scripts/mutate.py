@@ -122,7 +122,8 @@ NCCL_CHANGES = (
     (r"(?<=ncclSend\(x, )n", "(n + 1) / 2"),
     (r"(?<=type_nccl\(type\), )(to|from)(?=, c)", r"1 - \1"),
     (r"(?<=type_nccl\(type\), )root", "0"),
-    (r"(?<=, c, )s(?=\);)", "nullptr"),
+    # calls of the compute stream; those of a comm stream would only be ordered more strictly there
+    (r"(?<=, c, )s(?=\);)", "s || comm_streams.empty() ? s : comm_streams.begin()->first"),
     (r"check_nccl\(ncclGroup(Start|End)\(\), [^;]*;", ""),
     (r"(?<=g\.size, id, )g\.rank", "0"),
     (r"(?<=config\(&comm, )g\.size", "g.size + g.rank"),

@@ -57,6 +57,8 @@ def train(name, ranks, extra, resume=None, **where):
     result = run(ranks, arguments, **where)
     check(result.returncode == 0, f"{name}: {result.stderr[-500:]}")
     check(f"plan and run are equal on all {ranks} ranks" in result.stdout, f"{name}: {result.stdout[-1000:]}")
+    told = [result.stdout.count(line) for line in ("settings\n", "\nmemory, MB", "\ndevice ")]
+    check(told == [1, 1, 1], f"{name}: settings, memory and device are told {told} times")
     return result.returncode == 0
 
 
