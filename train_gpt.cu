@@ -43,7 +43,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
         for (int i = 0; i < micro_batches; i++) {
             MicroBatch mb = {i, i == micro_batches - 1, 0, {B, T}, model.in_flight[0], model.inputs[0],
                              &model.activation_gradients[0]};
-            InPlace here({Pass::Forward, i, 0});
+            PlaceScope here({Pass::Forward, i, 0});
             copy_tokens(model, mb.kept, i);
             forward(model, mb, dloss);   // tokens -> logits -> losses
             backward(model, mb, dloss);  // -> gradients, set by the first micro-batch, then added to
@@ -58,7 +58,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
         update_parameters(model, optimizer, o.clip);
     };
     bool as_graph = trainer.uses_graph && listeners.empty() && !checks;
-    trainer.captured[model.half].enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
+    trainer.captured[model.token_buffer].enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
 
     Clip clip = last_clip(model, optimizer);  // so far the host has waited for nothing but MPI
     if (take_expired(model.stream))
@@ -96,7 +96,7 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
                 double sample = (double)(first_of(i) + b) * (double)all / (double)count;
                 run.validation->read_sample(&samples[(size_t)b * (T + 1)], (uint64_t)sample);
             }
-            put_tokens_on_host(model, model.half, samples, sizes[i], i);
+            put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
         }
     };
     std::future<void> reading = std::async(std::launch::async, read);
@@ -112,19 +112,19 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
 // ---- train -----------------------------------------------------------------------------------------------
 
 // what else a step is for, and is reported with it; false where the validation set cannot be read
-bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, Asked& asked) {
+bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, InferenceJobs& jobs) {
     bool due = run.options.evaluate_every && run.state.step % run.options.evaluate_every == 0;
     if (!due && run.state.step != run.last_step) return true;
     if (run.validation && !evaluate_loss(result.validation_loss, run, trainer)) return false;
-    if (asked.tasks.empty()) return true;
-    evaluate_tasks(run, *trainer.model, asked);
-    for (auto& task : asked.results)
+    if (jobs.tasks.empty()) return true;
+    evaluate_tasks(run, *trainer.model, jobs);
+    for (auto& task : jobs.results)
         for (auto& metric : task.metrics)
             result.tasks.push_back({task.name + " " + metric.name, metric.value});
     return true;
 }
 
-void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
+void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& planned) {
     const Options& o = run.options;
     Model& model = *trainer.model;
     PlanCheck plan_check;
@@ -146,7 +146,7 @@ void train(Run& run, Trainer& trainer, Asked& asked, const StagePlan& planned) {
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
         step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
                                 predicted ? &*predicted : nullptr);
-        bool evaluated = evaluate_step(result, run, trainer, asked);
+        bool evaluated = evaluate_step(result, run, trainer, jobs);
         reporter.report_step(result, (double)batch * model.shape.T);
         if (!evaluated) end_without_data(run, trainer, trainer.data_error);
         act_on_exchange(exchange, result, run, trainer);
@@ -178,9 +178,9 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     Model& model = *trainer.model;
     if (alone) model.stream = make_stream();  // the default one is never captured
     if (training) trainer.optimizer = std::make_unique<Optimizer>(model);
-    model.set_up_memory(true);
+    model.allocate_memory();
     if (training) {
-        trainer.optimizer->set_up_memory(model, true);
+        trainer.optimizer->allocate_memory(model);
         check_memory(model, *trainer.optimizer, planned);
     }
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
@@ -201,7 +201,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
 }
 
 // resolves everything that can be resolved without memory or messages; all ranks go on, or all end
-Schedules start(Run& run, Trainer& trainer, Asked& asked, int argc, char** argv) {
+Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char** argv) {
     auto together = [](auto phase) {
         std::string error;
         try {
@@ -232,12 +232,12 @@ Schedules start(Run& run, Trainer& trainer, Asked& asked, int argc, char** argv)
     }
     together([&] {
         check_plan_options(o);
-        asked = open_asked(o);
+        jobs = open_jobs(o);
         if (!o.plan.empty()) return resolve_plan(run);
         run.grid =
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
-        resolve(run, asked.vocabulary());
-        check_tasks(asked, o);
+        resolve(run, jobs.vocabulary());
+        check_tasks(jobs, o);
         choose_micro_batch(run, memory);
         if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())
@@ -249,14 +249,14 @@ Schedules start(Run& run, Trainer& trainer, Asked& asked, int argc, char** argv)
     });
     if (!o.plan.empty()) return schedules;
     comm::check_config_hashes(file_hashes(run));
-    comm::check_config_hashes(asked_hashes(asked, o));
+    comm::check_config_hashes(job_hashes(jobs, o));
     check_shared_folder(run);
     lock_save_folder(run, trainer);
     run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     return schedules;
 }
 
-void execute(Run& run, Asked& asked, Trainer& trainer, Schedules schedules) {
+void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedules) {
     const Options& o = run.options;
     if (o.help || !o.plan.empty()) {
         if (run.is_rank0()) o.help ? (void)fputs(help_text().c_str(), stdout) : show_plan(run);
@@ -269,22 +269,22 @@ void execute(Run& run, Asked& asked, Trainer& trainer, Schedules schedules) {
     }
     build(trainer, run, std::move(schedules), planned);
     Model& model = *trainer.model;
-    if (!run.trains() && !asked.tasks.empty()) return evaluate_tasks(run, model, asked);
-    if (!run.trains() && !asked.prompts.empty()) return answer_prompts(run, model, asked.prompts);
+    if (!run.trains() && !jobs.tasks.empty()) return evaluate_tasks(run, model, jobs);
+    if (!run.trains() && !jobs.prompts.empty()) return answer_prompts(run, model, jobs.prompts);
     if (!run.trains()) return print_sample(run, model, o.generate, 0);
     open_metrics(run);
-    train(run, trainer, asked, planned);
+    train(run, trainer, jobs, planned);
 }
 
 int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
     Run run;
-    Asked asked;
+    InferenceJobs jobs;
     Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits forever
     try {
         comm::start(&argc, &argv);
-        Schedules schedules = start(run, trainer, asked, argc, argv);
-        execute(run, asked, trainer, std::move(schedules));
+        Schedules schedules = start(run, trainer, jobs, argc, argv);
+        execute(run, jobs, trainer, std::move(schedules));
     } catch (const std::exception& e) {
         fflush(stdout);
         std::string who = comm::world_size() > 1 ? text("[rank %d] ", comm::world_rank()) : "";

@@ -132,13 +132,13 @@ inline void count(const Group& g, Collective kind, long bytes) {
 }
 
 // A call, said and counted; false where it is only said. n: values of the whole, over all ranks
-class Announcement {
+class CallScope {
     NvtxRange range;
-    Announced announced;
+    ActivityScope announced;
 
 public:
     template <class T>
-    Announcement(Collective kind, const Group& g, std::initializer_list<Tensor> tensors, long n, const T*,
+    CallScope(Collective kind, const Group& g, std::initializer_list<Tensor> tensors, long n, const T*,
                  const char* label, Stream s, std::source_location where)
         : range(label), announced([&] {
               return Activity{.kind = Activity::Call, .name = collective_names[(int)kind], .stream = s,
@@ -161,14 +161,14 @@ template <class T>
 void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s,
                 Where where = Where::current()) {
     if (g.size == 1) return;
-    if (Announcement call{Collective::AllReduce, g, {updates("x", x, n)}, n, x, label, s, where})
+    if (CallScope call{Collective::AllReduce, g, {updates("x", x, n)}, n, x, label, s, where})
         all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
 }
 template <class T>
 void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
                     Where where = Where::current()) {
     if (g.size == 1) return copy_slice(out, in, n, s);
-    if (Announcement call{Collective::ReduceScatter, g, {reads("in", in, g.size, n), writes("out", out, n)},
+    if (CallScope call{Collective::ReduceScatter, g, {reads("in", in, g.size, n), writes("out", out, n)},
                           g.size * n, in, label, s, where})
         reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
 }
@@ -176,7 +176,7 @@ template <class T>
 void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
                 Where where = Where::current()) {
     if (g.size == 1) return copy_slice(out, in, n, s);
-    if (Announcement call{Collective::AllGather, g, {reads("in", in, n), writes("out", out, g.size, n)},
+    if (CallScope call{Collective::AllGather, g, {reads("in", in, n), writes("out", out, g.size, n)},
                           g.size * n, in, label, s, where})
         all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
 }
@@ -184,20 +184,20 @@ template <class T>
 void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream s,
                Where where = Where::current()) {
     if (g.size == 1) return;
-    if (Announcement call{Collective::Broadcast, g, {updates("x", x, n)}, g.rank == root ? n : 0, x, label, s,
+    if (CallScope call{Collective::Broadcast, g, {updates("x", x, n)}, g.rank == root ? n : 0, x, label, s,
                           where})
         broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
 }
 template <class T>
 void send(const Group& g, const T* x, long n, int to, const char* label, Stream s,
           Where where = Where::current()) {
-    if (Announcement call{Collective::Send, g, {reads("x", x, n)}, n, x, label, s, where})
+    if (CallScope call{Collective::Send, g, {reads("x", x, n)}, n, x, label, s, where})
         send_bytes(g, x, n, type_of<T>(), to, label, s);
 }
 template <class T>
 void receive(const Group& g, T* x, long n, int from, const char* label, Stream s,
              Where where = Where::current()) {
-    if (Announcement call{Collective::Receive, g, {writes("x", x, n)}, n, x, label, s, where})
+    if (CallScope call{Collective::Receive, g, {writes("x", x, n)}, n, x, label, s, where})
         receive_bytes(g, x, n, type_of<T>(), from, label, s);
 }
 
@@ -212,7 +212,7 @@ inline Activity wait_of(Stream waits, Stream awaited, long position, const char*
             .awaited = awaited, .position = position};
 }
 inline void wait_stream(Stream comm_stream, Stream compute) {
-    Announced wait([&] { return wait_of(comm_stream, compute, -1, "computations"); });
+    ActivityScope wait([&] { return wait_of(comm_stream, compute, -1, "computations"); });
     if (executes()) hold_comm_stream(comm_stream, compute);
 }
 inline long dry_marks = 0;  // marks of a step of which nothing is executed
@@ -223,7 +223,7 @@ inline StreamEvent record_event(Stream comm_stream) {
 // at once where nothing was recorded
 inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {
     if (!event.comm_stream) return;
-    Announced wait([&] { return wait_of(compute, event.comm_stream, event.position, label); });
+    ActivityScope wait([&] { return wait_of(compute, event.comm_stream, event.position, label); });
     if (executes()) hold_until(compute, event);
 }
 

@@ -72,7 +72,7 @@ struct StateCheck {
 
 // n values that a rank owns, from `at` in the flat buffers; their sum of squares is number global_id
 struct Slice {
-    long at, n, state_offset;  // state_offset: in low, m, v and, in spans, flags
+    long at, n, state_offset;  // state_offset: in low_bits, m, v and, in spans, flags
     int global_id, parts;
 };
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
@@ -201,26 +201,26 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
     StateCheck sums = {};
     bool decaying = flags[i / flag_span] & flag_decay;
     ThreadValues<floatX> parameters = load_values(state.parameters + i);
-    ThreadValues<Low> low = {};
-    if (State::has_low) low = load_values(state.low + i);
+    ThreadValues<Low> low_bits = {};
+    if (State::has_low) low_bits = load_values(state.low_bits + i);
     auto ms = load_values(state.m + i), vs = load_values(state.v + i);
     ThreadValues<real> gs = load_values(gradients + i);
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
-        real w = join_master(parameters.at[k], low.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
+        real w = join_master(parameters.at[k], low_bits.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
         real g = gs.at[k] * scale;
         sums.read += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
         uint32_t chance = State::rounds ? rounding_bits(hyper.step, w, g) : 0;
         MasterHalves kept = state.keep(hyper.update(w, m, v, g, decaying), chance);
         parameters.at[k] = kept.parameter;
-        low.at[k] = kept.low;
+        low_bits.at[k] = kept.low_bits;
         round_stochastically(ms.at[k], m, chance);
         round_stochastically(vs.at[k], v, chance >> 16);
-        w = join_master(kept.parameter, kept.low);
+        w = join_master(kept.parameter, kept.low_bits);
         sums.written += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
     }
     store_values(state.parameters + i, parameters);
-    if (State::has_low) store_values(state.low + i, low);
+    if (State::has_low) store_values(state.low_bits + i, low_bits);
     store_values(state.m + i, ms);
     store_values(state.v + i, vs);
     return sums;
@@ -339,7 +339,8 @@ template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const AdamW* hyper,
            const Clip* clip, StateCheck* check, long n, Stream s) {
     if (Operation op{"adamw", s, {reads("gradients", gradients, n),
-                                  updates("parameters", state.parameters, n), updates("low", state.low, n),
+                                  updates("parameters", state.parameters, n),
+                                  updates("low_bits", state.low_bits, n),
                                   updates("m", state.m, n), updates("v", state.v, n)}})
         dev::adamw(state, gradients, flags, hyper, clip, check, n, s);
 }

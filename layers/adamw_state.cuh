@@ -1,18 +1,18 @@
 // adamw_state.cuh   what a rank keeps of a value from step to step: master weight and moments
 //   A master weight w is real. Where parameters are bf16 it is held in two halves: the parameter is its upper
-//   one, rounded, and `low` has its lower 16 bits; else the parameter is w. With --master-weights no there is
-//   no `low`: w is the parameter, rounded stochastically.
+//   one, rounded, and `low_bits` has its lower 16 bits; else the parameter is w. With --master-weights no
+//   there is no `low_bits`: w is the parameter, rounded stochastically.
 //   Moments are real or, with --moments bf16, bf16 rounded stochastically: to the neighbour above or below,
 //   with chances that make x the mean. Rounded to nearest what changes by less than half of its last place a
 //   step would stand still, as v does with beta2 = 0.999.
-//   parameters (n) floatX   low (n) 16 bits   m, v (n) real or bf16
+//   parameters (n) floatX   low_bits (n) 16 bits   m, v (n) real or bf16
 //   kept:  everything
 //   communicates: nothing    cost: a parameter takes sizeof(floatX), 2 where it is bf16, and 2 moments
 #pragma once
 #include "base/arena.h"
 
 using Low = uint16_t;  // the lower half of a master weight
-struct MasterHalves { floatX parameter; Low low; };
+struct MasterHalves { floatX parameter; Low low_bits; };
 
 // The parameter is w rounded to nearest, ties away from 0: the upper half, or that plus 1 where the lower
 // half begins with a 1. So join_master() gives w back, to the last bit.
@@ -24,11 +24,11 @@ HOST_DEVICE inline MasterHalves split_master(real w) {
         return {bits_as<floatX>((uint16_t)((bits + 0x8000) >> 16)), (Low)bits};
     }
 }
-HOST_DEVICE inline real join_master(floatX parameter, Low low) {
+HOST_DEVICE inline real join_master(floatX parameter, Low low_bits) {
     if constexpr (master_is_parameter) return real(parameter);
     else {
-        uint16_t upper = (uint16_t)(bits_as<uint16_t>(parameter) - (low >> 15));
-        return bits_as<real>((uint32_t)upper << 16 | low);
+        uint16_t upper = (uint16_t)(bits_as<uint16_t>(parameter) - (low_bits >> 15));
+        return bits_as<real>((uint32_t)upper << 16 | low_bits);
     }
 }
 
@@ -60,7 +60,7 @@ enum StateKind { Master, MomentM, MomentV, state_kinds };
 template <class Moment, bool HAS_LOW>
 struct AdamWState {
     floatX* parameters;
-    Low* low;  // nullptr without
+    Low* low_bits;  // nullptr without
     Moment *m, *v;
 
     static constexpr bool has_low = HAS_LOW;
@@ -68,10 +68,12 @@ struct AdamWState {
     // whether an update needs rounding_bits()
     static constexpr bool rounds = sizeof(Moment) < sizeof(real) || rounds_parameters;
 
-    HOST_DEVICE real master(long i) const { return join_master(parameters[i], HAS_LOW ? low[i] : Low(0)); }
+    HOST_DEVICE real master(long i) const {
+        return join_master(parameters[i], HAS_LOW ? low_bits[i] : Low(0));
+    }
     HOST_DEVICE void set_master(long i, const MasterHalves& halves) const {
         parameters[i] = halves.parameter;
-        if (HAS_LOW) low[i] = halves.low;
+        if (HAS_LOW) low_bits[i] = halves.low_bits;
     }
     // w after an update, as it is kept; chance: of the update
     HOST_DEVICE static MasterHalves keep(real w, uint32_t chance) {
@@ -90,9 +92,9 @@ struct AdamWState {
     }
 };
 
-// read and written of a value by an update; low, moment: bytes of one
-inline double adamw_bytes(const Precision& precision, size_t low, size_t moment) {
-    return (double)(precision.real + 2 * (precision.x + low + 2 * moment));
+// read and written of a value by an update; low_bytes, moment: bytes of one
+inline double adamw_bytes(const Precision& precision, size_t low_bytes, size_t moment) {
+    return (double)(precision.real + 2 * (precision.x + low_bytes + 2 * moment));
 }
 
 namespace ref {

@@ -14,7 +14,7 @@ void master_halves() {
             float w;
             memcpy(&w, &bits, 4);
             MasterHalves halves = split_master(w);
-            real back = join_master(halves.parameter, halves.low);
+            real back = join_master(halves.parameter, halves.low_bits);
             if (w != w) {
                 whole = whole && back != back && real(halves.parameter) != real(halves.parameter);
                 continue;
@@ -236,7 +236,7 @@ void check_adamw(const char* moments) {
                   text("a flipped bit of %s is noticed", what) + size);
         };
         is_noticed("parameters", state.parameters);
-        if (HAS_LOW) is_noticed("low", state.low);
+        if (HAS_LOW) is_noticed("low bits", state.low_bits);
         is_noticed("m", state.m);
         is_noticed("v", state.v);
         std::vector<real> unchanged = state.on_device(Master);

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A whole replica of the 530B model's layout on this machine: all 280 ranks of tensor 8 x pipeline 35, all 105
-# layers, real processes and real messages through MPI, at toy width. Two steps of 36 micro-batches in fp64
-# must give the losses and gradient norms of one process, to 1e-10. The last line is `N passed, N failed`.
+# A whole replica of the 530B model on this machine, by its own recipe (scripts/mtnlg-530b.conf and its blend
+# of 15 sets): all 280 ranks of tensor 8 x pipeline 35, all 105 layers, real processes and real messages
+# through MPI, at toy width. Two steps of the batch ramp, of 32 and 64 micro-batches, in fp64 must give the
+# losses and gradient norms of one process, to 1e-10. The last line is `N passed, N failed`.
 #   bash scripts/replica.sh [OPTION VALUE]…     options of train_gpt, for both runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,13 +10,21 @@ bash scripts/install.sh
 make -s DEVICE=cpu PRECISION=fp64 build/cpu-fp64/train_gpt build/cpu-fp64/tokenize
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cat Makefile layers/*.cuh > "$work/text"
-build/cpu-fp64/tokenize --vocabulary bytes --output "$work/data" "$work/text" > /dev/null
+cp scripts/mtnlg-530b.blend "$work"
+cat Makefile layers/*.cuh > "$work/all"
+split -n l/15 "$work/all" "$work/text."
+texts=("$work"/text.*)
+for set in $(awk '/^[0-9]/ { print $2 }' scripts/mtnlg-530b.blend); do
+    build/cpu-fp64/tokenize --vocabulary bytes --output "$work/${set%.bin}" "${texts[0]}" > /dev/null
+    texts=("${texts[@]:1}")
+done
 
-model=(--train "$work/data.bin" --layers 105 --hidden 32 --heads 8 --sequence 16
-       --vocabulary 257 --pad-vocabulary 264 --batch 36 --micro-batch 1 --steps 2
-       --learning-rate 1e-3 --clip 0.5 --comm-timeout 300 "$@")
-layout=(--tensor-parallel 8 --pipeline-parallel 35 --recompute full --check-every 2)
+# the recipe, but for the width, and for a ramp and a learning rate that get somewhere in two steps: the batch
+# grows by 32 after 32 samples, as it does there after 12e9 tokens / 59
+model=(--config scripts/mtnlg-530b.conf --train "$work/mtnlg-530b.blend" --layers 105 --hidden 32 --heads 8
+       --sequence 16 --vocabulary 257 --pad-vocabulary 264 --steps 2 --ramp-tokens $((59 * 32 * 16))
+       --learning-rate 1e-3 --warmup-tokens 0 --comm-timeout 300 "$@")
+layout=(--check-every 2)
 cores=$(nproc)
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
        OMPI_MCA_rmaps_base_oversubscribe=1 \
@@ -23,14 +32,16 @@ export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
        OMPI_MCA_hwloc_base_binding_policy=none
 
 echo "== one process"
-build/cpu-fp64/train_gpt "${model[@]}" --metrics "$work/one.jsonl" | grep -E '^step|^model'
+build/cpu-fp64/train_gpt "${model[@]}" --tensor-parallel 1 --pipeline-parallel 1 \
+    --save "$work/one" --metrics "$work/one.jsonl" | grep -E '^step|^model'
 echo "== 280 ranks: tensor 8 x pipeline 35 on $cores cores"
 least_free=$(mktemp -p "$work")
 (while sleep 1; do awk '/MemAvailable/ { print $2 }' /proc/meminfo >> "$least_free"; done) &
 watcher=$!
 before=$(awk '/MemAvailable/ { print $2 }' /proc/meminfo)
 start=$(date +%s)
-mpirun -n 280 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" --metrics "$work/all.jsonl" \
+mpirun -n 280 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" \
+    --save "$work/280" --metrics "$work/all.jsonl" \
     > "$work/log" 2>&1 ||
     { tail -20 "$work/log"; kill $watcher; exit 1; }
 took=$(($(date +%s) - start))
@@ -42,14 +53,21 @@ python3 - "$work" <<'PYTHON'
 import json, sys
 one, all280 = ([json.loads(line) for line in open(f"{sys.argv[1]}/{name}.jsonl")] for name in ("one", "all"))
 passed = failed = 0
+def check(good):
+    global passed, failed
+    passed, failed = passed + bool(good), failed + (not good)
+    return "equal to 1e-10" if good else "DIFFERENT"
+def near(x, y):
+    return abs(x - y) <= 1e-10 * (1 + abs(x))
 for a, b in zip(one, all280):
     for key in ("loss", "gradient_norm"):
-        good = abs(a[key] - b[key]) <= 1e-10 * (1 + abs(a[key]))
-        passed, failed = passed + good, failed + (not good)
-        verdict = "equal to 1e-10" if good else "DIFFERENT"
+        verdict = check(near(a[key], b[key]))
         print(f"step {a['step']} {key}: {a[key]:.15g} in one process, {b[key]:.15g} in 280: {verdict}")
-if len(one) != 2 or len(all280) != 2:
-    failed += 1
+    sets, others = a["losses"], b["losses"]
+    verdict = check(sets.keys() == others.keys() and all(near(sets[name], others[name]) for name in sets))
+    print(f"step {a['step']} losses of the {len(sets)} sets that it drew from: {verdict}")
+tokens = [[line["tokens"] for line in lines] for lines in (one, all280)]
+check(tokens == [[32 * 16, 96 * 16]] * 2)  # the ramp
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0)
 PYTHON

@@ -11,7 +11,7 @@
 namespace {
 
 // what was asked; files are in `corpus`, and of a run too
-struct Asked {
+struct Command {
     std::string step;
     Settings settings;
     Corpus corpus;
@@ -19,14 +19,14 @@ struct Asked {
     std::string output() const { return settings.get("output"); }
 };
 
-void run_all(const Ranks& ranks, Asked& asked);
+void run_all(const Ranks& ranks, Command& command);
 
 struct StepForm {
     const char *name, *takes, *says;
     const char* needs;  // options without a default, parted by blanks
-    void (*run)(const Ranks&, Asked&);
+    void (*run)(const Ranks&, Command&);
 };
-using A = Asked&;
+using A = Command&;
 const StepForm forms[] = {
     {"extract", "SET=FILE.warc.gz…", "WARC -> documents (JSONL): language, main text", "output",
      [](const Ranks& r, A a) { extract(r, a.settings, a.corpus, a.output()); }},
@@ -90,62 +90,62 @@ const StepForm& find_form(std::vector<std::string>& words) {
 }
 
 // what would otherwise be found out hours later
-void check_run(Asked& asked) {
-    const Settings& s = asked.settings;
+void check_run(Command& command) {
+    const Settings& s = command.settings;
     s.need("output", "FOLDER, or a line output FOLDER");
     StopWords stop(s.get("stopwords"));
     MinHash hasher(s);
-    check_priority(s, asked.corpus);
-    open_vocabulary(s, asked.corpus);
+    check_priority(s, command.corpus);
+    open_vocabulary(s, command.corpus);
     if (s.has("against")) read_keys(s);
     if (s.has("model")) Classifier classifier(s.get("model"));
-    files_of(s.get("positives"), asked.corpus);
-    files_of(s.get("negatives"), asked.corpus);
+    files_of(s.get("positives"), command.corpus);
+    files_of(s.get("negatives"), command.corpus);
     std::filesystem::path pairs = s.get("pairs");
     if (!pairs.empty() && !pairs.parent_path().empty() && !std::filesystem::is_directory(pairs.parent_path()))
         fail("--pairs %s: there is no such folder: make it", pairs.c_str());
 }
 
-const StepForm& parse(int argc, char** argv, Asked& asked) {
+const StepForm& parse(int argc, char** argv, Command& command) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help")) continue;
         if (comm::world_rank() == 0) fputs(help().c_str(), stdout);
         comm::finish();
         exit(0);
     }
-    asked.settings.take(parse_command_line(argc, argv, corpus_forms(), &asked.words));
-    const StepForm& form = find_form(asked.words);
-    asked.step = bare_step(form);
-    bool runs = asked.step == "run", files = !runs && asked.step != "report" && asked.step != "bench";
-    for (auto& [name, value] : asked.settings.values)
-        if (const CorpusOption& o = find_corpus_option(name); !runs && !takes(o, asked.step))
+    command.settings.take(parse_command_line(argc, argv, corpus_forms(), &command.words));
+    const StepForm& form = find_form(command.words);
+    command.step = bare_step(form);
+    bool runs = command.step == "run", files = !runs && command.step != "report" && command.step != "bench";
+    for (auto& [name, value] : command.settings.values)
+        if (const CorpusOption& o = find_corpus_option(name); !runs && !takes(o, command.step))
             fail("--%s: is for %s, not for %s", o.form.name, steps_of(o).c_str(), form.name);
-    if ((runs || asked.step == "report") && asked.words.size() != 1)
+    if ((runs || command.step == "report") && command.words.size() != 1)
         fail("%s wants one %s", form.name, form.takes);
     if (runs) {
-        read_corpus_config(asked.words[0], asked.settings, asked.corpus);
-        check_run(asked);
+        read_corpus_config(command.words[0], command.settings, command.corpus);
+        check_run(command);
     }
     for (auto& option : parts_of(form.needs, ' '))
-        asked.settings.need(option.c_str(), "(--help explains it)");
-    for (size_t i = 0; files && i < asked.words.size(); i++) {
-        const std::string& word = asked.words[i];
+        command.settings.need(option.c_str(), "(--help explains it)");
+    for (size_t i = 0; files && i < command.words.size(); i++) {
+        const std::string& word = command.words[i];
         size_t is = word.find('=');
         bool named = is != word.npos && word.find('/') > is;
-        asked.corpus.add(named ? word.substr(0, is) : "all", asked.step == "extract", 0,
+        command.corpus.add(named ? word.substr(0, is) : "all", command.step == "extract", 0,
                          named ? word.substr(is + 1) : word);
     }
-    if (files && asked.corpus.files.empty())
+    if (files && command.corpus.files.empty())
         fail("%s wants files: SET=PATTERN… (--help explains)", form.name);
-    asked.corpus.finish();
+    command.corpus.finish();
     return form;
 }
 
 // ranks that would do different things
-std::vector<comm::ConfigHash> facts(const Asked& asked) {
-    std::string settings = asked.step, files;
-    for (auto& [name, value] : asked.settings.values) settings += "\n" + name + " " + value;
-    for (auto& f : asked.corpus.files)
+std::vector<comm::ConfigHash> facts(const Command& command) {
+    std::string settings = command.step, files;
+    for (auto& [name, value] : command.settings.values) settings += "\n" + name + " " + value;
+    for (auto& f : command.corpus.files)
         files += text("%s %llu\n", f.path.c_str(), (unsigned long long)f.bytes);
     return {{"the settings", checksum(settings.data(), settings.size()), "give all ranks the same"},
             {"the list of files", checksum(files.data(), files.size()),
@@ -153,10 +153,10 @@ std::vector<comm::ConfigHash> facts(const Asked& asked) {
 }
 
 // all steps; each set's files are replaced by what a step made of them
-void run_all(const Ranks& ranks, Asked& asked) {
-    const Settings& s = asked.settings;
-    Corpus c = asked.corpus;
-    std::string out = asked.output();
+void run_all(const Ranks& ranks, Command& command) {
+    const Settings& s = command.settings;
+    Corpus c = command.corpus;
+    std::string out = command.output();
     std::vector<bool> crawled;
     for (auto& set : c.sets) crawled.push_back(set.warc);
     auto from_crawl = [&](const CorpusFile& f) { return crawled[(size_t)f.set]; };
@@ -200,10 +200,10 @@ int main(int argc, char** argv) {
         comm::timeout = 30 * 86400;  // ranks wait for the one with the longest file
         comm::start(&argc, &argv);
         Ranks ranks;
-        Asked asked;
-        const StepForm* form = ranks.together([&] { return &parse(argc, argv, asked); });
-        comm::check_config_hashes(facts(asked));
-        form->run(ranks, asked);
+        Command command;
+        const StepForm* form = ranks.together([&] { return &parse(argc, argv, command); });
+        comm::check_config_hashes(facts(command));
+        form->run(ranks, command);
         comm::finish();
         return 0;
     } catch (const std::exception& e) {

@@ -35,20 +35,20 @@ const std::vector<OptionForm> forms = {
 };
 
 // the requests of one document, behind its shots
-struct Asked {
+struct DocumentRequests {
     std::vector<TaskRequest> requests;
     int gold;
     TaskDocument* document;
 };
 
-std::vector<Asked> ask(const TaskForm& task, std::vector<TaskDocument>& documents,
-                       std::vector<TaskDocument>& train, uint32_t shots, size_t limit) {
+std::vector<DocumentRequests> ask(const TaskForm& task, std::vector<TaskDocument>& documents,
+                                  std::vector<TaskDocument>& train, uint32_t shots, size_t limit) {
     std::vector<uint32_t> order(documents.size());
     for (size_t i = 0; i < order.size(); i++) order[i] = (uint32_t)i;
     PythonRandom random(42);
     random.shuffle(order);
     order.resize(std::min(order.size(), limit));
-    std::vector<Asked> out;
+    std::vector<DocumentRequests> out;
     for (uint32_t i : order) {
         TaskDocument& d = documents[i];
         std::string before;
@@ -63,23 +63,23 @@ std::vector<Asked> ask(const TaskForm& task, std::vector<TaskDocument>& document
                 taken++;
             }
         }
-        Asked asked = {render(task, d), 0, &d};
-        asked.gold = gold_of(task, d, asked.requests.size());
-        for (auto& r : asked.requests) r.context = before + r.context;
-        out.push_back(std::move(asked));
+        DocumentRequests item = {render(task, d), 0, &d};
+        item.gold = gold_of(task, d, item.requests.size());
+        for (auto& r : item.requests) r.context = before + r.context;
+        out.push_back(std::move(item));
     }
     return out;
 }
 
 // [["context", "continuation"], …] as Python's json.dumps writes it; a greedy request stands there twice,
 // because the harness asks once for the probability and once whether it is what the model would say
-std::string as_json(const std::vector<Asked>& all, bool twice) {
+std::string as_json(const std::vector<DocumentRequests>& all, bool twice) {
     std::string out = "[";
-    for (auto& asked : all)
-        for (auto& r : asked.requests)
+    for (auto& item : all)
+        for (auto& r : item.requests)
             for (int i = 0; i < 1 + twice; i++)
-                out += (out.size() > 1 ? ", [" : "[") + python_json(r.context, asked.document->where) + ", " +
-                       python_json(r.continuation, asked.document->where) + "]";
+                out += (out.size() > 1 ? ", [" : "[") + python_json(r.context, item.document->where) + ", " +
+                       python_json(r.continuation, item.document->where) + "]";
     return out + "]";
 }
 
@@ -97,7 +97,7 @@ EvalFile describe_task(const TaskForm& task, const Vocabulary& v) {
     return e;
 }
 
-EvalFile encode_task(const TaskForm& task, const std::vector<Asked>& all, const Vocabulary& v) {
+EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& all, const Vocabulary& v) {
     EvalFile e = describe_task(task, v);
     Encoder encoder(v);
     std::vector<uint32_t> room;
@@ -113,27 +113,27 @@ EvalFile encode_task(const TaskForm& task, const std::vector<Asked>& all, const 
     size_t without = 0;  // documents that say nothing of what is right
     std::pair<int64_t, int64_t> prior = {-1, 0};
     if (task.prior) prior = add(task.prior);
-    for (auto& asked : all) {
-        EvalDocument d = {(int64_t)e.requests.size(), 0, asked.gold, {-1, -1}, asked.document->line};
-        without += asked.gold < 0;
+    for (auto& item : all) {
+        EvalDocument d = {(int64_t)e.requests.size(), 0, item.gold, {-1, -1}, item.document->line};
+        without += item.gold < 0;
         for (size_t g = 0; g < task.groups.size(); g++) {
-            if (task.labels.empty() && !asked.document->fields.count(task.groups[g]))
+            if (task.labels.empty() && !item.document->fields.count(task.groups[g]))
                 continue;  // one's own may
-            std::string name = std::string(task.groups[g]) + " " + asked.document->at(task.groups[g]);
+            std::string name = std::string(task.groups[g]) + " " + item.document->at(task.groups[g]);
             auto [at, is_new] = groups.emplace(name, (int64_t)groups.size());
             if (is_new) e.groups.push_back(name);
             d.groups[g] = at->second;
         }
         std::map<std::string, std::pair<int64_t, int64_t>> contexts;
-        for (auto& r : asked.requests) {
+        for (auto& r : item.requests) {
             if (!contexts.count(r.context)) contexts[r.context] = add(r.context);
             auto [context, length] = contexts[r.context];
             auto [from, n] = add(r.continuation);
             bool blank = r.continuation[0] == ' ';
-            int64_t characters = (int64_t)code_points(r.continuation, asked.document->where).size() - blank;
+            int64_t characters = (int64_t)code_points(r.continuation, item.document->where).size() - blank;
             e.requests.push_back({context, length, from, n, characters});
         }
-        for (size_t i = 0; task.prior && i < asked.requests.size(); i++) {
+        for (size_t i = 0; task.prior && i < item.requests.size(); i++) {
             EvalRequest r = e.requests[(size_t)d.first + i];
             r.context = prior.first;
             r.context_tokens = prior.second;
@@ -146,10 +146,10 @@ EvalFile encode_task(const TaskForm& task, const std::vector<Asked>& all, const 
         e.metric = "none";
         e.normalised = false;
     }
-    for (auto& asked : all)
-        if (without && without < all.size() && asked.gold < 0)
+    for (auto& item : all)
+        if (without && without < all.size() && item.gold < 0)
             fail("%s: has no \"gold\", others have: say for each which continuation is right, or for none",
-                 asked.document->where.c_str());
+                 item.document->where.c_str());
     return e;
 }
 
@@ -175,11 +175,11 @@ int run(const Arguments& a) {
     if (shots > pool)
         fail("--shots %u: %s has %zu documents to draw them from: choose at most %zu", shots, from.c_str(),
              pool, pool);
-    std::vector<Asked> asked = ask(task, documents, train, shots, limit);
-    std::string json = as_json(asked, std::string(task.metric) == "greedy");
+    std::vector<DocumentRequests> items = ask(task, documents, train, shots, limit);
+    std::string json = as_json(items, std::string(task.metric) == "greedy");
     Sha256 sum;
     sum.add(json);
-    EvalFile e = encode_task(task, asked, vocabulary);
+    EvalFile e = encode_task(task, items, vocabulary);
     e.shots = (int)shots;
     e.hash = sum.digits();
     e.from = from;

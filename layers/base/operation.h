@@ -179,24 +179,24 @@ inline bool executes() {
 // ---- in the code of a step -------------------------------------------------------------------------------
 
 // what somebody listens to, from its begin to its end
-class Announced {
+class ActivityScope {
     std::unique_ptr<Activity> activity;
     int exceptions = std::uncaught_exceptions();
 
 public:
     template <class Make>
-    explicit Announced(Make make) {
+    explicit ActivityScope(Make make) {
         if (listeners.empty()) return;
         activity = std::make_unique<Activity>(make());
         activity->place = current_place;
         for (auto* l : listeners) l->begin(*activity);
     }
     // the last to hear of the beginning is the first to hear of the end; of what failed nobody hears it
-    ~Announced() noexcept(false) {
+    ~ActivityScope() noexcept(false) {
         if (!activity || std::uncaught_exceptions() > exceptions) return;
         for (size_t i = listeners.size(); i-- > 0;) listeners[i]->end(*activity);
     }
-    Announced(const Announced&) = delete;
+    ActivityScope(const ActivityScope&) = delete;
 };
 
 // a name in NVIDIA's profilers for what the host does until the brace
@@ -213,7 +213,7 @@ struct NvtxRange {
 // false in a dry run: announced, not executed. Without works it is one kernel that moves its tensors once
 class Operation {
     NvtxRange range;
-    Announced announced;
+    ActivityScope announced;
 
 public:
     Operation(const char* name, Stream s, std::initializer_list<Tensor> tensors,
@@ -227,20 +227,20 @@ public:
 };
 
 // to what the operations until the brace belong
-class InPlace {
+class PlaceScope {
     Place before = current_place;
 
 public:
-    explicit InPlace(const Place& now) { current_place = now; }
-    ~InPlace() { current_place = before; }
-    InPlace(const InPlace&) = delete;
+    explicit PlaceScope(const Place& now) { current_place = now; }
+    ~PlaceScope() { current_place = before; }
+    PlaceScope(const PlaceScope&) = delete;
 };
 
 // the same, which is itself an activity
 class Section {
-    InPlace here;
+    PlaceScope here;
     NvtxRange range;
-    Announced announced;
+    ActivityScope announced;
 
 public:
     Section(Pass pass, int micro_batch, int chunk, Stream s)

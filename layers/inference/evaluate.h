@@ -6,7 +6,7 @@
 #include "scoring.h"
 #include "task_report.h"
 
-struct Asked {
+struct InferenceJobs {
     std::vector<EvalFile> tasks;
     std::vector<TaskResult> results;  // of the last evaluation, if there was one after this step
     std::vector<Prompt> prompts;
@@ -16,14 +16,14 @@ struct Asked {
 // ---- the start -------------------------------------------------------------------------------------------
 
 // the files of --evaluate, or of prompts; where results go is looked at now, not at the end
-inline Asked open_asked(const Options& o) {
-    Asked asked;
+inline InferenceJobs open_jobs(const Options& o) {
+    InferenceJobs jobs;
     bool prints = comm::world_rank() == 0;
     if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
     if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
     if (!o.results.empty() && o.evaluate.empty() && !o.prompts())
         fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
-    if (o.prompts()) asked.prompts = read_prompts(o);
+    if (o.prompts()) jobs.prompts = read_prompts(o);
     std::error_code none;
     for (auto& input : o.prompts() ? std::vector<std::string>{o.generate} : o.evaluate)
         if (!o.results.empty() && std::filesystem::equivalent(o.results, input, none))
@@ -33,14 +33,14 @@ inline Asked open_asked(const Options& o) {
     if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)
         printf("note: without --resume the model's weights are random\n");
     if (o.plan.empty())
-        for (auto& path : o.evaluate) asked.tasks.push_back(EvalFile::open(path));
-    return asked;
+        for (auto& path : o.evaluate) jobs.tasks.push_back(EvalFile::open(path));
+    return jobs;
 }
 
 // against the model, once its shape is known
-inline void check_tasks(const Asked& asked, const Options& o) {
+inline void check_tasks(const InferenceJobs& jobs, const Options& o) {
     std::set<std::string> names;
-    for (auto& task : asked.tasks) {
+    for (auto& task : jobs.tasks) {
         if (!names.insert(task_name(task)).second)
             fail("--evaluate %s: another file has %s already: give one of them, or other names",
                  task.path.c_str(), task_name(task).c_str());
@@ -53,9 +53,9 @@ inline void check_tasks(const Asked& asked, const Options& o) {
     }
 }
 
-inline std::vector<comm::ConfigHash> asked_hashes(const Asked& asked, const Options& o) {
-    uint64_t tasks = 0, prompts = asked.prompts.empty() ? 0 : file_sum(o.generate);
-    for (auto& task : asked.tasks) tasks = tasks * 31 + file_sum(task.path);
+inline std::vector<comm::ConfigHash> job_hashes(const InferenceJobs& jobs, const Options& o) {
+    uint64_t tasks = 0, prompts = jobs.prompts.empty() ? 0 : file_sum(o.generate);
+    for (auto& task : jobs.tasks) tasks = tasks * 31 + file_sum(task.path);
     return {{"a file of --evaluate", tasks, "copy the same files to all hosts"},
             {"the file of prompts", prompts, "copy the same files to all hosts"}};
 }
@@ -88,25 +88,25 @@ inline std::vector<Score> score_file(Model& model, const ScorePlan& plan) {
 }
 
 // the files of --evaluate: a table, and --results
-inline void evaluate_tasks(const Run& run, Model& model, Asked& asked) {
+inline void evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
     const Options& o = run.options;
     double start = seconds(), rows = 0;
-    asked.results.clear();
-    for (auto& file : asked.tasks) {
+    jobs.results.clear();
+    for (auto& file : jobs.tasks) {
         ScorePlan plan(file, model.shape.T, model.max_rows(), model.max_outputs(),
                        model.tp.sequence_parallel ? model.grid.t : 1);
-        asked.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
+        jobs.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
         rows += (double)plan.rows;
     }
-    if (!run.trains()) comm::collective_check(not_finite(asked.results));
+    if (!run.trains()) comm::collective_check(not_finite(jobs.results));
     if (!run.is_rank0()) return;
     double took = seconds() - start;
-    printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(asked.results).c_str(), rows, took,
+    printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(jobs.results).c_str(), rows, took,
            rows / took);
     fflush(stdout);
     if (o.results.empty()) return;
     std::string name = run.trains() ? o.save : o.resume;
-    save_results(o.results, task_json(asked.results, name.empty() ? o.model : name, run.state.step),
+    save_results(o.results, task_json(jobs.results, name.empty() ? o.model : name, run.state.step),
                  run.trains());
 }
 

@@ -147,7 +147,7 @@ void run_every_kernel(Measure measure) {
                     [&] { fp8::matmul_forward(b, o, w, bias, f, N, C, 4 * C, nullptr); });
     }
     floatX* weights = xs(parameters);
-    Low* low = master_is_parameter ? nullptr : (Low*)room(parameters * sizeof(Low));
+    Low* low_bits = master_is_parameter ? nullptr : (Low*)room(parameters * sizeof(Low));
     real *m = rs(parameters), *v = rs(parameters), *g = rs(parameters);
     std::vector<uint8_t> of(parameters / flag_span, flag_decay | flag_in_norm);
     uint8_t* flags = (uint8_t*)room(of.size());
@@ -165,14 +165,14 @@ void run_every_kernel(Measure measure) {
     StateCheck* state_check = put(StateCheck{});
     Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
     auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
-        measure(name, (double)parameters * adamw_bytes({}, low ? sizeof(Low) : 0, moment_bytes), 0, [=] {
+        measure(name, (double)parameters * adamw_bytes({}, low_bits ? sizeof(Low) : 0, moment_bytes), 0, [=] {
             gpu::adamw(state, g, flags, hyper, clip, state_check, parameters, nullptr);
         });
     };
     constexpr bool halves = !master_is_parameter;
     bf16 *short_m = (bf16*)m, *short_v = (bf16*)v;
-    measure_adamw("AdamW", AdamWState<real, halves>{weights, low, m, v}, sizeof(real));
-    measure_adamw("AdamW, moments of bf16", AdamWState<bf16, halves>{weights, low, short_m, short_v},
+    measure_adamw("AdamW", AdamWState<real, halves>{weights, low_bits, m, v}, sizeof(real));
+    measure_adamw("AdamW, moments of bf16", AdamWState<bf16, halves>{weights, low_bits, short_m, short_v},
                   sizeof(bf16));
     double* square = (double*)room(8 * (square_sum_parts + 1));
     measure("gradient norm", (double)parameters * r, 0,

@@ -2,7 +2,7 @@
 //   Every bucket of the flat buffers is cut in d equal slices; data-parallel rank i owns slice i: it gets the
 //   sum of the gradients there, holds master weights and moments for it alone, updates it, and all gather the
 //   new parameters. With one shard (--zero 0, or d = 1) each rank owns everything and sums all gradients.
-//   low, m, v: the slices, as adamw_state.cuh says
+//   low_bits, m, v: the slices, as adamw_state.cuh says
 //   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
@@ -15,7 +15,7 @@
 #include "stage.h"
 
 // what this rank owns of a parameter: n elements from `at` in the flat buffers, from
-// `state_offset` in low, m and v
+// `state_offset` in low_bits, m and v
 struct ZeroPartition {
     int parameter;
     long at, n, state_offset;
@@ -23,7 +23,7 @@ struct ZeroPartition {
 
 inline std::vector<ZeroPartition> owned_parts(const ParameterTable& table, int owner) {
     std::vector<ZeroPartition> out;
-    std::vector<long> begin;  // of each bucket's slice, in low, m and v
+    std::vector<long> begin;  // of each bucket's slice, in low_bits, m and v
     long state = 0;
     for (auto& bucket : table.buckets) {
         begin.push_back(state);
@@ -52,11 +52,11 @@ inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
 }
 
 struct Optimizer {
-    Low* low = nullptr;
+    Low* low_bits = nullptr;
     void *m = nullptr, *v = nullptr;  // bf16 with --moments bf16, else real
     size_t moment_bytes, low_bytes;   // of one
     Arena arena = {"optimizer"};
-    long elements;  // of low, m and v
+    long elements;  // of low_bits, m and v
     int owner;      // this rank, among those that share the state
     std::vector<ZeroPartition> partitions;
     std::vector<Slice> slices;
@@ -85,7 +85,7 @@ struct Optimizer {
     }
 
     void place(Arena& to, int bucket_ids) {
-        if (low_bytes) low = to.take<Low>(elements);
+        if (low_bytes) low_bits = to.take<Low>(elements);
         bool are_bf16 = moment_bytes == sizeof(bf16);
         for (void** moment : {&m, &v})
             *moment = are_bf16 ? (void*)to.take<bf16>(elements) : (void*)to.take_real(elements);
@@ -99,9 +99,11 @@ struct Optimizer {
         bit_sums = to.take<unsigned long long>(bit_sum_count);
     }
     // measures when `take` is false, else allocates
-    void set_up_memory(Model& model, bool take) {
+    void measure_memory(Model& model) {
         arena = Arena{"optimizer", nullptr, 0, model.setup.precision};
-        if (!take) return place(arena, model.table.bucket_ids);
+        place(arena, model.table.bucket_ids);
+    }
+    void allocate_memory(Model& model) {
         arena = allocate("optimizer", [&](Arena& to) { place(to, model.table.bucket_ids); });
         next_hyper = (AdamW*)host_malloc(sizeof(AdamW), "the optimizer's hyper-parameters");
         std::vector<uint8_t> all = flags_of(model);
@@ -132,7 +134,7 @@ struct Optimizer {
                        (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
     }
     void clear_state(Model& model) {
-        if (low) set_zero(low, elements * sizeof(Low), model.stream);
+        if (low_bits) set_zero(low_bits, elements * sizeof(Low), model.stream);
         for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
     }
     // call(AdamWState) of values from `at` in the flat buffers and state_offset in the slices
@@ -142,7 +144,7 @@ struct Optimizer {
         auto with = [&](auto* m, auto* v) {
             using Moment = std::decay_t<decltype(*m)>;
             long i = state_offset;
-            if (low) call(AdamWState<Moment, true>{parameters, low + i, m + i, v + i});
+            if (low_bits) call(AdamWState<Moment, true>{parameters, low_bits + i, m + i, v + i});
             else call(AdamWState<Moment, false>{parameters, nullptr, m + i, v + i});
         };
         if (model.setup.bf16_moments) with((bf16*)m, (bf16*)v);

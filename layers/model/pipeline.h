@@ -111,7 +111,7 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
         }
         MicroBatch mb = {op.micro_batch, op.micro_batch == schedule.shape.micro_batches - 1, op.chunk,
                          all.sizes[op.micro_batch], model.in_flight[op.in_flight], model.inputs[op.input]};
-        InPlace here({Pass(op.kind), op.micro_batch, op.chunk});
+        PlaceScope here({Pass(op.kind), op.micro_batch, op.chunk});
         if (op.kind == Instruction::Forward) {
             if (model.reads_tokens(op.chunk)) all.load(mb.kept, op.micro_batch);
             if (mb.kept.is_packed) mb.batch.segments = &mb.kept.segments;

@@ -1,8 +1,8 @@
 // replicas.h   what several ranks hold alike must stay alike: --check-every N compares it, bit by bit. What
 //   one rank alone holds, and what is overwritten before it can be compared: monitor.h
-//   over t      tensors that every tensor rank holds whole: parameters, and the owned part of low, m and v
-//   over d      all parameters; with one owner (--zero 0) low, m and v too
-//   first and last stage   the token embedding: parameters, and the owned part of low, m and v
+//   over t      tensors that every tensor rank holds whole: parameters, and the owned part of low_bits, m, v
+//   over d      all parameters; with one owner (--zero 0) low_bits, m and v too
+//   first and last stage   the token embedding: parameters, and the owned part of low_bits, m and v
 #pragma once
 #include "../../comm/collective_check.h"
 #include "optimizer.h"
@@ -23,7 +23,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
         weights.push_back(
             device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
     for (auto& part : o.partitions)
-        for (auto& [values, bytes] : {std::pair((char*)o.low, sizeof(Low)), {(char*)o.m, o.moment_bytes},
+        for (auto& [values, bytes] : {std::pair((char*)o.low_bits, sizeof(Low)), {(char*)o.m, o.moment_bytes},
                                       {(char*)o.v, o.moment_bytes}})
             if (values)
                 state[part.parameter] = device_checksum(values + part.state_offset * bytes, part.n * bytes,

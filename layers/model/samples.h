@@ -9,7 +9,7 @@
 
 struct StepSamples {
     uint64_t first = 0;  // of the run
-    int batch = 0, half = 0;        // half: of Model.host_tokens, where their tokens are
+    int batch = 0, token_buffer = 0;  // of Model.host_tokens, where their tokens are
     std::vector<SetChoice> chosen;  // of all ranks
 };
 
@@ -18,15 +18,16 @@ inline int sample_index(const Model& model, int micro_batch, int b) {
     return (micro_batch * model.grid.d + model.grid.data) * model.setup.B + b;
 }
 
-inline StepSamples read_samples(Blend& set, const Model& model, int half, uint64_t first, int batch) {
+inline StepSamples read_samples(Blend& set, const Model& model, int token_buffer, uint64_t first,
+                                int batch) {
     int B = model.setup.B, T = model.shape.T, micro_batches = batch / model.grid.d / B;
-    StepSamples out = {first, batch, half, set.choose(first, batch)};
+    StepSamples out = {first, batch, token_buffer, set.choose(first, batch)};
     if (!model.has_tokens()) return out;
     std::vector<int> samples((size_t)B * (T + 1));
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
         for (int b = 0; b < B; b++)
             set.read_sample(&samples[(size_t)b * (T + 1)], out.chosen[sample_index(model, micro_batch, b)]);
-        put_tokens_on_host(model, half, samples, {B, T}, micro_batch);
+        put_tokens_on_host(model, token_buffer, samples, {B, T}, micro_batch);
     }
     return out;
 }
@@ -39,8 +40,9 @@ class SampleReader {
 public:
     void begin(Blend& set, const Model& model, uint64_t first, int batch) {
         if (next.valid()) next.wait();  // the set is read by one thread at a time
-        next = std::async(std::launch::async, [&set, &model, half = 1 - model.half, first, batch] {
-            return read_samples(set, model, half, first, batch);
+        int other = 1 - model.token_buffer;
+        next = std::async(std::launch::async, [&set, &model, other, first, batch] {
+            return read_samples(set, model, other, first, batch);
         });
     }
     // waits for what was begun to be read; "", or what went wrong
@@ -57,7 +59,7 @@ public:
     // the next step uses these; valid until the next call
     const StepSamples& take(Model& model) {
         samples = std::move(upcoming);
-        model.half = samples.half;
+        model.token_buffer = samples.token_buffer;
         return samples;
     }
     ~SampleReader() {

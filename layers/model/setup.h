@@ -153,7 +153,7 @@ inline void fill_at_random(Model& model) {
             std::vector<int> samples((size_t)batch.B * (batch.T + 1));
             for (size_t i = 0; i < samples.size(); i++)
                 samples[i] = (int)(uniform(0, purpose("warm-up"), i + index * samples.size()) * shape.V);
-            put_tokens_on_host(model, model.half, samples, batch, index);
+            put_tokens_on_host(model, model.token_buffer, samples, batch, index);
         }
     if (model.grid.p == 1) return;  // it receives nothing
     std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);

@@ -41,7 +41,7 @@ struct Model {
     // pinned: of each micro-batch of a step, token_ints() that go to InFlight.tokens; in training twice, so
     // that the next step's are put there while this one's are computed (samples.h)
     int* host_tokens[2] = {};
-    int half = 0;  // which of them the current step uses
+    int token_buffer = 0;  // which of them the current step uses
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
@@ -109,23 +109,31 @@ struct Model {
 
     // ---- memory ------------------------------------------------------------------------------------------
 
-    // measures when `take` is false, else allocates; the parameters start at 0
-    void set_up_memory(bool take) {
+    // make(name, walk): the arena of what `walk` takes
+    template <class Make>
+    void make_arenas(Make make, size_t workspace) {
         arenas.clear();
-        auto add_arena = [&](const char* name, auto walk) {
-            Arena arena = {name, nullptr, 0, setup.precision};
-            if (take) arena = allocate(name, walk);
-            else walk(arena);
-            arenas.push_back(arena);
-        };
-        add_arena("parameters", [&](Arena& arena) { weights = arena.take_x(table.elements); });
-        if (setup.training) add_arena("gradients", [&](Arena& arena) { place_gradients(arena); });
-        add_arena("activations", [&](Arena& arena) { place_activations(arena); });
-        if (setup.fp8) add_arena("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena); });
-        add_arena("scratch", [&](Arena& arena) { scratch.place(arena, shape, tp, setup); });
+        auto add = [&](const char* name, auto walk) { arenas.push_back(make(name, walk)); };
+        add("parameters", [&](Arena& arena) { weights = arena.take_x(table.elements); });
+        if (setup.training) add("gradients", [&](Arena& arena) { place_gradients(arena); });
+        add("activations", [&](Arena& arena) { place_activations(arena); });
+        if (setup.fp8) add("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena); });
+        add("scratch", [&](Arena& arena) { scratch.place(arena, shape, tp, setup); });
         scratch.linear.fp8.weights = fp8;
-        arenas.push_back({"GEMM workspace", nullptr, take ? dev::gemm_workspace(true) : setup.workspace});
-        if (!take) return;
+        arenas.push_back({"GEMM workspace", nullptr, workspace});
+    }
+    void measure_memory() {
+        auto measure = [&](const char* name, auto walk) {
+            Arena arena = {name, nullptr, 0, setup.precision};
+            walk(arena);
+            return arena;
+        };
+        make_arenas(measure, setup.workspace);
+    }
+    // the parameters start at 0
+    void allocate_memory() {
+        auto take = [](const char* name, auto walk) { return allocate(name, walk); };
+        make_arenas(take, dev::gemm_workspace(true));
         size_t token_bytes = setup.micro_batches * token_ints() * sizeof(int);
         for (int i = 0; has_tokens() && i < (setup.training ? 2 : 1); i++)
             host_tokens[i] = (int*)host_malloc(token_bytes, "tokens of a step");
@@ -193,11 +201,11 @@ private:
 
 // ---- tokens ----------------------------------------------------------------------------------------------
 
-// samples (B, T + 1) -> tokens and targets, on the host, in the micro-batch's part of a half of host_tokens,
+// samples (B, T + 1) -> tokens and targets, in the micro-batch's part of a buffer of host_tokens,
 // which is not to be written again before its step is done
-inline void put_tokens_on_host(const Model& model, int half, const std::vector<int>& samples,
+inline void put_tokens_on_host(const Model& model, int token_buffer, const std::vector<int>& samples,
                                BatchShape batch, int micro_batch) {
-    int *tokens = model.host_tokens[half] + (long)micro_batch * model.token_ints(),
+    int *tokens = model.host_tokens[token_buffer] + (long)micro_batch * model.token_ints(),
         *targets = tokens + model.max_rows();
     for (int b = 0; b < batch.B; b++)
         for (int t = 0; t < batch.T; t++) {
@@ -212,8 +220,8 @@ inline void put_tokens_on_host(const Model& model, int half, const std::vector<i
 inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
     to.is_packed = false;
     if (!to.tokens) return;
-    load_values("tokens", to.tokens, model.host_tokens[model.half] + (long)micro_batch * model.token_ints(),
-                model.token_ints(), model.stream);
+    const int* tokens = model.host_tokens[model.token_buffer] + (long)micro_batch * model.token_ints();
+    load_values("tokens", to.tokens, tokens, model.token_ints(), model.stream);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     ModelShape shape = {4, 16, 4, 8, 257, 264};
     Model model(shape, grid, {.sequence_parallel = t > 1, .optimizer_shards = zero ? grid.d : 1});
     Optimizer o(model);
-    model.set_up_memory(true);
-    o.set_up_memory(model, true);
+    model.allocate_memory();
+    o.allocate_memory(model);
     initialise_parameters(model, &o, 7);
     auto error = [&] {
         std::string said = compare_replicas(model, o, 1);

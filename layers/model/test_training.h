@@ -18,8 +18,8 @@ struct Trial {  // a small model with its optimiser
                  .master_weights = o.master_weights == "yes",
                  .micro_batches = 8}),
           optimizer(model) {
-        model.set_up_memory(true);
-        optimizer.set_up_memory(model, true);
+        model.allocate_memory();
+        optimizer.allocate_memory(model);
         initialise_parameters(model, &optimizer, 7);
     }
     MicroBatch micro_batch(int index, BatchShape batch, bool is_last = false) {
@@ -29,7 +29,7 @@ struct Trial {  // a small model with its optimiser
     // logits and losses stay in model.lm_head
     void forward_tokens(const std::vector<int>& samples, BatchShape batch) {
         clear_losses(model);
-        put_tokens_on_host(model, model.half, samples, batch, 0);
+        put_tokens_on_host(model, model.token_buffer, samples, batch, 0);
         copy_tokens(model, model.in_flight[0], 0);
         forward(model, micro_batch(0, batch), 0);
     }
@@ -44,7 +44,7 @@ struct Trial {  // a small model with its optimiser
               "micro-batches that a trial can hold");
         for (int i = 0; i < micro_batches; i++) {
             auto first = samples.begin() + i * B * row;
-            put_tokens_on_host(model, model.half, {first, first + B * row}, batch, i);
+            put_tokens_on_host(model, model.token_buffer, {first, first + B * row}, batch, i);
             MicroBatch mb = micro_batch(i, batch, i + 1 == micro_batches);
             copy_tokens(model, mb.kept, i);
             forward(model, mb, (real)(1 / tokens));

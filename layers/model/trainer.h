@@ -10,7 +10,7 @@ struct Trainer {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
     Schedules schedules;  // by batch
-    CapturedStep captured[2];  // a graph reads one half of Model.host_tokens
+    CapturedStep captured[2];  // each graph reads one buffer of Model.host_tokens
     bool uses_graph = false;
     bool stop = false;  // a signal has reached some rank: all stop after the same step
     SampleReader samples;

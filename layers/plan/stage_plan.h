@@ -37,7 +37,7 @@ inline std::unique_ptr<Model> dry_model(const Options& o, const ModelShape& shap
                                         const Schedules& schedules, const Target& target) {
     place = place_in_grid(place.rank_of(0, 0, stage), place.t * place.d * place.p, place.t, place.p);
     auto model = std::make_unique<Model>(shape, place, setup_of(o, place, schedules, target));
-    model->set_up_memory(false);
+    model->measure_memory();
     return model;
 }
 
@@ -46,7 +46,7 @@ inline StagePlan measure_stage(const Options& o, const ModelShape& shape, const 
                                uint64_t samples, const Target& target) {
     auto model = dry_model(o, shape, place, stage, make_schedules(o, place, stage, samples), target);
     Optimizer optimizer(*model);
-    optimizer.set_up_memory(*model, false);
+    optimizer.measure_memory(*model);
     StagePlan out = {stage, 0, model->arenas, {}, {}};
     out.memory.push_back(optimizer.arena);
     for (auto& p : model->table.list) out.parameters += p.size;
@@ -59,7 +59,7 @@ inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Gri
     Schedules schedules = make_schedules(o, place, stage, samples);
     auto model = dry_model(o, shape, place, stage, schedules, target);
     Optimizer optimizer(*model);
-    optimizer.set_up_memory(*model, false);
+    optimizer.measure_memory(*model);
     StagePlan out = {stage, 0, model->arenas, {}, run_dry(*model, optimizer, schedules, hardware)};
     out.memory.push_back(optimizer.arena);
     for (auto& p : model->table.list) out.parameters += p.size;
