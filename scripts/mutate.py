@@ -94,13 +94,17 @@ MODEL = {
 
 PLAIN_NCCL = "build/emulated-fp32-nccl"
 TEST_NCCL = f"python3 scripts/test_nccl.py {PLAIN_NCCL} build/emulated-fp32"
+# those where calls run beside computations
+NCCL_LAYOUTS = [
+    LAYOUT_COMMANDS[i].replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt") for i in (1, 2, 6, 7, 10)
+]
 NCCL = {
     "commands": [
         f"make -s DEVICE=emulated PRECISION=fp32 COMM=nccl {PLAIN_NCCL}/train_gpt {PLAIN_NCCL}/test_gpt"
         f" {PLAIN_NCCL}/test_nccl",
         f"{TEST_NCCL} --quick",
         f"{MAKE_WATCHED} COMM=nccl {BUILD_NCCL}/train_gpt",
-        *(LAYOUT_COMMANDS[i].replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt") for i in (1, 2, 6)),
+        *NCCL_LAYOUTS[:3],
         f"{TEST_NCCL} --faults",
     ],
 }
@@ -336,9 +340,7 @@ def prepare_nccl(folder):
 
 def check_layouts(transport):
     prepare(ROOT)
-    for command in LAYOUT_COMMANDS:
-        if transport == "nccl":
-            command = command.replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt")
+    for command in LAYOUT_COMMANDS if transport == "mpi" else NCCL_LAYOUTS:
         wrong = run(command, ROOT)
         check(not wrong, f"{command}: {wrong}")
     finish()
