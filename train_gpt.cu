@@ -61,7 +61,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     trainer.captured[model.token_buffer].enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
 
     Clip clip = last_clip(model, optimizer);  // so far the host has waited for nothing but MPI
-    if (take_expired(model.stream))
+    if (take_expired_wait(model.stream))
         fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
              "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
     result.norm = clip.norm;
@@ -146,9 +146,10 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
         step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
                                 predicted ? &*predicted : nullptr);
-        bool evaluated = evaluate_step(result, run, trainer, jobs);
+        bool is_corrupt = exchange.any(&RankReport::is_corrupt);  // neither evaluated nor saved
+        bool evaluated = is_corrupt || evaluate_step(result, run, trainer, jobs);
         reporter.report_step(result, (double)batch * model.shape.T);
-        if (!evaluated) end_without_data(run, trainer, trainer.data_error);
+        if (!evaluated) save_and_end(run, trainer, trainer.data_error);
         act_on_exchange(exchange, result, run, trainer);
         if (due(o.check_every)) {
             double began = seconds();
@@ -243,7 +244,7 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
         if (o.pipeline_chunks > 1 && !schedules.empty())
             o.pipeline_group = schedules.rbegin()->second.shape.interleave_group;
         device_name();      // refuses where there is none
-        uses_flash(o, {});  // or where it cannot be
+        uses_flash(o, {});  // refuses --attention flash where no kernel has it
         check_metrics(run);
         check_trace(run);
     });

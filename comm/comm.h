@@ -9,8 +9,8 @@
 //     send, receive    x (n)               to and from a rank of the group; between group_begin() and
 //                      group_end() they are posted together, so that two ranks may send to each other
 //   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy.
-//   On the compute stream (nullptr) a call has its place among the computations. On a comm stream it runs
-//   beside them, after what that stream was given before:
+//   On the compute stream (nullptr wherever there are several ranks) a call has its place among the
+//   computations. On a comm stream it runs beside them, after what that stream was given before:
 //     wait_stream(comm_stream, compute)   the comm stream goes on when `compute` has got as far as it is now
 //     record_event(comm_stream)           a point in the comm stream
 //     wait_event(compute, event)          `compute` goes on when the comm stream has got to that point

@@ -140,7 +140,7 @@ struct CommStream {
     }
 };
 std::vector<std::unique_ptr<CommStream>> comm_streams;
-bool together = false;         // between begin_group and end_group
+bool in_group = false;          // between begin_group and end_group
 std::vector<Call> collected;   // on the compute stream
 
 void advance_comm_streams() {
@@ -175,7 +175,7 @@ void enqueue(Call call, Stream s) {
     }
     synchronize(nullptr);
     call.begin(nullptr);
-    if (together) return collected.push_back(std::move(call));
+    if (in_group) return collected.push_back(std::move(call));
     wait_for(call);
 }
 
@@ -221,9 +221,9 @@ long unawaited_calls() {
     for (auto& c : comm_streams) n += c->given - c->awaited;
     return n;
 }
-void begin_group() { together = true; }
+void begin_group() { in_group = true; }
 void end_group() {
-    together = false;
+    in_group = false;
     for (auto& call : collected) wait_for(call);
     collected.clear();
 }

@@ -33,7 +33,7 @@ struct Watched {
     std::unique_ptr<Event> ended;
 };
 std::deque<Watched> watched;
-bool together = false;
+bool in_group = false;
 std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with their group
 
 std::vector<const Handle*> communicators;
@@ -78,11 +78,11 @@ void end_calls() {
 struct CommStream {
     Event forked;
     // events are used again: a wait for one that was is for a later point of the same stream, which is safe
-    static constexpr int moments = 1024;
+    static constexpr int mark_slots = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     long given = 0;               // marks
     long calls = 0, awaited = 0;  // calls that were given, and that a mark waited for lies behind
-    long calls_at[moments] = {};  // before each mark
+    long calls_at[mark_slots] = {};  // before each mark
 };
 std::map<Stream, std::unique_ptr<CommStream>> comm_streams;
 
@@ -116,9 +116,9 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
         times->first.record(s);
         timed.push_back({times, s});
     }
-    if (together || on_comm_stream) post_checked();
+    if (in_group || on_comm_stream) post_checked();
     else time_wait(s, post_checked);
-    if (!together) end_calls();
+    if (!in_group) end_calls();
 }
 
 // NCCL waits for all ranks of a new communicator without end: a thread does that, and this one looks at the
@@ -192,7 +192,8 @@ Group make_group(const char* name, const std::vector<int>& members) {
 Stream make_comm_stream() {
     Stream s = make_stream(true);
     comm_streams[s] = std::make_unique<CommStream>();
-    for (int i = 0; i < CommStream::moments; i++) comm_streams[s]->marks.push_back(std::make_unique<Event>());
+    for (int i = 0; i < CommStream::mark_slots; i++)
+        comm_streams[s]->marks.push_back(std::make_unique<Event>());
     return s;
 }
 void hold_comm_stream(Stream comm_stream, Stream compute) {
@@ -202,13 +203,13 @@ void hold_comm_stream(Stream comm_stream, Stream compute) {
 }
 StreamEvent mark(Stream comm_stream) {
     CommStream& c = *comm_streams[comm_stream];
-    c.marks[++c.given % CommStream::moments]->record(comm_stream);
-    c.calls_at[c.given % CommStream::moments] = c.calls;
+    c.marks[++c.given % CommStream::mark_slots]->record(comm_stream);
+    c.calls_at[c.given % CommStream::mark_slots] = c.calls;
     return {comm_stream, c.given};
 }
 void hold_until(Stream compute, const StreamEvent& event) {
     CommStream& c = *comm_streams[event.comm_stream];
-    long mark = event.position % CommStream::moments;
+    long mark = event.position % CommStream::mark_slots;
     c.awaited = std::max(c.awaited, c.calls_at[mark]);
     time_wait(compute, [&] { c.marks[mark]->hold(compute); });
 }
@@ -227,11 +228,11 @@ double waited_seconds() {
     return host_waited + device_waited;
 }
 void begin_group() {
-    together = true;
+    in_group = true;
     check_nccl(ncclGroupStart(), "the start of a group");
 }
 void end_group() {
-    together = false;
+    in_group = false;
     check_nccl(ncclGroupEnd(), "the end of a group");
     end_calls();
 }

@@ -45,7 +45,7 @@ struct Clip {
         double wanted = largest > 0 ? largest / (norm + 1e-6) : 1;
         scale = (real)(wanted < 1 ? wanted : 1);
         loss = sums[count];
-        // comparisons with what is no number are false
+        // comparisons with NaN are false
         updates = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY && loss <= hyper.loss_limit;
     }
 };

@@ -20,7 +20,7 @@ HOST_DEVICE inline MasterHalves split_master(real w) {
     if constexpr (master_is_parameter) return {floatX(w), 0};
     else {
         uint32_t bits = bits_as<uint32_t>(w);
-        if (w != w) bits = (bits & 0xFFFF0000) | 0x400000;  // what is no number stays none
+        if (w != w) bits = (bits & 0xFFFF0000) | 0x400000;  // NaN stays NaN
         return {bits_as<floatX>((uint16_t)((bits + 0x8000) >> 16)), (Low)bits};
     }
 }
@@ -50,7 +50,7 @@ HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
 HOST_DEVICE inline void round_stochastically(real& to, real x, uint32_t) { to = x; }
 HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) {
     uint32_t bits = bits_as<uint32_t>((float)x);
-    bits = x == x ? bits + (chance & 0xFFFF) : bits | 0x400000;  // what is no number stays none
+    bits = x == x ? bits + (chance & 0xFFFF) : bits | 0x400000;  // NaN stays NaN
     to = bits_as<bf16>((uint16_t)(bits >> 16));
 }
 

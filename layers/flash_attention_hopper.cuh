@@ -261,7 +261,7 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
     for (bool way : {false, true}) {
         try {
             run(way);
-            if (take_expired(s)) return "a wait for an mbarrier has expired";
+            if (take_expired_wait(s)) return "a wait for an mbarrier has expired";
         } catch (const DeviceError& e) {
             if (!way) throw;
             return e.what();

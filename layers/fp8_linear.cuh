@@ -34,7 +34,7 @@ struct Fp8Scratch {
     Fp8Weights weights;
 };
 
-// the power of two that a tensor is multiplied by; 1 where its largest value is 0 or no number
+// the power of two that a tensor is multiplied by; 1 where its largest value is 0 or NaN
 HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
     float scale = 1;
     if (largest > 0 && largest <= 3e38f) {
@@ -56,7 +56,7 @@ void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float*, const floatX* x, int N, 
     #pragma omp parallel for reduction(max : most)
     for (long i = 0; i < (long)N * C; i++) {
         float a = std::abs((float)real(x[i]));
-        if (a > most) most = a;  // what is no number counts for nothing
+        if (a > most) most = a;  // NaN counts for nothing
     }
     *scale = fp8_scale(most, T8::largest);
     #pragma omp parallel for

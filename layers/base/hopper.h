@@ -62,7 +62,7 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
                  "r"(bytes) : "memory");
 }
 // A wait that nothing ends gives up after ten seconds, and so do all that follow: the kernel comes to its
-// end, with results that mean nothing, and the host asks (take_expired). A trap there made registers spill
+// end, with results that mean nothing, and the host asks (take_expired_wait). A trap made registers spill
 static __device__ int wait_expired;
 __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     uint32_t done = 0;
@@ -81,7 +81,7 @@ __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     }
 }
 // whether a wait has expired since this was asked last
-inline bool take_expired(Stream s) {
+inline bool take_expired_wait(Stream s) {
     int then = 0, none = 0;
     synchronize(s);
     check_cuda(cudaMemcpyFromSymbol(&then, wait_expired, sizeof then), "asking for waits that expired");
@@ -192,7 +192,7 @@ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
     b->arrive();
 }
 inline void mbarrier_wait(Mbarrier* b, int parity) { emulated::wait_mbarrier(b, parity); }
-inline bool take_expired(Stream) { return false; }  // there it is an error
+inline bool take_expired_wait(Stream) { return false; }  // there it is an error
 
 inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1, int x2, int x3) {
     emulated::begin_box(to, map, b, {x0, x1, x2, x3});
@@ -271,5 +271,5 @@ HOST_DEVICE inline uint64_t columns_descriptor(uint32_t tile, int k, uint32_t ti
 
 }  // namespace gpu
 #else
-inline bool take_expired(Stream) { return false; }
+inline bool take_expired_wait(Stream) { return false; }
 #endif

@@ -2,7 +2,9 @@
 //   Activations are numbered, so that several micro-batches can be in flight in a pipeline. With full
 //   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
 //   rest; with light recomputation they share what is computed again.
-//   To place a tensor: a pointer, and a line in place(), which measures and places (see base/arena.h).
+//   To add a tensor: a pointer, and a line in place(), which measures and places (see base/arena.h). One that
+//   is not placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
+//   scripts/test_parallel.py.
 #pragma once
 #include "../../comm/grid.h"
 #include "../base/arena.h"
@@ -74,7 +76,8 @@ struct BatchShape {
 
 struct BlockActivations {
     floatX* x = nullptr;  // (N_r, C): the block's input; placed by who owns the blocks
-    floatX *ln1, *qkv, *o, *mid, *ln2, *up, *act;
+    floatX *ln1 = nullptr, *qkv = nullptr, *o = nullptr, *mid = nullptr, *ln2 = nullptr, *up = nullptr;
+    floatX* act = nullptr;
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
     real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
     NormStats ln1_stats, ln2_stats;

@@ -211,7 +211,7 @@ inline const std::vector<Option> option_table = [] {
          "with --plan: draw a step, as FILE.svg or, for Chrome and Perfetto, FILE.json"},
         {"trace", &O::trace, 0, "draw a step of the run itself, likewise"},
         {"record", &O::record, 0,
-         "write a step's operations in order into FILE, as JSON lines: layers/plan/record.h draws them"},
+         "write a step's operations in order into FILE, as JSON lines, which layers/plan/record.h explains"},
         {"record-values", &O::record_values, 0, "with --record: values of tensors that have at most so many"},
         {"trace-step", &O::trace_step, 1, "which step --trace draws, and --record writes"},
         {"profile", &O::profile, 1, "print each operation's time over so many steps, from the third on", "5"},

@@ -117,11 +117,12 @@ struct Optimizer {
         std::vector<uint8_t> all(elements / flag_span, 0);
         for (auto& part : partitions) {
             const Parameter& p = model.table.list[part.parameter];
-            bool elsewhere = p.is_copy ||                                           // the first stage does
-                (!p.split && model.grid.tensor > 0) ||                              // tensor rank 0 does
-                (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);  // data rank 0 does
+            bool counted_elsewhere =
+                p.is_copy ||                                                        // by the first stage
+                (!p.split && model.grid.tensor > 0) ||                              // by tensor rank 0
+                (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);  // by data rank 0
             for (long i = part.state_offset; i < part.state_offset + part.n; i += flag_span)
-                all[i / flag_span] = (p.decay ? flag_decay : 0) | (elsewhere ? 0 : flag_in_norm);
+                all[i / flag_span] = (p.decay ? flag_decay : 0) | (counted_elsewhere ? 0 : flag_in_norm);
         }
         return all;
     }

@@ -6,6 +6,7 @@
 //     compute          layers, tensor-parallel calls,        a message, where its buffer is read (received)
 //                      the update                            a send, where its buffer is written again (sent)
 //                                                            a bucket's new parameters, where they are read
+//                                                            all reduced gradients, before norm and update
 //     Link::stream     messages of one direction,            compute, up to where the message is posted
 //                      to or from one neighbour
 //     Grid::dp_stream  buckets: gradients reduced,           compute, up to where the bucket is complete,

@@ -48,17 +48,14 @@ struct Target {
 };
 constexpr Target gpu_target = {{"bf16", 2, 4}, cublas_workspace, true};
 
-// kernels do it in bf16 for some head sizes, plain loops always; `auto` chooses alike on both
+// Kernels do it in bf16 for some head sizes, plain loops always; `auto` takes it where a kernel would be
 inline bool uses_flash(const Options& o, const Target& target) {
     int HS = o.hidden / o.heads;
-    bool possible = flash_head_size(HS) && (target.precision.x == 2 || !target.kernels);
-    if (o.attention == "flash" && !possible && target.kernels)
-        fail(
-            "--attention flash with a head size of %d in %s: wants bf16 and a head size of 64, 80, 96, 128 "
-            "or 160: "
-            "choose --attention auto",
-            HS, target.precision.name);
-    return o.attention == "flash" || (o.attention == "auto" && possible);
+    bool has_kernel = flash_head_size(HS) && (target.precision.x == 2 || !target.kernels);
+    if (o.attention == "flash" && !has_kernel && target.kernels)
+        fail("--attention flash with a head size of %d in %s: wants bf16 and a head size of 64, 80, 96, 128 "
+             "or 160: choose --attention auto", HS, target.precision.name);
+    return o.attention == "flash" || (o.attention == "auto" && has_kernel);
 }
 
 inline Recompute recompute_of(const Options& o) {

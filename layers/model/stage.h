@@ -24,9 +24,9 @@ struct Model {
     floatX* weights = nullptr;
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: of the blocks' matrices
-    // the part of wte's gradient that comes from the logits: summed apart, so that the order of the sum is
-    // that of a pipeline; where no step has several micro-batches, and on the last of several stages, it is
-    // wte's own gradient; nullptr on other stages
+    // The part of wte's gradient that comes from the logits. One stage, several micro-batches: a buffer of
+    // its own, added behind the last one, so that sums have a pipeline's order. One micro-batch, or the last
+    // of several stages: wte's own gradient. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, activation_gradients;

@@ -164,8 +164,25 @@ void training_in_fp8() {
     }
 }
 
+// every pointer of a block's activations is placed, with one way of attention or the other
+void training_places_activations() {
+    ModelShape shape = {2, 48, 3, 16, 61, 64};
+    std::vector<const void*> placed[2];
+    for (bool flash : {false, true}) {
+        Arena arena = {"a test"};
+        BlockActivations a;
+        a.place(arena, shape, {}, {.B = 2, .flash = flash});
+        placed[flash].resize(offsetof(BlockActivations, light) / sizeof(void*));
+        memcpy(placed[flash].data(), (void*)&a, placed[flash].size() * sizeof(void*));
+    }
+    check(placed[0].size() >= 14, "pointers of a block's activations");
+    for (size_t i = 1; i < placed[0].size(); i++)  // the first is x
+        check(placed[0][i] || placed[1][i], text("pointer %zu of a block's activations is not placed", i));
+}
+
 void test_training() {
     training_in_fp8();
+    training_places_activations();
     Options o;
     o.weight_decay = 0;
     int T = 19, V = 61;

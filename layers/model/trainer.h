@@ -133,8 +133,8 @@ inline void save_now(Run& run, Trainer& trainer) {
     }
 }
 
-// collective, where some rank cannot read what it needs
-inline void end_without_data(Run& run, Trainer& trainer, const std::string& error) {
+// collective, where some rank cannot read its data
+inline void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
     save_now(run, trainer);
     comm::collective_check(error);
 }
@@ -209,5 +209,5 @@ inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Ru
     check_save_attempts(run, trainer);
     if (exchange.reports[0].wants_save) begin_save(run, trainer);
     if (exchange.any(&RankReport::lacks_data) && run.state.step < run.last_step)
-        end_without_data(run, trainer, trainer.data_error);
+        save_and_end(run, trainer, trainer.data_error);
 }
