@@ -236,7 +236,7 @@ void check_adamw(const char* moments) {
                   text("a flipped bit of %s is noticed", what) + size);
         };
         is_noticed("parameters", state.parameters);
-        if (HAS_LOW) is_noticed("low bits", state.low_bits);
+        if (HAS_LOW) is_noticed("low bits", state.low);
         is_noticed("m", state.m);
         is_noticed("v", state.v);
         std::vector<real> unchanged = state.on_device(Master);

@@ -264,12 +264,18 @@ def site_of(kind, path, text, first, end, becomes="(void)0"):
     return Site(kind, path, line, text[first:end], first, end, becomes)
 
 
+def in_comment(text, at):
+    return "//" in text[text.rfind("\n", 0, at) + 1 : at]
+
+
 def hopper_sites():
     names = ("flash_attention", "flash_backward", "packed_attention")
     kernels = [Path(f"layers/{name}_hopper.cuh") for name in names]
     for path in kernels:
         text = (ROOT / path).read_text()
         for found in re.finditer(HOPPER_CALLS, text):
+            if in_comment(text, found.start()):
+                continue
             end = end_of_call(text, text.find("(", found.end()))
             yield site_of(HOPPER, path, text, found.start(), end)
     for path in (*kernels, Path("layers/base/hopper.h")):
@@ -277,7 +283,7 @@ def hopper_sites():
         begin = text.rfind("namespace gpu {")  # in front of it in hopper.h: PTX, and what emulates it
         for pattern, becomes in HOPPER_CHANGES:
             for found in re.finditer(pattern, text):
-                if found.start() > begin:
+                if found.start() > begin and not in_comment(text, found.start()):
                     yield site_of(HOPPER, path, text, found.start(), found.end(), found.expand(becomes))
 
 
