@@ -7,14 +7,17 @@
 #include <nccl.h>
 #include <atomic>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <thread>
+#include <utility>
 #include "mpi_world.h"
 
 namespace comm {
 namespace {
 
 void check_nccl(ncclResult_t result, const char* what) {
-    if (result != ncclSuccess && result != ncclInProgress)
+    if (result != ncclSuccess)
         fail("NCCL, %s: %s (%s): NCCL_DEBUG=INFO says more", what, ncclGetErrorString(result),
              ncclGetLastError(nullptr));
 }
@@ -33,7 +36,13 @@ struct Watched {
     std::unique_ptr<Event> ended;
 };
 std::deque<Watched> watched;
+struct Posted {
+    ncclComm_t comm;
+    std::string here;
+    std::function<ncclResult_t()> post;
+};
 bool in_group = false;
+std::vector<Posted> posted;  // by the group so far
 std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with their group
 
 std::vector<const Handle*> communicators;
@@ -110,35 +119,52 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
     auto comm_stream = comm_streams.find(s);
     bool on_comm_stream = comm_stream != comm_streams.end();
     if (on_comm_stream) comm_stream->second->calls++;
-    auto post_checked = [&] { check_nccl(post(comm_of(g)), here.c_str()); };
+    ncclComm_t comm = comm_of(g);
+    auto post_checked = [&] { check_nccl(post(comm), here.c_str()); };
     if (auto times = std::move(times_of_next_call)) {
         times->has_events = true;
         times->first.record(s);
         timed.push_back({times, s});
     }
-    if (in_group || on_comm_stream) post_checked();
+    if (in_group) posted.push_back({comm, here, [=] { return post(comm); }});
+    else if (on_comm_stream) post_checked();
     else time_wait(s, post_checked);
     if (!in_group) end_calls();
 }
 
 // NCCL waits for all ranks of a new communicator without end: a thread does that, and this one looks at the
-// clock
-ncclComm_t join(const Group& g, ncclUniqueId id) {
+// clock. The thread outlives a run that ends meanwhile
+struct Joining {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.commName = handle_of(g).name.c_str();
-    ncclComm_t comm;
-    ncclResult_t result;
+    ncclComm_t comm = nullptr;
+    ncclResult_t result = ncclSuccess;
+    std::exception_ptr error;
     std::atomic<bool> done = false;
-    std::thread joins([&, device = current_device()] {
-        use_device(device);
-        result = ncclCommInitRankConfig(&comm, g.size, id, g.rank, &config);
-        done = true;
+};
+ncclComm_t join(const Group& g, ncclUniqueId id) {
+    auto joining = std::make_shared<Joining>();
+    joining->config.commName = handle_of(g).name.c_str();
+    std::thread joins([joining, id, size = g.size, rank = g.rank, device = current_device()] {
+        try {
+            use_device(device);
+            joining->result = ncclCommInitRankConfig(&joining->comm, size, id, rank, &joining->config);
+        } catch (...) {
+            joining->error = std::current_exception();
+        }
+        joining->done = true;
     });
-    Patience patience;
-    while (!done) patience.turn("NCCL's start of " + handle_of(g).name, g.members);
+    try {
+        Patience patience;
+        while (!joining->done) patience.turn("NCCL's start of " + handle_of(g).name, g.members);
+    } catch (...) {
+        joins.detach();
+        throw;
+    }
     joins.join();
-    check_nccl(result, config.commName);
-    return comm;
+    note_progress();
+    if (joining->error) std::rethrow_exception(joining->error);
+    check_nccl(joining->result, handle_of(g).name.c_str());
+    return joining->comm;
 }
 
 // NCCL connects two ranks when they first communicate, and the host waits for it; a host that waits in the
@@ -162,13 +188,14 @@ void connect(const Group& g, const char* name) {
 
 // All kernels are loaded at the start: a load may wait for the device, which may wait for another rank. Every
 // stream gets a queue of its own on the device: comm_streams must not stand behind one another. Calls of
-// several communicators begin in the order in which the host makes them, on all ranks, and each communicator
-// connects all its algorithms when it is made, not in the middle of a step.
+// several communicators begin in the order in which the host makes them, on all ranks, where none waits for
+// another's end for that. Each communicator connects all its algorithms when it is made, not within a step.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    if (device_orders_launches()) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+    setenv("NCCL_COMM_BLOCKING", "1", 1);  // else calls return before they are enqueued
     if (!launched()) return;
     start_mpi(argc, argv);
     while_waiting = look;
@@ -227,42 +254,50 @@ double waited_seconds() {
     }
     return host_waited + device_waited;
 }
+// NCCL begins the communicators of one of its groups in an order of its own, which may never end: each has a
+// group to itself here, in the order of the calls
 void begin_group() {
     in_group = true;
-    check_nccl(ncclGroupStart(), "the start of a group");
 }
 void end_group() {
     in_group = false;
-    check_nccl(ncclGroupEnd(), "the end of a group");
+    for (auto calls = std::exchange(posted, {}); !calls.empty();) {
+        ncclComm_t comm = calls.front().comm;
+        check_nccl(ncclGroupStart(), "the start of a group");
+        for (auto& call : calls)
+            if (call.comm == comm) check_nccl(call.post(), call.here.c_str());
+        check_nccl(ncclGroupEnd(), "the end of a group");
+        std::erase_if(calls, [&](const Posted& call) { return call.comm == comm; });
+    }
     end_calls();
 }
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
-    enqueue(g, "all-reduce", label, n, s, [&](ncclComm_t c) {
+    enqueue(g, "all-reduce", label, n, s, [=](ncclComm_t c) {
         return ncclAllReduce(x, x, n, type_nccl(type), op == Op::Sum ? ncclSum : ncclMax, c, s);
     });
 }
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
-    enqueue(g, "reduce-scatter", label, n, s, [&](ncclComm_t c) {
+    enqueue(g, "reduce-scatter", label, n, s, [=](ncclComm_t c) {
         return ncclReduceScatter(in, out, n, type_nccl(type), ncclSum, c, s);
     });
 }
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s) {
     enqueue(g, "all-gather", label, n, s,
-         [&](ncclComm_t c) { return ncclAllGather(in, out, n, type_nccl(type), c, s); });
+         [=](ncclComm_t c) { return ncclAllGather(in, out, n, type_nccl(type), c, s); });
 }
 void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
     enqueue(g, "broadcast", label, n, s,
-         [&](ncclComm_t c) { return ncclBroadcast(x, x, n, type_nccl(type), root, c, s); });
+         [=](ncclComm_t c) { return ncclBroadcast(x, x, n, type_nccl(type), root, c, s); });
 }
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
-    enqueue(g, "send", label, n, s, [&](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });
+    enqueue(g, "send", label, n, s, [=](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });
 }
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
     enqueue(g, "receive", label, n, s,
-         [&](ncclComm_t c) { return ncclRecv(x, n, type_nccl(type), from, c, s); });
+         [=](ncclComm_t c) { return ncclRecv(x, n, type_nccl(type), from, c, s); });
 }
 
 }  // namespace comm

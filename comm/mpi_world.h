@@ -153,7 +153,7 @@ void wait_for(MPI_Request request, const std::string& here, const std::vector<in
     Patience patience;
     for (int done = 0;;) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-        if (done) return;
+        if (done) return note_progress();
         patience.turn(here, members);
     }
 }

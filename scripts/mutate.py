@@ -129,8 +129,8 @@ NCCL_CHANGES = (
     # calls of the compute stream; those of a comm stream would only be ordered more strictly there
     (r"(?<=, c, )s(?=\);)", "s || comm_streams.empty() ? s : comm_streams.begin()->first"),
     (r"check_nccl\(ncclGroup(Start|End)\(\), [^;]*;", ""),
-    (r"(?<=g\.size, id, )g\.rank", "0"),
-    (r"(?<=config\(&comm, )g\.size", "g.size + g.rank"),
+    (r"(?<=, size, id, )rank", "0"),
+    (r"(?<=&joining->comm, )size", "size + rank"),
     (r"while_waiting = look;", ""),
     (r"check_nccl\(error, each[^;]*;", ""),
     (r"communicators\.push_back\([^;]*;", ""),

@@ -33,6 +33,7 @@ QUICK = [
     {"tensor-parallel": 2, "pipeline-parallel": 2},
     {"tensor-parallel": 2, "pipeline-parallel": 2, "pipeline-chunks": 2, "ranks": 8, "recompute": "full"},
     {"pipeline-parallel": 4, "ranks": 4},
+    {"pipeline-parallel": 4, "ranks": 4, "micro-batch": 6},
     {"ranks": 2, "check-every": 2},
 ]
 LAYOUTS = [
@@ -45,6 +46,7 @@ LAYOUTS = [
     {"ranks": 4, "zero": 0, "tensor-parallel": 2},
     {"ranks": 4, "pipeline-parallel": 2, "check-every": 2, "loss-chunk": 8},
     {"ranks": 8, "tensor-parallel": 2, "pipeline-parallel": 2, "recompute": "light"},
+    {"ranks": 8, "pipeline-parallel": 4, "micro-batch": 3},  # fewer micro-batches than stages
 ]
 
 

@@ -5,10 +5,10 @@
 //                      or was aborted; a group's calls of one communicator in two streams; capture
 //     between ranks    another call, count, type, sum or root than the others': both are named
 //     deadlock         what every rank waits for is printed
-//   Order: a communicator's calls run one after another; with NCCL_LAUNCH_ORDER_IMPLICIT=1 calls begin in the
-//   order in which the host made them, and NCCL_ON_CPU_RESIDENT of them (default 8) find room on the device
-//   beside one another. NCCL_ON_CPU_FAIL=NAME:N: the N-th call of communicators whose name begins so is lost,
-//   on all their ranks, as over a broken link.
+//   Order: a communicator's calls run one after another; with NCCL_LAUNCH_ORDER_IMPLICIT=1 they begin in the
+//   order in which the host made them, a group's in one of NCCL's own. NCCL_ON_CPU_RESIDENT of them (default
+//   8) find room on the device beside one another. NCCL_ON_CPU_FAIL=NAME:N: the N-th call of communicators
+//   whose name begins so is lost, on all their ranks, as over a broken link.
 #include <set>
 #include <utility>
 #include "communicator.h"
@@ -150,7 +150,10 @@ std::string describe_waits() {
     }
     return out + (left_out ? text("\n        and %d others behind them", left_out) : "");
 }
-void when_stuck() { processes().try_again(describe_waits()); }
+[[maybe_unused]] const bool is_told = [] {
+    emulated::when_nothing_goes_on = [] { processes().try_again(describe_waits()); };
+    return true;
+}();
 
 void give_to_device(const LaunchPointer& l) {
     under_way.push_back(l);
@@ -265,7 +268,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
                                     ncclConfig_t* config) {
     if (rank < 0 || rank >= size || size > Processes::most)
         return refuse(ncclInvalidArgument, text("rank %d of %d", rank, size));
-    emulated::when_nothing_goes_on = when_stuck;
     auto* comm = new ncclComm{};
     comm->segment = id.internal;
     size_t bytes = sizeof(SharedComm) + (size_t)size * size * sizeof(Channel);
@@ -316,9 +318,14 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
     if (depth == 0) return refuse(ncclInvalidUsage, "the end of a group that nobody began");
     if (--depth) return ncclSuccess;
-    int64_t order = launches++;
-    for (auto& l : std::exchange(collected, {})) {
-        l->order = order;
+    // communicators have an order of NCCL's own there, the same on all ranks
+    auto key = [](const LaunchPointer& l) {
+        return emulated::mix(emulated::seed ^ std::hash<std::string>()(l->comm->segment));
+    };
+    std::vector<LaunchPointer> all = std::exchange(collected, {});
+    std::sort(all.begin(), all.end(), [&](auto& a, auto& b) { return key(a) < key(b); });
+    for (auto& l : all) {
+        l->order = launches++;
         launch(l);
     }
     return ncclSuccess;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -131,6 +132,12 @@ inline void synchronize(Stream s) {
 }
 #if defined(__CUDACC__)
 inline void let_device_go_on() {}  // it does
+inline void note_progress() {}
+// whether kernels of several libraries' streams can begin in the host's order without waiting for one another
+inline bool device_orders_launches() {
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
+}
 inline int current_device() {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "the device");
@@ -144,6 +151,8 @@ inline void use_device(int local_rank) {
 }
 #else
 inline void let_device_go_on() { emulated::any_stream_goes_on(); }
+inline void note_progress() { emulated::turns_taken++; }  // of the host: nobody is to take it for stuck
+inline bool device_orders_launches() { return true; }
 inline int current_device() { return 0; }
 inline void use_device(int) {}
 #endif
@@ -194,6 +203,7 @@ inline void copy_on_device(void* to, const void* from, size_t bytes, Stream) { m
 inline void set_zero(void* p, size_t bytes, Stream) { memset(p, 0, bytes); }
 inline void synchronize(Stream) {}
 inline void use_device(int) {}
+inline void note_progress() {}
 
 struct Event {  // computation is done when the call returns
     void record(Stream) {}

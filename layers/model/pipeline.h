@@ -64,13 +64,16 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
     else comm::receive(m.link.group, values, share.n, 0, m.label, m.link.stream);
 }
 
-// the messages from list[at] on that belong to one group; returns the last
+// the messages from list[at] on that belong to one group, sends before receives: calls begin in this order on
+// the device, and a receive may wait for what the neighbour makes of the send. Returns the last
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;
     while (end + 1 < list.size() && list[end + 1].group == list[at].group) end++;
     comm::group_begin();
-    for (size_t i = at; i <= end; i++) post_message(model, list[i], all.sizes[list[i].micro_batch]);
+    for (bool sends : {true, false})
+        for (size_t i = at; i <= end; i++)
+            if (list[i].sends() == sends) post_message(model, list[i], all.sizes[list[i].micro_batch]);
     comm::group_end();
     for (size_t i = at; i <= end; i++) {
         Message m = message_of(model, list[i]);
