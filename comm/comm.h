@@ -139,7 +139,7 @@ class CallScope {
 public:
     template <class T>
     CallScope(Collective kind, const Group& g, std::initializer_list<Tensor> tensors, long n, const T*,
-                 const char* label, Stream s, std::source_location where)
+              const char* label, Stream s, std::source_location where)
         : range(label), announced([&] {
               return Activity{.kind = Activity::Call, .name = collective_names[(int)kind], .stream = s,
                               .place = {}, .tensors = tensors,
@@ -169,7 +169,7 @@ void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* lab
                     Where where = Where::current()) {
     if (g.size == 1) return copy_slice(out, in, n, s);
     if (CallScope call{Collective::ReduceScatter, g, {reads("in", in, g.size, n), writes("out", out, n)},
-                          g.size * n, in, label, s, where})
+                       g.size * n, in, label, s, where})
         reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
 }
 template <class T>
@@ -177,7 +177,7 @@ void all_gather(const Group& g, T* out, const T* in, long n, const char* label, 
                 Where where = Where::current()) {
     if (g.size == 1) return copy_slice(out, in, n, s);
     if (CallScope call{Collective::AllGather, g, {reads("in", in, n), writes("out", out, g.size, n)},
-                          g.size * n, in, label, s, where})
+                       g.size * n, in, label, s, where})
         all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
 }
 template <class T>
@@ -185,7 +185,7 @@ void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream
                Where where = Where::current()) {
     if (g.size == 1) return;
     if (CallScope call{Collective::Broadcast, g, {updates("x", x, n)}, g.rank == root ? n : 0, x, label, s,
-                          where})
+                       where})
         broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
 }
 template <class T>

@@ -107,7 +107,6 @@ struct ncclComm {
     nccl_on_cpu::SharedComm* shared;
     std::string name, segment;
     int rank, size;
-    bool joining = true;  // not all ranks have come
     bool aborted = false;
     ncclResult_t error = ncclSuccess;
     int64_t collectives = 0;

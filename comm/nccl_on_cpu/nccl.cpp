@@ -161,6 +161,19 @@ void give_to_device(const LaunchPointer& l) {
     emulated::enqueue(l->stream, EmulatedWork{[l] { return take_turn(*l); }, {}, {}});
 }
 
+// until all have come to a new communicator
+ncclResult_t await_ranks(const ncclComm& comm) {
+    for (bool all = false; !all; sched_yield()) {
+        all = comm.shared->joined >= comm.size;
+        for (int i = 0; i < comm.size; i++)
+            if (int size = comm.shared->size_of[i]; size && size != comm.size)
+                return refuse(ncclInvalidUsage, text("rank %d says that there are %d ranks, rank %d %d",
+                                                     comm.rank, comm.size, i, size));
+    }
+    if (comm.rank == 0) shm_unlink(("/" + comm.segment).c_str());
+    return ncclSuccess;
+}
+
 // ---- calls and groups ------------------------------------------------------------------------------------
 
 int depth = 0;                          // of groups
@@ -281,27 +294,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
         return refuse(ncclInvalidUsage, text("%s has a rank %d twice", comm->name.c_str(), rank));
     comm->shared->joined++;
     *out = comm;
-    ncclResult_t state = ncclInProgress;
-    while (state == ncclInProgress) {
-        ncclCommGetAsyncError(comm, &state);
-        sched_yield();
-    }
-    return state;
+    return await_ranks(*comm);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     *state = comm->error;
-    if (comm->joining) {
-        *state = ncclInProgress;
-        for (int i = 0; i < comm->size; i++)
-            if (int size = comm->shared->size_of[i]; size && size != comm->size)
-                return *state = refuse(ncclInvalidUsage, text("rank %d says that there are %d ranks, rank %d "
-                                                              "%d", comm->rank, comm->size, i, size));
-        if (comm->shared->joined < comm->size) return ncclSuccess;
-        comm->joining = false;
-        if (comm->rank == 0) shm_unlink(("/" + comm->segment).c_str());
-        *state = ncclSuccess;
-    }
     return ncclSuccess;
 }
 

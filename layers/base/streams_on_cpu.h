@@ -3,7 +3,7 @@
 //   or an event is asked for, a random number of streams go on by a random amount, keyed by emulated::seed.
 //   Within a stream work keeps its order; between streams nothing but events does. So an event that is
 //   missing makes results wrong, sooner or later. Work may take several turns, and others go on between them:
-//   a collective (comm/nccl_on_cpu.cpp) has one for each piece that it sends or receives.
+//   a collective (comm/nccl_on_cpu) has one for each piece that it sends or receives.
 #pragma once
 #include <deque>
 #include <functional>
@@ -166,8 +166,7 @@ inline void give_memory(void* p) {
     if (watch::on) watch::release(p);
     else free(p);
 }
-}  // namespace emulated
-namespace emulated {
+
 using Ranges = std::map<const char*, size_t>;
 inline Ranges on_device, pinned;  // what cudaMalloc and cudaMallocHost gave
 inline bool lies_in(const Ranges& ranges, const void* p, size_t bytes) {
