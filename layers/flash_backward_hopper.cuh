@@ -145,7 +145,6 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
             stmatrix_x4(ds + (to - ds_tile), ds_rounded[j]);
         }
         fence_for_wgmma();
-        wgmma_fence();
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
             wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
