@@ -31,8 +31,9 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
-    optimizer.set_hyper(o, result.learning_rate, run.state.step + 1, trainer.spikes.norms.limit(o.spike_z),
-                        trainer.spikes.losses.limit(o.spike_z) * tokens);
+    optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1,
+                                   trainer.spikes.norms.limit(o.spike_z),
+                                   trainer.spikes.losses.limit(o.spike_z) * tokens);
 
     auto compute = [&] {
         clear_losses(model);
@@ -91,7 +92,7 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
     for (int i = 0; i < mine; i++) sizes.push_back({(int)std::min(B, count - first_of(i)), T});
     auto read = [&] {
         std::vector<int> samples(B * (T + 1));
-        for (int i = 0; model.has_tokens() && i < mine; i++) {
+        for (int i = 0; model.loads_tokens() && i < mine; i++) {
             for (int b = 0; b < sizes[i].B; b++) {
                 double sample = (double)(first_of(i) + b) * (double)all / (double)count;
                 run.validation->read_sample(&samples[(size_t)b * (T + 1)], (uint64_t)sample);

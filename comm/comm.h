@@ -141,7 +141,7 @@ public:
     CallScope(Collective kind, const Group& g, std::initializer_list<Tensor> tensors, long n, const T*,
               const char* label, Stream s, std::source_location where)
         : range(label), announced([&] {
-              return Activity{.kind = Activity::Call, .name = collective_names[(int)kind], .stream = s,
+              return Activity{.kind = Activity::Communicate, .name = collective_names[(int)kind], .stream = s,
                               .place = {}, .tensors = tensors,
                               .call = {kind, g.name, &g.members, g.rank, g.size, n, s != nullptr},
                               .label = label, .where = where};

@@ -66,7 +66,7 @@ struct Staged {
     }
 };
 
-struct Call {
+struct PendingCall {
     Group group;
     const char *what, *label;
     long n;
@@ -97,7 +97,7 @@ struct Call {
 
 struct CommStream {
     Stream copies;             // for staging, on a device
-    std::deque<Call> queue;    // posted or not, in order
+    std::deque<PendingCall> queue;    // posted or not, in order
     long given = 0, done = 0, awaited = 0;  // calls
     std::shared_ptr<Event> after;
     watch::Progress progress;
@@ -106,7 +106,7 @@ struct CommStream {
     CommStream() : copies(make_stream()) {}
     CommStream(const CommStream&) = delete;
     ~CommStream() { destroy_stream(copies); }
-    bool has_reached(Call& call) {
+    bool has_reached(PendingCall& call) {
         [[maybe_unused]] watch::Work now(progress, call.given);
         return call.after->reached();
     }
@@ -141,13 +141,13 @@ struct CommStream {
 };
 std::vector<std::unique_ptr<CommStream>> comm_streams;
 bool in_group = false;          // between begin_group and end_group
-std::vector<Call> collected;   // on the compute stream
+std::vector<PendingCall> collected;   // on the compute stream
 
 void advance_comm_streams() {
     for (auto& c : comm_streams) c->advance();
 }
 
-void wait_for(Call& call) {
+void wait_for(PendingCall& call) {
     Patience patience;
     for (;;) {
         call.test(nullptr);
@@ -163,7 +163,7 @@ void check_count(const char* what, const char* label, long values) {
              "build with NCCL", what, label, values, INT_MAX);
 }
 
-void enqueue(Call call, Stream s) {
+void enqueue(PendingCall call, Stream s) {
     check_count(call.what, call.label, call.n);
     if (s) {
         CommStream& c = *(CommStream*)s;
@@ -210,7 +210,7 @@ void hold_until(Stream, const StreamEvent& event) {
     c.awaited = std::max(c.awaited, event.position);
     Patience patience;
     for (advance_comm_streams(); c.done < event.position;) {
-        Call& next = c.queue.front();
+        PendingCall& next = c.queue.front();
         patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);
     }

@@ -16,7 +16,8 @@
 //   reductions become reduce-scatters, and all rows are gathered again before the next GEMM. N_r = N / t
 //   then, else N_r = N.
 //   To add a collective: a line with its label and what each rank holds before and after, here or in a
-//   layer's function. The plan finds it there.
+//   layer's function. The plan finds it there. What fails if a rank forgets it, or gives another count:
+//   scripts/test_nccl.py (the stand-in names both ranks); if plan and run differ: scripts/test_parallel.py.
 #pragma once
 #include <algorithm>
 #include <string>

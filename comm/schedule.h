@@ -1,15 +1,15 @@
 // schedule.h   what a pipeline stage does in a step, in order: 1F1B, interleaved 1F1B, and forward alone
 //   The model is cut in p * v chunks of layers; chunk c of stage r is number c * p + r, so that with v > 1
 //   the last stage hands on to the first. m micro-batches pass through all of them, forward and back.
-//     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) N) forwards
+//     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) g) forwards
 //     then one forward, one backward, …; then the backwards that are left
-//     order of forwards: groups of N micro-batches; in a group chunk by chunk, in a chunk one micro-batch
-//     after the other. Order of backwards: the same with the chunks reversed. v > 1 wants p <= N <= m, and m
-//     a multiple of N or m mod N >= p (arXiv 2104.04473; Megatron-LM's general group size).
-//   Messages stand between the computations. Before computation k stands one group: what computation k - 1
-//   made is sent, and what k + 1 will need is received, one computation ahead. All of a group is posted at
-//   once, so that neighbours who send to each other meet; it has at most one message of a kind. Between two
-//   neighbours the messages of a direction keep their order.
+//     order of forwards: groups of g micro-batches; in a group chunk by chunk, in a chunk one micro-batch
+//     after the other. Order of backwards: the same with the chunks reversed. v > 1 wants p <= g <= m, and m
+//     a multiple of g or m mod g >= p (arXiv 2104.04473; Megatron-LM's general group size).
+//   Messages stand between the computations. Before computation k stands one exchange: what computation k - 1
+//   made is sent, and what k + 1 will need is received, one computation ahead. All of an exchange is posted
+//   at once, so that neighbours who send to each other meet; it has at most one message of a kind. Between
+//   two neighbours the messages of a direction keep their order.
 //   Memory is numbered: a micro-batch in flight (its activations in a chunk, from Forward to Backward), an
 //   input (what the chunk's first layer reads), a gradient. Before memory that was sent from is written again
 //   that send is waited for. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it.
@@ -25,7 +25,7 @@ struct PipelineShape {
     int p = 1;              // stages
     int micro_batches = 1;  // m
     int chunks = 1;         // of layers on a stage, v
-    int interleave_group = 1;     // micro-batches that pass through a chunk before the next one, N
+    int interleave_group = 1;     // micro-batches that pass through a chunk before the next one, g
     bool training = true;   // otherwise forward only, with interleave_group = p
 };
 
@@ -35,7 +35,7 @@ struct Instruction {
     int in_flight = -1;     // which of the micro-batches in flight this one is: where its activations are
     int input = -1;         // where the chunk's input lies
     int gradient = -1;      // where the chunk's gradient lies
-    int group = -1;         // messages with the same number are posted together; computations have none
+    int exchange = -1;      // messages with the same number are posted together; computations have none
     bool computes() const { return kind <= Backward; }
     bool sends() const { return kind == SendForward || kind == SendBackward; }
 };
@@ -51,7 +51,7 @@ struct Schedule {
 using Schedules = std::map<int, Schedule>;
 
 // gradients of a stage: one in work, one received ahead, one on its way. The first stage sends those of its
-// later chunks to the last, which takes them up N - p computations later than a neighbour would.
+// later chunks to the last, which takes them up g - p computations later than a neighbour would.
 inline int gradient_buffers(int stage, const PipelineShape& s) {
     if (!s.training) return 0;
     return s.p == 1 ? 1 : 3 + (s.chunks > 1 && stage == 0 ? s.interleave_group - s.p : 0);
@@ -59,11 +59,11 @@ inline int gradient_buffers(int stage, const PipelineShape& s) {
 
 // ---- which numbers are possible --------------------------------------------------------------------------
 
-inline bool legal_group(int p, int m, int N) { return p <= N && N <= m && (m % N == 0 || m % N >= p); }
+inline bool legal_group(int p, int m, int g) { return p <= g && g <= m && (m % g == 0 || m % g >= p); }
 
 // the group size for m micro-batches: p if that is possible, else the next one that is; 0: none is
 inline int default_group(int p, int m) {
-    for (int N = p; N <= m; N++) if (legal_group(p, m, N)) return N;
+    for (int g = p; g <= m; g++) if (legal_group(p, m, g)) return g;
     return 0;
 }
 
@@ -77,10 +77,10 @@ inline void check_pipeline(const PipelineShape& s) {
              s.chunks, s.p, s.micro_batches, s.p);
     if (legal_group(s.p, s.micro_batches, s.interleave_group)) return;
     std::string good;
-    for (int N = s.p; N <= s.micro_batches; N++)
-        if (legal_group(s.p, s.micro_batches, N) &&
-            (std::abs(N - s.interleave_group) < 12 || s.micro_batches < 24))
-            good += text(" %d", N);
+    for (int g = s.p; g <= s.micro_batches; g++)
+        if (legal_group(s.p, s.micro_batches, g) &&
+            (std::abs(g - s.interleave_group) < 12 || s.micro_batches < 24))
+            good += text(" %d", g);
     fail(
         "--pipeline-group %d with %d micro-batches over %d stages: wants %d to %d, dividing %d or leaving "
         "at least %d: choose one of%s",
@@ -146,11 +146,11 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
         if (i.kind == I::Forward) i.input = inputs.take(least);
         else i.gradient = next_gradient++ % out.gradients;
     };
-    auto message = [&](I i, bool send, int group) {
+    auto message = [&](I i, bool send, int exchange) {
         bool forward = i.kind == I::Forward;
         i.kind = send ? (forward ? I::SendForward : I::SendBackward)
             : forward ? I::ReceiveForward : I::ReceiveBackward;
-        i.group = group;
+        i.exchange = exchange;
         out.list.push_back(i);
     };
     int n = (int)work.size();
@@ -183,20 +183,20 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
 }
 
 // "F0 F1 B0 …", with the chunk before the letter where there are several; with `messages` also those, in the
-// brackets of their group: "[r0 r1] F0 [s0 r2] F1 …" (s, r: forward; S, R: backward)
+// brackets of their exchange: "[r0 r1] F0 [s0 r2] F1 …" (s, r: forward; S, R: backward)
 inline std::string print_schedule(const Schedule& s, bool messages = false) {
     std::string out;
-    int group = -1;
+    int exchange = -1;
     for (auto& i : s.list) {
         if (!messages && !i.computes()) continue;
-        if (group >= 0 && i.group != group) out += "]";
+        if (exchange >= 0 && i.exchange != exchange) out += "]";
         out += out.empty() ? "" : " ";
-        if (i.group >= 0 && i.group != group) out += "[";
-        group = i.group;
+        if (i.exchange >= 0 && i.exchange != exchange) out += "[";
+        exchange = i.exchange;
         if (s.shape.chunks > 1) out += text("%d", i.chunk);
         out += text("%c%d", "FBsrSR"[i.kind], i.micro_batch);
     }
-    return out + (group >= 0 ? "]" : "");
+    return out + (exchange >= 0 ? "]" : "");
 }
 
 // ---- the proof: all stages played by hand ----------------------------------------------------------------
@@ -252,8 +252,9 @@ class ScheduleChecker {
         std::pair<int, int> key(i.micro_batch, i.chunk);
         int number = i.chunk * s.p + r;
         bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
-        for (size_t other = me.at; other-- > 0 && i.group >= 0 && all[r].list[other].group == i.group;)
-            if (all[r].list[other].kind == i.kind) refuse(r, i, "two of a kind in one group");
+        const std::vector<Instruction>& list = all[r].list;
+        for (size_t other = me.at; other-- > 0 && i.exchange >= 0 && list[other].exchange == i.exchange;)
+            if (list[other].kind == i.kind) refuse(r, i, "two of a kind in one exchange");
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
             if (!me.done[!is_forward].count(key)) refuse(r, i, "sent before it is computed");

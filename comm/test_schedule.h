@@ -74,7 +74,7 @@ void test_schedule() {
     spoilt("of 6 computations", {1, 6, 1, 6},
            [&](auto& all) { all[0].list.resize(all[0].list.size() - 2); });
     spoilt("two of a kind", plain, [&](auto& all) {
-        find(all[1], I::ReceiveForward, 1)->group = find(all[1], I::ReceiveForward, 0)->group;
+        find(all[1], I::ReceiveForward, 1)->exchange = find(all[1], I::ReceiveForward, 0)->exchange;
     });
     spoilt("the formula says", plain,
            [&](auto& all) {  // one forward more than needed before the first backward

@@ -19,7 +19,7 @@
 constexpr int flag_span = 128;
 constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // the weight decays; the gradient takes part in the norm
 
-struct AdamW {
+struct HyperParameters {
     real rate, beta1, beta2, epsilon, decay;
     real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
     uint32_t step = 1;
@@ -38,7 +38,7 @@ struct Clip {
     real scale;
     int updates;        // 0: parameters and state stay as they are
 
-    HOST_DEVICE void set(const double* sums, int count, double largest, const AdamW& hyper) {
+    HOST_DEVICE void set(const double* sums, int count, double largest, const HyperParameters& hyper) {
         double sum = 0;
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
@@ -83,7 +83,7 @@ inline int square_sum_cut(long n) {
 namespace ref {
 
 template <class State>
-void adamw(const State& state, const real* gradients, const uint8_t* flags, const AdamW* hyper,
+void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
            const Clip* clip, StateCheck* check, long n, Stream) {
     if (!clip->updates) return;
     unsigned long long read = 0, written = 0;
@@ -156,8 +156,8 @@ inline void sum_values(double* sum, const real* x, long n, Stream) {
 }
 
 // from the sums of squares of all gradients, and the loss behind them
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, const AdamW* hyper,
-                           Stream) {
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest,
+                           const HyperParameters* hyper, Stream) {
     clip->set(sums, count, largest, *hyper);
 }
 
@@ -196,8 +196,8 @@ __device__ inline void store_values(T* x, const ThreadValues<T>& values) {
 
 // a thread's values; what they add to the sums
 template <class State>
-__device__ inline StateCheck adamw_values(const State& state, const real* gradients,
-                                          const uint8_t* flags, const AdamW& hyper, real scale, long i) {
+__device__ inline StateCheck adamw_values(const State& state, const real* gradients, const uint8_t* flags,
+                                          const HyperParameters& hyper, real scale, long i) {
     StateCheck sums = {};
     bool decaying = flags[i / flag_span] & flag_decay;
     ThreadValues<floatX> parameters = load_values(state.parameters + i);
@@ -228,7 +228,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
 
 template <class State>
 __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* flags,
-                             const AdamW* hyper, const Clip* clip, StateCheck* check, long n) {
+                             const HyperParameters* hyper, const Clip* clip, StateCheck* check, long n) {
     if (!clip->updates) return;
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
@@ -238,7 +238,7 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
 }
 
 template <class State>
-void adamw(const State& state, const real* gradients, const uint8_t* flags, const AdamW* hyper,
+void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
            const Clip* clip, StateCheck* check, long n, Stream s) {
     LAUNCH(adamw_kernel<State>, ceil_div(n, adamw_block * real_each), adamw_block, 0, s, state, gradients,
            flags, hyper, clip, check, n);
@@ -321,11 +321,11 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
 }
 
 __global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double largest,
-                                      const AdamW* hyper) {
+                                      const HyperParameters* hyper) {
     clip->set(sums, count, largest, *hyper);
 }
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, const AdamW* hyper,
-                           Stream s) {
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest,
+                           const HyperParameters* hyper, Stream s) {
     LAUNCH(clip_gradients_kernel, 1, 1, 0, s, clip, sums, count, largest, hyper);
 }
 
@@ -336,7 +336,7 @@ inline void clip_gradients(Clip* clip, const double* sums, int count, double lar
 
 
 template <class State>
-void adamw(const State& state, const real* gradients, const uint8_t* flags, const AdamW* hyper,
+void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
            const Clip* clip, StateCheck* check, long n, Stream s) {
     if (Operation op{"adamw", s, {reads("gradients", gradients, n),
                                   updates("parameters", state.parameters, n),
@@ -363,8 +363,8 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
         dev::sum_values(sum, x, n, s);
 }
 
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest, const AdamW* hyper,
-                           Stream s) {
+inline void clip_gradients(Clip* clip, const double* sums, int count, double largest,
+                           const HyperParameters* hyper, Stream s) {
     if (Operation op{"clip_gradients", s, {reads("squares", sums, count)}})
         dev::clip_gradients(clip, sums, count, largest, hyper, s);
 }

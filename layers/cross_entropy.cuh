@@ -16,17 +16,17 @@
 #include "base/operation.h"
 #include "base/vector_exp.h"
 
-struct VocabularyShard { int V, Vp, first; };  // columns that take part, all columns, entry of column 0
+struct VocabularyShard { int valid, columns, first; };  // columns that take part, all, entry of column 0
 
 namespace ref {
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        const floatX* row = logits + (long)n * v.Vp;
+        const floatX* row = logits + (long)n * v.columns;
         real most = -std::numeric_limits<real>::infinity();
         #pragma omp simd reduction(max : most)
-        for (int c = 0; c < v.V; c++) most = real(row[c]) > most ? real(row[c]) : most;
+        for (int c = 0; c < v.valid; c++) most = real(row[c]) > most ? real(row[c]) : most;
         largest[n] = most;
     }
 }
@@ -35,13 +35,13 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
                               int N, VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        const floatX* row = logits + (long)n * v.Vp;
+        const floatX* row = logits + (long)n * v.columns;
         real sum = 0, most = largest[n];
         #pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < v.V; c++) sum += vector_exp(real(row[c]) - most);
+        for (int c = 0; c < v.valid; c++) sum += vector_exp(real(row[c]) - most);
         int own = targets[n] - v.first;
         sums[n] = sum;
-        sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
+        sums[N + n] = own >= 0 && own < v.valid ? real(row[own]) : 0;
     }
 }
 
@@ -50,16 +50,16 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
                                  VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        floatX* row = logits + (long)n * v.Vp;
+        floatX* row = logits + (long)n * v.columns;
         real log_sum = largest[n] + std::log(sums[n]);
         losses[n] += log_sum - sums[N + n];
         if (is_greedy) is_greedy[n] = sums[N + n] >= largest[n];
         if (!want_gradient) continue;
         #pragma omp simd
-        for (int c = 0; c < v.V; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * dloss);
-        for (int c = v.V; c < v.Vp; c++) row[c] = floatX(0);
+        for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * dloss);
+        for (int c = v.valid; c < v.columns; c++) row[c] = floatX(0);
         int own = targets[n] - v.first;
-        if (own >= 0 && own < v.V) row[own] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
+        if (own >= 0 && own < v.valid) row[own] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
     }
 }
 
@@ -106,13 +106,13 @@ __device__ inline real exp_of(real x) {
 template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
     constexpr int step = cross_entropy_block * vec_size;
-    int c = threadIdx.x * vec_size, whole = v.Vp % vec_size == 0 ? v.V - vec_size : -1;
+    int c = threadIdx.x * vec_size, whole = v.columns % vec_size == 0 ? v.valid - vec_size : -1;
     UNROLL(unroll 4)
     for (; c <= whole; c += step) f(load16(row + c), c);
-    for (; c < v.Vp; c += step) {
-        Vec<floatX> x = load_row(row, c, v.Vp);
+    for (; c < v.columns; c += step) {
+        Vec<floatX> x = load_row(row, c, v.columns);
         for (int k = 0; k < vec_size; k++)
-            if (c + k >= v.V) x.at[k] = floatX(-INFINITY);
+            if (c + k >= v.valid) x.at[k] = floatX(-INFINITY);
         f(x, c);
     }
 }
@@ -136,7 +136,7 @@ __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vo
                                          real lowest) {
     SHARED(real, lane, cross_entropy_block / 32);
     real most = lowest;
-    each_vector(logits + (long)blockIdx.x * v.Vp, v,
+    each_vector(logits + (long)blockIdx.x * v.columns, v,
                 [&](const Vec<floatX>& x, int) { take_largest(most, x); });
     most = block_max(most, lane);
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
@@ -146,13 +146,13 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
                                          const int* targets, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
-    const floatX* row = logits + (long)n * v.Vp;
+    const floatX* row = logits + (long)n * v.columns;
     real sum = 0, most = largest[n];
     each_vector(row, v, [&](const Vec<floatX>& x, int) { add_exp(sum, x, most); });
     sum = block_sum(sum, lane);
     if (threadIdx.x == 0) {
         sums[n] = sum;
-        sums[N + n] = own >= 0 && own < v.V ? real(row[own]) : 0;
+        sums[N + n] = own >= 0 && own < v.valid ? real(row[own]) : 0;
     }
 }
 
@@ -160,15 +160,15 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
                                             const real* largest, const real* sums, const int* targets,
                                             real dloss, bool want_gradient, VocabularyShard v) {
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
-    floatX* row = logits + (long)n * v.Vp;
+    floatX* row = logits + (long)n * v.columns;
     real log_sum = largest[n] + log(sums[n]);
     if (threadIdx.x == 0) losses[n] += log_sum - sums[N + n];
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = sums[N + n] >= largest[n];
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
-        store_row(row, c, v.Vp, loss_gradients(x, log_sum, dloss));
+        store_row(row, c, v.columns, loss_gradients(x, log_sum, dloss));
     });
-    if (own >= 0 && own < v.V && has_column(own))
+    if (own >= 0 && own < v.valid && has_column(own))
         row[own] = floatX((exp_of(sums[N + n] - log_sum) - 1) * dloss);
 }
 
@@ -180,7 +180,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     SHARED(real, most_lane, cross_entropy_block / 32);
     SHARED(real, sum_lane, cross_entropy_block / 32);
     int n = blockIdx.x, own = targets[n];
-    floatX* row = logits + (long)n * v.Vp;
+    floatX* row = logits + (long)n * v.columns;
     constexpr int step = cross_entropy_block * vec_size;
     real most = lowest, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
@@ -189,15 +189,15 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     });
     most = block_max(most, most_lane);
     UNROLL(unroll 4)
-    for (int c = threadIdx.x * vec_size; c < v.Vp; c += step) add_exp(sum, load16(kept + c), most);
+    for (int c = threadIdx.x * vec_size; c < v.columns; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
     real log_sum = most + log(sum), target = real(kept[own]);
     if (threadIdx.x == 0) losses[n] += log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = target >= most;
     if (!want_gradient) return;
     UNROLL(unroll 4)
-    for (int c = threadIdx.x * vec_size; c < v.Vp; c += step)
-        store_row(row, c, v.Vp, loss_gradients(load16(kept + c), log_sum, dloss));
+    for (int c = threadIdx.x * vec_size; c < v.columns; c += step)
+        store_row(row, c, v.columns, loss_gradients(load16(kept + c), log_sum, dloss));
     if (has_column(own)) row[own] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 
@@ -219,7 +219,7 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
 inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
                           const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
                           Stream s) {
-    size_t row = (size_t)ceil_div(v.Vp, vec_size) * sizeof(Vec<floatX>);
+    size_t row = (size_t)ceil_div(v.columns, vec_size) * sizeof(Vec<floatX>);
     if (row + 1024 > largest_shared()) {  // the kernel's other shared memory lies within 1024 bytes
         cross_entropy_max(largest, logits, N, v, s);
         cross_entropy_sum(sums, largest, logits, targets, N, v, s);
@@ -239,21 +239,22 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
 
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
-    if (Operation op{"cross_entropy_max", s, {reads("logits", logits, N, v.Vp),
+    if (Operation op{"cross_entropy_max", s, {reads("logits", logits, N, v.columns),
                                               writes("largest", largest, N)}})
         dev::cross_entropy_max(largest, logits, N, v, s);
 }
 
 inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
                               int N, VocabularyShard v, Stream s) {
-    if (Operation op{"cross_entropy_sum", s, {reads("logits", logits, N, v.Vp), reads("targets", targets, N),
-                                              reads("largest", largest, N), writes("sums", sums, 2, N)}})
+    if (Operation op{"cross_entropy_sum", s, {reads("logits", logits, N, v.columns),
+                                              reads("targets", targets, N), reads("largest", largest, N),
+                                              writes("sums", sums, 2, N)}})
         dev::cross_entropy_sum(sums, largest, logits, targets, N, v, s);
 }
 
 // the logits become their gradient, or are left as they are
 inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
-    return want_gradient ? updates("logits", logits, N, v.Vp) : reads("logits", logits, N, v.Vp);
+    return want_gradient ? updates("logits", logits, N, v.columns) : reads("logits", logits, N, v.columns);
 }
 
 inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,

@@ -420,8 +420,8 @@ void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, c
     if constexpr (HS <= 128) flash_backward_tiles<HS, 64>(dqkv, scratch, dout, qkv, a, s);
 }
 
-template <class Call>
-void with_head_size(int HS, Call call) {
+template <class Function>
+void with_head_size(int HS, Function call) {
     if (HS == 64) call(std::integral_constant<int, 64>());
     else if (HS == 80) call(std::integral_constant<int, 80>());
     else if (HS == 96) call(std::integral_constant<int, 96>());

@@ -127,8 +127,8 @@ __device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[row
 }
 
 // call(std::integral_constant<int, WARPS>()) for rows of C values
-template <class Call>
-void with_row_warps(int C, Call call) {
+template <class Function>
+void with_row_warps(int C, Function call) {
     if (row_warps(C) == 1) call(std::integral_constant<int, 1>());
     else if (row_warps(C) == 4) call(std::integral_constant<int, 4>());
     else if (row_warps(C) == 16) call(std::integral_constant<int, 16>());

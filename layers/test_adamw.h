@@ -72,7 +72,7 @@ double long_run_of_v() {
     Clip clip = {1, 1, 1, 1};
     StateCheck sums = {};
     for (uint32_t step = 1; step <= 1000; step++) {
-        AdamW hyper = {real(1e-4), real(0.9), real(0.999), real(1e-8), 0,
+        HyperParameters hyper = {real(1e-4), real(0.9), real(0.999), real(1e-8), 0,
                        real(1 - std::pow(0.9, step)), real(1 - std::pow(0.999, step)), step};
         ref::adamw(state, gradients.data(), flags.data(), &hyper, &clip, &sums, n, {});
     }
@@ -180,8 +180,9 @@ void check_adamw(const char* moments) {
         std::vector<uint8_t> of(2 * n / flag_span);
         for (size_t i = 0; i < of.size(); i++) of[i] = (uint8_t)(hash_of(i) % 4);
         Both<uint8_t> flags(of);
-        AdamW how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19), real(0.0975), 2};
-        Both<AdamW> hyper(std::vector<AdamW>(1, how));
+        HyperParameters how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19),
+                               real(0.0975), 2};
+        Both<HyperParameters> hyper(std::vector<HyperParameters>(1, how));
         // two slices, the second one's sum first
         Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
         Both<Slice> slices(std::vector<Slice>{first, second});
@@ -218,9 +219,9 @@ void check_adamw(const char* moments) {
         auto launch = [&](real largest_norm) {
             Both<Clip> clip(1);
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
-            AdamW limited = how;
+            HyperParameters limited = how;
             limited.norm_limit = largest_norm;
-            Both<AdamW> given(std::vector<AdamW>(1, limited));
+            Both<HyperParameters> given(std::vector<HyperParameters>(1, limited));
             gpu::clip_gradients(clip.device, sums.device, 3, 0, given.device, nullptr);
             gpu::adamw(state.device(), g.device, flags.device, given.device, clip.device, state_check.device,
                        n, nullptr);

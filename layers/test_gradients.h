@@ -37,7 +37,7 @@ double dot(const std::vector<floatX>& a, const std::vector<floatX>& b) {
 void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX>& logits,
                         const std::vector<int>& targets, real dloss, bool want_gradient, int N,
                         VocabularyShard whole) {
-    int V = whole.V, Vp = whole.Vp;
+    int V = whole.valid, Vp = whole.columns;
     int Vp_r = Vp / ranks;
     std::vector<real> largest(N, -INFINITY), part(N), sums(2 * N, 0), part_sums(2 * N), ignored(N, 0);
     std::vector<std::vector<floatX>> own(ranks, std::vector<floatX>(N * Vp_r));

@@ -19,7 +19,7 @@ template void gpu::flash_attention_backward<floatX>(floatX*, const FlashScratch&
 template void gpu::sum_bits<floatX>(unsigned long long*, const floatX*, long, Stream);
 template void gpu::sum_bits<real>(unsigned long long*, const real*, long, Stream);
 #define OF_STATE(...) \\
-    template void gpu::adamw(const __VA_ARGS__&, const real*, const uint8_t*, const AdamW*, \\
+    template void gpu::adamw(const __VA_ARGS__&, const real*, const uint8_t*, const HyperParameters*, \\
                                 const Clip*, StateCheck*, long, Stream); \\
     template void gpu::unpack_state(real*, const __VA_ARGS__&, StateKind, long, Stream); \\
     template void gpu::pack_state(const __VA_ARGS__&, StateKind, const real*, long, Stream);

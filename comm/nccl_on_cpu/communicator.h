@@ -71,7 +71,7 @@ struct Range {
     size_t bytes;
 };
 
-struct Call {
+struct NcclCall {
     Header header;
     const char* in;
     char* out;
@@ -120,7 +120,7 @@ namespace nccl_on_cpu {
 
 // ---- a call as sends and receives ------------------------------------------------------------------------
 
-inline void add_transfers(ncclComm& comm, Call& call) {
+inline void add_transfers(ncclComm& comm, NcclCall& call) {
     int64_t bytes = call.bytes();
     int rank = comm.rank, root = call.header.root;
     Kind kind = call.header.kind;
@@ -158,7 +158,7 @@ inline void add_transfers(ncclComm& comm, Call& call) {
 }
 
 // what the call reads, writes, or both, of the device's memory
-inline void add_ranges(const ncclComm& comm, Call& call) {
+inline void add_ranges(const ncclComm& comm, NcclCall& call) {
     size_t bytes = call.bytes(), before = comm.rank * bytes, behind = (comm.size - 1 - comm.rank) * bytes;
     char *in = (char*)call.in, *out = call.out;
     bool in_place = in == out;
@@ -189,7 +189,7 @@ inline void add_ranges(const ncclComm& comm, Call& call) {
 }
 
 // why the device could not do it; "" if it can
-inline std::string find_fault(const Call& call) {
+inline std::string find_fault(const NcclCall& call) {
     std::vector<Range> all;
     for (auto* ranges : {&call.reads, &call.writes, &call.updates})
         for (auto& r : *ranges) {
@@ -210,7 +210,7 @@ inline std::string find_fault(const Call& call) {
 // ---- a turn ----------------------------------------------------------------------------------------------
 
 // at most a piece; false: the channel is full, or empty
-inline bool advance(const ncclComm& comm, const Call& call, Transfer& t) {
+inline bool advance(const ncclComm& comm, const NcclCall& call, Transfer& t) {
     Channel& c = *t.channel;
     if (t.sends ? c.written - c.read == Channel::pieces : c.written == c.read) return false;
     Channel::Piece& piece = c.ring[(t.sends ? c.written : c.read) % Channel::pieces];
@@ -230,7 +230,7 @@ inline bool advance(const ncclComm& comm, const Call& call, Transfer& t) {
 }
 
 template <class T>
-void sum_range(const ncclComm& comm, const Call& call, const char* own, int64_t first, int64_t last) {
+void sum_range(const ncclComm& comm, const NcclCall& call, const char* own, int64_t first, int64_t last) {
     bool adds = call.header.op == ncclSum;
     for (int64_t i = first / (int64_t)sizeof(T); i < last / (int64_t)sizeof(T); i++) {
         T sum = {};
@@ -246,7 +246,7 @@ void sum_range(const ncclComm& comm, const Call& call, const char* own, int64_t 
 }
 
 // as far as all parts have come, and its own have gone
-inline bool add_up(const ncclComm& comm, Call& call) {
+inline bool add_up(const ncclComm& comm, NcclCall& call) {
     int64_t upto = call.bytes();
     for (auto& t : call.transfers) upto = std::min(upto, std::max<int64_t>(t.moved, 0));
     if (upto <= call.summed) return false;

@@ -27,7 +27,7 @@ ncclResult_t refuse(ncclResult_t code, const std::string& why) {
 struct Launch {
     ncclComm* comm;
     Stream stream;
-    std::vector<Call> calls = {};
+    std::vector<NcclCall> calls = {};
     int64_t order = 0;   // of this process's launches
     int64_t number = 0;  // of the communicator's
     bool began = false, lost = false;
@@ -134,7 +134,7 @@ std::string describe_waits() {
     if (under_way.empty()) return out + ": its host waits, no call is under way";
     int left_out = 0;
     for (auto& l : under_way) {
-        const Call* call = &l->calls[0];
+        const NcclCall* call = &l->calls[0];
         for (auto& each : l->calls)
             if (call->is_done()) call = &each;
         if (!l->began && l != under_way[0] && out.size() > 300) {
@@ -199,7 +199,7 @@ ncclResult_t check_comm(const ncclComm* comm) {
     return comm->error;
 }
 
-ncclResult_t enqueue(ncclComm* comm, Call call, Stream stream) {
+ncclResult_t enqueue(ncclComm* comm, NcclCall call, Stream stream) {
     if (ncclResult_t wrong = check_comm(comm)) return wrong;
     if (emulated::stream_of(stream).recording)
         return refuse(ncclInvalidUsage, "a stream that is captured: the stand-in has no graphs");

@@ -118,7 +118,7 @@ constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all
                                             "receive"};
 
 // whom a call talks to, and with how much: `count` values of the whole, over all ranks
-struct Call {
+struct Communication {
     Collective kind = Collective::AllReduce;
     const char* group = "";
     const std::vector<int>* members = nullptr;  // world ranks
@@ -141,13 +141,13 @@ struct Place {
 inline Place current_place;
 
 struct Activity {
-    enum Kind { Section, Compute, Call, Wait } kind;
+    enum Kind { Section, Compute, Communicate, Wait } kind;
     const char* name;
     Stream stream;  // that it is given to
     Place place;
     std::vector<Tensor> tensors = {};
     std::vector<Work> works = {};
-    ::Call call = {};
+    Communication call = {};
     const char* label = "";      // of a call or a wait: for what
     Stream awaited = nullptr;    // Wait: until that stream has got to `position`
     long position = 0;

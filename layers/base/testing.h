@@ -30,8 +30,8 @@ void check(bool good, const std::string& what) {
 }
 
 // the call throws an Error whose message contains `part`
-template <class Call>
-void refuses(const std::string& part, Call call) {
+template <class Function>
+void refuses(const std::string& part, Function call) {
     try {
         call();
     } catch (const std::exception& e) {

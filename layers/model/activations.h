@@ -120,16 +120,18 @@ struct LmHeadActivations {
     real *largest, *sums;       // (rows_held), (2, rows_held)
     int outputs;       // rows of logits in a batch, at most
     int rows_held;     // of them, at once
+    bool loss_in_backward;  // backward computes logits and losses itself: see vocabulary.h
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup,
                int most_outputs) {
         outputs = most_outputs;
         rows_held = setup.loss_rows ? std::min(setup.loss_rows, outputs) : outputs;
+        loss_in_backward = setup.loss_in_backward;
         long N_r = tp.row_capacity(setup.B, shape.T);
         losses = arena.take_real((long)setup.micro_batches * outputs);
         if (setup.notes_greedy) is_greedy = arena.take_real((long)setup.micro_batches * outputs);
         ln = arena.take_x(N_r * shape.C);
-        bool gathers = tp.sequence_parallel && setup.training && !setup.loss_in_backward;
+        bool gathers = tp.sequence_parallel && setup.training && !loss_in_backward;
         rows = gathers ? arena.take_x((long)setup.B * shape.T * shape.C) : nullptr;
         logits = arena.take_x((long)rows_held * (shape.Vp / tp.group.size));
         stats.mean = arena.take_real(N_r);

@@ -14,11 +14,11 @@ void run_every_kernel(Measure measure) {
     int Vp = (V + 127) / 128 * 128, N = B * T;
     long n = (long)N * C, wide = 4 * n, parameters = !small ? 124000000 : is_watched ? 1004800 : 20096;
     double x = sizeof(floatX), r = sizeof(real), A = x * (double)n;
-    std::vector<void*> partitions;
+    std::vector<void*> buffers;
     auto room = [&](size_t bytes) {
-        partitions.push_back(device_malloc(bytes, "bench"));
-        set_zero(partitions.back(), bytes, nullptr);
-        return partitions.back();
+        buffers.push_back(device_malloc(bytes, "bench"));
+        set_zero(buffers.back(), bytes, nullptr);
+        return buffers.back();
     };
     // random values: on zeros a GPU draws less power, and is faster than it will be
     auto fill = [&](auto* p, long count, auto value) {
@@ -159,8 +159,8 @@ void run_every_kernel(Measure measure) {
     };
     copy_to_device(flags, of.data(), of.size(), nullptr);
     synchronize(nullptr);
-    AdamW* hyper =
-        put(AdamW{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.1), real(0.05), 1});
+    HyperParameters* hyper = put(HyperParameters{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1),
+                                                 real(0.1), real(0.05), 1});
     Clip* clip = put(Clip{1, 1, 1, 1});
     StateCheck* state_check = put(StateCheck{});
     Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
@@ -177,7 +177,7 @@ void run_every_kernel(Measure measure) {
     double* square = (double*)room(8 * (square_sum_parts + 1));
     measure("gradient norm", (double)parameters * r, 0,
             [&] { gpu::square_sums(square, square + 1, g, flags, slice, 1, nullptr); });
-    for (void* p : partitions) device_free(p);
+    for (void* p : buffers) device_free(p);
 }
 
 // GB/s against what a copy reaches, or TFLOP/s; a line of JSON each

@@ -14,15 +14,15 @@
 #include "../base/rng.h"
 #include "stage.h"
 
-// what this rank owns of a parameter: n elements from `at` in the flat buffers, from
-// `state_offset` in low_bits, m and v
-struct ZeroPartition {
+// what this rank's slices have of a tensor: n elements from `at` in the flat buffers, from `state_offset` in
+// low_bits, m and v
+struct TensorPart {
     int parameter;
     long at, n, state_offset;
 };
 
-inline std::vector<ZeroPartition> owned_parts(const ParameterTable& table, int owner) {
-    std::vector<ZeroPartition> out;
+inline std::vector<TensorPart> owned_tensor_parts(const ParameterTable& table, int owner) {
+    std::vector<TensorPart> out;
     std::vector<long> begin;  // of each bucket's slice, in low_bits, m and v
     long state = 0;
     for (auto& bucket : table.buckets) {
@@ -58,13 +58,13 @@ struct Optimizer {
     Arena arena = {"optimizer"};
     long elements;  // of low_bits, m and v
     int owner;      // this rank, among those that share the state
-    std::vector<ZeroPartition> partitions;
+    std::vector<TensorPart> tensor_parts;
     std::vector<Slice> slices;
     // on the device: flags of each 128 elements, slices, sums of squares by bucket and their parts
     uint8_t* flags = nullptr;
     Slice* device_slices;
     double *squares, *square_parts;
-    AdamW *hyper, *next_hyper = nullptr;  // hyper-parameters of the step; next_hyper: pinned, on the host
+    HyperParameters *hyper, *next_hyper = nullptr;  // of the step; next_hyper: pinned, on the host
     Clip* clip;
     StateCheck* state_check;
     // sums over bits, in steps that --check-every checks: parameters when they were gathered and before they
@@ -77,7 +77,7 @@ struct Optimizer {
           low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(Low) : 0),
           elements(model.table.elements / model.table.layout.optimizer_shards),
           owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
-          partitions(owned_parts(model.table, owner)), slices(owned_slices(model.table, owner)) {}
+          tensor_parts(owned_tensor_parts(model.table, owner)), slices(owned_slices(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
     ~Optimizer() {
         device_free(arena.base);
@@ -93,7 +93,7 @@ struct Optimizer {
         device_slices = to.take<Slice>(slices.size());
         squares = to.take<double>(bucket_ids + 1);  // behind them the loss
         square_parts = to.take<double>(slices.size() * square_sum_parts);
-        hyper = to.take<AdamW>(1);
+        hyper = to.take<HyperParameters>(1);
         clip = to.take<Clip>(1);
         state_check = to.take<StateCheck>(1);
         bit_sums = to.take<unsigned long long>(bit_sum_count);
@@ -105,7 +105,8 @@ struct Optimizer {
     }
     void allocate_memory(Model& model) {
         arena = allocate("optimizer", [&](Arena& to) { place(to, model.table.bucket_ids); });
-        next_hyper = (AdamW*)host_malloc(sizeof(AdamW), "the optimizer's hyper-parameters");
+        void* pinned = host_malloc(sizeof(HyperParameters), "the optimizer's hyper-parameters");
+        next_hyper = (HyperParameters*)pinned;
         std::vector<uint8_t> all = flags_of(model);
         copy_to_device(flags, all.data(), all.size(), model.stream);
         copy_to_device(device_slices, slices.data(), slices.size() * sizeof(Slice), model.stream);
@@ -115,7 +116,7 @@ struct Optimizer {
     // each gradient counts once in the norm
     std::vector<uint8_t> flags_of(const Model& model) const {
         std::vector<uint8_t> all(elements / flag_span, 0);
-        for (auto& part : partitions) {
+        for (auto& part : tensor_parts) {
             const Parameter& p = model.table.list[part.parameter];
             bool counted_elsewhere =
                 p.is_copy ||                                                        // by the first stage
@@ -128,8 +129,8 @@ struct Optimizer {
     }
     // steps count from 1; the step that is enqueued next reads them. Beyond the limits (of the norm before
     // clipping, of the sum of losses) there is no update
-    void set_hyper(const Options& options, double rate, long step, double norm_limit = INFINITY,
-                   double loss_limit = INFINITY) {
+    void set_hyper_parameters(const Options& options, double rate, long step, double norm_limit = INFINITY,
+                               double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
                        (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
@@ -139,8 +140,8 @@ struct Optimizer {
         for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
     }
     // call(AdamWState) of values from `at` in the flat buffers and state_offset in the slices
-    template <class Call>
-    void with_state(const Model& model, long at, long state_offset, Call call) const {
+    template <class Function>
+    void with_state(const Model& model, long at, long state_offset, Function call) const {
         floatX* parameters = model.weights + at;
         auto with = [&](auto* m, auto* v) {
             using Moment = std::decay_t<decltype(*m)>;
@@ -284,7 +285,7 @@ inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter&
                             const std::vector<real>& values) {
     write_parameters(model, p.offset, values.data(), p.size);
     if (!optimizer || master_is_parameter) return;
-    for (auto& part : optimizer->partitions)
+    for (auto& part : optimizer->tensor_parts)
         if (model.table.list[part.parameter].name == p.name)
             write_state(model, *optimizer, Master, part.at, part.state_offset,
                         values.data() + (part.at - p.offset), part.n);

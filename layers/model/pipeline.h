@@ -69,7 +69,7 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;
-    while (end + 1 < list.size() && list[end + 1].group == list[at].group) end++;
+    while (end + 1 < list.size() && list[end + 1].exchange == list[at].exchange) end++;
     comm::group_begin();
     for (bool sends : {true, false})
         for (size_t i = at; i <= end; i++)
@@ -117,7 +117,7 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
                          all.sizes[op.micro_batch], model.in_flight[op.in_flight], model.inputs[op.input]};
         PlaceScope here({Pass(op.kind), op.micro_batch, op.chunk});
         if (op.kind == Instruction::Forward) {
-            if (model.reads_tokens(op.chunk)) all.load(mb.kept, op.micro_batch);
+            if (model.chunk_reads_tokens(op.chunk)) all.load(mb.kept, op.micro_batch);
             if (mb.kept.is_packed) mb.batch.segments = &mb.kept.segments;
             await_message(model, mb.input, "activations", mb.batch);
             forward(model, mb, dloss);

@@ -22,7 +22,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
     for (auto& p : table.list)
         weights.push_back(
             device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
-    for (auto& part : o.partitions)
+    for (auto& part : o.tensor_parts)
         for (auto& [values, bytes] : {std::pair((char*)o.low_bits, sizeof(Low)), {(char*)o.m, o.moment_bytes},
                                       {(char*)o.v, o.moment_bytes}})
             if (values)

@@ -22,7 +22,7 @@ inline StepSamples read_samples(Blend& set, const Model& model, int token_buffer
                                 int batch) {
     int B = model.setup.B, T = model.shape.T, micro_batches = batch / model.grid.d / B;
     StepSamples out = {first, batch, token_buffer, set.choose(first, batch)};
-    if (!model.has_tokens()) return out;
+    if (!model.loads_tokens()) return out;
     std::vector<int> samples((size_t)B * (T + 1));
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
         for (int b = 0; b < B; b++)

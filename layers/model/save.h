@@ -43,7 +43,7 @@ inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer&
     std::vector<ShardRange> out;
     size_t at = 0;
     for (StateKind kind : {Master, MomentM, MomentV})
-        for (auto& part : optimizer.partitions) {
+        for (auto& part : optimizer.tensor_parts) {
             const Parameter& p = model.table.list[part.parameter];
             long begin = part.at - p.offset, first = begin, last = std::min(begin + part.n, p.stored());
             if (share && p.is_copy) continue;

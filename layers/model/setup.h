@@ -145,7 +145,7 @@ inline void open_autotuner(const Options& o, const RunState& state) {
 inline void fill_at_random(Model& model) {
     const ModelShape& shape = model.shape;
     BatchShape batch = {model.setup.B, shape.T};
-    if (model.has_tokens())
+    if (model.loads_tokens())
         for (int index = 0; index < std::min(2, model.setup.micro_batches); index++) {
             std::vector<int> samples((size_t)batch.B * (batch.T + 1));
             for (size_t i = 0; i < samples.size(); i++)
@@ -225,7 +225,7 @@ inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunSta
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
     if (model.grid.world.size == 1) {  // changes nothing: a capture finds its kernels loaded
-        optimizer.set_hyper(o, 0, 1, -1, -1);
+        optimizer.set_hyper_parameters(o, 0, 1, -1, -1);
         update_parameters(model, optimizer, o.clip);
         synchronize(model.stream);
     }

@@ -63,14 +63,14 @@ struct Model {
     // of the whole model's, of layer l of a chunk
     int layer_number(int chunk, int l) const { return (chunk * grid.p + grid.stage) * chunk_layers() + l; }
     // true too where packed batches pass through, whose segment arrays are loaded with the tokens
-    bool reads_tokens(int chunk) const {
+    bool chunk_reads_tokens(int chunk) const {
         return setup.packs || is_first_chunk(chunk) || is_last_chunk(chunk);
     }
     int max_rows() const { return setup.B * shape.T; }                              // in a batch
     // rows of logits in a batch
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
-    bool has_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
+    bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
     bool keeps_cache() const {
         return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
@@ -135,7 +135,7 @@ struct Model {
         auto take = [](const char* name, auto walk) { return allocate(name, walk); };
         make_arenas(take, dev::gemm_workspace(true));
         size_t token_bytes = setup.micro_batches * token_ints() * sizeof(int);
-        for (int i = 0; has_tokens() && i < (setup.training ? 2 : 1); i++)
+        for (int i = 0; loads_tokens() && i < (setup.training ? 2 : 1); i++)
             host_tokens[i] = (int*)host_malloc(token_bytes, "tokens of a step");
         set_zero(weights, table.elements * sizeof(floatX), stream);
         if (setup.training) clear_gradients();
@@ -184,7 +184,7 @@ private:
                 block.x = &block != &kept.blocks[0] ? arena.take_x(size) : nullptr;
             }
             kept.y.x = arena.take_x(size);
-            if (has_tokens()) {
+            if (loads_tokens()) {
                 kept.tokens = arena.take<int>(token_ints());
                 kept.targets = kept.tokens + N;
                 kept.sorted_rows = kept.targets + N;
@@ -318,7 +318,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     } else {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
-                         model.setup.loss_in_backward ? dloss : 0, model.lm_head_weights().data(), ctx);
+                         dloss, model.lm_head_weights().data(), ctx);
         complete(table.list[table.lnf]);
         if (model.grid.p > 1) complete(table.list[table.wte]);
     }

@@ -22,7 +22,7 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     check(error() == "none", "replicas that are alike");
     real one = 1;
     floatX x = floatX(0.125f);
-    for (auto& owned : o.partitions)
+    for (auto& owned : o.tensor_parts)
         if (comm::world_rank() == rank && moments && model.table.list[owned.parameter].name == tensor)
             copy_to_device((real*)o.m + owned.state_offset, &one, sizeof one, nullptr);
     for (auto& q : model.table.list)

@@ -50,7 +50,7 @@ struct Trial {  // a small model with its optimiser
             forward(model, mb, (real)(1 / tokens));
             backward(model, mb, (real)(1 / tokens));
         }
-        optimizer.set_hyper(options, rate, step + update);
+        optimizer.set_hyper_parameters(options, rate, step + update);
         if (update) {
             reduce_gradients(model);
             update_parameters(model, optimizer, options.clip);
@@ -119,7 +119,7 @@ void test_pytorch() {
             std::vector<double> want = list(j.at("gradients", name).at(p.name, name));
             close("gradient of " + p.name, g, want, tolerance);
         }
-        trial.optimizer.set_hyper(o, number("learning_rate"), ++trial.step);
+        trial.optimizer.set_hyper_parameters(o, number("learning_rate"), ++trial.step);
         reduce_gradients(m);
         update_parameters(m, trial.optimizer, o.clip);
         synchronize(m.stream);  // the next step's hyper-parameters lie where these are read

@@ -14,7 +14,7 @@ struct Trainer {
     bool uses_graph = false;
     bool stop = false;  // a signal has reached some rank: all stop after the same step
     SampleReader samples;
-    StateMonitor state;
+    StateMonitor state_monitor;
     std::string data_error, memory_error;  // of this rank, of which the exchange tells the others
     std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<FolderLock> lock;  // of --save
@@ -30,7 +30,7 @@ inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
 // after the step: what has come to this rank's notice. check: of a step that was computed twice
 inline RankReport report_step(const Run& run, Trainer& trainer, RepeatedStep* check, bool updated) {
     long step = run.state.step;
-    trainer.memory_error = trainer.state.compare(*trainer.model, *trainer.optimizer, updated, step);
+    trainer.memory_error = trainer.state_monitor.compare(*trainer.model, *trainer.optimizer, updated, step);
     if (check && trainer.memory_error.empty()) trainer.memory_error = check->error(step);
     trainer.data_error = trainer.samples.await();
     RankReport mine;
@@ -168,7 +168,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
         comm::collective_check("--on-spike back: the batch ramp of that checkpoint was not set up: start "
                                "again with --resume");
-    trainer.state.forget();
+    trainer.state_monitor.forget();
     trainer.writer->forget();
     trainer.spikes.losses = trainer.spikes.norms = {};  // they have learnt from what is undone
     open_metrics(run);

@@ -32,7 +32,7 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
-    embedding_forward(partial, tokens, wte, v.first, v.Vp, N, C, s);
+    embedding_forward(partial, tokens, wte, v.first, v.columns, N, C, s);
     reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
     const int* positions = batch.segments ? batch.segments->positions : nullptr;
     position_forward(x, wpe, positions, first_row(ctx.tp, N_r), N_r, batch.T, C, s);
@@ -48,7 +48,7 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
     position_backward(dwpe, dx, first_row(ctx.tp, N_r), N_r, batch.T, C, ctx.accumulate, s);
     const floatX* rows =
         gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
-    embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, v.first, v.Vp, N, C, s);
+    embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, v.first, v.columns, N, C, s);
 }
 
 // ---- LM head: final layer norm, logits, loss --------------------------------------------------------------
@@ -113,7 +113,7 @@ inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, re
 
 // dx (N_r, C) becomes the gradient of x; g and d_bias, of the bias that was added to x last, are set or, with
 // ctx.accumulate, added to.
-// dloss: 0 where forward has computed the losses, and the logits are their gradient
+// the logits are the gradient already, unless a.loss_in_backward
 inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmHeadActivations& a,
                              const MicroBatch& mb, real dloss, const floatX* const* w,
                              const LayerContext& ctx) {
@@ -121,11 +121,11 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
     const Scratch& scratch = ctx.scratch;
     const floatX *x = mb.kept.y.x, *rows = a.rows ? a.rows : a.ln;
     int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
-    if (dloss != 0) rows = lm_head_rows(a, x, w, ctx, mb.batch);
+    if (a.loss_in_backward) rows = lm_head_rows(a, x, w, ctx, mb.batch);
     for (int first = 0; first < N; first += a.rows_held) {
         int n = std::min(a.rows_held, N - first);
         const floatX* some = rows + (long)first * C;
-        if (dloss != 0) {
+        if (a.loss_in_backward) {
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }

@@ -92,7 +92,7 @@ inline double whole_bytes(const Activity& call, const Precision& precision) {
 }
 
 inline double call_seconds(const Hardware& h, const Activity& a, const Precision& precision) {
-    const ::Call& call = a.call;
+    const Communication& call = a.call;
     if (!strcmp(call.group, "world")) return small_sum_seconds(call.size);
     bool is_tensor_group = !strcmp(call.group, "tensor");  // all wait for those that straddle two nodes
     int nodes = is_tensor_group ? tensor_nodes(h, call.size) : nodes_of(h, *call.members);
@@ -168,7 +168,7 @@ public:
     StepPart count(const Activities& all) const {
         StepPart part;
         for (auto& a : all) {
-            if (a.kind == Activity::Call) add_call(part, a);
+            if (a.kind == Activity::Communicate) add_call(part, a);
             if (a.kind == Activity::Compute) add_computation(part, a);
             if (a.kind == Activity::Wait && a.stream == model.stream) add_wait(part, a);
         }
@@ -197,8 +197,8 @@ inline int which_micro_batch(int index, int micro_batches) {
 struct StageRun {
     std::vector<PartByMicroBatch> forward, backward;  // by chunk
     StepPart message[4];           // by Instruction::Kind, from SendForward on
-    StepPart whole;                // what was received, gathered
-    StepPart clear, sums, tied;    // before the first micro-batch; after the last; the tied embedding's sum
+    StepPart gathered;             // rows that were received: each tensor-parallel rank's -> all's
+    StepPart clear, reduce, tied;  // before the first micro-batch; after the last; the tied embedding's sum
     StepPart norm;                 // up to the clipping scale, with the sum over the world
     std::vector<StepPart> update;  // by bucket, with its gather
 
@@ -211,9 +211,9 @@ struct StageRun {
             if (i.kind == Instruction::Forward) times[&forward[i.chunk][which]]++;
             else if (i.kind == Instruction::Backward) times[&backward[i.chunk][which]]++;
             else times[&message[i.kind - Instruction::SendForward]]++;
-            if (!i.computes() && !i.sends()) times[&whole]++;
+            if (!i.computes() && !i.sends()) times[&gathered]++;
         }
-        for (auto* part : {&clear, &sums, &tied, &norm}) times[part]++;
+        for (auto* part : {&clear, &reduce, &tied, &norm}) times[part]++;
         for (auto& bucket : update) times[&bucket]++;
         for (auto& [part, n] : times) each(*part, n);
     }
@@ -259,14 +259,14 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     Activities update = DryRun::of([&] { update_parameters(model, optimizer, 1); });
     gathered = model.parameters_gathered;
     out.norm = counter.count(take_until(update, [](auto& a) { return !strcmp(a.name, "clip_gradients"); }));
-    auto is_gather = [](auto& a) { return a.place.pass == Pass::Gather && a.kind == Activity::Call; };
+    auto is_gather = [](auto& a) { return a.place.pass == Pass::Gather && a.kind == Activity::Communicate; };
     while (!update.empty()) out.update.push_back(counter.count(take_until(update, is_gather)));
     out.clear = counter.count(DryRun::of([&] { clear_losses(model); }));
-    Activities sums = DryRun::of([&] { reduce_gradients(model); });
-    auto tied = std::find_if(sums.begin(), sums.end(),
+    Activities reduce = DryRun::of([&] { reduce_gradients(model); });
+    auto tied = std::find_if(reduce.begin(), reduce.end(),
                              [](auto& a) { return !strcmp(a.call.group, "tied embedding"); });
-    out.sums = counter.count({sums.begin(), tied});
-    out.tied = counter.count({tied, sums.end()});
+    out.reduce = counter.count({reduce.begin(), tied});
+    out.tied = counter.count({tied, reduce.end()});
 
     std::set<int> all_kinds;
     for (auto& [batch, schedule] : schedules)
@@ -280,7 +280,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
                              &model.activation_gradients[0]};
             model.parameters_gathered = gathered;
             out.forward[chunk][which] = counter.count(DryRun::of([&] {
-                if (model.reads_tokens(chunk)) copy_tokens(model, mb.kept, 0);
+                if (model.chunk_reads_tokens(chunk)) copy_tokens(model, mb.kept, 0);
                 forward(model, mb, 1);
             }));
             out.backward[chunk][which] = counter.count(DryRun::of([&] { backward(model, mb, 1); }));
@@ -292,7 +292,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
         out.message[kind] = counter.count(DryRun::of([&] { post_message(model, op, batch); }));
     }
     model.inputs[0].received = comm::StreamEvent{model.grid.forward_in.stream, 1};
-    out.whole =
+    out.gathered =
         counter.count(DryRun::of([&] { await_message(model, model.inputs[0], "activations", batch); }));
     return out;
 }

@@ -59,11 +59,11 @@ class Profile : public Listener {
 
     static bool is_timed(const Activity& a) {
         if (a.kind == Activity::Section || (a.kind == Activity::Wait && a.position < 0)) return false;
-        return a.kind != Activity::Call || !a.call.on_comm_stream;
+        return a.kind != Activity::Communicate || !a.call.on_comm_stream;
     }
     static std::string sizes_of(const Activity& a) {
         if (a.kind == Activity::Wait) return text("for %s", a.label);
-        if (a.kind == Activity::Call) return text("%s, %ld values", a.label, a.call.count);
+        if (a.kind == Activity::Communicate) return text("%s, %ld values", a.label, a.call.count);
         for (auto& work : a.works)
             if (work.gemm.m) {
                 std::string sizes = text("%ld x %ld x %ld", work.gemm.m, work.gemm.n, work.gemm.k);
@@ -113,7 +113,7 @@ public:
             row.kind = a.kind;
             row.calls++;
             row.seconds += e.end.since(e.begin);
-            if (a.kind == Activity::Call)
+            if (a.kind == Activity::Communicate)
                 row.bytes += (double)comm::sent_bytes(a.call.kind, a.call.size, (long)whole_bytes(a, {}));
             if (a.kind != Activity::Compute) continue;
             for (auto& work : a.works) row.flops += work.gemm.flops();

@@ -83,7 +83,9 @@ class Record : public Listener {
         if (!now.empty()) out += ",\"values\":" + now;
         return out + "}";
     }
-    static bool is_later(const Activity& a) { return a.kind == Activity::Call && a.call.on_comm_stream; }
+    static bool is_later(const Activity& a) {
+        return a.kind == Activity::Communicate && a.call.on_comm_stream;
+    }
 
     void add(const Activity& a) {
         static constexpr const char* kinds[] = {"section", "compute", "call", "wait"};
@@ -103,7 +105,7 @@ class Record : public Listener {
         std::string file = std::filesystem::path(a.where.file_name()).lexically_normal().string();
         out += text(",\"file\":%s,\"line\":%u,\"flops\":%.17g,\"bytes\":%.17g", json_quote(file).c_str(),
                     (unsigned)a.where.line(), flops, bytes_moved(a, {}));
-        if (a.kind == Activity::Call) {
+        if (a.kind == Activity::Communicate) {
             out += text(",\"label\":%s,\"group\":\"%s\",\"ranks\":[", json_quote(a.label).c_str(),
                         a.call.group);
             for (size_t i = 0; i < a.call.members->size(); i++)

@@ -103,7 +103,7 @@ class Simulator {
             Direction& d = into(r, is_forward);
             size_t arrival = me.arrival[!is_forward].at({i.micro_batch, i.chunk});
             if (arrival >= d.finish.size()) return false;
-            me.now = std::max(me.now, d.finish[arrival]) + run.whole.seconds();
+            me.now = std::max(me.now, d.finish[arrival]) + run.gathered.seconds();
         }
         double start = me.now;
         int which = which_micro_batch(i.micro_batch, s.micro_batches);
@@ -127,7 +127,7 @@ class Simulator {
             Stage& me = stages[r];
             for (auto* d : {&forward[r], &backward[r], &into(r, true), &into(r, false)})
                 if (!d->finish.empty()) me.now = std::max(me.now, d->finish.back());
-            me.now = std::max(me.now, me.bucket_stream) + runs[r].sums.seconds();
+            me.now = std::max(me.now, me.bucket_stream) + runs[r].reduce.seconds();
         }
         if (s.p > 1)
             stages.front().now = stages.back().now =

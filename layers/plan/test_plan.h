@@ -286,17 +286,17 @@ void test_layouts() {
                         for (int tensor = 0; tensor < t; tensor++) {
                             ParameterTable table = parameter_table(shape, {t, tensor, d, p, stage, v});
                             alike = alike && table.count == whole.count && table.tensors == whole.tensors;
-                            long partitions = 0;
+                            long left = 0;
                             for (int owner = 0; owner < d; owner++)
-                                for (auto& piece : owned_parts(table, owner)) partitions += piece.n;
+                                for (auto& piece : owned_tensor_parts(table, owner)) left += piece.n;
                             for (auto& q : table.list) {
                                 alike = alike && q.name == whole.list[q.global_id].name;
-                                partitions -= q.size;
+                                left -= q.size;
                                 copies += q.is_copy;
                                 if (!q.is_copy && (q.split || tensor == 0))
                                     counted[q.global_id] += q.stored();
                             }
-                            cut = cut && partitions == 0;
+                            cut = cut && left == 0;
                             if (p > 1 && stage == p - 1) {  // both copies of the embedding are cut alike
                                 auto& a = table.buckets.back();
                                 Bucket b = parameter_table(shape, {t, tensor, d, p, 0, v}).buckets[0];
@@ -306,7 +306,7 @@ void test_layouts() {
                     for (auto& q : whole.list) alike = alike && counted[q.global_id] == q.stored();
                     check(alike && copies == (p > 1 ? t : 0),
                           text("t %d p %d v %d d %d: every value once", t, p, v, d));
-                    check(cut, text("t %d p %d v %d d %d: partitions pieces", t, p, v, d));
+                    check(cut, text("t %d p %d v %d d %d: each element has one owner", t, p, v, d));
                 }
 }
 

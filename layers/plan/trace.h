@@ -47,7 +47,7 @@ class Trace : public Listener {
         return a.kind == Activity::Wait && a.position < 0;
     }
     static bool is_compute_stream(const Activity& a) {
-        return a.kind != Activity::Call || !a.call.on_comm_stream;
+        return a.kind != Activity::Communicate || !a.call.on_comm_stream;
     }
 
 public:
@@ -106,7 +106,7 @@ inline bool span_of(const Activity& a, Span& span) {
         (a.place.pass == Pass::Forward || a.place.pass == Pass::Backward || a.place.pass == Pass::Update);
     if (a.kind == Activity::Compute || (a.kind == Activity::Section && !is_shown_section)) return false;
     if (a.kind == Activity::Wait) span.kind = Span::Wait;
-    else if (a.kind == Activity::Call && !a.call.on_comm_stream) span.kind = Span::Collective;
+    else if (a.kind == Activity::Communicate && !a.call.on_comm_stream) span.kind = Span::Collective;
     else if (a.place.pass == Pass::None) return false;
     else span.kind = of_pass[(int)a.place.pass];
     span.micro_batch = a.place.micro_batch;
@@ -116,7 +116,7 @@ inline bool span_of(const Activity& a, Span& span) {
 
 inline std::string chrome_event(const Trace::Event& e, int process) {
     const Activity& a = *e.activity;
-    bool is_call = a.kind == Activity::Call;
+    bool is_call = a.kind == Activity::Communicate;
     int lane = !is_call || !a.call.on_comm_stream ? 0 : a.place.pass == Pass::Message ? 1 : 2;
     std::string name = a.name, more;
     if (a.kind == Activity::Section && a.place.micro_batch >= 0) name += text(" %d", a.place.micro_batch);
