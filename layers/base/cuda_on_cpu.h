@@ -11,6 +11,10 @@
 //     bounds    every allocation and shared array is one of the heap's, so AddressSanitizer sees each access
 //   Streams and events: streams_on_cpu.h. With SANITIZE=thread all accesses are watched: watch.h.
 #pragma once
+#include <omp.h>
+#include <algorithm>
+#include <map>
+#include <mutex>
 #include "block_on_cpu.h"
 
 #define __global__
@@ -58,11 +62,41 @@ struct Kernel {
     const void* address;
 };
 
-// a turn of a loop that ends when another block has got somewhere
-inline void wait_for_another_block() {
-    if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) fail("waits for a block that failed");
-    if (watch::on) fail("waits for a block that has not begun, and might never");
-}
+// blocks that wait for what another one publishes. Where each of the OS threads that run blocks has looked in
+// vain since the last time that anything was published, nothing ever will be
+struct BlockWaits {
+    std::mutex guard;
+    int running = 0;  // OS threads with blocks of the launch to run
+    long published = 0;
+    std::map<const Worker*, long> in_vain;  // who waits: what had been published when it looked
+
+    long published_so_far() { return __atomic_load_n(&published, __ATOMIC_ACQUIRE); }
+    void publish() { __atomic_fetch_add(&published, 1, __ATOMIC_RELEASE); }
+    void start(int threads) {
+        running = threads;
+        in_vain.clear();
+    }
+    void stop_running() {
+        std::lock_guard lock(guard);
+        running--;
+    }
+    void stop_waiting() {
+        std::lock_guard lock(guard);
+        in_vain.erase(worker);
+    }
+    // before: what had been published before this block looked
+    void look_again(long before) {
+        if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) fail("waits for a block that failed");
+        if (watch::on) fail("waits for a block that has not begun, and might never");
+        std::lock_guard lock(guard);
+        in_vain[worker] = before;
+        long now = published_so_far();
+        auto is_stuck = [&](auto& waiting) { return waiting.second == now; };
+        if ((int)in_vain.size() == running && std::all_of(in_vain.begin(), in_vain.end(), is_stuck))
+            fail("waits for what no block will publish: all that are left wait too");
+    }
+};
+inline BlockWaits block_waits;
 
 inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
     const char* kernel = of.name;
@@ -83,9 +117,8 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
     std::string error;
     has_failed = false;
     watch::begin_launch();
-    #pragma omp parallel for schedule(dynamic) if(!watch::on)
-    for (int i = 0; i < blocks; i++) {
-        if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) continue;
+    auto run_one = [&](int number) {
+        if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) return;
         static thread_local Worker mine;
         worker = &mine;
         mine.body = &body;
@@ -100,13 +133,21 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
         }
         blockDim = block;
         gridDim = grid;
-        blockIdx = dim3(order[i] % grid.x, order[i] / grid.x % grid.y, order[i] / grid.x / grid.y);
+        blockIdx = dim3(number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y);
         watch::begin_block();
-        mine.run_block(mix(seed) ^ mix(order[i]));
+        mine.run_block(mix(seed) ^ mix(number));
         watch::end_block();
         #pragma omp critical
         if (error.empty()) error = mine.error;
         if (!mine.error.empty()) __atomic_store_n(&has_failed, true, __ATOMIC_RELAXED);
+    };
+    #pragma omp parallel if(!watch::on)
+    {
+        #pragma omp single
+        block_waits.start(omp_get_num_threads());
+        #pragma omp for schedule(dynamic) nowait
+        for (int i = 0; i < blocks; i++) run_one(order[i]);
+        block_waits.stop_running();
     }
     if (!error.empty()) throw Defect(error);
 }

@@ -146,7 +146,12 @@ inline uint32_t pack_bf16(float low, float high) {
 }
 
 inline void wait_until(const int* turn, int value) {
-    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != value) emulated::wait_for_another_block();
+    for (;;) {
+        long before = emulated::block_waits.published_so_far();
+        if (__atomic_load_n(turn, __ATOMIC_ACQUIRE) == value) break;
+        emulated::block_waits.look_again(before);
+    }
+    emulated::block_waits.stop_waiting();
     emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
     t.turn = turn;
     t.turn_value = value;
@@ -159,6 +164,7 @@ inline void publish(int* turn, int value) {
     if (!emulated::watch::on && !waited)
         fail("publish: wants a wait_until by the same thread, a barrier behind that, and one before publish");
     __atomic_store_n(turn, value, __ATOMIC_RELEASE);
+    emulated::block_waits.publish();
 }
 inline float2 load_global(const float2* x) { return load_whole(x); }
 

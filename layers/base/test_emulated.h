@@ -3,6 +3,7 @@
 #include "operation.h"
 #include "testing.h"
 #include "device.h"
+#include "mma.h"
 
 #if defined(DEVICE_EMULATED)
 __global__ void missing_barrier_kernel(int* out) {
@@ -45,6 +46,16 @@ __global__ void warp_kernel(int* out) {
         !__all_sync(all_lanes, lane == 7) && half == (lane < 16 ? lane ^ 3 : lane % 16 + 2 < 16 ? lane + 2
                                                       : lane);
 }
+// blocks take their turns, in an order that they draw; one of them never publishes
+__global__ void turns_kernel(int* drawn, int* turn, int forgetful) {
+    if (threadIdx.x == 0) drawn[1 + blockIdx.x] = atomicAdd(drawn, 1);
+    __syncthreads();
+    int mine = drawn[1 + blockIdx.x];
+    if (threadIdx.x == 0) wait_until(turn, mine);
+    __syncthreads();
+    __syncthreads();
+    if (threadIdx.x == 0 && mine != forgetful) publish(turn, mine + 1);
+}
 
 void test_emulated() {
     std::vector<int> out(1024, 0), next(1, 0);
@@ -55,6 +66,17 @@ void test_emulated() {
             synchronize(nullptr);
         });
     };
+    int turn = 0;
+    if (!emulated::watch::on) {
+        LAUNCH(turns_kernel, 9, 32, 0, nullptr, o, &turn, -1);
+        synchronize(nullptr);
+        check(turn == 9, "nine blocks take their turns");
+        out.assign(1024, 0);
+        turn = 0;
+        refused("waits for what no block will publish",
+                [&] { LAUNCH(turns_kernel, 9, 32, 0, nullptr, o, &turn, 4); });
+        out.assign(1024, 0);
+    }
     refused("waits forever: 1 of 64 threads never reach its __syncthreads()",
             [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, o); });
     refused("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits",

@@ -263,15 +263,23 @@ uint32_t code_of(const void* return_address) { return (uint32_t)((char*)return_a
 Counter counter;  // of the block in execution, where it is one that is counted
 bool counting = false, in_counted_block = false;
 constexpr int counted_blocks = 2;  // of a launch
+Tracer tracer;
+bool tracing = false, in_traced_block = false;
+
+void note(const char* p, size_t n, bool writing, uint32_t code, int thread) {
+    bool shared = is_shared(p);
+    if (in_counted_block) counter.note(p - s.memory, shared, n, writing, code, thread);
+    const char* address = shared ? (const char*)(p - s.memory) : p;
+    if (in_traced_block)
+        tracer.note({address, thread, (int)n, (int)(s.now - s.block_start), shared, writing, ""}, code);
+}
 
 }  // namespace
 
 void seen(const void* p, size_t n, bool writing, const void* return_address) {
     Me me;
     if (!is_watched(p, me)) return;
-    if (in_counted_block)
-        counter.note((char*)p - s.memory, is_shared((char*)p), n, writing, code_of(return_address),
-                     me.thread);
+    note((const char*)p, n, writing, code_of(return_address), me.thread);
     if (writing) writes((const char*)p, n, code_of(return_address), me);
     else reads((const char*)p, n, code_of(return_address), me);
 }
@@ -330,7 +338,7 @@ void begin_copy(const void* to, const void* from, size_t bytes) {
     if (!is_watched(to, me)) return;
     uint32_t code = code_of(__builtin_return_address(0));
     if (from) seen(from, bytes, false, __builtin_return_address(0));
-    if (in_counted_block) counter.note((const char*)to - s.memory, true, bytes, true, code, me.thread);
+    note((const char*)to, bytes, true, code, me.thread);
     writes((const char*)to, bytes, code, me, arriving);
 }
 void finish_copy(const void* to, const void* from, size_t bytes) {
@@ -372,11 +380,12 @@ void begin_block() {
     s.waiting.clear();
     s.in_kernel = true;
     in_counted_block = counting && s.block_starts.size() <= counted_blocks;
+    in_traced_block = tracing && s.block_starts.size() == 1;
 }
 void end_block() {
     s.in_kernel = false;
     if (in_counted_block) counter.finish_block(worker->kernel, line_of);
-    in_counted_block = false;
+    in_counted_block = in_traced_block = false;
 }
 void block_barrier() {
     s.now++;
@@ -386,6 +395,8 @@ void block_barrier() {
 
 void count(bool on) { counting = on; }
 std::map<std::string, CountsByLine> take_counts() { return std::exchange(counter.kernels, {}); }
+void trace(bool on) { tracing = on; }
+std::vector<Traced> take_trace() { return tracer.take(line_of); }
 
 Unwatched::Unwatched() { s.quiet++; }
 Unwatched::~Unwatched() { s.quiet--; }

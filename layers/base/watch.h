@@ -38,6 +38,15 @@ struct Counts {
 };
 using CountsByLine = std::map<std::string, Counts>;
 
+// an access of a launch's first block, as its thread made it
+struct Traced {
+    const char* address;  // of shared memory from the beginning of the block's
+    int thread, bytes;
+    int barriers;         // that the block had passed
+    bool is_shared, writes;
+    std::string line;     // file:line, the innermost function first
+};
+
 #if defined(WATCHED)
 
 constexpr bool on = true;
@@ -78,6 +87,8 @@ void block_barrier();
 
 void count(bool on);  // in the first blocks of a launch
 std::map<std::string, CountsByLine> take_counts();  // by kernel
+void trace(bool on);
+std::vector<Traced> take_trace();
 
 // accesses of the emulator itself, which stand for nothing on a device
 struct Unwatched {

@@ -9,6 +9,7 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 #include "watch.h"
 
@@ -78,6 +79,27 @@ private:
             c.turns += (long)turns;
             c.least_turns += turns > 0;
         }
+    }
+};
+
+// the accesses themselves, in the order in which the emulator made them
+class Tracer {
+    std::vector<std::pair<Traced, uint32_t>> accesses;  // with the place in the program
+
+public:
+    void note(const Traced& access, uint32_t code) { accesses.push_back({access, code}); }
+    template <class LineOf>
+    std::vector<Traced> take(LineOf line_of) {
+        std::map<uint32_t, std::string> lines;
+        std::vector<Traced> out;
+        for (auto& [access, code] : accesses) {
+            std::string& line = lines[code];
+            if (line.empty()) line = line_of(code);
+            out.push_back(access);
+            out.back().line = line;
+        }
+        accesses.clear();
+        return out;
     }
 };
 
