@@ -184,6 +184,13 @@ $(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm
 	$(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
+# two kernels, access by access: of scripts/tour (SANITIZE=thread)
+$(OBJECTS)/tour_kernels.o: scripts/tour/kernels.cu Makefile
+	@mkdir -p $(@D)
+	$(COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/tour_kernels: $(OBJECTS)/tour_kernels.o $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(BLAS_LIBS)
 $(BUILD)/test_nccl: $(OBJECTS)/test_nccl.o $(NCCL_OBJECT)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(MPI_LINK)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 SOURCES = ("*.h", "*.cuh", "*.cu", "*.cpp")
-SCRIPTS = ("scripts/*.sh", "scripts/*.py", ".ci/run", "Makefile")
+SCRIPTS = ("scripts/*.sh", "scripts/*.py", "scripts/tour/*", "scripts/tour/site/*", ".ci/run", "Makefile")
 
 # a folder includes only what stands beside it here; checks and benchmarks may include wings as well
 ARROWS = {
@@ -25,8 +25,9 @@ ARROWS = {
     "layers/plan": "layers/plan layers/model layers layers/base comm data",
     "data/tasks": "data/tasks data layers/base",
     "data/corpus": "data/corpus data/tasks data comm layers/base",
+    "scripts/tour": "layers layers/base",
 }
-WINGS = {"comm/nccl_on_cpu", "layers/inference", "layers/plan", "data/tasks", "data/corpus"}
+WINGS = {"comm/nccl_on_cpu", "layers/inference", "layers/plan", "data/tasks", "data/corpus", "scripts/tour"}
 SPINE = (
     "train_gpt.cu",
     "layers/*.cuh",

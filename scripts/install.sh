@@ -2,16 +2,20 @@
 # Installs what is missing to build and run on this machine, and nothing else; silent when nothing is missing.
 # --with-corpus: also the libraries of ./corpus, which nothing else needs.
 # --with-slurm: also Slurm, for the check that runs under it.
+# --with-tour: also the two Python libraries of scripts/tour.
+# --with-browser: also Chromium and what drives it, for the check that walks the tour.
 # Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to
 # install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_corpus=no with_slurm=no
+with_corpus=no with_slurm=no with_tour=no with_browser=no
 for option in "$@"; do
     case "$option" in
         --with-corpus) with_corpus=yes ;;
         --with-slurm) with_slurm=yes ;;
+        --with-tour) with_tour=yes ;;
+        --with-browser) with_tour=yes with_browser=yes ;;
         *) echo "install.sh: unknown option $option: did you mean --with-corpus?" >&2; exit 1 ;;
     esac
 done
@@ -29,6 +33,7 @@ missing() {  # the names of what is not there
     fi
     [ $with_corpus = no ] || make -s corpus-found >/dev/null 2>&1 || echo corpus
     [ $with_slurm = no ] || command -v slurmctld >/dev/null || echo slurm
+    [ $with_browser = no ] || command -v chromedriver >/dev/null || echo browser
 }
 
 packages() {  # packages apt|dnf NAME…
@@ -43,6 +48,8 @@ packages() {  # packages apt|dnf NAME…
             dnf-mpi) echo openmpi-devel ;;
             apt-slurm) echo slurmctld slurmd slurm-client ;;
             dnf-slurm) echo slurm-slurmctld slurm-slurmd ;;
+            apt-browser) echo chromium chromium-driver ;;
+            dnf-browser) echo chromium chromedriver ;;
             apt-blas) echo libopenblas-openmp-dev ;;
             dnf-compiler) echo gcc-c++ ;;
             dnf-blas) echo openblas-devel openblas-openmp ;;
@@ -55,6 +62,21 @@ packages() {  # packages apt|dnf NAME…
         esac
     done
 }
+
+python_library() {  # python_library IMPORT PACKAGE: from PyPI, into the python that is used here
+    if python3 -c "import $1" 2>/dev/null; then return; fi
+    echo "installing: $2"
+    python3 -m pip install -q --root-user-action=ignore "$2" 2>/dev/null ||
+        python3 -m pip install -q --user --break-system-packages "$2"
+}
+if [ $with_tour = yes ]; then
+    python_library pygments pygments
+    python_library latex2mathml latex2mathml
+fi
+if [ $with_browser = yes ]; then
+    python_library selenium selenium
+    python_library axe_core_python axe-core-python
+fi
 
 needed=$(missing)
 [ -z "$needed" ] && exit 0

@@ -266,6 +266,9 @@ refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
     eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
 
+echo "== the guided tour"
+count_checks scripts/test_tour.py
+
 echo "== what the READMEs show"
 count_checks scripts/test_readme.py build/cpu-fp32
 

@@ -25,7 +25,7 @@ tree = subprocess.check_output(["git", "ls-files", "--cached", "--others"], cwd=
 # what a command becomes: (pattern, replacement); "" where another check runs the very command
 TOY = "--layers 2 --hidden 32 --heads 2 --sequence 32"
 RULES = [
-    (r"^bash scripts/(demo|test|replica)\.sh.*", ""),  # test.sh runs this; CI runs the demo and the replica
+    (r"^bash scripts/(demo|test|replica|tour)\.sh.*", ""),  # test.sh runs two of these, CI the others
     (r"^bash scripts/install\.sh --with-corpus && make corpus$", ""),  # CI's first step
     (r"^\./corpus run .*|.*corpus/tokens/train\.blend.*", ""),  # scripts/test_corpus.py
     (

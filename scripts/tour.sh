@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The guided tour: builds what it shows, runs it, and serves it on 127.0.0.1 (or writes it: --output DIR).
+# Run: bash scripts/tour.sh [--output DIR] [--port N]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash scripts/install.sh --with-tour
+kernels=build/emulated-bf16-watched-single/tour_kernels
+make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/tokenize &
+trainer=$!
+make -s DEVICE=emulated PRECISION=bf16 COMM=single SANITIZE=thread CXXFLAGS=-O1 $kernels
+if make -s corpus-found > /dev/null 2>&1; then make -s corpus; fi
+wait $trainer
+exec python3 scripts/tour/tour.py "$@"

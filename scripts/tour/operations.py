@@ -1,0 +1,171 @@
+"""What the tour says of each operation that a step records: title, formula (TeX), and a sentence.
+
+A step that has an operation without an entry fails scripts/test_tour.py, so that a new layer's author meets
+this table.
+"""
+
+OPERATIONS = {
+    "clear_values": ("Set to zero", r"x = 0", "Sums start from nothing: losses, squares, gradients."),
+    "load_values": (
+        "Copy to the device",
+        r"x_\mathrm{device} = x_\mathrm{host}",
+        "What the host has prepared: the step's tokens and targets with what the embedding's backward needs,"
+        " or the hyper-parameters.",
+    ),
+    "embedding_forward": (
+        "Token embedding",
+        r"x_n = \mathrm{wte}[\mathrm{token}_n]",
+        "Each token's number picks a row of a table with C learnt values.",
+    ),
+    "position_forward": (
+        "Position embedding",
+        r"x_n \mathrel{+}= \mathrm{wpe}[n \bmod T]",
+        "Attention itself does not know where a token stands; so each position adds a learnt row of its own.",
+    ),
+    "layernorm_forward": (
+        "Layer norm",
+        r"y = \frac{x - \mu}{\sigma} \cdot w + b",
+        "Over the C values of each token: mean 0, variance 1, then a learnt scale and shift.",
+    ),
+    "linear_forward": (
+        "Linear layer",
+        r"y_{no} = \sum_c x_{nc}\, w_{oc} + b_o",
+        "A matrix product: each output channel weighs all input channels. Most of a model's FLOPs are these.",
+    ),
+    "linear_gelu_forward": (
+        "Linear layer and GELU",
+        r"a = \mathrm{GELU}(x w^T + b)",
+        "Up to 4C channels, and through the nonlinearity in the same pass over memory.",
+    ),
+    "gelu_forward": ("GELU", r"a = \mathrm{GELU}(u)", "The nonlinearity by itself, where it is recomputed."),
+    "attention_forward": (
+        "Causal attention",
+        r"o = \mathrm{softmax}\!\left(\frac{q k^T}{\sqrt{HS}}\right) v",
+        "Every token looks back: p is how much of each earlier token's value it takes. The upper triangle is"
+        " 0, because nobody sees the future.",
+    ),
+    "flash_attention_forward": (
+        "Flash attention",
+        r"o = \mathrm{softmax}\!\left(\frac{q k^T}{\sqrt{HS}}\right) v",
+        "The same result without ever holding p: tiles of keys pass by, and sums are rescaled on the way.",
+    ),
+    "residual_layernorm_forward": (
+        "Residual and the next layer norm",
+        r"x' = x + f + b, \quad y = \mathrm{LN}(x')",
+        "The branch is added to the residual stream, and the next branch's norm is taken while the row is at"
+        " hand.",
+    ),
+    "residual_forward": (
+        "Residual",
+        r"y = x + f + b",
+        "The last block of the stage adds its branch; nothing follows that could share the pass.",
+    ),
+    "cross_entropy": (
+        "Softmax, cross-entropy and its gradient",
+        r"\ell_n = \log\sum_v e^{z_{nv}} - z_{n,\mathrm{target}}, \quad"
+        r" \frac{\partial \ell}{\partial z} = p - \mathrm{onehot}",
+        "How surprised the model was. The logits become their own gradient: backward starts here.",
+    ),
+    "cross_entropy_max": ("Largest logit", r"m_n = \max_v z_{nv}", "Of this rank's part of the vocabulary."),
+    "cross_entropy_sum": (
+        "Sum of exponentials",
+        r"s_n = \sum_v e^{z_{nv} - m_n}",
+        "Of this rank's part of the vocabulary; and the target's logit, where this rank has it.",
+    ),
+    "cross_entropy_finish": (
+        "Loss and gradient",
+        r"\ell_n = \log s_n + m_n - z_{n,\mathrm{target}}",
+        "With the sums of all ranks.",
+    ),
+    "linear_backward": (
+        "Linear layer, backward",
+        r"dx = dy\, w, \quad dw \mathrel{+}= dy^T x, \quad db \mathrel{+}= \sum_n dy_n",
+        "Two matrix products: one passes the gradient on, one says how the weights should change.",
+    ),
+    "linear_gelu_backward": (
+        "Linear layer and GELU, backward",
+        r"dw \mathrel{+}= dy^T a, \quad du = (dy\, w) \odot \mathrm{GELU}'(u)",
+        "Through the product and the nonlinearity at once: u was kept by forward for this.",
+    ),
+    "layernorm_backward": (
+        "Layer norm, backward",
+        r"dx \mathrel{+}= \frac{1}{\sigma}\left(g - \bar g - \hat x\,\overline{g \hat x}\right),"
+        r"\quad g = dy \odot w",
+        "The gradient is added to the residual stream's: the stream flows past every branch.",
+    ),
+    "attention_backward": (
+        "Causal attention, backward",
+        r"dp = do\, v^T, \quad ds = p \odot (dp - \textstyle\sum do \odot o), \quad dq = ds\, k,"
+        r" \quad dk = ds^T q, \quad dv = p^T do",
+        "The probabilities that forward kept are enough to find all three gradients.",
+    ),
+    "flash_attention_backward": (
+        "Flash attention, backward",
+        r"dq = ds\, k, \quad dk = ds^T q, \quad dv = p^T do",
+        "p is computed again, tile by tile, from lse.",
+    ),
+    "residual_backward": ("Residual, backward", r"db \mathrel{+}= \sum_n dx_n", "The bias of the branch."),
+    "position_backward": (
+        "Position embedding, backward",
+        r"d\mathrm{wpe}[t] \mathrel{+}= \sum_b dx_{bt}",
+        "Each position's row gets the gradient of what stood there.",
+    ),
+    "embedding_backward": (
+        "Token embedding, backward",
+        r"d\mathrm{wte}[v] \mathrel{+}= \sum_{n:\,\mathrm{token}_n = v} dx_n",
+        "Rows of the same token are summed in a fixed order: a run repeats bit for bit.",
+    ),
+    "add_values": (
+        "Add",
+        r"x \mathrel{+}= y",
+        "The embedding is used twice, to read tokens and to write logits: its gradients are added.",
+    ),
+    "sum_values": ("Sum", r"s = \textstyle\sum_i x_i", "The losses of all tokens, in a fixed order."),
+    "square_sums": (
+        "Squares of the gradients",
+        r"s = \textstyle\sum_i g_i^2",
+        "For the norm over all parameters; each is counted once, whatever the layout.",
+    ),
+    "clip_gradients": (
+        "Clip",
+        r"\mathrm{scale} = \min\left(1, \frac{\mathrm{clip}}{\lVert g \rVert + 10^{-6}}\right)",
+        "A step that would be too long keeps its direction and loses its length.",
+    ),
+    "adamw": (
+        "AdamW",
+        r"m = \beta_1 m + (1 - \beta_1) g, \quad v = \beta_2 v + (1 - \beta_2) g^2, \quad"
+        r" w \mathrel{-}= \eta \left(\frac{\hat m}{\sqrt{\hat v} + \epsilon} + \lambda w\right)",
+        "The update: each parameter moves by about the learning rate, against its gradient's running mean.",
+    ),
+}
+
+# of a call: what every rank has before, and after
+CALLS = {
+    "all_reduce": "Every rank has a partial sum; afterwards every rank has the sum of all.",
+    "reduce_scatter": "Every rank has a partial sum of all; afterwards each has the whole sum of its part.",
+    "all_gather": "Every rank has its part; afterwards every rank has all parts.",
+    "broadcast": "One rank's values; afterwards all have them.",
+    "send": "Values leave for the next stage.",
+    "receive": "Values of the stage before arrive.",
+}
+
+# a block's numbered steps (layers/model/block.h), in the order in which forward records them; backward is the
+# same list from its end
+BLOCK_STEPS = {
+    "layernorm_forward": 1, "linear_forward": (2, 4, 8), "attention_forward": 3,
+    "flash_attention_forward": 3, "residual_layernorm_forward": (5, 1), "linear_gelu_forward": 6,
+    "residual_forward": 8, "linear_gelu_backward": 8, "linear_backward": (6, 4, 2),
+    "layernorm_backward": (5, 1), "attention_backward": 3, "flash_attention_backward": 3,
+}  # fmt: skip
+
+
+def number_steps(lines):
+    """To each line of a block its number in block.h, as line["step"]: forward and backward share them."""
+    times = {}
+    for line in lines:
+        numbers = BLOCK_STEPS.get(line["name"]) if "layer" in line else None
+        if numbers is None:
+            continue
+        key = (line["rank"], line["pass"], line.get("micro_batch"), line["layer"], line["name"])
+        count = times[key] = times.get(key, -1) + 1
+        line["step"] = numbers if isinstance(numbers, int) else numbers[min(count, len(numbers) - 1)]

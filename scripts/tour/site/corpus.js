@@ -1,0 +1,35 @@
+// corpus.js   pages on their way through the corpus steps
+"use strict";
+
+Tour.widgets["corpus.pages"] = (place, data) => {
+  const page = element("div", { "aria-live": "polite" });
+  const table = element("table", {}, element("thead", {}, element("tr", {},
+    ...["page", ...data.steps].map((h) => element("th", { scope: "col" }, h)))));
+  const cell = (p, step) => {
+    if (step === "tokens") return p.end === "tokens" ? "becomes tokens" : "";
+    if (step in p.texts) return `${p.texts[step].length} characters`;
+    return step === p.end ? "ends here" : "";
+  };
+  table.append(element("tbody", {}, ...data.pages.map((p) => element("tr", {}, element("td", {}, p.name),
+    ...data.steps.map((step) => element("td", {}, cell(p, step)))))));
+  const pages = choice("page", data.pages.map((p) => p.name), show);
+  place.append(element("div", { class: "panel" },
+    element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "pages and steps" },
+      table),
+    element("div", { class: "row" }, pages.row), page));
+
+  const box = (title, text) => element("div", {}, element("div", { class: "small quiet" }, title),
+    element("div", { class: "code", tabindex: 0, role: "group", "aria-label": title },
+      element("pre", { style: "white-space: pre-wrap" }, text)));
+
+  function show(name) {
+    const p = data.pages.find((x) => x.name === name);
+    const texts = Object.entries(p.texts);
+    const changed = texts.filter(([, text], i) => i === 0 || text !== texts[i - 1][1]);
+    page.replaceChildren(box("as it came", p.html),
+      ...changed.map(([step, text]) => box(`after ${step}`, text)),
+      element("p", {}, p.end === "tokens" ? "It goes on to be tokens." :
+        `It ends at ${p.end}: ${p.why}.`));
+  }
+  show(data.pages[0].name);
+};

@@ -1,0 +1,99 @@
+// step.js   a training step, operation by operation
+"use strict";
+
+Tour.widgets["step.player"] = (place, data) => {
+  const lines = data.lines;
+  let at = 0;
+  const list = element("div", { class: "operations",
+  role: "group", "aria-label": "operations of the step" });
+  const page = element("div", { "aria-live": "polite" });
+
+  const passOf = (line) => [line.pass || "before", line.layer === undefined ? "" : `layer ${line.layer}`,
+    line.step ? `step ${line.step}` : ""
+  ].filter(Boolean).join(", ");
+  const buttons = lines.map((line, i) => element("button", { type: "button", click: () => show(i) },
+    element("span", { class: "pass" }, passOf(line)), line.name));
+  list.append(...buttons);
+
+  function tensorsOf(line) {
+    const box = element("div", { class: "tensors" });
+    for (const tensor of line.tensors) {
+      if (tensor.before && tensor.values) {
+        const both = [...tensor.before, ...tensor.values].map((v) => Math.abs(v ?? 0));
+        box.append(tensorFigure(tensor, "before", Math.max(...both, 1e-30), "before"),
+          tensorFigure(tensor, "values", Math.max(...both, 1e-30), "after"));
+      } else box.append(tensorFigure(tensor));
+    }
+    return box;
+  }
+
+  // forward and backward of a block share their numbers
+  function partnerOf(line) {
+    if (!line.step || !["forward", "backward"].includes(line.pass)) return null;
+    const other = line.pass === "forward" ? "backward" : "forward";
+    const found = lines.findIndex((l) => l.pass === other && l.layer === line.layer && l.step === line
+      .step);
+    if (found < 0) return null;
+    return element("button", { type: "button", click: () => show(found) },
+      `its ${other}: ${lines[found].name}`);
+  }
+
+  function show(next, setHash = true) {
+    at = Math.max(0, Math.min(lines.length - 1, next));
+    const line = lines[at],
+      told = data.operations[line.name],
+      sources = data.sources[line.source];
+    buttons.forEach((b, i) => (i === at ? b.setAttribute("aria-current", "true") : b.removeAttribute(
+      "aria-current")));
+    const top = buttons[at].offsetTop - list.offsetTop;
+    list.scrollTop = Math.max(0, top - list.clientHeight / 2);
+    if (setHash) history.replaceState(null, "", `#operation-${at}`);
+    const formula = element("div", { class: "formula" });
+    formula.innerHTML = told.formula;
+    page.replaceChildren(
+      element("h2", {}, `${at + 1} of ${lines.length}. ${told.title}`),
+      element("p", { class: "quiet" },
+        `${line.name}: ${passOf(line)}. ${number(line.flops)} FLOPs in matrix products, ` +
+        `${number(line.bytes)} bytes read and written.`),
+      formula, element("p", {}, told.text),
+      element("div", { class: "row" }, partnerOf(line)),
+      tensorsOf(line),
+      ...["ref", "gpu", "said"].filter((key) => sources[key]).map((key) => codeBlock(sources[
+      key], { ref: "in plain loops", gpu: "on a GPU", said: "as an operation" } [key])));
+  }
+
+  const buttonsRow = element("div", { class: "row" },
+    element("button", { type: "button", click: () => show(at - 1) }, "← before"),
+    element("button", { type: "button", click: () => show(at + 1) }, "next →"),
+    ...["forward", "backward", "update"].map((pass) => element("button", {
+      type: "button",
+      click: () => show(lines.findIndex((l) => l.pass === pass))
+    }, `to ${pass}`)),
+    element("span", { class: "quiet small" }, "keys: ← and →"));
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("input, select, .code, [role=group]") || event.altKey || event.ctrlKey)
+      return;
+    if (event.key === "ArrowRight") show(at + 1);
+    if (event.key === "ArrowLeft") show(at - 1);
+  });
+  place.append(element("div", { class: "panel" }, buttonsRow, list, page));
+  const linked = /^#operation-(\d+)$/.exec(location.hash);
+  show(linked ? Number(linked[1]) : lines.findIndex((l) => l.name === "layernorm_forward"), false);
+};
+
+// the tokens that went in, as text, and what the model was to say
+Tour.widgets["step.tokens"] = (place, data) => {
+  const load = data.lines.find((l) => l.name === "load_values"),
+    T = data.head.model.sequence;
+  const tokens = load.tensors[0].values.slice(0, T);
+  const embedding = data.lines.find((l) => l.name === "cross_entropy");
+  const targets = embedding.tensors.find((t) => t.name === "targets").values;
+  const losses = embedding.tensors.find((t) => t.name === "losses").values;
+  const asText = (token) => (token > 32 && token < 127 ? String.fromCharCode(token) : `byte ${token}`);
+  const row = (name, cells) => element("tr", {}, element("th", { scope: "row" }, name),
+    ...cells.map((c) => element("td", {}, c)));
+  place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "tokens" },
+    element("table", {}, element("tbody", {},
+      row("token", tokens.map(asText)), row("is to be followed by", targets.map(asText)),
+      row("loss", losses.map((l) => l.toFixed(3)))))));
+};

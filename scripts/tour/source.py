@@ -1,0 +1,89 @@
+"""Excerpts of the source, from the files as they are: the function of an operation, in ref and on a GPU."""
+
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import CppLexer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# where an operation's kernel is called otherwise than OPERATION_kernel
+KERNELS = {
+    "layernorm_forward": "layernorm_forward_rows_kernel",
+    "layernorm_backward": "layernorm_backward_rows_kernel",
+    "residual_layernorm_forward": "layernorm_forward_rows_kernel",
+    "cross_entropy": "cross_entropy_kernel",
+}
+
+
+@lru_cache(maxsize=None)
+def lines_of(file):
+    return tuple((ROOT / file).read_text().splitlines())
+
+
+def excerpt(file, first, last):
+    """Lines first to last, from 1, as HTML."""
+    code = "\n".join(lines_of(file)[first - 1 : last])
+    shown = highlight(code, CppLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True))
+    return {"file": file, "first": first, "last": last, "html": shown.rstrip("\n"), "text": code}
+
+
+def function_lines(file, name, begin=0, end=None):
+    """First and last line of the function's definition between two lines, or None."""
+    lines = lines_of(file)
+    for i in range(begin, len(lines) if end is None else end):
+        if not re.match(rf"[\w_].*\b{name}\(|{name}\(", lines[i]) or lines[i].startswith(("//", "#")):
+            continue
+        depth, opened, at = 0, False, i
+        while at < len(lines):
+            code = re.sub(r"//.*|'[{}]'", "", lines[at])
+            if not opened and "{" not in code and code.rstrip().endswith(";"):
+                break  # a declaration
+            depth += code.count("{") - code.count("}")
+            opened = opened or "{" in code
+            if opened and depth <= 0:
+                while i > 0 and re.match(r"template|__global__", lines[i - 1]):
+                    i -= 1
+                return i + 1, at + 1
+            at += 1
+    return None
+
+
+def namespaces(file):
+    """name -> [first, last) line, from 0, of `namespace ref` and `namespace gpu`."""
+    found = {}
+    for number, line in enumerate(lines_of(file)):
+        opened = re.match(r"namespace (ref|gpu) {", line)
+        closed = re.match(r"}\s*// namespace (ref|gpu)", line)
+        if opened:
+            found.setdefault(opened[1], [number, len(lines_of(file))])
+        elif closed and closed[1] in found:
+            found[closed[1]][1] = number
+    return found
+
+
+def sources_of(operation, file, line):
+    """What an operation's page shows: {"said", "ref", "gpu"}, as far as there is such a thing."""
+    said = function_lines(file, operation, max(0, line - 12), line)
+    out = {"said": excerpt(file, *(said or (max(1, line - 4), min(len(lines_of(file)), line + 3))))}
+    spaces = namespaces(file)
+    names = {"ref": [operation], "gpu": [KERNELS.get(operation, operation + "_kernel"), operation]}
+    for space, candidates in names.items():
+        if space not in spaces:
+            continue
+        for name in candidates:
+            found = function_lines(file, name, *spaces[space])
+            if found:
+                out[space] = excerpt(file, *found)
+                break
+    return out
+
+
+def excerpt_of(file, text, lines):
+    """So many lines from the first that holds the text: of a chapter's own excerpts."""
+    for number, line in enumerate(lines_of(file), 1):
+        if text in line:
+            return excerpt(file, number, number + lines - 1)
+    raise LookupError(f"{file} has no line with {text!r}: a chapter of the tour shows it")
