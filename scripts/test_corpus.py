@@ -1030,6 +1030,18 @@ def make_inputs(folder):
     open(f"{folder}/corpus.conf", "w").write(CONFIGURATION)
 
 
+def test_published_blend(_work):
+    """What scripts/corpus.conf writes is what scripts/mtnlg-530b.blend reads, with the same weights."""
+    scripts = os.path.dirname(os.path.abspath(__file__))
+    conf, blend = open(f"{scripts}/corpus.conf").read(), open(f"{scripts}/mtnlg-530b.blend").read()
+    validation = float(re.search(r"^validation\s+(\S+)", conf, re.M).group(1))
+    ending = ".train.bin" if validation > 0 else ".bin"
+    sets = re.findall(r"^set (\S+) .* weight (\S+)$", conf, re.M)
+    written = {name + ending: weight for name, weight in sets}
+    read = {name: weight for weight, name in re.findall(r"^([\d.]+) (\S+)$", blend, re.M)}
+    check(len(written) == 15 and written == read, f"corpus.conf writes {written}, the blend reads {read}")
+
+
 def test_run(work):
     make_inputs(f"{work}/in")
     home = os.getcwd()

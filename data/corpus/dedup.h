@@ -18,8 +18,8 @@
 #include "minhash.h"
 #include "sorting.h"
 
-// quality first: by the weight of a token in MT-NLG's blend
-inline const char* mtnlg_priority =
+// this program's own judgement of MT-NLG's sets, the best first: its order was not published
+inline const char* default_priority =
     "openwebtext2,wikipedia,books3,bookcorpus2,pubmed,nih-exporter,stackexchange,realnews,pile-cc,gutenberg,"
     "cc-stories,cc-2021-04,cc-2020-50,github,arxiv";
 
@@ -133,7 +133,7 @@ struct Dedup {
     }
     void number_documents() {
         std::string names = settings.get("priority");
-        std::vector<std::string> priority = parts_of(names.empty() ? mtnlg_priority : names, ',');
+        std::vector<std::string> priority = parts_of(names.empty() ? default_priority : names, ',');
         std::vector<long> rank_of;
         for (auto& set : in.sets)
             rank_of.push_back(std::find(priority.begin(), priority.end(), set.name) - priority.begin());

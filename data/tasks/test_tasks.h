@@ -98,6 +98,18 @@ void test_tasks() {
     check(rendered("wic", "", R"({"word": "go", "sentence1": "\u00e9 went", "sentence2": "b", "start1": 2,
           "end1": 6, "label": true})").starts_with("Sentence 1: \xc3\xa9 went\nSentence 2: b\nQuestion: Is "
           "the word 'went' used in the same way in the two sentences above?\nAnswer:| yes\n--\n"), "WiC");
+    std::string banker = R"({"sentence1": "The banker forgot that the judge advised the professors .",
+        "sentence2": "The judge advised the professors .", "gold_label": "non-entailment", "heuristic": "s",
+        "subcase": "t"})";
+    check(rendered("hans", "", banker)
+              .starts_with("The banker forgot that the judge advised the professors .\nQuestion: The judge "
+                           "advised the professors . True or False?\nAnswer:| True\n--\n"),
+          "HANS");
+    check(rendered("hans", "mtnlg", banker) ==
+              "The banker forgot that the judge advised the professors.\nQuestion: The judge advised the "
+              "professors. True or False?\n|True\n--\nThe banker forgot that the judge advised the "
+              "professors.\nQuestion: The judge advised the professors. True or False?\n|False\n--\n1",
+          "HANS as the announcement words it");
     std::string race =
         R"({"article": "A.", "questions": ["It is  _  .", "Why?", "Who?"], "answers": ["B", "A", "D"],
         "options": [["a", "b", "c", "d"], ["e", "f", "g", "h"], ["i", "j", "k", "l"]]})";

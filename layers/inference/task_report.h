@@ -74,7 +74,9 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
     return out;
 }
 
-// accuracy in per cent, zero, one and few shots (arXiv 2201.11990, tables 4 to 8; GPT-3's as it gives them)
+// accuracy in per cent, zero, one and few shots. MT-NLG's: its announcement of October 2021, figure 3, with
+// its four shots for HANS (the later paper, arXiv 2201.11990, has HANS otherwise). GPT-3's, and how many shots
+// the other tasks have: arXiv 2005.14165
 struct Published { const char* task; int few; double mtnlg[3], gpt3[3]; };
 constexpr Published published[] = {
     {"lambada", 15, {76.6, 73.1, 87.2}, {76.2, 72.5, 86.4}},
@@ -84,7 +86,7 @@ constexpr Published published[] = {
     {"hellaswag", 20, {80.2, 80.2, 82.4}, {78.9, 78.1, 79.3}},
     {"winogrande", 50, {73.0, 73.7, 78.9}, {70.2, 73.2, 77.7}},
     {"anli-r2", 50, {36.6, 39.7, 39.6}, {35.4, 33.9, 34.0}},
-    {"hans", 32, {60.7, 64.9, 70.2}, {NAN, NAN, NAN}},
+    {"hans", 4, {60.7, 64.9, 70.2}, {NAN, NAN, NAN}},
     {"wic", 32, {48.6, 51.3, 58.5}, {0.0, 48.6, 55.3}},
 };
 

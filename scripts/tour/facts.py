@@ -133,7 +133,7 @@ def of_recipe(d):
         "tokens": d["mtnlg"]["tokens"],
         "days": d["mtnlg"]["days"],
         "sets": len(d["blend"]),
-        "largest": max(d["blend"], key=lambda s: float(s[0]))[1].removesuffix(".bin"),
+        "largest": max(d["blend"], key=lambda s: float(s[0]))[1],
         "peak_rate": max(row["learning_rate"] for row in d["ramped"]),
     }
 

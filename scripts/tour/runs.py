@@ -252,7 +252,7 @@ def recipe(work):
         "ramped": [{key: row[key] for key in ("step", "tokens", "learning_rate")} for row in ramped],
         "drawn": [next(name for name, loss in row["losses"].items() if loss is not None) for row in drawn],
         "mtnlg": {key: planned[key] for key in ("steps", "ramp_steps", "tokens", "days", "gpu_hours")},
-        "blend": re.findall(r"^([\d.]+)\s+(\S+)", sets, re.M),
+        "blend": re.findall(r"^([\d.]+)\s+(\S+)\.train\.bin$", sets, re.M),
     }
 
 
