@@ -88,7 +88,7 @@ inline const std::vector<CorpusOption> corpus_options = {
       1},
      "dedup",
      true},
-    {{"priority", OptionForm::Text, "sets, the one to keep first, parted by commas [this program's own order]", ""},
+    {{"priority", OptionForm::Text, "sets, the one to keep first, parted by commas [our own order]", ""},
      "dedup",
      true},
     {{"pairs", OptionForm::Text, "file for what was matched, with the estimated Jaccard", ""},

@@ -75,8 +75,8 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
 }
 
 // accuracy in per cent, zero, one and few shots. MT-NLG's: its announcement of October 2021, figure 3, with
-// its four shots for HANS (the later paper, arXiv 2201.11990, has HANS otherwise). GPT-3's, and how many shots
-// the other tasks have: arXiv 2005.14165
+// its four shots for HANS (the later paper, arXiv 2201.11990, has HANS otherwise). GPT-3's, and the other
+// tasks' numbers of shots: arXiv 2005.14165
 struct Published { const char* task; int few; double mtnlg[3], gpt3[3]; };
 constexpr Published published[] = {
     {"lambada", 15, {76.6, 73.1, 87.2}, {76.2, 72.5, 86.4}},
