@@ -112,7 +112,8 @@ for number, (name, (target, precision, extra)) in enumerate(runs.items()):
         flush=True,
     )
     curves.append(f"{name}={metrics}")
-subprocess.run([sys.executable, "scripts/plot_loss.py", *curves, f"{o.output}/loss.svg"], check=True)
+draw = ["scripts/compare_runs.py", *curves, "--output", f"{o.output}/loss.svg"]
+subprocess.run([sys.executable, *draw], check=True)
 chance = abs(loss["fp32, another seed"] - loss["fp32"])
 worst = max(abs(loss[name] - loss["fp32"]) for name in runs if not name.startswith("fp32"))
 print(

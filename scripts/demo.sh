@@ -41,7 +41,7 @@ echo "== train: $steps steps, about two minutes"
     --metrics demo/metrics.jsonl
 
 echo "== loss curve: demo/loss.svg"
-python3 scripts/plot_loss.py demo/metrics.jsonl demo/loss.svg
+python3 scripts/compare_runs.py demo=demo/metrics.jsonl --output demo/loss.svg
 
 prompt=$(head -c 200 "$text" | head -n 1 | cut -c 1-20)
 echo "== the model goes on from \"$prompt\""

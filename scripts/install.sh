@@ -3,7 +3,7 @@
 # --with-corpus: also the libraries of ./corpus, which nothing else needs.
 # --with-slurm: also Slurm, for the check that runs under it.
 # --with-tour: also the two Python libraries of scripts/tour.
-# --with-browser: also Chromium and what drives it, for the check that walks the tour.
+# --with-browser: also Chromium and what drives it, for the check that walks the tour, and TensorBoard.
 # Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to
 # install.
 set -euo pipefail
@@ -76,6 +76,7 @@ fi
 if [ $with_browser = yes ]; then
     python_library selenium selenium
     python_library axe_core_python axe-core-python
+    python_library tensorboard tensorboard
 fi
 
 needed=$(missing)

@@ -266,6 +266,8 @@ refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
     eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
 
+echo "== metrics"
+count_checks scripts/test_metrics.py
 echo "== the guided tour"
 count_checks scripts/test_tour.py
 

@@ -200,6 +200,28 @@ const all = (which) => [...document.querySelectorAll('main ' + which)];
 """
 
 
+IN_FLIGHT = """
+const done = arguments[arguments.length - 1], [p, m] = arguments;
+const choices = document.querySelectorAll('main select');
+choices[0].value = p;
+choices[0].dispatchEvent(new Event('change'));
+choices[1].value = m;
+choices[1].dispatchEvent(new Event('change'));
+setTimeout(() => {
+  const row = [...document.querySelectorAll('main tr')].find((r) => r.textContent.startsWith('at most'));
+  done([...row.querySelectorAll('td')].map((cell) => Number(cell.textContent)));
+}, 500);
+"""
+
+
+def test_in_flight(browser, port):
+    """1F1B holds p - r micro-batches on stage r, or all where there are fewer."""
+    browser.get(f"http://127.0.0.1:{port}/pipeline.html")
+    for p, m in ((4, 8), (8, 16), (8, 4), (1, 4)):
+        held = browser.execute_async_script(IN_FLIGHT, str(p), str(m))
+        check(held == [min(p - r, m) for r in range(p)], f"{p} stages, {m} micro-batches: {held} in flight")
+
+
 def test_pages(folder, port, browser, pictures):
     from selenium.webdriver.common.by import By
 
@@ -255,6 +277,7 @@ def main():
             browser, why = start_browser()
             if browser:
                 test_pages(folder, live.server_port, browser, pictures)
+                test_in_flight(browser, live.server_port)
                 browser.quit()
             else:
                 print(f"the pages were not walked: {why}")

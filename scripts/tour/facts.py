@@ -61,6 +61,7 @@ def of_tensor(d):
         "backward_calls": len(calls(2, False, "backward")),
         "values": plain[0]["values_in_all"],
         "split_calls": len(split),
+        "split_backward": len(calls(2, True, "backward")),
     }
 
 

@@ -149,23 +149,34 @@ CALLS = {
     "receive": "Values of the stage before arrive.",
 }
 
-# a block's numbered steps (layers/model/block.h), in the order in which forward records them; backward is the
-# same list from its end
+# a block's numbered steps (layers/model/block.h): those that an operation's first call in a block's forward
+# or backward does, its second, and so on. NEXT: 1 of the next block, whose norm is taken in the same pass
+NEXT = 1 + 8
 BLOCK_STEPS = {
-    "layernorm_forward": 1, "linear_forward": (2, 4, 8), "attention_forward": 3,
-    "flash_attention_forward": 3, "residual_layernorm_forward": (5, 1), "linear_gelu_forward": 6,
-    "residual_forward": 8, "linear_gelu_backward": 8, "linear_backward": (6, 4, 2),
-    "layernorm_backward": (5, 1), "attention_backward": 3, "flash_attention_backward": 3,
-}  # fmt: skip
+    "layernorm_forward": [(1,)],
+    "linear_forward": [(2,), (4,), (8,)],
+    "attention_forward": [(3,)],
+    "flash_attention_forward": [(3,)],
+    "residual_layernorm_forward": [(4, 5), (8, NEXT)],
+    "linear_gelu_forward": [(6, 7)],
+    "residual_forward": [(8,)],
+    "linear_gelu_backward": [(8, 7)],
+    "linear_backward": [(6,), (4,), (2,)],
+    "layernorm_backward": [(5,), (1,)],
+    "attention_backward": [(3,)],
+    "flash_attention_backward": [(3,)],
+}
 
 
 def number_steps(lines):
-    """To each line of a block its number in block.h, as line["step"]: forward and backward share them."""
+    """To each line of a block its steps, [[layer, number] …]: forward and backward share them."""
     times = {}
     for line in lines:
-        numbers = BLOCK_STEPS.get(line["name"]) if "layer" in line else None
-        if numbers is None:
+        line["steps"] = []
+        calls = BLOCK_STEPS.get(line["name"]) if "layer" in line else None
+        if calls is None:
             continue
         key = (line["rank"], line["pass"], line.get("micro_batch"), line["layer"], line["name"])
         count = times[key] = times.get(key, -1) + 1
-        line["step"] = numbers if isinstance(numbers, int) else numbers[min(count, len(numbers) - 1)]
+        for number in calls[min(count, len(calls) - 1)]:
+            line["steps"].append([line["layer"] + 1, 1] if number == NEXT else [line["layer"], number])

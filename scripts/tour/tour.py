@@ -33,6 +33,7 @@ CHAPTERS = {  # name: title, scripts beside tour.js
     "recipe": ("The recipe", ["recipe.js"]),
     "corpus": ("From a web page to tokens", ["corpus.js"]),
 }
+SHORT = {"planet": "530B"}
 FORMULA = re.compile(r"\$([^$\n]+)\$")
 FACT = re.compile(r"\{\{(\w+)(?:\|(\w+))?\}\}")
 SOURCE = re.compile(r"\{\{source ([^|}]+)\|([^|}]+)\|(\d+)\}\}")
@@ -90,10 +91,12 @@ def filled(text, chapter_facts):
 
 
 def page(name, title, body, scripts, live):
-    links = [("index", "Contents")] + [(chapter, str(i)) for i, chapter in enumerate(CHAPTERS, 1)]
+    links = [("index", "Contents")] + [
+        (chapter, f"{i} {SHORT.get(chapter, chapter)}") for i, chapter in enumerate(CHAPTERS, 1)
+    ]
     nav = "".join(
         f'<a href="{link}.html"{" aria-current=page" if link == name else ""}'
-        f' aria-label="{CHAPTERS[link][0] if link in CHAPTERS else "Contents"}">{label}</a>'
+        f' title="{CHAPTERS[link][0] if link in CHAPTERS else "Contents"}">{label}</a>'
         for link, label in links
     )
     order = list(CHAPTERS)
@@ -127,8 +130,8 @@ def page(name, title, body, scripts, live):
 <main id="main"><h1>{title}</h1>
 {body}
 {around}</main>
-<footer><div class="inner">Every number and every picture here was made by the programs of this repository, on
-this machine, when the tour was built.</div></footer>
+<footer><div class="inner">Made by the programs of this repository, on this machine, when the tour was
+built. Times and memory of GPUs are planned, not measured; published figures name their source.</div></footer>
 </body>
 </html>
 """

@@ -6,8 +6,8 @@ Tour.widgets["corpus.pages"] = (place, data) => {
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...["page", ...data.steps].map((h) => element("th", { scope: "col" }, h)))));
   const cell = (p, step) => {
-    if (step === "tokens") return p.end === "tokens" ? "becomes tokens" : "";
-    if (step in p.texts) return `${p.texts[step].length} characters`;
+    if (step === "tokens") return p.end === "tokens" ? "yes" : "";
+    if (step in p.texts) return String(p.texts[step].length);
     return step === p.end ? "ends here" : "";
   };
   table.append(element("tbody", {}, ...data.pages.map((p) => element("tr", {}, element("td", {}, p.name),

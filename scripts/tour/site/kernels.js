@@ -9,7 +9,7 @@ Tour.widgets["kernels.player"] = (place, data) => {
     at = 0;
 
   const requests = () => trace.requests.filter((r) => r.warp === warp);
-  const steps = slider("request", 1, (value) => show(value));
+  const steps = slider("request", 1, (value) => show(value), 0, (value) => String(value + 1));
   const kernels = choice("kernel", data.kernels.map((k) => k.kernel), (name) => {
     trace = data.kernels.find((k) => k.kernel === name);
     restart();
@@ -18,7 +18,7 @@ Tour.widgets["kernels.player"] = (place, data) => {
     restart(); });
   panel.append(element("div", { class: "row" }, kernels.row, warps.row), steps.row,
     element("div", { class: "row" },
-      element("button", { type: "button", click: () => show(at - 1) }, "← before"),
+      element("button", { type: "button", click: () => show(at - 1) }, "← previous"),
       element("button", { type: "button", click: () => show(at + 1) }, "next →")), page);
   place.append(panel);
 
@@ -109,7 +109,7 @@ Tour.widgets["kernels.player"] = (place, data) => {
     page.replaceChildren(
       element("h2", {}, `${request.write ? "writes" : "reads"} ${name}`),
       element("p", { class: "quiet" },
-        `Request ${at + 1} of ${all.length} that are shown of warp ${warp}; behind ` +
+        `Request ${at + 1} of ${all.length} that are shown of warp ${warp}; after ` +
         `${request.barriers} __syncthreads(); ${place}`),
       element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "lanes and memory" },
         picture(request)),
@@ -137,7 +137,7 @@ Tour.widgets["kernels.counts"] = (place, data) => {
   place.append(element("div", { class: "scroll", tabindex: 0,
     role: "group", "aria-label": "counts by line" },
     element("table", {}, element("thead", {}, element("tr", {},
-      ...["line", "requests", "sectors", "used", "turns of shared memory", "bank conflicts"].map((
+      ...["line", "requests", "sectors", "used", "shared turns", "conflicts"].map((
           h) =>
         element("th", { scope: "col" }, h)))), element("tbody", {}, ...rows))));
 };

@@ -112,8 +112,13 @@ Tour.widgets["pipeline.player"] = (place, data) => {
     const held = Array(p).fill(0),
       peak = Array(p).fill(0);
     for (const b of bars) b.bar.style.opacity = b.from <= time ? 1 : .12;
-    const events = bars.map((b) => ({ at: b.kind === "f" ? b.from : b.to, stage: b.stage, by: b.kind ===
-        "f" ? 1 : -1 }));
+    // a backward that ends when a forward begins has given its memory back; the planner's times are rounded
+    const moment = 1e-5;
+    const events = bars.map((b) => ({
+      at: b.kind === "f" ? b.from : b.to - moment,
+      stage: b.stage,
+      by: b.kind === "f" ? 1 : -1
+    }));
     for (const e of events.sort((a, b) => a.at - b.at || a.by - b.by)) {
       if (e.at > time) continue;
       held[e.stage] += e.by;

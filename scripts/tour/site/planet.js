@@ -79,8 +79,9 @@ Tour.widgets["planet.ranks"] = (place, data) => {
       memoryBars([{ name: `rank ${chosen}`, memory: stage.memory }], `memory of rank ${chosen}`),
       element("div", { class: "scroll", tabindex: 0,
         role: "group", "aria-label": "what it sends in a step" },
-        element("table", {}, element("thead", {}, element("tr", {}, ...["sends in a step", "in calls",
-            "to"
+        element("table", {}, element("thead", {}, element("tr", {}, ...["sends in a step",
+            "calls, receives among them",
+            "with"
           ].map((h) =>
             element("th", { scope: "col" }, h)))),
           element("tbody", {}, ...groups.map(([name, s]) => element("tr", {}, element("td", {},

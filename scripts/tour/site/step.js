@@ -8,8 +8,9 @@ Tour.widgets["step.player"] = (place, data) => {
   role: "group", "aria-label": "operations of the step" });
   const page = element("div", { "aria-live": "polite" });
 
-  const passOf = (line) => [line.pass || "before", line.layer === undefined ? "" : `layer ${line.layer}`,
-    line.step ? `step ${line.step}` : ""
+  const passOf = (line) => [line.pass || "before", line.steps.length || line.layer === undefined ? "" :
+    `layer ${line.layer}`, ...line.steps.map(([layer, step], i) =>
+      (i && layer === line.steps[0][0] ? String(step) : `layer ${layer}: ${step}`))
   ].filter(Boolean).join(", ");
   const buttons = lines.map((line, i) => element("button", { type: "button", click: () => show(i) },
     element("span", { class: "pass" }, passOf(line)), line.name));
@@ -28,14 +29,13 @@ Tour.widgets["step.player"] = (place, data) => {
   }
 
   // forward and backward of a block share their numbers
-  function partnerOf(line) {
-    if (!line.step || !["forward", "backward"].includes(line.pass)) return null;
+  function partnersOf(line) {
     const other = line.pass === "forward" ? "backward" : "forward";
-    const found = lines.findIndex((l) => l.pass === other && l.layer === line.layer && l.step === line
-      .step);
-    if (found < 0) return null;
-    return element("button", { type: "button", click: () => show(found) },
-      `its ${other}: ${lines[found].name}`);
+    const shares = ([layer, step]) => lines.findIndex((l) => l.pass === other && l.steps.some(
+      (s) => s[0] === layer && s[1] === step));
+    const found = [...new Set(line.steps.map(shares))].filter((i) => i >= 0);
+    return found.map((i) => element("button", { type: "button", click: () => show(i) },
+      `its ${other}: ${lines[i].name} (${passOf(lines[i]).replace(/^\w+, /, "")})`));
   }
 
   function show(next, setHash = true) {
@@ -56,14 +56,14 @@ Tour.widgets["step.player"] = (place, data) => {
         `${line.name}: ${passOf(line)}. ${number(line.flops)} FLOPs in matrix products, ` +
         `${number(line.bytes)} bytes read and written.`),
       formula, element("p", {}, told.text),
-      element("div", { class: "row" }, partnerOf(line)),
+      element("div", { class: "row" }, ...partnersOf(line)),
       tensorsOf(line),
       ...["ref", "gpu", "said"].filter((key) => sources[key]).map((key) => codeBlock(sources[
       key], { ref: "in plain loops", gpu: "on a GPU", said: "as an operation" } [key])));
   }
 
   const buttonsRow = element("div", { class: "row" },
-    element("button", { type: "button", click: () => show(at - 1) }, "← before"),
+    element("button", { type: "button", click: () => show(at - 1) }, "← previous"),
     element("button", { type: "button", click: () => show(at + 1) }, "next →"),
     ...["forward", "backward", "update"].map((pass) => element("button", {
       type: "button",
@@ -89,7 +89,8 @@ Tour.widgets["step.tokens"] = (place, data) => {
   const embedding = data.lines.find((l) => l.name === "cross_entropy");
   const targets = embedding.tensors.find((t) => t.name === "targets").values;
   const losses = embedding.tensors.find((t) => t.name === "losses").values;
-  const asText = (token) => (token > 32 && token < 127 ? String.fromCharCode(token) : `byte ${token}`);
+  const asText = (token) => (token > 32 && token < 127 ?
+    String.fromCharCode(token) : token === 32 ? "space" : `byte ${token}`);
   const row = (name, cells) => element("tr", {}, element("th", { scope: "row" }, name),
     ...cells.map((c) => element("td", {}, c)));
   place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "tokens" },

@@ -135,7 +135,7 @@ function slider(label, most, change, start = 0, show = String) {
     change(Number(input.value));
   });
   input.show = () => { shown.textContent = show(Number(input.value)); };
-  return { input, row: element("label", { style: "flex: 1 1 14rem" }, `${label} `, input, shown) };
+  return { input, row: element("label", { class: "slider" }, `${label} `, input, shown) };
 }
 
 function choice(label, options, change, start = options[0]) {

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Draws the losses of one or several runs over one another, and prints how each ended and how fast it went.
+
+Usage: python3 scripts/compare_runs.py [--by tokens|steps|seconds] [--output OUT.svg] [NAME=]METRICS.jsonl …
+
+METRICS.jsonl is what train_gpt --metrics writes: step, tokens, seconds, loss and sometimes validation_loss.
+Of one file training and validation are drawn; of several the training losses, the mean of some steps each, and
+the last validation loss beside the name.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 60, 20, 36, 48
+COLOURS = ("#4878cf", "#9aa5b1", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b")
+
+
+@dataclass
+class Metrics:
+    name: str
+    train: list  # (x, loss)
+    held: list  # (x, validation loss)
+    steps: int
+    tokens: int
+    seconds: float
+    pace: float  # tokens per second, the median of the steps
+
+
+@dataclass
+class Curve:
+    name: str
+    colour: str
+    width: float
+    points: list
+
+
+def ticks(low, high, count=6):
+    """Round numbers between low and high, about `count` of them."""
+    raw = max(high - low, 1e-9) / count
+    size = 10 ** math.floor(math.log10(raw))
+    step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw)
+    first = math.ceil(low / step)
+    return [i * step for i in range(first, int(high / step + 1e-9) + 1)]
+
+
+def read(argument, by):
+    """A run, its curves by tokens, steps or seconds. argument: [NAME=]FILE."""
+    name, _, path = argument.rpartition("=")
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        clock, train, held = 0.0, [], []
+        for line in lines:
+            clock += line["seconds"]
+            x = {"tokens": line["tokens"], "steps": line["step"], "seconds": clock}[by]
+            if line["loss"] is not None and math.isfinite(line["loss"]):
+                train.append((x, line["loss"]))
+            if line.get("validation_loss") is not None:
+                held.append((x, line["validation_loss"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"compare_runs.py: {path}: {error}: is it a file of train_gpt --metrics?")
+    if not train:
+        sys.exit(f"compare_runs.py: {path}: has no line with a loss")
+    pace = statistics.median(line.get("tokens_per_second", math.nan) for line in lines)
+    return Metrics(
+        name or Path(path).stem, train, held, lines[-1]["step"], lines[-1]["tokens"], clock, pace
+    )  # fmt: skip
+
+
+def smooth(points, parts=100):
+    size = max(1, len(points) // parts)
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [tuple(sum(p[k] for p in g) / len(g) for k in (0, 1)) for g in groups]
+
+
+def curves_of(runs):
+    if len(runs) > 1:
+        return [
+            Curve(
+                run.name + (f" (validation {run.held[-1][1]:.3f})" if run.held else ""),
+                COLOURS[i % len(COLOURS)], 1.2, smooth(run.train),
+            )
+            for i, run in enumerate(runs)
+        ]  # fmt: skip
+    curves = [Curve("training", "#4878cf", 1.2, runs[0].train)]
+    if runs[0].held:
+        said = f"validation ({runs[0].held[-1][1]:.3f} at the end)"
+        curves.append(Curve(said, "#d1495b", 2, runs[0].held))
+    return curves
+
+
+def unit_of(by, last):
+    """What the x axis counts in, and how it is called."""
+    if by != "tokens":
+        return 1, by
+    return (1e6, "million tokens") if last >= 3e6 else (1e3, "thousand tokens")
+
+
+def drawn(curves, by):
+    every = [p for curve in curves for p in curve.points]
+    low = math.floor(2 * min(y for _, y in every)) / 2
+    high, last = max(max(y for _, y in every), low + 0.5), max(x for x, _ in every) or 1
+    unit, said = unit_of(by, last)
+
+    def px(x):
+        return LEFT + (WIDTH - LEFT - RIGHT) * x / last
+
+    def py(y):
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low)
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH}'
+        f' {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+    ]
+    for y in ticks(low, high):
+        out.append(
+            f'<path d="M{LEFT} {py(y):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>'
+            f'<text x="{LEFT - 8}" y="{py(y) + 4:.1f}" text-anchor="end">{y:g}</text>'
+        )
+    for x in ticks(0, last / unit):
+        at = f'x="{px(x * unit):.1f}" y="{HEIGHT - BOTTOM + 18}"'
+        out.append(f'<text {at} text-anchor="middle">{x:g}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    out.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{said}</text>')
+    out.append(f'<text x="{LEFT}" y="20">loss, nats per token</text>')
+    for i, curve in enumerate(curves):
+        path = "".join(f'{"ML"[j > 0]}{px(x):.1f} {py(y):.1f}' for j, (x, y) in enumerate(curve.points))
+        out.append(f'<path d="{path}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"/>')
+        at = f'x="{WIDTH - RIGHT}" y="{TOP + 14 + 18 * i}"'
+        out.append(f'<text {at} text-anchor="end" fill="{curve.colour}">{curve.name}</text>')
+        if curve.width == 2:
+            dots = [f'cx="{px(x):.1f}" cy="{py(y):.1f}"' for x, y in curve.points]
+            out += [f'<circle {dot} r="3" fill="{curve.colour}"/>' for dot in dots]
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def table(runs):
+    wide = max(len(run.name) for run in runs)
+    lines = [f"{'run':{wide}s}    steps        tokens    seconds   tokens/s      loss  validation"]
+    for run in runs:
+        held = f"{run.held[-1][1]:.4f}" if run.held else "-"
+        lines.append(
+            f"{run.name:{wide}s} {run.steps:8,d} {run.tokens:13,d} {run.seconds:10.1f} {run.pace:10,.0f}"
+            f" {run.train[-1][1]:9.4f} {held:>11s}"
+        )
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="+", metavar="[NAME=]METRICS.jsonl")
+    parser.add_argument("--by", choices=("tokens", "steps", "seconds"), default="tokens")
+    parser.add_argument("--output", type=Path, help="SVG to write (default: the table alone)")
+    options = parser.parse_args()
+    runs = [read(file, options.by) for file in options.files]
+    print(table(runs))
+    if options.output:
+        try:
+            options.output.write_text(drawn(curves_of(runs), options.by))
+        except OSError as error:
+            sys.exit(f"compare_runs.py: {options.output}: {error.strerror}")
+
+
+main()
