@@ -221,7 +221,7 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
     });
     comm::check_config_hashes(program_hash());
     comm::check_config_hashes(option_hashes(o));
-    if (o.help) return schedules;
+    if (o.help || o.version) return schedules;
     std::optional<Grid> grid;
     double memory = 0;
     if (o.micro_batch == automatic && o.plan.empty()) {  // of what communicators leave
@@ -260,8 +260,11 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
 
 void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedules) {
     const Options& o = run.options;
-    if (o.help || !o.plan.empty()) {
-        if (run.is_rank0()) o.help ? (void)fputs(help_text().c_str(), stdout) : show_plan(run);
+    if (o.help || o.version || !o.plan.empty()) {
+        if (!run.is_rank0()) return;
+        if (o.version) printf("train_gpt %s\n", program_version);
+        else if (o.help) fputs(help_text().c_str(), stdout);
+        else show_plan(run);
         return;
     }
     StagePlan planned;
@@ -273,7 +276,7 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
     Model& model = *trainer.model;
     if (!run.trains() && !jobs.tasks.empty()) return evaluate_tasks(run, model, jobs);
     if (!run.trains() && !jobs.prompts.empty()) return answer_prompts(run, model, jobs.prompts);
-    if (!run.trains()) return print_sample(run, model, o.generate, 0);
+    if (!run.trains()) return generate_text(run, model);
     open_metrics(run);
     train(run, trainer, jobs, planned);
 }

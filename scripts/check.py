@@ -49,6 +49,7 @@ TOP = {
     "LICENSE",
     ".gitignore",
     ".ci",
+    ".github",
 }
 
 LINES, COLUMNS, FUNCTION, KERNEL = 450, 110, 60, 120

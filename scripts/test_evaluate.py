@@ -9,12 +9,15 @@ N failed`.
 
 import json
 import os
+import pty
 import random
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 
-from over_ranks import check, finish, near, start, words
+from over_ranks import check, environment, finish, near, start, words
 
 build, emulated = (os.path.abspath(folder) for folder in sys.argv[1:3])
 work = tempfile.mkdtemp()
@@ -259,6 +262,26 @@ for ranks, options in (
     )
 good(run(1, [*speak, "--results", f"{work}/answers.jsonl"]), "answers into a file")
 check(open(f"{work}/answers.jsonl", encoding="latin-1").read() == said.stdout, "the same answers in a file")
+
+# a prompt of standard input, in a pipe or typed
+written = ["--resume", f"{work}/model", "--tokenizer", "bytes", "--sample-tokens", "12", "--generate"]
+want = run(1, [*written, "ab ab"])
+good(want, "--generate")
+check(re.fullmatch(r"1?[0-9] tokens, [0-9.]+ tokens/s\n", want.stderr), f"how fast: {want.stderr}")
+for ranks in (1, 2):
+    command = ["mpirun", "-n", "2"] if ranks == 2 else []
+    command += [f"{build}/train_gpt", *written, "-", "--tensor-parallel", str(ranks)]
+    out = subprocess.run(command, input="ab ab", capture_output=True, encoding="latin-1", env=environment,
+                         timeout=60)  # fmt: skip
+    check(out.stdout == want.stdout, f"a prompt from a pipe, {ranks} ranks: {out.stdout} {out.stderr[-300:]}")
+outside, inside = pty.openpty()
+typed = subprocess.Popen(
+    [f"{build}/train_gpt", *written, "-"], stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    encoding="latin-1", env=environment,
+)  # fmt: skip
+os.write(outside, b"ab ab\ncd\n\x04")
+out, _ = typed.communicate(timeout=60)
+check(typed.returncode == 0 and out.startswith(want.stdout) and "\ncd" in out, f"typed prompts: {out}")
 
 # what is refused, once
 for extra, message in (

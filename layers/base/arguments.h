@@ -16,6 +16,8 @@
 #include "check.h"
 #include "file.h"
 
+constexpr const char* program_version = "1.0.0";  // of all programs; checkpoints record it
+
 struct OptionForm {
     enum Kind { Text, List, Number, Whole, Flag };  // Whole: a number without a fraction
     const char* name;
@@ -170,12 +172,15 @@ struct Arguments {
     std::map<std::string, std::string> values;
     std::vector<std::string> words;  // that are no option
 
-    // --help prints `usage` and the options, and ends the program
+    // --help prints `usage` and the options, --version what its name says; both end the program
     Arguments(int argc, char** argv, const std::string& usage, const std::vector<OptionForm>& forms)
         : forms(forms) {
         for (int i = 1; i < argc; i++)
             if (!strcmp(argv[i], "--help")) {
                 fputs((usage + help_lines(forms)).c_str(), stdout);
+                exit(0);
+            } else if (!strcmp(argv[i], "--version")) {
+                printf("%s\n", program_version);
                 exit(0);
             }
         for (auto& given : parse_command_line(argc, argv, forms, &words))

@@ -1,5 +1,8 @@
 // evaluate.h   --evaluate and --generate: requests, checked at the start, answered by all ranks
 #pragma once
+#include <unistd.h>
+#include <iostream>
+#include <iterator>
 #include "../model/resolve.h"
 #include "../model/setup.h"
 #include "generate.h"
@@ -112,15 +115,17 @@ inline void evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
 
 // ---- text ------------------------------------------------------------------------------------------------
 
-// one text, as it is drawn; draw: which of the seed's random numbers it begins with
-inline void print_sample(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
+// one text, as it is drawn; draw: which of the seed's random numbers it begins with. Returns how many tokens
+inline int print_sample(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
     const Options& o = run.options;
     const Vocabulary& vocabulary = *run.vocabulary;
     std::vector<int> tokens = encode_text(vocabulary, prompt);
     if (tokens.empty()) tokens.push_back(vocabulary.end_of_text);
     Sampling how = {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, draw};
+    int count = 0;
     if (run.is_rank0()) printf("%s", prompt.c_str());
     generate(model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
+        count++;
         if (token == vocabulary.end_of_text) return false;
         const std::string& bytes = vocabulary.tokens[token];
         if (run.is_rank0()) {
@@ -130,6 +135,38 @@ inline void print_sample(const Run& run, Model& model, const std::string& prompt
         return true;
     });
     if (run.is_rank0()) printf("\n");
+    return count;
+}
+
+// rank 0's text -> all ranks
+inline std::string share_text(std::string text) {
+    std::vector<int64_t> bytes(text.begin(), text.end());
+    int64_t size = comm::gather_numbers(comm::everyone(), {(int64_t)text.size()}, "prompt's length")[0];
+    bytes.resize((size_t)size);
+    std::vector<int64_t> all = comm::gather_numbers(comm::everyone(), bytes, "prompt");
+    return std::string(all.begin(), all.begin() + (long)bytes.size());
+}
+
+inline void print_timed(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
+    double start = seconds();
+    int count = print_sample(run, model, prompt, draw);
+    double took = seconds() - start;
+    if (run.is_rank0()) fprintf(stderr, "%d tokens, %.1f tokens/s\n", count, count / took);
+}
+
+// --generate TEXT, or - for standard input: all of it or, where somebody types, a line at a time
+inline void generate_text(const Run& run, Model& model) {
+    const std::string& given = run.options.generate;
+    if (given != "-") return print_timed(run, model, given, 0);
+    if (run.grid.world.size > 1 || !isatty(STDIN_FILENO)) {
+        std::string text;
+        if (run.is_rank0()) text.assign(std::istreambuf_iterator<char>(std::cin), {});
+        return print_timed(run, model, share_text(text), 0);
+    }
+    std::string line;
+    for (uint64_t n = 0; fputs("> ", stderr), std::getline(std::cin, line); n++)
+        print_timed(run, model, line, n << 32);
+    fputs("\n", stderr);
 }
 
 // each prompt's answer as a line of JSON, in their order; some at a time, so that little is lost

@@ -46,11 +46,12 @@ inline std::string index_text(const RunState& s, const std::string& options, con
     for (auto& [hash, way] : s.choices)
         choices += text("%s\"%016llx\": %d", choices.empty() ? "" : ", ", (unsigned long long)hash, way);
     std::string body = text(
-        "{\"format\": \"train_gpt checkpoint\", \"version\": 2,\n\"step\": %ld, \"samples\": %llu, "
+        "{\"format\": \"train_gpt checkpoint\", \"version\": 2, \"program\": \"%s\",\n"
+        "\"step\": %ld, \"samples\": %llu, "
         "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu,\n\"model\": {\"layers\": %d, \"hidden\": "
         "%d, \"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s, "
         "\"vocabulary_checksum\": \"%016llx\",\n\"choices\": {%s},\n\"options\": %s,\n\"files\": %s",
-        s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
+        program_version, s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
         (unsigned long long)s.set_samples, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         options.c_str(), files.c_str());

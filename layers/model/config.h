@@ -66,7 +66,7 @@ struct Options {
     std::string tuning, plan, plan_json, hardware, hosts, timeline, trace, record;
     long trace_step = 2, record_values = 256, profile = 0;
     double gemm_efficiency = 0.545, file_system_rate = 0;
-    bool help = false;
+    bool help = false, version = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
     // the model is used, not trained
@@ -217,8 +217,10 @@ inline const std::vector<Option> option_table = [] {
         {"profile", &O::profile, 1, "print each operation's time over so many steps, from the third on", "5"},
         {"config", &O::config, 0, "file of options, one `NAME VALUE` a line"},
         {"generate", &O::generate, 0,
-         "continue this text, or each prompt of a FILE.jsonl, with the checkpoint in --resume"},
+         "continue this text, that of standard input (-; line by line on a terminal), or each prompt of a "
+         "FILE.jsonl, with the checkpoint in --resume"},
         {"help", &O::help, 0, "print this list"},
+        {"version", &O::version, 0, "print the version"},
     };
 }();
 
