@@ -42,20 +42,36 @@ has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1;
 variants="cpu-fp64 emulated-fp32 emulated-bf16"
 if has_gpu && command -v nvcc > /dev/null; then variants="$variants cuda-fp32 cuda-bf16"; fi
 variants="$variants cpu-fp32"  # last, so that ./train_gpt is the one of this machine without a GPU
-for each in $variants; do  # one after the other, while the checks of those that are built run
-    make -s -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" > "$work/build-$each" 2>&1
-    echo $? > "$work/built-$each"
-done &
+has_mpi() { command -v mpirun > /dev/null; }
+has_nccl() { has_mpi && [ -n "$(make -s nccl-folder)" ]; }
+has_corpus() { make -s corpus-found > /dev/null 2>&1; }
+build() {  # build NAME OPTION…: make with these, and what came of it into files
+    local name=$1
+    shift
+    make -s "$@" > "$work/build-$name" 2>&1
+    echo $? > "$work/built-$name"
+}
+{  # one after the other, while the checks of those that are built run
+    for each in $variants; do build "$each" -j2 DEVICE="${each%-*}" PRECISION="${each#*-}"; done
+    if has_nccl; then
+        build nccl DEVICE=emulated PRECISION=fp32 COMM=nccl \
+            build/emulated-fp32-nccl/{train_gpt,test_gpt,test_nccl}
+    fi
+    if has_corpus; then build corpus corpus; fi
+} &
+
+is_built() {  # is_built NAME: waits for it; whether it is there, and without a warning
+    while [ ! -s "$work/built-$1" ]; do sleep 1; done
+    if [ "$(cat "$work/built-$1")" = 0 ] && ! grep -q warning "$work/build-$1"; then good; return; fi
+    bad "the build of $1 is not clean"
+    cat "$work/build-$1"
+    return 1
+}
 
 variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is built; adds up what they print
-    local build="build/$1" log="$work/build-$1" built="$work/built-$1"
+    local build="build/$1"
     echo "== ${1/-/, }"
-    while [ ! -s "$built" ]; do sleep 1; done
-    if [ "$(cat "$built")" != 0 ] || grep -q warning "$log"; then
-        bad "the build of $1 is not clean"
-        cat "$log"
-        return
-    fi
+    is_built "$1" || return
     shift
     "$build/test_gpt" "$@" 2> "$work/stderr" | tee "$work/out"
     local last
@@ -86,14 +102,11 @@ count_checks() {  # count_checks SCRIPT BUILD…
         bad "$1 ended early"
     fi
 }
-if command -v mpirun > /dev/null; then
+if has_mpi; then
     count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
-    if [ -n "$(make -s nccl-folder)" ]; then
+    if has_nccl; then
         echo "== NCCL's stand-in"
-        expect "comm_nccl.cpp builds" make -s DEVICE=emulated PRECISION=fp32 COMM=nccl \
-            build/emulated-fp32-nccl/{train_gpt,test_gpt,test_nccl}
-        if grep -q warning "$work/log"; then bad "the build over NCCL's stand-in is not clean"; fi
-        count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
+        is_built nccl && count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
     else
         echo "nccl.h is not here: comm_nccl.cpp was not checked"
     fi
@@ -110,10 +123,8 @@ else
 fi
 
 echo "== the corpus"
-if make -s corpus-found > /dev/null 2>&1; then
-    expect "./corpus builds" make -s corpus
-    if grep -q warning "$work/log"; then bad "the build of ./corpus is not clean"; fi
-    count_checks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
+if has_corpus; then
+    is_built corpus && count_checks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
 else
     echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
 fi
