@@ -8,12 +8,13 @@ Usage: python3 scripts/mutate.py barriers [--only REGEX] [--jobs N] [--list]
                                               with nothing taken out: the layouts over several ranks
 
 Every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and publish of layers/*.cuh, and every wait
-for a stream, an event, a parameter or a message in layers/model, is taken out of a copy of the working tree;
-the emulated device is built with SANITIZE=thread, and the commands below run until one fails. Prints for each
-site what caught it, and ends with 1 where one survived, or failed for another reason. Two minutes a site and
-core. `hopper` takes out, flips and alters what the kernels of sm_90a are made of (barriers, fences, waits,
-parities, arrivals, bytes, descriptors), and runs ./test_gpt's chapter of that name alone: half a minute each
-on a core. `nccl` does so with comm_nccl.cpp, and runs scripts/test_nccl.py and watched layouts over NCCL's stand-in.
+for a stream, an event, a parameter or a message in layers/model, is taken out of a copy of the working
+tree; the emulated device is built with SANITIZE=thread, and the commands below run until one fails. Prints
+for each site what caught it, and ends with 1 where one survived, or failed for another reason. Two minutes
+a site and core. `hopper` takes out, flips and alters what the kernels of sm_90a are made of (barriers,
+fences, waits, parities, arrivals, bytes, descriptors), and runs ./test_gpt's chapter of that name alone:
+half a minute each on a core. `nccl` does so with comm_nccl.cpp, and runs scripts/test_nccl.py and watched
+layouts over NCCL's stand-in.
 """
 
 import argparse
