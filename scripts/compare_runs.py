@@ -166,4 +166,5 @@ def main():
             sys.exit(f"compare_runs.py: {options.output}: {error.strerror}")
 
 
-main()
+if __name__ == "__main__":
+    main()

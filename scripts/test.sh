@@ -277,6 +277,8 @@ refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
     eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
 
+echo "== the published figures"
+count_checks scripts/test_figures.py build/cpu-fp32
 echo "== metrics"
 count_checks scripts/test_metrics.py
 echo "== the guided tour"

@@ -23,12 +23,14 @@ struct Preset {
 };
 
 // GPT-2's and GPT-3's sizes (Radford et al. 2019; Brown et al. 2020, table 2.1), MT-NLG's (arXiv 2201.11990),
-// and 22B and 1T of arXiv 2205.05198, which gives no learning rate: theirs lie beside their neighbours'
+// 8.3B of arXiv 1909.08053, 17B of Turing-NLG's announcement (2020), 22B and 1T of arXiv 2205.05198; learning
+// rates that were not given lie beside their neighbours'
 constexpr Preset presets[] = {
     {"124M", 12, 768, 12, 1024, 128, 6.0e-4},    {"350M", 24, 1024, 16, 1024, 128, 3.0e-4},
     {"774M", 36, 1280, 20, 1024, 128, 2.5e-4},   {"1.3B", 24, 2048, 16, 2048, 128, 2.0e-4},
     {"1558M", 48, 1600, 25, 1024, 128, 2.0e-4},  {"2.7B", 32, 2560, 32, 2048, 128, 1.6e-4},
-    {"6.7B", 32, 4096, 32, 2048, 128, 1.2e-4},   {"13B", 40, 5120, 40, 2048, 128, 1.0e-4},
+    {"6.7B", 32, 4096, 32, 2048, 128, 1.2e-4},   {"8.3B", 72, 3072, 24, 1024, 128, 1.2e-4},
+    {"13B", 40, 5120, 40, 2048, 128, 1.0e-4},    {"17B", 78, 4256, 28, 1024, 128, 1.0e-4},
     {"22B", 48, 6144, 64, 2048, 128, 9.0e-5},    {"175B", 96, 12288, 96, 2048, 128, 6.0e-5},
     {"530B", 105, 20480, 128, 2048, 1024, 5.0e-5}, {"1T", 128, 25600, 160, 2048, 1024, 5.0e-5},
 };
@@ -92,7 +94,7 @@ struct Option {
 inline const std::vector<Option> option_table = [] {
     using O = Options;
     return std::vector<Option>{
-        {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 13B 22B 175B 530B 1T"},
+        {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 8.3B 13B 17B 22B 175B 530B 1T"},
         {"layers", &O::layers, 1, "transformer blocks L (default: the preset's)"},
         {"hidden", &O::hidden, 1, "hidden size C (default: the preset's)"},
         {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},

@@ -44,7 +44,8 @@ void test_options() {
     refuses("too large, at most 10000", [] { Options p = options_of({"--layers", "20000000"});
                                             model_shape(p, 0); });
     struct { const char* name; long count; } counts[] =
-        {{"124M", 124475904}, {"1558M", 1557686400}, {"530B", 529600819200}};
+        {{"124M", 124475904}, {"1558M", 1557686400}, {"8.3B", 8314288128},
+         {"17B", 17177045760}, {"530B", 529600819200}};
     for (auto& c : counts) {
         Options p = options_of({"--model", c.name});
         ModelShape m = model_shape(p, 0);

@@ -1,0 +1,407 @@
+#!/usr/bin/env python3
+"""The figures of MT-NLG's announcement (October 2021) and paper (arXiv 2201.11990), each by one command.
+
+Usage: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINTS]
+
+    sizes        figure 1: parameters of language models over time, this program's presets among them
+    sets         figure 2: the 15 sets: tokens, weight, epochs: published, and what a run would draw
+    samples      figure 4: the four samples' prompts, answered by the model of --resume; the arithmetic ones
+                 are checked by computing them, and --more N adds as many of one's own
+    throughput   seconds and TFLOP/s on 280, 350 and 420 servers, planned and published, and where they part;
+                 why one kind of parallelism alone does not do
+
+Writes FOLDER/NAME.md, FOLDER/NAME.json and, but for samples, FOLDER/NAME.svg. What is planned is called
+planned, what was published published: no number of a 530B model here was measured by this program.
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+import sys
+from pathlib import Path
+
+from over_ranks import environment, limited, words
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "build/cpu-fp32/train_gpt"
+MTNLG = ROOT / "scripts/mtnlg-530b.conf"
+COLOURS = {"others": "#9aa5b1", "ours": "#4878cf", "published": "#d1495b"}
+
+
+def run(arguments, timeout=600):
+    done = limited([PROGRAM, *arguments], timeout, cwd=ROOT, env=environment)
+    if done.returncode:
+        sys.exit(f"figures.py: {done.stderr.strip()}")
+    return done.stdout
+
+
+def plan(options):
+    """--plan as a dict, also where a layout does not fit."""
+    command = [PROGRAM, "--plan", *words({"config": MTNLG, "plan-json": "-", **options})]
+    done = limited(command, 120, cwd=ROOT, env=environment)
+    if "{" not in done.stdout:
+        sys.exit(f"figures.py: {done.stderr.strip()}")
+    return json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
+
+
+# ---- pictures and tables ---------------------------------------------------------------------------------
+
+
+def bars(title, rows, unit):
+    """Horizontal bars as SVG. rows: name, [(value, what)]."""
+    wide, left, step = 760, 210, 16
+    top = max(value for _, values in rows for value, _ in values)
+    high = 44 + sum(step * len(values) + 8 for _, values in rows)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<text x="8" y="18" font-size="14">{title}</text>',
+    ]
+    y = 34
+    for name, values in rows:
+        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{name}</text>')
+        for value, what in values:
+            size = value / top * (wide - left - 110)
+            out.append(f'<rect x="{left}" y="{y}" width="{size:.1f}" height="13" fill="{COLOURS[what]}"/>')
+            out.append(f'<text x="{left + size + 6:.1f}" y="{y + 11}">{value:g} {unit}</text>')
+            y += step
+        y += 8
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def over_time(title, models):
+    """Parameters over years, on a logarithmic scale, as SVG."""
+    wide, high, left, bottom = 760, 420, 70, 44
+    first, last = 2018, 2022
+    least, most = 7.5, 12.2  # powers of ten
+
+    def place(model):
+        x = left + (model["year"] - first) / (last - first) * (wide - left - 90)
+        y = 40 + (most - math.log10(model["parameters"])) / (most - least) * (high - bottom - 40)
+        return x, y
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<text x="8" y="18" font-size="14">{title}</text>',
+    ]
+    for power, said in (
+        (8, "100 million"),
+        (9, "1 billion"),
+        (10, "10 billion"),
+        (11, "100 billion"),
+        (12, "1 trillion"),
+    ):
+        y = 40 + (most - power) / (most - least) * (high - bottom - 40)
+        out.append(f'<path d="M{left} {y:.1f}H{wide - 20}" stroke="#ddd"/>')
+        out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="10">{said}</text>')
+    for year in range(first, last + 1):
+        x = left + (year - first) / (last - first) * (wide - left - 90)
+        out.append(f'<text x="{x:.1f}" y="{high - 16}" text-anchor="middle">{year}</text>')
+    places = [place(model) for model in models]
+    for i, model in enumerate(models):
+        x, y = places[i]
+        crowded = any(0 < other[0] - x < 90 and abs(other[1] - y) < 14 for other in places[i + 1 :])
+        colour = COLOURS["ours" if model["preset"] else "others"]
+        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+        at = f'x="{x - 9:.1f}" text-anchor="end"' if crowded else f'x="{x + 9:.1f}"'
+        out.append(f'<text {at} y="{y + 4:.1f}">{model["name"]}</text>')
+    out.append(f'<text x="{wide - 20}" y="34" text-anchor="end" fill="{COLOURS["ours"]}">presets here</text>')
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
+
+
+# ---- figure 1 --------------------------------------------------------------------------------------------
+
+# name, when, parameters as published, where, preset
+MODELS = (
+    ("ELMo", 2018.1, 94e6, "arXiv 1802.05365", ""),
+    ("BERT-Large", 2018.8, 340e6, "arXiv 1810.04805", ""),
+    ("GPT-2", 2019.1, 1.5e9, "Radford et al. 2019", "1558M"),
+    ("Megatron-LM", 2019.7, 8.3e9, "arXiv 1909.08053", "8.3B"),
+    ("T5", 2019.8, 11e9, "arXiv 1910.10683", ""),
+    ("Turing-NLG", 2020.1, 17.2e9, "Microsoft Research blog, February 2020", "17B"),
+    ("GPT-3", 2020.4, 175e9, "arXiv 2005.14165", "175B"),
+    ("MT-NLG", 2021.8, 530e9, "arXiv 2201.11990", "530B"),
+)
+
+
+def parameters_of(preset):
+    out = run(["--plan", *words({"model": preset, "hardware": "dgx-a100", **LAYOUTS[preset]})])
+    return int(re.search(r"^model +([\d,]+) parameters", out, re.M)[1].replace(",", ""))
+
+
+# that fit, so that the plan is printed and not refused
+LAYOUTS = {
+    "1558M": {"batch": 1, "micro-batch": 1},
+    "8.3B": {"tensor-parallel": 8, "batch": 1, "micro-batch": 1},
+    "17B": {"tensor-parallel": 4, "pipeline-parallel": 2, "batch": 1, "micro-batch": 1},
+    "175B": {"tensor-parallel": 8, "pipeline-parallel": 8, "batch": 8, "micro-batch": 1, "recompute": "full"},
+    "530B": {
+        "tensor-parallel": 8,
+        "pipeline-parallel": 35,
+        "batch": 35,
+        "micro-batch": 1,
+        "recompute": "full",
+    },
+}
+
+
+def sizes(_options):
+    models = [
+        {"name": name, "year": year, "parameters": parameters, "source": source, "preset": preset,
+         "ours": parameters_of(preset) if preset else None}
+        for name, year, parameters, source, preset in MODELS
+    ]  # fmt: skip
+    rows = [
+        (m["name"], f"{int(m['year'])}", f"{m['parameters'] / 1e9:g} billion",
+         f"{m['ours']:,} (`--model {m['preset']}`)" if m["preset"] else "", m["source"])
+        for m in models
+    ]  # fmt: skip
+    text = table(("model", "year", "published", "this program's preset", "source"), rows)
+    return text, {"models": models}, over_time("Parameters of language models", models)
+
+
+# ---- figure 2 --------------------------------------------------------------------------------------------
+
+# name in scripts/mtnlg-530b.blend: tokens in billions and epochs as published, or as recalled (False)
+SETS = {
+    "books3": (25.7, 1.5, True), "openwebtext2": (14.8, 3.6, True), "stackexchange": (11.6, 1.4, False),
+    "pubmed": (4.4, 1.8, False), "wikipedia": (4.2, 3.2, False), "gutenberg": (2.7, 0.9, False),
+    "bookcorpus2": (1.5, 1.8, False), "nih-exporter": (0.3, 1.8, False), "pile-cc": (49.8, 0.5, False),
+    "arxiv": (20.8, 0.2, False), "github": (24.3, 0.2, False), "cc-2020-50": (68.7, 0.5, True),
+    "cc-2021-04": (82.6, 0.5, True), "realnews": (21.9, 1.1, False), "cc-stories": (5.3, 0.5, True),
+}  # fmt: skip
+
+
+def sets(_options):
+    text = (ROOT / "scripts/mtnlg-530b.blend").read_text()
+    weights = {
+        name: float(weight) for weight, name in re.findall(r"^([\d.]+) (\S+)\.train\.bin$", text, re.M)
+    }
+    if set(weights) != set(SETS):
+        sys.exit(f"figures.py: scripts/mtnlg-530b.blend has {set(weights) ^ set(SETS)} besides, or not")
+    tokens = plan({"world-size": 2240})["tokens"]
+    out = []
+    for name, (size, epochs, published) in SETS.items():
+        drawn = weights[name] / sum(weights.values()) * tokens / 1e9
+        out.append({
+            "set": name, "tokens": size, "weight": weights[name], "published_epochs": epochs,
+            "drawn": drawn, "epochs": drawn / size, "is_published": published,
+        })  # fmt: skip
+    rows = [
+        (s["set"], f"{s['tokens']}{'' if s['is_published'] else ' (recalled)'}", s["weight"],
+         f"{s['drawn']:.1f}", f"{s['published_epochs']}{'' if s['is_published'] else ' (recalled)'}",
+         f"{s['epochs']:.2f}")
+        for s in out
+    ]  # fmt: skip
+    head = (
+        "set",
+        "tokens, billions",
+        "weight",
+        "drawn in the run, billions",
+        "epochs, published",
+        "epochs, drawn",
+    )
+    said = f"A run of {tokens:,} tokens (`--plan`), by the weights of `scripts/mtnlg-530b.blend`.\n\n"
+    pictures = [
+        (s["set"], [(round(s["epochs"], 2), "ours"), (s["published_epochs"], "published")]) for s in out
+    ]
+    return said + table(head, rows), {"tokens": tokens, "sets": out}, bars(
+        "Epochs of each set: drawn (blue), published or recalled (red)", pictures, "")  # fmt: skip
+
+
+# ---- figure 4 --------------------------------------------------------------------------------------------
+
+HANS = (
+    ("The banker forgot that the judge advised the professors.", "The judge advised the professors."),
+    ("Famous professors supported the secretary.", "Professors supported the secretary."),
+)
+
+
+def arithmetic(sign, pairs, operation):
+    """A prompt with the last answer left out, and what it is."""
+    lines = [f"Q: {a} {sign} {b} = ?\nA: {operation(a, b):g}" for a, b in pairs]
+    prompt = "\n".join(lines)
+    return prompt[: prompt.rindex(" ")], f"{operation(*pairs[-1]):g}"
+
+
+def prompts(more, seed=1234):
+    division = lambda a, b: a / b  # noqa: E731
+    product = lambda a, b: a * b  # noqa: E731
+    out = [
+        arithmetic("#", [(11, 2), (18, 9), (35, 4), (27, 9), (75, 6)], division),
+        arithmetic("$^%", [(11, 2), (3, 9), (12, 4), (7, 7), (8, 5)], product),
+        *((f"{first}\nQuestion: {second} True or False?\n", "True") for first, second in HANS),
+    ]
+    draw = random.Random(seed)
+    for _ in range(more):  # one's own: a sign that means something else, four examples, one question
+        sign = "".join(draw.choice("#$%^&*@!~") for _ in range(draw.randint(1, 3)))
+        if draw.random() < 0.5:
+            pairs = [(b * draw.choice((1, 2, 3, 2.5)), b) for b in draw.sample(range(2, 13), 5)]
+            out.append(arithmetic(sign, [(f"{a:g}", b) for a, b in pairs], lambda a, b: float(a) / b))
+        else:
+            out.append(
+                arithmetic(sign, [(draw.randint(2, 12), draw.randint(2, 12)) for _ in range(5)], product)
+            )
+    return out
+
+
+def samples(options):
+    if not options.resume:
+        sys.exit("figures.py: samples wants a trained model: give --resume CHECKPOINTS")
+    asked = prompts(options.more)
+    file = options.output / "samples.jsonl"
+    lines = [json.dumps({"prompt": prompt, "tokens": 24, "temperature": 0}) for prompt, _ in asked]
+    file.write_text("\n".join(lines) + "\n")
+    answers = run(["--resume", str(options.resume), "--generate", str(file)])
+    out = []
+    for (prompt, want), line in zip(asked, answers.splitlines()):
+        said = json.loads(line)["text"]
+        got = (re.match(r"\s*([-\w.]*\w)", said) or [""])[0].strip()
+        out.append({"prompt": prompt, "want": want, "answer": said, "right": got == want})
+    shown = [(i + 1, s["prompt"].splitlines()[-2], s["want"],
+              s["answer"].replace("\n", "⏎").replace("|", "\\|"), "yes" if s["right"] else "no")
+             for i, s in enumerate(out)]  # fmt: skip
+    right = sum(s["right"] for s in out)
+    said = f"{right} of {len(out)} right. The prompts are whole in samples.jsonl.\n\n"
+    return (
+        said + table(("", "question", "right answer", "the model's", "right"), shown),
+        {"samples": out},
+        None,
+    )
+
+
+# ---- throughput ------------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    280: (60.1, 126),
+    350: (50.2, 121),
+    420: (44.4, 113),
+}  # servers: seconds, TFLOP/s (arXiv 2201.11990)
+ALONE = (
+    ("8 × 8 × 35", {"world-size": 2240}),
+    (
+        "data parallelism alone",
+        {"tensor-parallel": 1, "pipeline-parallel": 1, "batch": 2240, "world-size": 2240},
+    ),
+    (
+        "tensor parallelism over all 128 heads",
+        {"tensor-parallel": 128, "pipeline-parallel": 1, "world-size": 1920},
+    ),
+    ("pipeline of single layers", {"tensor-parallel": 1, "pipeline-parallel": 105, "world-size": 1680}),
+)
+
+
+def published_flops(batch):
+    """Of a step, as the paper counts: with recomputation (arXiv 2104.04473, section 5.1)."""
+    T, L, C, V = 2048, 105, 20480, 51200
+    return 96 * batch * T * L * C * C * (1 + T / (6 * C) + V / (16 * L * C))
+
+
+def throughput(_options):
+    out = []
+    for servers, (seconds, rate) in PUBLISHED.items():
+        d = servers // 35
+        made = plan({"world-size": 8 * servers, **({"ramp-start": 0} if 32 % d else {})})
+        ours = published_flops(1920) / made["seconds"] / (8 * servers) / 1e12
+        out.append({
+            "servers": servers, "planned_seconds": made["seconds"], "published_seconds": seconds,
+            "planned_tflops": ours, "published_tflops": rate, "bubble": made["bubble"], "idle": made["idle"],
+            "mfu": made["mfu"],
+        })  # fmt: skip
+    rows = [
+        (s["servers"], f"{s['planned_seconds']:.2f}", s["published_seconds"],
+         f"{s['published_seconds'] - s['planned_seconds']:+.2f}", f"{s['planned_tflops']:.1f}",
+         s["published_tflops"], *(f"{100 * s[key]:.1f} %" for key in ("bubble", "idle", "mfu")))
+        for s in out
+    ]  # fmt: skip
+    head = (
+        "servers",
+        "planned s",
+        "published s",
+        "difference",
+        "planned TFLOP/s",
+        "published",
+        "bubble",
+        "idle",
+        "MFU",
+    )
+    fall = {
+        which: 1 - out[-1][f"{which}_tflops"] / out[0][f"{which}_tflops"]
+        for which in ("planned", "published")
+    }
+    alone = []
+    for name, layout in ALONE:
+        made = plan({"ramp-start": 0, **layout})
+        alone.append({
+            "layout": name, "gpus": layout["world-size"], "seconds": made["seconds"], "mfu": made["mfu"],
+            "gigabytes": max(sum(stage["memory"].values()) for stage in made["stages"]) / 1e9,
+            "fits": made["fits"],
+        })  # fmt: skip
+    alone_rows = [
+        (a["layout"], a["gpus"], f"{a['gigabytes']:,.1f} GB", "yes" if a["fits"] else "no",
+         f"{a['seconds']:.1f}", f"{100 * a['mfu']:.1f} %")
+        for a in alone
+    ]  # fmt: skip
+    text = (
+        table(head, rows)
+        + "\nTFLOP/s count recomputation, as the paper does. From 280 to 420 servers they fall by"
+        f" {100 * fall['published']:.1f} % as published and by {100 * fall['planned']:.1f} % as planned. The"
+        " plan has the larger bubble of fewer micro-batches and the all-reduce over more replicas. What it"
+        f" leaves over grows by {(rows_rest(out) / 2):.2f} s for every two replicas more: nothing that the plan"
+        " knows grows so, and which of stragglers, placement on the network, or contention it was cannot be"
+        " told from three published numbers.\n\n## One kind of parallelism alone\n\n"
+        + table(("layout", "GPUs", "a GPU of 80 GB holds", "fits", "a step, s", "MFU"), alone_rows)
+    )
+    pictures = [
+        (
+            f"{s['servers']} servers",
+            [(round(s["planned_seconds"], 1), "ours"), (s["published_seconds"], "published")],
+        )
+        for s in out
+    ]
+    return text, {"runs": out, "fall": fall, "alone": alone}, bars(
+        "Seconds of a step: planned (blue), published (red)", pictures, "s")  # fmt: skip
+
+
+def rows_rest(runs):
+    """By how much more the published time exceeds the planned one with 420 servers than with 280."""
+    rest = [s["published_seconds"] - s["planned_seconds"] for s in runs]
+    return rest[-1] - rest[0]
+
+
+FIGURES = {"sizes": sizes, "sets": sets, "samples": samples, "throughput": throughput}
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=sorted(FIGURES))
+    parser.add_argument("--output", type=Path, default=ROOT / "build/figures")
+    parser.add_argument("--resume", type=Path, help="checkpoints of a trained model, for samples")
+    parser.add_argument(
+        "--more", type=int, default=0, help="of samples: as many obfuscated sums of one's own"
+    )
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    text, numbers, picture = FIGURES[options.name](options)
+    (options.output / f"{options.name}.md").write_text(text)
+    (options.output / f"{options.name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    if picture:
+        (options.output / f"{options.name}.svg").write_text(picture)
+    print(text)
+    print(f"in {options.output}: {options.name}.md, .json{', .svg' if picture else ''}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Checks of scripts/figures.sh: prompts character by character, tables against what was published.
+
+Usage: python3 scripts/test_figures.py BUILD
+"""
+
+import json
+import sys
+import tempfile
+import xml.dom.minidom
+from pathlib import Path
+
+import figures
+from over_ranks import check, environment, finish, limited, words
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = Path(sys.argv[1]).resolve()
+FIRST = (
+    "Q: 11 # 2 = ?\nA: 5.5\nQ: 18 # 9 = ?\nA: 2\nQ: 35 # 4 = ?\nA: 8.75\n"
+    "Q: 27 # 9 = ?\nA: 3\nQ: 75 # 6 = ?\nA:"
+)
+SECOND = (
+    "Q: 11 $^% 2 = ?\nA: 22\nQ: 3 $^% 9 = ?\nA: 27\nQ: 12 $^% 4 = ?\nA: 48\nQ: 7 $^% 7 = ?\nA: 49\n"
+    "Q: 8 $^% 5 = ?\nA:"
+)
+HANS = (
+    "The banker forgot that the judge advised the professors.\nQuestion: The judge advised the professors."
+    " True or False?\n"
+)
+
+
+def made(name, work, *options):
+    out = limited(
+        ["bash", "scripts/figures.sh", name, "--output", work, *options], 300, cwd=ROOT, env=environment
+    )
+    check(out.returncode == 0, f"{name}: {out.stderr[-500:]}")
+    if out.returncode:
+        return {}
+    check((work / f"{name}.md").read_text() in out.stdout, f"{name}: what is printed is the table")
+    if name != "samples":
+        xml.dom.minidom.parse(str(work / f"{name}.svg"))
+    return json.loads((work / f"{name}.json").read_text())
+
+
+def test_prompts():
+    published = figures.prompts(0)
+    check([want for _, want in published] == ["12.5", "40", "True", "True"], f"answers: {published}")
+    check(published[0][0] == FIRST and published[1][0] == SECOND and published[2][0] == HANS, f"{published}")
+    own = figures.prompts(40)[4:]
+    check(len(own) == 40 and len(set(own)) == 40, "one's own differ")
+    for prompt, want in own:  # each example's answer and the wanted one follow the same rule
+        lines = prompt.splitlines()
+        numbers = [(q.split()[1], q.split()[3]) for q in lines[::2]]
+        answers = [a.removeprefix("A: ") for a in lines[1:-1:2]] + [want]
+        rules = (lambda a, b: a * b, lambda a, b: a / b)
+        fits = [
+            all(f"{rule(float(a), float(b)):g}" == x for (a, b), x in zip(numbers, answers)) for rule in rules
+        ]
+        check(any(fits), f"an obfuscated sum: {prompt} {want}")
+
+
+def test_tables(work):
+    sizes = made("sizes", work)
+    for model in sizes["models"]:
+        near = model["ours"] is None or abs(model["ours"] / model["parameters"] - 1) < 0.04
+        check(near, f"{model['name']}: {model['ours']} parameters, published {model['parameters']}")
+    sets = made("sets", work)
+    check(
+        len(sets["sets"]) == 15 and abs(sum(s["drawn"] for s in sets["sets"]) - 270) < 0.1,
+        "15 sets, 270e9 tokens",
+    )
+    for s in sets["sets"]:
+        check(abs(s["epochs"] - s["published_epochs"]) < 0.16, f"{s['set']}: {s['epochs']} epochs")
+    throughput = made("throughput", work)
+    check(abs(throughput["fall"]["published"] - 0.103) < 5e-4, f"{throughput['fall']}")
+    for run in throughput["runs"]:
+        off = run["planned_seconds"] / run["published_seconds"] - 1
+        check(abs(off) < 0.03, f"{run['servers']} servers: {off:+.1%}")
+    check([a["fits"] for a in throughput["alone"]] == [True, False, True, True], "what fits alone")
+    check(all(a["mfu"] < throughput["runs"][0]["mfu"] for a in throughput["alone"][2:]), "what alone costs")
+
+
+def test_samples(work):
+    (work / "text").write_text("".join(f"Q: {a} # 1 = ?\nA: {a}\n" for a in range(500)))
+    tokens = [BUILD / "tokenize", "--vocabulary", "bytes", "--output", work / "text", work / "text"]
+    check(limited(tokens, 60).returncode == 0, "tokens")
+    model = {"layers": 1, "hidden": 32, "heads": 1, "sequence": 64, "batch": 4, "steps": 2}
+    model |= {"train": work / "text.bin", "save": work / "model"}
+    check(limited([BUILD / "train_gpt", *words(model)], 120, env=environment).returncode == 0, "a model")
+    out = made("samples", work, "--resume", work / "model", "--more", "3")
+    check(len(out["samples"]) == 7 and all(s["answer"] for s in out["samples"]), f"{out}")
+    refused = limited(["bash", "scripts/figures.sh", "samples", "--output", work], 60, cwd=ROOT)
+    check(refused.returncode == 1 and "give --resume" in refused.stderr, refused.stderr)
+
+
+def main():
+    test_prompts()
+    with tempfile.TemporaryDirectory() as folder:
+        test_tables(Path(folder))
+        test_samples(Path(folder))
+    finish()
+
+
+main()
