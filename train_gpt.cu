@@ -55,7 +55,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     auto step = [&] {
         if (checks) check.emplace(model, optimizer, compute);
         else compute();
-        reduce_gradients(model);  // each replica's -> the sums
+        finish_reductions(model);  // begun in backward, bucket by bucket: waited for here
         update_parameters(model, optimizer, o.clip);
     };
     bool as_graph = trainer.uses_graph && listeners.empty() && !checks;
@@ -112,7 +112,7 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
 
 // ---- train -----------------------------------------------------------------------------------------------
 
-// what else a step is for, and is reported with it; false where the validation set cannot be read
+// evaluation that is due after this step, for its report; false where the validation set cannot be read
 bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, InferenceJobs& jobs) {
     bool due = run.options.evaluate_every && run.state.step % run.options.evaluate_every == 0;
     if (!due && run.state.step != run.last_step) return true;

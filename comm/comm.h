@@ -99,8 +99,8 @@ void hold_comm_stream(Stream comm_stream, Stream compute);
 StreamEvent mark(Stream comm_stream);
 void hold_until(Stream compute, const StreamEvent& event);
 long unawaited_calls();  // of comm streams: no event behind them was waited for. 0 before the program ends
-void begin_group();
-void end_group();
+void transport_group_begin();
+void transport_group_end();
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s);
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
@@ -201,8 +201,8 @@ void receive(const Group& g, T* x, long n, int from, const char* label, Stream s
         receive_bytes(g, x, n, type_of<T>(), from, label, s);
 }
 
-inline void group_begin() { if (executes()) begin_group(); }
-inline void group_end() { if (executes()) end_group(); }
+inline void group_begin() { if (executes()) transport_group_begin(); }
+inline void group_end() { if (executes()) transport_group_end(); }
 
 // ---- order -----------------------------------------------------------------------------------------------
 

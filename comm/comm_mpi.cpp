@@ -140,7 +140,7 @@ struct CommStream {
     }
 };
 std::vector<std::unique_ptr<CommStream>> comm_streams;
-bool in_group = false;          // between begin_group and end_group
+bool in_group = false;          // between transport_group_begin and transport_group_end
 std::vector<PendingCall> collected;   // on the compute stream
 
 void advance_comm_streams() {
@@ -221,8 +221,8 @@ long unawaited_calls() {
     for (auto& c : comm_streams) n += c->given - c->awaited;
     return n;
 }
-void begin_group() { in_group = true; }
-void end_group() {
+void transport_group_begin() { in_group = true; }
+void transport_group_end() {
     in_group = false;
     for (auto& call : collected) wait_for(call);
     collected.clear();

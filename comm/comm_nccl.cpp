@@ -176,10 +176,10 @@ void connect(const Group& g, const char* name) {
     reduce_scatter_bytes(g, x + g.rank, x, 1, Type::Int64, "connecting", nullptr);
     all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
     broadcast_bytes(g, x, 1, Type::Int64, 0, "connecting", nullptr);
-    begin_group();
+    transport_group_begin();
     send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
     receive_bytes(g, x + g.size + 1, 1, Type::Int64, (g.rank + g.size - 1) % g.size, "connecting", nullptr);
-    end_group();
+    transport_group_end();
     synchronize(nullptr);
     device_free(x);
 }
@@ -256,10 +256,10 @@ double waited_seconds() {
 }
 // NCCL begins the communicators of one of its groups in an order of its own, which may never end: each has a
 // group to itself here, in the order of the calls
-void begin_group() {
+void transport_group_begin() {
     in_group = true;
 }
-void end_group() {
+void transport_group_end() {
     in_group = false;
     for (auto calls = std::exchange(posted, {}); !calls.empty();) {
         ncclComm_t comm = calls.front().comm;

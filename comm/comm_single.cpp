@@ -31,8 +31,8 @@ double waited_seconds() { return 0; }
 StreamEvent mark(Stream) { return {}; }
 void hold_until(Stream, const StreamEvent&) {}
 long unawaited_calls() { return 0; }
-void begin_group() {}
-void end_group() {}
+void transport_group_begin() {}
+void transport_group_end() {}
 
 void all_reduce_bytes(const Group&, void*, long, Type, Op, const char*, Stream) {}
 void reduce_scatter_bytes(const Group&, void*, const void*, long, Type, const char*, Stream) {}

@@ -7,7 +7,7 @@
 //   step would stand still, as v does with beta2 = 0.999.
 //   parameters (n) floatX   low_bits (n) 16 bits   m, v (n) real or bf16
 //   kept:  everything
-//   communicates: nothing    cost: a parameter takes sizeof(floatX), 2 where it is bf16, and 2 moments
+//   communicates: nothing    cost in bytes: the parameter, in bf16 2 more for low_bits, and two moments
 #pragma once
 #include "base/arena.h"
 

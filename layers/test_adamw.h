@@ -216,11 +216,11 @@ void check_adamw(const char* moments) {
             state.compare(size);
         }
         // what a step has written the next one reads; one flipped bit is noticed
-        auto launch = [&](real largest_norm) {
+        auto launch = [&](real max_norm) {
             Both<Clip> clip(1);
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
             HyperParameters limited = how;
-            limited.norm_limit = largest_norm;
+            limited.norm_limit = max_norm;
             Both<HyperParameters> given(std::vector<HyperParameters>(1, limited));
             gpu::clip_gradients(clip.device, sums.device, 3, 0, given.device, nullptr);
             gpu::adamw(state.device(), g.device, flags.device, given.device, clip.device, state_check.device,

@@ -357,7 +357,7 @@ def throughput(_options):
         + "\nTFLOP/s count recomputation, as the paper does. From 280 to 420 servers they fall by"
         f" {100 * fall['published']:.1f} % as published and by {100 * fall['planned']:.1f} % as planned. The"
         " plan has the larger bubble of fewer micro-batches and the all-reduce over more replicas. What it"
-        f" leaves over grows by {(rows_rest(out) / 2):.2f} s for every two replicas more: nothing that the plan"
+        f" leaves over grows by {rows_rest(out) / 2:.2f} s for every two replicas more: nothing that the plan"
         " knows grows so, and which of stragglers, placement on the network, or contention it was cannot be"
         " told from three published numbers.\n\n## One kind of parallelism alone\n\n"
         + table(("layout", "GPUs", "a GPU of 80 GB holds", "fits", "a step, s", "MFU"), alone_rows)

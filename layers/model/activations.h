@@ -83,8 +83,8 @@ struct BlockActivations {
     NormStats ln1_stats, ln2_stats;
     bool light = false;  // ln1, ln2, act are shared by all blocks: backward computes them again
 
-    // what light recomputation computes again
-    void place_light(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
+    // what light recomputation computes again: then once, for all blocks; else each block has its own
+    void place_recomputed(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
         long N_r = tp.row_capacity(B, shape.T);
         ln1 = arena.take_x(N_r * shape.C);
         ln2 = arena.take_x(N_r * shape.C);
@@ -95,7 +95,7 @@ struct BlockActivations {
         int B = setup.B;
         long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T);
         long C_r = shape.C / tp.group.size, NH_r = shape.NH / tp.group.size;
-        if (!light) place_light(arena, shape, tp, B);
+        if (!light) place_recomputed(arena, shape, tp, B);
         light = setup.recompute == Recompute::Light;
         qkv = arena.take_x(N * 3 * C_r);
         if (setup.training && setup.flash) lse = arena.take_real(N * NH_r);

@@ -13,7 +13,7 @@
 
 // 1. normalise: in a chunk's first block, and where backward computes a block again; elsewhere the block
 // before has done it, in add_branch()
-inline void first_layernorm(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                             BatchShape batch) {
     layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], ctx.tp.rows(batch.rows()),
                            ctx.shape.C, ctx.stream);
@@ -94,7 +94,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     // 8. the residual stream's gradient is also the branch's; and 7.: back through GELU
     if (a.light) gelu_forward(a.act, a.up, N, 4 * C_r, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    linear_gelu_backward(d_up, g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N, 4 * C_r, C,
+    gelu_linear_backward(d_up, g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N, 4 * C_r, C,
                          accumulate, s);
 
     // 6.
@@ -119,7 +119,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     else attention_backward(d_qkv, scratch.scores_gradient, partial, a.probabilities, a.qkv, heads, s);
 
     // 2.
-    if (a.light) first_layernorm(a, w, ctx, batch);
+    if (a.light) ln1_forward(a, w, ctx, batch);
     rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
     linear_backward(partial, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], scratch.linear, N, C, 3 * C_r,
                     accumulate, s);

@@ -185,7 +185,8 @@ inline const std::vector<Option> option_table = [] {
         {"zero", &O::zero, 0,
          "1: shard the optimizer's state over data-parallel ranks (ZeRO-1); 0: replicate it"},
         {"check-every", &O::check_every, 0,
-         "steps between bitwise comparisons of what ranks hold alike; 0: never"},
+         "every so many steps a step is computed twice, and what ranks hold alike is compared, to the bit; "
+         "0: never"},
         {"comm-timeout", &O::comm_timeout, 1,
          "seconds after which a call that waits for other ranks ends the run"},
         {"graph", &O::graph, 0,

@@ -98,7 +98,7 @@ struct Optimizer {
         state_check = to.take<StateCheck>(1);
         bit_sums = to.take<unsigned long long>(bit_sum_count);
     }
-    // measures when `take` is false, else allocates
+    // sizes alone: places from address 0
     void measure_memory(Model& model) {
         arena = Arena{"optimizer", nullptr, 0, model.setup.precision};
         place(arena, model.table.bucket_ids);
@@ -176,8 +176,9 @@ inline double scheduled_rate(const Options& o, double tokens) {
 
 // ---- the update ------------------------------------------------------------------------------------------
 
-// after the last backward: each rank's gradients -> the sums that this rank owns, in place
-inline void reduce_gradients(Model& model) {
+// after the last backward, which has begun the reductions over d: waits for them, then sums over t and over
+// the tied embedding what is left; the sums that this rank owns, in place
+inline void finish_reductions(Model& model) {
     Section section(Pass::Update, -1, -1, model.stream);
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
@@ -197,7 +198,7 @@ inline void reduce_gradients(Model& model) {
 
 // the clipping scale, and whether there is an update: a sum of squares for each bucket and the
 // sum of losses, then over all of the whole model
-inline void compute_clip(Model& model, Optimizer& optimizer, double largest_norm) {
+inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
     int buckets = model.table.bucket_ids;
     clear_values("squares", optimizer.squares, buckets + 1, model.stream);
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
@@ -208,14 +209,14 @@ inline void compute_clip(Model& model, Optimizer& optimizer, double largest_norm
                 model.stream);
     comm::all_reduce(model.grid.world, optimizer.squares, buckets + 1, comm::Op::Sum, "square sums",
                      model.stream);
-    clip_gradients(optimizer.clip, optimizer.squares, buckets, largest_norm, optimizer.hyper, model.stream);
+    clip_gradients(optimizer.clip, optimizer.squares, buckets, max_norm, optimizer.hyper, model.stream);
 }
 
 // with the hyper-parameters that were set; the gradients are overwritten by the next step's first micro-batch
-inline void update_parameters(Model& model, Optimizer& optimizer, double largest_norm) {
+inline void update_parameters(Model& model, Optimizer& optimizer, double max_norm) {
     Section section(Pass::Update, -1, -1, model.stream);
     load_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
-    compute_clip(model, optimizer, largest_norm);
+    compute_clip(model, optimizer, max_norm);
     clear_values("state check", optimizer.state_check, 1, model.stream);
     bool sharded = model.table.layout.optimizer_shards > 1;  // else the slices are whole buckets, in a row
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {

@@ -224,7 +224,7 @@ inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunSta
     share_choices(model.grid.world);
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
-    if (model.grid.world.size == 1) {  // changes nothing: a capture finds its kernels loaded
+    if (model.grid.world.size == 1) {  // limits of -1 forbid the update: it loads the kernels for a capture
         optimizer.set_hyper_parameters(o, 0, 1, -1, -1);
         update_parameters(model, optimizer, o.clip);
         synchronize(model.stream);

@@ -171,7 +171,7 @@ private:
         bool full = setup.recompute == Recompute::Full;
         recomputed = {};
         if (full) recomputed.place(arena, shape, tp, setup);
-        if (setup.recompute == Recompute::Light) recomputed.place_light(arena, shape, tp, setup.B);
+        if (setup.recompute == Recompute::Light) recomputed.place_recomputed(arena, shape, tp, setup.B);
         for (InFlight& kept : in_flight) {
             kept.blocks.assign(chunk_layers(), recomputed);
             for (auto& block : kept.blocks) {
@@ -259,7 +259,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         if (l == 0) {
             a.x = x;
             await_block(0);
-            first_layernorm(a, w.data(), ctx, mb.batch);
+            ln1_forward(a, w.data(), ctx, mb.batch);
         }
         const floatX* branch = block_forward(a, w.data(), ctx, mb.batch, true);
         if (next) await_block(l + 1);
@@ -307,7 +307,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);
     floatX *dx = mb.activation_gradient->x, *x = mb.input.x;
-    auto complete = [&](const Parameter& p) {
+    auto begin_reduction = [&](const Parameter& p) {  // p's bucket has all its gradients
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
@@ -319,8 +319,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
                          dloss, model.lm_head_weights().data(), ctx);
-        complete(table.list[table.lnf]);
-        if (model.grid.p > 1) complete(table.list[table.wte]);
+        begin_reduction(table.list[table.lnf]);
+        if (model.grid.p > 1) begin_reduction(table.list[table.wte]);
     }
     for (int l = n - 1; l >= 0; l--) {
         int layer = mb.chunk * n + l;
@@ -329,12 +329,12 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         if (l == 0) a.x = x;
         auto w = model.block_weights(layer);
         if (model.setup.recompute == Recompute::Full) {
-            first_layernorm(a, w.data(), ctx, mb.batch);
+            ln1_forward(a, w.data(), ctx, mb.batch);
             block_forward(a, w.data(), ctx, mb.batch, false);
         }
         block_backward(dx, gradients(l).data(), l > 0 ? gradients(l - 1)[DOWN_B] : nullptr, a, w.data(), ctx,
                        mb.batch);
-        complete(table.block(layer, LN1_W));
+        begin_reduction(table.block(layer, LN1_W));
     }
     current_place.layer = -1;
     if (!model.is_first_chunk(mb.chunk)) return;
@@ -345,8 +345,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
                    mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
         add_values(dwte, from_logits, size, model.stream);
-    complete(table.list[table.wte]);
-    complete(table.list[table.wpe]);
+    begin_reduction(table.list[table.wte]);
+    begin_reduction(table.list[table.wpe]);
 }
 
 // ---- losses ----------------------------------------------------------------------------------------------

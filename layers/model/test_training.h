@@ -52,7 +52,7 @@ struct Trial {  // a small model with its optimiser
         }
         optimizer.set_hyper_parameters(options, rate, step + update);
         if (update) {
-            reduce_gradients(model);
+            finish_reductions(model);
             update_parameters(model, optimizer, options.clip);
             step++;
         }
@@ -120,7 +120,7 @@ void test_pytorch() {
             close("gradient of " + p.name, g, want, tolerance);
         }
         trial.optimizer.set_hyper_parameters(o, number("learning_rate"), ++trial.step);
-        reduce_gradients(m);
+        finish_reductions(m);
         update_parameters(m, trial.optimizer, o.clip);
         synchronize(m.stream);  // the next step's hyper-parameters lie where these are read
     }

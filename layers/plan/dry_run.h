@@ -262,7 +262,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     auto is_gather = [](auto& a) { return a.place.pass == Pass::Gather && a.kind == Activity::Communicate; };
     while (!update.empty()) out.update.push_back(counter.count(take_until(update, is_gather)));
     out.clear = counter.count(DryRun::of([&] { clear_losses(model); }));
-    Activities reduce = DryRun::of([&] { reduce_gradients(model); });
+    Activities reduce = DryRun::of([&] { finish_reductions(model); });
     auto tied = std::find_if(reduce.begin(), reduce.end(),
                              [](auto& a) { return !strcmp(a.call.group, "tied embedding"); });
     out.reduce = counter.count({reduce.begin(), tied});

@@ -120,7 +120,7 @@ class Simulator {
         add(is_forward ? Span::Forward : Span::Backward, r, i.micro_batch, i.chunk, start, me.now);
         return true;
     }
-    // reduce_gradients and update_parameters of optimizer.h; returns when the whole world has its norm
+    // finish_reductions and update_parameters of optimizer.h; returns when the whole world has its norm
     double finish_step() {
         double last = 0;
         for (int r = 0; r < s.p; r++) {
