@@ -349,11 +349,11 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
 
 // of a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up
 struct GeluOutput { const floatX *x, *up; };
-inline void gelu_linear_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input, const floatX* w,
-                                 const LinearScratch& scratch, int N, int C, int OC, bool accumulate,
-                                 Stream s) {
+inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input,
+                                       const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
+                                       bool accumulate, Stream s) {
     bool rounds = scratch.fp8.x;
-    Operation op{"gelu_linear_backward", s,
+    Operation op{"linear_after_gelu_backward", s,
                  {reads("dy", dy, N, OC), reads("x", input.x, N, C), reads("up", input.up, N, C),
                   reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)},
                  {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),

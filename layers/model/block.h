@@ -94,8 +94,8 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     // 8. the residual stream's gradient is also the branch's; and 7.: back through GELU
     if (a.light) gelu_forward(a.act, a.up, N, 4 * C_r, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    gelu_linear_backward(d_up, g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N, 4 * C_r, C,
-                         accumulate, s);
+    linear_after_gelu_backward(d_up, g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N, 4 * C_r, C,
+                               accumulate, s);
 
     // 6.
     if (a.light) layernorm_forward(a.ln2, a.ln2_stats, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);

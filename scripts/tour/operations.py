@@ -82,7 +82,7 @@ OPERATIONS = {
         r"dx = dy\, w, \quad dw \mathrel{+}= dy^T x, \quad db \mathrel{+}= \sum_n dy_n",
         "Two matrix products: one passes the gradient on, one says how the weights should change.",
     ),
-    "gelu_linear_backward": (
+    "linear_after_gelu_backward": (
         "Linear layer and GELU, backward",
         r"dw \mathrel{+}= dy^T a, \quad du = (dy\, w) \odot \mathrm{GELU}'(u)",
         "Through the product and the nonlinearity at once: u was kept by forward for this.",
@@ -160,7 +160,7 @@ BLOCK_STEPS = {
     "residual_layernorm_forward": [(4, 5), (8, NEXT)],
     "linear_gelu_forward": [(6, 7)],
     "residual_forward": [(8,)],
-    "gelu_linear_backward": [(8, 7)],
+    "linear_after_gelu_backward": [(8, 7)],
     "linear_backward": [(6,), (4,), (2,)],
     "layernorm_backward": [(5,), (1,)],
     "attention_backward": [(3,)],
