@@ -47,7 +47,7 @@ Tour.widgets["pipeline.player"] = (place, data) => {
       c.row), play),
     clock.row, drawing, said));
 
-  let schedule = null,
+  let asked = 0, schedule = null,
     bars = [];
   async function fetched() {
     const known = data.schedules.find((s) => s.p === p && s.m === m && s.v === v);
@@ -59,7 +59,9 @@ Tour.widgets["pipeline.player"] = (place, data) => {
 
   async function draw() {
     stop();
-    schedule = await fetched();
+    const mine = ++asked, answer = await fetched();
+    if (mine !== asked) return; // another one was asked for meanwhile
+    schedule = answer;
     if (schedule.refused) {
       drawing.replaceChildren();
       said.replaceChildren(element("p", {}, `The program refuses: ${schedule.refused}`));
@@ -109,8 +111,9 @@ Tour.widgets["pipeline.player"] = (place, data) => {
   }
 
   function move() {
-    const held = Array(p).fill(0),
-      peak = Array(p).fill(0);
+    if (!schedule || schedule.refused) return;
+    const held = Array(schedule.p).fill(0),
+      peak = Array(schedule.p).fill(0);
     for (const b of bars) b.bar.style.opacity = b.from <= time ? 1 : .12;
     // a backward that ends when a forward begins has given its memory back; the planner's times are rounded
     const moment = 1e-5;
