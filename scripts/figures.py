@@ -307,6 +307,19 @@ def published_flops(batch):
     return 96 * batch * T * L * C * C * (1 + T / (6 * C) + V / (16 * L * C))
 
 
+def each_axis_alone():
+    """MT-NLG's layout, and one kind of parallelism alone: what a GPU holds, what a step takes."""
+    out = []
+    for name, layout in ALONE:
+        made = plan({"ramp-start": 0, **layout})
+        out.append({
+            "layout": name, "gpus": layout["world-size"], "seconds": made["seconds"], "mfu": made["mfu"],
+            "gigabytes": max(sum(stage["memory"].values()) for stage in made["stages"]) / 1e9,
+            "fits": made["fits"],
+        })  # fmt: skip
+    return out
+
+
 def throughput(_options):
     out = []
     for servers, (seconds, rate) in PUBLISHED.items():
@@ -339,14 +352,7 @@ def throughput(_options):
         which: 1 - out[-1][f"{which}_tflops"] / out[0][f"{which}_tflops"]
         for which in ("planned", "published")
     }
-    alone = []
-    for name, layout in ALONE:
-        made = plan({"ramp-start": 0, **layout})
-        alone.append({
-            "layout": name, "gpus": layout["world-size"], "seconds": made["seconds"], "mfu": made["mfu"],
-            "gigabytes": max(sum(stage["memory"].values()) for stage in made["stages"]) / 1e9,
-            "fits": made["fits"],
-        })  # fmt: skip
+    alone = each_axis_alone()
     alone_rows = [
         (a["layout"], a["gpus"], f"{a['gigabytes']:,.1f} GB", "yes" if a["fits"] else "no",
          f"{a['seconds']:.1f}", f"{100 * a['mfu']:.1f} %")

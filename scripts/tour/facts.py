@@ -108,7 +108,7 @@ def of_planet(d):
     return {
         "parameters": plan["parameters"],
         "ranks": plan["world"],
-        "bytes_alone": next(a for a in d["axes"] if "data" in a["name"])["gigabytes"] * 1e9,
+        "bytes_alone": next(a for a in d["axes"] if "data" in a["layout"])["gigabytes"] * 1e9,
         "first_bytes": sum(first["memory"].values()),
         "tensor_bytes": first["sent"]["tensor"]["bytes"],
         "forward_bytes": first["sent"]["forward"]["bytes"],
@@ -134,7 +134,7 @@ def of_recipe(d):
         "tokens": d["mtnlg"]["tokens"],
         "days": d["mtnlg"]["days"],
         "sets": len(d["blend"]),
-        "largest": max(d["blend"], key=lambda s: float(s[0]))[1],
+        "largest": max(d["blend"], key=lambda s: s["weight"])["set"],
         "peak_rate": max(row["learning_rate"] for row in d["ramped"]),
     }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+import figures  # noqa: E402
 from over_ranks import environment, limited, words  # noqa: E402
 
 BUILD = ROOT / "build/cpu-fp32"
@@ -187,35 +188,6 @@ def data(work):
 
 
 MTNLG = {"config": ROOT / "scripts/mtnlg-530b.conf", "world-size": 2240}
-AXES = {
-    "8 × 8 × 35, as it was trained": {},
-    "data parallelism alone": {
-        "tensor-parallel": 1, "pipeline-parallel": 1, "ramp-start": 0, "batch": 2240,
-    },
-    "tensor parallelism as wide as the heads allow": {
-        "tensor-parallel": 128, "pipeline-parallel": 1, "ramp-start": 0, "world-size": 1920,
-    },
-    "pipeline parallelism, a layer a stage": {
-        "tensor-parallel": 1, "pipeline-parallel": 105, "ramp-start": 0, "world-size": 1680,
-    },
-}  # fmt: skip
-
-
-def axis(name, options):
-    """A layout of the same model: what the program says of it, and where it refuses, why."""
-    command = [BUILD / "train_gpt", "--plan", *words({**MTNLG, **options})]
-    out = limited(command, 60, cwd=ROOT, env=environment)
-    memory = re.search(r"in all\s+([\d. ]+)", out.stdout)
-    seconds = re.search(r"^step\s+([\d.]+) s", out.stdout, re.M)
-    mfu = re.search(r"MFU ([\d.]+) %", out.stdout)
-    return {
-        "name": name,
-        "ranks": {**MTNLG, **options}["world-size"],
-        "gigabytes": max(map(float, memory[1].split())) / 1000 if memory else None,
-        "seconds": float(seconds[1]) if seconds else None,
-        "mfu": float(mfu[1]) if mfu else None,
-        "refused": out.stderr.strip().split("\n")[0] if out.returncode else "",
-    }
 
 
 def planet(work):
@@ -224,7 +196,7 @@ def planet(work):
     run([BUILD / "train_gpt", "--plan", *words({**MTNLG, "timeline": timeline})])
     return {
         "plan": planned,
-        "axes": [axis(name, options) for name, options in AXES.items()],
+        "axes": figures.each_axis_alone(),
         "published": run([BUILD / "train_gpt", "--plan", "published"]),
         "timeline": timeline.read_text(),
     }
@@ -247,12 +219,11 @@ def recipe(work):
     ramped = metrics_of({**ramp, "warmup-tokens": 800})
     drawn = metrics_of({"batch": 1, "steps": 48})
     planned = plan(MTNLG)
-    sets = (ROOT / "scripts/mtnlg-530b.blend").read_text()
     return {
         "ramped": [{key: row[key] for key in ("step", "tokens", "learning_rate")} for row in ramped],
         "drawn": [next(name for name, loss in row["losses"].items() if loss is not None) for row in drawn],
         "mtnlg": {key: planned[key] for key in ("steps", "ramp_steps", "tokens", "days", "gpu_hours")},
-        "blend": re.findall(r"^([\d.]+)\s+(\S+)\.train\.bin$", sets, re.M),
+        "blend": figures.sets(None)[1]["sets"],
     }
 
 

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import corpus_pages
@@ -43,14 +44,19 @@ def formula(tex):
     return latex2mathml.converter.convert(tex)
 
 
+@cache
+def told_operations():
+    """Title, formula and text of each operation."""
+    return {
+        name: {"title": title, "formula": formula(tex), "text": text}
+        for name, (title, tex, text) in operations.OPERATIONS.items()
+    }
+
+
 def prepared(name, data):
     """What a chapter's page gets: its data with excerpts, formulas and texts beside them."""
     if "missing" in data:
         return data
-    told = {
-        name: {"title": title, "formula": formula(tex), "text": text}
-        for name, (title, tex, text) in operations.OPERATIONS.items()
-    }
     if name == "step":
         operations.number_steps(data["lines"])
         sources = {}
@@ -58,13 +64,13 @@ def prepared(name, data):
             line["source"] = f"{line['name']} at {line['file']}:{line['line']}"
             if line["source"] not in sources:
                 sources[line["source"]] = source.sources_of(line["name"], line["file"], line["line"])
-        return {**data, "operations": told, "sources": sources}
+        return {**data, "operations": told_operations(), "sources": sources}
     if name == "tensor":
         for layout in data["layouts"]:
             C = layout["head"]["model"]["hidden"]
             for tensor in (t for line in layout["lines"] if line["kind"] == "call" for t in line["tensors"]):
                 tensor["shape"] = [tensor["shape"][0] * tensor["shape"][1] // C, C]
-        return {**data, "operations": told, "calls": operations.CALLS}
+        return {**data, "operations": told_operations(), "calls": operations.CALLS}
     return data
 
 

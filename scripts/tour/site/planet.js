@@ -123,10 +123,10 @@ Tour.widgets["planet.ranks"] = (place, data) => {
 };
 
 Tour.widgets["planet.axes"] = (place, data) => {
-  const row = (a) => element("tr", {}, element("td", {}, a.name), element("td", {}, number(a.ranks)),
-    element("td", {}, a.gigabytes ? `${a.gigabytes.toFixed(1)} GB` : ""),
-    element("td", {}, a.refused ? "does not fit" : `${a.seconds} s`), element("td", {}, a.mfu && !a
-      .refused ? `${a.mfu} %` : ""));
+  const row = (a) => element("tr", {}, element("td", {}, a.layout), element("td", {}, number(a.gpus)),
+    element("td", {}, `${a.gigabytes.toFixed(1)} GB`),
+    element("td", {}, a.fits ? `${a.seconds.toFixed(1)} s` : "does not fit"),
+    element("td", {}, a.fits ? `${(100 * a.mfu).toFixed(1)} %` : ""));
   place.append(element("div", { class: "scroll", tabindex: 0,
     role: "group", "aria-label": "each axis alone" },
     element("table", {}, element("thead", {}, element("tr", {}, ...["layout", "GPUs", "a GPU holds",

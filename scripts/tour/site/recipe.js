@@ -60,15 +60,10 @@ Tour.widgets["recipe.blend"] = (place, data) => {
 };
 
 Tour.widgets["recipe.mtnlg"] = (place, data) => {
-  const all = data.blend.reduce((s, [w]) => s + Number(w), 0);
-  place.append(element("div", { class: "scroll", tabindex: 0,
-  role: "group", "aria-label": "MT-NLG's sets" },
-    element("table", {}, element("thead", {}, element("tr", {}, ...["set", "weight",
-        "of the tokens drawn"
-      ].map((h) =>
-        element("th", { scope: "col" }, h)))),
-      element("tbody", {}, ...data.blend.map(([weight, name]) => element("tr", {}, element("td", {},
-          name),
-        element("td", {}, weight), element("td", {},
-          `${(Number(weight) / all * data.mtnlg.tokens / 1e9).toFixed(1)} billion`)))))));
+  const row = (s) => element("tr", {}, element("td", {}, s.set), element("td", {}, String(s.weight)),
+    element("td", {}, `${s.drawn.toFixed(1)} billion`));
+  const head = ["set", "weight", "of the tokens drawn"].map((h) => element("th", { scope: "col" }, h));
+  place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "MT-NLG's sets" },
+    element("table", {}, element("thead", {}, element("tr", {}, ...head)),
+      element("tbody", {}, ...data.blend.map(row)))));
 };
