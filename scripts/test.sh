@@ -15,6 +15,7 @@ failed=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+part() { echo "== $(date +%T) $*"; }
 good() { passed=$((passed + 1)); }
 bad() { failed=$((failed + 1)); echo "FAILED  $*"; }
 expect() {  # expect WHAT COMMAND…: the command succeeds
@@ -70,7 +71,7 @@ is_built() {  # is_built NAME: waits for it; whether it is there, and without a 
 
 variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is built; adds up what they print
     local build="build/$1"
-    echo "== ${1/-/, }"
+    part "${1/-/, }"
     is_built "$1" || return
     shift
     "$build/test_gpt" "$@" 2> "$work/stderr" | tee "$work/out"
@@ -92,7 +93,7 @@ for each in $variants; do
     esac
 done
 
-echo "== tensor, pipeline and data parallel"
+part "tensor, pipeline and data parallel"
 count_checks() {  # count_checks SCRIPT BUILD…
     python3 "$@" | tee "$work/out"
     if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
@@ -105,31 +106,31 @@ count_checks() {  # count_checks SCRIPT BUILD…
 if has_mpi; then
     count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
     if has_nccl; then
-        echo "== NCCL's stand-in"
+        part "NCCL's stand-in"
         is_built nccl && count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
     else
         echo "nccl.h is not here: comm_nccl.cpp was not checked"
     fi
-    echo "== operations"
+    part "operations"
     count_checks scripts/test_operations.py build/cpu-fp32 build/emulated-fp32
-    echo "== choices of the autotuner"
+    part "choices of the autotuner"
     count_checks scripts/test_autotune.py build/emulated-fp32
-    echo "== evaluation and generation"
+    part "evaluation and generation"
     count_checks scripts/test_evaluate.py build/cpu-fp64 build/emulated-fp32
-    echo "== faults"
+    part "faults"
     count_checks scripts/test_faults.py build/cpu-fp32
 else
     bad "mpirun is not here: run scripts/install.sh"
 fi
 
-echo "== the corpus"
+part "the corpus"
 if has_corpus; then
     is_built corpus && count_checks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
 else
     echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
 fi
 
-echo "== whole programs"
+part "whole programs"
 cat Makefile layers/*.cuh > "$work/text.txt"
 expect "tokenize" ./tokenize --vocabulary bytes --validation 0.1 --output "$work/text" "$work/text.txt"
 
@@ -277,19 +278,19 @@ refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
     eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
 
-echo "== the published figures"
+part "the published figures"
 count_checks scripts/test_figures.py build/cpu-fp32
-echo "== metrics"
+part "metrics"
 count_checks scripts/test_metrics.py
-echo "== the guided tour"
+part "the guided tour"
 count_checks scripts/test_tour.py
 
-echo "== what the READMEs show"
+part "what the READMEs show"
 count_checks scripts/test_readme.py build/cpu-fp32
 
 data=../shared/data
 if [ -d "$data" ]; then
-    echo "== GPT-2's vocabulary and real text"
+    part "GPT-2's vocabulary and real text"
     expect "GPT-2 tokens" ./tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" \
         $data/tinyshakespeare.txt
     sum=$(tail -c +65 "$work/ts.bin" | head -c 676050 | sha256sum | cut -d' ' -f1)
@@ -299,7 +300,7 @@ if [ -d "$data" ]; then
         --vocabulary $data/gpt2/vocab.bpe |
         cmp - $data/tinyshakespeare.txt"
     refused "did you mean" ./tokenize --vocabulry x
-    echo "== the tasks' public files: the requests that lm-evaluation-harness makes"
+    part "the tasks' public files: the requests that lm-evaluation-harness makes"
     requests() {  # requests SHA256 OPTION…: what ./tasks makes has this hash
         ./tasks --vocabulary $data/gpt2/vocab.bpe --output "$work/task.eval" "${@:2}" > "$work/log" 2>&1
         if [ "$(tail -1 "$work/log")" = "sha256 of all requests $1" ]; then good; else bad "$*"; \
