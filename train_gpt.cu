@@ -189,7 +189,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
     if (HAS_KERNELS) open_autotuner(o, run.state);
-    if (HAS_KERNELS && model.setup.packs) warm_up_packed(model);
+    if (HAS_KERNELS && model.setup.packs) tune_packed(model);
     if (!training) return share_choices(run.grid.world);
     keep_freed_memory();
     trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
@@ -198,7 +198,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
     bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short;
-    bool is_faster = warm_up(model, *trainer.optimizer, o, run.state, may_graph);
+    bool is_faster = tune(model, *trainer.optimizer, o, run.state, may_graph);
     trainer.uses_graph = o.graph == "yes" || (o.graph == "auto" && is_faster);
 }
 

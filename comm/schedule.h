@@ -11,7 +11,7 @@
 //   at once, so that neighbours who send to each other meet; it has at most one message of a kind. Between
 //   two neighbours the messages of a direction keep their order.
 //   Memory is numbered: a micro-batch in flight (its activations in a chunk, from Forward to Backward), an
-//   input (what the chunk's first layer reads), a gradient. Before memory that was sent from is written again
+//   input (what the chunk's first layer reads), dx. Before memory that was sent from is written again
 //   that send is waited for. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it.
 #pragma once
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Instruction {
     int micro_batch, chunk;       // of a message: those of the computation here that makes or takes it
     int in_flight = -1;     // which of the micro-batches in flight this one is: where its activations are
     int input = -1;         // where the chunk's input lies
-    int gradient = -1;      // where the chunk's gradient lies
+    int dx = -1;            // where the gradient of its output, then that of its input, lies
     int exchange = -1;      // messages with the same number are posted together; computations have none
     bool computes() const { return kind <= Backward; }
     bool sends() const { return kind == SendForward || kind == SendBackward; }
@@ -44,15 +44,15 @@ struct Schedule {
     PipelineShape shape;
     int stage;
     std::vector<Instruction> list;
-    int in_flight = 0, inputs = 0, gradients = 0;  // how many of each
+    int in_flight = 0, inputs = 0, dx_buffers = 0;  // how many of each
 };
 
 // how the micro-batches of a step pass through a stage, for each batch that the run has
 using Schedules = std::map<int, Schedule>;
 
-// gradients of a stage: one in work, one received ahead, one on its way. The first stage sends those of its
+// dx buffers of a stage: one in work, one received ahead, one on its way. The first stage sends those of its
 // later chunks to the last, which takes them up g - p computations later than a neighbour would.
-inline int gradient_buffers(int stage, const PipelineShape& s) {
+inline int dx_buffer_count(int stage, const PipelineShape& s) {
     if (!s.training) return 0;
     return s.p == 1 ? 1 : 3 + (s.chunks > 1 && stage == 0 ? s.interleave_group - s.p : 0);
 }
@@ -137,14 +137,14 @@ inline bool makes_message(const Instruction& i, int stage, const PipelineShape& 
 
 inline Schedule make_schedule(int stage, const PipelineShape& s) {
     using I = Instruction;
-    Schedule out = {s, stage, {}, 0, 0, gradient_buffers(stage, s)};
+    Schedule out = {s, stage, {}, 0, 0, dx_buffer_count(stage, s)};
     std::vector<I> work = computations(stage, s);
     std::map<std::pair<int, int>, I> kept;  // (micro_batch, chunk) -> its forward, until its backward
     Pool in_flight, inputs;
-    int next_gradient = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in work, one received ahead
+    int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in work, one received ahead
     auto place = [&](I& i) {  // memory for what computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);
-        else i.gradient = next_gradient++ % out.gradients;
+        else i.dx = next_dx++ % out.dx_buffers;
     };
     auto message = [&](I i, bool send, int exchange) {
         bool forward = i.kind == I::Forward;
@@ -225,7 +225,7 @@ class ScheduleChecker {
     struct Stage {
         size_t at = 0;
         std::map<int, std::pair<int, int>> in_flight, input;                // in use by (micro_batch, chunk)
-        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, gradient_sent;  // last send from it
+        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, dx_sent;  // last send from it
         std::map<std::pair<int, int>, size_t> arrival[2];              // which message of its direction
         std::map<std::pair<int, int>, int> done[2];
         size_t peak = 0;
@@ -258,13 +258,13 @@ class ScheduleChecker {
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
             if (!me.done[!is_forward].count(key)) refuse(r, i, "sent before it is computed");
-            (is_forward ? me.in_flight_sent[i.in_flight] : me.gradient_sent[i.gradient]) = {&d,
+            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d,
                                                                                             d.sent.size()};
             d.sent.push_back({i.micro_batch, is_forward ? number + 1 : number - 1});
             return true;
         }
         if (!i.computes()) {
-            if (!is_forward && !sent_on(me.gradient_sent, i.gradient)) return false;
+            if (!is_forward && !sent_on(me.dx_sent, i.dx)) return false;
             if (is_forward && !me.input.insert({i.input, key}).second) refuse(r, i, "its input is in use");
             Direction& d = into(r, is_forward);
             me.arrival[!is_forward][key] = d.received.size();
@@ -280,7 +280,7 @@ class ScheduleChecker {
             if (d.sent[found->second] != d.received[found->second]) refuse(r, i, "gets another's message");
         } else if (is_forward) {
             if (!me.input.insert({i.input, key}).second) refuse(r, i, "its input is in use");
-        } else if (!sent_on(me.gradient_sent, i.gradient)) {
+        } else if (!sent_on(me.dx_sent, i.dx)) {
             return false;
         }
         if (is_forward) {
@@ -291,7 +291,7 @@ class ScheduleChecker {
         } else {
             if (!me.in_flight.count(i.in_flight) || me.in_flight[i.in_flight] != key)
                 refuse(r, i, "its activations are another's");
-            if (i.gradient >= all[r].gradients) refuse(r, i, "more memory than said");
+            if (i.dx >= all[r].dx_buffers) refuse(r, i, "more memory than said");
         }
         if (!me.input.count(i.input) || me.input[i.input] != key) refuse(r, i, "its input is another's");
         if (me.done[!is_forward][key]++) refuse(r, i, "done twice");

@@ -92,7 +92,7 @@ void test_schedule() {
     spoilt("waits forever", {10, 24, 2, 24},
            [&](auto& all) {  // too few gradients for the way back to the end
                for (auto& i : all[0].list)
-                   if (i.gradient >= 0) i.gradient %= 3;
+                   if (i.dx >= 0) i.dx %= 3;
            });
     refuses("wants at least 4 micro-batches", [] { check_pipeline({4, 3, 2, 4}); });
     refuses("choose one of 4 6 7 8 12", [] { check_pipeline({4, 12, 2, 5}); });

@@ -334,7 +334,6 @@ inline void clip_gradients(Clip* clip, const double* sums, int count, double lar
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-
 template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
            const Clip* clip, StateCheck* check, long n, Stream s) {

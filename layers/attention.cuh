@@ -89,7 +89,7 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                 floatX* dpt = dpb + (long)t0 * a.T;
                 gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows,
                               .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.out(), .ldc = a.row()},
-                              s);
+                             s);
                 gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS,
                               .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
                 for (int t = 0; t < rows; t++) {
@@ -106,7 +106,7 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                               .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
                 gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS, .k = rows,
                               .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.row(), .ldc = a.row()},
-                                  s);
+                             s);
             }
         }
 }
@@ -197,7 +197,6 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
 #endif
 
 // ---- as operations of a step -----------------------------------------------------------------------------
-
 
 inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());

@@ -237,7 +237,6 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
     if (Operation op{"cross_entropy_max", s, {reads("logits", logits, N, v.columns),
                                               writes("largest", largest, N)}})

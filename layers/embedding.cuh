@@ -197,7 +197,6 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-
 // of wte only the rows looked up are read
 inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
                               int C, Stream s) {

@@ -278,7 +278,7 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
     return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
 }
 
-// of a shape, once: in the warm-up both compute, and are timed. On the emulated device only checks take it.
+// of a shape, once: tuning computes both and times them. On the emulated device only checks take it.
 // run(shape, way): way 1 is that of sm_90a; differ(): "" or how they do
 template <class Run, class Differ>
 bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {

@@ -273,7 +273,6 @@ void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dou
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-
 // `products` over the causal half of the scores, in tiles that never leave the chip
 inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
     GemmShape half = {a.T, a.T / 2, a.HS, (long)a.B * a.NH * products};

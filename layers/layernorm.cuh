@@ -324,7 +324,6 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-
 inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w, const floatX* b,
                               int N, int C, Stream s) {
     if (Operation op{"layernorm_forward", s, {reads("x", x, N, C), reads("w", w, C), reads("b", b, C),

@@ -29,7 +29,7 @@ inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, in
     return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
 }
 inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
-                                 bool accumulate) {
+                              bool accumulate) {
     linear_flops += 2L * N * C * OC;
     return {
         .out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(accumulate)};

@@ -94,7 +94,7 @@ constexpr int segment_warps = 4;
 // A block a tile and head, a warp a row at a time. 32 keys at once, one for each lane; the softmax goes
 // along, what is summed so far is scaled down when a larger score comes.
 __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile* tiles, real scale,
-                                         long width, int HS) {
+                                        long width, int HS) {
     DYNAMIC_SHARED(real, shared);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, h = blockIdx.y;
     real *q = shared + (long)warp * 2 * HS, *sum = q + HS;  // (HS) each
@@ -160,7 +160,6 @@ inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache
 #endif
 
 // ---- as operations of a step -----------------------------------------------------------------------------
-
 
 inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
                              Stream s) {

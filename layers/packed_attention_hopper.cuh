@@ -116,7 +116,7 @@ struct PackedForward {
                            [&](bool hopper) { run(hopper); });
     }
 };
-// cache_rows: that qkv has. Chosen for all batches with these heads at once: in the warm-up
+// cache_rows: that qkv has. Chosen for all batches with these heads at once: in tune_packed()
 inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, int cache_rows,
                              AttentionShape a, Stream s) {
     PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};

@@ -181,7 +181,6 @@ inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int 
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-
 inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
                              int C, Stream s) {
     if (Operation op{"residual_forward", s, {reads("residual", residual, N, C), reads("f", f, N, C),

@@ -121,7 +121,6 @@ struct BothStates {
     Both<Moment> m, v;
     std::vector<real> values[state_kinds];
 
-
     explicit BothStates(size_t n)
         : parameters(n), low(n), m(n), v(n),
           values{random_values<real>(n, 1), random_values<real>(n, 3), random_values<real>(n, 2)} {

@@ -1,5 +1,5 @@
 // autotune.h   what is timed once and then known: cuBLASLt's algorithms, and which of two ways is the faster
-//   Choices are timed while `on`, in the warm-up at a run's start. They belong to the run: all its ranks take
+//   Choices are timed while `on`, in tune() at a run's start. They belong to the run: all its ranks take
 //   the same, and its checkpoints carry them, so that what resumes computes the very same (model/setup.h).
 //   They are also kept in a file for the next runs on such a machine:
 //     train_gpt choices 1 | GPU, its driver's and cuBLASLt's versions
@@ -105,12 +105,12 @@ private:
     template <class Run>
     Choice time_ways(int ways, int usual, Stream s, Run run) {
         constexpr int rounds = 5;
-        constexpr double warm_up = 0.5;  // seconds
+        constexpr double clocks_rise = 0.5;  // seconds
         std::vector<double> least(ways, INFINITY);
         std::vector<bool> can(ways);
         for (int way = 0; way < ways; way++) can[way] = run(way);  // the first time is no measure
         synchronize(s);
-        for (double began = seconds(); !host_is_device && !is_warm && seconds() - began < warm_up;)
+        for (double began = seconds(); !host_is_device && !is_warm && seconds() - began < clocks_rise;)
             for (int way = 0; way < ways; way++) {
                 if (can[way]) run(way);
                 synchronize(s);

@@ -237,7 +237,7 @@ void read_values(const void* from, cudaDataType_t type, int64_t rows, int64_t co
 }
 // out (m, n) = a (m, k) b (k, n), over [first, last) of k
 inline void multiply_range(real* out, const real* a, const real* b, int64_t m, int64_t n, int64_t k,
-                         int64_t first, int64_t last) {
+                           int64_t first, int64_t last) {
     int M = (int)m, N = (int)n, K = (int)(last - first);
     if constexpr (sizeof(real) == 8)
         cblas_dgemm(cblas_row_major, cblas_as_is, cblas_as_is, M, N, K, 1, (const double*)a + first, (int)k,

@@ -132,11 +132,12 @@ struct Communication {
 enum class Pass : int8_t { None = -1, Forward, Backward, Message, Reduce, Gather, Update };
 constexpr const char* pass_names[] = {"forward", "backward", "message", "reduce", "gather", "update"};
 
-// the pass, micro-batch, chunk and layer that an operation belongs to; -1: none
+// what an operation belongs to; -1: none
 struct Place {
     Pass pass = Pass::None;
-    int micro_batch = -1, chunk = -1;  // chunk: of a bucket its number on this stage
-    int layer = -1;                    // of the whole model
+    int micro_batch = -1, chunk = -1;
+    int bucket = -1;  // of gradients or parameters, on this stage
+    int layer = -1;   // of the whole model
 };
 inline Place current_place;
 
@@ -243,9 +244,9 @@ class Section {
     ActivityScope announced;
 
 public:
-    Section(Pass pass, int micro_batch, int chunk, Stream s)
-        : here({pass, micro_batch, chunk}), range(pass_names[(int)pass]), announced([&] {
-              return Activity{.kind = Activity::Section, .name = pass_names[(int)pass], .stream = s,
+    Section(const Place& place, Stream s)
+        : here(place), range(pass_names[(int)place.pass]), announced([&] {
+              return Activity{.kind = Activity::Section, .name = pass_names[(int)place.pass], .stream = s,
                               .place = {}};
           }) {}
 };

@@ -159,7 +159,7 @@ inline bool take_token(Answer& a, int token, const Prompt& p, const Vocabulary& 
 
 // the answers to `prompts`, which are dealt over the replicas, on all ranks
 inline std::vector<Answer> answer_all(Model& model, const std::vector<Prompt>& prompts, const Vocabulary& v,
-                                  int at_once) {
+                                      int at_once) {
     const Grid& g = model.grid;
     std::vector<Answer> answers(prompts.size());
     std::vector<Text> texts;

@@ -66,7 +66,7 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
 }
 
 // before the first packed batch: which kernels attend in them is timed (base/autotune.h), over random values
-inline void warm_up_packed(Model& model) {
+inline void tune_packed(Model& model) {
     PackedBatch packed;
     std::vector<int> tokens(model.shape.T, 0);
     for (int n = std::min(model.shape.T, model.max_rows()); n > 0; n /= 2)
@@ -76,7 +76,7 @@ inline void warm_up_packed(Model& model) {
     const BlockActivations& a = kept.blocks[0];
     long row = 3L * model.shape.C / model.grid.t;
     std::vector<floatX> values((size_t)model.max_rows() * row);
-    normals(values.data(), 0, purpose("packed warm-up"), 0, (long)values.size(), 1);
+    normals(values.data(), 0, purpose("packed tuning"), 0, (long)values.size(), 1);
     copy_to_device(a.qkv, values.data(), values.size() * sizeof(floatX), model.stream);
     AttentionShape heads = {1, packed.rows(), model.shape.NH / model.grid.t, model.shape.HS()};
     const PackedSegments& s = kept.segments;

@@ -107,7 +107,7 @@ struct ScorePlan {
 
 // the scores of a batch, which was the last stage's micro-batch
 inline void collect_scores(Model& model, const ScorePlan& plan, const ScoreBatch& b, int micro_batch,
-                    std::vector<Score>& scores) {
+                           std::vector<Score>& scores) {
     std::vector<real> losses(b.outputs), is_greedy(b.outputs);
     long from = (long)micro_batch * model.max_outputs();
     copy_to_host(losses.data(), model.lm_head.losses + from, losses.size() * sizeof(real), model.stream);

@@ -14,9 +14,9 @@
 // 1. normalise: in a chunk's first block, and where backward computes a block again; elsewhere the block
 // before has done it, in add_branch()
 inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                            BatchShape batch) {
+                        BatchShape batch) {
     layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], ctx.tp.rows(batch.rows()),
-                           ctx.shape.C, ctx.stream);
+                      ctx.shape.C, ctx.stream);
 }
 
 // --fp8: the matrices in 8 bits, once a step: what its GEMMs read until the matrices change
@@ -74,7 +74,7 @@ inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branc
     int N_r = ctx.tp.rows(batch.rows()), C = ctx.shape.C;
     if (!next) return residual_forward(y, a.mid, branch, bias, N_r, C, ctx.stream);
     residual_layernorm_forward(y, next->ln1, next->ln1_stats, a.mid, branch, bias, next_w[LN1_W],
-                                    next_w[LN1_B], N_r, C, ctx.stream);
+                               next_w[LN1_B], N_r, C, ctx.stream);
 }
 
 // g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to; but for DOWN_B, whose

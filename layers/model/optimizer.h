@@ -130,7 +130,7 @@ struct Optimizer {
     // steps count from 1; the step that is enqueued next reads them. Beyond the limits (of the norm before
     // clipping, of the sum of losses) there is no update
     void set_hyper_parameters(const Options& options, double rate, long step, double norm_limit = INFINITY,
-                               double loss_limit = INFINITY) {
+                              double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
                        (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
@@ -179,7 +179,7 @@ inline double scheduled_rate(const Options& o, double tokens) {
 // after the last backward, which has begun the reductions over d: waits for them, then sums over t and over
 // the tied embedding what is left; the sums that this rank owns, in place
 inline void finish_reductions(Model& model) {
-    Section section(Pass::Update, -1, -1, model.stream);
+    Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
     if (model.tp.sequence_parallel)
@@ -214,7 +214,7 @@ inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
 
 // with the hyper-parameters that were set; the gradients are overwritten by the next step's first micro-batch
 inline void update_parameters(Model& model, Optimizer& optimizer, double max_norm) {
-    Section section(Pass::Update, -1, -1, model.stream);
+    Section section({.pass = Pass::Update}, model.stream);
     load_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
     compute_clip(model, optimizer, max_norm);
     clear_values("state check", optimizer.state_check, 1, model.stream);
@@ -230,7 +230,7 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
         floatX* w = model.weights + b.offset;
-        Section gathering(Pass::Gather, -1, (int)bucket, model.stream);
+        Section gathering({.pass = Pass::Gather, .bucket = (int)bucket}, model.stream);
         comm::wait_stream(model.grid.dp_stream, model.stream);
         // my slice -> all slices, under the next forward
         comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",

@@ -48,13 +48,13 @@ inline Message message_of(Model& model, const Instruction& op) {
             return {grid.forward_out, model.in_flight[op.in_flight].y, "activations"};
         case Instruction::ReceiveForward: return {grid.forward_in, model.inputs[op.input], "activations"};
         case Instruction::SendBackward:
-            return {grid.backward_out, model.activation_gradients[op.gradient], "their gradient"};
-        default: return {grid.backward_in, model.activation_gradients[op.gradient], "their gradient"};
+            return {grid.backward_out, model.activation_gradients[op.dx], "their gradient"};
+        default: return {grid.backward_in, model.activation_gradients[op.dx], "their gradient"};
     }
 }
 
 inline void post_message(Model& model, const Instruction& op, BatchShape batch) {
-    Section section(Pass::Message, op.micro_batch, op.chunk, model.stream);
+    Section section({Pass::Message, op.micro_batch, op.chunk}, model.stream);
     Message m = message_of(model, op);
     Share share = message_share(model, batch);
     if (!op.sends()) await_sent(model, m.buffer);
@@ -122,7 +122,7 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
             await_message(model, mb.input, "activations", mb.batch);
             forward(model, mb, dloss);
         } else {
-            mb.activation_gradient = &model.activation_gradients[op.gradient];
+            mb.activation_gradient = &model.activation_gradients[op.dx];
             await_message(model, *mb.activation_gradient, "their gradient", mb.batch);
             backward(model, mb, dloss);
         }

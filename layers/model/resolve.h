@@ -354,7 +354,7 @@ inline void check_shared_folder(const Run& run) {
     comm::collective_check(error);
     if (access(probe.c_str(), F_OK) != 0)
         error = text("--save %s: is not the folder that rank 0 has under this name: give a folder that "
-                         "all hosts share", run.options.save.c_str());
+                     "all hosts share", run.options.save.c_str());
     comm::barrier(comm::everyone(), "all have looked");
     if (run.is_rank0()) remove(probe.c_str());
     comm::collective_check(error);

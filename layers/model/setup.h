@@ -116,7 +116,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
         s.micro_batches = std::max(s.micro_batches, schedule.shape.micro_batches);
         s.in_flight = std::max(s.in_flight, schedule.in_flight);
         s.inputs = std::max(s.inputs, schedule.inputs);
-        s.activation_gradients = std::max(s.activation_gradients, schedule.gradients);
+        s.activation_gradients = std::max(s.activation_gradients, schedule.dx_buffers);
     }
     return s;
 }
@@ -149,12 +149,12 @@ inline void fill_at_random(Model& model) {
         for (int index = 0; index < std::min(2, model.setup.micro_batches); index++) {
             std::vector<int> samples((size_t)batch.B * (batch.T + 1));
             for (size_t i = 0; i < samples.size(); i++)
-                samples[i] = (int)(uniform(0, purpose("warm-up"), i + index * samples.size()) * shape.V);
+                samples[i] = (int)(uniform(0, purpose("tuning"), i + index * samples.size()) * shape.V);
             put_tokens_on_host(model, model.token_buffer, samples, batch, index);
         }
     if (model.grid.p == 1) return;  // it receives nothing
     std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);
-    normals(values.data(), 0, purpose("warm-up"), 0, (long)values.size(), 1);
+    normals(values.data(), 0, purpose("tuning"), 0, (long)values.size(), 1);
     for (floatX* received : {model.inputs[0].x, model.activation_gradients[0].x})
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
     synchronize(model.stream);  // with `values`
@@ -193,7 +193,7 @@ inline void share_choices(const comm::Group& world) {
 
 // before the first step. With `may_graph`, says whether a CUDA graph is faster. Gradients are 0 afterwards.
 // What is chosen belongs to the run: it is the same on all ranks, and checkpoints carry it on
-inline bool warm_up(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
+inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
     fill_at_random(model);
     clear_losses(model);
     autotuner.on = true;

@@ -271,7 +271,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
 
 // a chunk of layers; after the last one logits and losses, with their gradient where dloss is not 0
 inline void forward(Model& model, const MicroBatch& mb, real dloss) {
-    Section section(Pass::Forward, mb.index, mb.chunk, model.stream);
+    Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
     LayerContext ctx = model.context();
     layers_forward(model, mb, ctx);
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
@@ -288,7 +288,7 @@ inline void reduce_bucket(Model& model, int bucket) {
     const comm::Group& dp = model.grid.dp;
     real* g = model.gradients + b.offset;
     if (dp.size == 1 || model.holds_reductions) return;
-    Section section(Pass::Reduce, -1, bucket, model.stream);
+    Section section({.pass = Pass::Reduce, .bucket = bucket}, model.stream);
     comm::wait_stream(model.grid.dp_stream, model.stream);
     if (model.table.layout.optimizer_shards == 1) {
         // mine -> all's
@@ -302,7 +302,7 @@ inline void reduce_bucket(Model& model, int bucket) {
 
 // the gradient of the chunk's output -> of its input, in place; the last chunk begins with that of the losses
 inline void backward(Model& model, const MicroBatch& mb, real dloss) {
-    Section section(Pass::Backward, mb.index, mb.chunk, model.stream);
+    Section section({Pass::Backward, mb.index, mb.chunk}, model.stream);
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);

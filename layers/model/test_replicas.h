@@ -38,13 +38,13 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
 void test_replicas() {
     if (comm::world_size() != 4) return;
     check_drift(2, 1, 1, "h.1.ln_2.weight", false, 3,
-                   "parameters of h.1.ln_2.weight on rank 3 differs from rank");
+                "parameters of h.1.ln_2.weight on rank 3 differs from rank");
     check_drift(1, 1, 1, "h.3.attn.c_attn.bias", false, 2,
-                   "parameters of h.3.attn.c_attn.bias on rank 2 differs");
+                "parameters of h.3.attn.c_attn.bias on rank 2 differs");
     check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", true, 3,
-                   "optimizer state of h.2.mlp.c_fc.weight on rank 3");
+                "optimizer state of h.2.mlp.c_fc.weight on rank 3");
     check_drift(2, 2, 1, "wte.weight", true, 2,
-                   "optimizer state of wte.weight on rank 2 differs from rank 0");
+                "optimizer state of wte.weight on rank 2 differs from rank 0");
     check_drift(2, 2, 1, "h.0.mlp.c_proj.bias", true, 1,
-                   "optimizer state of h.0.mlp.c_proj.bias on rank 1");
+                "optimizer state of h.0.mlp.c_proj.bias on rank 1");
 }

@@ -43,7 +43,7 @@ inline RankReport report_step(const Run& run, Trainer& trainer, RepeatedStep* ch
 
 // the mean over the step's tokens, and over those of each set; with what else ranks tell each other
 inline StepExchange exchange_step(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
-                           const RankReport& mine) {
+                                  const RankReport& mine) {
     Model& model = *trainer.model;
     int micro_batches = samples.batch / model.grid.d / model.setup.B;
     std::vector<int> set_of;
@@ -188,7 +188,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
     finish_save(run, trainer);
     comm::collective_check(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
-                                  "earlier checkpoint (--resume-before)", diverged);
+                           "earlier checkpoint (--resume-before)", diverged);
 }
 
 // what ranks have heard of each other in the step

@@ -136,7 +136,7 @@ class StepCounter {
         double seconds = call_seconds(hardware, a, precision);
         if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
         bool of_bucket = a.place.pass == Pass::Reduce || a.place.pass == Pass::Gather;
-        if (of_bucket) part.pieces.back().beside.push_back({a.place.chunk, seconds});
+        if (of_bucket) part.pieces.back().beside.push_back({a.place.bucket, seconds});
         else part.pieces.back().seconds += seconds;
         if (!strcmp(a.call.group, "tensor")) part.tensor_seconds += seconds;
     }

@@ -52,7 +52,7 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
     std::string spans, events;
     if (g.data == 0) {
         for (auto& e : trace.events()) {
-            Span s = {Span::Wait, row, -1, -1, e.start, e.end};
+            Span s = {Span::Wait, row, -1, -1, -1, e.start, e.end};
             if (span_of(*e.activity, s)) spans += std::string((const char*)&s, sizeof s);
             if (!run.options.trace.ends_with(".svg")) events += chrome_event(e, row);
         }

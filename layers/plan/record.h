@@ -7,7 +7,7 @@
 //   Then those of rank 0 in the order in which it gave them to its streams, those of rank 1, and so on:
 //     rank, n           which of that rank's lines this is, from 0
 //     kind, name        compute, call or wait, and which; of a call what comm.h calls it
-//     pass, micro_batch, chunk, layer   to what it belongs; of a bucket (reduce, gather) chunk is its number
+//     pass, micro_batch, chunk, bucket, layer   to what it belongs
 //                       on the stage; layer counts over the whole model; what does not apply is left out
 //     stream            compute; or of which messages: forward in, forward out, backward in, backward out;
 //                       or buckets
@@ -94,6 +94,7 @@ class Record : public Listener {
         if (a.place.pass != Pass::None) out += text(",\"pass\":\"%s\"", pass_names[(int)a.place.pass]);
         if (a.place.micro_batch >= 0) out += text(",\"micro_batch\":%d", a.place.micro_batch);
         if (a.place.chunk >= 0) out += text(",\"chunk\":%d", a.place.chunk);
+        if (a.place.bucket >= 0) out += text(",\"bucket\":%d", a.place.bucket);
         if (a.place.layer >= 0) out += text(",\"layer\":%d", a.place.layer);
         out += text(",\"stream\":\"%s\"", stream_name(a.stream));
         if (a.kind == Activity::Wait) {

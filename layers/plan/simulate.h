@@ -26,13 +26,13 @@ class Simulator {
     using I = Instruction;
     struct Direction {
         std::vector<double> sent, posted, finish;
-        std::vector<std::pair<int, int>> what;  // micro, chunk at the sender
+        std::vector<Place> what;  // micro-batch and chunk at the sender
     };
     struct Stage {
         double now = 0, bucket_stream = 0;             // of computations, of buckets
         std::vector<double> ready;               // when each bucket's parameters are there
         size_t at = 0;
-        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, gradient_sent;
+        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, dx_sent;
         std::map<std::pair<int, int>, size_t> arrival[2];
     };
     const std::vector<Schedule>& all;
@@ -46,8 +46,8 @@ class Simulator {
     Direction& into(int r, bool is_forward) {
         return is_forward ? forward[(r + s.p - 1) % s.p] : backward[(r + 1) % s.p];
     }
-    void add(Span::Kind kind, int stage, int micro, int chunk, double start, double end) {
-        if (out) out->spans.push_back({kind, stage, micro, chunk, start, end});
+    void add(Span::Kind kind, int stage, const Place& of, double start, double end) {
+        if (out) out->spans.push_back({kind, stage, of.micro_batch, of.chunk, of.bucket, start, end});
     }
     double message_seconds(int stage, bool is_forward) const {
         I::Kind kind = is_forward ? I::SendForward : I::SendBackward;
@@ -59,7 +59,7 @@ class Simulator {
             size_t i = d.finish.size();
             double start = std::max({d.sent[i], d.posted[i], i ? d.finish[i - 1] : 0.0});
             d.finish.push_back(start + seconds);
-            add(Span::Message, stage, d.what[i].first, d.what[i].second, start, start + seconds);
+            add(Span::Message, stage, d.what[i], start, start + seconds);
         }
     }
     // until the last send from a piece of memory is through; false: not known yet
@@ -76,14 +76,14 @@ class Simulator {
         Stage& me = stages[r];
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
-            (is_forward ? me.in_flight_sent[i.in_flight] : me.gradient_sent[i.gradient]) = {&d,
+            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d,
                                                                                             d.sent.size()};
             d.sent.push_back(me.now);
-            d.what.push_back({i.micro_batch, i.chunk});
+            d.what.push_back({.micro_batch = i.micro_batch, .chunk = i.chunk});
             advance(d, r, message_seconds(r, is_forward));
             return true;
         }
-        if (!is_forward && !await_sent(me, me.gradient_sent, i.gradient)) return false;
+        if (!is_forward && !await_sent(me, me.dx_sent, i.dx)) return false;
         int from = is_forward ? (r + s.p - 1) % s.p : (r + 1) % s.p;
         Direction& d = into(r, is_forward);
         me.arrival[!is_forward][{i.micro_batch, i.chunk}] = d.posted.size();
@@ -98,7 +98,7 @@ class Simulator {
         bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
         if (!i.computes()) return message(r, i, is_forward);
         if (is_forward ? !await_sent(me, me.in_flight_sent, i.in_flight)
-            : !await_sent(me, me.gradient_sent, i.gradient)) return false;
+            : !await_sent(me, me.dx_sent, i.dx)) return false;
         if (takes_message(i, r, s)) {
             Direction& d = into(r, is_forward);
             size_t arrival = me.arrival[!is_forward].at({i.micro_batch, i.chunk});
@@ -113,11 +113,12 @@ class Simulator {
             for (auto& call : piece.beside) {
                 double begin = std::max(me.bucket_stream, me.now);
                 me.bucket_stream = begin + call.seconds;
-                add(Span::Reduce, r, -1, call.bucket, begin, me.bucket_stream);
+                add(Span::Reduce, r, {.bucket = call.bucket}, begin, me.bucket_stream);
             }
         }
         if (out) out->busy[r] += me.now - start;
-        add(is_forward ? Span::Forward : Span::Backward, r, i.micro_batch, i.chunk, start, me.now);
+        Place place = {.micro_batch = i.micro_batch, .chunk = i.chunk};
+        add(is_forward ? Span::Forward : Span::Backward, r, place, start, me.now);
         return true;
     }
     // finish_reductions and update_parameters of optimizer.h; returns when the whole world has its norm
@@ -144,10 +145,10 @@ class Simulator {
                 for (auto& call : piece.beside) {
                     double begin = std::max(me.bucket_stream, me.now);
                     me.ready[b] = me.bucket_stream = begin + call.seconds;
-                    add(Span::Gather, r, -1, (int)b, begin, me.bucket_stream);
+                    add(Span::Gather, r, {.bucket = (int)b}, begin, me.bucket_stream);
                 }
             }
-            add(Span::Update, r, -1, -1, last, me.now);
+            add(Span::Update, r, {}, last, me.now);
         }
         return last;
     }
@@ -157,7 +158,7 @@ class Simulator {
         for (auto& me : stages) {
             me.at = 0;
             me.in_flight_sent.clear();
-            me.gradient_sent.clear();
+            me.dx_sent.clear();
             me.arrival[0].clear();
             me.arrival[1].clear();
         }

@@ -7,8 +7,8 @@
 struct Span {
     enum Kind { Forward, Backward, Message, Reduce, Gather, Update, Collective, Wait, kinds } kind;
     int row;                 // a stage of a plan; of a run a rank of the first replica
-    int micro_batch, chunk;  // -1: none; of a bucket: chunk is its number on this stage
-    double start, end;       // seconds
+    int micro_batch, chunk, bucket;  // -1: none
+    double start, end;               // seconds
 };
 constexpr const char* span_names[] = {"forward", "backward",   "message", "reduce",
                                       "gather",  "update",     "collective", "wait"};

@@ -151,7 +151,7 @@ inline std::string chrome_events(const Timeline& p, int first) {
         out += text("{\"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"name\": \"%s\", \"ts\": %.3f, "
                     "\"dur\": %.3f, \"args\": {\"micro_batch\": %d, \"%s\": %d}},\n",
                     first + s.row, lane, name.c_str(), s.start * 1e6, (s.end - s.start) * 1e6, s.micro_batch,
-                    lane == 2 ? "bucket" : "chunk", s.chunk);
+                    lane == 2 ? "bucket" : "chunk", lane == 2 ? s.bucket : s.chunk);
     }
     return out;
 }

@@ -111,6 +111,7 @@ inline bool span_of(const Activity& a, Span& span) {
     else span.kind = of_pass[(int)a.place.pass];
     span.micro_batch = a.place.micro_batch;
     span.chunk = a.place.chunk;
+    span.bucket = a.place.bucket;
     return true;
 }
 
@@ -130,5 +131,5 @@ inline std::string chrome_event(const Trace::Event& e, int process) {
                 "\"args\": {\"pass\": \"%s\", \"micro_batch\": %d, \"%s\": %d%s}},\n",
                 process, lane, name.c_str(), e.start * 1e6, (e.end - e.start) * 1e6,
                 a.place.pass == Pass::None ? "" : pass_names[(int)a.place.pass], a.place.micro_batch,
-                lane == 2 ? "bucket" : "chunk", a.place.chunk, more.c_str());
+                lane == 2 ? "bucket" : "chunk", lane == 2 ? a.place.bucket : a.place.chunk, more.c_str());
 }

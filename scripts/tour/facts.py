@@ -94,7 +94,7 @@ def of_data(d):
 
     return {
         "buckets": len(scatters),
-        "first_bucket": scatters[0]["chunk"],
+        "first_bucket": scatters[0]["bucket"],
         "optimizer_1": optimizer(1, 1),
         "optimizer_8": optimizer(8, 1),
         "optimizer_8_whole": optimizer(8, 0),

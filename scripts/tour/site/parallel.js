@@ -91,8 +91,8 @@ Tour.widgets["data.calls"] = (place, data) => {
         element("th", { scope: "col" }, h)))),
       element("tbody", {}, ...calls.map((c) => element("tr", {}, element("td", {}, c.name),
         element("td", {}, c.label ||
-          (zero ? "the rank's slice" : "all parameters")), element("td", {}, c.chunk ===
-          undefined ? "" : c.chunk),
+          (zero ? "the rank's slice" : "all parameters")), element("td", {}, c.bucket ===
+          undefined ? "" : c.bucket),
         element("td", {}, c.values_in_all ? number(c.values_in_all) : ""),
         element("td", {}, c.ranks ? c.ranks.join(" ") : "0"), element("td", {}, c.stream)))))));
   };
