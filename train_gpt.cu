@@ -193,7 +193,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (!training) return share_choices(run.grid.world);
     keep_freed_memory();
     trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
-    trainer.slow = std::make_unique<SlowRankMonitor>(run.grid.world);
+    trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts);
     if (!HAS_KERNELS) return;
     // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
@@ -255,6 +255,9 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
     check_shared_folder(run);
     lock_save_folder(run, trainer);
     run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
+    run.hosts = comm::gather_hosts(run.grid.world);
+    int devices = host_is_device ? 0 : device_count();
+    if (run.is_rank0()) printf("%s", comm::host_notes(run.hosts, run.grid.t, devices).c_str());
     return schedules;
 }
 

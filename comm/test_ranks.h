@@ -3,6 +3,7 @@
 #pragma once
 #include "../layers/base/testing.h"
 #include "collective_check.h"
+#include "hosts.h"
 
 template <class T>
 void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
@@ -78,6 +79,16 @@ void test_ranks() {
     for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;
     check(right, "numbers of all ranks");
     check(comm::rank_list({0, 1, 2, 5, 7, 8}) == "0 to 2 5 7 to 8", "a list of ranks");
+    auto notes = [](std::vector<std::string> hosts, int t, int devices, const char* says) {
+        std::string notes = comm::host_notes(hosts, t, devices);
+        check(*says ? notes.find(says) != notes.npos : notes.empty(), "notes about hosts: " + notes);
+    };
+    notes({"a", "a", "b", "b"}, 2, 2, "");
+    notes({"a", "a", "b", "b"}, 1, 0, "");
+    notes({"a", "a", "a", "b", "b", "b"}, 2, 4,
+          "1 of 3 tensor-parallel groups of 2 lie on more than one host (rank 2 on a and rank 3 on b)");
+    notes({"a", "b", "a", "b"}, 2, 4, "2 of 2 tensor-parallel groups");
+    notes({"a", "a", "b", "b"}, 2, 1, "a has 2 ranks, and 1 more host too many, for 1 GPU:");
     // two comm streams, the second after the first by way of the compute stream, many times over
     Stream second = comm::make_comm_stream();
     double* x = (double*)device_malloc(sizeof(double), "a test");

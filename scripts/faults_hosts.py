@@ -305,7 +305,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 def slurm():
     """kill -9 of a rank under Slurm: the run goes on; without progress it stops after three attempts."""
     if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
-        return skipped("Slurm", "not installed (apt-get install slurmctld slurmd slurm-client)")
+        return skipped("Slurm", "not installed: bash scripts/install.sh --with-cluster-tests")
     folder = WORK / "slurm"
     (folder / "state").mkdir(parents=True)
     port = 20000 + os.getpid() % 20000

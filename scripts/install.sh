@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing to build and run on this machine, and nothing else; silent when nothing is missing.
 # --with-corpus: also the libraries of ./corpus, which nothing else needs.
-# --with-slurm: also Slurm, for the check that runs under it.
+# --with-cluster-tests: also Slurm, sshd and ip, for the checks of launchers and of several hosts.
 # --with-tour: also the two Python libraries of scripts/tour.
 # --with-browser: also Chromium and what drives it, for the check that walks the tour, and TensorBoard.
 # Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to
@@ -9,11 +9,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_corpus=no with_slurm=no with_tour=no with_browser=no
+with_corpus=no with_cluster=no with_tour=no with_browser=no
 for option in "$@"; do
     case "$option" in
         --with-corpus) with_corpus=yes ;;
-        --with-slurm) with_slurm=yes ;;
+        --with-cluster-tests) with_cluster=yes ;;
         --with-tour) with_tour=yes ;;
         --with-browser) with_tour=yes with_browser=yes ;;
         *) echo "install.sh: unknown option $option: did you mean --with-corpus?" >&2; exit 1 ;;
@@ -32,7 +32,9 @@ missing() {  # the names of what is not there
         echo blas
     fi
     [ $with_corpus = no ] || make -s corpus-found >/dev/null 2>&1 || echo corpus
-    [ $with_slurm = no ] || command -v slurmctld >/dev/null || echo slurm
+    [ $with_cluster = no ] || command -v slurmctld >/dev/null || echo slurm
+    [ $with_cluster = no ] || command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || echo sshd
+    [ $with_cluster = no ] || command -v ip >/dev/null || [ -x /usr/sbin/ip ] || echo ip
     [ $with_browser = no ] || command -v chromedriver >/dev/null || echo browser
 }
 
@@ -48,6 +50,10 @@ packages() {  # packages apt|dnf NAME…
             dnf-mpi) echo openmpi-devel ;;
             apt-slurm) echo slurmctld slurmd slurm-client ;;
             dnf-slurm) echo slurm-slurmctld slurm-slurmd ;;
+            apt-sshd) echo openssh-server openssh-client ;;
+            dnf-sshd) echo openssh-server openssh-clients ;;
+            apt-ip) echo iproute2 ;;
+            dnf-ip) echo iproute ;;
             apt-browser) echo chromium chromium-driver ;;
             dnf-browser) echo chromium chromedriver ;;
             apt-blas) echo libopenblas-openmp-dev ;;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 #include <thread>
+#include "../../comm/hosts.h"
 #include "../base/file.h"
 
 // DIR/.lock holds the host and process that write there. Where the file system tells hosts of each other's
@@ -26,12 +27,11 @@ class FolderLock {
     }
     // of the kernel that decides about locks of this host
     static std::string this_host() {
-        char name[128] = {}, boot[40] = {};
-        gethostname(name, sizeof name - 1);
+        char boot[40] = {};
         int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
         if (file >= 0 && read(file, boot, 36) < 0) boot[0] = 0;
         if (file >= 0) close(file);
-        return text("host %s (%.8s)", name, boot);
+        return text("host %s (%.8s)", comm::host_name().c_str(), boot);
     }
     // whether somebody touches the file within two beats; opened anew, for a file system that remembers
     bool beats() const {

@@ -112,19 +112,6 @@ public:
 
 // ---- slow ranks ------------------------------------------------------------------------------------------
 
-// the names of all ranks' hosts; collective
-inline std::vector<std::string> gather_hosts(const comm::Group& world) {
-    constexpr size_t words = 8;
-    char name[words * 8] = {};
-    gethostname(name, sizeof name - 1);
-    std::vector<int64_t> mine(words);
-    memcpy(mine.data(), name, sizeof name);
-    std::vector<int64_t> all = comm::gather_numbers(world, mine, "host names");
-    std::vector<std::string> hosts;
-    for (size_t at = 0; at < all.size(); at += words) hosts.push_back((const char*)&all[at]);
-    return hosts;
-}
-
 // A rank is slow that computes longer than --slow-factor times what its peers need (the lower median of the
 // ranks of its stage, or where it has only itself, of all), and longer by some hundredths of a second, in
 // five steps in a row.
@@ -135,7 +122,8 @@ class SlowRankMonitor {
 public:
     static constexpr int steps = 5;
     static constexpr double noise = 0.03;  // seconds
-    explicit SlowRankMonitor(const comm::Group& world) : slow_steps(world.size), hosts(gather_hosts(world)) {}
+    explicit SlowRankMonitor(std::vector<std::string> of_ranks)
+        : slow_steps(of_ranks.size()), hosts(std::move(of_ranks)) {}
 
     const std::string& host(int rank) const { return hosts[rank]; }
     // ranks that are slow now; rank 0 knows

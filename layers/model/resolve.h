@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 #include "../../comm/collective_check.h"
+#include "../../comm/hosts.h"
 #include "../../data/loader.h"
 #include "../base/autotune.h"
 #include "../base/hardware.h"
@@ -23,6 +24,7 @@ struct Run {
     std::optional<Loader> validation;
     std::optional<Vocabulary> vocabulary;
     std::vector<Checkpoint> checkpoints;  // to resume from, newest first
+    std::vector<std::string> hosts;       // by rank
     bool automatic_micro_batch = false;
     bool trains() const { return !options.inference() && options.plan.empty(); }
     bool is_rank0() const { return comm::world_rank() == 0; }  // which prints
@@ -39,9 +41,9 @@ inline void take_from_checkpoint(Run& run) {
         const char* names[] = {"layers", "hidden", "heads", "sequence"};
         for (int i = 0; i < 4; i++)
             if (!o.has(names[i])) {
-            *settings[i] = values[i];
-            o.given.insert(names[i]);
-        }
+                *settings[i] = values[i];
+                o.given.insert(names[i]);
+            }
     }
     struct { const char* name; int* setting; int saved; } all[] = {
         {"layers", &o.layers, saved.shape.L},       {"hidden", &o.hidden, saved.shape.C},

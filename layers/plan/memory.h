@@ -1,6 +1,6 @@
 // memory.h   planned memory against what was taken, and the largest micro-batch that fits
 #pragma once
-#include <unistd.h>
+#include "../../comm/hosts.h"
 #include "../model/metrics.h"
 #include "stage_plan.h"
 
@@ -34,9 +34,8 @@ inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
 // bytes that each rank may take: of what is free on the device or, without one, on the host, an equal share
 // for each rank there, less a twelfth for what libraries take. Collective.
 inline double memory_of_a_rank() {
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
-    int64_t name = (int64_t)checksum(host, strlen(host));
+    std::string host = comm::host_name();
+    int64_t name = (int64_t)checksum(host.data(), host.size());
     std::vector<int64_t> all =
         comm::gather_numbers(comm::everyone(), {name, (int64_t)free_memory()}, "free memory");
     double least = INFINITY;

@@ -1,10 +1,9 @@
 // trace.h   one step of the run: when each operation, call and message began and ended, and who waited, of
 //   every rank of the first replica
 #pragma once
-#include <unistd.h>
 #include <list>
 #include "../../comm/collective_check.h"
-#include "../../comm/grid.h"
+#include "../../comm/hosts.h"
 #include "span.h"
 
 // text of every rank, in the order of the ranks, on rank 0; collective over the world. In pieces: rank 0
@@ -57,9 +56,8 @@ public:
         comm::barrier(world, "the traced step");
         origin.record(stream);
         host_origin = seconds();
-        char name[256] = {};
-        gethostname(name, sizeof name - 1);
-        int64_t host = (int64_t)checksum(name, strlen(name));
+        std::string name = comm::host_name();
+        int64_t host = (int64_t)checksum(name.data(), name.size());
         auto all = comm::gather_numbers(world, {host, std::bit_cast<int64_t>(host_origin)}, "clocks");
         for (size_t i = 0; i < all.size(); i += 2)
             if (all[i] == host) shift = std::max(shift, host_origin - std::bit_cast<double>(all[i + 1]));
