@@ -27,7 +27,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     double tokens = (double)samples.batch * T;
     const Schedule& schedule = trainer.schedules.at(samples.batch);
     int micro_batches = schedule.shape.micro_batches;
-    real dloss = (real)(1 / tokens);  // the loss is the mean over all tokens of the batch
+    real dloss = (real)(1 / tokens);  // the mean over the batch's tokens: each has a target, none is masked
 
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
@@ -70,7 +70,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     run.state.step++;
     run.state.samples += samples.batch;
     run.state.tokens += (uint64_t)tokens;
-    RankReport mine = report_step(run, trainer, check ? &*check : nullptr, result.updated);
+    RankReport mine = rank_report(run, trainer, check ? &*check : nullptr, result.updated);
     mine.stops = stop_requested;
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepExchange exchange = exchange_step(result, run, trainer, samples, mine);

@@ -19,7 +19,8 @@
 //   Each call carries a label; one that does not end within comm::timeout seconds ends the run: every
 //   rank of its group that still answers prints its last calls, and those that never came are named.
 //   Ranks meet before a group is made, under the same watch: who is late is named.
-//   One rank's failure ends all ranks: comm::stop.
+//   What ends all ranks: an exception of one (comm::stop: MPI_Abort, at once), an error that they look for
+//   together (collective_check.h), or a call that does not end: timeout, and seconds of asking who is late.
 #pragma once
 #include <stdint.h>
 #include <bit>

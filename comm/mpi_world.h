@@ -186,6 +186,11 @@ void meet(const std::string& group, const std::vector<int>& members, int own) {
 bool launched() {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK"})
         if (getenv(name)) return true;
+    const char* tasks = getenv("SLURM_STEP_NUM_TASKS");
+    if (tasks && atoi(tasks) > 1)
+        fail("srun started %s tasks, but told MPI of none: each would train alone: start with srun "
+             "--mpi=pmix (SLURM_MPI_TYPE=pmix under launch_slurm.sh; srun --mpi=list says what this Slurm "
+             "has)", tasks);
     return false;
 }
 

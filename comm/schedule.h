@@ -12,7 +12,8 @@
 //   two neighbours the messages of a direction keep their order.
 //   Memory is numbered: a micro-batch in flight (its activations in a chunk, from Forward to Backward), an
 //   input (what the chunk's first layer reads), dx. Before memory that was sent from is written again
-//   that send is waited for. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it.
+//   that send is waited for. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it:
+//   in ./test_gpt for many shapes, and in --plan for the one that is asked for.
 #pragma once
 #include <algorithm>
 #include <map>

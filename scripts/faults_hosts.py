@@ -4,9 +4,7 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from faults import (
     LONG,
     MODEL,
     REPOSITORY,
-    SHIM,
     WORK,
     command,
     end,
@@ -82,13 +79,17 @@ def many_ranks():
 class Hosts:
     """Network namespaces on one bridge, each with a name of its own: hosts, as far as mpirun can tell."""
 
+    made = 0  # a namespace may outlive its name for a while: no two of a process are called alike
+
     def __init__(self, count):
         self.names = [f"h{i}" for i in range(count)]  # the launcher's is the first
-        self.prefix = f"f{os.getpid() % 100000}"
+        Hosts.made += 1
+        self.prefix = f"f{os.getpid() % 100000}{chr(96 + Hosts.made)}"
         self.agent = WORK / "agent"
         self.agent.write_text(
             "#!/usr/bin/env bash\nhost=$1\nshift\n"
-            f'exec ip netns exec "{self.prefix}$host" unshare --uts bash -c \'hostname "$0"; eval "$*"\''
+            f'exec nsenter --net="/run/netns/{self.prefix}$host" unshare --uts bash -c'
+            ' \'hostname "$0"; eval "$*"\''
             ' "$host" "$@"\n'
         )
         self.agent.chmod(0o755)
@@ -224,9 +225,7 @@ def fewer_replicas():
         hosts.link("h2", "down")
         hosts.signal("h2", signal.SIGSTOP)
         record = lambda: json.loads((WORK / "fewer/launch.json").read_text())["attempts"]
-        again = until(
-            lambda: len(record()) > 1 and max(metrics(lines)) > record()[1]["from_step"] + 25, 120
-        )
+        again = until(lambda: len(record()) > 1 and max(metrics(lines)) > record()[1]["from_step"] + 25, 120)
         check(again, "with one host it goes on")
         hosts.signal("h2", signal.SIGKILL)
         hosts.link("h2", "up")
@@ -235,9 +234,7 @@ def fewer_replicas():
         got, ranks = metrics(lines), [attempt["ranks"] for attempt in record()]
         check(process.returncode == 0 and ranks == [4, 2, 4], f"4, 2, 4 ranks: {ranks} {text[-900:]}")
         last = max(wanted)
-        good = (
-            sorted(got) == sorted(wanted) and abs(got[last][0] - wanted[last][0]) < 0.02 * wanted[last][0]
-        )
+        good = sorted(got) == sorted(wanted) and abs(got[last][0] - wanted[last][0]) < 0.02 * wanted[last][0]
         check(good, f"its losses: step {max(got)}, {got[max(got)]} for {wanted[last]}")
 
 
@@ -278,113 +275,3 @@ def launcher_rules():
     launcher.take_back()
     left = (WORK / "rules/excluded-hosts").read_text().split()
     check(left[:2] == ["node3.cluster", "fails"] and left[3:] == ["node4.cluster"], f"taken back: {left}")
-
-
-SLURM = """ClusterName=faults
-SlurmctldHost=localhost
-SlurmctldPort={port}
-SlurmdPort={next}
-SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-SelectType=select/linear
-SlurmdParameters=config_overrides
-KillWait=2
-MpiDefault=pmix
-NodeName=n1 NodeHostname=localhost CPUs=2 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-
-
-def slurm():
-    """kill -9 of a rank under Slurm: the run goes on; without progress it stops after three attempts."""
-    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
-        return skipped("Slurm", "not installed: bash scripts/install.sh --with-cluster-tests")
-    folder = WORK / "slurm"
-    (folder / "state").mkdir(parents=True)
-    port = 20000 + os.getpid() % 20000
-    (folder / "slurm.conf").write_text(SLURM.format(folder=folder, port=port, next=port + 1))
-    variables = dict(
-        environment, SLURM_CONF=str(folder / "slurm.conf"), LAUNCH_DIR=str(BUILD), LAUNCH_PAUSE="0.5"
-    )
-    daemons = [
-        subprocess.Popen(
-            words,
-            env=variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for words in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"])
-    ]
-    try:
-        idle = lambda: "idle" in run(["sinfo", "-h"], variables, 10).stdout
-        if not until(idle, 20):
-            return skipped("Slurm", "its daemons do not start here")
-        undisturbed()
-        batch = [
-            "sbatch",
-            "--nodes=1",
-            "--ntasks-per-node=4",
-            "--gpus-per-node=0",
-            "--overcommit",
-            "--output",
-            folder / "log",
-        ]
-        words = [
-            *batch,
-            f"--chdir={REPOSITORY}",
-            REPOSITORY / "scripts/launch_slurm.sh",
-            "--train",
-            DATA,
-            *MODEL,
-            *LONG,
-        ]
-        lines = WORK / "slurm.jsonl"
-        words += ["--pipeline-parallel", 2, "--save", WORK / "slurmed", "--metrics", lines]
-        here = subprocess.run(
-            [str(w) for w in words], env=variables, capture_output=True, text=True, cwd=REPOSITORY
-        )
-        begun = until(lambda: steps_written(lines) >= 60, 40)
-        log = lambda: (folder / "log").read_text() if (folder / "log").exists() else ""
-        check(begun, f"a job begins: {here.stdout} {here.stderr} {log()[-400:]}")
-        if not begun:
-            return
-        victims = run(["pgrep", "-f", f"{BUILD}/train_gpt.*slurmed"]).stdout.split()
-        names = {
-            v: Path(f"/proc/{v}/comm").read_text().strip()
-            for v in victims
-            if Path(f"/proc/{v}/comm").exists()
-        }
-        os.kill(int(next(v for v, name in names.items() if name == "train_gpt")), signal.SIGKILL)
-        ended = until(lambda: not run(["squeue", "-h"], variables).stdout.strip(), 90)
-        good = ended and metrics(lines) == undisturbed()
-        attempts = json.loads((WORK / "slurmed/launch.json").read_text())["attempts"]
-        check(good and len(attempts) == 2, f"killed under Slurm: {len(attempts)} attempts, {log()[-600:]}")
-        words[words.index("--save") + 1], words[words.index("--metrics") + 1] = (
-            WORK / "stuck",
-            WORK / "stuck.jsonl",
-        )
-        hurt = dict(
-            variables, LD_PRELOAD=str(SHIM), FAULT_RANK="0", PWRITE_FAILS="1000000", FAULT_PATH="/.step-"
-        )
-        hurt["SBATCH_EXPORT"] = "ALL"
-        subprocess.run(
-            [str(w) for w in [*words, "--save-attempts", 1]],
-            env=hurt,
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-        )
-        until(lambda: "3 attempts without a newer checkpoint" in log(), 90)
-        check("3 attempts without a newer checkpoint" in log(), f"no progress: {log()[-600:]}")
-    finally:
-        run(["scancel", "--full", "--state=RUNNING"], variables, 10)
-        for daemon in daemons:
-            os.killpg(daemon.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ import time
 import faults_disk
 import faults_hosts
 import faults_numbers
+import faults_slurm
 import over_ranks
 from faults import BUILD, REPOSITORY, SHIM, WORK, run
 from over_ranks import check, finish
@@ -34,7 +35,8 @@ TESTS = {
         faults_hosts.launcher_rules,
         faults_hosts.lost_hosts,
         faults_hosts.fewer_replicas,
-        faults_hosts.slurm,
+        faults_slurm.one_node,
+        faults_slurm.four_nodes,
     )
 }
 

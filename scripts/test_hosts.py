@@ -12,7 +12,7 @@ import subprocess
 
 from faults import BUILD, DATA, MODEL, REPOSITORY, WORK, end, run, skipped, start, until
 from faults_hosts import Hosts
-from over_ranks import check, environment, finish, near
+from over_ranks import check, finish, near
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
 LOCAL = WORK / "local"  # another folder on each host

@@ -1,6 +1,7 @@
 // autotune.h   what is timed once and then known: cuBLASLt's algorithms, and which of two ways is the faster
 //   Choices are timed while `on`, in tune() at a run's start. They belong to the run: all its ranks take
-//   the same, and its checkpoints carry them, so that what resumes computes the very same (model/setup.h).
+//   the same, and its checkpoints carry them, so that what resumes computes the very same (share_choices in
+//   model/setup.h).
 //   They are also kept in a file for the next runs on such a machine:
 //     train_gpt choices 1 | GPU, its driver's and cuBLASLt's versions
 //     KEY = NUMBER MICROSECONDS          a line each

@@ -76,7 +76,7 @@ inline std::vector<std::string> list_checkpoints(const std::string& dir) {
     return out;
 }
 
-inline bool is_whole(const std::string& folder);
+inline bool is_complete(const std::string& folder);
 
 // of the checkpoints up to `step` the newest `keep` whole ones stay, and whatever is newer than these
 inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
@@ -85,7 +85,7 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
     for (auto& name : list_checkpoints(dir)) {
         std::string folder = dir + "/" + name;
         if (step_of(name) > step || whole < keep) {
-            whole += step_of(name) <= step && is_whole(folder);
+            whole += step_of(name) <= step && is_complete(folder);
             continue;
         }
         std::error_code e;
@@ -368,7 +368,7 @@ struct Checkpoint {
 };
 
 // index and tables; data are read back when they are written, and where they are loaded
-inline bool is_whole(const std::string& folder) {
+inline bool is_complete(const std::string& folder) {
     try {
         Checkpoint c(folder);
         for (auto& f : c.files) c.read_table(f);

@@ -1,5 +1,6 @@
 // exchange.h   what ranks tell each other at the end of a step, in one message: losses, what they have to do
-//              together next, and how long each has computed
+//              together next, and how long each has computed. A rank that cannot read the next samples
+//              says lacks_data; then all save (where there is --save) and exit 1 (save_and_end, trainer.h)
 #pragma once
 #include <algorithm>
 #include <bit>

@@ -3,6 +3,7 @@
 //   sum of the gradients there, holds master weights and moments for it alone, updates it, and all gather the
 //   new parameters. With one shard (--zero 0, or d = 1) each rank owns everything and sums all gradients.
 //   low_bits, m, v: the slices, as adamw_state.cuh says
+//   Bytes a parameter in bf16: 2, its gradient's 4, and (2 + 4 + 4) / slices of low_bits, m and v
 //   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
@@ -183,7 +184,7 @@ inline void finish_reductions(Model& model) {
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
     if (model.tp.sequence_parallel)
-        for (auto& p : model.table.list)  // computed from this rank's rows alone
+        for (auto& p : model.table.list)  // from this rank's rows alone; outside of its slice nobody reads it
             if (!p.split)
                 comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
                                  model.stream);

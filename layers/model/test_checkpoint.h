@@ -76,12 +76,12 @@ void test_checkpoint() {
     refuses("damaged between offsets", [&] { load_checkpoint(found[0], other.model, &other.optimizer); });
     fs::resize_file(data, whole.size() - 1);
     refuses("truncated", [&] { load_checkpoint(Checkpoint(dir + "/step-00000004"), other.model, nullptr); });
-    check(!is_whole(dir + "/step-00000004"), "a truncated file of values");
+    check(!is_complete(dir + "/step-00000004"), "a truncated file of values");
     write_file(data, whole);
     patch(dir + "/step-00000004/rank-00000.json", 50, "x");
     refuses("its checksum differs",
             [&] { load_checkpoint(Checkpoint(dir + "/step-00000004"), other.model, nullptr); });
-    check(!is_whole(dir + "/step-00000004"), "a damaged table");
+    check(!is_complete(dir + "/step-00000004"), "a damaged table");
     patch(dir + "/step-00000003/index.json", 60, "9");
     refuses("", [&] { Checkpoint c(dir + "/step-00000003"); });
     patch(dir + "/step-00000004/index.json", 60, "9");
@@ -148,13 +148,13 @@ void test_checkpoint() {
           "nor does anything else");
     patch(keeps + "/step-00000002/rank-00000.json", 30, "x");
     save(2);
-    check(list_checkpoints(keeps).size() == 4 && is_whole(keeps + "/step-00000003"),
+    check(list_checkpoints(keeps).size() == 4 && is_complete(keeps + "/step-00000003"),
           "saved again over itself");
     // data that were damaged after they were written count no longer, and nothing is removed for them
     patch(keeps + "/step-00000003/rank-00000.bin", 50, "x");
     trial.step = 5;
     save(2);
-    check(fs::exists(keeps + "/step-00000003/DAMAGED") && !is_whole(keeps + "/step-00000003"),
+    check(fs::exists(keeps + "/step-00000003/DAMAGED") && !is_complete(keeps + "/step-00000003"),
           "a checkpoint that is kept is read again");
     Vocabulary v = Vocabulary::bytes();
     v.kind = "bpe";
@@ -162,7 +162,7 @@ void test_checkpoint() {
     RunState spoken = {6, 10, 50, 7, 3, shape, "bpe", 0, {}};
     std::vector<real> values(want);
     save_whole(keeps, spoken, {{{p, Master, 0, p.stored(), -1, 0}}, values.data()}, "{}", &v);
-    check(is_whole(keeps + "/step-00000006"), "a checkpoint with its vocabulary");
+    check(is_complete(keeps + "/step-00000006"), "a checkpoint with its vocabulary");
     Checkpoint one(keeps + "/step-00000006");
     check(one.has(p, 0) && !one.has(p, 1) && !one.has(trial.model.table.list[0], 0), "what it has");
     patch(keeps + "/step-00000006/vocab.bpe", 15, "x");

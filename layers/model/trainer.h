@@ -28,7 +28,7 @@ inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
 }
 
 // after the step: what has come to this rank's notice. check: of a step that was computed twice
-inline RankReport report_step(const Run& run, Trainer& trainer, RepeatedStep* check, bool updated) {
+inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* check, bool updated) {
     long step = run.state.step;
     trainer.memory_error = trainer.state_monitor.compare(*trainer.model, *trainer.optimizer, updated, step);
     if (check && trainer.memory_error.empty()) trainer.memory_error = check->error(step);

@@ -1,0 +1,270 @@
+"""Runs under a real Slurm: a rank that is killed, time that is up, nodes that are drained."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from faults import (
+    command,
+    BUILD,
+    DATA,
+    LONG,
+    MODEL,
+    REPOSITORY,
+    SHIM,
+    WORK,
+    metrics,
+    run,
+    skipped,
+    steps_written,
+)
+from faults import undisturbed, until
+from faults_hosts import Hosts
+from over_ranks import check, environment
+
+SLURM = """ClusterName=faults
+SlurmctldHost=localhost
+SlurmctldPort={port}
+SlurmdPort={next}
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/linear
+SlurmdParameters=config_overrides
+KillWait=2
+MpiDefault=pmix
+NodeName=n1 NodeHostname=localhost CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def one_node():
+    """kill -9 of a rank under Slurm: the run goes on; without progress it stops after three attempts."""
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+        return skipped("Slurm", "not installed: bash scripts/install.sh --with-cluster-tests")
+    folder = WORK / "slurm"
+    (folder / "state").mkdir(parents=True)
+    port = 20000 + os.getpid() % 20000
+    (folder / "slurm.conf").write_text(SLURM.format(folder=folder, port=port, next=port + 1))
+    variables = dict(
+        environment, SLURM_CONF=str(folder / "slurm.conf"), LAUNCH_DIR=str(BUILD), LAUNCH_PAUSE="0.5"
+    )
+    daemons = [
+        subprocess.Popen(
+            words,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for words in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"])
+    ]
+    try:
+        idle = lambda: "idle" in run(["sinfo", "-h"], variables, 10).stdout
+        if not until(idle, 20):
+            return skipped("Slurm", "its daemons do not start here")
+        undisturbed()
+        batch = [
+            "sbatch",
+            "--nodes=1",
+            "--ntasks-per-node=4",
+            "--gpus-per-node=0",
+            "--overcommit",
+            "--output",
+            folder / "log",
+        ]
+        words = [
+            *batch,
+            f"--chdir={REPOSITORY}",
+            REPOSITORY / "scripts/launch_slurm.sh",
+            "--train",
+            DATA,
+            *MODEL,
+            *LONG,
+        ]
+        lines = WORK / "slurm.jsonl"
+        words += ["--pipeline-parallel", 2, "--save", WORK / "slurmed", "--metrics", lines]
+        here = subprocess.run(
+            [str(w) for w in words], env=variables, capture_output=True, text=True, cwd=REPOSITORY
+        )
+        begun = until(lambda: steps_written(lines) >= 60, 40)
+        log = lambda: (folder / "log").read_text() if (folder / "log").exists() else ""
+        check(begun, f"a job begins: {here.stdout} {here.stderr} {log()[-400:]}")
+        if not begun:
+            return
+        victims = run(["pgrep", "-f", f"{BUILD}/train_gpt.*slurmed"]).stdout.split()
+        names = {
+            v: Path(f"/proc/{v}/comm").read_text().strip()
+            for v in victims
+            if Path(f"/proc/{v}/comm").exists()
+        }
+        os.kill(int(next(v for v, name in names.items() if name == "train_gpt")), signal.SIGKILL)
+        ended = until(lambda: not run(["squeue", "-h"], variables).stdout.strip(), 90)
+        good = ended and metrics(lines) == undisturbed()
+        attempts = json.loads((WORK / "slurmed/launch.json").read_text())["attempts"]
+        check(good and len(attempts) == 2, f"killed under Slurm: {len(attempts)} attempts, {log()[-600:]}")
+        words[words.index("--save") + 1], words[words.index("--metrics") + 1] = (
+            WORK / "stuck",
+            WORK / "stuck.jsonl",
+        )
+        hurt = dict(
+            variables, LD_PRELOAD=str(SHIM), FAULT_RANK="0", PWRITE_FAILS="1000000", FAULT_PATH="/.step-"
+        )
+        hurt["SBATCH_EXPORT"] = "ALL"
+        subprocess.run(
+            [str(w) for w in [*words, "--save-attempts", 1]],
+            env=hurt,
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+        )
+        until(lambda: "3 attempts without a newer checkpoint" in log(), 90)
+        check("3 attempts without a newer checkpoint" in log(), f"no progress: {log()[-600:]}")
+    finally:
+        run(["scancel", "--full", "--state=RUNNING"], variables, 10)
+        for daemon in daemons:
+            os.killpg(daemon.pid, signal.SIGKILL)
+
+
+NODES = """ClusterName=hosts
+SlurmctldHost=h0(10.99.0.1)
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+TmpFS={folder}/tmp-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/linear
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1
+KillWait=2
+MpiDefault=none
+{nodes}PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+ENDLESS = ["--pipeline-parallel", 2, "--save-every", 10, "--keep", 3, "--decay-tokens", 50000]
+
+
+class SlurmHosts(Hosts):
+    """slurmctld on h0, a slurmd on each of h1 to h4."""
+
+    def __init__(self):
+        super().__init__(5)
+        self.folder = WORK / "slurm-hosts"
+        (self.folder / "state").mkdir(parents=True)
+        of_node = "NodeName={0} NodeHostname={0} NodeAddr=10.99.0.{1} CPUs=8 State=UNKNOWN\n"
+        nodes = "".join(of_node.format(name, i + 1) for i, name in enumerate(self.names) if i)
+        (self.folder / "slurm.conf").write_text(NODES.format(folder=self.folder, nodes=nodes))
+        self.variables = dict(
+            environment,
+            SLURM_CONF=str(self.folder / "slurm.conf"),
+            LAUNCH_DIR=str(BUILD),
+            LAUNCH_PAUSE="0.5",
+            OMP_WAIT_POLICY="passive",
+            OMPI_MCA_btl="tcp,vader,self",
+            OMPI_MCA_btl_tcp_if_include="eth0",
+        )
+        if not self.usable:
+            return
+        for i, name in enumerate(self.names):
+            for own in ("spool", "tmp"):
+                (self.folder / f"{own}-{name}").mkdir()
+            daemon = ["slurmd", "-D", "-N", name] if i else ["slurmctld", "-D"]
+            log = open(self.folder / f"daemon-{name}", "w")
+            subprocess.Popen(
+                self.inside(name, daemon), env=self.variables, stdout=log, stderr=log, start_new_session=True
+            )
+        self.usable = until(lambda: self.ask("sinfo", "-h", "-N", "-t", "idle").count("idle") == 4, 30)
+
+    def ask(self, *words):
+        return run(self.inside("h0", words), self.variables, 10).stdout
+
+    def submit(self, log, *words, **more):
+        """launch_slurm.sh on two nodes, two ranks on each; the job's number."""
+        batch = [
+            "env",
+            "-C",
+            REPOSITORY,
+            "sbatch",
+            "--parsable",
+            "--nodes=2",
+            "--ntasks-per-node=2",
+            "--gpus-per-node=0",
+        ]
+        batch += ["--output", log]
+        train = ["--train", DATA, *MODEL, *ENDLESS, "--steps", 100000]
+        said = run(self.inside("h0", [*batch, *words, *train]), dict(self.variables, **more))
+        return said.stdout.strip() or said.stderr
+
+    def nodes_of(self, job):
+        return self.ask("squeue", "-h", "-j", job, "-o", "%N")
+
+
+def four_nodes():
+    """The time is up while a node is drained: the job is queued again and goes on on other nodes, with the
+    losses of an undisturbed run. Without PMI nobody trains alone."""
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+        return skipped("Slurm over hosts", "not installed: bash scripts/install.sh --with-cluster-tests")
+    with SlurmHosts() as hosts:
+        if not hosts.usable:
+            return skipped("Slurm over hosts", "no network namespaces, or its daemons do not start")
+        script, folder, lines = REPOSITORY / "scripts/launch_slurm.sh", WORK / "timed", WORK / "timed.jsonl"
+        log = hosts.folder / "log"
+        options = ["--exclude=h1", "--cpus-per-task=2", "--time=1", "--signal=B:TERM@50", script]
+        options += ["--save", folder, "--metrics", lines]
+        job = hosts.submit(log, *options)
+        said = lambda: log.read_text()[-900:] if log.exists() else ""
+        begun = until(lambda: steps_written(lines) >= 20, 40)
+        check(begun, f"a job on two nodes begins: {job} {said()}")
+        if not begun:
+            return
+        nodes = hosts.nodes_of(job)
+        check(nodes.strip() == "h[2-3]", f"without h1, which is excluded: {nodes}")
+        rank = run(["pgrep", "-f", f"{BUILD}/train_gpt.*timed"]).stdout.split()
+        threads = [Path(f"/proc/{n}/environ").read_text(errors="replace") for n in rank]
+        check(any("OMP_NUM_THREADS=2" in text for text in threads), "--cpus-per-task is OpenMP's threads")
+        hosts.ask("scontrol", "update", "nodename=h3", "state=drain", "reason=test")
+        waits = until(lambda: "PENDING" in hosts.ask("squeue", "-h", "-j", job, "-o", "%T"), 60)
+        at = steps_written(lines)
+        check(waits and list(folder.glob("step-*")), f"saved and queued again after step {at}: {said()}")
+
+        time.sleep(5)  # the old script's end is not to be taken for that of the next one
+
+        def goes_on():  # a job that was queued again waits for two minutes
+            hosts.ask("scontrol", "update", f"jobid={job}", "starttime=now", "timelimit=10")
+            time.sleep(1)
+            return steps_written(lines) > at + 10
+
+        again = until(goes_on, 60)
+        nodes = hosts.nodes_of(job)
+        check(again and nodes.strip() == "h[2,4]", f"it goes on without the drained node: {nodes} {said()}")
+        hosts.ask("scancel", "--full", job)
+        until(lambda: not hosts.ask("squeue", "-h").strip(), 30)
+        done = metrics(lines)
+        wanted = WORK / "untimed.jsonl"
+        until_there = ["--steps", max(done), "--metrics", wanted, "--save", WORK / "untimed"]
+        made = run(command(*ENDLESS, *until_there, ranks=4))
+        good = made.returncode == 0 and done == metrics(wanted)
+        check(good, f"the losses of an undisturbed run: {len(done)} steps {made.stderr[-300:]}")
+
+        log = hosts.folder / "no-pmi"
+        hosts.submit(log, script, "--save", WORK / "no-pmi", SLURM_MPI_TYPE="none")
+        until(lambda: "told MPI of none" in said(), 60)
+        hosts.ask("scancel", "--full", "--user=root")
+        check("srun started 4 tasks, but told MPI of none" in said(), f"without PMI: {said()}")
+        check(not list(WORK.glob("no-pmi/step-*")), "nobody trained alone")
