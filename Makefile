@@ -51,7 +51,7 @@ OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-$(if $(WATCHED),watche
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 CXXFLAGS ?= -O2 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
-# a null pointer ends a program without UBSan's check of each access too; that check is a third of the build
+# a null pointer ends a program without UBSan's check of each access too; that check is a quarter of the build
 FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null)
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(FEWER) -fno-omit-frame-pointer -g1)
 HOST     := -std=c++20 -fopenmp -Wall -Wextra $(CXXFLAGS) $(if $(WATCHED),-g1,$(CHECKED))

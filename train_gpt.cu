@@ -193,7 +193,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (!training) return share_choices(run.grid.world);
     keep_freed_memory();
     trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
-    trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts);
+    trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts.size());
     if (!HAS_KERNELS) return;
     // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;

@@ -259,8 +259,7 @@ class ScheduleChecker {
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
             if (!me.done[!is_forward].count(key)) refuse(r, i, "sent before it is computed");
-            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d,
-                                                                                            d.sent.size()};
+            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d, d.sent.size()};
             d.sent.push_back({i.micro_batch, is_forward ? number + 1 : number - 1});
             return true;
         }

@@ -32,6 +32,15 @@ def command(*options, ranks=1, data=None):
     return ["mpirun", "-n", str(ranks), *words] if ranks > 1 else words
 
 
+def make_tokens():
+    """DATA, and what stands beside it for validation: the README three times, byte by byte."""
+    text = WORK / "text.txt"
+    text.write_text((REPOSITORY / "README.md").read_text() * 3)
+    words = [BUILD / "tokenize", "--vocabulary", "bytes", "--validation", "0.1", "--output", "text", text]
+    made = run(list(map(str, words)))
+    check(made.returncode == 0, f"tokens: {made.stderr}")
+
+
 def shimmed(**settings):
     """Environment in which faults.c acts; mpirun hands it on to the ranks."""
     return dict(environment, LD_PRELOAD=str(SHIM), **{name: str(value) for name, value in settings.items()})

@@ -138,18 +138,22 @@ class Hosts:
     def link(self, name, state):
         run(["ip", "-n", self.prefix + name, "link", "set", "eth0", state])
 
-    def launch(self, hosts, wanted, options, each=2):
-        """launch_mpirun.sh on the first host, which trains on none of its own."""
-        hostfile = WORK / "hostfile"
-        hostfile.write_text("".join(f"{host}\n" for host in hosts))
-        mca = {
-            "plm_rsh_agent": self.agent,
+    @staticmethod
+    def mca(agent):
+        """Open MPI's settings: `agent` reaches hosts, and between all ranks everything goes over TCP."""
+        return {
+            "plm_rsh_agent": agent,
             "btl": "tcp,self",
             "btl_tcp_if_include": "eth0",
             "oob_tcp_if_include": "eth0",
             "plm_rsh_no_tree_spawn": 1,
         }
-        settings = " ".join(f"--mca {name} {value}" for name, value in mca.items())
+
+    def launch(self, hosts, wanted, options, each=2):
+        """launch_mpirun.sh on the first host, which trains on none of its own."""
+        hostfile = WORK / "hostfile"
+        hostfile.write_text("".join(f"{host}\n" for host in hosts))
+        settings = " ".join(f"--mca {name} {value}" for name, value in self.mca(self.agent).items())
         launcher = ["bash", REPOSITORY / "scripts/launch_mpirun.sh", hostfile, each, "--hosts", wanted]
         words = launcher + ["--train", DATA, *MODEL, *options]
         variables = dict(environment, LAUNCH_MPIRUN=settings, LAUNCH_PAUSE="0.5", LAUNCH_DIR=str(BUILD))

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from faults import (
-    command,
     BUILD,
     DATA,
     LONG,
@@ -17,48 +16,56 @@ from faults import (
     REPOSITORY,
     SHIM,
     WORK,
+    command,
     metrics,
     run,
     skipped,
     steps_written,
+    undisturbed,
+    until,
 )
-from faults import undisturbed, until
 from faults_hosts import Hosts
 from over_ranks import check, environment
 
 SLURM = """ClusterName=faults
-SlurmctldHost=localhost
-SlurmctldPort={port}
-SlurmdPort={next}
 SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/linear
 SlurmdParameters=config_overrides
 KillWait=2
 MpiDefault=pmix
-NodeName=n1 NodeHostname=localhost CPUs=2 State=UNKNOWN
+{lines}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
+def is_installed():
+    return all(map(shutil.which, ("slurmctld", "slurmd", "sbatch")))
+
+
+def configure(folder, *lines):
+    """slurm.conf: what all have, and these lines; the environment in which Slurm and the launcher find it."""
+    (folder / "state").mkdir(parents=True)
+    (folder / "slurm.conf").write_text(SLURM.format(folder=folder, lines="\n".join(lines)))
+    found = {"SLURM_CONF": str(folder / "slurm.conf"), "LAUNCH_DIR": str(BUILD), "LAUNCH_PAUSE": "0.5"}
+    return dict(environment, **found)
+
+
 def one_node():
     """kill -9 of a rank under Slurm: the run goes on; without progress it stops after three attempts."""
-    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+    if not is_installed():
         return skipped("Slurm", "not installed: bash scripts/install.sh --with-cluster-tests")
-    folder = WORK / "slurm"
-    (folder / "state").mkdir(parents=True)
-    port = 20000 + os.getpid() % 20000
-    (folder / "slurm.conf").write_text(SLURM.format(folder=folder, port=port, next=port + 1))
-    variables = dict(
-        environment, SLURM_CONF=str(folder / "slurm.conf"), LAUNCH_DIR=str(BUILD), LAUNCH_PAUSE="0.5"
-    )
+    folder, port = WORK / "slurm", 20000 + os.getpid() % 20000
+    ports = [f"SlurmctldPort={port}", f"SlurmdPort={port + 1}"]
+    node = "NodeName=n1 NodeHostname=localhost CPUs=2 State=UNKNOWN"
+    variables = configure(folder, "SlurmctldHost=localhost", *ports, node)
     daemons = [
         subprocess.Popen(
             words,
@@ -136,27 +143,6 @@ def one_node():
             os.killpg(daemon.pid, signal.SIGKILL)
 
 
-NODES = """ClusterName=hosts
-SlurmctldHost=h0(10.99.0.1)
-SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-TmpFS={folder}/tmp-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-SelectType=select/linear
-SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1
-KillWait=2
-MpiDefault=none
-{nodes}PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-
-
 ENDLESS = ["--pipeline-parallel", 2, "--save-every", 10, "--keep", 3, "--decay-tokens", 50000]
 
 
@@ -166,19 +152,16 @@ class SlurmHosts(Hosts):
     def __init__(self):
         super().__init__(5)
         self.folder = WORK / "slurm-hosts"
-        (self.folder / "state").mkdir(parents=True)
-        of_node = "NodeName={0} NodeHostname={0} NodeAddr=10.99.0.{1} CPUs=8 State=UNKNOWN\n"
-        nodes = "".join(of_node.format(name, i + 1) for i, name in enumerate(self.names) if i)
-        (self.folder / "slurm.conf").write_text(NODES.format(folder=self.folder, nodes=nodes))
-        self.variables = dict(
-            environment,
-            SLURM_CONF=str(self.folder / "slurm.conf"),
-            LAUNCH_DIR=str(BUILD),
-            LAUNCH_PAUSE="0.5",
-            OMP_WAIT_POLICY="passive",
-            OMPI_MCA_btl="tcp,vader,self",
-            OMPI_MCA_btl_tcp_if_include="eth0",
-        )
+        of_node = "NodeName={0} NodeHostname={0} NodeAddr=10.99.0.{1} CPUs=8 State=UNKNOWN"
+        nodes = [of_node.format(name, i + 1) for i, name in enumerate(self.names) if i]
+        own = [
+            "SlurmctldHost=h0(10.99.0.1)",
+            f"TmpFS={self.folder}/tmp-%n",
+            "SchedulerParameters=sched_interval=1",
+        ]
+        self.variables = configure(self.folder, *own, *nodes)
+        self.variables |= {f"OMPI_MCA_{name}": str(value) for name, value in self.mca(self.agent).items()}
+        self.variables["OMP_WAIT_POLICY"] = "passive"
         if not self.usable:
             return
         for i, name in enumerate(self.names):
@@ -196,17 +179,8 @@ class SlurmHosts(Hosts):
 
     def submit(self, log, *words, **more):
         """launch_slurm.sh on two nodes, two ranks on each; the job's number."""
-        batch = [
-            "env",
-            "-C",
-            REPOSITORY,
-            "sbatch",
-            "--parsable",
-            "--nodes=2",
-            "--ntasks-per-node=2",
-            "--gpus-per-node=0",
-        ]
-        batch += ["--output", log]
+        batch = ["env", "-C", REPOSITORY, "sbatch", "--parsable", "--nodes=2", "--output", log]
+        batch += ["--ntasks-per-node=2", "--gpus-per-node=0"]
         train = ["--train", DATA, *MODEL, *ENDLESS, "--steps", 100000]
         said = run(self.inside("h0", [*batch, *words, *train]), dict(self.variables, **more))
         return said.stdout.strip() or said.stderr
@@ -218,7 +192,7 @@ class SlurmHosts(Hosts):
 def four_nodes():
     """The time is up while a node is drained: the job is queued again and goes on on other nodes, with the
     losses of an undisturbed run. Without PMI nobody trains alone."""
-    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+    if not is_installed():
         return skipped("Slurm over hosts", "not installed: bash scripts/install.sh --with-cluster-tests")
     with SlurmHosts() as hosts:
         if not hosts.usable:
@@ -242,7 +216,6 @@ def four_nodes():
         waits = until(lambda: "PENDING" in hosts.ask("squeue", "-h", "-j", job, "-o", "%T"), 60)
         at = steps_written(lines)
         check(waits and list(folder.glob("step-*")), f"saved and queued again after step {at}: {said()}")
-
         time.sleep(5)  # the old script's end is not to be taken for that of the next one
 
         def goes_on():  # a job that was queued again waits for two minutes

@@ -15,7 +15,7 @@ import faults_hosts
 import faults_numbers
 import faults_slurm
 import over_ranks
-from faults import BUILD, REPOSITORY, SHIM, WORK, run
+from faults import REPOSITORY, SHIM, WORK, make_tokens, run
 from over_ranks import check, finish
 
 TESTS = {
@@ -47,21 +47,7 @@ def main():
         ["gcc", "-O1", "-shared", "-fPIC", "-o", str(SHIM), str(REPOSITORY / "scripts/faults.c"), "-ldl"]
     )
     check(compiled.returncode == 0, f"faults.c: {compiled.stderr}")
-    text = WORK / "text.txt"
-    text.write_text((REPOSITORY / "README.md").read_text() * 3)
-    made = run(
-        [
-            str(BUILD / "tokenize"),
-            "--vocabulary",
-            "bytes",
-            "--validation",
-            "0.1",
-            "--output",
-            "text",
-            str(text),
-        ]
-    )
-    check(made.returncode == 0, f"tokens: {made.stderr}")
+    make_tokens()
     for name in names:
         before, began = over_ranks.failed, time.time()
         TESTS[name]()

@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 
-from faults import BUILD, DATA, MODEL, REPOSITORY, WORK, end, run, skipped, start, until
+from faults import BUILD, DATA, MODEL, WORK, end, make_tokens, run, skipped, start, until
 from faults_hosts import Hosts
 from over_ranks import check, finish, near
 
@@ -48,16 +48,22 @@ class SshHosts(Hosts):
         (WORK / "ssh_config").write_text(hosts + CLIENT.format(work=WORK))
         (WORK / "ssh").write_text(f'#!/usr/bin/env bash\nexec ssh -F {WORK}/ssh_config "$@"\n')
         (WORK / "ssh").chmod(0o755)
-        (WORK / "ran").mkdir()
-        self.daemons = [self.sshd(i, name) for i, name in enumerate(self.names) if i]
-        answers = lambda name: run(self.inside("h0", [WORK / "ssh", name, "true"])).returncode == 0
-        self.usable = self.usable and all(until(lambda: answers(name), 10) for name in self.names[1:])
+        if self.usable:
+            self.daemons = [self.sshd(i, name) for i, name in enumerate(self.names) if i]
+            self.usable = all(self.answers(name) for name in self.names[1:])
+
+    def ssh(self, name, *words):
+        """What the launcher's host has a host do."""
+        return run(self.inside("h0", [WORK / "ssh", name, *words]))
+
+    def answers(self, name):
+        return until(lambda: self.ssh(name, "true").returncode == 0, 10)
 
     def sshd(self, i, name, before="true"):
         """With a local folder of its own; its clock is `i` days ahead of the launcher's."""
         script = f"hostname {name}; mount -t tmpfs local {LOCAL}; mkdir -p /run/sshd; {before}; "
         script += f"exec {SSHD} -D -e -f {WORK}/sshd_config 2> {WORK}/sshd-{name}"
-        space = ["ip", "netns", "exec", self.prefix + name]
+        space = ["nsenter", f"--net=/run/netns/{self.prefix}{name}"]
         apart = ["unshare", "--uts", "--mount", "--time", "--monotonic", str(86400 * i), "--fork"]
         return subprocess.Popen([*space, *apart, "bash", "-c", script], start_new_session=True)
 
@@ -67,7 +73,7 @@ class SshHosts(Hosts):
         self.signal(name, 9)
         self.daemons[i - 1].wait()
         self.daemons[i - 1] = self.sshd(i, name, before)
-        until(lambda: run(self.inside("h0", [WORK / "ssh", name, "true"])).returncode == 0, 10)
+        self.answers(name)
 
     def received(self, name):
         """Bytes that have come to the host over its network."""
@@ -78,7 +84,7 @@ class SshHosts(Hosts):
         """Ranks host after host, `each` on one; what they said, and the exit code."""
         (WORK / "hostfile").write_text("".join(f"{name} slots={each}\n" for name in self.names[1:]))
         words = ["mpirun", "--hostfile", WORK / "hostfile", "-n", ranks, "--map-by", "slot"]
-        for name, value in SETTINGS.items():
+        for name, value in self.mca(WORK / "ssh").items():
             words += ["--mca", name, value]
         words += ["-x", "OMP_NUM_THREADS=1", BUILD / "train_gpt", *MODEL, *STEPS, *options]
         process = start(self.inside("h0", words))
@@ -86,14 +92,6 @@ class SshHosts(Hosts):
 
 
 MONOTONIC = ["python3", "-c", "'import time; print(time.monotonic())'"]
-SETTINGS = {
-    "plm_rsh_agent": WORK / "ssh",
-    "btl": "tcp,vader,self",
-    "btl_vader_single_copy_mechanism": "none",
-    "btl_tcp_if_include": "eth0",
-    "oob_tcp_if_include": "eth0",
-    "mpi_yield_when_idle": "1",
-}
 
 
 def losses(name):
@@ -118,7 +116,7 @@ def layouts(hosts, wanted):
     came = hosts.received("h3") - before
     check(came > 100_000, f"ranks of other hosts talk over the network: {came} bytes")
 
-    seconds = lambda name: float(run(hosts.inside("h0", [WORK / "ssh", name, *MONOTONIC])).stdout)
+    seconds = lambda name: float(hosts.ssh(name, *MONOTONIC).stdout)
     check(seconds("h3") - seconds("h1") > 86400, "clocks of hosts are days apart")
     traced = ["--trace", WORK / "trace.json"]
     said, code = hosts.mpirun(1, ["--train", DATA, *grid, "--metrics", WORK / "one.jsonl", *traced], ranks=4)
@@ -141,11 +139,11 @@ def refusals(hosts):
 
     train = ["--train", DATA]
     refused("a local --save", f"--save {LOCAL}: is not the folder", [*train, "--save", LOCAL])
-    for name in hosts.names[1:4]:
-        run(hosts.inside("h0", [WORK / "ssh", name, "cp", DATA, LOCAL / "text.bin"]))
     data = LOCAL / "text.bin"
+    for name in hosts.names[1:4]:
+        hosts.ssh(name, "cp", DATA, data)
     refused("data that h4 has not", f"[rank 6 to 7] train_gpt: {data}", ["--train", data])
-    run(hosts.inside("h0", [WORK / "ssh", "h4", f"head -c 60000 {DATA} > {data}"]))
+    hosts.ssh("h4", f"head -c 60000 {DATA} > {data}")
     said, code = hosts.mpirun(2, ["--train", data])
     check(code == 1 and "6 to 7" in said and "text.bin" in said, f"data cut short on h4: {said[-800:]}")
 
@@ -161,19 +159,7 @@ def refusals(hosts):
 
 
 def main():
-    text = WORK / "text.txt"
-    text.write_bytes(b"".join(path.read_bytes() for path in sorted((REPOSITORY / "layers").glob("*.cuh"))))
-    made = [
-        BUILD / "tokenize",
-        "--vocabulary",
-        "bytes",
-        "--validation",
-        "0.1",
-        "--output",
-        WORK / "text",
-        text,
-    ]
-    check(run(list(map(str, made))).returncode == 0, "tokenize")
+    make_tokens()
     wanted = alone()
     if not SSHD or not shutil.which("ip"):
         skipped("four hosts", "no sshd or no ip: bash scripts/install.sh --with-cluster-tests")

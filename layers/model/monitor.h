@@ -116,18 +116,16 @@ public:
 // ranks of its stage, or where it has only itself, of all), and longer by some hundredths of a second, in
 // five steps in a row.
 class SlowRankMonitor {
-    std::vector<int> slow_steps;
-    std::vector<std::string> hosts;
+    std::vector<int> slow_steps;  // in a row, by rank
 
 public:
     static constexpr int steps = 5;
     static constexpr double noise = 0.03;  // seconds
-    explicit SlowRankMonitor(std::vector<std::string> of_ranks)
-        : slow_steps(of_ranks.size()), hosts(std::move(of_ranks)) {}
+    explicit SlowRankMonitor(size_t ranks) : slow_steps(ranks) {}
 
-    const std::string& host(int rank) const { return hosts[rank]; }
-    // ranks that are slow now; rank 0 knows
-    std::vector<int> update(const Grid& grid, const std::vector<RankReport>& reports, double factor) {
+    // ranks that are slow now; rank 0 knows. hosts: by rank
+    std::vector<int> update(const Grid& grid, const std::vector<std::string>& hosts,
+                            const std::vector<RankReport>& reports, double factor) {
         std::vector<int> slow;
         if (grid.world.rank != 0) return slow;
         int per_stage = grid.t * grid.d;

@@ -59,7 +59,7 @@ inline StepExchange exchange_step(StepResult& result, Run& run, Trainer& trainer
         if (sets > 1 && tokens[set] > 0)
             result.set_losses.push_back({run.train->given[set].name, exchange.losses[set] / tokens[set]});
     }
-    result.slow_ranks = trainer.slow->update(run.grid, exchange.reports, run.options.slow_factor);
+    result.slow_ranks = trainer.slow->update(run.grid, run.hosts, exchange.reports, run.options.slow_factor);
     return exchange;
 }
 
@@ -196,7 +196,7 @@ inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Ru
     trainer.stop |= exchange.any(&RankReport::stops);
     if (exchange.any(&RankReport::is_corrupt))
         comm::collective_check(trainer.memory_error.empty() ? ""
-            : trainer.slow->host(run.grid.world.rank) + ": " + trainer.memory_error);
+            : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
     trainer.writer->advance(exchange.save_statuses());  // not what a corrupt rank has written
     if (!result.updated) {
         handle_spike(result, run, trainer);

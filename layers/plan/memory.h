@@ -34,10 +34,8 @@ inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
 // bytes that each rank may take: of what is free on the device or, without one, on the host, an equal share
 // for each rank there, less a twelfth for what libraries take. Collective.
 inline double memory_of_a_rank() {
-    std::string host = comm::host_name();
-    int64_t name = (int64_t)checksum(host.data(), host.size());
     std::vector<int64_t> all =
-        comm::gather_numbers(comm::everyone(), {name, (int64_t)free_memory()}, "free memory");
+        comm::gather_numbers(comm::everyone(), {comm::host_id(), (int64_t)free_memory()}, "free memory");
     double least = INFINITY;
     for (size_t i = 0; i < all.size(); i += 2) {
         int here = 0;

@@ -7,8 +7,8 @@
 //   Then those of rank 0 in the order in which it gave them to its streams, those of rank 1, and so on:
 //     rank, n           which of that rank's lines this is, from 0
 //     kind, name        compute, call or wait, and which; of a call what comm.h calls it
-//     pass, micro_batch, chunk, bucket, layer   to what it belongs
-//                       on the stage; layer counts over the whole model; what does not apply is left out
+//     pass, micro_batch, chunk, bucket, layer   to what it belongs: chunk and bucket count on the stage,
+//                       layer over the whole model; what does not apply is left out
 //     stream            compute; or of which messages: forward in, forward out, backward in, backward out;
 //                       or buckets
 //     file, line        where it is said: the last line of that

@@ -76,8 +76,7 @@ class Simulator {
         Stage& me = stages[r];
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
-            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d,
-                                                                                            d.sent.size()};
+            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d, d.sent.size()};
             d.sent.push_back(me.now);
             d.what.push_back({.micro_batch = i.micro_batch, .chunk = i.chunk});
             advance(d, r, message_seconds(r, is_forward));

@@ -2,7 +2,6 @@
 //   every rank of the first replica
 #pragma once
 #include <list>
-#include "../../comm/collective_check.h"
 #include "../../comm/hosts.h"
 #include "span.h"
 
@@ -56,8 +55,7 @@ public:
         comm::barrier(world, "the traced step");
         origin.record(stream);
         host_origin = seconds();
-        std::string name = comm::host_name();
-        int64_t host = (int64_t)checksum(name.data(), name.size());
+        int64_t host = comm::host_id();
         auto all = comm::gather_numbers(world, {host, std::bit_cast<int64_t>(host_origin)}, "clocks");
         for (size_t i = 0; i < all.size(); i += 2)
             if (all[i] == host) shift = std::max(shift, host_origin - std::bit_cast<double>(all[i + 1]));
