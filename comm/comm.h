@@ -5,7 +5,9 @@
 //                      (out may be in + rank * n)
 //     all_gather       in (n)              each rank: its slice       -> out (size * n): all slices in order
 //                      (in may be out + rank * n)
-//     broadcast        x (n)               root's                     -> each rank: root's
+//     broadcast        in (n)              root's                     -> out (n), on each rank: root's
+//     reduce           in (n)              each rank: a part          -> out (n), on root: the whole, SUM
+//                      (of both: out may be in)
 //     send, receive    x (n)               to and from a rank of the group; between group_begin() and
 //                      group_end() they are posted together, so that two ranks may send to each other
 //   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy.
@@ -14,8 +16,8 @@
 //     wait_stream(comm_stream, compute)   the comm stream goes on when `compute` has got as far as it is now
 //     record_event(comm_stream)           a point in the comm stream
 //     wait_event(compute, event)          `compute` goes on when the comm stream has got to that point
-//   A group's calls go to one comm stream, or to the compute stream, at a time; on a comm stream they work in
-//   place. model/pipeline.h has a table of the streams and who waits for whom.
+//   A group's calls go to one comm stream, or to the compute stream, at a time. model/pipeline.h has a table
+//   of the streams and who waits for whom.
 //   Each call carries a label; one that does not end within comm::timeout seconds ends the run: every
 //   rank of its group that still answers prints its last calls, and those that never came are named.
 //   Ranks meet before a group is made, under the same watch: who is late is named.
@@ -24,6 +26,7 @@
 #pragma once
 #include <stdint.h>
 #include <bit>
+#include <climits>
 #include <map>
 #include <string>
 #include <type_traits>
@@ -44,13 +47,15 @@ struct Group {
 
 struct StreamEvent {
     Stream comm_stream = nullptr;
-    long position = 0;  // on it: MPI counts calls, NCCL events
+    long position = 0;  // on it: MPI counts calls, NCCL events, a dry run the calls of all streams
 };
 
-inline double timeout = 600;  // seconds
+inline double timeout = 600;            // seconds
+inline long most_mpi_values = INT_MAX;  // in one call of MPI, which counts in an int: longer ones are cut
 
 using ::Collective;
-// what each of `ranks` sends of a whole of so many bytes, by the ring algorithm (Patarasuk and Yuan, 2009)
+// what each of `ranks` sends of a whole of so many bytes, by the ring algorithm (Patarasuk and Yuan, 2009);
+// a broadcast or a reduction to one rank goes along a chain, whose last rank sends nothing: it is counted too
 constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
     switch (kind) {
         case Collective::AllReduce: return 2 * (bytes * (ranks - 1) / ranks);
@@ -108,7 +113,10 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
                           Stream s);
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s);
-void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s);
+void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
+                     const char* label, Stream s);
+void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root, const char* label,
+                  Stream s);
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s);
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s);
 
@@ -132,6 +140,8 @@ inline void count(const Group& g, Collective kind, long bytes) {
     t.sent += sent_bytes(kind, g.size, bytes);
 }
 
+inline long dry_calls = 0;  // calls of steps of which nothing is executed
+
 // A call, said and counted; false where it is only said. n: values of the whole, over all ranks
 class CallScope {
     NvtxRange range;
@@ -144,7 +154,8 @@ public:
         : range(label), announced([&] {
               return Activity{.kind = Activity::Communicate, .name = collective_names[(int)kind], .stream = s,
                               .place = {}, .tensors = tensors,
-                              .call = {kind, g.name, &g.members, g.rank, g.size, n, s != nullptr},
+                              .call = {kind, g.name, &g.members, g.rank, g.size, n, s != nullptr,
+                                       executes() ? 0 : ++dry_calls},
                               .label = label, .where = where};
           }) {
         if (executes()) count(g, kind, n * (long)sizeof(T));
@@ -182,12 +193,22 @@ void all_gather(const Group& g, T* out, const T* in, long n, const char* label, 
         all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
 }
 template <class T>
-void broadcast(const Group& g, T* x, long n, int root, const char* label, Stream s,
+void broadcast(const Group& g, T* out, const T* in, long n, int root, const char* label, Stream s,
                Where where = Where::current()) {
-    if (g.size == 1) return;
-    if (CallScope call{Collective::Broadcast, g, {updates("x", x, n)}, g.rank == root ? n : 0, x, label, s,
-                       where})
-        broadcast_bytes(g, x, n, type_of<T>(), root, label, s);
+    if (g.size == 1) return copy_slice(out, in, n, s);
+    long read = g.rank == root ? n : 0;
+    if (CallScope call{Collective::Broadcast, g, {reads("in", in, read), writes("out", out, n)}, n, in, label,
+                       s, where})
+        broadcast_bytes(g, out, in, n, type_of<T>(), root, label, s);
+}
+template <class T>
+void reduce(const Group& g, T* out, const T* in, long n, int root, const char* label, Stream s,
+            Where where = Where::current()) {
+    if (g.size == 1) return copy_slice(out, in, n, s);
+    long written = g.rank == root ? n : 0;
+    if (CallScope call{Collective::Reduce, g, {reads("in", in, n), writes("out", out, written)}, n, in, label,
+                       s, where})
+        reduce_bytes(g, out, in, n, type_of<T>(), root, label, s);
 }
 template <class T>
 void send(const Group& g, const T* x, long n, int to, const char* label, Stream s,
@@ -216,10 +237,8 @@ inline void wait_stream(Stream comm_stream, Stream compute) {
     ActivityScope wait([&] { return wait_of(comm_stream, compute, -1, "computations"); });
     if (executes()) hold_comm_stream(comm_stream, compute);
 }
-inline long dry_marks = 0;  // marks of a step of which nothing is executed
 inline StreamEvent record_event(Stream comm_stream) {
-    if (executes()) return mark(comm_stream);
-    return {comm_stream, ++dry_marks};
+    return executes() ? mark(comm_stream) : StreamEvent{comm_stream, dry_calls};
 }
 // at once where nothing was recorded
 inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {

@@ -156,15 +156,14 @@ void wait_for(PendingCall& call) {
     }
 }
 
-// MPI counts in an int; values: of the whole call, over all its ranks where each has a slice
-void check_count(const char* what, const char* label, long values) {
-    if (values > INT_MAX)
-        fail("%s of %s: %ld values in one call, MPI takes at most %d: choose a larger --tensor-parallel, or "
-             "build with NCCL", what, label, values, INT_MAX);
+// MPI counts in an int: pieces (first value, count) of what one call would carry
+template <class Piece>
+void cut(long n, Piece piece) {
+    for (long first = 0; first < n; first += most_mpi_values)
+        piece(first, std::min(n - first, most_mpi_values));
 }
 
 void enqueue(PendingCall call, Stream s) {
-    check_count(call.what, call.label, call.n);
     if (s) {
         CommStream& c = *(CommStream*)s;
         call.after = c.after;
@@ -229,19 +228,22 @@ void transport_group_end() {
 }
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
-    auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    enqueue({g, "all-reduce", label, n,
-          [=](MPI_Request* r, Stream copies) {
-              data->replace(copies);
-              MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)n, type_mpi(type), op_mpi(type, op),
-                             handle_of(g).mpi, r);
-          },
-          [=](Stream copies) { data->store(copies); }},
-         s);
+    cut(n, [&](long first, long count) {
+        auto data = std::make_shared<Staged>((char*)x + first * bytes_of(type), count * bytes_of(type));
+        enqueue({g, "all-reduce", label, count, [=](MPI_Request* r, Stream copies) {
+            data->replace(copies);
+            MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)count, type_mpi(type), op_mpi(type, op),
+                           handle_of(g).mpi, r);
+        }, [=](Stream copies) { data->store(copies); }}, s);
+    });
 }
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
-    check_count("reduce-scatter", label, n * g.size);
+    if (n * g.size > most_mpi_values) {  // pieces of slices are no slices: each rank's slice for itself
+        for (int root = 0; root < g.size; root++)
+            reduce_bytes(g, out, (const char*)in + root * n * bytes_of(type), n, type, root, label, s);
+        return;
+    }
     bool in_place = (char*)out == (const char*)in + g.rank * n * bytes_of(type);
     auto from = std::make_shared<Staged>(in, g.size * n * bytes_of(type));
     auto to = std::make_shared<Staged>(out, n * bytes_of(type), in_place);
@@ -257,8 +259,12 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
 }
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s) {
-    check_count("all-gather", label, n * g.size);
     long bytes = n * bytes_of(type);
+    if (n * g.size > most_mpi_values) {
+        for (int root = 0; root < g.size; root++)
+            broadcast_bytes(g, (char*)out + root * bytes, in, n, type, root, label, s);
+        return;
+    }
     bool in_place = (const char*)in == (char*)out + g.rank * bytes;
     auto to = std::make_shared<Staged>(out, g.size * bytes), from = std::make_shared<Staged>(in, bytes);
     enqueue({g, "all-gather", label, n, [=](MPI_Request* r, Stream copies) {
@@ -271,26 +277,63 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
         to->store(copies);
     }}, s);
 }
-void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
-    auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    enqueue({g, "broadcast", label, n, [=](MPI_Request* r, Stream copies) {
-        data->replace(copies);
-        MPI_Ibcast(data->host, (int)n, type_mpi(type), root, handle_of(g).mpi, r);
-    }, [=](Stream copies) { data->store(copies); }}, s);
+// root's goes from `in` itself, and is copied beside it
+void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
+                     const char* label, Stream s) {
+    bool sends = g.rank == root;
+    cut(n, [&](long first, long count) {
+        long offset = first * bytes_of(type), bytes = count * bytes_of(type);
+        auto data = std::make_shared<Staged>(sends ? (const char*)in + offset : (char*)out + offset, bytes);
+        void* copy = sends && in != out ? (char*)out + offset : nullptr;
+        enqueue({g, "broadcast", label, count, [=](MPI_Request* r, Stream copies) {
+            if (sends) data->load(copies);
+            else data->expect();
+            MPI_Ibcast(data->host, (int)count, type_mpi(type), root, handle_of(g).mpi, r);
+        }, [=](Stream copies) {
+            if (sends) data->sent();
+            else data->store(copies);
+            if (!copy) return;
+            copy_on_device(copy, data->device, bytes, copies);
+            synchronize(copies);
+        }}, s);
+    });
+}
+void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root, const char* label,
+                  Stream s) {
+    bool receives = g.rank == root, in_place = receives && in == out;
+    cut(n, [&](long first, long count) {
+        long offset = first * bytes_of(type), bytes = count * bytes_of(type);
+        auto from = std::make_shared<Staged>((const char*)in + offset, bytes);
+        auto to = std::make_shared<Staged>((char*)out + offset, receives ? bytes : 0, in_place);
+        enqueue({g, "reduce", label, count, [=](MPI_Request* r, Stream copies) {
+            from->load(copies);
+            if (receives) to->expect();
+            MPI_Ireduce(from->host, receives ? to->host : nullptr, (int)count, type_mpi(type),
+                        op_mpi(type, Op::Sum), root, handle_of(g).mpi, r);
+        }, [=](Stream copies) {
+            from->sent();
+            if (receives) to->store(copies);
+        }}, s);
+    });
 }
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
-    auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    enqueue({g, "send", label, n, [=](MPI_Request* r, Stream copies) {
-        data->load(copies);
-        MPI_Isend(data->host, (int)n, type_mpi(type), to, 0, handle_of(g).mpi, r);
-    }, [=](Stream) { data->sent(); }}, s);
+    cut(n, [&](long first, long count) {
+        auto data =
+            std::make_shared<Staged>((const char*)x + first * bytes_of(type), count * bytes_of(type));
+        enqueue({g, "send", label, count, [=](MPI_Request* r, Stream copies) {
+            data->load(copies);
+            MPI_Isend(data->host, (int)count, type_mpi(type), to, 0, handle_of(g).mpi, r);
+        }, [=](Stream) { data->sent(); }}, s);
+    });
 }
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
-    auto data = std::make_shared<Staged>(x, n * bytes_of(type));
-    enqueue({g, "receive", label, n, [=](MPI_Request* r, Stream) {
-        data->expect();
-        MPI_Irecv(data->host, (int)n, type_mpi(type), from, 0, handle_of(g).mpi, r);
-    }, [=](Stream copies) { data->store(copies); }}, s);
+    cut(n, [&](long first, long count) {
+        auto data = std::make_shared<Staged>((char*)x + first * bytes_of(type), count * bytes_of(type));
+        enqueue({g, "receive", label, count, [=](MPI_Request* r, Stream) {
+            data->expect();
+            MPI_Irecv(data->host, (int)count, type_mpi(type), from, 0, handle_of(g).mpi, r);
+        }, [=](Stream copies) { data->store(copies); }}, s);
+    });
 }
 
 }  // namespace comm

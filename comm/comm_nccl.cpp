@@ -175,7 +175,8 @@ void connect(const Group& g, const char* name) {
     all_reduce_bytes(g, x, 1, Type::Int64, Op::Sum, "connecting", nullptr);
     reduce_scatter_bytes(g, x + g.rank, x, 1, Type::Int64, "connecting", nullptr);
     all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
-    broadcast_bytes(g, x, 1, Type::Int64, 0, "connecting", nullptr);
+    broadcast_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
+    reduce_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
     transport_group_begin();
     send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
     receive_bytes(g, x + g.size + 1, 1, Type::Int64, (g.rank + g.size - 1) % g.size, "connecting", nullptr);
@@ -288,9 +289,15 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
     enqueue(g, "all-gather", label, n, s,
          [=](ncclComm_t c) { return ncclAllGather(in, out, n, type_nccl(type), c, s); });
 }
-void broadcast_bytes(const Group& g, void* x, long n, Type type, int root, const char* label, Stream s) {
+void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
+                     const char* label, Stream s) {
     enqueue(g, "broadcast", label, n, s,
-         [=](ncclComm_t c) { return ncclBroadcast(x, x, n, type_nccl(type), root, c, s); });
+         [=](ncclComm_t c) { return ncclBroadcast(in, out, n, type_nccl(type), root, c, s); });
+}
+void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root, const char* label,
+                  Stream s) {
+    enqueue(g, "reduce", label, n, s,
+         [=](ncclComm_t c) { return ncclReduce(in, out, n, type_nccl(type), ncclSum, root, c, s); });
 }
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
     enqueue(g, "send", label, n, s, [=](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });

@@ -36,6 +36,7 @@ struct Grid {
     comm::Group tied;                       // the two that hold the token embedding: first and last stage
     Link forward_in, forward_out, backward_in, backward_out;
     Stream dp_stream = nullptr;             // of dp: gradients are reduced there, parameters gathered
+    Stream tp_stream = nullptr;             // of tp, with --tensor-chunks: calls of blocks
 
     int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
     bool is_first_stage() const { return stage == 0; }
@@ -88,6 +89,7 @@ inline Grid make_grid(int t, int p, bool wrap) {
     auto make = [](comm::Group& group) { group = comm::make_group(group.name, group.members); };
     for (comm::Group* group : {&g.world, &g.tp, &g.dp}) make(*group);
     g.dp_stream = comm::make_comm_stream();
+    if (g.t > 1) g.tp_stream = comm::make_comm_stream();
     if (p == 1) return g;
     g.pp = comm::make_host_group(g.pp.name, g.pp.members);
     if (g.holds_tied()) make(g.tied);
@@ -133,6 +135,8 @@ struct TensorParallel {
     comm::Group group;
     bool sequence_parallel = false;  // rows of the residual stream are cut over the group
     bool generates = false;          // text is generated as well, whose few rows are never cut
+    int chunks = 1;                  // of rows: a chunk's call runs beside the next one's GEMM (overlap.h)
+    Stream stream = nullptr;         // for those calls
     int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r
     // rows that a buffer of the residual stream must hold
     long row_capacity(long B, long T) const {

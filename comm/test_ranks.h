@@ -33,7 +33,8 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
         check(wrong == 0, text("%s, %s%s: %d of %d values wrong", what, type,
                                on_channel ? ", on a comm_stream" : "", wrong, count));
     };
-    int size = n * g.size, left = (g.rank + g.size - 1) % g.size, right = (g.rank + 1) % g.size;
+    int last = g.size - 1, size = n * g.size;
+    int left = (g.rank + last) % g.size, right = (g.rank + 1) % g.size;
     for (Stream s : {(Stream) nullptr, comm_stream}) {
         call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::Op::Sum, "a test", s); });
         expect("all-reduce, sum", s, 0, size, whole);
@@ -47,8 +48,16 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
         expect("reduce-scatter in place", s, g.rank * n, n, [&](int i) { return whole(g.rank * n + i); });
         call(s, x, [&](Stream s) { comm::all_gather(g, x, x + g.rank * n, n, "a test", s); });
         expect("all-gather in place", s, 0, size, [&](int i) { return value(i / n, i); });
-        call(s, x, [&](Stream s) { comm::broadcast(g, x, n, g.size - 1, "a test", s); });
-        expect("broadcast", s, 0, n, [&](int i) { return value(g.size - 1, i); });
+        call(s, x, [&](Stream s) { comm::broadcast(g, x, x, n, last, "a test", s); });
+        expect("broadcast in place", s, 0, n, [&](int i) { return value(last, i); });
+        call(s, y, [&](Stream s) { comm::broadcast(g, y, x, n, last, "a test", s); });
+        expect("broadcast", s, 0, n, [&](int i) { return value(last, i); });
+        call(s, x, [&](Stream s) { comm::reduce(g, x, x, n, last, "a test", s); });
+        auto own = [&](int i) { return value(g.rank, i); };
+        if (g.rank == last) expect("reduce in place", s, 0, n, whole);
+        else expect("reduce leaves the others' as they are", s, 0, n, own);
+        call(s, y, [&](Stream s) { comm::reduce(g, y, x, n, last, "a test", s); });
+        expect("reduce", s, 0, n, [&](int i) { return g.rank == last ? whole(i) : 0; });
         if (g.size > 1) {
             call(s, y, [&](Stream s) {  // everybody sends to the right: only together can this end
                 comm::group_begin();
@@ -74,6 +83,10 @@ void test_ranks() {
     ranks_calls<float>(world, first, "fp32");
     ranks_calls<double>(world, first, "fp64");
     ranks_calls<int64_t>(world, first, "int64");
+    comm::most_mpi_values = 300;  // of thousands: every call is cut, as one over 2^31 is
+    ranks_calls<bf16>(world, first, "bf16 in pieces");
+    ranks_calls<double>(world, first, "fp64 in pieces");
+    comm::most_mpi_values = INT_MAX;
     std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
     bool right = true;
     for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;

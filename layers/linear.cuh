@@ -76,11 +76,11 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     gelu_forward(y, up, (long)N * OC, s);
 }
 
-// scratch: column_sum_scratch(OC) values
+// dx nullptr: not wanted; x nullptr: neither are dw and db. scratch: column_sum_scratch(OC) values
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
-    if (db) column_sum(db, dy, scratch, N, OC, accumulate, s);
-    gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
+    if (db && x) column_sum(db, dy, scratch, N, OC, accumulate, s);
+    if (x) gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
@@ -261,6 +261,8 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
 
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
+    if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
+    if (!x) return;
     Gemm<real> unfused = weight_gemm(dw, dy, x, N, C, OC, accumulate), fused_gemm = unfused;
     fused_gemm.row_sums = accumulate ? scratch : db;
     auto run = [&](bool fused) {
@@ -271,7 +273,6 @@ inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     };
     if (db) run(fuses("bias gradient", fused_gemm, fits_epilogue(OC) && fits_epilogue(C), N, C, OC, s, run));
     else gemm(unfused, s);
-    if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
 inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floatX* up, const floatX* w,
@@ -328,18 +329,22 @@ inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
+// dx nullptr: not wanted; x nullptr: neither are dw and db.
 // In floatX db is made in the epilogue of dw's GEMM or by a kernel, which the plan does not know: it is
 // charged for where it is a kernel's for certain
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                             bool accumulate, Stream s) {
     bool rounds = scratch.fp8.x;
-    Operation op{"linear_backward", s, {reads("dy", dy, N, OC), reads("x", x, N, C), reads("w", w, OC, C),
+    if (!x) dw = db = nullptr;
+    Operation op{"linear_backward", s, {reads("dy", dy, N, OC), reads("x", x, N, C),
+                                        reads("w", dx ? w : nullptr, OC, C),
                                         sums_to("dw", dw, accumulate, OC, C),
                                         sums_to("db", db, accumulate, OC), writes("dx", dx, N, C)},
                  {db && rounds ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
-                  rounding_work(scratch, (double)N * OC, 2), product(dw, OC, C, N, accumulate, rounds),
-                  product(dx, N, C, OC, false, rounds)}};
+                  rounding_work(scratch, (double)N * OC, 2),
+                  x ? product(dw, OC, C, N, accumulate, rounds) : Work{},
+                  dx ? product(dx, N, C, OC, false, rounds) : Work{}}};
     if (!op) return;
     if (!rounds) return dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
     linear_flops += 4L * N * C * OC;
@@ -347,18 +352,19 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
-// of a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up
+// of a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up. x nullptr: dw is not wanted
 struct GeluOutput { const floatX *x, *up; };
 inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input,
                                        const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                                        bool accumulate, Stream s) {
     bool rounds = scratch.fp8.x;
+    if (!input.x) dw = nullptr;
     Operation op{"linear_after_gelu_backward", s,
                  {reads("dy", dy, N, OC), reads("x", input.x, N, C), reads("up", input.up, N, C),
                   reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)},
                  {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
-                  product(dw, OC, C, N, accumulate, rounds), product(dup, N, C, OC, false, rounds),
-                  moves(3.0 * N * C)}};
+                  dw ? product(dw, OC, C, N, accumulate, rounds) : Work{},
+                  product(dup, N, C, OC, false, rounds), moves(3.0 * N * C)}};
     if (!op) return;
     if (!rounds) {
         dev::matmul_backward(nullptr, dw, nullptr, dy, input.x, w, scratch.sums, N, C, OC, accumulate, s);

@@ -58,6 +58,8 @@ LAYOUTS = (
         f"--zero 1 --save {DATA}.saves --save-every 1 --on-spike back --spike-z 0.01 --learning-rate 1"
         " --min-learning-rate 1 --layers 1 --batch 4 --evaluate-every 99 --steps 40",
     ),
+    (2, "--tensor-parallel 2 --tensor-chunks 2 --recompute light"),
+    (2, "--tensor-parallel 2 --tensor-chunks 2 --sequence-parallel no"),
     (2, "--zero 1 --loss-chunk 8"),  # backward is the first to read the LM head's parameters
 )
 # what a layout's run must have said, or it has not shown what it is for
@@ -98,7 +100,7 @@ PLAIN_NCCL = "build/emulated-fp32-nccl"
 TEST_NCCL = f"python3 scripts/test_nccl.py {PLAIN_NCCL} build/emulated-fp32"
 # those where calls run beside computations
 NCCL_LAYOUTS = [
-    LAYOUT_COMMANDS[i].replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt") for i in (1, 2, 6, 7, 10)
+    LAYOUT_COMMANDS[i].replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt") for i in (1, 2, 6, 7, 10, 11)
 ]
 NCCL = {
     "commands": [
@@ -125,6 +127,8 @@ NCCL_CHANGES = (
     (r"(?<=ncclAllReduce\(x, x, )n", "n - 1"),
     (r"(?<=ncclReduceScatter\()in", "out"),
     (r"(?<=ncclAllGather\()in", "out"),
+    (r"(?<=ncclReduce\()in", "out"),
+    (r"(?<=ncclBroadcast\()in", "out"),
     (r"(?<=ncclSend\(x, )n", "(n + 1) / 2"),
     (r"(?<=type_nccl\(type\), )(to|from)(?=, c)", r"1 - \1"),
     (r"(?<=type_nccl\(type\), )root", "0"),

@@ -35,6 +35,7 @@ QUICK = [
     {"pipeline-parallel": 4, "ranks": 4},
     {"pipeline-parallel": 4, "ranks": 4, "micro-batch": 6},
     {"ranks": 2, "check-every": 2},
+    {"tensor-parallel": 4, "tensor-chunks": 2},
 ]
 LAYOUTS = [
     {"tensor-parallel": t, "pipeline-parallel": p, "ranks": t * p * d, **more}
@@ -42,6 +43,10 @@ LAYOUTS = [
     for more in ([{}, {"pipeline-chunks": 2}] if p == 2 else [{}])
 ] + [
     {"tensor-parallel": 2, "sequence-parallel": "no"},
+    {"tensor-parallel": 2, "tensor-chunks": 2},
+    {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"},
+    {"tensor-parallel": 4, "tensor-chunks": 4, "pipeline-parallel": 2, "recompute": "full"},
+    {"tensor-parallel": 2, "tensor-chunks": 3, "sequence-parallel": "no", "ranks": 4},
     {"ranks": 2, "zero": 0},
     {"ranks": 4, "zero": 0, "tensor-parallel": 2},
     {"ranks": 4, "pipeline-parallel": 2, "check-every": 2, "loss-chunk": 8},

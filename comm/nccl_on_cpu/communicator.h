@@ -19,8 +19,9 @@
 
 namespace nccl_on_cpu {
 
-enum class Kind { AllReduce, ReduceScatter, AllGather, Broadcast, SendReceive };
-constexpr const char* kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "message"};
+enum class Kind { AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, SendReceive };
+constexpr const char* kind_names[] = {"all-reduce", "reduce-scatter", "all-gather",
+                                      "broadcast",  "reduce",         "message"};
 
 inline size_t bytes_of(ncclDataType_t type) {
     return type == ncclBfloat16 ? 2 : type == ncclFloat32 ? 4 : 8;
@@ -37,8 +38,10 @@ struct Header {
         constexpr const char* types[] = {"", "", "", "", "int64", "", "", "fp32", "fp64", "bf16"};
         const char* name = kind_names[(int)kind];
         std::string out = text("%s %ld of %ld %s", name, (long)number, (long)count, types[type]);
-        if (kind == Kind::AllReduce || kind == Kind::ReduceScatter) out += op == ncclSum ? " sum" : " max";
+        bool sums = kind == Kind::AllReduce || kind == Kind::ReduceScatter || kind == Kind::Reduce;
+        if (sums) out += op == ncclSum ? " sum" : " max";
         if (kind == Kind::Broadcast) out += text(" from %d", root);
+        if (kind == Kind::Reduce) out += text(" to %d", root);
         return out;
     }
 };
@@ -76,6 +79,7 @@ struct NcclCall {
     const char* in;
     char* out;
     int peer = -1;  // of a send or a receive
+    bool sums = false;  // what this rank receives
     std::vector<Transfer> transfers = {};
     std::vector<std::vector<char>> received = {};  // by rank: what is to be summed
     int64_t summed = 0;                            // bytes
@@ -85,12 +89,11 @@ struct NcclCall {
         const char* which = peer < 0 ? "" : in ? "sends " : "receives ";
         return which + header.describe();
     }
-    bool sums() const { return header.kind == Kind::AllReduce || header.kind == Kind::ReduceScatter; }
     int64_t bytes() const { return header.count * (int64_t)bytes_of((ncclDataType_t)header.type); }
     bool is_done() const {
         for (auto& t : transfers)
             if (!t.is_done()) return false;
-        return !sums() || summed == bytes();
+        return !sums || summed == bytes();
     }
 };
 
@@ -132,11 +135,13 @@ inline void add_transfers(ncclComm& comm, NcclCall& call) {
     };
     if (kind == Kind::SendReceive)
         return call.in ? send(call.peer, call.in, bytes) : receive(call.peer, call.out, bytes);
-    if (call.sums()) call.received.resize(comm.size);
+    bool is_root_of_sum = kind == Kind::Reduce && rank == root;
+    call.sums = kind == Kind::AllReduce || kind == Kind::ReduceScatter || is_root_of_sum;
+    if (call.sums) call.received.resize(comm.size);
     for (int peer = 0; peer < comm.size; peer++) {
         if (peer == rank) continue;
-        if (call.sums()) call.received[peer].resize(bytes);
-        char* part = call.sums() ? call.received[peer].data() : nullptr;
+        if (call.sums) call.received[peer].resize(bytes);
+        char* part = call.sums ? call.received[peer].data() : nullptr;
         switch (kind) {
             case Kind::AllReduce:
                 send(peer, call.in, bytes);
@@ -149,6 +154,10 @@ inline void add_transfers(ncclComm& comm, NcclCall& call) {
             case Kind::AllGather:
                 send(peer, call.in, bytes);
                 receive(peer, call.out + peer * bytes, bytes);
+                break;
+            case Kind::Reduce:  // as below, the other way
+                send(peer, call.in, peer == root ? bytes : 0);
+                receive(peer, part, rank == root ? bytes : 0);
                 break;
             default:  // broadcast; all hear from all that they make the same call
                 send(peer, call.in, rank == root ? bytes : 0);
@@ -177,6 +186,12 @@ inline void add_ranges(const ncclComm& comm, NcclCall& call) {
             if (comm.rank != call.header.root) in = nullptr;
             else if (in_place) out = nullptr;
             break;
+        case Kind::Reduce:
+            if (comm.rank != call.header.root) {
+                out = nullptr;
+                break;
+            }
+            [[fallthrough]];
         case Kind::AllReduce:
             if (!in_place) break;
             call.updates = {{out, bytes}};
@@ -248,7 +263,8 @@ void sum_range(const ncclComm& comm, const NcclCall& call, const char* own, int6
 // as far as all parts have come, and its own have gone
 inline bool add_up(const ncclComm& comm, NcclCall& call) {
     int64_t upto = call.bytes();
-    for (auto& t : call.transfers) upto = std::min(upto, std::max<int64_t>(t.moved, 0));
+    for (auto& t : call.transfers)
+        if (t.bytes) upto = std::min(upto, std::max<int64_t>(t.moved, 0));
     if (upto <= call.summed) return false;
     const char* own = call.in + (call.header.kind == Kind::ReduceScatter ? comm.rank * call.bytes() : 0);
     switch (call.header.type) {

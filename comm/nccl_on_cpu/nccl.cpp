@@ -92,7 +92,7 @@ bool move_pieces(Launch& l) {
         for (auto& t : call.transfers)
             if (t.moved < t.bytes && used.insert({t.peer, t.sends}).second)
                 moved |= advance(*l.comm, call, t);
-        if (call.sums()) moved |= add_up(*l.comm, call);
+        if (call.sums) moved |= add_up(*l.comm, call);
     }
     return moved;
 }
@@ -343,6 +343,10 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
     return collective({Kind::Broadcast, 0, (int64_t)count, type, ncclSum, root}, in, out, comm, stream);
+}
+ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                        int root, ncclComm_t comm, cudaStream_t stream) {
+    return collective({Kind::Reduce, 0, (int64_t)count, type, op, root}, in, out, comm, stream);
 }
 ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {

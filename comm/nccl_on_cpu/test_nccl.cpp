@@ -84,6 +84,7 @@ void test_calls() {
     expect("", [](Rank& r) {
         r.all_reduce();
         r.all_gather();
+        r.accept(ncclReduce(r.x, r.rank ? nullptr : r.x, n, ncclFloat32, ncclSum, 0, r.comm, r.s));
         r.accept(ncclGroupStart());
         r.send();
         r.receive();
@@ -131,6 +132,9 @@ void test_between_ranks() {
     expect(disagree, [](Rank& r) { r.all_reduce(n, r.rank ? ncclFloat32 : ncclBfloat16); });
     expect(disagree, [](Rank& r) { r.all_reduce(n, ncclFloat32, r.rank ? ncclSum : ncclMax); });
     expect(disagree, [](Rank& r) { r.accept(ncclBroadcast(r.x, r.x, n, ncclFloat32, r.rank, r.comm, r.s)); });
+    expect(disagree, [](Rank& r) {
+        r.accept(ncclReduce(r.x, r.y, n, ncclFloat32, ncclSum, r.rank, r.comm, r.s));
+    });
     expect(disagree, [](Rank& r) { r.rank ? r.all_gather() : r.all_reduce(); });
     expect(disagree, [](Rank& r) { r.rank ? r.all_reduce() : r.send(); });
     expect(disagree, [](Rank& r) { r.rank ? r.receive() : r.send(n - 1); });

@@ -35,7 +35,7 @@ struct Ranks {
     // what rank 0 has, on every rank
     std::vector<int64_t> from_first(std::vector<int64_t> x, size_t n, const char* label) const {
         x.resize(n);
-        if (n) comm::broadcast(all, x.data(), (long)n, 0, label, nullptr);
+        if (n) comm::broadcast(all, x.data(), x.data(), (long)n, 0, label, nullptr);
         return x;
     }
     // the same sum on every rank

@@ -113,9 +113,9 @@ inline Work scores_product(GemmShape p) {
 
 // ---- calls -----------------------------------------------------------------------------------------------
 
-enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Receive };
-constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "send",
-                                            "receive"};
+enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, Send, Receive };
+constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                            "reduce", "send", "receive"};
 
 // whom a call talks to, and with how much: `count` values of the whole, over all ranks
 struct Communication {
@@ -125,6 +125,7 @@ struct Communication {
     int rank = 0, size = 1;                     // of this process in the group; of the group
     long count = 0;
     bool on_comm_stream = false;                // else among the computations
+    long number = 0;                            // of a dry run's calls: see comm::StreamEvent
 };
 
 // ---- who listens -----------------------------------------------------------------------------------------

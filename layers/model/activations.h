@@ -31,6 +31,7 @@ struct Setup {
     int B = 1;                    // sequences in a micro-batch
     bool training = true;         // otherwise only forward: no gradients
     bool sequence_parallel = false;
+    int tensor_chunks = 1;        // of rows, whose tensor-parallel calls run beside GEMMs: see overlap.h
     bool generates = false;       // text is generated in between
     bool packs = false;           // packed batches pass through
     // without training: blocks keep keys and values from one batch to the next

@@ -2,13 +2,14 @@
 //   mid = x + attention(layernorm(x))      y = mid + mlp(layernorm(mid))
 //   Over t tensor-parallel ranks (Megatron-LM): each has NH_r = NH / t heads and 4 C / t channels of the MLP.
 //   The GEMMs into a branch (qkv, up) need no communication; those out of it (out, down) give partial sums,
-//   which are reduced, and the bias is added after that, once. comm/grid.h says which rows a rank holds.
+//   which are reduced, and the bias is added after that, once. comm/grid.h says which rows a rank holds,
+//   overlap.h how calls run beside GEMMs.
 //   x, y, mid (N_r, C) with N = B * T rows, those of sequence 0 first
 //   kept:  what BlockActivations lists
 //   backward: dx (N_r, C), the gradient of y on entry, becomes that of x
 //   A packed batch (evaluation, generation) is computed forward only; qkv is then the key-value cache.
 #pragma once
-#include "activations.h"
+#include "overlap.h"
 #include "params.h"
 
 // 1. normalise: in a chunk's first block, and where backward computes a block again; elsewhere the block
@@ -41,8 +42,9 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     LinearScratch linear = scratch.linear_of(batch);
     floatX* qkv = packed && packed->cache_slots ? scratch.wide : a.qkv;
     // 2. queries, keys and values of this rank's heads
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-    linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);
+    gathered_gemm(ctx, a.ln1, batch, "rows for qkv", [&](const floatX* rows, RowRange r) {
+        linear_forward(qkv + r.at(3 * C_r), rows, w[QKV_W], w[QKV_B], linear, r.count, C, 3 * C_r, s);
+    });
     if (qkv != a.qkv) store_cache_rows(a.qkv, qkv, packed->cache_slots, N, 3 * C_r, s);
 
     // 3. attention, head by head
@@ -52,19 +54,23 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     else attention_forward(a.o, a.probabilities, a.qkv, heads, s);
 
     // 4. mix the heads, add to the residual stream, and 5. normalise
-    linear_forward(scratch.partial, a.o, w[OUT_W], nullptr, linear, N, C_r, C, s);
-    floatX* branch = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
+    const floatX* branch = reduced_gemm(ctx, batch, "sum of attention", [&](floatX* rows, RowRange r) {
+        linear_forward(rows, a.o + r.at(C_r), w[OUT_W], nullptr, linear, r.count, C_r, C, s);
+    });
     residual_layernorm_forward(a.mid, a.ln2, a.ln2_stats, a.x, branch, w[OUT_B], w[LN2_W], w[LN2_B], N_r, C,
                                s);
 
     // 6. up to this rank's share of 4C, and 7. the nonlinearity
-    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
-    linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], linear, N, C, 4 * C_r, s);
+    gathered_gemm(ctx, a.ln2, batch, "rows for up", [&](const floatX* rows, RowRange r) {
+        linear_gelu_forward(a.act + r.at(4 * C_r), a.up + r.at(4 * C_r), rows, w[UP_W], w[UP_B], linear,
+                            r.count, C, 4 * C_r, s);
+    });
     if (!wants_output) return nullptr;
 
     // 8. down to C
-    linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, linear, N, 4 * C_r, C, s);
-    return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
+    return reduced_gemm(ctx, batch, "sum of mlp", [&](floatX* rows, RowRange r) {
+        linear_forward(rows, a.act + r.at(4 * C_r), w[DOWN_W], nullptr, linear, r.count, 4 * C_r, C, s);
+    });
 }
 
 // …adds the branch to the residual stream: the block's output y; with the next block its 1. as well
@@ -85,45 +91,57 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    bool accumulate = ctx.accumulate;
+    bool accumulate = ctx.accumulate, in_chunks = ctx.tp.sequence_parallel && ctx.tp.chunks > 1;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
     int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
-    floatX *d_up = scratch.wide, *d_qkv = scratch.wide, *partial = scratch.partial;
-    real* sums = scratch.linear.sums;
+    floatX *d_up = scratch.wide, *d_qkv = scratch.wide;
+    const LinearScratch& linear = scratch.linear;
+    real* sums = linear.sums;
 
     // 8. the residual stream's gradient is also the branch's; and 7.: back through GELU
     if (a.light) gelu_forward(a.act, a.up, N, 4 * C_r, s);
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    linear_after_gelu_backward(d_up, g[DOWN_W], rows, {a.act, a.up}, w[DOWN_W], scratch.linear, N, 4 * C_r, C,
-                               accumulate, s);
+    const floatX* all = gathered_gemm(ctx, dx, batch, "gradient rows for down",
+                                      [&](const floatX* rows, RowRange r) {
+        const floatX* act = r.is_whole ? a.act : nullptr;  // in chunks d_up alone: dw is of all rows
+        linear_after_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, {act, a.up + r.at(4 * C_r)},
+                                   w[DOWN_W], linear, r.count, 4 * C_r, C, accumulate, s);
+    });
+    if (in_chunks)
+        linear_backward(nullptr, g[DOWN_W], nullptr, all, a.act, w[DOWN_W], linear, N, 4 * C_r, C, accumulate,
+                        s);
 
     // 6.
     if (a.light) layernorm_forward(a.ln2, a.ln2_stats, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
-    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
-    linear_backward(partial, g[UP_W], g[UP_B], d_up, rows, w[UP_W], scratch.linear, N, C, 4 * C_r, accumulate,
-                    s);
-    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, partial, N, C, "sum of up's gradient", s);
+    floatX* d_ln = reduced_backward(ctx, a.ln2, batch, {"rows for up, again", "sum of up's gradient"},
+                                    [&](floatX* d_rows, const floatX* rows) {
+        linear_backward(d_rows, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate, s);
+    });
 
     // 5. adds to the residual stream's gradient, whose sum is also the gradient of 4.'s bias
     layernorm_backward(dx, {g[LN2_W], g[LN2_B], g[OUT_B]}, d_ln, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
                        accumulate, s);
 
     // 4.
-    rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
-    linear_backward(partial, g[OUT_W], nullptr, rows, a.o, w[OUT_W], scratch.linear, N, C_r, C, accumulate,
-                    s);
+    floatX* d_o = scratch.partial;
+    all = gathered_gemm(ctx, dx, batch, "gradient rows for out", [&](const floatX* rows, RowRange r) {
+        linear_backward(d_o + r.at(C_r), g[OUT_W], nullptr, rows, r.is_whole ? a.o : nullptr, w[OUT_W],
+                        linear, r.count, C_r, C, accumulate, s);
+    });
+    if (in_chunks)
+        linear_backward(nullptr, g[OUT_W], nullptr, all, a.o, w[OUT_W], linear, N, C_r, C, accumulate, s);
 
-    // 3. partial holds the gradient of o
+    // 3.
     AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
-    if (a.lse) flash_attention_backward(d_qkv, scratch.flash, partial, a.o, a.lse, a.qkv, heads, s);
-    else attention_backward(d_qkv, scratch.scores_gradient, partial, a.probabilities, a.qkv, heads, s);
+    if (a.lse) flash_attention_backward(d_qkv, scratch.flash, d_o, a.o, a.lse, a.qkv, heads, s);
+    else attention_backward(d_qkv, scratch.scores_gradient, d_o, a.probabilities, a.qkv, heads, s);
 
     // 2.
     if (a.light) ln1_forward(a, w, ctx, batch);
-    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
-    linear_backward(partial, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], scratch.linear, N, C, 3 * C_r,
-                    accumulate, s);
-    d_ln = reduce_rows(ctx.tp, scratch.reduced, partial, N, C, "sum of qkv's gradient", s);
+    d_ln = reduced_backward(ctx, a.ln1, batch, {"rows for qkv, again", "sum of qkv's gradient"},
+                            [&](floatX* d_rows, const floatX* rows) {
+        linear_backward(d_rows, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], linear, N, C, 3 * C_r, accumulate,
+                        s);
+    });
 
     // 1. adds to the residual stream's gradient
     layernorm_backward(dx, {g[LN1_W], g[LN1_B], d_bias}, d_ln, a.x, w[LN1_W], a.ln1_stats, sums, N_r, C,

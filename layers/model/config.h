@@ -60,6 +60,7 @@ struct Options {
     double spike_z = 0, slow_factor = 2;
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
     int loss_chunk = 0;
+    int tensor_chunks = 1;
     std::string graph = "auto", fp8 = "no", moments = "fp32", master_weights = "yes";
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
     long check_every = 0;
@@ -165,6 +166,8 @@ inline const std::vector<Option> option_table = [] {
          "tensor-parallel ranks t; the remaining ranks are data-parallel"},
         {"sequence-parallel", &O::sequence_parallel, 0,
          "yes or no: between GEMMs, shard the rows of the residual stream over t as well"},
+        {"tensor-chunks", &O::tensor_chunks, 1,
+         "cut a block's GEMMs into so many chunks of rows, tensor-parallel calls run beside them; 1: not"},
         {"pipeline-parallel", &O::pipeline_parallel, 1, "pipeline stages p"},
         {"pipeline-chunks", &O::pipeline_chunks, 1,
          "chunks of layers per stage v; more than 1: interleaved 1F1B"},

@@ -183,11 +183,14 @@ inline void finish_reductions(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
-    if (model.tp.sequence_parallel)
+    if (model.tp.sequence_parallel) {
+        comm::group_begin();
         for (auto& p : model.table.list)  // from this rank's rows alone; outside of its slice nobody reads it
             if (!p.split)
                 comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
                                  model.stream);
+        comm::group_end();
+    }
     if (!grid.holds_tied()) return;
     int shards = model.table.layout.optimizer_shards;
     const Bucket& bucket = model.table.buckets[model.table.list[model.table.wte].bucket];

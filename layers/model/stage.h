@@ -45,7 +45,8 @@ struct Model {
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
-          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.generates},
+          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.generates,
+             grid.t > 1 ? setup.tensor_chunks : 1, grid.tp_stream},
           table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
                                         setup.chunks})),
           in_flight(setup.in_flight), inputs(setup.inputs), activation_gradients(setup.activation_gradients),

@@ -53,7 +53,8 @@ struct StepPart {
     StepWork work;
     std::vector<TimedPiece> pieces = {{}};
     OperationTable operations = {};
-    double tensor_seconds = 0;  // of it in calls over tensor-parallel ranks
+    double tensor_seconds = 0;  // of calls over tensor-parallel ranks …
+    double hidden_seconds = 0;  // … of these, beside GEMMs (--tensor-chunks); the others are time of the part
     double seconds() const {
         double sum = 0;
         for (auto& piece : pieces) sum += piece.seconds;
@@ -127,20 +128,38 @@ class StepCounter {
     const Hardware& hardware;
     const std::vector<comm::StreamEvent>& gathered;  // of each bucket's parameters
 
-    void add_call(StepPart& part, const Activity& a) const {
+    // of a part's calls beside GEMMs: how far each stream has got, and when each call ends
+    struct Beside {
+        double compute = 0, tensor = 0;             // seconds
+        std::vector<std::pair<long, double>> ends;   // by the call's number
+    };
+
+    void add_call(StepPart& part, const Activity& a, Beside& beside) const {
         const Precision& precision = model.setup.precision;
         comm::Traffic& t = part.work.traffic[a.call.group];
         t.calls++;
         t.sent += comm::sent_bytes(a.call.kind, a.call.size, (long)whole_bytes(a, precision));
         if (!hardware.is_known()) return;
         double seconds = call_seconds(hardware, a, precision);
+        if (!strcmp(a.call.group, "tensor")) part.tensor_seconds += seconds;
+        if (a.stream == model.tp.stream) {
+            beside.tensor += seconds;
+            part.hidden_seconds += seconds;
+            beside.ends.push_back({a.call.number, beside.tensor});
+            return;
+        }
         if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
         bool of_bucket = a.place.pass == Pass::Reduce || a.place.pass == Pass::Gather;
         if (of_bucket) part.pieces.back().beside.push_back({a.place.bucket, seconds});
-        else part.pieces.back().seconds += seconds;
-        if (!strcmp(a.call.group, "tensor")) part.tensor_seconds += seconds;
+        else add_seconds(part, beside, seconds);
     }
-    void add_computation(StepPart& part, const Activity& a) const {
+    // of the compute stream
+    void add_seconds(StepPart& part, Beside& beside, double seconds) const {
+        if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
+        part.pieces.back().seconds += seconds;
+        beside.compute += seconds;
+    }
+    void add_computation(StepPart& part, const Activity& a, Beside& beside) const {
         OperationTotals& totals = part.operations[a.name];
         totals.calls++;
         totals.bytes += bytes_moved(a, model.setup.precision);
@@ -150,8 +169,20 @@ class StepCounter {
             part.work.gemm_flops += work.gemm.flops();
         }
         if (!hardware.is_known()) return;
-        if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
-        part.pieces.back().seconds += compute_seconds(hardware, a, model.setup.precision);
+        add_seconds(part, beside, compute_seconds(hardware, a, model.setup.precision));
+    }
+    // the stream of --tensor-chunks for computations, or these for a call there
+    void add_tensor_wait(StepPart& part, const Activity& a, Beside& beside) const {
+        if (a.stream == model.tp.stream) {
+            beside.tensor = std::max(beside.tensor, beside.compute);
+            return;
+        }
+        double end = 0;
+        for (auto& [number, seconds] : beside.ends)
+            if (number <= a.position) end = seconds;
+        double waited = std::max(0.0, end - beside.compute);
+        part.hidden_seconds -= waited;
+        add_seconds(part, beside, waited);
     }
     void add_wait(StepPart& part, const Activity& a) const {
         for (size_t bucket = 0; bucket < gathered.size(); bucket++) {
@@ -167,10 +198,13 @@ public:
         : model(model), hardware(hardware), gathered(gathered) {}
     StepPart count(const Activities& all) const {
         StepPart part;
+        Beside beside;
         for (auto& a : all) {
-            if (a.kind == Activity::Communicate) add_call(part, a);
-            if (a.kind == Activity::Compute) add_computation(part, a);
-            if (a.kind == Activity::Wait && a.stream == model.stream) add_wait(part, a);
+            if (a.kind == Activity::Communicate) add_call(part, a, beside);
+            if (a.kind == Activity::Compute) add_computation(part, a, beside);
+            if (a.kind != Activity::Wait) continue;
+            if (a.stream == model.tp.stream || a.awaited == model.tp.stream) add_tensor_wait(part, a, beside);
+            else if (a.stream == model.stream) add_wait(part, a);
         }
         return part;
     }
@@ -237,20 +271,22 @@ struct StageRun {
 };
 
 // streams that nothing runs on: any addresses that differ
-inline void name_streams(Grid& grid) {
-    static char names[5];
+inline void name_streams(Model& model) {
+    static char names[6];
+    Grid& grid = model.grid;
     auto stream = [&](int i) { return (Stream)(void*)&names[i]; };
     grid.dp_stream = stream(0);
     grid.forward_in.stream = stream(1);
     grid.forward_out.stream = stream(2);
     grid.backward_in.stream = stream(3);
     grid.backward_out.stream = stream(4);
+    grid.tp_stream = model.tp.stream = stream(5);
 }
 
 // model: measured, not allocated (dry_model)
 inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& schedules,
                         const Hardware& hardware) {
-    name_streams(model.grid);
+    name_streams(model);
     StageRun out;
     std::vector<comm::StreamEvent> gathered;
     StepCounter counter(model, hardware, gathered);

@@ -58,7 +58,7 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
         }
         if (!run.options.trace.ends_with(".svg")) {
             events += chrome_name(row, 0, "process_name", text("rank %d, stage %d", rank, g.stage));
-            for (int lane = 0; lane < 3; lane++)
+            for (int lane = 0; lane < (int)std::size(chrome_lanes); lane++)
                 events += chrome_name(row, lane, "thread_name", chrome_lanes[lane]);
         }
     }

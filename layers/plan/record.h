@@ -10,7 +10,7 @@
 //     pass, micro_batch, chunk, bucket, layer   to what it belongs: chunk and bucket count on the stage,
 //                       layer over the whole model; what does not apply is left out
 //     stream            compute; or of which messages: forward in, forward out, backward in, backward out;
-//                       or buckets
+//                       or buckets; or tensor, with --tensor-chunks
 //     file, line        where it is said: the last line of that
 //     flops, bytes      of products; read and written in the device's memory
 //     tensors           name, use (read, written, updated), type, shape and, of at most --record-values
@@ -38,7 +38,8 @@ class Record : public Listener {
         if (s == g.forward_in.stream) return "forward in";
         if (s == g.forward_out.stream) return "forward out";
         if (s == g.backward_in.stream) return "backward in";
-        return s == g.backward_out.stream ? "backward out" : "buckets";
+        if (s == g.backward_out.stream) return "backward out";
+        return s == g.dp_stream ? "buckets" : "tensor";
     }
     template <class T>
     std::string list(const Tensor& t) const {

@@ -132,17 +132,38 @@ struct Candidate {
     double seconds, tensor;  // tensor: the share of a middle stage's micro-batch in tensor-parallel calls
 };
 
-inline double tensor_share(const Plan& plan) {
+// of a middle stage's micro-batch, in seconds
+struct TensorCalls { double all = 0, hidden = 0, micro_batch = 0; };
+inline TensorCalls tensor_calls(const Plan& plan) {
     const StageRun& run = plan.runs[plan.grid.p > 2 ? 1 : 0];
     int micro_batches = plan.o.batch / plan.grid.d / plan.o.micro_batch;
     int which = which_micro_batch(micro_batches / 2, micro_batches);
-    double calls = 0, all = 0;
+    TensorCalls out;
     for (auto* passes : {&run.forward, &run.backward})
         for (auto& chunk : *passes) {
-            calls += chunk[which].tensor_seconds;
-            all += chunk[which].seconds();
+            out.all += chunk[which].tensor_seconds;
+            out.hidden += chunk[which].hidden_seconds;
+            out.micro_batch += chunk[which].seconds();
         }
-    return calls / all;
+    return out;
+}
+
+// what --tensor-chunks would save: a line for each number of chunks
+inline std::string tensor_calls_report(const Run& base, const Plan& plan) {
+    if (plan.grid.t == 1 || !plan.timed()) return "";
+    std::string out = "tensor calls    of a middle stage's micro-batch\n";
+    for (int chunks = 1; chunks <= plan.grid.t; chunks *= 2) {
+        Options o = plan.o;
+        o.tensor_chunks = chunks;
+        try {
+            Plan with = plan_with(base, o, plan.hardware, true);
+            TensorCalls calls = tensor_calls(with);
+            out += text("  --tensor-chunks %d: %.3g of %.3g ms, %.3g of them beside GEMMs; a step %.4g s%s\n",
+                        chunks, 1e3 * (calls.all - calls.hidden), 1e3 * calls.micro_batch, 1e3 * calls.hidden,
+                        with.step().seconds, chunks == plan.o.tensor_chunks ? " (as set up)" : "");
+        } catch (const Error&) {}  // it does not go with the other options
+    }
+    return out;
 }
 
 // layouts of `world` ranks; named options stay as they are
@@ -190,7 +211,8 @@ inline std::string search(const Run& run, const Hardware& h) {
                 continue;
             }
             Plan plan = plan_with(run, o, h, true);
-            good.push_back({plan, plan.step().seconds, tensor_share(plan)});
+            TensorCalls calls = tensor_calls(plan);
+            good.push_back({plan, plan.step().seconds, (calls.all - calls.hidden) / calls.micro_batch});
         } catch (const Error& e) {
             if (!impossible++) why = e.what();
         }

@@ -130,7 +130,7 @@ inline std::string chrome_name(int process, int lane, const char* what, const st
                 "\"%s\"}},\n", process, lane, what, name.c_str());
 }
 
-constexpr const char* chrome_lanes[] = {"computations", "messages", "buckets"};
+constexpr const char* chrome_lanes[] = {"computations", "messages", "buckets", "tensor-parallel calls"};
 inline int chrome_lane(Span::Kind kind) {
     return kind == Span::Message ? 1 : kind == Span::Reduce || kind == Span::Gather ? 2 : 0;
 }
@@ -141,7 +141,7 @@ inline std::string chrome_events(const Timeline& p, int first) {
     for (size_t row = 0; row < p.rows.size(); row++) {
         int process = first + (int)row;
         out += chrome_name(process, 0, "process_name", first ? "planned, " + p.rows[row] : p.rows[row]);
-        for (int lane = 0; lane < 3; lane++)
+        for (int lane = 0; lane < (int)std::size(chrome_lanes); lane++)
             out += chrome_name(process, lane, "thread_name", chrome_lanes[lane]);
     }
     for (auto& s : p.spans) {

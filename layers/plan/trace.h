@@ -94,6 +94,11 @@ public:
 
 // ---- as spans and as Chrome's events ---------------------------------------------------------------------
 
+// a call of --tensor-chunks
+inline bool is_beside_gemms(const Activity& a) {
+    return a.call.on_comm_stream && (a.place.pass == Pass::Forward || a.place.pass == Pass::Backward);
+}
+
 // what the picture shows of it: false, nothing
 inline bool span_of(const Activity& a, Span& span) {
     static constexpr Span::Kind of_pass[] = {Span::Forward, Span::Backward, Span::Message,
@@ -103,6 +108,7 @@ inline bool span_of(const Activity& a, Span& span) {
     if (a.kind == Activity::Compute || (a.kind == Activity::Section && !is_shown_section)) return false;
     if (a.kind == Activity::Wait) span.kind = Span::Wait;
     else if (a.kind == Activity::Communicate && !a.call.on_comm_stream) span.kind = Span::Collective;
+    else if (is_beside_gemms(a)) return false;
     else if (a.place.pass == Pass::None) return false;
     else span.kind = of_pass[(int)a.place.pass];
     span.micro_batch = a.place.micro_batch;
@@ -114,7 +120,10 @@ inline bool span_of(const Activity& a, Span& span) {
 inline std::string chrome_event(const Trace::Event& e, int process) {
     const Activity& a = *e.activity;
     bool is_call = a.kind == Activity::Communicate;
-    int lane = !is_call || !a.call.on_comm_stream ? 0 : a.place.pass == Pass::Message ? 1 : 2;
+    int lane = !is_call || !a.call.on_comm_stream ? 0
+        : a.place.pass == Pass::Message           ? 1
+        : is_beside_gemms(a)                      ? 3
+                                                  : 2;
     std::string name = a.name, more;
     if (a.kind == Activity::Section && a.place.micro_batch >= 0) name += text(" %d", a.place.micro_batch);
     if (a.kind == Activity::Wait) name = text("wait: %s", a.label);

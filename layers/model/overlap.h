@@ -1,0 +1,135 @@
+// overlap.h   a block's GEMMs with the calls over tensor-parallel ranks, beside them with --tensor-chunks k
+//   The N rows are cut into k chunks, chunk i from i N / k on. With sequence parallelism k divides t, so that
+//   a chunk is the rows of t / k ranks: each broadcasts its own, or has them reduced to it. Without, the
+//   chunk's partial sums are all-reduced.
+//
+//     k = 2              compute stream           tp_stream
+//     gathered_gemm                               gather chunk 0
+//                        GEMM of chunk 0          gather chunk 1
+//                        GEMM of chunk 1
+//     reduced_gemm       GEMM of chunk 0
+//                        GEMM of chunk 1          reduce chunk 0
+//                                                 reduce chunk 1
+//     reduced_backward   dx                       gather the layer's input again
+//                        dw                       reduce dx
+//
+//   The last needs no chunks (Megatron-LM does the same). With k = 1 everything stands on the compute stream.
+//   Values are the same, but that sums over ranks may be added in another order. GEMMs of fewer rows may be
+//   slower: --plan says what is won.
+#pragma once
+#include "activations.h"
+
+struct RowRange {
+    int first, count;
+    bool is_whole;  // all N
+    long at(long width) const { return first * width; }  // where it begins in rows of so many values
+};
+
+// packed batches have any number of rows
+inline int row_chunks(const LayerContext& ctx, BatchShape batch) {
+    return batch.segments ? 1 : ctx.tp.chunks;
+}
+
+inline RowRange chunk_rows(int N, int chunk, int chunks) {
+    int first = (int)((long)N * chunk / chunks), end = (int)((long)N * (chunk + 1) / chunks);
+    return {first, end - first, chunks == 1};
+}
+
+// of a chunk's rows each owner's, in one group of calls: call(rank, its first row)
+template <class Call>
+void for_each_owner(const TensorParallel& tp, RowRange rows, int N, Call call) {
+    int each = tp.rows(N);
+    comm::group_begin();
+    for (int rank = rows.first / each; rank * each < rows.first + rows.count; rank++) call(rank, rank * each);
+    comm::group_end();
+}
+
+// gemm(rows, range): of a range of rows, the first of which lies at `rows`. own (N_r, C) -> the whole's
+// chunks, and a GEMM of each; returns all rows
+template <class Gemm>
+const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchShape batch, const char* label,
+                            Gemm gemm, comm::Where where = comm::Where::current()) {
+    const TensorParallel& tp = ctx.tp;
+    floatX* all = ctx.scratch.all_rows;
+    int N = batch.rows(), C = ctx.shape.C, chunks = row_chunks(ctx, batch);
+    if (chunks == 1 || !tp.sequence_parallel) {
+        const floatX* rows = gather_rows(tp, all, own, N, C, label, ctx.stream, where);
+        gemm(rows, {0, N, true});
+        return rows;
+    }
+    std::vector<comm::StreamEvent> gathered;
+    comm::wait_stream(tp.stream, ctx.stream);
+    for (int i = 0; i < chunks; i++) {
+        for_each_owner(tp, chunk_rows(N, i, chunks), N, [&](int rank, long first) {
+            // the owner's N / t rows -> on all ranks
+            comm::broadcast(tp.group, all + first * C, own, (long)tp.rows(N) * C, rank, label, tp.stream,
+                            where);
+        });
+        gathered.push_back(comm::record_event(tp.stream));
+    }
+    for (int i = 0; i < chunks; i++) {
+        comm::wait_event(ctx.stream, gathered[i], label);
+        RowRange rows = chunk_rows(N, i, chunks);
+        gemm(all + rows.at(C), rows);
+    }
+    return all;
+}
+
+// gemm(rows, range) sets a range of this rank's partial sums (N, C), the first of which lies at `rows`;
+// returns the whole sums over this rank's rows
+template <class Gemm>
+const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char* label, Gemm gemm,
+                           comm::Where where = comm::Where::current()) {
+    const TensorParallel& tp = ctx.tp;
+    floatX *partial = ctx.scratch.partial, *reduced = ctx.scratch.reduced;
+    int N = batch.rows(), C = ctx.shape.C, chunks = row_chunks(ctx, batch);
+    if (chunks == 1) {
+        gemm(partial, {0, N, true});
+        return reduce_rows(tp, reduced, partial, N, C, label, ctx.stream, where);
+    }
+    for (int i = 0; i < chunks; i++) {
+        RowRange rows = chunk_rows(N, i, chunks);
+        gemm(partial + rows.at(C), rows);
+        comm::wait_stream(tp.stream, ctx.stream);
+        if (!tp.sequence_parallel) {
+            // partial -> whole
+            comm::all_reduce(tp.group, partial + rows.at(C), (long)rows.count * C, comm::Op::Sum, label,
+                             tp.stream, where);
+            continue;
+        }
+        for_each_owner(tp, rows, N, [&](int rank, long first) {
+            // partial -> whole, on the owner of these N / t rows
+            comm::reduce(tp.group, reduced, partial + first * C, (long)tp.rows(N) * C, rank, label, tp.stream,
+                         where);
+        });
+    }
+    comm::wait_event(ctx.stream, comm::record_event(tp.stream), label);
+    return reduced;
+}
+
+// Of a GEMM into a layer, whose input's rows were gathered. backward(dx, rows): dx (N, C) is set, where it is
+// wanted; the weights' gradient is made of all rows, where there are any. Returns the whole sums of dx over
+// this rank's rows
+struct BackwardLabels { const char *rows, *sum; };
+template <class Backward>
+floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape batch, BackwardLabels labels,
+                         Backward backward, comm::Where where = comm::Where::current()) {
+    const TensorParallel& tp = ctx.tp;
+    const Scratch& scratch = ctx.scratch;
+    int N = batch.rows(), C = ctx.shape.C;
+    if (tp.chunks == 1) {
+        const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, labels.rows, ctx.stream, where);
+        backward(scratch.partial, rows);
+        return reduce_rows(tp, scratch.reduced, scratch.partial, N, C, labels.sum, ctx.stream, where);
+    }
+    comm::wait_stream(tp.stream, ctx.stream);
+    const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, labels.rows, tp.stream, where);
+    comm::StreamEvent gathered = comm::record_event(tp.stream);
+    backward(scratch.partial, nullptr);
+    comm::wait_stream(tp.stream, ctx.stream);
+    floatX* reduced = reduce_rows(tp, scratch.reduced, scratch.partial, N, C, labels.sum, tp.stream, where);
+    if (tp.sequence_parallel) comm::wait_event(ctx.stream, gathered, labels.rows);
+    backward(nullptr, rows);
+    comm::wait_event(ctx.stream, comm::record_event(tp.stream), labels.sum);
+    return reduced;
+}
