@@ -134,6 +134,8 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
     StepListeners step_listeners(run, predicted.has_value());
     auto due = [&](long every) { return every && run.state.step % every == 0; };
     bool has_begun = run.state.step < run.last_step;
+    std::string times = run.start_times.print(run.grid.world);
+    if (run.is_rank0() && run.grid.world.size > 1) printf("%s", times.c_str());
     if (run.is_rank0() && !has_begun)
         printf("nothing to do: the run is at step %ld, and ends at %ld\n", run.state.step, run.last_step);
     if (has_begun) prefetch_samples(run, trainer, run.state.samples);
@@ -185,9 +187,11 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
         trainer.optimizer->allocate_memory(model);
         check_memory(model, *trainer.optimizer, planned);
     }
+    run.start_times.end("memory");
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
+    run.start_times.end("parameters");
     if (HAS_KERNELS) open_autotuner(o, run.state);
     if (HAS_KERNELS && model.setup.packs) tune_packed(model);
     if (!training) return share_choices(run.grid.world);
@@ -221,6 +225,7 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
     });
     comm::check_config_hashes(program_hash());
     comm::check_config_hashes(option_hashes(o));
+    run.start_times.end("options");
     if (o.help || o.version) return schedules;
     std::optional<Grid> grid;
     double memory = 0;
@@ -254,10 +259,12 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
     comm::check_config_hashes(job_hashes(jobs, o));
     check_shared_folder(run);
     lock_save_folder(run, trainer);
+    run.start_times.end("files");
     run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     run.hosts = comm::gather_hosts(run.grid.world);
     int devices = host_is_device ? 0 : device_count();
     if (run.is_rank0()) printf("%s", comm::host_notes(run.hosts, run.grid.t, devices).c_str());
+    run.start_times.end("groups");
     return schedules;
 }
 
@@ -276,6 +283,7 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
         planned = plan_stage(o, run.state.shape, run.grid, run.grid.stage, run.state.samples);
     }
     build(trainer, run, std::move(schedules), planned);
+    run.start_times.end("tuning");
     Model& model = *trainer.model;
     if (!run.trains() && !jobs.tasks.empty()) return evaluate_tasks(run, model, jobs);
     if (!run.trains() && !jobs.prompts.empty()) return answer_prompts(run, model, jobs.prompts);
@@ -291,6 +299,7 @@ int main(int argc, char** argv) {
     Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits forever
     try {
         comm::start(&argc, &argv);
+        run.start_times.end("MPI");
         Schedules schedules = start(run, trainer, jobs, argc, argv);
         execute(run, jobs, trainer, std::move(schedules));
     } catch (const std::exception& e) {

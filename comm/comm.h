@@ -99,6 +99,8 @@ Group everyone();  // the world, for numbers on the host alone; before there is 
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);
 void barrier(const Group& g, const char* label);
 double waited_seconds();  // that this rank, or its device, has waited for others so far
+struct SentMessages { long count = -1, peers = 0; };  // of MPI, with those of collectives; to so many ranks
+SentMessages sent_messages();  // count -1: nothing counts them (see scripts/count_messages.c)
 
 Stream make_comm_stream();
 void hold_comm_stream(Stream comm_stream, Stream compute);

@@ -28,6 +28,7 @@ void barrier(const Group&, const char*) {}
 Stream make_comm_stream() { return nullptr; }
 void hold_comm_stream(Stream, Stream) {}
 double waited_seconds() { return 0; }
+SentMessages sent_messages() { return {}; }
 StreamEvent mark(Stream) { return {}; }
 void hold_until(Stream, const StreamEvent&) {}
 long unawaited_calls() { return 0; }

@@ -108,6 +108,14 @@ inline Grid make_grid(int t, int p, bool wrap) {
     return g;
 }
 
+// communicators of a rank that stands at g, as make_grid makes them; wrap: likewise
+inline int communicator_count(const Grid& g, bool wrap) {
+    int count = 0;
+    for (const comm::Group* group : {&g.world, &g.tp, &g.dp, &g.tied}) count += group->size > 1;
+    bool has_before = g.p > 1 && (wrap || g.stage > 0), has_next = g.p > 1 && (wrap || g.stage < g.p - 1);
+    return count + 2 * has_before + 2 * has_next;
+}
+
 // a line for each stage and replica, the middle left out where there are many: the ranks of its tensor group
 inline std::string print_grid(const Grid& g) {
     std::string out =

@@ -3,6 +3,7 @@
 //   Whoever waits as well answers with the call it waits in and for whom, and prints its last calls; those
 //   are asked in turn. Whoever does not answer computes, is stopped, or is gone: the others wait for it.
 #pragma once
+#include <dlfcn.h>
 #include <mpi.h>
 #include <sched.h>
 #include <unistd.h>
@@ -254,6 +255,13 @@ int world_rank() {
     int rank = 0;
     if (running) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     return rank;
+}
+SentMessages sent_messages() {
+    using Counter = long(long* peers);
+    static auto* counter = (Counter*)dlsym(RTLD_DEFAULT, "mpi_messages_sent");
+    SentMessages sent;
+    if (counter) sent.count = counter(&sent.peers);
+    return sent;
 }
 int world_size() {
     int size = 1;

@@ -111,6 +111,8 @@ if has_mpi; then
     else
         echo "nccl.h is not here: comm_nccl.cpp was not checked"
     fi
+    part "the start"
+    count_checks scripts/test_start.py build/cpu-fp64
     part "four hosts"
     count_checks scripts/test_hosts.py build/cpu-fp64
     part "operations"

@@ -12,6 +12,7 @@
 #include "../base/autotune.h"
 #include "../base/hardware.h"
 #include "checkpoint.h"
+#include "start_times.h"
 
 // a run once every setting is resolved; nothing here is on the device
 struct Run {
@@ -25,6 +26,7 @@ struct Run {
     std::optional<Vocabulary> vocabulary;
     std::vector<Checkpoint> checkpoints;  // to resume from, newest first
     std::vector<std::string> hosts;       // by rank
+    StartTimes start_times;
     bool automatic_micro_batch = false;
     bool trains() const { return !options.inference() && options.plan.empty(); }
     bool is_rank0() const { return comm::world_rank() == 0; }  // which prints

@@ -30,7 +30,10 @@ struct Plan {
         for (auto& s : stages) most = std::max(most, s.bytes());
         return most;
     }
-    bool fits() const { return hardware.gpu.memory == 0 || (double)most_bytes() <= hardware.gpu.memory; }
+    int communicators() const { return most_communicators(grid, o.pipeline_chunks > 1); }
+    // of a GPU's memory, with an estimate of what NCCL takes
+    double gpu_bytes() const { return (double)most_bytes() + communicators() * bytes_of_communicator; }
+    bool fits() const { return hardware.gpu.memory == 0 || gpu_bytes() <= hardware.gpu.memory; }
 };
 
 // FLOPs of a step: the model's, counting all scores of attention (half of them would do); with --recompute

@@ -106,6 +106,6 @@ inline void show_plan(const Run& run) {
         save_timeline(o.timeline, {draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p))});
     }
     if (!p.fits())
-        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", (double)p.most_bytes() * 1e-9, h.name,
+        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", p.gpu_bytes() * 1e-9, h.name,
              h.gpu.memory * 1e-9, what_would_fit(run, h).c_str());
 }

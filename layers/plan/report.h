@@ -148,9 +148,14 @@ inline std::string memory_report(const Plan& plan) {
     for (auto& s : shown)
         out += text("%s stage %d: %s", &s == &shown[0] ? "" : ";", s.stage, grouped(s.parameters).c_str());
     out += "\n" + memory_table(shown);
-    double most = (double)plan.most_bytes() * 1e-9, has = plan.hardware.gpu.memory * 1e-9;
+    int communicators = plan.communicators();
+    double has = plan.hardware.gpu.memory * 1e-9, each = bytes_of_communicator * 1e-6;
+    if (has > 0 && communicators)
+        out += text("  NCCL takes about %.1f GB for %d communicators (%.0f MB each: an estimate)\n",
+                    communicators * each * 1e-3, communicators, each);
     if (has > 0)
-        out += text("  %.1f of %.0f GB at most: %s\n", most, has, plan.fits() ? "fits" : "DOES NOT FIT");
+        out += text("  %.1f of %.0f GB at most: %s\n", plan.gpu_bytes() * 1e-9, has,
+                    plan.fits() ? "fits" : "DOES NOT FIT");
     bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, flash = uses_flash(plan.o, plan.target);
     constexpr Recompute none = Recompute::None, full = Recompute::Full;
     out += text(

@@ -41,7 +41,8 @@ inline void resolve_plan(Run& run) {
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
     resolve(run, 0);
     Hardware h = choose_hardware(o);
-    if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12, gpu_target);
+    double taken = most_communicators(run.grid, o.pipeline_chunks > 1) * bytes_of_communicator;
+    if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
     else choose_micro_batch(run, (double)free_memory() * 11 / 12);
     run.grid.world.size = o.world_size;
 }
@@ -68,6 +69,7 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     if (timed) return make_plan(resolved, base.state.shape, run.grid, h, base.state.samples, false);
     Plan plan;
     plan.o = resolved;
+    plan.grid = run.grid;
     plan.hardware = h;
     if (h.gpu.peak > 0) plan.target = gpu_target;
     for (int stage : {0, 1, run.grid.p - 1})
@@ -105,7 +107,7 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         try {
             Plan plan = plan_with(run, with, h, false);
             if (plan.fits() && found < 8) {
-                out += text("\n  %s: %.1f GB", say.c_str(), (double)plan.most_bytes() * 1e-9);
+                out += text("\n  %s: %.1f GB", say.c_str(), plan.gpu_bytes() * 1e-9);
                 found++;
             }
         } catch (const Error&) {}  // that one is impossible for another reason
@@ -243,7 +245,7 @@ inline std::string search(const Run& run, const Hardware& h) {
                     p.grid.d, p.grid.p, p.o.pipeline_chunks, p.o.micro_batch, p.o.recompute.c_str(), s,
                     model_flops(p.shape, p.o.batch, p.o.recompute == "full") / s / gpus * 1e-12,
                     100 * model_flops(p.shape, p.o.batch, false) / s / gpus / h.gpu.peak,
-                    (double)p.most_bytes() * 1e-9, 100 * p.step().idle(), 100 * candidate.tensor);
+                    p.gpu_bytes() * 1e-9, 100 * p.step().idle(), 100 * candidate.tensor);
     }
     return out +
            "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n";

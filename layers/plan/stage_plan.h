@@ -77,6 +77,20 @@ inline double most_stage_bytes(const Options& o, const ModelShape& shape, const 
     return most;
 }
 
+// What NCCL takes on a GPU for each communicator: 544 to 688 MB have been published, the larger one is
+// counted. It was not measured here
+constexpr double bytes_of_communicator = 688e6;
+
+// of a rank's communicators, where there are most
+inline int most_communicators(const Grid& grid, bool wrap) {
+    int most = 0;
+    for (int stage = 0; stage < std::min(grid.p, 2); stage++) {
+        int rank = grid.rank_of(0, 0, stage), world = grid.t * grid.d * grid.p;
+        most = std::max(most, communicator_count(place_in_grid(rank, world, grid.t, grid.p), wrap));
+    }
+    return most;
+}
+
 // a column for each of the stages
 inline std::string memory_table(const std::vector<StagePlan>& stages) {
     bool alone = stages.size() == 1;

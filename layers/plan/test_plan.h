@@ -72,8 +72,13 @@ void test_plan_mtnlg() {
     Run large = resolved_plan(mtnlg + "--world-size 2240 --recompute none");
     Hardware h = choose_hardware(large.options);
     check(!whole_plan(large, h).fits(), "every activation kept does not fit");
+    check(p.communicators() == 7 && most_communicators(place_in_grid(0, 70, 1, 2), false) == 5 &&
+              most_communicators(place_in_grid(0, 8, 8, 1), false) == 2 &&
+              most_communicators(place_in_grid(0, 2, 1, 2), true) == 6 &&
+              most_communicators(place_in_grid(0, 1, 1, 1), false) == 0,
+          "communicators");
     std::string advice = what_would_fit(large, h);
-    check(advice.find("--recompute full: 27.") != advice.npos &&
+    check(advice.find("--recompute full: 32.") != advice.npos &&
               advice.find("--sequence-parallel yes") != advice.npos,
           advice);
     std::string said = plan_text(p);
