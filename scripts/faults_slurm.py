@@ -1,5 +1,7 @@
 """Runs under a real Slurm: a rank that is killed, time that is up, nodes that are drained."""
 
+import atexit
+import functools
 import json
 import os
 import shutil
@@ -29,8 +31,9 @@ from over_ranks import check, environment
 
 SLURM = """ClusterName=faults
 SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={munge}
+CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -47,13 +50,32 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def is_installed():
-    return all(map(shutil.which, ("slurmctld", "slurmd", "sbatch")))
+    return all(map(shutil.which, ("slurmctld", "slurmd", "sbatch", "munged")))
+
+
+@functools.cache
+def munge_socket():
+    """Of a munged with a key of its own, which vouches for whoever asks, as on a cluster."""
+    folder = WORK / "munge"
+    folder.mkdir(mode=0o755)
+    WORK.chmod(0o755)  # it wants all to reach its socket
+    key = os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.write(key, os.urandom(1024))
+    os.close(key)
+    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed"}
+    paths = [f"--{option}={folder / name}" for option, name in files.items()]
+    log = open(folder / "log", "w")
+    daemon = subprocess.Popen(["munged", "--foreground", *paths], stdout=log, stderr=log)
+    atexit.register(daemon.kill)
+    until((folder / "socket").exists, 10)
+    return folder / "socket"
 
 
 def configure(folder, *lines):
     """slurm.conf: what all have, and these lines; the environment in which Slurm and the launcher find it."""
     (folder / "state").mkdir(parents=True)
-    (folder / "slurm.conf").write_text(SLURM.format(folder=folder, lines="\n".join(lines)))
+    settings = SLURM.format(folder=folder, munge=munge_socket(), lines="\n".join(lines))
+    (folder / "slurm.conf").write_text(settings)
     found = {"SLURM_CONF": str(folder / "slurm.conf"), "LAUNCH_DIR": str(BUILD), "LAUNCH_PAUSE": "0.5"}
     return dict(environment, **found)
 
@@ -78,8 +100,10 @@ def one_node():
     ]
     try:
         idle = lambda: "idle" in run(["sinfo", "-h"], variables, 10).stdout
-        if not until(idle, 20):
-            return skipped("Slurm", "its daemons do not start here")
+        begun = until(idle, 20)
+        check(begun, "Slurm's daemons begin")
+        if not begun:
+            return
         undisturbed()
         batch = [
             "sbatch",
@@ -172,7 +196,9 @@ class SlurmHosts(Hosts):
             subprocess.Popen(
                 self.inside(name, daemon), env=self.variables, stdout=log, stderr=log, start_new_session=True
             )
-        self.usable = until(lambda: self.ask("sinfo", "-h", "-N", "-t", "idle").count("idle") == 4, 30)
+        begun = until(lambda: self.ask("sinfo", "-h", "-N", "-t", "idle").count("idle") == 4, 30)
+        check(begun, "Slurm's daemons begin on four nodes")
+        self.usable = self.usable and begun
 
     def ask(self, *words):
         return run(self.inside("h0", words), self.variables, 10).stdout
@@ -196,7 +222,7 @@ def four_nodes():
         return skipped("Slurm over hosts", "not installed: bash scripts/install.sh --with-cluster-tests")
     with SlurmHosts() as hosts:
         if not hosts.usable:
-            return skipped("Slurm over hosts", "no network namespaces, or its daemons do not start")
+            return skipped("Slurm over hosts", "no network namespaces")
         script, folder, lines = REPOSITORY / "scripts/launch_slurm.sh", WORK / "timed", WORK / "timed.jsonl"
         log = hosts.folder / "log"
         options = ["--exclude=h1", "--cpus-per-task=2", "--time=1", "--signal=B:TERM@50", script]
