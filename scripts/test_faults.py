@@ -6,43 +6,49 @@
 Faults come from outside the program: signals, LD_PRELOAD (scripts/faults.c), /proc/PID/mem, a tmpfs, network
 namespaces, Slurm's own daemons. What a machine does not allow is skipped, with the reason."""
 
+import re
 import shutil
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import PIPE, STDOUT
 
 import faults_disk
 import faults_hosts
 import faults_numbers
 import faults_slurm
 import over_ranks
-from faults import REPOSITORY, SHIM, WORK, make_tokens, run
+from faults import BUILD, REPOSITORY, SHIM, WORK, make_tokens, run
 from over_ranks import check, finish
 
-TESTS = {
-    test.__name__: test
-    for test in (
-        faults_disk.slow_disk,
-        faults_disk.full_disk,
-        faults_disk.two_runs,
-        faults_disk.changed_data,
-        faults_disk.killed_saves,
-        faults_numbers.flipped_bits,
-        faults_numbers.spikes,
-        faults_numbers.diverged_checkpoint,
-        faults_hosts.slow_rank,
-        faults_hosts.late_rank,
-        faults_hosts.many_ranks,
-        faults_hosts.launcher_rules,
-        faults_hosts.lost_hosts,
-        faults_hosts.fewer_replicas,
-        faults_slurm.one_node,
-        faults_slurm.four_nodes,
-    )
-}
+# those that mostly wait for limits to pass run beside one another, the longest first …
+WAITING = (
+    faults_hosts.fewer_replicas,
+    faults_slurm.four_nodes,
+    faults_hosts.lost_hosts,
+    faults_disk.slow_disk,
+    faults_disk.killed_saves,
+    faults_disk.two_runs,
+    faults_slurm.one_node,
+    faults_numbers.diverged_checkpoint,
+    faults_disk.full_disk,
+)
+LANES = 3
+# … and those that compute, or watch how fast others do, alone
+ALONE = (
+    faults_disk.changed_data,
+    faults_numbers.flipped_bits,
+    faults_numbers.spikes,
+    faults_hosts.slow_rank,
+    faults_hosts.late_rank,
+    faults_hosts.many_ranks,
+    faults_hosts.launcher_rules,
+)
+TESTS = {test.__name__: test for test in (*WAITING, *ALONE)}
 
 
-def main():
-    names = sys.argv[2:] or list(TESTS)
+def run_here(names):
     compiled = run(
         ["gcc", "-O1", "-shared", "-fPIC", "-o", str(SHIM), str(REPOSITORY / "scripts/faults.c"), "-ldl"]
     )
@@ -51,10 +57,30 @@ def main():
     for name in names:
         before, began = over_ranks.failed, time.time()
         TESTS[name]()
-        print(
-            f"{name:16s} {'ok' if over_ranks.failed == before else 'FAILED'}, {time.time() - began:.1f} s",
-            flush=True,
-        )
+        verdict = "ok" if over_ranks.failed == before else "FAILED"
+        print(f"{name:16s} {verdict}, {time.time() - began:.1f} s", flush=True)
+
+
+def run_beside(test):
+    """The test in a process of its own; what it prints, when it is done."""
+    done = subprocess.run(
+        [sys.executable, __file__, BUILD, test.__name__], stdout=PIPE, stderr=STDOUT, text=True
+    )
+    *lines, last = done.stdout.splitlines() or [""]
+    print("\n".join(lines), flush=True)
+    counts = re.fullmatch(r"(\d+) passed, (\d+) failed", last)
+    check(counts, f"{test.__name__} ended early: {last}")
+    if counts:
+        over_ranks.count(int(counts[1]), int(counts[2]))
+
+
+def main():
+    names = sys.argv[2:]
+    if not names:
+        with ThreadPoolExecutor(LANES) as lanes:
+            list(lanes.map(run_beside, WAITING))
+        names = [test.__name__ for test in ALONE]
+    run_here(names)
     if over_ranks.failed == 0:
         shutil.rmtree(WORK, ignore_errors=True)
     finish()
