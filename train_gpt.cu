@@ -17,7 +17,7 @@ volatile sig_atomic_t stop_requested = 0;
 
 // One step of the optimiser over a batch: load, forward, loss, backward, reduce, update. The host waits for
 // the device only at the end, for norm and losses.
-StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
+StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
     const Options& o = run.options;
@@ -43,7 +43,7 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
         }
         for (int i = 0; i < micro_batches; i++) {
             MicroBatch mb = {i, i == micro_batches - 1, 0, {B, T}, model.in_flight[0], model.inputs[0],
-                             &model.activation_gradients[0]};
+                             &model.dx_buffers[0]};
             PlaceScope here({Pass::Forward, i, 0});
             copy_tokens(model, mb.kept, i);
             forward(model, mb, dloss);   // tokens -> logits -> losses
@@ -73,9 +73,9 @@ StepExchange train_step(StepResult& result, Run& run, Trainer& trainer) {
     RankReport mine = rank_report(run, trainer, check ? &*check : nullptr, result.updated);
     mine.stops = stop_requested;
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
-    StepExchange exchange = exchange_step(result, run, trainer, samples, mine);
+    StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
-    return exchange;
+    return reports;
 }
 
 // loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set; false
@@ -106,7 +106,7 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
     run_schedule(model, schedule, token_batches(model, sizes), 0);
-    loss = exchange_reports(model, mine, {}, 1, {}).losses[0] / ((double)count * T);
+    loss = gather_reports(model, mine, {}, 1, {}).losses[0] / ((double)count * T);
     return true;
 }
 
@@ -145,15 +145,15 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
         step_listeners.begin_step(model);
         plan_check.open(planned.work.at(batch));
         StepResult result;
-        StepExchange exchange = train_step(result, run, trainer);
+        StepReports reports = train_step(result, run, trainer);
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
         step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
                                 predicted ? &*predicted : nullptr);
-        bool is_corrupt = exchange.any(&RankReport::is_corrupt);  // neither evaluated nor saved
+        bool is_corrupt = reports.any(&RankReport::is_corrupt);  // neither evaluated nor saved
         bool evaluated = is_corrupt || evaluate_step(result, run, trainer, jobs);
         reporter.report_step(result, (double)batch * model.shape.T);
         if (!evaluated) save_and_end(run, trainer, trainer.data_error);
-        act_on_exchange(exchange, result, run, trainer);
+        act_on_reports(reports, result, run, trainer);
         if (due(o.check_every)) {
             double began = seconds();
             comm::collective_check(compare_replicas(model, *trainer.optimizer, run.state.step));

@@ -49,7 +49,7 @@ struct Setup {
     int loss_rows = 0;            // rows of logits held at once; 0: all
     int optimizer_shards = 1;     // data-parallel ranks that share the optimiser's state
     int chunks = 1;               // of layers on a stage
-    int in_flight = 1, inputs = 1, activation_gradients = 1;
+    int in_flight = 1, inputs = 1, dx_buffers = 1;
     Precision precision = {};                       // this build's, but in plans
     size_t workspace = dev::gemm_workspace(false);  // of GEMMs, likewise
 };
@@ -168,7 +168,7 @@ struct MicroBatch {
     BatchShape batch;
     InFlight& kept;
     Buffer& input;
-    Buffer* activation_gradient = nullptr;  // in backward
+    Buffer* dx_buffer = nullptr;  // in backward
 };
 
 // ---- what no one needs after a layer's call --------------------------------------------------------------

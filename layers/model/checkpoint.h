@@ -97,7 +97,7 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
 }
 
 // two folders change names in one act, so that at no moment there is none
-inline void exchange_folders(const std::string& a, const std::string& b) {
+inline void swap_folders(const std::string& a, const std::string& b) {
     if (renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
     std::filesystem::rename(b, b + ".replaced");  // a file system that cannot
     std::filesystem::rename(a, b);

@@ -1,7 +1,7 @@
 // monitor.h   what is watched from step to step: spikes of loss and norm, bits that flip, ranks that are slow
-//   Every rank sees the same numbers (exchange.h, and the norm, which is a sum over all) and decides alike.
+//   Every rank sees the same numbers (step_reports.h, and the norm, a sum over all) and decides alike.
 #pragma once
-#include "exchange.h"
+#include "step_reports.h"
 #include "metrics.h"
 
 // Mean and deviation of a series, of which the last hundred or so count.

@@ -222,15 +222,16 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
     load_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
     compute_clip(model, optimizer, max_norm);
     clear_values("state check", optimizer.state_check, 1, model.stream);
-    bool sharded = model.table.layout.optimizer_shards > 1;  // else the slices are whole buckets, in a row
-    for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
-        const Slice& mine = optimizer.slices[bucket];
+    auto update = [&](const Slice& mine, long n) {
         optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {
             adamw(state, model.gradients + mine.at, optimizer.flags + mine.state_offset / flag_span,
-                  optimizer.hyper, optimizer.clip, optimizer.state_check,
-                  sharded ? mine.n : optimizer.elements, model.stream);
+                  optimizer.hyper, optimizer.clip, optimizer.state_check, n, model.stream);
         });
-        if (!sharded) return;
+    };
+    // one owner of all: its slices are whole buckets, in a row
+    if (model.table.layout.optimizer_shards == 1) return update(optimizer.slices[0], optimizer.elements);
+    for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
+        update(optimizer.slices[bucket], optimizer.slices[bucket].n);
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
         floatX* w = model.weights + b.offset;

@@ -51,8 +51,8 @@ inline Message message_of(Model& model, const Instruction& op) {
             return {grid.forward_out, model.in_flight[op.in_flight].y, "activations"};
         case Instruction::ReceiveForward: return {grid.forward_in, model.inputs[op.input], "activations"};
         case Instruction::SendBackward:
-            return {grid.backward_out, model.activation_gradients[op.dx], "their gradient"};
-        default: return {grid.backward_in, model.activation_gradients[op.dx], "their gradient"};
+            return {grid.backward_out, model.dx_buffers[op.dx], "their gradient"};
+        default: return {grid.backward_in, model.dx_buffers[op.dx], "their gradient"};
     }
 }
 
@@ -125,8 +125,8 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
             await_message(model, mb.input, "activations", mb.batch);
             forward(model, mb, dloss);
         } else {
-            mb.activation_gradient = &model.activation_gradients[op.dx];
-            await_message(model, *mb.activation_gradient, "their gradient", mb.batch);
+            mb.dx_buffer = &model.dx_buffers[op.dx];
+            await_message(model, *mb.dx_buffer, "their gradient", mb.batch);
             backward(model, mb, dloss);
         }
     }

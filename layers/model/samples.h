@@ -2,7 +2,7 @@
 //             while the step before it computes
 //   Micro-batches go round the data-parallel ranks: sequence b of this rank's micro-batch i is number
 //   (i d + data) B + b of the step's samples. What cannot be read is an error of the step that wants it, of
-//   which all ranks hear at the end of the step before (exchange.h).
+//   which all ranks hear at the end of the step before (step_reports.h).
 #pragma once
 #include <future>
 #include "resolve.h"

@@ -2,7 +2,7 @@
 //   A save begins with a snapshot: what this rank owns of master weights and moments is copied to the host.
 //   All replicas write equal shares of the state, so that no two ranks write the same values and none has to
 //   be gathered. From there on a thread of each rank works, stage by stage; a stage begins on all ranks when
-//   the one before it has ended on all, of which they hear at the end of each step (exchange.h):
+//   the one before it has ended on all, of which they hear at the end of each step (step_reports.h):
 //     write     every rank: its file of values and its table, in DIR/.step-N.partial
 //     publish   rank 0: vocabulary and index, then the folder gets its name
 //     verify    every rank: reads its file back, past the page cache where it can, and compares the sums
@@ -190,7 +190,7 @@ inline void publish_checkpoint(const std::string& dir, RunState state, const std
     index.finish();
     sync_folder(partial);
     if (!fs::exists(whole)) fs::rename(partial, whole);
-    else exchange_folders(partial, whole);
+    else swap_folders(partial, whole);
     sync_folder(dir);
     fs::remove_all(partial);
 }

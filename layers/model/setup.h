@@ -79,7 +79,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                 .outputs = B,
                 .chunks = v,
                 .in_flight = v,
-                .activation_gradients = 0};
+                .dx_buffers = 0};
     }
     if (o.inference()) {
         Schedule s = make_schedule(grid.stage, {grid.p, score_round(grid.p), v, grid.p, false});
@@ -91,7 +91,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                 .chunks = v,
                 .in_flight = s.in_flight,
                 .inputs = s.inputs,
-                .activation_gradients = 0};
+                .dx_buffers = 0};
     }
     Setup s = {.B = o.micro_batch,
                .sequence_parallel = o.sequence_parallel == "yes",
@@ -117,7 +117,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
         s.micro_batches = std::max(s.micro_batches, schedule.shape.micro_batches);
         s.in_flight = std::max(s.in_flight, schedule.in_flight);
         s.inputs = std::max(s.inputs, schedule.inputs);
-        s.activation_gradients = std::max(s.activation_gradients, schedule.dx_buffers);
+        s.dx_buffers = std::max(s.dx_buffers, schedule.dx_buffers);
     }
     return s;
 }
@@ -156,7 +156,7 @@ inline void fill_at_random(Model& model) {
     if (model.grid.p == 1) return;  // it receives nothing
     std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);
     normals(values.data(), 0, purpose("tuning"), 0, (long)values.size(), 1);
-    for (floatX* received : {model.inputs[0].x, model.activation_gradients[0].x})
+    for (floatX* received : {model.inputs[0].x, model.dx_buffers[0].x})
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
     synchronize(model.stream);  // with `values`
 }
@@ -168,7 +168,7 @@ inline void compute_once(Model& model) {
     for (int index = 0; index < std::min(2, model.setup.micro_batches); index++)
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
             MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],
-                             &model.activation_gradients[0]};
+                             &model.dx_buffers[0]};
             copy_tokens(model, mb.kept, index);
             forward(model, mb, 1);
             backward(model, mb, 1);

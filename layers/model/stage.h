@@ -1,9 +1,9 @@
 // stage.h   this rank's share of the model: its memory, and a chunk of its layers forward and backward
 //   Memory is taken once, at start, in arenas (parameters, gradients, activations, scratch, the GEMMs'
 //   workspace; the optimiser has its own), and the table that is printed is what is taken.
-//     in_flight[i]             of one micro-batch in one chunk of layers, from its forward to its backward
-//     inputs[i]                (N_r, C): what the chunk's first layer reads; received, or the embedding
-//     activation_gradients[i]  (N_r, C): of the residual stream, from the chunk's output down to its input
+//     in_flight[i]    of one micro-batch in one chunk of layers, from its forward to its backward
+//     inputs[i]       (N_r, C): what the chunk's first layer reads; received, or the embedding
+//     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
 //   A bucket's gradients go to their reduction over data-parallel ranks as soon as the last micro-batch has
 //   added to them; the new parameters of a bucket are waited for where they are first read.
 //   To add a layer to the model: layers/NAME.cuh (ref, gpu, and the Operation that both are), its call here
@@ -29,7 +29,7 @@ struct Model {
     // of several stages: wte's own gradient. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
     std::vector<InFlight> in_flight;
-    std::vector<Buffer> inputs, activation_gradients;
+    std::vector<Buffer> inputs, dx_buffers;
     BlockActivations recomputed;    // with recomputation: of the layer at work
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // (B, Vp) with a cache, else (Vp): of the whole vocabulary
@@ -49,7 +49,7 @@ struct Model {
              grid.t > 1 ? setup.tensor_chunks : 1, grid.tp_stream},
           table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
                                         setup.chunks})),
-          in_flight(setup.in_flight), inputs(setup.inputs), activation_gradients(setup.activation_gradients),
+          in_flight(setup.in_flight), inputs(setup.inputs), dx_buffers(setup.dx_buffers),
           parameters_gathered(table.buckets.size()) {}
     Model(const Model&) = delete;
     ~Model() {
@@ -193,7 +193,7 @@ private:
             }
             if (setup.packs) kept.segment_arrays = arena.take<int>(segment_ints * N);
         }
-        for (auto* buffers : {&inputs, &activation_gradients})
+        for (auto* buffers : {&inputs, &dx_buffers})
             for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
         gathered_logits = arena.take_x((size_t)(setup.inference_cache ? setup.B : 1) * shape.Vp);
         if (grid.is_last_stage()) lm_head.place(arena, shape, tp, setup, max_outputs());
@@ -307,12 +307,12 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);
-    floatX *dx = mb.activation_gradient->x, *x = mb.input.x;
+    floatX *dx = mb.dx_buffer->x, *x = mb.input.x;
     auto begin_reduction = [&](const Parameter& p) {  // p's bucket has all its gradients
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
-    await_sent(model, *mb.activation_gradient);
+    await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
         residual_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums, ctx.tp.rows(mb.batch.rows()),
                           model.shape.C, ctx.accumulate, model.stream);

@@ -24,7 +24,7 @@ struct Trial {  // a small model with its optimiser
     }
     MicroBatch micro_batch(int index, BatchShape batch, bool is_last = false) {
         return {
-            index, is_last, 0, batch, model.in_flight[0], model.inputs[0], &model.activation_gradients[0]};
+            index, is_last, 0, batch, model.in_flight[0], model.inputs[0], &model.dx_buffers[0]};
     }
     // logits and losses stay in model.lm_head
     void forward_tokens(const std::vector<int>& samples, BatchShape batch) {

@@ -1,6 +1,7 @@
 // trainer.h   what training holds from step to step, and what it does between them
-//   The end of a step (train_gpt.cu) is an exchange of reports (exchange.h). What they say is done here, by
-//   all ranks alike: a save goes on or begins, a spike is skipped or gone back from, a run without data ends.
+//   At the end of a step (train_gpt.cu) ranks report to each other (step_reports.h). What they say is done
+//   here, by all ranks alike: a save goes on or begins, a spike is skipped or gone back from, a run without
+//   data ends.
 #pragma once
 #include "monitor.h"
 #include "resume.h"
@@ -15,7 +16,7 @@ struct Trainer {
     bool stop = false;  // a signal has reached some rank: all stop after the same step
     SampleReader samples;
     StateMonitor state_monitor;
-    std::string data_error, memory_error;  // of this rank, of which the exchange tells the others
+    std::string data_error, memory_error;  // of this rank, of which the reports tell the others
     std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<FolderLock> lock;  // of --save
     SpikeMonitor spikes;
@@ -42,8 +43,8 @@ inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* ch
 }
 
 // the mean over the step's tokens, and over those of each set; with what else ranks tell each other
-inline StepExchange exchange_step(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
-                                  const RankReport& mine) {
+inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer,
+                                       const StepSamples& samples, const RankReport& mine) {
     Model& model = *trainer.model;
     int micro_batches = samples.batch / model.grid.d / model.setup.B;
     std::vector<int> set_of;
@@ -51,16 +52,16 @@ inline StepExchange exchange_step(StepResult& result, Run& run, Trainer& trainer
         for (int b = 0; b < model.setup.B; b++)
             set_of.push_back(samples.chosen[sample_index(model, micro_batch, b)].set);
     size_t sets = run.train->sets.size();
-    StepExchange exchange = exchange_reports(model, micro_batches, set_of, sets, mine);
+    StepReports reports = gather_reports(model, micro_batches, set_of, sets, mine);
     std::vector<double> tokens(sets, 0);
     for (auto& sample : samples.chosen) tokens[sample.set] += model.shape.T;
     for (size_t set = 0; set < sets; set++) {
-        result.loss += exchange.losses[set] / ((double)samples.batch * model.shape.T);
+        result.loss += reports.losses[set] / ((double)samples.batch * model.shape.T);
         if (sets > 1 && tokens[set] > 0)
-            result.set_losses.push_back({run.train->given[set].name, exchange.losses[set] / tokens[set]});
+            result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens[set]});
     }
-    result.slow_ranks = trainer.slow->update(run.grid, run.hosts, exchange.reports, run.options.slow_factor);
-    return exchange;
+    result.slow_ranks = trainer.slow->update(run.grid, run.hosts, reports.by_rank, run.options.slow_factor);
+    return reports;
 }
 
 // ---- saves -----------------------------------------------------------------------------------------------
@@ -192,12 +193,12 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
 }
 
 // what ranks have heard of each other in the step
-inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Run& run, Trainer& trainer) {
-    trainer.stop |= exchange.any(&RankReport::stops);
-    if (exchange.any(&RankReport::is_corrupt))
+inline void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
+    trainer.stop |= reports.any(&RankReport::stops);
+    if (reports.any(&RankReport::is_corrupt))
         comm::collective_check(trainer.memory_error.empty() ? ""
             : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
-    trainer.writer->advance(exchange.save_statuses());  // not what a corrupt rank has written
+    trainer.writer->advance(reports.save_statuses());  // not what a corrupt rank has written
     if (!result.updated) {
         handle_spike(result, run, trainer);
         if (run.options.on_spike == "back") return;  // with samples of its own
@@ -207,7 +208,7 @@ inline void act_on_exchange(const StepExchange& exchange, StepResult& result, Ru
         if (run.options.on_spike != "back" || settled) trainer.spikes.in_a_row = 0;
     }
     check_save_attempts(run, trainer);
-    if (exchange.reports[0].wants_save) begin_save(run, trainer);
-    if (exchange.any(&RankReport::lacks_data) && run.state.step < run.last_step)
+    if (reports.by_rank[0].wants_save) begin_save(run, trainer);
+    if (reports.any(&RankReport::lacks_data) && run.state.step < run.last_step)
         save_and_end(run, trainer, trainer.data_error);
 }

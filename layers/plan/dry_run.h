@@ -313,7 +313,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
         out.backward.emplace_back();
         for (int which : all_kinds) {
             MicroBatch mb = {which & 1 ? 0 : 1, which >= 2, chunk, batch, model.in_flight[0], model.inputs[0],
-                             &model.activation_gradients[0]};
+                             &model.dx_buffers[0]};
             model.parameters_gathered = gathered;
             out.forward[chunk][which] = counter.count(DryRun::of([&] {
                 if (model.chunk_reads_tokens(chunk)) copy_tokens(model, mb.kept, 0);

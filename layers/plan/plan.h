@@ -46,8 +46,8 @@ inline double model_flops(const ModelShape& m, double batch, bool recompute) {
 
 // ---- times -----------------------------------------------------------------------------------------------
 
-// the exchange of losses at a step's end, and the host's look at these and at the norm
-inline double exchange_seconds(int world) { return small_sum_seconds(world) + 2 * launch_seconds; }
+// the reports of ranks at a step's end, and the host's look at these and at the norm
+inline double reports_seconds(int world) { return small_sum_seconds(world) + 2 * launch_seconds; }
 
 // of a stage that is as its neighbour but for where it stands: how long its messages take
 inline void time_sends(StageRun& run, const Hardware& h, const Grid& grid, int stage) {
@@ -63,7 +63,7 @@ inline void time_sends(StageRun& run, const Hardware& h, const Grid& grid, int s
 
 inline Simulation simulate(const Plan& plan, int batch) {
     PipelineShape s = pipeline_shape(plan.o, plan.grid.d, batch);
-    return Simulator(all_stages(s), plan.runs, exchange_seconds(plan.world())).run();
+    return Simulator(all_stages(s), plan.runs, reports_seconds(plan.world())).run();
 }
 
 // ---- the whole -------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Simulator {
     };
     const std::vector<Schedule>& all;
     const std::vector<StageRun>& runs;
-    double exchange;                           // seconds, of the step's last
+    double reports;                            // seconds, of the step's last
     PipelineShape s;
     std::vector<Stage> stages;
     std::vector<Direction> forward, backward;  // [r]: out of stage r
@@ -133,7 +133,7 @@ class Simulator {
             stages.front().now = stages.back().now =
                 std::max(stages.front().now, stages.back().now) + runs.front().tied.seconds();
         for (int r = 0; r < s.p; r++) last = std::max(last, stages[r].now + runs[r].norm.seconds());
-        last += exchange;
+        last += reports;
         for (int r = 0; r < s.p; r++) {
             Stage& me = stages[r];
             me.now = last;
@@ -167,9 +167,9 @@ class Simulator {
     }
 
 public:
-    // runs: of every stage; exchange: seconds of what ranks tell each other at the end
-    Simulator(const std::vector<Schedule>& all, const std::vector<StageRun>& runs, double exchange)
-        : all(all), runs(runs), exchange(exchange), s(all[0].shape), stages(s.p) {
+    // runs: of every stage; reports: seconds of what ranks tell each other at the end
+    Simulator(const std::vector<Schedule>& all, const std::vector<StageRun>& runs, double reports)
+        : all(all), runs(runs), reports(reports), s(all[0].shape), stages(s.p) {
         for (int r = 0; r < s.p; r++) stages[r].ready.assign(runs[r].update.size(), 0);
     }
     Simulation run() {

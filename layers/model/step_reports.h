@@ -1,6 +1,6 @@
-// exchange.h   what ranks tell each other at the end of a step, in one message: losses, what they have to do
-//              together next, and how long each has computed. A rank that cannot read the next samples
-//              says lacks_data; then all save (where there is --save) and exit 1 (save_and_end, trainer.h)
+// step_reports.h   what ranks tell each other at the end of a step, in one message: losses, what they have to
+//   do together next, and how long each has computed. A rank that cannot read the next samples says
+//   lacks_data; then all save (where there is --save) and exit 1 (save_and_end, trainer.h)
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -16,23 +16,23 @@ struct RankReport {
     double computed = 0;       // seconds of the step that it has not waited for others
 };
 
-struct StepExchange {
+struct StepReports {
     std::vector<double> losses;       // summed over all replicas, by set of the blend
-    std::vector<RankReport> reports;  // by rank
+    std::vector<RankReport> by_rank;
     std::vector<int> save_statuses() const {
         std::vector<int> out;
-        for (auto& r : reports) out.push_back(r.save_status);
+        for (auto& r : by_rank) out.push_back(r.save_status);
         return out;
     }
     bool any(bool RankReport::* flag) const {
-        return std::any_of(reports.begin(), reports.end(), [&](auto& r) { return r.*flag; });
+        return std::any_of(by_rank.begin(), by_rank.end(), [&](auto& r) { return r.*flag; });
     }
 };
 
 // set_of: for each sequence of this replica's micro-batches; empty: all are of set 0. Collective over the
 // world; losses are added in the order of the ranks
-inline StepExchange exchange_reports(Model& model, int micro_batches, const std::vector<int>& set_of,
-                                     size_t sets, const RankReport& mine) {
+inline StepReports gather_reports(Model& model, int micro_batches, const std::vector<int>& set_of,
+                                  size_t sets, const RankReport& mine) {
     const Grid& grid = model.grid;
     std::vector<double> sums(sets, 0);
     if (grid.is_last_stage() && grid.tensor == 0) {
@@ -47,12 +47,12 @@ inline StepExchange exchange_reports(Model& model, int micro_batches, const std:
 
     size_t each = numbers.size();
     std::vector<int64_t> all = comm::gather_numbers(grid.world, numbers, "a step's reports");
-    StepExchange out = {std::vector<double>(sets, 0), {}};
+    StepReports out = {std::vector<double>(sets, 0), {}};
     for (size_t rank = 0; rank < all.size() / each; rank++) {
         const int64_t* its = &all[rank * each];
         for (size_t set = 0; set < sets; set++) out.losses[set] += std::bit_cast<double>(its[set]);
         int64_t flags = its[sets];
-        out.reports.push_back({(flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0,
+        out.by_rank.push_back({(flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0,
                                (int)(flags >> 4), std::bit_cast<double>(its[sets + 1])});
     }
     return out;
