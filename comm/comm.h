@@ -10,7 +10,8 @@
 //                      (of both: out may be in)
 //     send, receive    x (n)               to and from a rank of the group; between group_begin() and
 //                      group_end() they are posted together, so that two ranks may send to each other
-//   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy.
+//   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy,
+//   which is for the compute stream: on a comm stream such a group works in place.
 //   On the compute stream (nullptr wherever there are several ranks) a call has its place among the
 //   computations. On a comm stream it runs beside them, after what that stream was given before:
 //     wait_stream(comm_stream, compute)   the comm stream goes on when `compute` has got as far as it is now
