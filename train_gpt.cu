@@ -24,16 +24,16 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     double start = seconds(), waited = comm::waited_seconds();
     const StepSamples& samples = trainer.samples.take(model);
     int B = model.setup.B, T = model.shape.T;
-    double tokens = (double)samples.batch * T;
+    double tokens = (double)samples.batch * T, counted = samples.tokens();
     const Schedule& schedule = trainer.schedules.at(samples.batch);
     int micro_batches = schedule.shape.micro_batches;
-    real dloss = (real)(1 / tokens);  // the mean over the batch's tokens: each has a target, none is masked
+    real dloss = (real)(1 / counted);  // the mean over the batch's tokens, or those of its answers
 
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
     optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1,
                                    trainer.spikes.norms.limit(o.spike_z),
-                                   trainer.spikes.losses.limit(o.spike_z) * tokens);
+                                   trainer.spikes.losses.limit(o.spike_z) * counted);
 
     auto compute = [&] {
         clear_losses(model);
@@ -89,14 +89,13 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
     int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // micro-batches go round here as well
     std::vector<BatchShape> sizes;
     auto first_of = [&](int i) { return ((uint64_t)i * grid.d + grid.data) * B; };
+    auto sample_of = [&](uint64_t k) { return (uint64_t)((double)k * (double)all / (double)count); };
     for (int i = 0; i < mine; i++) sizes.push_back({(int)std::min(B, count - first_of(i)), T});
     auto read = [&] {
         std::vector<int> samples(B * (T + 1));
         for (int i = 0; model.loads_tokens() && i < mine; i++) {
-            for (int b = 0; b < sizes[i].B; b++) {
-                double sample = (double)(first_of(i) + b) * (double)all / (double)count;
-                run.validation->read_sample(&samples[(size_t)b * (T + 1)], (uint64_t)sample);
-            }
+            for (int b = 0; b < sizes[i].B; b++)
+                run.validation->read_sample(&samples[(size_t)b * (T + 1)], sample_of(first_of(i) + b));
             put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
         }
     };
@@ -106,7 +105,9 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
     run_schedule(model, schedule, token_batches(model, sizes), 0);
-    loss = gather_reports(model, mine, {}, 1, {}).losses[0] / ((double)count * T);
+    double counted = 0;
+    for (uint64_t k = 0; k < count; k++) counted += (double)run.validation->counted(sample_of(k));
+    loss = gather_reports(model, mine, {}, 1, {}).losses[0] / std::max(1.0, counted);
     return true;
 }
 
@@ -201,7 +202,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (!HAS_KERNELS) return;
     // in longer steps launch overhead is hidden anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
-    bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short;
+    bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short && o.loss_on == "all";
     bool is_faster = tune(model, *trainer.optimizer, o, run.state, may_graph);
     trainer.uses_graph = o.graph == "yes" || (o.graph == "auto" && is_faster);
 }

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 #include "../layers/base/rng.h"
+#include "answers.h"
 #include "tokens.h"
 
 // ---- a set ------------------------------------------------------------------------------------------------
@@ -48,6 +49,7 @@ inline void check_same_tokens(const TokenFile& a, const TokenFile& b, const char
 
 struct Loader {
     std::vector<TokenFile> files;
+    std::vector<Answers> answers;  // of each file; empty: the losses of all tokens count
     std::vector<uint64_t> first;  // sample of each file, and at the end the number of all
     int T, V = 0;
     uint64_t key;
@@ -66,12 +68,31 @@ struct Loader {
             first.push_back(first.back() + (f.count - 1) / T);
         }
     }
+    // only the losses of answers are to count
+    void take_answers() {
+        for (auto& f : files) answers.emplace_back(f.path, f.count);
+    }
     uint64_t samples() const { return first.back(); }
+    size_t file_of(uint64_t index) const {
+        return std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
+    }
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
+    // a token whose loss does not count comes as -1 - token
     void read_sample(int* out, uint64_t index) {
-        size_t f = std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
-        files[f].read(out, (index - first[f]) * T, T + 1, V);
+        size_t f = file_of(index);
+        uint64_t begin = (index - first[f]) * T;
+        files[f].read(out, begin, T + 1, V);
+        if (answers.empty()) return;
+        for (int t = 0; t <= T; t++)
+            if (!answers[f].covers(begin + t)) out[t] = -1 - out[t];
+    }
+    // how many of a sample's T losses count
+    uint64_t counted(uint64_t index) const {
+        if (answers.empty()) return T;
+        size_t f = file_of(index);
+        uint64_t begin = (index - first[f]) * T;
+        return answers[f].count(begin + 1, begin + T + 1);
     }
     // the sample that training sees as its n-th, counted from 0 over all epochs
     uint64_t order(uint64_t n) const { return permute(n % samples(), samples(), key, n / samples()); }
@@ -236,5 +257,9 @@ struct Blend {
         for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
         return out;
     }
+    void take_answers() {
+        for (auto& s : sets) s.take_answers();
+    }
+    uint64_t counted(const SetChoice& c) const { return sets[c.set].counted(sets[c.set].order(c.index)); }
     void read_sample(int* out, const SetChoice& c) { sets[c.set].read_nth(out, c.index); }
 };

@@ -27,7 +27,49 @@ std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
     return path;
 }
 
+// which losses count, beside which tokens are in an answer, one by one
+void test_answers() {
+    std::string path = make_tokens("answers.bin", 100, 257), file = answers_path(path);
+    std::vector<AnswerRange> ranges = {{3, 9}, {9, 10}, {40, 57}, {99, 100}};
+    write_answers(path, 100, ranges);
+    std::string whole(MappedFile(file).view());
+    std::vector<char> is_answer(101, 0);
+    for (auto& r : ranges) std::fill(is_answer.begin() + (long)r.first, is_answer.begin() + (long)r.end, 1);
+    Answers answers(path, 100);
+    bool counts = true, covers = true;
+    for (uint64_t from = 0; from <= 100; from++) {
+        covers = covers && answers.covers(from) == is_answer[from];
+        for (uint64_t to = from, n = 0; to <= 100; n += is_answer[to++])
+            counts = counts && answers.count(from, to) == n;
+    }
+    check(counts && covers, "tokens of answers, between any two");
+    Loader loader({path}, 8, 1), all({path}, 8, 1);
+    loader.V = all.V = 257;
+    loader.take_answers();
+    for (uint64_t sample = 0; sample < loader.samples(); sample++) {
+        std::vector<int> some(9), tokens(9);
+        loader.read_sample(some.data(), sample);
+        all.read_sample(tokens.data(), sample);
+        uint64_t counted = 0;
+        bool same = true;
+        for (int t = 0; t <= 8; t++) {
+            bool answer = is_answer[sample * 8 + t];
+            same = same && some[t] == (answer ? tokens[t] : -1 - tokens[t]);
+            counted += answer && t > 0;
+        }
+        check(same && loader.counted(sample) == counted && all.counted(sample) == 8, "a sample's answers");
+    }
+    refuses("has no", [&] { Answers(make_tokens("unasked.bin", 10, 257), 10); });
+    refuses("belongs to 100 tokens", [&] { Answers(path, 99); });
+    refuses("its checksum differs", [&] { patch(file, 30, "x"); Answers(path, 100); });
+    for (size_t size : {0, 7, 31, 40, (int)whole.size() - 1, (int)whole.size() + 1})
+        refuses("", [&] { write_file(file, (whole + "x").substr(0, size)); Answers(path, 100); });
+    for (auto bad : {std::vector<AnswerRange>{{5, 5}}, {{5, 101}}, {{5, 9}, {8, 12}}})
+        refuses("make it again", [&] { write_answers(path, 100, bad); Answers(path, 100); });
+}
+
 void test_loader() {
+    test_answers();
     for (uint64_t n : {1, 2, 3, 5, 64, 1000, 4097}) {
         std::set<uint64_t> seen;
         for (uint64_t i = 0; i < n; i++) seen.insert(permute(i, n, 9, 0));

@@ -2,12 +2,14 @@
 //   ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [--validation 0.1] FILE…
 //   writes PREFIX.bin, or PREFIX.train.bin and PREFIX.validation.bin, and PREFIX.vocab.bpe beside a bpe's
 //   A plain file is one document, a line of a .jsonl file is one; after each comes an end-of-text token.
+//   Lines with "prompt" and "answer" in place of "text" are for fine-tuning: see answers.h.
 //   Text is cut in pieces where no word crosses; all cores encode pieces, one writes them in order.
 #include <omp.h>
 #include <chrono>
 #include <optional>
 #include "../layers/base/rng.h"
 #include "../layers/base/arguments.h"
+#include "answers.h"
 #include "json.h"
 #include "tokenizer.h"
 #include "tokens.h"
@@ -25,7 +27,8 @@ const std::vector<OptionForm> forms = {
      "PREFIX.bin, or with --validation PREFIX.train.bin and PREFIX.validation.bin"},
     {"decode", OptionForm::Text, "token file to turn back into text"},
     {"format", OptionForm::Text,
-     "text (a file is a document) or jsonl (a line with a \"text\" field is one)\n"
+     "text (a file is a document) or jsonl (a line with a \"text\" field is one, or with\n"
+     "                       \"prompt\" and \"answer\", for train_gpt --loss-on answers)\n"
      "                       [jsonl for names that end in .jsonl, else text]"},
     {"validation", OptionForm::Number,
      "share of the documents set aside, 0 to 1, or the end of the text where it is\n"
@@ -54,11 +57,14 @@ struct Settings {
     }
 };
 
+constexpr size_t no_answer = (size_t)-1;
+
 struct Piece {
     std::string_view text;
     bool ends_document;  // of plain text
     std::unique_ptr<uint32_t[]> tokens;
-    std::vector<size_t> ends;  // of documents, as counts of tokens
+    struct Document { size_t end, answer; };  // the token behind its last, the first of its answer
+    std::vector<Document> documents;
     size_t count = 0;
     std::string error;
 };
@@ -69,6 +75,7 @@ struct Tokenizer {
     std::optional<TokenWriter> train, validation;
     std::vector<std::unique_ptr<Encoder>> encoders;
     std::vector<Piece> pieces;
+    std::vector<AnswerRange> answers[2];  // of training, of validation
     uint64_t documents = 0, bytes = 0;
     bool to_validation = false;  // where the current document goes
     std::string name;            // of the file being read
@@ -95,9 +102,16 @@ struct Tokenizer {
             if (row.find_first_not_of(" \t\r") == row.npos) continue;
             try {
                 Json document = Json::parse(row, "document");
-                const std::string& text = document.at("text", "document").string("\"text\"");
-                piece.count = encoder.encode(piece.tokens.get() + piece.count, text) - piece.tokens.get();
-                piece.ends.push_back(piece.count);
+                auto encode = [&](const char* field) {
+                    std::string quoted = std::string("\"") + field + "\"";
+                    const std::string& words = document.at(field, "document").string(quoted);
+                    uint32_t* tokens = piece.tokens.get();
+                    piece.count = encoder.encode(tokens + piece.count, words) - tokens;
+                    return piece.count;
+                };
+                bool is_asked = document.find("prompt") || document.find("answer");
+                size_t answer = is_asked ? encode("prompt") : 0, end = encode(is_asked ? "answer" : "text");
+                piece.documents.push_back({end, is_asked ? answer : no_answer});
             } catch (const Error& e) {
                 piece.error = text("%zu ", number) + e.what();
                 return;
@@ -114,7 +128,7 @@ struct Tokenizer {
             if (jsonl) encode_jsonl(piece, encoder);
             else {
                 piece.count = encoder.encode(piece.tokens.get(), piece.text) - piece.tokens.get();
-                if (piece.ends_document) piece.ends.push_back(piece.count);
+                if (piece.ends_document) piece.documents.push_back({piece.count, no_answer});
             }
         }
         for (auto& piece : pieces) {
@@ -124,9 +138,12 @@ struct Tokenizer {
                      piece.error.substr(piece.error.find(' ') + 1).c_str());
             }
             size_t from = 0;
-            for (size_t end : piece.ends) {
+            for (auto [end, answer] : piece.documents) {
+                uint64_t begin = writer().count;
                 writer().add(piece.tokens.get() + from, end - from);
                 writer().end_document();
+                if (answer != no_answer)
+                    answers[to_validation].push_back({begin + answer - from, writer().count});
                 from = end;
                 documents++;
                 choose();
@@ -205,7 +222,14 @@ struct Tokenizer {
             if (*w && (*w)->count == 0)
                 fail("%s: would be empty, since all %llu documents went to the other file: choose another "
                      "--validation", (*w)->file.path.c_str(), (unsigned long long)documents);
-        for (auto* w : {&train, &validation}) if (*w) (*w)->finish();
+        for (auto* w : {&train, &validation}) {
+            if (!*w) continue;
+            (*w)->finish();
+            auto& ranges = answers[w == &validation];
+            const std::string& path = (*w)->file.path;
+            if (!ranges.empty()) write_answers(path, (*w)->count, ranges);
+            else unlink(answers_path(path).c_str());  // of other tokens
+        }
         if (vocabulary.kind != "bpe") return;
         FileWriter copy(settings.output + ".vocab.bpe");
         copy.write(vocabulary.source);

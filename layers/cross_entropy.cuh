@@ -6,7 +6,8 @@
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
 //   logits (N, Vp) of which the first V columns take part, entries first, first + 1, … of the vocabulary;
 //   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on, but in a
-//   row whose loss is not finite.
+//   row whose loss is not finite. A row whose target is below 0 does not count: it adds no loss, and its
+//   gradient is 0 (--loss-on answers).
 //   With is_greedy (N), a row's is 1 where no logit is larger than the target's, else 0.
 //   kept:  nothing more (the gradient replaces the logits)
 //   communicates: nothing    cost: 4*N*V flops; logits read and written once, as a row stays in shared memory
@@ -51,12 +52,13 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * v.columns;
-        real log_sum = largest[n] + std::log(sums[n]);
-        losses[n] += log_sum - sums[N + n];
-        if (is_greedy) is_greedy[n] = sums[N + n] >= largest[n];
+        bool counts = targets[n] >= 0;
+        real log_sum = largest[n] + std::log(sums[n]), scale = counts ? dloss : 0;
+        if (counts) losses[n] += log_sum - sums[N + n];
+        if (is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
         if (!want_gradient) continue;
         #pragma omp simd
-        for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * dloss);
+        for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * scale);
         for (int c = v.valid; c < v.columns; c++) row[c] = floatX(0);
         int own = targets[n] - v.first;
         if (own >= 0 && own < v.valid) row[own] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
@@ -160,10 +162,12 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
                                             const real* largest, const real* sums, const int* targets,
                                             real dloss, bool want_gradient, VocabularyShard v) {
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
+    bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.columns;
     real log_sum = largest[n] + log(sums[n]);
-    if (threadIdx.x == 0) losses[n] += log_sum - sums[N + n];
-    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = sums[N + n] >= largest[n];
+    if (threadIdx.x == 0 && counts) losses[n] += log_sum - sums[N + n];
+    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
+    if (!counts) dloss = 0;
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store_row(row, c, v.columns, loss_gradients(x, log_sum, dloss));
@@ -180,6 +184,8 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     SHARED(real, most_lane, cross_entropy_block / 32);
     SHARED(real, sum_lane, cross_entropy_block / 32);
     int n = blockIdx.x, own = targets[n];
+    bool counts = own >= 0;
+    if (!counts) dloss = 0;
     floatX* row = logits + (long)n * v.columns;
     constexpr int step = cross_entropy_block * vec_size;
     real most = lowest, sum = 0;
@@ -191,14 +197,14 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.columns; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
-    real log_sum = most + log(sum), target = real(kept[own]);
-    if (threadIdx.x == 0) losses[n] += log_sum - target;
-    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = target >= most;
+    real log_sum = most + log(sum), target = counts ? real(kept[own]) : 0;
+    if (threadIdx.x == 0 && counts) losses[n] += log_sum - target;
+    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;
     if (!want_gradient) return;
     UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.columns; c += step)
         store_row(row, c, v.columns, loss_gradients(load16(kept + c), log_sum, dloss));
-    if (has_column(own)) row[own] = floatX((exp_of(target - log_sum) - 1) * dloss);
+    if (counts && has_column(own)) row[own] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {

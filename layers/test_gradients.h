@@ -139,16 +139,20 @@ void test_gradients() {
     for (int ranks : {1, 2}) {  // of the vocabulary
         int N = 3, V = 5, Vp = 8;
         X logits = random_values<floatX>(N * Vp, 13), work;
-        std::vector<int> targets = {4, 0, 2};
-        R losses(N);
-        auto forward = [&] {
-            work = logits;
-            std::fill(losses.begin(), losses.end(), 0);
-            cross_entropy_over(ranks, losses, work, targets, 0.25, true, N, {V, Vp, 0});
-            return 0.25 * (losses[0] + losses[1] + losses[2]);
-        };
-        forward();
-        differences(text("cross entropy dlogits over %d ranks", ranks), logits, wide(X(work)), forward);
+        for (int second : {0, -1}) {  // -1: a row that does not count
+            std::vector<int> targets = {4, second, 2};
+            R losses(N);
+            auto forward = [&] {
+                work = logits;
+                std::fill(losses.begin(), losses.end(), 0);
+                cross_entropy_over(ranks, losses, work, targets, 0.25, true, N, {V, Vp, 0});
+                return 0.25 * (losses[0] + losses[1] + losses[2]);
+            };
+            forward();
+            check((losses[1] == 0) == (second < 0), "which rows count");
+            differences(text("cross entropy dlogits over %d ranks, target %d", ranks, second), logits,
+                        wide(X(work)), forward);
+        }
     }
     {
         int N = 6, T = 3, C = 4, V = 5;

@@ -25,7 +25,7 @@ from faults import (
     until,
     write_into,
 )
-from over_ranks import check, environment
+from over_ranks import check, checksum, environment
 
 
 def flip_bit(process_id, address, bit=2):
@@ -131,25 +131,6 @@ def spikes():
     )
     note = "note: --clip is 2, the checkpoint was trained with 1\n"
     check(r.returncode == 0 and note in r.stdout, f"another recipe: {r.returncode} {r.stdout} {r.stderr}")
-
-
-def checksum(data):
-    """layers/base/checksum.h"""
-    odd, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
-
-    def step(h, word):
-        h = (h ^ word) * odd & mask
-        return (h << 29 | h >> 35) & mask
-
-    lanes, whole = [1, 2, 3, 4], len(data) // 32 * 32
-    words = struct.unpack(f"<{whole // 8}Q", data[:whole])
-    for i, word in enumerate(words):
-        lanes[i % 4] = step(lanes[i % 4], word)
-    tail = struct.unpack("<4Q", data[whole:].ljust(32, b"\0"))
-    out = len(data)
-    for lane, word in zip(lanes, tail):
-        out = step(out, step(lane, word))
-    return out ^ out >> 32
 
 
 def damage_checkpoint(folder):

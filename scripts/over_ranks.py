@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 
@@ -75,3 +76,22 @@ def words(options):
 def finish():
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
+
+
+def checksum(data):
+    """layers/base/checksum.h"""
+    odd, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+    def step(h, word):
+        h = (h ^ word) * odd & mask
+        return (h << 29 | h >> 35) & mask
+
+    lanes, whole = [1, 2, 3, 4], len(data) // 32 * 32
+    words = struct.unpack(f"<{whole // 8}Q", data[:whole])
+    for i, word in enumerate(words):
+        lanes[i % 4] = step(lanes[i % 4], word)
+    tail = struct.unpack("<4Q", data[whole:].ljust(32, b"\0"))
+    out = len(data)
+    for lane, word in zip(lanes, tail):
+        out = step(out, step(lane, word))
+    return out ^ out >> 32

@@ -81,6 +81,7 @@ def check_record(work):
     for name, ranks, layout in (
         ("2 x 2 x 2", 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "sequence-parallel": "no"}),
         ("interleaved", 4, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
+        ("calls beside GEMMs", 4, {"tensor-parallel": 4, "tensor-chunks": 2}),
         ("one process", 1, {}),
     ):
         trace, record = work / "trace.json", work / "record.jsonl"

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from over_ranks import check, count, environment, finish, near, start, words
+from over_ranks import check, checksum, count, environment, finish, near, start, words
 
 build, build32, emulated = (os.path.abspath(folder) for folder in sys.argv[1:4])
 work = tempfile.mkdtemp()
@@ -116,6 +116,7 @@ for folder in (build, emulated):
         if counts:
             count(int(counts[1]), int(counts[2]))
 
+
 def compare_with_one(ranks, options, alone):
     """Losses, norms, all parameters and moments are those of one process, which saved under `alone`."""
     one, want = metrics(alone), values(alone)
@@ -141,6 +142,54 @@ one = metrics("one")
 for ranks, options in layouts():
     compare_with_one(ranks, options, "one")
 print(f"layouts: {time.time() - begun:.0f} s")
+
+
+def check_answers():
+    """--loss-on answers: the mean over the tokens of answers, the same in every layout."""
+    questions = [{"prompt": f"{i} is", "answer": " odd" if i % 2 else " even"} for i in range(150)]
+    with open(f"{work}/asked.jsonl", "w") as file:
+        file.writelines(json.dumps(each) + "\n" for each in questions)
+    made = run(
+        1, ["--vocabulary", "bytes", "--output", f"{work}/asked", f"{work}/asked.jsonl"], program="tokenize"
+    )
+    check(made.returncode == 0, f"prompts and answers: {made.stderr}")
+    file = open(f"{work}/asked.answers", "rb").read()
+    count, size = struct.unpack_from("<2Q", file, 8)
+    ends = struct.unpack_from(f"<{2 * size}Q", file, 24)
+    sizes = [end - first for first, end in zip(ends[::2], ends[1::2])]
+    check(sizes == [len(each["answer"]) + 1 for each in questions], "an answer and its end of text")
+    # the same tokens, of which those between the answers count
+    between = struct.pack("<8s2Q", b"GPTANSWR", count, size)
+    between += struct.pack(f"<{2 * size}Q", 0, *ends[:-1])
+    shutil.copy(f"{work}/asked.bin", f"{work}/others.bin")
+    open(f"{work}/others.answers", "wb").write(between + struct.pack("<Q", checksum(between)))
+
+    def losses(name, ranks, data, *extra):
+        files = ["--train", f"{work}/{data}.bin", "--metrics", f"{work}/{name}.jsonl"]
+        checked = ["--validation", f"{work}/{data}.bin"]
+        done = run(ranks, [*files, *checked, *MODEL, *extra])
+        check(done.returncode == 0, f"{name}: {done.stderr[-500:]}")
+        return [[m[key] for m in metrics(name) if key in m] for key in KEYS] if done.returncode == 0 else None
+
+    # of the first step, whose model is the same: the mean over all is a mean of the two means, and what they
+    # are weighed by is a number of tokens
+    only = ("--loss-on", "answers")
+    every = losses("every token", 1, "asked")
+    one = losses("answers", 1, "asked", *only)
+    other = losses("the others", 1, "others", *only)
+    tokens = 12 * 8 * (every[0][0] - other[0][0]) / (one[0][0] - other[0][0])
+    check(abs(tokens - round(tokens)) < 1e-6 and 20 < tokens < 76, f"{tokens} of 96 tokens are of answers")
+    for ranks, options in (
+        (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
+        (4, {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"}),
+        (6, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
+        (2, {"zero": 0, "loss-chunk": 3, "check-every": 2}),
+    ):
+        got = losses(f"answers of {ranks}", ranks, "asked", *only, *words(options))
+        check(got and all(map(near, got, one)), f"answers over {ranks}, {options}: {got}, wants {one}")
+
+
+check_answers()
 
 # moments of bf16 are rounded by chance that follows from weights and gradients, here cut to fp32: alike in
 # every layout

@@ -41,12 +41,18 @@ RULES = [
     (r"--steps 100 --save four", "--steps 3 --save four"),
     (r"(--generate \"[^\"]*\")", r"\1 --sample-tokens 5"),
     (r"(scripts/bias\.py .*)", r"\1 --samples 1 --tokens 3"),
+    (r"--steps 200 --save base", "--steps 5 --save base"),
+    (r"--loss-on answers --batch 16 --steps 700", "--loss-on answers --batch 16 --steps 8"),
 ]
 
 
 def commands(text):
-    """Of the fenced blocks: lines that begin as a command, continuation lines joined, comments cut."""
+    """Of the fenced blocks: lines that begin as a command, continuation lines joined, comments cut; or the
+    whole, where it holds a program."""
     for block in re.findall(r"^```\n(.*?)^```", text, re.S | re.M):
+        if "<<'" in block:
+            yield block.strip()
+            continue
         for line in re.sub(r"\\\n\s*", "", block).split("\n"):
             line = re.sub(r"\s+#.*", "", line).strip()
             if re.match(r"(\./|bash |python3 |mpirun |sbatch |make )", line):

@@ -174,13 +174,15 @@ inline void answer_prompts(const Run& run, Model& model, const std::vector<Promp
     const Options& o = run.options;
     std::optional<FileWriter> file;
     if (run.is_rank0() && !o.results.empty()) file.emplace(o.results);
-    size_t round = (size_t)o.batch * run.grid.d * 8;
+    size_t round = (size_t)o.batch * run.grid.d * 8, right = 0, with_answer = 0;
     for (size_t first = 0; first < prompts.size(); first += round) {
         std::vector<Prompt> some(prompts.begin() + (long)first,
                                  prompts.begin() + (long)std::min(first + round, prompts.size()));
         std::vector<Answer> answers = answer_all(model, some, *run.vocabulary, o.batch);
         for (size_t i = 0; run.is_rank0() && i < some.size(); i++) {
             std::string line = answer_json(some[i], answers[i]);
+            with_answer += some[i].answer.has_value();
+            right += some[i].answer == answers[i].text;
             if (file) {
                 file->write(line);
             } else {
@@ -190,4 +192,6 @@ inline void answer_prompts(const Run& run, Model& model, const std::vector<Promp
         }
     }
     if (file) file->finish();
+    if (run.is_rank0() && with_answer)
+        fprintf(stderr, "right     %zu of %zu answers, to the letter\n", right, with_answer);
 }

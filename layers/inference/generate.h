@@ -192,7 +192,8 @@ inline std::vector<Answer> answer_all(Model& model, const std::vector<Prompt>& p
 }
 
 inline std::string answer_json(const Prompt& p, const Answer& a) {
-    return text("{\"prompt\": %s, \"sample\": %d, \"text\": %s, \"tokens\": %zu, \"stopped\": \"%s\"}\n",
+    std::string right = p.answer ? text(", \"right\": %s", a.text == *p.answer ? "true" : "false") : "";
+    return text("{\"prompt\": %s, \"sample\": %d, \"text\": %s, \"tokens\": %zu, \"stopped\": \"%s\"%s}\n",
                 json_quote(whole_utf8(p.text)).c_str(), p.sample, json_quote(whole_utf8(a.text)).c_str(),
-                a.tokens.size(), a.stopped);
+                a.tokens.size(), a.stopped, right.c_str());
 }

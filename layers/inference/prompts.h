@@ -1,8 +1,10 @@
 // prompts.h   what the model is asked to go on from, and how tokens are to be drawn
 //   A file of prompts has a line of JSON for each:
 //     {"prompt": "…", "samples": 1, "seed": 1, "tokens": 64, "temperature": 1, "top_k": 0, "top_p": 1,
-//      "repetition": 1, "stop": ["…"]}     all but "prompt" may be left out; the options say the rest
+//      "repetition": 1, "stop": ["…"], "answer": "…"}
+//   All but "prompt" may be left out; the options say the rest. "answer": what the text should be
 #pragma once
+#include <optional>
 #include "../../data/json.h"
 #include "../model/config.h"
 
@@ -20,6 +22,7 @@ struct Prompt {
     int tokens;
     Sampling how;
     std::vector<std::string> stop;
+    std::optional<std::string> answer;
 };
 
 constexpr size_t most_prompts = 1000000;
@@ -35,7 +38,7 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
         if (line.find_first_not_of(" \t\r") == line.npos) continue;
         Json json = Json::parse(line, where);
         Prompt p = {json.at("prompt", where).string(where), 0, o.sample_tokens,
-                    {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, 0}, {}};
+                    {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, 0}, {}, {}};
         int samples = 1;
         bool own_seed = false;
         for (auto& [key, value] : json.members) {
@@ -49,6 +52,7 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
             };
             auto count_of = [&](double least) { return (int)std::min(number_of(least, true), 1e9); };
             if (key == "prompt") continue;
+            else if (key == "answer") p.answer = value.string(where + ": \"answer\"");
             else if (key == "samples") samples = count_of(1);
             else if (key == "seed") {
                 p.how.seed = (uint64_t)number_of(0, true);
@@ -63,8 +67,8 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
             else if (key == "top_p")
                 fail("%s: \"top_p\" %s: wants at most 1", where.c_str(), value.text.c_str());
             else
-                fail("%s: \"%s\": wants prompt, samples, seed, tokens, temperature, top_k, top_p, "
-                     "repetition, or stop with an array", where.c_str(), key.c_str());
+                fail("%s: \"%s\": wants prompt, answer, samples, seed, tokens, temperature, top_k, "
+                     "top_p, repetition, or stop with an array", where.c_str(), key.c_str());
         }
         for (auto& s : p.stop) if (s.empty()) fail("%s: \"stop\" has an empty string", where.c_str());
         if (out.size() + (size_t)samples > most_prompts)

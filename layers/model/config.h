@@ -62,6 +62,7 @@ struct Options {
     int loss_chunk = 0;
     int tensor_chunks = 1;
     std::string graph = "auto", fp8 = "no", moments = "fp32", master_weights = "yes";
+    std::string loss_on = "all";
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
     long check_every = 0;
     double comm_timeout = 600;
@@ -106,6 +107,8 @@ inline const std::vector<Option> option_table = [] {
          "V is padded to a multiple of this (default: the preset's)"},
         {"train", &O::train, 0,
          "token files to train on: FILE… as one set, WEIGHT:FILE… as a blend, or NAME.blend"},
+        {"loss-on", &O::loss_on, 0,
+         "all tokens, or answers: of token files made from prompts and answers, the answers alone"},
         {"validation", &O::validation, 0, "token files for the validation loss: FILE…"},
         {"evaluate", &O::evaluate, 0,
          "task files made by ./tasks: scored once, or with --train every --evaluate-every steps"},

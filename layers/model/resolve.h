@@ -215,6 +215,7 @@ inline void resolve_parallel(Run& run) {
         {"sequence-parallel", o.sequence_parallel, {"yes", "no"}},
         {"recompute", o.recompute, {"none", "light", "full"}},
         {"attention", o.attention, {"flash", "materialised", "auto"}},
+        {"loss-on", o.loss_on, {"all", "answers"}},
         {"graph", o.graph, {"yes", "no", "auto"}},
         {"on-spike", o.on_spike, {"stop", "skip", "back"}},
         {"fp8", o.fp8, {"yes", "no"}},
@@ -225,6 +226,9 @@ inline void resolve_parallel(Run& run) {
     if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1)
         fail("--graph yes over %d ranks: a step that communicates is not captured: choose --graph no or auto",
              comm::world_size());
+    if (o.graph == "yes" && o.loss_on == "answers")
+        fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
+             "--graph no or auto");
     if (o.fp8 == "yes") resolve_fp8(run);
     if (o.tensor_chunks > 1) resolve_tensor_chunks(run);
     if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
@@ -265,6 +269,12 @@ inline int planned_vocabulary(const Options& o) {
     }
 }
 
+// only their losses count
+inline void take_answers(Run& run) {
+    run.train->take_answers();
+    if (run.validation) run.validation->take_answers();
+}
+
 // task_vocabulary: of the files of --evaluate, or 0
 inline void resolve(Run& run, int task_vocabulary) {
     Options& o = run.options;
@@ -282,6 +292,7 @@ inline void resolve(Run& run, int task_vocabulary) {
         int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
         run.train.emplace(o.train, T, (uint64_t)o.seed);
         if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
+        if (o.loss_on == "answers") take_answers(run);
     }
     int V = run.train         ? run.train->file_vocabulary()
             : task_vocabulary ? task_vocabulary
@@ -351,6 +362,7 @@ inline std::vector<comm::ConfigHash> file_hashes(const Run& run) {
     uint64_t train = 0, validation = 0;
     auto add = [](uint64_t& sum, const Loader& loader) {
         for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
+        for (auto& a : loader.answers) sum = sum * 31 + a.sum;
     };
     if (run.train) for (auto& set : run.train->sets) add(train, set);
     if (run.validation) add(validation, *run.validation);

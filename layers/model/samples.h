@@ -11,6 +11,10 @@ struct StepSamples {
     uint64_t first = 0;  // of the run
     int batch = 0, token_buffer = 0;  // of Model.host_tokens, where their tokens are
     std::vector<SetChoice> chosen;  // of all ranks
+    std::vector<uint64_t> counted;  // of all ranks: tokens of each set whose losses count
+    double tokens() const {         // 1 where there is none: then all sums are 0
+        return std::max(1.0, (double)std::accumulate(counted.begin(), counted.end(), uint64_t(0)));
+    }
 };
 
 // which of a step's samples is sequence b of one of this rank's micro-batches
@@ -21,7 +25,9 @@ inline int sample_index(const Model& model, int micro_batch, int b) {
 inline StepSamples read_samples(Blend& set, const Model& model, int token_buffer, uint64_t first,
                                 int batch) {
     int B = model.setup.B, T = model.shape.T, micro_batches = batch / model.grid.d / B;
-    StepSamples out = {first, batch, token_buffer, set.choose(first, batch)};
+    StepSamples out = {first, batch, token_buffer, set.choose(first, batch), {}};
+    out.counted.resize(set.sets.size());
+    for (auto& choice : out.chosen) out.counted[choice.set] += set.counted(choice);
     if (!model.loads_tokens()) return out;
     std::vector<int> samples((size_t)B * (T + 1));
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {

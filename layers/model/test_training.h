@@ -318,7 +318,7 @@ void test_training() {
     v.tokens[1] = "xabcy";
     auto taken = [&](std::vector<std::string> stop, std::vector<int> given) {
         Answer answer;
-        Prompt prompt = {"", 0, 9, {}, stop};
+        Prompt prompt = {"", 0, 9, {}, stop, {}};
         size_t n = 0;
         while (n < given.size() && take_token(answer, given[n++], prompt, v)) {}
         return answer.text + "|" + answer.stopped + "|" + std::to_string(n);

@@ -53,12 +53,11 @@ inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& tr
             set_of.push_back(samples.chosen[sample_index(model, micro_batch, b)].set);
     size_t sets = run.train->sets.size();
     StepReports reports = gather_reports(model, micro_batches, set_of, sets, mine);
-    std::vector<double> tokens(sets, 0);
-    for (auto& sample : samples.chosen) tokens[sample.set] += model.shape.T;
     for (size_t set = 0; set < sets; set++) {
-        result.loss += reports.losses[set] / ((double)samples.batch * model.shape.T);
-        if (sets > 1 && tokens[set] > 0)
-            result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens[set]});
+        result.loss += reports.losses[set] / samples.tokens();
+        double tokens = (double)samples.counted[set];
+        if (sets > 1 && tokens > 0)
+            result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens});
     }
     result.slow_ranks = trainer.slow->update(run.grid, run.hosts, reports.by_rank, run.options.slow_factor);
     return reports;
