@@ -108,8 +108,7 @@ void hold_comm_stream(Stream comm_stream, Stream compute);
 StreamEvent mark(Stream comm_stream);
 void hold_until(Stream compute, const StreamEvent& event);
 long unawaited_calls();  // of comm streams: no event behind them was waited for. 0 before the program ends
-void transport_group_begin();
-void transport_group_end();
+void transport_group_end();  // begins what has been posted since in_group is true
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s);
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
@@ -144,6 +143,7 @@ inline void count(const Group& g, Collective kind, long bytes) {
 }
 
 inline long dry_calls = 0;  // calls of steps of which nothing is executed
+inline bool in_group = false;  // between group_begin and group_end
 
 // A call, said and counted; false where it is only said. n: values of the whole, over all ranks
 class CallScope {
@@ -158,7 +158,7 @@ public:
               return Activity{.kind = Activity::Communicate, .name = collective_names[(int)kind], .stream = s,
                               .place = {}, .tensors = tensors,
                               .call = {kind, g.name, &g.members, g.rank, g.size, n, s != nullptr,
-                                       executes() ? 0 : ++dry_calls},
+                                       executes() ? 0 : ++dry_calls, in_group},
                               .label = label, .where = where};
           }) {
         if (executes()) count(g, kind, n * (long)sizeof(T));
@@ -226,8 +226,11 @@ void receive(const Group& g, T* x, long n, int from, const char* label, Stream s
         receive_bytes(g, x, n, type_of<T>(), from, label, s);
 }
 
-inline void group_begin() { if (executes()) transport_group_begin(); }
-inline void group_end() { if (executes()) transport_group_end(); }
+inline void group_begin() { in_group = true; }
+inline void group_end() {
+    in_group = false;
+    if (executes()) transport_group_end();
+}
 
 // ---- order -----------------------------------------------------------------------------------------------
 

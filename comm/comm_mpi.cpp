@@ -140,7 +140,6 @@ struct CommStream {
     }
 };
 std::vector<std::unique_ptr<CommStream>> comm_streams;
-bool in_group = false;          // between transport_group_begin and transport_group_end
 std::vector<PendingCall> collected;   // on the compute stream
 
 void advance_comm_streams() {
@@ -220,9 +219,7 @@ long unawaited_calls() {
     for (auto& c : comm_streams) n += c->given - c->awaited;
     return n;
 }
-void transport_group_begin() { in_group = true; }
 void transport_group_end() {
-    in_group = false;
     for (auto& call : collected) wait_for(call);
     collected.clear();
 }

@@ -41,7 +41,6 @@ struct Posted {
     std::string here;
     std::function<ncclResult_t()> post;
 };
-bool in_group = false;
 std::vector<Posted> posted;  // by the group so far
 std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with their group
 
@@ -177,10 +176,10 @@ void connect(const Group& g, const char* name) {
     all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
     broadcast_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
     reduce_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
-    transport_group_begin();
+    group_begin();
     send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
     receive_bytes(g, x + g.size + 1, 1, Type::Int64, (g.rank + g.size - 1) % g.size, "connecting", nullptr);
-    transport_group_end();
+    group_end();
     synchronize(nullptr);
     device_free(x);
 }
@@ -257,11 +256,7 @@ double waited_seconds() {
 }
 // NCCL begins the communicators of one of its groups in an order of its own, which may never end: each has a
 // group to itself here, in the order of the calls
-void transport_group_begin() {
-    in_group = true;
-}
 void transport_group_end() {
-    in_group = false;
     for (auto calls = std::exchange(posted, {}); !calls.empty();) {
         ncclComm_t comm = calls.front().comm;
         check_nccl(ncclGroupStart(), "the start of a group");

@@ -32,7 +32,6 @@ SentMessages sent_messages() { return {}; }
 StreamEvent mark(Stream) { return {}; }
 void hold_until(Stream, const StreamEvent&) {}
 long unawaited_calls() { return 0; }
-void transport_group_begin() {}
 void transport_group_end() {}
 
 void all_reduce_bytes(const Group&, void*, long, Type, Op, const char*, Stream) {}

@@ -126,6 +126,8 @@ struct Communication {
     long count = 0;
     bool on_comm_stream = false;                // else among the computations
     long number = 0;                            // of a dry run's calls: see comm::StreamEvent
+    bool in_group = false;                      // posted with others, at the group's end
+    bool ends_later() const { return on_comm_stream || in_group; }  // than the function that calls it
 };
 
 // ---- who listens -----------------------------------------------------------------------------------------

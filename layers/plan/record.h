@@ -14,8 +14,8 @@
 //     file, line        where it is said: the last line of that
 //     flops, bytes      of products; read and written in the device's memory
 //     tensors           name, use (read, written, updated), type, shape and, of at most --record-values
-//                       values, `values`; of an update also `before`. What a comm stream brings is not there
-//                       yet: such a call has the values that it sends
+//                       values, `values`; of an update also `before`. What a call on a comm stream or in a
+//                       group brings is not there yet: such a call has the values that it sends
 //     label, group, ranks, values_in_all      of a call: what for, over whom, and how many values
 //     label, awaited    of a wait: what for, and the stream that this one waits for
 #pragma once
@@ -85,7 +85,7 @@ class Record : public Listener {
         return out + "}";
     }
     static bool is_later(const Activity& a) {
-        return a.kind == Activity::Communicate && a.call.on_comm_stream;
+        return a.kind == Activity::Communicate && a.call.ends_later();
     }
 
     void add(const Activity& a) {

@@ -33,7 +33,7 @@ class Trace : public Listener {
     struct Entry {
         Activity activity;
         TimedEvent begin, end;
-        std::shared_ptr<comm::CallTimes> times;  // of a call on a comm stream
+        std::shared_ptr<comm::CallTimes> times;  // of a call that ends later
     };
     std::list<Entry> entries;
     std::vector<Entry*> open;
@@ -44,8 +44,8 @@ class Trace : public Listener {
     static bool is_comm_stream_waiting(const Activity& a) {
         return a.kind == Activity::Wait && a.position < 0;
     }
-    static bool is_compute_stream(const Activity& a) {
-        return a.kind != Activity::Communicate || !a.call.on_comm_stream;
+    static bool is_timed_here(const Activity& a) {
+        return a.kind != Activity::Communicate || !a.call.ends_later();
     }
 
 public:
@@ -66,13 +66,13 @@ public:
         Entry& entry = entries.back();
         entry.activity = a;
         open.push_back(&entry);
-        if (is_compute_stream(a)) return entry.begin.record(a.stream);
+        if (is_timed_here(a)) return entry.begin.record(a.stream);
         entry.times = std::make_shared<comm::CallTimes>();
         comm::times_of_next_call = entry.times;
     }
     void end(const Activity& a) override {
         if (is_comm_stream_waiting(a)) return;
-        if (is_compute_stream(a)) open.back()->end.record(a.stream);
+        if (is_timed_here(a)) open.back()->end.record(a.stream);
         open.pop_back();
     }
 
