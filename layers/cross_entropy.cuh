@@ -164,10 +164,9 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.columns;
-    real log_sum = largest[n] + log(sums[n]);
+    real log_sum = counts ? largest[n] + log(sums[n]) : INFINITY;  // of which all gradients are 0
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - sums[N + n];
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
-    if (!counts) dloss = 0;
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store_row(row, c, v.columns, loss_gradients(x, log_sum, dloss));
@@ -185,7 +184,6 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     SHARED(real, sum_lane, cross_entropy_block / 32);
     int n = blockIdx.x, own = targets[n];
     bool counts = own >= 0;
-    if (!counts) dloss = 0;
     floatX* row = logits + (long)n * v.columns;
     constexpr int step = cross_entropy_block * vec_size;
     real most = lowest, sum = 0;
@@ -197,7 +195,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.columns; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
-    real log_sum = most + log(sum), target = counts ? real(kept[own]) : 0;
+    real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[own]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;
     if (!want_gradient) return;
