@@ -8,6 +8,7 @@
 //   An answer's end-of-text token is part of it. ./tokenize writes the file from JSON lines with "prompt" and
 //   "answer".
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 #include "../layers/base/checksum.h"
