@@ -290,7 +290,7 @@ for extra, message in (
     (["--evaluate", f"{work}/own.eval", "--generate", "a"], "give one of them"),
     (["--generate", f"{work}/none.jsonl"], "cannot be read"),
     (["--generate", f"{work}/own.jsonl"], "line 1: has no \"prompt\""),
-    (["--generate", f"{work}/bad.jsonl"], "bad.jsonl line 2: \"top_q\": wants prompt, samples"),
+    (["--generate", f"{work}/bad.jsonl"], "bad.jsonl line 2: \"top_q\": wants prompt, answer, samples"),
     (["--generate", f"{work}/bad2.jsonl"], "bad2.jsonl line 1: --temperature -1: want"),
     (["--results", "x"], "wants --evaluate FILE.eval"),
     (["--evaluate", f"{work}/own.eval", f"{work}/own.eval"], "another file has own already"),
