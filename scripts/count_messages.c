@@ -1,4 +1,4 @@
-// count_messages.c   for scripts/start.py: how many messages a rank sends over Open MPI 4, by LD_PRELOAD
+// count_messages.c   for scripts/test_start.py: how many messages a rank sends over Open MPI 4, by LD_PRELOAD
 //   gcc -shared -fPIC -o count.so count_messages.c -ldl
 //   Collectives are messages too: it counts what they call, the two functions that send of Open MPI's table of
 //   functions `mca_pml`, which follow ten others there. Its own monitoring (pml_monitoring) is not active in
@@ -46,7 +46,7 @@ long mpi_messages_sent(long* to) {
 }
 
 int MPI_Init(int* argc, char*** argv) {
-    int result = PMPI_Init(argc, argv), size, major = 0, x = 0;
+    int result = PMPI_Init(argc, argv), rank, size, major = 0, x = 0;
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
     void** table = (void**)dlsym(RTLD_DEFAULT, "mca_pml");
     MPI_Get_library_version(version, &size);
@@ -70,8 +70,6 @@ int MPI_Init(int* argc, char*** argv) {
         exit(1);
     }
     messages = peers = 0;
-    is_peer[0] = 0;
-    int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     is_peer[rank] = 0;
     return result;

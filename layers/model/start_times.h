@@ -25,7 +25,7 @@ public:
         begun = now;
         sent = all;
     }
-    // of each phase the slowest rank's seconds; messages where something counts them (scripts/start.py).
+    // of each phase the slowest rank's seconds; messages where something counts them (scripts/test_start.py).
     // Collective over the world
     std::string print(const comm::Group& world) const {
         constexpr double unit = 1e-6;
