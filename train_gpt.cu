@@ -58,8 +58,9 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         finish_reductions(model);  // begun in backward, bucket by bucket: waited for here
         update_parameters(model, optimizer, o.clip);
     };
-    bool as_graph = trainer.uses_graph && listeners.empty() && !checks;
-    trainer.captured[model.token_buffer].enqueue(model.stream, samples.batch, as_graph, linear_flops, step);
+    bool is_first = !trainer.steps++ && model.grid.world.size > 1;  // what is made when first used is made
+    if (!trainer.uses_graph || !listeners.empty() || checks || is_first) step();
+    else enqueue_as_graph(model, trainer, samples.batch, step);
 
     Clip clip = last_clip(model, optimizer);  // so far the host has waited for nothing but MPI
     if (take_expired_wait(model.stream))
@@ -181,7 +182,8 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     trainer.model =
         std::make_unique<Model>(run.state.shape, run.grid, setup_of(o, run.grid, trainer.schedules));
     Model& model = *trainer.model;
-    if (alone) model.stream = make_stream();  // the default one is never captured
+    if (alone || o.graph == "yes") model.stream = make_stream();  // the default one is never captured
+    comm::compute_stream = model.stream;
     if (training) trainer.optimizer = std::make_unique<Optimizer>(model);
     model.allocate_memory();
     if (training) {

@@ -12,8 +12,8 @@
 //                      group_end() they are posted together, so that two ranks may send to each other
 //   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy,
 //   which is for the compute stream: on a comm stream such a group works in place.
-//   On the compute stream (nullptr wherever there are several ranks) a call has its place among the
-//   computations. On a comm stream it runs beside them, after what that stream was given before:
+//   On the compute stream a call has its place among the computations. On a comm stream it runs beside them,
+//   after what that stream was given before:
 //     wait_stream(comm_stream, compute)   the comm stream goes on when `compute` has got as far as it is now
 //     record_event(comm_stream)           a point in the comm stream
 //     wait_event(compute, event)          `compute` goes on when the comm stream has got to that point
@@ -110,6 +110,13 @@ void hold_until(Stream compute, const StreamEvent& event);
 long unawaited_calls();  // of comm streams: no event behind them was waited for. 0 before the program ends
 void transport_group_end();  // begins what has been posted since in_group is true
 
+// Calls between them become part of a CUDA graph, of `compute` and of the comm streams that wait for it. It
+// waits for no event from before, ends when all of these have ended, and nobody waits for its events later
+extern const bool can_capture;  // not MPI, whose calls are the host's
+void begin_capture();
+void end_capture(Stream compute);
+void watch_graph(const Group& world, Stream compute);  // behind each launch: as one call of all ranks
+
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s);
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s);
@@ -142,6 +149,7 @@ inline void count(const Group& g, Collective kind, long bytes) {
     t.sent += sent_bytes(kind, g.size, bytes);
 }
 
+inline Stream compute_stream = nullptr;  // of the model: other streams than this and the default carry calls
 inline long dry_calls = 0;  // calls of steps of which nothing is executed
 inline bool in_group = false;  // between group_begin and group_end
 
@@ -157,7 +165,7 @@ public:
         : range(label), announced([&] {
               return Activity{.kind = Activity::Communicate, .name = collective_names[(int)kind], .stream = s,
                               .place = {}, .tensors = tensors,
-                              .call = {kind, g.name, &g.members, g.rank, g.size, n, s != nullptr,
+                              .call = {kind, g.name, &g.members, g.rank, g.size, n, s && s != compute_stream,
                                        executes() ? 0 : ++dry_calls, in_group},
                               .label = label, .where = where};
           }) {

@@ -44,6 +44,8 @@ struct Posted {
 std::vector<Posted> posted;  // by the group so far
 std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with their group
 
+bool capturing = false;  // calls become part of a CUDA graph, which is watched as a whole
+
 std::vector<const Handle*> communicators;
 
 void advance_comm_streams() { let_device_go_on(); }
@@ -73,6 +75,7 @@ void look() {
 }
 
 void end_calls() {
+    if (capturing) return;  // captured events cannot be asked for
     for (auto& [times, stream] : timed) times->last.record(stream);
     timed.clear();
     for (auto& w : watched)
@@ -88,6 +91,7 @@ struct CommStream {
     // events are used again: a wait for one that was is for a later point of the same stream, which is safe
     static constexpr int mark_slots = 1024;
     std::vector<std::unique_ptr<Event>> marks;
+    bool is_captured = false;     // has joined the capture
     long given = 0;               // marks
     long calls = 0, awaited = 0;  // calls that were given, and that a mark waited for lies behind
     long calls_at[mark_slots] = {};  // before each mark
@@ -114,7 +118,7 @@ void time_wait(Stream compute, Work work) {
 template <class Post>
 void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
     std::string here = note(g, what, label, n);
-    watched.push_back({here, calls, g, s, nullptr});
+    if (!capturing) watched.push_back({here, calls, g, s, nullptr});
     auto comm_stream = comm_streams.find(s);
     bool on_comm_stream = comm_stream != comm_streams.end();
     if (on_comm_stream) comm_stream->second->calls++;
@@ -126,7 +130,7 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
         timed.push_back({times, s});
     }
     if (in_group) posted.push_back({comm, here, [=] { return post(comm); }});
-    else if (on_comm_stream) post_checked();
+    else if (on_comm_stream || capturing) post_checked();
     else time_wait(s, post_checked);
     if (!in_group) end_calls();
 }
@@ -227,6 +231,7 @@ void hold_comm_stream(Stream comm_stream, Stream compute) {
     CommStream& c = *comm_streams[comm_stream];
     c.forked.record(compute);
     c.forked.hold(comm_stream);
+    c.is_captured |= capturing;
 }
 StreamEvent mark(Stream comm_stream) {
     CommStream& c = *comm_streams[comm_stream];
@@ -238,7 +243,23 @@ void hold_until(Stream compute, const StreamEvent& event) {
     CommStream& c = *comm_streams[event.comm_stream];
     long mark = event.position % CommStream::mark_slots;
     c.awaited = std::max(c.awaited, c.calls_at[mark]);
-    time_wait(compute, [&] { c.marks[mark]->hold(compute); });
+    if (capturing) c.marks[mark]->hold(compute);
+    else time_wait(compute, [&] { c.marks[mark]->hold(compute); });
+}
+const bool can_capture = true;
+void begin_capture() { capturing = true; }
+void end_capture(Stream compute) {
+    for (auto& [stream, c] : comm_streams) {
+        if (!std::exchange(c->is_captured, false)) continue;
+        c->forked.record(stream);
+        c->forked.hold(compute);
+        c->awaited = c->calls;
+    }
+    capturing = false;
+}
+void watch_graph(const Group& world, Stream compute) {
+    watched.push_back({note(world, "CUDA graph", "a step", 0), calls, world, compute, nullptr});
+    end_calls();
 }
 long unawaited_calls() {
     long n = 0;

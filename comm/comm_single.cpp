@@ -32,6 +32,10 @@ SentMessages sent_messages() { return {}; }
 StreamEvent mark(Stream) { return {}; }
 void hold_until(Stream, const StreamEvent&) {}
 long unawaited_calls() { return 0; }
+const bool can_capture = true;
+void begin_capture() {}
+void end_capture(Stream) {}
+void watch_graph(const Group&, Stream) {}
 void transport_group_end() {}
 
 void all_reduce_bytes(const Group&, void*, long, Type, Op, const char*, Stream) {}

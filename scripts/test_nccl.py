@@ -36,6 +36,7 @@ QUICK = [
     {"pipeline-parallel": 4, "ranks": 4, "micro-batch": 6},
     {"ranks": 2, "check-every": 2},
     {"tensor-parallel": 4, "tensor-chunks": 2},
+    {"tensor-parallel": 2, "ranks": 4, "graph": "yes"},
 ]
 LAYOUTS = [
     {"tensor-parallel": t, "pipeline-parallel": p, "ranks": t * p * d, **more}
@@ -52,6 +53,10 @@ LAYOUTS = [
     {"ranks": 4, "pipeline-parallel": 2, "check-every": 2, "loss-chunk": 8},
     {"ranks": 8, "tensor-parallel": 2, "pipeline-parallel": 2, "recompute": "light"},
     {"ranks": 8, "pipeline-parallel": 4, "micro-batch": 3},  # fewer micro-batches than stages
+    {"ranks": 2, "graph": "yes"},
+    {"ranks": 4, "graph": "yes", "tensor-parallel": 2, "check-every": 3},
+    {"ranks": 4, "graph": "yes", "zero": 0, "tensor-parallel": 2, "tensor-chunks": 2},
+    {"ranks": 8, "graph": "yes", "tensor-parallel": 2, "pipeline-parallel": 2, "pipeline-chunks": 2},
 ]
 
 
@@ -87,8 +92,9 @@ def compare_layout(number, layout, one):
     ranks = layout.get("ranks", t * p)
     name = "_".join(f"{key.split('-')[0]}{value}" for key, value in layout.items())
     if ranks == 2:
-        train(name + "_tuning", mpi, ranks, options)  # leaves its choices to the others
-        over_mpi = train(name + "_mpi", mpi, ranks, options)
+        by_call = {**options, "graph": "no"}
+        train(name + "_tuning", mpi, ranks, by_call)  # leaves its choices to the others
+        over_mpi = train(name + "_mpi", mpi, ranks, by_call)
     got = train(name, nccl, ranks, options, seed=number)
     if not got:
         return

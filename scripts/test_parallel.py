@@ -492,7 +492,7 @@ for ranks, extra, message in (
     ),
     (2, ["--ramp-start", "4", "--ramp-increment", "3", "--ramp-tokens", "1000"], "does not reach --batch 12"),
     (2, ["--recompute", "half"], "wants none, light or full"),
-    (2, ["--graph", "yes"], "a step that communicates is not captured"),
+    (2, ["--graph", "yes"], "calls of MPI cannot be captured"),
     (2, ["--micro-batch", "automatic"], "want a whole number"),
     (2, ["--zero", "2"], "wants 0 or 1"),
     (2, ["--no-such", "2"], "unknown option"),

@@ -2,7 +2,7 @@
 //   A call runs in turns among the work of other streams (communicator.h); a send is done when it has been
 //   received. Refused:
 //     by the call      memory that is not the device's, ranges that overlap, a communicator that has failed
-//                      or was aborted; a group's calls of one communicator in two streams; capture
+//                      or was aborted; a group's calls of one communicator in two streams
 //     between ranks    another call, count, type, sum or root than the others': both are named
 //     deadlock         what every rank waits for is printed
 //   Order: a communicator's calls run one after another; with NCCL_LAUNCH_ORDER_IMPLICIT=1 they begin in the
@@ -155,12 +155,6 @@ std::string describe_waits() {
     return true;
 }();
 
-void give_to_device(const LaunchPointer& l) {
-    under_way.push_back(l);
-    not_begun.insert(l->order);
-    emulated::enqueue(l->stream, EmulatedWork{[l] { return take_turn(*l); }, {}, {}});
-}
-
 // until all have come to a new communicator
 ncclResult_t await_ranks(const ncclComm& comm) {
     for (bool all = false; !all; sched_yield()) {
@@ -179,7 +173,7 @@ ncclResult_t await_ranks(const ncclComm& comm) {
 int depth = 0;                          // of groups
 std::vector<LaunchPointer> collected;   // by the group, one a communicator
 
-void launch(const LaunchPointer& l) {
+EmulatedWork work_of(const LaunchPointer& l) {
     ncclComm& comm = *l->comm;
     static const std::string fails = getenv("NCCL_ON_CPU_FAIL") ? getenv("NCCL_ON_CPU_FAIL") : "";
     size_t colon = fails.rfind(':');
@@ -190,7 +184,33 @@ void launch(const LaunchPointer& l) {
         comm.error = ncclRemoteError;
     }
     l->number = comm.launched++;
-    give_to_device(l);
+    l->order = launches++;
+    under_way.push_back(l);
+    not_begun.insert(l->order);
+    return {[l] { return take_turn(*l); }, {}, {}};
+}
+
+int64_t& counter_of(ncclComm& comm, const NcclCall& call) {
+    if (call.header.kind != Kind::SendReceive) return comm.collectives;
+    return call.in ? comm.sent[call.peer] : comm.received[call.peer];
+}
+
+// as one that is made now
+LaunchPointer copy_of(const Launch& l) {
+    auto out = std::make_shared<Launch>(Launch{l.comm, l.stream});
+    for (auto& call : l.calls) {
+        NcclCall copy = {call.header, call.in, call.out, call.peer};
+        copy.header.number = counter_of(*l.comm, copy)++;
+        add_ranges(*l.comm, copy);
+        add_transfers(*l.comm, copy);
+        out->calls.push_back(std::move(copy));
+    }
+    return out;
+}
+
+void launch(const LaunchPointer& l) {
+    if (!emulated::stream_of(l->stream).recording) return emulated::enqueue(l->stream, work_of(l));
+    emulated::enqueue(l->stream, EmulatedWork{nullptr, {}, {}, [l] { return work_of(copy_of(*l)); }});
 }
 
 ncclResult_t check_comm(const ncclComm* comm) {
@@ -201,8 +221,6 @@ ncclResult_t check_comm(const ncclComm* comm) {
 
 ncclResult_t enqueue(ncclComm* comm, NcclCall call, Stream stream) {
     if (ncclResult_t wrong = check_comm(comm)) return wrong;
-    if (emulated::stream_of(stream).recording)
-        return refuse(ncclInvalidUsage, "a stream that is captured: the stand-in has no graphs");
     add_ranges(*comm, call);
     std::string fault = find_fault(call);
     if (!fault.empty()) return refuse(ncclInvalidArgument, comm->name + ": " + fault);
@@ -214,12 +232,8 @@ ncclResult_t enqueue(ncclComm* comm, NcclCall call, Stream stream) {
         return refuse(ncclInvalidUsage, comm->name + ": one group, two streams: not in the stand-in");
     if (!to) to = std::make_shared<Launch>(Launch{comm, stream});
     to->calls.push_back(std::move(call));
-    if (depth) {
-        if (to->calls.size() == 1) collected.push_back(to);
-        return ncclSuccess;
-    }
-    to->order = launches++;
-    launch(to);
+    if (!depth) launch(to);
+    else if (to->calls.size() == 1) collected.push_back(to);
     return ncclSuccess;
 }
 
@@ -321,10 +335,7 @@ ncclResult_t ncclGroupEnd() {
     };
     std::vector<LaunchPointer> all = std::exchange(collected, {});
     std::sort(all.begin(), all.end(), [&](auto& a, auto& b) { return key(a) < key(b); });
-    for (auto& l : all) {
-        l->order = launches++;
-        launch(l);
-    }
+    for (auto& l : all) launch(l);
     return ncclSuccess;
 }
 

@@ -119,9 +119,32 @@ void test_calls() {
         r.accept(ncclGroupEnd());
         r.accept(second);
     });
-    expect("captured", [](Rank& r) {
-        Graph graph;
-        graph.run(r.s, [&] { r.all_reduce(); });
+    Graph twice, unjoined, outside;  // graphs, with a stream beside that joins the capture
+    Event forked, joined, early;
+    expect("", [&](Rank& r) {
+        Stream beside = make_stream();
+        for (int i = 0; i < 2; i++)
+            twice.run(r.s, [&] {
+                r.all_reduce();
+                forked.record(r.s);
+                forked.hold(beside);
+                r.accept(ncclAllReduce(r.y, r.y, n, ncclFloat32, ncclSum, r.comm, beside));
+                joined.record(beside);
+                joined.hold(r.s);
+                r.all_gather();
+            });
+    });
+    expect("was not waited for", [&](Rank& r) {
+        Stream beside = make_stream();
+        unjoined.run(r.s, [&] {
+            forked.record(r.s);
+            forked.hold(beside);
+            r.accept(ncclAllReduce(r.y, r.y, n, ncclFloat32, ncclSum, r.comm, beside));
+        });
+    });
+    expect("outside of the capture", [&](Rank& r) {
+        early.record(r.s);
+        outside.run(r.s, [&] { early.hold(r.s); });
     });
     expect("says that there are", [](Rank& r) { r.join("sizes", 2 + r.rank); });
 }

@@ -299,8 +299,8 @@ struct Graph {
 };
 #endif
 
-// the work of a step, the same in all that have the same batch: enqueued call by call, or as a CUDA graph
-// Where it cannot be captured it goes on call by call
+// The work of a step, the same in all that have the same batch, as a CUDA graph. Where it cannot be captured
+// it goes on call by call or, where all ranks must do alike, ends
 class CapturedStep {
     std::unique_ptr<Graph> graph;
     bool failed = false;
@@ -308,11 +308,13 @@ class CapturedStep {
     int64_t counted = 0;  // by the captured work
 
 public:
+    bool must_capture = false;
+
     // counter: what `work` counts while it is enqueued; a graph that is launched again counts the same
     template <class Work>
-    void enqueue(Stream s, int batch, bool as_graph, int64_t& counter, Work work) {
+    void enqueue(Stream s, int batch, int64_t& counter, Work work) {
         int64_t before = counter;
-        if (!as_graph || failed) return work();
+        if (failed) return work();
         if (captured_batch == batch) {
             counter += counted;
             return graph->run(s, work);
@@ -322,6 +324,7 @@ public:
         try {
             graph->run(s, work);
         } catch (const DeviceError& e) {
+            if (must_capture) throw;
             fprintf(stderr, "note: a step cannot be captured as a CUDA graph (%s): call by call instead\n",
                     e.what());
             failed = true;

@@ -5,6 +5,7 @@
 //   missing makes results wrong, sooner or later. Work may take several turns, and others go on between them:
 //   a collective (comm/nccl_on_cpu) has one for each piece that it sends or receives.
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
@@ -17,21 +18,39 @@ enum class Turn { Done, Went, Stuck };
 }  // namespace emulated
 
 struct EmulatedStream;
+struct EmulatedCapture;
 struct EmulatedEvent {
     EmulatedStream* stream = nullptr;
-    uint64_t at = 0;  // reached when the stream has done this much
+    uint64_t at = 0;  // reached when the stream has done this much; of a capture: its node
     std::shared_ptr<emulated::watch::Clock> clock = nullptr;
+    std::shared_ptr<EmulatedCapture> capture = nullptr;  // in which it was recorded
 };
 struct EmulatedWork {
     std::function<emulated::Turn()> run;  // again, until it is done
     EmulatedEvent awaited;                // before that
     emulated::watch::Clock after;
+    std::function<EmulatedWork()> anew = nullptr;  // of work with a state: for each launch of a graph
 };
 struct EmulatedStream {
     std::deque<EmulatedWork> work;
     uint64_t given = 0, done = 0;
     emulated::watch::Progress progress;
-    std::vector<EmulatedWork>* recording = nullptr;  // work is recorded there instead
+    std::shared_ptr<EmulatedCapture> recording = nullptr;  // work is recorded there instead
+};
+// what is recorded: the work of a stream and of those that joined it, by waiting for an event of it
+struct EmulatedCapture {
+    struct Node {
+        size_t stream;
+        EmulatedWork work;
+        bool is_event = false;  // no work: an event is recorded
+    };
+    std::vector<EmulatedStream*> streams;  // the first began it
+    std::vector<Node> nodes;               // in the order of the host
+    bool ended = false;
+
+    size_t index_of(const EmulatedStream* s) const {
+        return std::find(streams.begin(), streams.end(), s) - streams.begin();
+    }
 };
 using cudaStream_t = EmulatedStream*;
 using cudaEvent_t = EmulatedEvent*;
@@ -39,7 +58,10 @@ enum cudaError_t {
     cudaSuccess,
     cudaErrorMemoryAllocation,
     cudaErrorNotReady,
-    cudaErrorStreamCaptureUnsupported
+    cudaErrorStreamCaptureUnsupported,
+    cudaErrorStreamCaptureUnjoined,
+    cudaErrorStreamCaptureIsolation,
+    cudaErrorCapturedEvent
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 constexpr unsigned cudaEventDisableTiming = 2, cudaStreamNonBlocking = 1;
@@ -103,7 +125,9 @@ inline void some_time_passes() {
 
 inline void enqueue(cudaStream_t s, EmulatedWork work) {
     EmulatedStream& stream = stream_of(s);
-    if (stream.recording) return stream.recording->push_back(std::move(work));
+    if (stream.recording)
+        return stream.recording->nodes.push_back({stream.recording->index_of(&stream), std::move(work)});
+    if (work.anew) work = work.anew();
     watch::complain();
     work.after = watch::given();
     stream.work.push_back(std::move(work));
@@ -132,6 +156,9 @@ inline const char* cudaGetErrorString(cudaError_t e) {
         case cudaSuccess: return "no error";
         case cudaErrorNotReady: return "not ready";
         case cudaErrorStreamCaptureUnsupported: return "not allowed while the stream is captured";
+        case cudaErrorStreamCaptureUnjoined: return "a stream that joined the capture was not waited for";
+        case cudaErrorStreamCaptureIsolation: return "it waits for work outside of the capture";
+        case cudaErrorCapturedEvent: return "an event that was recorded in a capture";
         default: return "out of memory";
     }
 }
@@ -252,12 +279,18 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     EmulatedStream& stream = emulated::stream_of(s);
+    if (auto& capture = stream.recording) {
+        *e = {&stream, capture->nodes.size(), nullptr, capture};
+        capture->nodes.push_back({capture->index_of(&stream), {}, true});
+        return cudaSuccess;
+    }
     *e = {&stream, stream.given, emulated::watch::at(stream.progress, stream.given, stream.done)};
     return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     emulated::some_time_passes();
     if (!e->stream) return cudaSuccess;
+    if (e->capture) return cudaErrorCapturedEvent;
     if (e->stream->done < e->at) {
         emulated::any_stream_goes_on();
         return cudaErrorNotReady;
@@ -265,19 +298,33 @@ inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     if (e->clock) emulated::watch::learn(*e->clock);
     return cudaSuccess;
 }
+namespace emulated {
+inline EmulatedWork wait_for(const EmulatedEvent& event) {
+    return {[clock = event.clock] {
+        if (clock) watch::learn(*clock);
+        return Turn::Done;
+    }, event, {}};
+}
+}  // namespace emulated
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     EmulatedEvent recorded = *e;  // as it stands now
-    if (recorded.stream)
-        emulated::enqueue(s, EmulatedWork{[recorded] {
-            if (recorded.clock) emulated::watch::learn(*recorded.clock);
-            return emulated::Turn::Done;
-        }, recorded, {}});
+    if (!recorded.stream) return cudaSuccess;
+    EmulatedStream& stream = emulated::stream_of(s);
+    if (recorded.capture && recorded.capture->ended) return cudaErrorCapturedEvent;
+    if (recorded.capture && !stream.recording) {  // the stream joins the capture
+        stream.recording = recorded.capture;
+        recorded.capture->streams.push_back(&stream);
+    }
+    if (stream.recording != recorded.capture) return cudaErrorStreamCaptureIsolation;
+    emulated::enqueue(s, emulated::wait_for(recorded));
     return cudaSuccess;
 }
 
-// graphs: the work as it was recorded, given again at every launch
+// Graphs: the work as it was recorded, given again at every launch. What other streams were given goes to
+// streams of the graph's own; its events are recorded, and waited for, anew
 struct EmulatedGraph {
-    std::vector<EmulatedWork> work;
+    std::shared_ptr<EmulatedCapture> capture;
+    std::vector<EmulatedStream*> streams = {};  // the first, of which it is launched, stays open
 };
 using cudaGraph_t = EmulatedGraph*;
 using cudaGraphExec_t = EmulatedGraph*;
@@ -285,21 +332,42 @@ constexpr int cudaStreamCaptureModeThreadLocal = 1;
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, int) {
     if (!s || s->recording) return cudaErrorNotReady;  // the default stream cannot be recorded
-    s->recording = new std::vector<EmulatedWork>;
+    s->recording = std::make_shared<EmulatedCapture>();
+    s->recording->streams = {s};
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
-    *graph = new EmulatedGraph{std::move(*s->recording)};
-    delete s->recording;
-    s->recording = nullptr;
+    std::shared_ptr<EmulatedCapture> capture = s->recording;
+    std::vector<bool> open(capture->streams.size(), false);  // goes on behind what the first waits for
+    for (auto& node : capture->nodes) {
+        const EmulatedEvent& awaited = node.work.awaited;
+        if (node.stream > 0) open[node.stream] = true;
+        else if (awaited.capture) open[capture->nodes[awaited.at].stream] = false;
+    }
+    for (auto* stream : capture->streams) stream->recording = nullptr;
+    capture->ended = true;
+    *graph = nullptr;
+    for (bool is_open : open)
+        if (is_open) return cudaErrorStreamCaptureUnjoined;
+    *graph = new EmulatedGraph{capture};
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* whole, cudaGraph_t graph, int) {
     *whole = new EmulatedGraph(*graph);
+    (*whole)->streams.assign(graph->capture->streams.size(), nullptr);
+    for (size_t i = 1; i < (*whole)->streams.size(); i++)
+        cudaStreamCreateWithPriority(&(*whole)->streams[i], cudaStreamNonBlocking, 0);
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t whole, cudaStream_t s) {
-    for (auto& work : whole->work) emulated::enqueue(s, work);
+    std::vector<EmulatedEvent> events(whole->capture->nodes.size());
+    for (size_t i = 0; i < events.size(); i++) {
+        const EmulatedCapture::Node& node = whole->capture->nodes[i];
+        cudaStream_t stream = node.stream ? whole->streams[node.stream] : s;
+        const EmulatedEvent& awaited = node.work.awaited;
+        if (node.is_event) cudaEventRecord(&events[i], stream);
+        else emulated::enqueue(stream, awaited.capture ? emulated::wait_for(events[awaited.at]) : node.work);
+    }
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
@@ -307,6 +375,7 @@ inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t whole) {
+    for (size_t i = 1; i < whole->streams.size(); i++) cudaStreamDestroy(whole->streams[i]);
     delete whole;
     return cudaSuccess;
 }

@@ -166,7 +166,7 @@ void test_emulated() {
     int* value = &out[0];
     for (int i = 0; i < 3; i++) {
         set_zero(value, sizeof(int), s);
-        step.enqueue(s, 1, true, counter, [&] {
+        step.enqueue(s, 1, counter, [&] {
             counter++;
             LAUNCH(stamp_kernel, 1, 1, 0, s, value);
             synchronize(s);
@@ -178,7 +178,7 @@ void test_emulated() {
     CapturedStep copying;
     for (int i = 0; i < 3; i++) {
         std::vector<int> pageable = {i, 40 + i};
-        copying.enqueue(s, 1, true, counter, [&] {
+        copying.enqueue(s, 1, counter, [&] {
             copy_to_device(value, pageable.data(), 2 * sizeof(int), s);
         });
         synchronize(s);

@@ -196,7 +196,7 @@ inline const std::vector<Option> option_table = [] {
         {"comm-timeout", &O::comm_timeout, 1,
          "seconds after which a call that waits for other ranks ends the run"},
         {"graph", &O::graph, 0,
-         "yes or no: enqueue a step of one rank as one CUDA graph; auto: whichever is faster"},
+         "yes or no: enqueue a step as one CUDA graph (over ranks with NCCL); auto: on one rank, if faster"},
         {"tuning", &O::tuning, 0,
          "folder for choices timed at the start (default on a GPU: ~/.cache/train_gpt); none: keep none"},
         {"plan", &O::plan, 0,

@@ -105,6 +105,14 @@ inline void finish_messages(Model& model) {
         if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream), "messages");
 }
 
+// The compute stream waits for all that earlier steps gather and send: a CUDA graph of a step begins and ends
+// so, because events inside and outside of a graph cannot wait for each other
+inline void settle(Model& model) {
+    model.await_parameters();
+    for (InFlight& kept : model.in_flight) await_sent(model, kept.y);
+    for (Buffer& buffer : model.dx_buffers) await_sent(model, buffer);
+}
+
 // ---- the schedule ----------------------------------------------------------------------------------------
 
 // all micro-batches through this rank's stage; losses are added to on the last. dloss: of a token's loss, 0

@@ -223,9 +223,9 @@ inline void resolve_parallel(Run& run) {
         {"master-weights", o.master_weights, {"yes", "no"}}};
     for (auto& w : words)
         if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
-    if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1)
-        fail("--graph yes over %d ranks: a step that communicates is not captured: choose --graph no or auto",
-             comm::world_size());
+    if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1 && !comm::can_capture)
+        fail("--graph yes over %d ranks: calls of MPI cannot be captured: build with COMM=nccl, or choose "
+             "--graph no or auto", comm::world_size());
     if (o.graph == "yes" && o.loss_on == "answers")
         fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
              "--graph no or auto");

@@ -13,6 +13,8 @@ struct Trainer {
     Schedules schedules;  // by batch
     CapturedStep captured[2];  // each graph reads one buffer of Model.host_tokens
     bool uses_graph = false;
+    std::map<std::string, comm::Traffic> captured_traffic[2];  // of a launch of each
+    long steps = 0;  // of this process
     bool stop = false;  // a signal has reached some rank: all stop after the same step
     SampleReader samples;
     StateMonitor state_monitor;
@@ -23,6 +25,32 @@ struct Trainer {
     std::unique_ptr<SlowRankMonitor> slow;
     long loaded_step = -1;  // of the checkpoint that was loaded last
 };
+
+// A step as a CUDA graph. What a rank waits for in it is not told from what it computes
+template <class Step>
+void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
+    CapturedStep& captured = trainer.captured[model.token_buffer];
+    if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, linear_flops, step);
+    auto& of_launch = trainer.captured_traffic[model.token_buffer];
+    std::map<std::string, comm::Traffic> before = comm::traffic;
+    bool is_new = false;
+    settle(model);
+    captured.must_capture = true;
+    captured.enqueue(model.stream, batch, linear_flops, [&] {
+        is_new = true;
+        comm::begin_capture();
+        step();
+        settle(model);
+        comm::end_capture(model.stream);
+    });
+    if (is_new) of_launch.clear();
+    for (auto& [group, all] : comm::traffic) {
+        comm::Traffic &one = of_launch[group], earlier = before[group];
+        if (is_new) one = {all.calls - earlier.calls, all.sent - earlier.sent};
+        else all = {all.calls + one.calls, all.sent + one.sent};
+    }
+    comm::watch_graph(model.grid.world, model.stream);
+}
 
 inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
