@@ -169,6 +169,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
     if (trainer.stop && run.is_rank0()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (has_begun || o.resume != o.save) save_now(run, trainer);
     step_listeners.print();
+    if (run.is_rank0()) fputs(run.train->draws(run.state.samples).c_str(), stdout);
     plan_check.print(run, planned, memory_taken(model, *trainer.optimizer));
 }
 

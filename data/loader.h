@@ -216,23 +216,40 @@ inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& giv
     return weighted;
 }
 
+inline std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
+    std::vector<double> weights;
+    double sum = 0;
+    for (auto& s : sets) {
+        weights.push_back(s.weight);
+        sum += s.weight;
+    }
+    if (!std::isfinite(sum))
+        fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
+    return weights;
+}
+
+// A table: what the first `samples` samples draw from each set, and how often that is the whole set.
+// sizes: of the sets in samples of T tokens; 0 where that is not known
+inline std::string draws_of_sets(const std::vector<WeightedFiles>& sets, const std::vector<uint64_t>& sizes,
+                                 uint64_t samples, int T) {
+    Mixture mixture(weights_of(sets));
+    mixture.seek(samples);
+    std::string out = text("%-24s%9s%13s%13s%10s\n", "set", "weight", "tokens", "drawn", "epochs");
+    for (size_t i = 0; i < sets.size(); i++) {
+        double size = (double)sizes[i] * T, drawn = (double)mixture.taken[i] * T;
+        out += text("%-24s%9.4f%13s%13.4g%10s\n", sets[i].name.c_str(), mixture.weights[i],
+                    size > 0 ? text("%.4g", size).c_str() : "not here", drawn,
+                    size > 0 ? text("%.2f", drawn / size).c_str() : "-");
+    }
+    return out;
+}
+
 // the training set: sample n of the blend
 struct Blend {
     std::vector<WeightedFiles> given;
     std::vector<Loader> sets;
     Mixture mixture;
 
-    static std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
-        std::vector<double> weights;
-        double sum = 0;
-        for (auto& s : sets) {
-            weights.push_back(s.weight);
-            sum += s.weight;
-        }
-        if (!std::isfinite(sum))
-            fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
-        return weights;
-    }
     Blend(const std::vector<std::string>& names, int T, uint64_t seed)
         : given(distinct(parse_sets(names))), mixture(weights_of(given)) {
         for (size_t i = 0; i < given.size(); i++) {
@@ -256,6 +273,12 @@ struct Blend {
         mixture.seek(first);
         for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
         return out;
+    }
+    // draws_of_sets; "" for one set
+    std::string draws(uint64_t samples) const {
+        std::vector<uint64_t> sizes;
+        for (auto& s : sets) sizes.push_back(s.samples());
+        return sets.size() > 1 ? draws_of_sets(given, sizes, samples, sets[0].T) : "";
     }
     void take_answers() {
         for (auto& s : sets) s.take_answers();

@@ -380,6 +380,23 @@ for name, ranks, extra, resume in (
     ("blend_half", 2, ["--recompute", "full"], "blend_half"),
 ):
     train(name, ranks, [*blend, *extra], resume=resume)
+# what is drawn from each set, planned and at a run's end; 30 samples: 21 and 9
+planned = run(1, [*MODEL, *blend, "--plan"])
+done = run(1, [*DATA, *MODEL, *blend, "--resume", f"{work}/blend_half"])
+for name, out in (("planned", planned), ("at the end", done)):
+    rows = re.findall(r"^(text\S*) +(0\.\d+) +(\S+) +(\S+) +(\S+)$", out.stdout, re.M)
+    check(
+        [row[:2] + row[3:4] for row in rows]
+        == [("text", "0.7000", "168"), ("text.validation", "0.3000", "72")]
+        and all(abs(float(drawn) / float(size) - float(epochs)) < 0.01 for *_, size, drawn, epochs in rows),
+        f"{name}: what is drawn from each set: {rows} {out.stderr[-300:]}",
+    )
+elsewhere = run(1, [*MODEL, "--train", "0.7:a.bin", "0.3:b.bin", "--vocabulary", "257", "--plan"])
+check(
+    re.search(r"^b +0\.3000 +not here +\S+ +-$", elsewhere.stdout, re.M),
+    f"not here: {elsewhere.stdout[-300:]}",
+)
+
 one_blend = metrics("blend1")
 # 20 samples of ramp in three parts: 2 a step from 0, 4 from 6.7, 6 from 13.3, 8 after 20; 8 tokens each
 check(

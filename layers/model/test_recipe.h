@@ -40,6 +40,10 @@ void test_recipe() {
           sets[1].files[0] == "b.train.bin", "WEIGHT:FILE");
     check(parse_sets({"a.bin", "b.bin"}).size() == 1 && parse_sets({"a.bin", "b.bin"})[0].files.size() == 2,
           "files without weights are one set");
+    std::string draws = draws_of_sets(sets, {5, 0}, 26, 100);  // weights 0.25 and 3: of 26 samples 2 and 24
+    check(draws.ends_with("books3                     0.0769          500          200      0.40\n"
+                          "b                          0.9231     not here         2400         -\n"),
+          "what 26 samples draw:\n" + draws);
     refuses("write WEIGHT:FILE for each", [] { parse_sets({"0.5:a.bin", "b.bin"}); });
     refuses("has weight 0", [] { parse_sets({"0:a.bin"}); });
     refuses("has weight -1", [] { parse_sets({"-1:a.bin"}); });

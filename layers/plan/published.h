@@ -85,6 +85,21 @@ inline std::string published_report() {
 
 // ---- --plan -----------------------------------------------------------------------------------------------
 
+// what the run would draw from each set of a blend, whose files need not be here
+inline std::string planned_draws(const Run& run) {
+    const Options& o = run.options;
+    if (o.train.empty()) return "";
+    std::vector<WeightedFiles> sets = distinct(parse_sets(o.train));
+    if (sets.size() == 1) return "";
+    std::vector<uint64_t> sizes;
+    for (auto& set : sets) {
+        bool is_here = true;
+        for (auto& file : set.files) is_here = is_here && !access(file.c_str(), R_OK);
+        sizes.push_back(is_here ? Loader(set.files, o.sequence, 0).samples() : 0);
+    }
+    return draws_of_sets(sets, sizes, run.last_tokens / o.sequence, o.sequence);
+}
+
 // what the run would hold, say, compute and take
 inline void show_plan(const Run& run) {
     const Options& o = run.options;
@@ -99,7 +114,7 @@ inline void show_plan(const Run& run) {
         file.finish();
     }
     if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
-    else fputs((plan_text(p) + tensor_calls_report(run, p)).c_str(), stdout);
+    else fputs((plan_text(p) + tensor_calls_report(run, p) + planned_draws(run)).c_str(), stdout);
     fputs(hosts.c_str(), stdout);
     if (!o.timeline.empty()) {
         if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
