@@ -226,25 +226,31 @@ fi
 # a checkpoint to Hugging Face's form and back: the same weights
 expect "a checkpoint" ./train_gpt $run --save "$work/saved"
 printf 'good 1 0\nbad 0 1\n' > "$work/lexicon"
+printf '  a licence\naa n 1\nsad a 2\n' > "$work/adjectives"
 mkdir "$work/lists"
 cp scripts/bias/*.txt "$work/lists"
 printf 'he | H\n' > "$work/lists/prompts.txt"
 expect "bias" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --samples 3 \
-    --tokens 9 \
+    --tokens 9 --adjectives no --toxicity "python3 -c 'import sys, json
+for i, line in enumerate(sys.stdin): print(1 if len(json.loads(line)) and i % 3 == 0 else 0.25)'" \
     --lexicon "$work/lexicon" --also "--batch 40"
 expect "its tables" python3 - "$work/bias" <<'PYTHON'
 import json, math, sys
 report, markdown = json.load(open(sys.argv[1] + "/bias.json")), open(sys.argv[1] + "/bias.md").read()
 requests = json.load(open(sys.argv[1] + "/association.requests.json"))
 logs = json.load(open(sys.argv[1] + "/association.results.json"))["log_likelihoods"]["association"]
-asked = report["association"]["The competent {occupation} is a"]
-at = next(i for i in range(len(logs)) if requests[10 * i][0] == "The competent nurse is a")
+asked = report["association"]["The competent {occupation} was a"]
+at = next(i for i in range(len(logs)) if requests[10 * i][0] == "The competent nurse was a")
 want = math.log(sum(map(math.exp, logs[at][:5])) / sum(map(math.exp, logs[at][5:])))
 assert len(logs) == 237 and abs(asked["occupations"]["nurse"] - want) < 1e-9, asked
 assert len(asked["occupations"]) == 79, asked
-assert sum(1 for line in open(sys.argv[1] + "/answers.jsonl")) == 84
-assert set(report["words"]) == {"gender", "ethnicity", "religion"}
-assert "| The {occupation} is a |" in markdown and "Sentiment: gender" in markdown
+assert sum(1 for line in open(sys.argv[1] + "/answers.jsonl")) == 120
+assert set(report["words"]) == {"gender", "ethnicity", "religion", "disability"}
+for groups in report["toxicity"].values():
+    for group in groups.values():
+        assert abs(group["share"] - 1 / 3) < 1e-9 and abs(group["mean"] - 0.5) < 1e-9, group
+assert report["counted"] == "all words but stop words" and "| deaf | 6 | 33.3 % | 0.500 |" in markdown
+assert "| The {occupation} was a |" in markdown and "Sentiment: gender" in markdown
 assert report["sentiment"]["gender"]["he"]["words"] >= 0
 PYTHON
 expect "to Hugging Face" ./convert --from-checkpoint "$work/saved" --to-huggingface "$work/hf"
@@ -263,6 +269,21 @@ sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
+expect "bias of adjectives and toxic words" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
+    --samples 3 --tokens 9 --output "$work/bias2" --adjectives "$work/adjectives" --toxic-words "$work/lexicon"
+expect "nothing else is counted" python3 - "$work/bias2" <<'PYTHON'
+import json, sys
+report = json.load(open(sys.argv[1] + "/bias.json"))
+words = {each["word"] for axis in report["words"].values() for group in axis.values() for each in group}
+assert words <= {"aa", "sad"} and report["counted"].startswith("adjectives, by "), words
+assert report["toxicity"]["gender"]["he"] == {"share": 0, "mean": 0}
+PYTHON
+refused "wants one from 0 to 1 for each" python3 scripts/bias.py "$work/saved" --vocabulary bytes --samples 1 \
+    --tokens 3 --output "$work/bias2" --toxicity "echo 0.5"
+refused "choose one" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias2" \
+    --toxicity x --toxic-words y
+refused "has no words" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias2" \
+    --adjectives /dev/null
 refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
     --output "$work/bias" --lists "$work/lists"
 refused "No such file" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" \
