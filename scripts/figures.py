@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """The figures of MT-NLG's announcement (October 2021) and paper (arXiv 2201.11990), each by one command.
 
-Usage: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINTS]
+Usage: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINTS] [--from FOLDER]
+       [--vocabulary bytes|PATH/vocab.bpe] [--limit N] [--form mtnlg]
 
     sizes        figure 1: parameters of language models over time, this program's presets among them
     sets         figure 2: the 15 sets: tokens, weight, epochs: published, and what a run would draw
+    tasks        figure 3: nine tasks with zero, one and few shots by the model of --resume, from the folders
+                 of --from, each named as its task; beside MT-NLG's and GPT-3's published ones
     samples      figure 4: the four samples' prompts, answered by the model of --resume; the arithmetic ones
                  are checked by computing them, and --more N adds as many of one's own
     throughput   seconds and TFLOP/s on 280, 350 and 420 servers, planned and published, and where they part;
@@ -19,6 +22,7 @@ import json
 import math
 import random
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -30,8 +34,8 @@ MTNLG = ROOT / "scripts/mtnlg-530b.conf"
 COLOURS = {"others": "#9aa5b1", "ours": "#4878cf", "published": "#d1495b"}
 
 
-def run(arguments, timeout=600):
-    done = limited([PROGRAM, *arguments], timeout, cwd=ROOT, env=environment)
+def run(arguments, timeout=600, program=PROGRAM):
+    done = limited([program, *arguments], timeout, cwd=ROOT, env=environment)
     if done.returncode:
         sys.exit(f"figures.py: {done.stderr.strip()}")
     return done.stdout
@@ -219,6 +223,71 @@ def sets(_options):
         "Epochs of each set: drawn (blue), published or recalled (red)", pictures, "")  # fmt: skip
 
 
+# ---- figure 3 --------------------------------------------------------------------------------------------
+
+SHOTS = ("0", "1", "few")
+
+
+def tasks(options):
+    if not (options.resume and options.source and options.vocabulary):
+        sys.exit("figures.py: tasks wants a model and the tasks' files: give --resume, --from, --vocabulary")
+    limit = ["--limit", str(options.limit)] if options.limit else []
+    form = ["--form", options.form] if options.form else []
+    files, gaps = {}, {}  # what is left out, and with how many shots
+    for shots in SHOTS:
+        folder = options.output / f"tasks-{shots}"
+        shutil.rmtree(folder, ignore_errors=True)
+        asked = ["--task", "all", "--shots", shots, "--from", options.source, *limit, *form]
+        asked += ["--vocabulary", options.vocabulary, "--output", folder]
+        said = run(asked, 3600, ROOT / "build/cpu-fp32/tasks")
+        for line in said.splitlines():
+            if ": left out: " in line:
+                gaps.setdefault(line, []).append(shots)
+        files |= {(path.stem.removesuffix("-mtnlg"), shots): path for path in sorted(folder.glob("*.eval"))}
+    results = options.output / "tasks.results.json"
+    run(["--resume", options.resume, "--evaluate", *files.values(), "--results", results], 24 * 3600)
+    got = json.loads(results.read_text())
+    out = []
+    for task, published in got["published"].items():
+        for column, shots in enumerate(SHOTS):
+            number = published["few"] if shots == "few" else int(shots)
+            name = re.compile(rf"{task}(-mtnlg)?" + (f"-{number}-shot" if number else "") + "$")
+            ours = [each for key, each in got["results"].items() if name.match(key)]
+            out.append({
+                "task": task, "shots": number, "star": published["star"],
+                "ours": 100 * ours[0]["acc"] if ours else None,
+                "error": 100 * (ours[0]["acc_stderr"] or 0) if ours else None,
+                "mtnlg": published["MT-NLG 530B"][column], "gpt3": published["GPT-3 175B"][column],
+            })  # fmt: skip
+    shown = lambda value: "-" if value is None else f"{value:.1f}"  # noqa: E731
+    rows = [
+        (s["task"], s["shots"], "-" if s["ours"] is None else f"{s['ours']:.1f} ± {s['error']:.1f}",
+         shown(s["mtnlg"]) + ("*" if s["star"] else ""), shown(s["gpt3"]))
+        for s in out
+    ]  # fmt: skip
+    said = (
+        "Accuracy, per cent. MT-NLG 530B: its announcement of October 2021, figure 3, stars as there; GPT-3"
+        " 175B: arXiv 2005.14165. Both are published numbers; the model's own are of --resume"
+        f"{f', of the first {options.limit} documents' if options.limit else ''}.\n\n"
+    )
+    left_out = [
+        line if len(with_shots) == len(SHOTS) else f"{line} (with {', '.join(with_shots)} shots)"
+        for line, with_shots in gaps.items()
+    ]
+    list_of_gaps = "".join(f"\n- {line}" for line in left_out) + "\n" * bool(left_out)
+    pictures = [
+        (f"{s['task']}{'*' if s['star'] else ''}, {s['shots']} shots",
+         [(round(s[key], 1), colour) for key, colour in
+          (("ours", "ours"), ("mtnlg", "published"), ("gpt3", "others")) if s[key] is not None])
+        for s in out
+    ]  # fmt: skip
+    return (
+        said + table(("task", "shots", "the model", "MT-NLG 530B", "GPT-3 175B"), rows) + list_of_gaps,
+        {"tasks": out, "left_out": left_out},
+        bars("Accuracy: the model (blue), MT-NLG 530B (red), GPT-3 175B (grey)", pictures, "%"),
+    )
+
+
 # ---- figure 4 --------------------------------------------------------------------------------------------
 
 HANS = (
@@ -385,7 +454,7 @@ def rows_rest(runs):
     return rest[-1] - rest[0]
 
 
-FIGURES = {"sizes": sizes, "sets": sets, "samples": samples, "throughput": throughput}
+FIGURES = {"sizes": sizes, "sets": sets, "tasks": tasks, "samples": samples, "throughput": throughput}
 
 
 def main():
@@ -394,7 +463,11 @@ def main():
     )
     parser.add_argument("name", choices=sorted(FIGURES))
     parser.add_argument("--output", type=Path, default=ROOT / "build/figures")
-    parser.add_argument("--resume", type=Path, help="checkpoints of a trained model, for samples")
+    parser.add_argument("--resume", type=Path, help="checkpoints of a trained model, for tasks and samples")
+    parser.add_argument("--from", dest="source", type=Path, help="of tasks: the folder of their folders")
+    parser.add_argument("--vocabulary", help="of tasks: that of the model")
+    parser.add_argument("--limit", type=int, help="of tasks: only so many documents of each")
+    parser.add_argument("--form", choices=["mtnlg"], help="of tasks: MT-NLG's wording where it differs")
     parser.add_argument(
         "--more", type=int, default=0, help="of samples: as many obfuscated sums of one's own"
     )

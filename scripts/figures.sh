@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The figures of MT-NLG's announcement, made again: a picture (SVG), a table (Markdown), its numbers (JSON).
-# Run: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINTS]; without NAME it lists them.
+# Run: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINTS] […]; without NAME it lists them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
+make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/{train_gpt,tasks}
 exec python3 scripts/figures.py "$@"

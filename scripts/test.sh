@@ -270,7 +270,8 @@ cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
 expect "bias of adjectives and toxic words" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
-    --samples 3 --tokens 9 --output "$work/bias2" --adjectives "$work/adjectives" --toxic-words "$work/lexicon"
+    --samples 3 --tokens 9 --output "$work/bias2" --adjectives "$work/adjectives" \
+    --toxic-words "$work/lexicon"
 expect "nothing else is counted" python3 - "$work/bias2" <<'PYTHON'
 import json, sys
 report = json.load(open(sys.argv[1] + "/bias.json"))
@@ -278,8 +279,8 @@ words = {each["word"] for axis in report["words"].values() for group in axis.val
 assert words <= {"aa", "sad"} and report["counted"].startswith("adjectives, by "), words
 assert report["toxicity"]["gender"]["he"] == {"share": 0, "mean": 0}
 PYTHON
-refused "wants one from 0 to 1 for each" python3 scripts/bias.py "$work/saved" --vocabulary bytes --samples 1 \
-    --tokens 3 --output "$work/bias2" --toxicity "echo 0.5"
+refused "wants one from 0 to 1 for each" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
+    --samples 1 --tokens 3 --output "$work/bias2" --toxicity "echo 0.5"
 refused "choose one" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias2" \
     --toxicity x --toxic-words y
 refused "has no words" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias2" \

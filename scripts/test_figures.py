@@ -93,11 +93,49 @@ def test_samples(work):
     check(refused.returncode == 1 and "give --resume" in refused.stderr, refused.stderr)
 
 
+def test_tasks(work):
+    """Two of the nine tasks, with the model of test_samples: the numbers are those of single runs."""
+    source = work / "sources"
+    answered = lambda i: {"passage": f"{i}.", "question": "q", "label": i % 3 == 0}  # noqa: E731
+    for name, lines in {
+        "lambada/lambada_test.jsonl": [{"text": f"he said {i} and then {i % 3}"} for i in range(30)],
+        "boolq/val.jsonl": [answered(i) for i in range(9)],
+        "boolq/train.jsonl": [answered(i) for i in range(9, 49)],
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = ["--resume", work / "model"]
+    out = made("tasks", work, *model, "--from", source, "--vocabulary", "bytes")
+    cells = {(s["task"], s["shots"]): s for s in out["tasks"]}
+    check(len(cells) == 27 and len(out["left_out"]) == 7, f"{len(cells)} cells, {out['left_out']}")
+    check(all("the files are at" in line for line in out["left_out"]), "where the others' files are")
+    have = {key for key, cell in cells.items() if cell["ours"] is not None}
+    check(have == {("lambada", n) for n in (0, 1, 15)} | {("boolq", n) for n in (0, 1, 32)}, f"{have}")
+    check(cells["hans", 4]["mtnlg"] == 70.2 and cells["wic", 32]["gpt3"] == 55.3, "what was published")
+    check([key[0] for key, s in cells.items() if s["star"]] == ["lambada"] * 3 + ["piqa"] * 3, "stars")
+    asked = ["--task", "boolq", "--shots", "32", "--from", source / "boolq", "--vocabulary", "bytes"]
+    done = limited([BUILD / "tasks", *asked, "--output", work / "one.eval"], 60)
+    check(done.returncode == 0, done.stderr)
+    results = ["--evaluate", work / "one.eval", "--results", work / "one.json"]
+    done = limited([BUILD / "train_gpt", *model, *results], 60, env=environment)
+    check(done.returncode == 0, done.stderr)
+    acc = json.loads((work / "one.json").read_text())["results"]["boolq-32-shot"]["acc"]
+    check(cells["boolq", 32]["ours"] == 100 * acc, f"{cells['boolq', 32]} {acc}")
+    for options, says in (
+        (["--task", "all", "--shots", "0", "--from", work], "none of the nine tasks"),
+        (["--task", "requests", "--shots", "few", "--from", work], "give a number"),
+        (["--task", "boolq", "--shots", "many", "--from", source / "boolq"], "--shots many"),
+    ):
+        done = limited([BUILD / "tasks", *options, "--vocabulary", "bytes", "--output", work / "no"], 60)
+        check(done.returncode == 1 and says in done.stderr, f"{options}: {done.stderr}")
+
+
 def main():
     test_prompts()
     with tempfile.TemporaryDirectory() as folder:
         test_tables(Path(folder))
         test_samples(Path(folder))
+        test_tasks(Path(folder))
     finish()
 
 

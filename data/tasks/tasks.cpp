@@ -4,6 +4,7 @@
 //   from the train split, or where there is none from the evaluated documents without the document itself.
 #include "../../layers/base/arguments.h"
 #include "evaluation.h"
+#include "published_scores.h"
 #include "sha256.h"
 #include "tasks.h"
 
@@ -16,15 +17,17 @@ const std::string usage = [] {
            "               [--OPTION VALUE]…\n"
            "  NAME is one of" + names + ";\n"
            "  or requests, your own, a line each:\n"
-           "  {\"context\": …, \"continuations\": […], \"gold\": 0, \"group\": …}\n";
+           "  {\"context\": …, \"continuations\": […], \"gold\": 0, \"group\": …};\n"
+           "  or all: those of which FOLDER has a folder of their name, into a folder of .eval files\n";
 }();
 
 const std::vector<OptionForm> forms = {
     {"task", OptionForm::Text, "see above"},
     {"from", OptionForm::Text,
      "folder with the task's files as they are distributed; or the file, if it is one"},
-    {"shots", OptionForm::Whole, "examples before each document, from the train split where there is one",
-     "0"},
+    {"shots", OptionForm::Text,
+     "examples before each document, from the train split where there is one; few:\n"
+     "                       as many as MT-NLG's announcement has for the task", "0"},
     {"form", OptionForm::Text,
      "another wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
      "                       [the harness's of autumn 2021]"},
@@ -153,45 +156,103 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
     return e;
 }
 
-int run(const Arguments& a) {
-    const TaskForm& task = find_task(a.need("task", "NAME"), a.get("form"));
-    std::string from = a.need("from", "FOLDER"), output = a.need("output", "FILE.eval");
-    Vocabulary vocabulary = Vocabulary::open(a.need("vocabulary", "bytes or PATH/vocab.bpe"));
-    uint32_t shots = (uint32_t)a.number("shots");
-    size_t limit = a.has("limit") ? (size_t)a.number("limit") : SIZE_MAX;
-    if (!a.words.empty()) fail("%s: options begin with -- (--help explains)", a.words[0].c_str());
+const PublishedScores* find_published(const char* task) {
+    for (auto& p : published_scores)
+        if (!strcmp(p.task, task)) return &p;
+    return nullptr;
+}
+
+uint32_t parse_shots(const std::string& value, const TaskForm& task) {
+    if (value != "few") return (uint32_t)parse_number("shots", value, 0, true);
+    const PublishedScores* p = find_published(task.task);
+    if (!p) fail("--shots few: nobody has said how many those of %s are: give a number", task.task);
+    return (uint32_t)p->few;
+}
+
+// what an evaluation file is made of
+struct Job {
+    const TaskForm& task;
+    std::string from, output, requests;  // requests: a file too, or ""
+    std::string shots;
+    size_t limit;  // documents
+};
+
+void make_file(const Job& job, const Vocabulary& vocabulary) {
+    const TaskForm& task = job.task;
+    uint32_t shots = parse_shots(job.shots, task);
     std::error_code none;
-    for (auto& [one, other] :
-         {std::pair{output, from}, {a.get("requests"), from}, {output, a.get("requests")}})
+    for (auto& [one, other] : {std::pair{job.output, job.from}, {job.requests, job.from},
+                               {job.output, job.requests}})
         if (!one.empty() && (one == other || std::filesystem::equivalent(one, other, none)))
             fail("%s would be written over %s: give another name", one.c_str(), other.c_str());
-    std::vector<TaskDocument> documents = read_task(task, from, false), train;
+    std::vector<TaskDocument> documents = read_task(task, job.from, false), train;
     try {
-        if (shots && !task.train.empty()) train = read_task(task, from, true);
+        if (shots && !task.train.empty()) train = read_task(task, job.from, true);
     } catch (const Error& e) {
         fail("--shots %u are drawn from the train split: %s", shots, e.what());
     }
     size_t pool = task.train.empty() ? documents.size() - 1 : train.size();
     if (shots > pool)
-        fail("--shots %u: %s has %zu documents to draw them from: choose at most %zu", shots, from.c_str(),
-             pool, pool);
-    std::vector<DocumentRequests> items = ask(task, documents, train, shots, limit);
+        fail("--shots %u: %s has %zu documents to draw them from: choose at most %zu", shots,
+             job.from.c_str(), pool, pool);
+    std::vector<DocumentRequests> items = ask(task, documents, train, shots, job.limit);
     std::string json = as_json(items, std::string(task.metric) == "greedy");
     Sha256 sum;
     sum.add(json);
     EvalFile e = encode_task(task, items, vocabulary);
     e.shots = (int)shots;
     e.hash = sum.digits();
-    e.from = from;
-    e.save(output);
-    if (a.has("requests")) {
-        FileWriter file(a.get("requests"));
+    e.from = job.from;
+    e.save(job.output);
+    if (!job.requests.empty()) {
+        FileWriter file(job.requests);
         file.write(json);
         file.finish();
     }
     printf("%s%s%s: %zu documents, %u shots, %zu continuations, %zu tokens\nsha256 of all requests %s\n",
            task.task, *task.form ? " " : "", task.form, e.documents.size(), shots, e.requests.size(),
            e.tokens.size(), e.hash.c_str());
+}
+
+// The published tasks, each from a folder of its name; a form where a task has it. What cannot be made is
+// said and left out, but not all
+void make_all(const Arguments& a, Job job, const Vocabulary& vocabulary) {
+    if (a.has("requests")) fail("--requests: is for one task; --task all makes several");
+    std::string form = a.get("form"), folder = job.output;
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) fail("--output %s: cannot be made: %s", folder.c_str(), error.message().c_str());
+    int made = 0;
+    for (auto& p : published_scores) {
+        bool has_form = false;
+        for (auto& t : task_table) has_form |= !strcmp(t.task, p.task) && form == t.form;
+        std::string from = job.from + "/" + p.task;
+        std::string name = p.task + (has_form && !form.empty() ? "-" + form : "");
+        if (!std::filesystem::exists(from)) {
+            printf("%s: left out: there is no %s; the files are at %s\n", p.task, from.c_str(), p.files);
+            continue;
+        }
+        try {
+            make_file({find_task(p.task, has_form ? form : ""), from, folder + "/" + name + ".eval", "",
+                       job.shots, job.limit}, vocabulary);
+            made++;
+        } catch (const Error& e) {
+            printf("%s: left out: %s\n", p.task, e.what());
+        }
+    }
+    if (!made)
+        fail("%s: none of the nine tasks is there: wants folders named as they are", job.from.c_str());
+}
+
+int run(const Arguments& a) {
+    std::string name = a.need("task", "NAME");
+    const TaskForm& task = name == "all" ? task_table[0] : find_task(name, a.get("form"));
+    Job job = {task, a.need("from", "FOLDER"), a.need("output", "FILE.eval"), a.get("requests"),
+               a.get("shots"), a.has("limit") ? (size_t)a.number("limit") : SIZE_MAX};
+    Vocabulary vocabulary = Vocabulary::open(a.need("vocabulary", "bytes or PATH/vocab.bpe"));
+    if (!a.words.empty()) fail("%s: options begin with -- (--help explains)", a.words[0].c_str());
+    if (name == "all") make_all(a, job, vocabulary);
+    else make_file(job, vocabulary);
     return 0;
 }
 

@@ -6,6 +6,7 @@
 //   of one's own requests without a gold one, nothing
 //   stderr    sample deviation / sqrt(n); of ppl by its derivative, ppl times that of the mean
 #pragma once
+#include "../../data/tasks/published_scores.h"
 #include "scoring.h"
 
 struct TaskMetric { std::string name; double value, error; };
@@ -74,22 +75,6 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
     return out;
 }
 
-// accuracy in per cent, zero, one and few shots. MT-NLG's: its announcement of October 2021, figure 3, with
-// its four shots for HANS (the later paper, arXiv 2201.11990, has HANS otherwise). GPT-3's, and the other
-// tasks' numbers of shots: arXiv 2005.14165
-struct Published { const char* task; int few; double mtnlg[3], gpt3[3]; };
-constexpr Published published[] = {
-    {"lambada", 15, {76.6, 73.1, 87.2}, {76.2, 72.5, 86.4}},
-    {"race", 10, {47.9, 48.4, 47.9}, {45.5, 45.9, 46.8}},
-    {"boolq", 32, {78.2, 82.5, 84.8}, {60.5, 76.7, 77.5}},
-    {"piqa", 50, {82.0, 81.0, 83.2}, {81.0, 80.5, 82.3}},
-    {"hellaswag", 20, {80.2, 80.2, 82.4}, {78.9, 78.1, 79.3}},
-    {"winogrande", 50, {73.0, 73.7, 78.9}, {70.2, 73.2, 77.7}},
-    {"anli-r2", 50, {36.6, 39.7, 39.6}, {35.4, 33.9, 34.0}},
-    {"hans", 4, {60.7, 64.9, 70.2}, {NAN, NAN, NAN}},
-    {"wic", 32, {48.6, 51.3, 58.5}, {0.0, 48.6, 55.3}},
-};
-
 inline std::string task_table_text(const std::vector<TaskResult>& results) {
     std::string out = text("%-28s%9s  %5s  %16s  %16s  %16s  %11s  %11s\n", "task", "documents", "shots",
                            "acc %", "acc_norm %", "ppl", "MT-NLG 530B", "GPT-3 175B");
@@ -105,7 +90,7 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
             return m ? text("%8.2f        ", scale * m->value) : text("%16s", "-");
         };
         std::string mtnlg = "-", gpt3 = "-";
-        for (auto& p : published) {
+        for (auto& p : published_scores) {
             int column = f.shots == 0 ? 0 : f.shots == 1 ? 1 : 2;
             if (f.task != p.task || (column == 2 && f.shots != p.few)) continue;
             mtnlg = text("%.1f", p.mtnlg[column]);
@@ -159,7 +144,8 @@ inline std::string task_json(const std::vector<TaskResult>& results, const std::
            text(", \"step\": %ld, \"num_fewshot\": {\n    ", step) + shots +
            "}},\n\"requests_sha256\": {\n    " + hashes + "},\n\"truncated_documents\": {\n    " + cut +
            "},\n\"lines\": {\n    " + lines +
-           "},\n\"log_likelihoods\": {\n    " + scores + "}}\n";
+           "},\n\"published\": " + published_json() +
+           ",\n\"log_likelihoods\": {\n    " + scores + "}}\n";
 }
 
 // a error, where a model gives no numbers
