@@ -233,7 +233,7 @@ def tasks(options):
         sys.exit("figures.py: tasks wants a model and the tasks' files: give --resume, --from, --vocabulary")
     limit = ["--limit", str(options.limit)] if options.limit else []
     form = ["--form", options.form] if options.form else []
-    files, gaps = {}, {}  # what is left out, and with how many shots
+    files, gaps = [], {}  # what is left out, and with how many shots
     for shots in SHOTS:
         folder = options.output / f"tasks-{shots}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -243,9 +243,9 @@ def tasks(options):
         for line in said.splitlines():
             if ": left out: " in line:
                 gaps.setdefault(line, []).append(shots)
-        files |= {(path.stem.removesuffix("-mtnlg"), shots): path for path in sorted(folder.glob("*.eval"))}
+        files += sorted(folder.glob("*.eval"))
     results = options.output / "tasks.results.json"
-    run(["--resume", options.resume, "--evaluate", *files.values(), "--results", results], 24 * 3600)
+    run(["--resume", options.resume, "--evaluate", *files, "--results", results], 24 * 3600)
     got = json.loads(results.read_text())
     out = []
     for task, published in got["published"].items():

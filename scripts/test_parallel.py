@@ -396,6 +396,11 @@ check(
     re.search(r"^b +0\.3000 +not here +\S+ +-$", elsewhere.stdout, re.M),
     f"not here: {elsewhere.stdout[-300:]}",
 )
+elsewhere = run(1, [*MODEL, "--train", f"{work}/none.blend", "--vocabulary", "257", "--plan"])
+check(
+    elsewhere.returncode == 0 and "is not known: " in elsewhere.stdout,
+    f"a blend that is elsewhere: {elsewhere.stdout[-300:]} {elsewhere.stderr[-300:]}",
+)
 
 one_blend = metrics("blend1")
 # 20 samples of ramp in three parts: 2 a step from 0, 4 from 6.7, 6 from 13.3, 8 after 20; 8 tokens each

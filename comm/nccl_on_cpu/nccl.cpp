@@ -173,8 +173,14 @@ ncclResult_t await_ranks(const ncclComm& comm) {
 int depth = 0;                          // of groups
 std::vector<LaunchPointer> collected;   // by the group, one a communicator
 
+int64_t& counter_of(ncclComm& comm, const NcclCall& call) {
+    if (call.header.kind != Kind::SendReceive) return comm.collectives;
+    return call.in ? comm.sent[call.peer] : comm.received[call.peer];
+}
+
 EmulatedWork work_of(const LaunchPointer& l) {
     ncclComm& comm = *l->comm;
+    for (auto& call : l->calls) call.header.number = counter_of(comm, call)++;
     static const std::string fails = getenv("NCCL_ON_CPU_FAIL") ? getenv("NCCL_ON_CPU_FAIL") : "";
     size_t colon = fails.rfind(':');
     comm.calls += (int64_t)l->calls.size();
@@ -190,17 +196,11 @@ EmulatedWork work_of(const LaunchPointer& l) {
     return {[l] { return take_turn(*l); }, {}, {}};
 }
 
-int64_t& counter_of(ncclComm& comm, const NcclCall& call) {
-    if (call.header.kind != Kind::SendReceive) return comm.collectives;
-    return call.in ? comm.sent[call.peer] : comm.received[call.peer];
-}
-
-// as one that is made now
+// of which nothing has moved yet
 LaunchPointer copy_of(const Launch& l) {
     auto out = std::make_shared<Launch>(Launch{l.comm, l.stream});
     for (auto& call : l.calls) {
         NcclCall copy = {call.header, call.in, call.out, call.peer};
-        copy.header.number = counter_of(*l.comm, copy)++;
         add_ranges(*l.comm, copy);
         add_transfers(*l.comm, copy);
         out->calls.push_back(std::move(copy));
@@ -243,7 +243,7 @@ ncclResult_t check_type(int type) {
     return refuse(ncclInvalidArgument, "a type that the stand-in does not have");
 }
 
-// header: but for its number
+// header, here and of messages: but for its number
 ncclResult_t collective(Header header, const void* in, void* out, ncclComm* comm, Stream stream) {
     if (ncclResult_t wrong = check_comm(comm)) return wrong;
     if (ncclResult_t wrong = check_type(header.type)) return wrong;
@@ -251,7 +251,6 @@ ncclResult_t collective(Header header, const void* in, void* out, ncclComm* comm
         return refuse(ncclInvalidArgument, "an operation that the stand-in does not have");
     if (header.root < 0 || header.root >= comm->size)
         return refuse(ncclInvalidArgument, "a root outside the communicator");
-    header.number = comm->collectives++;
     return enqueue(comm, {header, (const char*)in, (char*)out}, stream);
 }
 
@@ -261,8 +260,7 @@ ncclResult_t message(const void* in, void* out, size_t count, ncclDataType_t typ
     if (ncclResult_t wrong = check_type(type)) return wrong;
     if (peer < 0 || peer >= comm->size || peer == comm->rank)
         return refuse(ncclInvalidArgument, text("a message of rank %d to or from rank %d", comm->rank, peer));
-    int64_t number = in ? comm->sent[peer]++ : comm->received[peer]++;
-    Header header = {Kind::SendReceive, number, (int64_t)count, type, 0, 0};
+    Header header = {Kind::SendReceive, 0, (int64_t)count, type, 0, 0};
     return enqueue(comm, {header, (const char*)in, (char*)out, peer}, stream);
 }
 

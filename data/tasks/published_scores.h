@@ -4,6 +4,7 @@
 //   the best known in all three settings. GPT-3's, and the other tasks' numbers of shots: arXiv 2005.14165.
 #pragma once
 #include <cmath>
+#include <cstring>
 #include <string>
 #include "../../layers/base/check.h"
 
@@ -25,6 +26,12 @@ constexpr PublishedScores published_scores[] = {
     {"hans", 4, false, {60.7, 64.9, 70.2}, {NAN, NAN, NAN}, "github.com/tommccoy1/hans"},
     {"wic", 32, false, {48.6, 51.3, 58.5}, {0.0, 48.6, 55.3}, "super.gluebenchmark.com"},
 };
+
+inline const PublishedScores* find_published(const char* task) {
+    for (auto& p : published_scores)
+        if (!strcmp(p.task, task)) return &p;
+    return nullptr;
+}
 
 // as JSON: {task: {"few": shots, "star": …, "MT-NLG 530B": [zero, one, few], "GPT-3 175B": …}}
 inline std::string published_json() {

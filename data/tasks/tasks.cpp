@@ -156,12 +156,6 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
     return e;
 }
 
-const PublishedScores* find_published(const char* task) {
-    for (auto& p : published_scores)
-        if (!strcmp(p.task, task)) return &p;
-    return nullptr;
-}
-
 uint32_t parse_shots(const std::string& value, const TaskForm& task) {
     if (value != "few") return (uint32_t)parse_number("shots", value, 0, true);
     const PublishedScores* p = find_published(task.task);
@@ -171,14 +165,12 @@ uint32_t parse_shots(const std::string& value, const TaskForm& task) {
 
 // what an evaluation file is made of
 struct Job {
-    const TaskForm& task;
     std::string from, output, requests;  // requests: a file too, or ""
     std::string shots;
     size_t limit;  // documents
 };
 
-void make_file(const Job& job, const Vocabulary& vocabulary) {
-    const TaskForm& task = job.task;
+void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabulary) {
     uint32_t shots = parse_shots(job.shots, task);
     std::error_code none;
     for (auto& [one, other] : {std::pair{job.output, job.from}, {job.requests, job.from},
@@ -216,7 +208,7 @@ void make_file(const Job& job, const Vocabulary& vocabulary) {
 
 // The published tasks, each from a folder of its name; a form where a task has it. What cannot be made is
 // said and left out, but not all
-void make_all(const Arguments& a, Job job, const Vocabulary& vocabulary) {
+void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) {
     if (a.has("requests")) fail("--requests: is for one task; --task all makes several");
     std::string form = a.get("form"), folder = job.output;
     std::error_code error;
@@ -233,8 +225,8 @@ void make_all(const Arguments& a, Job job, const Vocabulary& vocabulary) {
             continue;
         }
         try {
-            make_file({find_task(p.task, has_form ? form : ""), from, folder + "/" + name + ".eval", "",
-                       job.shots, job.limit}, vocabulary);
+            make_file(find_task(p.task, has_form ? form : ""),
+                      {from, folder + "/" + name + ".eval", "", job.shots, job.limit}, vocabulary);
             made++;
         } catch (const Error& e) {
             printf("%s: left out: %s\n", p.task, e.what());
@@ -246,13 +238,13 @@ void make_all(const Arguments& a, Job job, const Vocabulary& vocabulary) {
 
 int run(const Arguments& a) {
     std::string name = a.need("task", "NAME");
-    const TaskForm& task = name == "all" ? task_table[0] : find_task(name, a.get("form"));
-    Job job = {task, a.need("from", "FOLDER"), a.need("output", "FILE.eval"), a.get("requests"),
+    const TaskForm* task = name == "all" ? nullptr : &find_task(name, a.get("form"));
+    Job job = {a.need("from", "FOLDER"), a.need("output", "FILE.eval"), a.get("requests"),
                a.get("shots"), a.has("limit") ? (size_t)a.number("limit") : SIZE_MAX};
     Vocabulary vocabulary = Vocabulary::open(a.need("vocabulary", "bytes or PATH/vocab.bpe"));
     if (!a.words.empty()) fail("%s: options begin with -- (--help explains)", a.words[0].c_str());
-    if (name == "all") make_all(a, job, vocabulary);
-    else make_file(job, vocabulary);
+    if (task) make_file(*task, job, vocabulary);
+    else make_all(a, job, vocabulary);
     return 0;
 }
 

@@ -90,11 +90,11 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
             return m ? text("%8.2f        ", scale * m->value) : text("%16s", "-");
         };
         std::string mtnlg = "-", gpt3 = "-";
-        for (auto& p : published_scores) {
-            int column = f.shots == 0 ? 0 : f.shots == 1 ? 1 : 2;
-            if (f.task != p.task || (column == 2 && f.shots != p.few)) continue;
-            mtnlg = text("%.1f", p.mtnlg[column]);
-            if (!std::isnan(p.gpt3[column])) gpt3 = text("%.1f", p.gpt3[column]);
+        const PublishedScores* p = find_published(f.task.c_str());
+        int column = f.shots == 0 ? 0 : f.shots == 1 ? 1 : 2;
+        if (p && (column < 2 || f.shots == p->few)) {
+            mtnlg = text("%.1f", p->mtnlg[column]);
+            if (!std::isnan(p->gpt3[column])) gpt3 = text("%.1f", p->gpt3[column]);
         }
         out += text("%-28s%9zu  %5d  %s  %s  %s  %11s  %11s\n", r.name.c_str(), f.documents.size(), f.shots,
                     cell(find("acc"), 100).c_str(), cell(find("acc_norm"), 100).c_str(),

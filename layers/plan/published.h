@@ -85,17 +85,22 @@ inline std::string published_report() {
 
 // ---- --plan -----------------------------------------------------------------------------------------------
 
-// what the run would draw from each set of a blend, whose files need not be here
+// what the run would draw from each set of a blend. A plan needs no data: what cannot be read is not known
 inline std::string planned_draws(const Run& run) {
     const Options& o = run.options;
-    if (o.train.empty()) return "";
-    std::vector<WeightedFiles> sets = distinct(parse_sets(o.train));
-    if (sets.size() == 1) return "";
-    std::vector<uint64_t> sizes;
-    for (auto& set : sets) {
-        bool is_here = true;
-        for (auto& file : set.files) is_here = is_here && !access(file.c_str(), R_OK);
-        sizes.push_back(is_here ? Loader(set.files, o.sequence, 0).samples() : 0);
+    std::vector<WeightedFiles> sets;
+    try {
+        if (!o.train.empty()) sets = distinct(parse_sets(o.train));
+    } catch (const Error& e) {
+        return text("what is drawn from each set is not known: %s\n", e.what());
+    }
+    if (sets.size() < 2) return "";
+    std::vector<uint64_t> sizes(sets.size(), 0);
+    for (size_t i = 0; i < sets.size(); i++) {
+        try {
+            sizes[i] = Loader(sets[i].files, o.sequence, 0).samples();
+        } catch (const Error&) {
+        }
     }
     return draws_of_sets(sets, sizes, run.last_tokens / o.sequence, o.sequence);
 }
