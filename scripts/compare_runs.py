@@ -16,8 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 60, 20, 36, 48
-COLOURS = ("#4878cf", "#9aa5b1", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b")
+from charts import LINES, Curve, line_chart
 
 
 @dataclass
@@ -29,23 +28,6 @@ class Metrics:
     tokens: int
     seconds: float
     pace: float  # tokens per second, the median of the steps
-
-
-@dataclass
-class Curve:
-    name: str
-    colour: str
-    width: float
-    points: list
-
-
-def ticks(low, high, count=6):
-    """Round numbers between low and high, about `count` of them."""
-    raw = max(high - low, 1e-9) / count
-    size = 10 ** math.floor(math.log10(raw))
-    step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw)
-    first = math.ceil(low / step)
-    return [i * step for i in range(first, int(high / step + 1e-9) + 1)]
 
 
 def read(argument, by):
@@ -82,7 +64,7 @@ def curves_of(runs):
         return [
             Curve(
                 run.name + (f" (validation {run.held[-1][1]:.3f})" if run.held else ""),
-                COLOURS[i % len(COLOURS)], 1.2, smooth(run.train),
+                LINES[i % len(LINES)], 1.2, smooth(run.train),
             )
             for i, run in enumerate(runs)
         ]  # fmt: skip
@@ -93,50 +75,15 @@ def curves_of(runs):
     return curves
 
 
-def unit_of(by, last):
-    """What the x axis counts in, and how it is called."""
-    if by != "tokens":
-        return 1, by
-    return (1e6, "million tokens") if last >= 3e6 else (1e3, "thousand tokens")
-
-
 def drawn(curves, by):
-    every = [p for curve in curves for p in curve.points]
-    low = math.floor(2 * min(y for _, y in every)) / 2
-    high, last = max(max(y for _, y in every), low + 0.5), max(x for x, _ in every) or 1
-    unit, said = unit_of(by, last)
-
-    def px(x):
-        return LEFT + (WIDTH - LEFT - RIGHT) * x / last
-
-    def py(y):
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low)
-
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH}'
-        f' {HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
-    for y in ticks(low, high):
-        out.append(
-            f'<path d="M{LEFT} {py(y):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>'
-            f'<text x="{LEFT - 8}" y="{py(y) + 4:.1f}" text-anchor="end">{y:g}</text>'
-        )
-    for x in ticks(0, last / unit):
-        at = f'x="{px(x * unit):.1f}" y="{HEIGHT - BOTTOM + 18}"'
-        out.append(f'<text {at} text-anchor="middle">{x:g}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    out.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{said}</text>')
-    out.append(f'<text x="{LEFT}" y="20">loss, nats per token</text>')
-    for i, curve in enumerate(curves):
-        path = "".join(f'{"ML"[j > 0]}{px(x):.1f} {py(y):.1f}' for j, (x, y) in enumerate(curve.points))
-        out.append(f'<path d="{path}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"/>')
-        at = f'x="{WIDTH - RIGHT}" y="{TOP + 14 + 18 * i}"'
-        out.append(f'<text {at} text-anchor="end" fill="{curve.colour}">{curve.name}</text>')
-        if curve.width == 2:
-            dots = [f'cx="{px(x):.1f}" cy="{py(y):.1f}"' for x, y in curve.points]
-            out += [f'<circle {dot} r="3" fill="{curve.colour}"/>' for dot in dots]
-    return "\n".join(out) + "\n</svg>\n"
+    last = max(x for curve in curves for x, _ in curve.points)
+    unit, said = 1, by
+    if by == "tokens":
+        unit, said = (1e6, "million tokens") if last >= 3e6 else (1e3, "thousand tokens")
+    for curve in curves:
+        curve.points = [(x / unit, y) for x, y in curve.points]
+    low = math.floor(2 * min(y for curve in curves for _, y in curve.points)) / 2
+    return line_chart(curves, said, "loss, nats per token", low)
 
 
 def table(runs):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of MT-NLG's announcement (October 2021) and paper (arXiv 2201.11990), each by one command.
 
-Usage: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINTS] [--from FOLDER]
+Usage: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINT…] [--from FOLDER]
        [--vocabulary bytes|PATH/vocab.bpe] [--limit N] [--form mtnlg]
 
     sizes        figure 1: parameters of language models over time, this program's presets among them
@@ -10,6 +10,9 @@ Usage: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINTS] [--
                  of --from, each named as its task; beside MT-NLG's and GPT-3's published ones
     samples      figure 4: the four samples' prompts, answered by the model of --resume; the arithmetic ones
                  are checked by computing them, and --more N adds as many of one's own
+    hans         what shots do on HANS: accuracy against their number, with their order and their labels
+                 changed, by label and by heuristic, calibrated; --from is HANS's folder; several checkpoints
+                 of --resume are compared
     throughput   seconds and TFLOP/s on 280, 350 and 420 servers, planned and published, and where they part;
                  why one kind of parallelism alone does not do
 
@@ -26,19 +29,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from over_ranks import environment, limited, words
+from charts import bars, over_time, table
+from figure_hans import hans
+from over_ranks import environment, limited, output_of, words
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "build/cpu-fp32/train_gpt"
 MTNLG = ROOT / "scripts/mtnlg-530b.conf"
-COLOURS = {"others": "#9aa5b1", "ours": "#4878cf", "published": "#d1495b"}
-
-
-def run(arguments, timeout=600, program=PROGRAM):
-    done = limited([program, *arguments], timeout, cwd=ROOT, env=environment)
-    if done.returncode:
-        sys.exit(f"figures.py: {done.stderr.strip()}")
-    return done.stdout
 
 
 def plan(options):
@@ -48,79 +45,6 @@ def plan(options):
     if "{" not in done.stdout:
         sys.exit(f"figures.py: {done.stderr.strip()}")
     return json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
-
-
-# ---- pictures and tables ---------------------------------------------------------------------------------
-
-
-def bars(title, rows, unit):
-    """Horizontal bars as SVG. rows: name, [(value, what)]."""
-    wide, left, step = 760, 210, 16
-    top = max(value for _, values in rows for value, _ in values)
-    high = 44 + sum(step * len(values) + 8 for _, values in rows)
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
-        f'<text x="8" y="18" font-size="14">{title}</text>',
-    ]
-    y = 34
-    for name, values in rows:
-        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{name}</text>')
-        for value, what in values:
-            size = value / top * (wide - left - 110)
-            out.append(f'<rect x="{left}" y="{y}" width="{size:.1f}" height="13" fill="{COLOURS[what]}"/>')
-            out.append(f'<text x="{left + size + 6:.1f}" y="{y + 11}">{value:g} {unit}</text>')
-            y += step
-        y += 8
-    return "\n".join(out) + "\n</svg>\n"
-
-
-def over_time(title, models):
-    """Parameters over years, on a logarithmic scale, as SVG."""
-    wide, high, left, bottom = 760, 420, 70, 44
-    first, last = 2018, 2022
-    least, most = 7.5, 12.2  # powers of ten
-
-    def place(model):
-        x = left + (model["year"] - first) / (last - first) * (wide - left - 90)
-        y = 40 + (most - math.log10(model["parameters"])) / (most - least) * (high - bottom - 40)
-        return x, y
-
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
-        f'<text x="8" y="18" font-size="14">{title}</text>',
-    ]
-    for power, said in (
-        (8, "100 million"),
-        (9, "1 billion"),
-        (10, "10 billion"),
-        (11, "100 billion"),
-        (12, "1 trillion"),
-    ):
-        y = 40 + (most - power) / (most - least) * (high - bottom - 40)
-        out.append(f'<path d="M{left} {y:.1f}H{wide - 20}" stroke="#ddd"/>')
-        out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="10">{said}</text>')
-    for year in range(first, last + 1):
-        x = left + (year - first) / (last - first) * (wide - left - 90)
-        out.append(f'<text x="{x:.1f}" y="{high - 16}" text-anchor="middle">{year}</text>')
-    places = [place(model) for model in models]
-    for i, model in enumerate(models):
-        x, y = places[i]
-        crowded = any(0 < other[0] - x < 90 and abs(other[1] - y) < 14 for other in places[i + 1 :])
-        colour = COLOURS["ours" if model["preset"] else "others"]
-        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
-        at = f'x="{x - 9:.1f}" text-anchor="end"' if crowded else f'x="{x + 9:.1f}"'
-        out.append(f'<text {at} y="{y + 4:.1f}">{model["name"]}</text>')
-    out.append(f'<text x="{wide - 20}" y="34" text-anchor="end" fill="{COLOURS["ours"]}">presets here</text>')
-    return "\n".join(out) + "\n</svg>\n"
-
-
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
 
 
 # ---- figure 1 --------------------------------------------------------------------------------------------
@@ -139,7 +63,8 @@ MODELS = (
 
 
 def parameters_of(preset):
-    out = run(["--plan", *words({"model": preset, "hardware": "dgx-a100", **LAYOUTS[preset]})])
+    options = words({"model": preset, "hardware": "dgx-a100", **LAYOUTS[preset]})
+    out = output_of([PROGRAM, "--plan", *options], cwd=ROOT)
     return int(re.search(r"^model +([\d,]+) parameters", out, re.M)[1].replace(",", ""))
 
 
@@ -239,13 +164,14 @@ def tasks(options):
         shutil.rmtree(folder, ignore_errors=True)
         asked = ["--task", "all", "--shots", shots, "--from", options.source, *limit, *form]
         asked += ["--vocabulary", options.vocabulary, "--output", folder]
-        said = run(asked, 3600, ROOT / "build/cpu-fp32/tasks")
+        said = output_of([ROOT / "build/cpu-fp32/tasks", *asked], 3600, cwd=ROOT)
         for line in said.splitlines():
             if ": left out: " in line:
                 gaps.setdefault(line, []).append(shots)
         files += sorted(folder.glob("*.eval"))
     results = options.output / "tasks.results.json"
-    run(["--resume", options.resume, "--evaluate", *files, "--results", results], 24 * 3600)
+    asked = ["--resume", options.resume[-1], "--evaluate", *files, "--results", results]
+    output_of([PROGRAM, *asked], 24 * 3600, cwd=ROOT)
     got = json.loads(results.read_text())
     out = []
     for task, published in got["published"].items():
@@ -331,7 +257,7 @@ def samples(options):
     file = options.output / "samples.jsonl"
     lines = [json.dumps({"prompt": prompt, "tokens": 24, "temperature": 0}) for prompt, _ in asked]
     file.write_text("\n".join(lines) + "\n")
-    answers = run(["--resume", str(options.resume), "--generate", str(file)])
+    answers = output_of([PROGRAM, "--resume", options.resume[-1], "--generate", file], cwd=ROOT)
     out = []
     for (prompt, want), line in zip(asked, answers.splitlines()):
         said = json.loads(line)["text"]
@@ -454,7 +380,14 @@ def rows_rest(runs):
     return rest[-1] - rest[0]
 
 
-FIGURES = {"sizes": sizes, "sets": sets, "tasks": tasks, "samples": samples, "throughput": throughput}
+FIGURES = {
+    "sizes": sizes,
+    "sets": sets,
+    "tasks": tasks,
+    "samples": samples,
+    "hans": hans,
+    "throughput": throughput,
+}
 
 
 def main():
@@ -463,15 +396,23 @@ def main():
     )
     parser.add_argument("name", choices=sorted(FIGURES))
     parser.add_argument("--output", type=Path, default=ROOT / "build/figures")
-    parser.add_argument("--resume", type=Path, help="checkpoints of a trained model, for tasks and samples")
-    parser.add_argument("--from", dest="source", type=Path, help="of tasks: the folder of their folders")
-    parser.add_argument("--vocabulary", help="of tasks: that of the model")
-    parser.add_argument("--limit", type=int, help="of tasks: only so many documents of each")
-    parser.add_argument("--form", choices=["mtnlg"], help="of tasks: MT-NLG's wording where it differs")
+    parser.add_argument(
+        "--resume", type=Path, nargs="+", help="checkpoints of a trained model, for tasks, samples and hans"
+    )
+    parser.add_argument(
+        "--from", dest="source", type=Path, help="of tasks: the folder of their folders; of hans: its folder"
+    )
+    parser.add_argument("--vocabulary", help="of tasks and hans: that of the model")
+    parser.add_argument("--limit", type=int, help="of tasks and hans: only so many documents of each")
+    parser.add_argument("--form", choices=["mtnlg"], help="of tasks and hans: MT-NLG's wording")
     parser.add_argument(
         "--more", type=int, default=0, help="of samples: as many obfuscated sums of one's own"
     )
     options = parser.parse_args()
+    if options.limit is not None and options.limit < 1:
+        sys.exit(f"figures.py: --limit {options.limit}: wants at least one document")
+    if options.resume and len(options.resume) > 1 and options.name != "hans":
+        sys.exit(f"figures.py: {options.name} wants one checkpoint, --resume has {len(options.resume)}")
     options.output.mkdir(parents=True, exist_ok=True)
     text, numbers, picture = FIGURES[options.name](options)
     (options.output / f"{options.name}.md").write_text(text)

@@ -65,6 +65,14 @@ def limited(command, seconds, **more):
         return subprocess.CompletedProcess(words, 124, (out or "") + stopped, (error or "") + stopped)
 
 
+def output_of(command, seconds=600, **more):
+    """What a program prints; where it fails, this one ends with its error."""
+    done = limited(command, seconds, env=environment, **more)
+    if done.returncode:
+        sys.exit(done.stderr.strip() or f"{command[0]}: exit {done.returncode}")
+    return done.stdout
+
+
 def near(a, b, scale=1.0, most=1e-10):
     return len(a) == len(b) and all(abs(x - y) <= most * (scale + abs(y)) for x, y in zip(a, b))
 

@@ -10,6 +10,7 @@ import tempfile
 import xml.dom.minidom
 from pathlib import Path
 
+import figure_hans
 import figures
 from over_ranks import check, environment, finish, limited, words
 
@@ -130,12 +131,92 @@ def test_tasks(work):
         check(done.returncode == 1 and says in done.stderr, f"{options}: {done.stderr}")
 
 
+def hans_file(folder):
+    """Forty documents: two of three are entailed, three heuristics."""
+    folder.mkdir(parents=True)
+    names = ("lexical_overlap", "subsequence", "constituent")
+    lines = ["gold_label\tsentence1\tsentence2\theuristic\tsubcase"]
+    for i in range(40):
+        label = "non-entailment" if i % 3 == 0 else "entailment"
+        lines.append(f'{label}\tThe {i} saw "it .\tThe {i % 7} is .\t{names[i % 3]}\tcase {i % 4}')
+    (folder / "heuristics_evaluation_set.txt").write_text("\n".join(lines) + "\n")
+
+
+def test_hans(work):
+    """The study's plain requests and scores are those of ./tasks --task hans; what it changes, by hand."""
+    source, model = work / "hans", {"layers": 1, "hidden": 32, "heads": 1, "sequence": 1024, "batch": 1}
+    hans_file(source)
+    model |= {"train": work / "text.bin", "save": work / "long", "steps": 2, "save-every": 1}
+    check(limited([BUILD / "train_gpt", *words(model)], 120, env=environment).returncode == 0, "a model")
+    steps = sorted((work / "long").glob("step-*"))
+    asked = ["--from", source, "--vocabulary", "bytes", "--limit", "12"]
+    for form in ([], ["--form", "mtnlg"]):
+        out = made("hans", work, "--resume", *steps, *asked, *form)
+        check([m["step"] for m in out["models"]] == [1, 2] and out["documents"] == 12, "two checkpoints")
+        for shots in (0, 4, 32):
+            single = [*asked, *form, "--shots", shots, "--requests", work / "one.requests"]
+            single += ["--output", work / "one.eval"]
+            done = limited([BUILD / "tasks", "--task", "hans", *single], 60)
+            check(done.returncode == 0, done.stderr)
+            want = [context for context, _ in json.loads((work / "one.requests").read_text())[::2]]
+            lines = (work / f"hans-requests/hans-{shots}.jsonl").read_text().splitlines()
+            contexts = [json.loads(line)["context"] for line in lines]
+            each = len(contexts) // 12  # variants of a document, the plain one first
+            check(contexts[::each] == want, f"{form} {shots} shots: the requests of ./tasks")
+            results = ["--evaluate", work / "one.eval", "--results", work / "one.json"]
+            done = limited([BUILD / "train_gpt", "--resume", steps[-1], *results], 60, env=environment)
+            check(done.returncode == 0, done.stderr)
+            (got,) = json.loads((work / "one.json").read_text())["results"].values()
+            row = next(s for s in out["models"][-1]["shots"] if s["shots"] == shots)
+            check(abs(row["accuracy"] - 100 * got["acc"]) < 1e-9, f"{shots} shots: {row} {got['acc']}")
+            check(abs(row["error"] - 100 * got["acc_stderr"]) < 1e-9, f"{shots} shots: its error")
+            for name, value in row["by_heuristic"].items():
+                check(abs(value - 100 * got[f"acc heuristic {name}"]) < 1e-9, f"{shots} shots: {name}")
+            if shots == 4:
+                test_variants(contexts, each)
+    refused = limited(["bash", "scripts/figures.sh", "hans", "--output", work, *asked], 60, cwd=ROOT)
+    check(refused.returncode == 1 and "give --resume" in refused.stderr, refused.stderr)
+
+
+def without_answers(texts):
+    return [text[: text.rindex("?")] for text in texts]
+
+
+def test_variants(contexts, each):
+    """Of four shots: the same ones in other orders; other labels; and nothing to answer."""
+    check(each == 3 + figure_hans.ORDERS, f"{each} variants")
+    others = changed = 0
+    for i in range(0, len(contexts), each):
+        plain, empty, *orders, labels = [text.split("\n\n") for text in contexts[i : i + each]]
+        check(empty[:-1] == plain[:-1] and empty[-1].startswith("N/A\nQuestion: N/A True or"), f"{empty}")
+        for order in orders:
+            check(sorted(order[:-1]) == sorted(plain[:-1]) and order[-1] == plain[-1], f"{order}")
+            others += order != plain
+        check(without_answers(labels) == without_answers(plain), f"{labels}")
+        changed += sum(a != b for a, b in zip(labels, plain))
+    check(others > 24 and 12 < changed < 36, f"{others} other orders, {changed} other labels")
+
+
+def test_answers():
+    """Two questions of one shot, answered by hand: calibration turns the second."""
+    document = [figure_hans.Document("", ["", ""], gold, "h") for gold in (0, 1)]
+    names = ("drawn", "without content", "labels")
+    questions = [figure_hans.Question(d, dict.fromkeys(names, "")) for d in document]
+    scores = [(-1, -2), (-1, -1), (-3, -2), (-1, -2), (-1, -5), (-1, -1)]
+    got = figure_hans.summed_up(1, questions, scores)
+    check(got["accuracy"] == 50 and got["calibrated"] == 100 and got["labels_at_random"] == 0, f"{got}")
+    check(got["says_true"] == 100 and got["says_true_calibrated"] == 50, f"{got}")
+    check(got["by_label"] == {"entailment": 100, "non-entailment": 0} and got["published"] == 64.9, f"{got}")
+
+
 def main():
     test_prompts()
+    test_answers()
     with tempfile.TemporaryDirectory() as folder:
         test_tables(Path(folder))
         test_samples(Path(folder))
         test_tasks(Path(folder))
+        test_hans(Path(folder))
     finish()
 
 

@@ -1,0 +1,137 @@
+"""Charts as SVG, tables as Markdown: what scripts that draw share."""
+
+import math
+from dataclasses import dataclass
+
+COLOURS = {"others": "#9aa5b1", "ours": "#4878cf", "published": "#d1495b"}
+LINES = ("#4878cf", "#9aa5b1", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b")
+
+
+def bars(title, rows, unit):
+    """Horizontal bars as SVG. rows: name, [(value, what)]."""
+    wide, left, step = 760, 210, 16
+    top = max(value for _, values in rows for value, _ in values)
+    high = 44 + sum(step * len(values) + 8 for _, values in rows)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<text x="8" y="18" font-size="14">{title}</text>',
+    ]
+    y = 34
+    for name, values in rows:
+        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{name}</text>')
+        for value, what in values:
+            size = value / top * (wide - left - 110)
+            out.append(f'<rect x="{left}" y="{y}" width="{size:.1f}" height="13" fill="{COLOURS[what]}"/>')
+            out.append(f'<text x="{left + size + 6:.1f}" y="{y + 11}">{value:g} {unit}</text>')
+            y += step
+        y += 8
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def over_time(title, models):
+    """Parameters over years, on a logarithmic scale, as SVG."""
+    wide, high, left, bottom = 760, 420, 70, 44
+    first, last = 2018, 2022
+    least, most = 7.5, 12.2  # powers of ten
+
+    def place(model):
+        x = left + (model["year"] - first) / (last - first) * (wide - left - 90)
+        y = 40 + (most - math.log10(model["parameters"])) / (most - least) * (high - bottom - 40)
+        return x, y
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<text x="8" y="18" font-size="14">{title}</text>',
+    ]
+    for power, said in (
+        (8, "100 million"),
+        (9, "1 billion"),
+        (10, "10 billion"),
+        (11, "100 billion"),
+        (12, "1 trillion"),
+    ):
+        y = 40 + (most - power) / (most - least) * (high - bottom - 40)
+        out.append(f'<path d="M{left} {y:.1f}H{wide - 20}" stroke="#ddd"/>')
+        out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="10">{said}</text>')
+    for year in range(first, last + 1):
+        x = left + (year - first) / (last - first) * (wide - left - 90)
+        out.append(f'<text x="{x:.1f}" y="{high - 16}" text-anchor="middle">{year}</text>')
+    places = [place(model) for model in models]
+    for i, model in enumerate(models):
+        x, y = places[i]
+        crowded = any(0 < other[0] - x < 90 and abs(other[1] - y) < 14 for other in places[i + 1 :])
+        colour = COLOURS["ours" if model["preset"] else "others"]
+        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+        at = f'x="{x - 9:.1f}" text-anchor="end"' if crowded else f'x="{x + 9:.1f}"'
+        out.append(f'<text {at} y="{y + 4:.1f}">{model["name"]}</text>')
+    out.append(f'<text x="{wide - 20}" y="34" text-anchor="end" fill="{COLOURS["ours"]}">presets here</text>')
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
+
+
+# ---- curves ----------------------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 60, 20, 36, 48
+
+
+@dataclass
+class Curve:
+    name: str
+    colour: str
+    width: float  # 2: with its points marked
+    points: list
+
+
+def ticks(low, high, count=6):
+    """Round numbers between low and high, about `count` of them."""
+    raw = max(high - low, 1e-9) / count
+    size = 10 ** math.floor(math.log10(raw))
+    step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw)
+    first = math.ceil(low / step)
+    return [i * step for i in range(first, int(high / step + 1e-9) + 1)]
+
+
+def line_chart(curves, x_said, y_said, low, x_names=()):
+    """Curves over x from 0, y from low; x_names: what stands at x = 0, 1, … instead of numbers."""
+    every = [p for curve in curves for p in curve.points]
+    high, last = max(max(y for _, y in every), low + 0.5), max(x for x, _ in every) or 1
+
+    def px(x):
+        return LEFT + (WIDTH - LEFT - RIGHT) * x / last
+
+    def py(y):
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low)
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH}'
+        f' {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+    ]
+    for y in ticks(low, high):
+        out.append(
+            f'<path d="M{LEFT} {py(y):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>'
+            f'<text x="{LEFT - 8}" y="{py(y) + 4:.1f}" text-anchor="end">{y:g}</text>'
+        )
+    for x, name in list(enumerate(x_names)) or [(x, f"{x:g}") for x in ticks(0, last)]:
+        at = f'x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}"'
+        out.append(f'<text {at} text-anchor="middle">{name}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    out.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{x_said}</text>')
+    out.append(f'<text x="{LEFT}" y="20">{y_said}</text>')
+    for i, curve in enumerate(curves):
+        path = "".join(f'{"ML"[j > 0]}{px(x):.1f} {py(y):.1f}' for j, (x, y) in enumerate(curve.points))
+        out.append(f'<path d="{path}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"/>')
+        at = f'x="{WIDTH - RIGHT}" y="{TOP + 14 + 18 * i}"'
+        out.append(f'<text {at} text-anchor="end" fill="{curve.colour}">{curve.name}</text>')
+        if curve.width == 2:
+            dots = [f'cx="{px(x):.1f}" cy="{py(y):.1f}"' for x, y in curve.points]
+            out += [f'<circle {dot} r="3" fill="{curve.colour}"/>' for dot in dots]
+    return "\n".join(out) + "\n</svg>\n"
