@@ -81,6 +81,29 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
     device_free(y);
 }
 
+// A graph with a call on a comm stream that nobody waits for within it: it ends when the call has ended
+void captured_call(const comm::Group& world, Stream comm_stream) {
+    Stream compute = make_stream();
+    double* x = (double*)device_malloc(sizeof(double), "a test");
+    double got = 1, want = world.size;
+    copy_to_device(x, &got, sizeof got, compute);
+    {
+        Graph graph;
+        for (int launch = 0; launch < 3; launch++, want *= world.size) {
+            graph.run(compute, [&] {
+                comm::begin_capture();
+                comm::wait_stream(comm_stream, compute);
+                comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", comm_stream);
+                comm::end_capture(compute);
+            });
+            comm::watch_graph(world, compute);
+            copy_to_host(&got, x, sizeof got, compute);
+            check(got == want, text("launch %d of a graph with a call: %g, wants %g", launch, got, want));
+        }
+    }
+    device_free(x);
+}
+
 void test_ranks() {
     comm::Group world = comm::make_group("a test", comm::everyone().members);
     Stream first = comm::make_comm_stream();
@@ -107,6 +130,7 @@ void test_ranks() {
           "1 of 3 tensor-parallel groups of 2 lie on more than one host (rank 2 on a and rank 3 on b)");
     notes({"a", "b", "a", "b"}, 2, 4, "2 of 2 tensor-parallel groups");
     notes({"a", "a", "b", "b"}, 2, 1, "a has 2 ranks, and 1 more host too many, for 1 GPU:");
+    if (comm::can_capture && world.size > 1) captured_call(world, first);
     // two comm streams, the second after the first by way of the compute stream, many times over
     Stream second = comm::make_comm_stream();
     double* x = (double*)device_malloc(sizeof(double), "a test");

@@ -117,7 +117,7 @@ NCCL_CHANGES = (
     (r"c\.forked\.record\(compute\);", ""),
     (r"c\.forked\.hold\(comm_stream\);", ""),
     (r"c\.marks\[[^]]*\]->record\(comm_stream\);", "c.given++;"),
-    (r"c\.marks\[mark\]->hold\(compute\);", ""),
+    (r"c\.marks\[mark\]->hold\(compute\);", "{}"),
     (r"c->forked\.(record|hold)\([a-z]*\);", ""),  # the end of a capture
     (r"c\.is_captured \|= capturing;", ""),
     (r"c\.calls_at\[[^]]*\] = c\.calls;", ""),
