@@ -49,6 +49,7 @@ endif
 WATCHED  := $(and $(filter emulated,$(DEVICE)),$(filter thread,$(SANITIZE)))
 OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-$(if $(WATCHED),watched,sanitized))
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
+MAKEFLAGS += --no-builtin-rules  # a file of another folder is refused, not linked without its libraries
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 CXXFLAGS ?= -O2 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
 # a null pointer ends a program without UBSan's check of each access too; that check is a quarter of the build
