@@ -1,7 +1,7 @@
 """HANS and learning in context: what figures.py makes of its name.
 
-MT-NLG's announcement says that the model does better on HANS with shots, which neither teach the task nor
-could, and leaves open what they do. So for each number of shots the same documents are asked again with
+MT-NLG's announcement has better scores on HANS with shots. What do they do? For each number of shots the
+same documents are asked again with
     their order      the same shots in other orders (ORDERS of them)
     their labels     the same shots, each label drawn at random (arXiv 2202.12837)
     calibration      each answer's log-likelihood less that behind "N/A" with the same shots: what the shots
@@ -15,7 +15,7 @@ import math
 import random
 import statistics
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from charts import LINES, Curve, line_chart, table
@@ -27,7 +27,6 @@ FILE = "heuristics_evaluation_set.txt"
 ANSWERS = ("entailment", "non-entailment")  # in the order of the requests' continuations
 SHOTS = (0, 1, 2, 4, 8, 16, 32)
 ORDERS = 3
-PUBLISHED = {0: 60.7, 1: 64.9, 4: 70.2}  # MT-NLG 530B's accuracy: its announcement, figure 3
 DOCUMENTS = 300  # without --limit
 
 
@@ -47,19 +46,22 @@ class Question:
     """A document with a number of shots: all that is asked of it."""
 
     document: Document
-    asked: dict = field(default_factory=dict)  # variant: context
+    asked: dict  # variant: context
 
 
 # ---- what is asked ---------------------------------------------------------------------------------------
 
 
 def read_rows(path):
-    try:
-        with path.open(encoding="utf8", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    except (OSError, UnicodeError) as error:
-        sys.exit(f"figures.py: {path}: {error}: --from wants HANS's folder (github.com/tommccoy1/hans)")
-    return rows
+    with path.open(encoding="utf8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def shuffled(n):
+    """The order in which ./tasks asks n documents; and the generator that then draws their shots."""
+    draw, order = random.Random(42), list(range(n))
+    draw.shuffle(order)
+    return order, draw
 
 
 def worded(folder, form, work):
@@ -76,10 +78,8 @@ def read_documents(source, form, work):
     """All documents in the order of the file; and what a document without content is asked."""
     texts = worded(source, form, work)  # stops where the file is not as it should be
     rows = read_rows(source / FILE)
-    order = list(range(len(rows)))
-    random.Random(42).shuffle(order)  # the order of ./tasks
     documents = [None] * len(rows)
-    for at, (prompt, answers) in zip(order, texts, strict=True):
+    for at, (prompt, answers) in zip(shuffled(len(rows))[0], texts, strict=True):
         row = rows[at]
         documents[at] = Document(prompt, answers, ANSWERS.index(row["gold_label"]), row["heuristic"])
     empty = work / "without-content"
@@ -91,9 +91,8 @@ def read_documents(source, form, work):
 
 def questions_of(shots, rows, documents, empty, limit):
     """The first documents of the order of ./tasks with as many of its shots, in all variants."""
-    draw, change = random.Random(42), random.Random(shots)
-    order = list(range(len(documents)))
-    draw.shuffle(order)
+    order, draw = shuffled(len(documents))
+    change = random.Random(shots)
     out = []
     for at in order[:limit]:
         document = documents[at]
@@ -133,7 +132,7 @@ def share(chosen):
     return 100 * mean, 100 * math.sqrt(mean * (1 - mean) / (n - 1)) if n > 1 else None
 
 
-def summed_up(shots, questions, scores):
+def summed_up(shots, questions, scores, published):
     """What one model made of the questions with so many shots. scores: both answers of each context."""
     at, said = 0, []  # of each question: variant -> which answer
     for question in questions:
@@ -153,6 +152,10 @@ def summed_up(shots, questions, scores):
 
     orders = [accuracy(name)[0] for name in said[0] if name.startswith("order")]
     heuristics = sorted({question.document.heuristic for question in questions})
+
+    def by_heuristic(variant):
+        return {name: accuracy(variant, lambda d: d.heuristic == name)[0] for name in heuristics}
+
     return {
         "shots": shots,
         "accuracy": accuracy("drawn")[0], "error": accuracy("drawn")[1],
@@ -163,12 +166,8 @@ def summed_up(shots, questions, scores):
         "by_label": {
             name: accuracy("drawn", lambda d, i=i: d.gold == i)[0] for i, name in enumerate(ANSWERS)
         },
-        "by_heuristic": {name: accuracy("drawn", lambda d, name=name: d.heuristic == name)[0]
-                         for name in heuristics},
-        "calibrated_by_heuristic": {
-            name: accuracy("calibrated", lambda d, name=name: d.heuristic == name)[0] for name in heuristics
-        },
-        "published": PUBLISHED.get(shots),
+        "by_heuristic": by_heuristic("drawn"), "calibrated_by_heuristic": by_heuristic("calibrated"),
+        "published": published,
     }  # fmt: skip
 
 
@@ -177,8 +176,10 @@ def answered(checkpoint, files, asked, work):
     options = ["--resume", checkpoint, "--evaluate", *files, "--results", results]
     output_of([BUILD / "train_gpt", *options], 24 * 3600, cwd=ROOT)
     got = json.loads(results.read_text())
+    hans = got["published"]["hans"]
+    published = dict(zip((0, 1, hans["few"]), hans["MT-NLG 530B"]))
     rows = [
-        summed_up(shots, questions, got["log_likelihoods"][f"hans-{shots}"])
+        summed_up(shots, questions, got["log_likelihoods"][f"hans-{shots}"], published.get(shots))
         for shots, questions in asked.items()
     ]
     cut = {shots: got["truncated_documents"][f"hans-{shots}"] for shots in asked}
@@ -242,7 +243,8 @@ def chart(models):
               [(i, statistics.mean(s["orders"])) for i, s in enumerate(model["shots"]) if s["orders"]]),
         curve(4, "labels at random",
               [(i, s["labels_at_random"]) for i, s in enumerate(model["shots"]) if s["shots"]]),
-        curve(2, "MT-NLG 530B, published", [(SHOTS.index(n), y) for n, y in PUBLISHED.items()], 2),
+        curve(2, "MT-NLG 530B, published",
+              [(i, s["published"]) for i, s in enumerate(model["shots"]) if s["published"]], 2),
     ]  # fmt: skip
     for i, earlier in enumerate(models[:-1]):
         points = [(j, s["accuracy"]) for j, s in enumerate(earlier["shots"])]

@@ -22,7 +22,6 @@ planned, what was published published: no number of a 530B model here was measur
 
 import argparse
 import json
-import math
 import random
 import re
 import shutil

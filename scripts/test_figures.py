@@ -169,6 +169,7 @@ def test_hans(work):
             (got,) = json.loads((work / "one.json").read_text())["results"].values()
             row = next(s for s in out["models"][-1]["shots"] if s["shots"] == shots)
             check(abs(row["accuracy"] - 100 * got["acc"]) < 1e-9, f"{shots} shots: {row} {got['acc']}")
+            check(row["published"] == {0: 60.7, 4: 70.2}.get(shots), f"{shots} shots: published: {row}")
             check(abs(row["error"] - 100 * got["acc_stderr"]) < 1e-9, f"{shots} shots: its error")
             for name, value in row["by_heuristic"].items():
                 check(abs(value - 100 * got[f"acc heuristic {name}"]) < 1e-9, f"{shots} shots: {name}")
@@ -203,7 +204,7 @@ def test_answers():
     names = ("drawn", "without content", "labels")
     questions = [figure_hans.Question(d, dict.fromkeys(names, "")) for d in document]
     scores = [(-1, -2), (-1, -1), (-3, -2), (-1, -2), (-1, -5), (-1, -1)]
-    got = figure_hans.summed_up(1, questions, scores)
+    got = figure_hans.summed_up(1, questions, scores, 64.9)
     check(got["accuracy"] == 50 and got["calibrated"] == 100 and got["labels_at_random"] == 0, f"{got}")
     check(got["says_true"] == 100 and got["says_true_calibrated"] == 50, f"{got}")
     check(got["by_label"] == {"entailment": 100, "non-entailment": 0} and got["published"] == 64.9, f"{got}")
