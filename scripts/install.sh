@@ -60,11 +60,11 @@ packages() {  # packages apt|dnf NAME…
             dnf-compiler) echo gcc-c++ ;;
             dnf-blas) echo openblas-devel openblas-openmp ;;
             apt-corpus) echo libxml2-dev libcld2-dev libfasttext-dev libbrotli-dev libuchardet-dev \
-                libutf8proc-dev \
-                             libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev ;;
+                libutf8proc-dev libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev \
+                libcurl4-openssl-dev libssl-dev ;;
             dnf-corpus) echo libxml2-devel cld2-devel fasttext-devel brotli-devel uchardet-devel \
-                utf8proc-devel \
-                             simdjson-devel xxhash-devel libzstd-devel zlib-devel ;;
+                utf8proc-devel simdjson-devel xxhash-devel libzstd-devel zlib-devel libcurl-devel \
+                openssl-devel ;;
         esac
     done
 }
@@ -109,8 +109,8 @@ elif command -v dnf >/dev/null; then
 else
     command="your package manager: a C++20 compiler with OpenMP, make, python3, OpenBLAS built for OpenMP,"
     command+=" and Open MPI"
-    [ $with_corpus = no ] ||
-        command+="; libxml2, CLD2, fastText, brotli, uchardet, utf8proc, simdjson, xxhash, zstd and zlib"
+    corpus="libxml2, CLD2, fastText, brotli, uchardet, utf8proc, simdjson, xxhash, zstd, zlib"
+    [ $with_corpus = no ] || command+="; $corpus, libcurl, OpenSSL"
 fi
 
 left=$(missing)

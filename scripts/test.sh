@@ -130,6 +130,7 @@ fi
 part "the corpus"
 if has_corpus; then
     is_built corpus && count_checks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
+    count_checks scripts/test_fetch.py ./corpus
 else
     echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
 fi

@@ -4,6 +4,7 @@
 #include "bench.h"
 #include "decontaminate.h"
 #include "dedup.h"
+#include "fetch.h"
 #include "quality.h"
 #include "report.h"
 #include "token_files.h"
@@ -28,6 +29,8 @@ struct StepForm {
 };
 using A = Command&;
 const StepForm forms[] = {
+    {"fetch", "LIST…", "a crawl's files, from lists of paths (files or URLs), checked", "output",
+     [](const Ranks& r, A a) { fetch(r, a.settings, a.words, a.output()); }},
     {"extract", "SET=FILE.warc.gz…", "WARC -> documents (JSONL): language, main text", "output",
      [](const Ranks& r, A a) { extract(r, a.settings, a.corpus, a.output()); }},
     {"clean", "SET=FILE.jsonl.zst…", "Unicode repaired, short documents dropped by rule", "output",
@@ -116,7 +119,8 @@ const StepForm& parse(int argc, char** argv, Command& command) {
     command.settings.take(parse_command_line(argc, argv, corpus_forms(), &command.words));
     const StepForm& form = find_form(command.words);
     command.step = bare_step(form);
-    bool runs = command.step == "run", files = !runs && command.step != "report" && command.step != "bench";
+    bool runs = command.step == "run", lists = command.step == "fetch";
+    bool files = !runs && !lists && command.step != "report" && command.step != "bench";
     for (auto& [name, value] : command.settings.values)
         if (const CorpusOption& o = find_corpus_option(name); !runs && !takes(o, command.step))
             fail("--%s: is for %s, not for %s", o.form.name, steps_of(o).c_str(), form.name);
@@ -128,6 +132,7 @@ const StepForm& parse(int argc, char** argv, Command& command) {
     }
     for (auto& option : parts_of(form.needs, ' '))
         command.settings.need(option.c_str(), "(--help explains it)");
+    if (lists && command.words.empty()) fail("fetch wants LIST…: files or URLs (--help explains)");
     for (size_t i = 0; files && i < command.words.size(); i++) {
         const std::string& word = command.words[i];
         size_t is = word.find('=');
@@ -145,6 +150,7 @@ const StepForm& parse(int argc, char** argv, Command& command) {
 std::vector<comm::ConfigHash> facts(const Command& command) {
     std::string settings = command.step, files;
     for (auto& [name, value] : command.settings.values) settings += "\n" + name + " " + value;
+    for (auto& word : command.words) settings += "\n" + word;
     for (auto& f : command.corpus.files)
         files += text("%s %llu\n", f.path.c_str(), (unsigned long long)f.bytes);
     return {{"the settings", checksum(settings.data(), settings.size()), "give all ranks the same"},

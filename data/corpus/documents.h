@@ -11,6 +11,10 @@
 #include "text.h"
 
 using Counts = std::map<std::string, int64_t>;  // what was seen, kept and dropped, by name
+inline int64_t count_of(const Counts& c, const char* name) {
+    auto found = c.find(name);
+    return found == c.end() ? 0 : found->second;
+}
 
 struct Document {
     std::string text, id;

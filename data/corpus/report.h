@@ -35,11 +35,6 @@ inline std::vector<StepCounts> read_step_counts(const std::string& folder) {
     return out;
 }
 
-inline int64_t count_of(const Counts& c, const char* name) {
-    auto found = c.find(name);
-    return found == c.end() ? 0 : found->second;
-}
-
 inline void write_table(const std::string& folder, const std::vector<StepCounts>& steps,
                         const std::vector<std::string>& sets) {
     std::string out =

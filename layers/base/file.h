@@ -1,6 +1,7 @@
 // file.h   files as the operating system has them: mapped or read by offset; written aside and then renamed
 //   A FileWriter's file appears under its own name only when finish() has put all of it on the disk; until
-//   then it is PATH.partial, and a run that dies leaves what stood there before.
+//   then it is PATH.partial, and a run that dies leaves what stood there before. With Partial::Resume what an
+//   earlier run left in PATH.partial is kept and appended to.
 #pragma once
 #include <errno.h>
 #include <fcntl.h>
@@ -114,12 +115,16 @@ struct FileLock {
     ~FileLock() { close(fd); }
 };
 
+enum class Partial { Replace, Resume };
+
 struct FileWriter {
     std::string path, partial;
+    Partial mode;
     int fd = -1;
     size_t written = 0;
 
-    explicit FileWriter(const std::string& path) : path(path), partial(path + ".partial") {
+    explicit FileWriter(const std::string& path, Partial mode = Partial::Replace)
+        : path(path), partial(path + ".partial"), mode(mode) {
         struct stat info;
         if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
             fail("%s: is not a regular file, and would be replaced: give another name", path.c_str());
@@ -127,19 +132,24 @@ struct FileWriter {
         if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
         try {
             lock();
-            if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
+            if (mode == Partial::Replace) clear();
+            else if (fstat(fd, &info) == 0) written = (size_t)info.st_size;
         } catch (const Error&) {
             close(fd);  // what is there is another's
             throw;
         }
     }
     FileWriter(FileWriter&& o) noexcept
-        : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)),
-            written(o.written) {}
-    ~FileWriter() {  // not finished: nothing remains
+        : path(std::move(o.path)), partial(std::move(o.partial)), mode(o.mode), fd(std::exchange(o.fd, -1)),
+          written(o.written) {}
+    ~FileWriter() {  // not finished: nothing remains, unless it is to be resumed
         if (fd < 0) return;
         close(fd);
-        unlink(partial.c_str());
+        if (mode == Partial::Replace) unlink(partial.c_str());
+    }
+    void clear() {
+        if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
+        written = 0;
     }
     // against another process that writes the same file; one that is just ending has some seconds
     void lock() {
