@@ -16,12 +16,11 @@ import random
 import statistics
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from charts import LINES, Curve, line_chart, table
 from over_ranks import output_of
+from planned import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/cpu-fp32"
 FILE = "heuristics_evaluation_set.txt"
 ANSWERS = ("entailment", "non-entailment")  # in the order of the requests' continuations

@@ -30,20 +30,9 @@ from pathlib import Path
 
 from charts import bars, over_time, table
 from figure_hans import hans
-from over_ranks import environment, limited, output_of, words
-
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "build/cpu-fp32/train_gpt"
-MTNLG = ROOT / "scripts/mtnlg-530b.conf"
-
-
-def plan(options):
-    """--plan as a dict, also where a layout does not fit."""
-    command = [PROGRAM, "--plan", *words({"config": MTNLG, "plan-json": "-", **options})]
-    done = limited(command, 120, cwd=ROOT, env=environment)
-    if "{" not in done.stdout:
-        sys.exit(f"figures.py: {done.stderr.strip()}")
-    return json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
+from figure_throughput import throughput
+from over_ranks import output_of, words
+from planned import PROGRAM, ROOT, plan
 
 
 # ---- figure 1 --------------------------------------------------------------------------------------------
@@ -272,111 +261,6 @@ def samples(options):
         {"samples": out},
         None,
     )
-
-
-# ---- throughput ------------------------------------------------------------------------------------------
-
-PUBLISHED = {
-    280: (60.1, 126),
-    350: (50.2, 121),
-    420: (44.4, 113),
-}  # servers: seconds, TFLOP/s (arXiv 2201.11990)
-ALONE = (
-    ("8 × 8 × 35", {"world-size": 2240}),
-    (
-        "data parallelism alone",
-        {"tensor-parallel": 1, "pipeline-parallel": 1, "batch": 2240, "world-size": 2240},
-    ),
-    (
-        "tensor parallelism over all 128 heads",
-        {"tensor-parallel": 128, "pipeline-parallel": 1, "world-size": 1920},
-    ),
-    ("pipeline of single layers", {"tensor-parallel": 1, "pipeline-parallel": 105, "world-size": 1680}),
-)
-
-
-def published_flops(batch):
-    """Of a step, as the paper counts: with recomputation (arXiv 2104.04473, section 5.1)."""
-    T, L, C, V = 2048, 105, 20480, 51200
-    return 96 * batch * T * L * C * C * (1 + T / (6 * C) + V / (16 * L * C))
-
-
-def each_axis_alone():
-    """MT-NLG's layout, and one kind of parallelism alone: what a GPU holds, what a step takes."""
-    out = []
-    for name, layout in ALONE:
-        made = plan({"ramp-start": 0, **layout})
-        out.append({
-            "layout": name, "gpus": layout["world-size"], "seconds": made["seconds"], "mfu": made["mfu"],
-            "gigabytes": max(sum(stage["memory"].values()) for stage in made["stages"]) / 1e9,
-            "fits": made["fits"],
-        })  # fmt: skip
-    return out
-
-
-def throughput(_options):
-    out = []
-    for servers, (seconds, rate) in PUBLISHED.items():
-        d = servers // 35
-        made = plan({"world-size": 8 * servers, **({"ramp-start": 0} if 32 % d else {})})
-        ours = published_flops(1920) / made["seconds"] / (8 * servers) / 1e12
-        out.append({
-            "servers": servers, "planned_seconds": made["seconds"], "published_seconds": seconds,
-            "planned_tflops": ours, "published_tflops": rate, "bubble": made["bubble"], "idle": made["idle"],
-            "mfu": made["mfu"],
-        })  # fmt: skip
-    rows = [
-        (s["servers"], f"{s['planned_seconds']:.2f}", s["published_seconds"],
-         f"{s['published_seconds'] - s['planned_seconds']:+.2f}", f"{s['planned_tflops']:.1f}",
-         s["published_tflops"], *(f"{100 * s[key]:.1f} %" for key in ("bubble", "idle", "mfu")))
-        for s in out
-    ]  # fmt: skip
-    head = (
-        "servers",
-        "planned s",
-        "published s",
-        "difference",
-        "planned TFLOP/s",
-        "published",
-        "bubble",
-        "idle",
-        "MFU",
-    )
-    fall = {
-        which: 1 - out[-1][f"{which}_tflops"] / out[0][f"{which}_tflops"]
-        for which in ("planned", "published")
-    }
-    alone = each_axis_alone()
-    alone_rows = [
-        (a["layout"], a["gpus"], f"{a['gigabytes']:,.1f} GB", "yes" if a["fits"] else "no",
-         f"{a['seconds']:.1f}", f"{100 * a['mfu']:.1f} %")
-        for a in alone
-    ]  # fmt: skip
-    text = (
-        table(head, rows)
-        + "\nTFLOP/s count recomputation, as the paper does. From 280 to 420 servers they fall by"
-        f" {100 * fall['published']:.1f} % as published and by {100 * fall['planned']:.1f} % as planned. The"
-        " plan has the larger bubble of fewer micro-batches and the all-reduce over more replicas. What it"
-        f" leaves over grows by {rows_rest(out) / 2:.2f} s for every two replicas more: nothing that the plan"
-        " knows grows so, and which of stragglers, placement on the network, or contention it was cannot be"
-        " told from three published numbers.\n\n## One kind of parallelism alone\n\n"
-        + table(("layout", "GPUs", "a GPU of 80 GB holds", "fits", "a step, s", "MFU"), alone_rows)
-    )
-    pictures = [
-        (
-            f"{s['servers']} servers",
-            [(round(s["planned_seconds"], 1), "ours"), (s["published_seconds"], "published")],
-        )
-        for s in out
-    ]
-    return text, {"runs": out, "fall": fall, "alone": alone}, bars(
-        "Seconds of a step: planned (blue), published (red)", pictures, "s")  # fmt: skip
-
-
-def rows_rest(runs):
-    """By how much more the published time exceeds the planned one with 420 servers than with 280."""
-    rest = [s["published_seconds"] - s["planned_seconds"] for s in runs]
-    return rest[-1] - rest[0]
 
 
 FIGURES = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import figure_hans
 import figures
 from over_ranks import check, environment, finish, limited, words
+from planned import ROOT, plan
 
-ROOT = Path(__file__).resolve().parent.parent
 BUILD = Path(sys.argv[1]).resolve()
 FIRST = (
     "Q: 11 # 2 = ?\nA: 5.5\nQ: 18 # 9 = ?\nA: 2\nQ: 35 # 4 = ?\nA: 8.75\n"
@@ -77,6 +77,20 @@ def test_tables(work):
     for run in throughput["runs"]:
         off = run["planned_seconds"] / run["published_seconds"] - 1
         check(abs(off) < 0.03, f"{run['servers']} servers: {off:+.1%}")
+    # errors are those of the times, and a plan at the fitted efficiency takes what is said
+    tried, holding = throughput["rest"]["hypotheses"], []
+    for one in tried:
+        holding += [one["what"].split(":")[0].split(",")[0]] if one["error"] < 0.005 else []
+        errors = [s / p - 1 for s, p in zip(one["seconds"], (60.1, 50.2, 44.4))]
+        check(abs(sum(e * e for e in errors) / 3 - one["error"] ** 2) < 1e-9, f"the error of {one}")
+    check(set(holding) == {"a slower network", "a cost of each step that is the same at all sizes"}, holding)
+    again = plan({"world-size": 3360, "ramp-start": 0, "gemm-efficiency": tried[0]["efficiency"]})["seconds"]
+    check(abs(again - tried[0]["seconds"][2]) < 0.01, f"planned {again}, said {tried[0]['seconds'][2]}")
+    slow = {"world-size": 2240, "network-rate": 2, "gemm-efficiency": tried[3]["efficiency"]}
+    again = plan({**slow, "ramp-start": 0})["seconds"]
+    check(abs(again - tried[3]["seconds"][0]) < 0.01, f"planned {again}, said {tried[3]['seconds'][0]}")
+    rates = throughput["rest"]["contended_rates"]
+    check(abs(rates[0] - 25) < 1e-6 and rates == sorted(rates, reverse=True), f"contended rates {rates}")
     check([a["fits"] for a in throughput["alone"]] == [True, False, True, True], "what fits alone")
     check(all(a["mfu"] < throughput["runs"][0]["mfu"] for a in throughput["alone"][2:]), "what alone costs")
 

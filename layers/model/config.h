@@ -69,7 +69,7 @@ struct Options {
     int world_size = 0;
     std::string tuning, plan, plan_json, hardware, hosts, timeline, trace, record;
     long trace_step = 2, record_values = 256, profile = 0;
-    double gemm_efficiency = 0.545, file_system_rate = 0;
+    double gemm_efficiency = 0.545, network_rate = 0, file_system_rate = 0;
     bool help = false, version = false;
     std::set<std::string> given;  // named on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
@@ -213,6 +213,8 @@ inline const std::vector<Option> option_table = [] {
         {"gemm-efficiency", &O::gemm_efficiency, 0.01,
          "share of the peak that the largest GEMMs reach, for planned times: 0.545 as in MT-NLG's runs, "
          "0.765 as in later ones of Megatron-LM (--plan published)"},
+        {"network-rate", &O::network_rate, 0,
+         "with --plan: GB/s that a GPU sends to other nodes, in place of the machine's own"},
         {"file-system-rate", &O::file_system_rate, 0,
          "with --plan: GB/s that all ranks together write and read, for times of saves and resumes"},
         {"hosts", &O::hosts, 0, "with --plan: file with one host a line, to say which ranks are where"},

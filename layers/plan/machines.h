@@ -70,6 +70,7 @@ inline Hardware choose_hardware(const Options& o) {
         if (name.empty() && h.is_known() && device.find(h.gpu.name) != device.npos) name = h.name;
     Hardware found = find_hardware(!name.empty() ? name : o.plan.empty() ? "here" : "dgx-a100");
     found.efficiency = o.gemm_efficiency;
+    if (o.network_rate > 0) found.network = 1e9 * o.network_rate;
     if (o.fp8 == "yes" && found.gpu.fp8 == 0)
         fail("--fp8 yes on %s: it has no GEMMs of 8-bit numbers: choose another --hardware", found.name);
     return found;

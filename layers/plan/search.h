@@ -15,7 +15,8 @@ inline void check_plan_options(Options& o) {
     if (o.gemm_efficiency > 1)
         fail("--gemm-efficiency %g: wants a share of the peak, at most 1", o.gemm_efficiency);
     if (o.plan.empty()) {
-        for (const char* name : {"plan-json", "hosts", "timeline", "hardware", "file-system-rate"})
+        for (const char* name :
+             {"plan-json", "hosts", "timeline", "hardware", "network-rate", "file-system-rate"})
             if (o.has(name)) fail("--%s wants --plan", name);
         if (o.world_size && o.world_size != comm::world_size())
             fail("--world-size %d: %d ranks were started: start %d, or leave the option out", o.world_size,

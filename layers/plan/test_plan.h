@@ -214,6 +214,9 @@ void test_plan_advice() {
     refuses("give --plan without search", [] { resolved_plan("search --hosts x"); });
     refuses("choose one of dgx", [] { resolved_plan("--hardware foo"); });
     refuses("at most 1", [] { resolved_plan("--gemm-efficiency 5"); });
+    Plan planned = plan_of(mtnlg + "--world-size 2240");
+    Plan slow = plan_of(mtnlg + "--world-size 2240 --network-rate 5");
+    check(slow.hardware.network == 5e9 && slow.step().seconds > planned.step().seconds, "a slower network");
     std::string saves = plan_text(plan_of(mtnlg + "--world-size 2240 --file-system-rate 100"));
     check(saves.find("checkpoint      6355 GB; a rank writes 2.84 GB") != std::string::npos &&
               saves.find("written in 63.5 s beside the steps") != std::string::npos, "times of saves");

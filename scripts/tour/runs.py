@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+import figure_throughput  # noqa: E402
 import figures  # noqa: E402
 from over_ranks import environment, limited, words  # noqa: E402
 
@@ -196,7 +197,7 @@ def planet(work):
     run([BUILD / "train_gpt", "--plan", *words({**MTNLG, "timeline": timeline})])
     return {
         "plan": planned,
-        "axes": figures.each_axis_alone(),
+        "axes": figure_throughput.each_axis_alone(),
         "published": run([BUILD / "train_gpt", "--plan", "published"]),
         "timeline": timeline.read_text(),
     }

@@ -1,0 +1,20 @@
+"""MT-NLG's run as --plan plans it: what figures share."""
+
+import json
+import sys
+from pathlib import Path
+
+from over_ranks import environment, limited, words
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "build/cpu-fp32/train_gpt"
+MTNLG = ROOT / "scripts/mtnlg-530b.conf"
+
+
+def plan(options):
+    """--plan as a dict, also where a layout does not fit."""
+    command = [PROGRAM, "--plan", *words({"config": MTNLG, "plan-json": "-", **options})]
+    done = limited(command, 120, cwd=ROOT, env=environment)
+    if "{" not in done.stdout:
+        sys.exit(f"figures.py: {done.stderr.strip()}")
+    return json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
