@@ -1,0 +1,339 @@
+"""Token files, whole runs over ranks and after kill -9, and bad input."""
+
+import gzip
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import time
+
+from corpus_checks import CORPUS, ENVIRONMENT, TRAINER, counts, prose, read, run, sentence, tree, write
+from corpus_pages import ENGLISH, page, record, response
+from over_ranks import check
+
+
+def decode_tokens(path):
+    """Documents of a file in the vocabulary `bytes`."""
+    data = open(path, "rb").read()
+    count, documents = struct.unpack_from("<Q", data, 16)[0], struct.unpack_from("<Q", data, 32)[0]
+    tokens = struct.unpack_from(f"<{count}H", data, 64)
+    out, now = [], bytearray()
+    for t in tokens:
+        if t < 256:
+            now.append(t)
+        else:
+            out.append(now.decode())
+            now = bytearray()
+    assert len(out) == documents and not now
+    return out
+
+
+def test_tokens(work):
+    r = random.Random(13)
+    texts = [prose(r, r.randint(1, 400)) for _ in range(2000)]
+    write(f"{work}/a.jsonl", texts[:500])
+    write(f"{work}/b.jsonl", [{"text": t, "id": f"b{i}"} for i, t in enumerate(texts[500:])])
+    run("tokens", "--vocabulary", "bytes", "--output", f"{work}/t", f"s={work}/?.jsonl")
+    got = decode_tokens(f"{work}/t/s.bin")
+    check(sorted(got) == sorted(texts), "all documents, each once")
+    order = [texts.index(t) for t in got]
+    moved = (
+        sum(abs(a - b) for a, b in zip(order, range(2000))) / 2000
+    )  # a shuffle moves by a third of the length
+    check(600 < moved < 733, f"shuffled: documents moved by {moved}")
+    run(
+        "tokens",
+        "--vocabulary",
+        "bytes",
+        "--output",
+        f"{work}/v",
+        "--validation",
+        0.2,
+        "--memory",
+        1000000,
+        f"s={work}/?.jsonl",
+        ranks=2,
+    )
+    train, held = decode_tokens(f"{work}/v/s.train.bin"), decode_tokens(f"{work}/v/s.validation.bin")
+    check(
+        sorted(train + held) == sorted(texts) and abs(len(held) - 400) < 4.5 * math.sqrt(320),
+        f"{len(held)} are held out",
+    )
+    check([t for t in got if t in set(train)] == train, "the same order, but for those held out")
+    check(open(f"{work}/v/train.blend").read().split("\n")[1].split()[1] == "s.train.bin", "the blend")
+    run("tokens", "--output", f"{work}/n", "--validation", 1, f"s={work}/a.jsonl", fails="wants at most 0.99")
+    open(f"{work}/v/encoded/s/a.tokens", "r+b").truncate(1000)
+    before = tree(f"{work}/v")
+    run("tokens", "--vocabulary", "bytes", "--output", f"{work}/v", "--validation", 0.2, f"s={work}/?.jsonl")
+    check(
+        tree(f"{work}/v") != before and decode_tokens(f"{work}/v/s.train.bin") == train,
+        "what was cut off is made again",
+    )
+
+
+CONFIGURATION = """# a corpus of three sets
+output     out
+set wikipedia   jsonl wiki?.jsonl.gz   weight 0.6
+set cc-2021-04  warc  crawl?.warc.gz   weight 0.3
+set own         jsonl own.jsonl        weight 0.1
+positives  wikipedia
+buckets    5000
+dimensions 5
+pareto     0.5
+against    requests=questions.jsonl
+vocabulary bytes
+validation 0.1
+common     1000
+"""
+
+
+def make_inputs(folder):
+    os.makedirs(folder)
+    r = random.Random(17)
+    fine = [sentence(r) for _ in range(400)]
+    article = lambda: " ".join(r.choice(fine) for _ in range(r.randint(5, 30)))
+    for k in range(2):
+        with gzip.open(f"{folder}/wiki{k}.jsonl.gz", "wt") as f:
+            f.write(
+                "".join(json.dumps({"text": article(), "id": f"wiki {k} {i}"}) + "\n" for i in range(150))
+            )
+    for k in range(3):
+        with open(f"{folder}/crawl{k}.warc.gz", "wb") as f:
+            for i in range(60):
+                text = (
+                    ENGLISH * r.randint(2, 3) + "It was then said of the town that " + article()
+                    if r.random() < 0.7
+                    else ENGLISH * 3
+                )
+                f.write(gzip.compress(record(response(page(text))), mtime=0))
+    write(f"{folder}/own.jsonl", [article() for _ in range(80)] + ["x " * 2000])
+    write(f"{folder}/questions.jsonl", [{"context": f, "continuations": ["a"], "gold": 0} for f in fine[:30]])
+    open(f"{folder}/corpus.conf", "w").write(CONFIGURATION)
+
+
+def test_published_blend(_work):
+    """What scripts/corpus.conf writes is what scripts/mtnlg-530b.blend reads, with the same weights."""
+    scripts = os.path.dirname(os.path.abspath(__file__))
+    conf, blend = open(f"{scripts}/corpus.conf").read(), open(f"{scripts}/mtnlg-530b.blend").read()
+    validation = float(re.search(r"^validation\s+(\S+)", conf, re.M).group(1))
+    ending = ".train.bin" if validation > 0 else ".bin"
+    sets = re.findall(r"^set (\S+) .* weight (\S+)$", conf, re.M)
+    written = {name + ending: weight for name, weight in sets}
+    read = {name: weight for weight, name in re.findall(r"^([\d.]+) (\S+)$", blend, re.M)}
+    check(len(written) == 15 and written == read, f"corpus.conf writes {written}, the blend reads {read}")
+
+
+def test_run(work):
+    make_inputs(f"{work}/in")
+    home = os.getcwd()
+    os.chdir(f"{work}/in")
+    out = run("run", "corpus.conf")
+    whole = tree("out")
+    check(
+        "train.blend" in " ".join(whole) and "report.svg" in whole and "| wikipedia | tokens |" in out,
+        "what a run leaves",
+    )
+    check(open("out/report.svg").read().count("<rect") > 15, "the funnel")
+    c = counts("out/decontaminate", "decontaminate")
+    removed = json.load(open("out/dedup/components.json"))["removed"]
+    check(
+        removed > 20
+        and sum(s["duplicates"] for s in counts("out/dedup", "dedup").values() if "duplicates" in s)
+        == removed
+        and sum(s.get("split", 0) + s.get("trimmed", 0) + s.get("nothing left", 0) for s in c.values()) > 20,
+        f"{removed} duplicates, {c}",
+    )
+    for step in ("clean", "filter", "dedup"):  # what goes in is what comes out or is counted
+        for name, s in counts(f"out/{step}", step).items():
+            other = sum(
+                n
+                for k, n in s.items()
+                if k not in ("documents", "kept", "characters", "kept characters", "Unicode repaired")
+            )
+            check(s["documents"] == s["kept"] + other, f"{step} {name}: {s}")
+    before = {
+        p: os.stat(f"out/{p}").st_mtime_ns for p in whole if p.endswith((".jsonl.zst", ".signatures", ".bin"))
+    }
+    run("run", "corpus.conf")
+    check(
+        tree("out") == whole and all(os.stat(f"out/{p}").st_mtime_ns == t for p, t in before.items()),
+        "finished steps are not done again",
+    )
+    for ranks in (1, 2, 5):
+        shutil.rmtree("out")
+        run("run", "corpus.conf", ranks=ranks)
+        check(
+            tree("out") == whole, f"{ranks} ranks: {[p for p in whole if tree('out').get(p) != whole[p]][:5]}"
+        )
+    # another setting, and back
+    run("run", "corpus.conf", "--margin", 50)
+    check(
+        tree("out/dedup") == {p[6:]: h for p, h in whole.items() if p.startswith("dedup/")}
+        and tree("out") != whole,
+        "another setting",
+    )
+    run("run", "corpus.conf")
+    check(tree("out") == whole, "the first setting again")
+    text = open("own.jsonl").read()
+    middle = text.replace('"id": "d40"', '"id": "e40"')
+    open("own.jsonl", "w").write(middle)
+    run("run", "corpus.conf")
+    check(len(middle) == len(text) and tree("out") != whole, "an input that changed in its middle")
+    with open("own.jsonl", "a") as f:
+        f.write(json.dumps({"text": prose(random.Random(99), 500), "id": "late"}) + "\n")
+    run("run", "corpus.conf")
+    check(
+        counts("out/clean", "clean")["own"]["documents"] == 82 and tree("out") != whole,
+        "an input that has grown",
+    )
+    shutil.rmtree("out")
+    run("run", "corpus.conf")
+    whole = tree("out")
+    # kill -9 at random moments, on one rank or two, until a run comes through
+    r, kills = random.Random(19), 0
+    for ranks in (0, 2):
+        shutil.rmtree("out")
+        start = time.time()
+        run("run", "corpus.conf", ranks=ranks)
+        length = time.time() - start
+        shutil.rmtree("out")
+        for _ in range(12):
+            command = (["mpirun", "-n", "2"] if ranks else []) + [CORPUS, "run", "corpus.conf"]
+            process = subprocess.Popen(
+                command,
+                env=ENVIRONMENT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                process.wait(r.random() * length)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                subprocess.run(["pkill", "-9", "-f", f"^{CORPUS} run corpus.conf"])
+                process.wait()
+                kills += 1
+        run("run", "corpus.conf", ranks=ranks)
+        left = {p: h for p, h in tree("out").items() if not p.endswith(".partial")}
+        check(
+            left == whole,
+            f"after kill -9: {[p for p in set(left) | set(whole) if left.get(p) != whole.get(p)][:5]}",
+        )
+    check(kills > 8, f"only {kills} runs were killed")
+    # with a classifier that was trained before, and no crawl; one that was damaged is trained again
+    open("b.conf", "w").write("output two\nset own jsonl own.jsonl\nmodel out/classifier/model.bin\n")
+    run("run", "b.conf")
+    check(os.path.exists("two/tokens/own.bin") and not os.path.exists("two/score"), "a run without a crawl")
+    with open("out/classifier/model.bin", "r+b") as f:
+        f.truncate(1000)
+    run("run", "corpus.conf")
+    check(tree("out") == whole, "a damaged classifier is trained again")
+    # the same length, the same number of tokens, in the middle of a large file: seen all the same
+    large = [{"text": f"{i:06} " + "x" * 100, "id": str(i)} for i in range(4000)]
+    for name in ("first", "changed"):
+        write("large.jsonl", large)
+        run("clean", "--compress", "none", "--language", "any", "--output", "l1", "s=large.jsonl")
+        run("tokens", "--output", "l2", "s=l1/s/large.jsonl")
+        check(
+            sorted(decode_tokens("l2/s.bin")) == sorted(d["text"] for d in large),
+            f"{name}: what is there is trained on",
+        )
+        large[2000]["text"] = "changed" + large[2000]["text"][7:]
+    trained = subprocess.run(
+        [
+            TRAINER,
+            "--train",
+            "out/tokens/train.blend",
+            "--validation",
+            "out/tokens/wikipedia.validation.bin",
+            "--layers",
+            "1",
+            "--hidden",
+            "32",
+            "--heads",
+            "2",
+            "--sequence",
+            "64",
+            "--batch",
+            "8",
+            "--steps",
+            "20",
+            "--metrics",
+            "m.jsonl",
+        ],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    losses = [m["loss"] for m in read("m.jsonl")] if trained.returncode == 0 else []
+    check(
+        len(losses) == 20 and losses[-1] < losses[0],
+        f"WARC in, training out: {trained.stderr[-300:]} {losses[-1:]}",
+    )
+    os.chdir(home)
+
+
+def test_bad_input(work):
+    write(f"{work}/a.jsonl", ["x"])
+    run(fails="wants a step")
+    run("extrakt", fails="did you mean extract")
+    run("clean", "--outptu", "x", f"s={work}/a.jsonl", fails="did you mean --output")
+    run("clean", f"s={work}/a.jsonl", fails="wants --output")
+    run("clean", "--output", f"{work}/o", fails="wants files")
+    run("clean", "--output", f"{work}/o", f"s={work}/none*.jsonl", fails="there is no such file")
+    run(
+        "clean",
+        "--output",
+        f"{work}/o",
+        "--bands",
+        3,
+        f"s={work}/a.jsonl",
+        fails="is for dedup, not for clean",
+    )
+    run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="want")
+    run("dedup", "--output", f"{work}/o", "--fast", "maybe", f"s={work}/a.jsonl", fails="wants yes or no")
+    run(
+        "quality",
+        "score",
+        "--output",
+        f"{work}/o",
+        "--model",
+        f"{work}/a.jsonl",
+        f"s={work}/a.jsonl",
+        fails="is no classifier of ours",
+    )
+    run("report", f"{work}/nowhere", fails="holds no step's counts")
+    os.makedirs(f"{work}/two")
+    write(f"{work}/two/a.jsonl", ["y"])
+    run(
+        "clean",
+        "--output",
+        f"{work}/o",
+        f"s={work}/a.jsonl",
+        f"s={work}/two/a.jsonl",
+        fails="have one name in one set",
+    )
+    for text, says in (
+        ("set a jsonl", "line 1: wants set NAME"),
+        ("colour red", "unknown option --colour"),
+        ("seed 1\nseed 2", "a second time"),
+        ("output x", "names no set"),
+        (f"set a jsonl {work}/a.jsonl", "wants --output"),
+    ):
+        open(f"{work}/c.conf", "w").write(text)
+        run("run", f"{work}/c.conf", fails=says)
+    run(
+        "clean",
+        "--output",
+        f"{work}/o",
+        "--bands",
+        3,
+        f"s={work}/a.jsonl",
+        ranks=2,
+        fails="[all 2 ranks] corpus: --bands: is for dedup, not for clean",
+    )
