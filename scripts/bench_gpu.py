@@ -4,7 +4,6 @@
 import argparse
 import array
 import json
-import os
 import re
 import shlex
 import statistics
@@ -237,7 +236,7 @@ def ours(model, *extra):
 def twin(model):
     """The same model in PyTorch: the fastest of its modes and micro-batches."""
     best, tried = None, []
-    sequence, sizes = MODELS[model].sequence, MODELS[model].micro_batches
+    sizes = MODELS[model].micro_batches
     for size in sizes if not o.rehearse else (2,):
         for mode in ("max-autotune-no-cudagraphs", "reduce-overhead") if not o.rehearse else ("none",):
             if late():

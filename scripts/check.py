@@ -306,15 +306,19 @@ OPENING = re.compile(
 )
 
 
-def check_limits(name, text):
+def check_size(name, text):
     lines = text.split("\n")
     most = MOST_LINES.get(name, LINES)
     if len(lines) - 1 > most:
         complain(f"{name} has {len(lines) - 1} lines, at most {most}")
-    start, indent, limit = None, 0, 0
     for number, line in enumerate(lines, 1):
         if len(line) > COLUMNS:
             complain(f"{name}:{number}: {len(line)} columns, at most {COLUMNS}")
+
+
+def check_functions(name, text):
+    start, indent, limit = None, 0, 0
+    for number, line in enumerate(text.split("\n"), 1):
         if start is None and OPENING.match(line) and "struct" not in line:
             start, indent = number, len(line) - len(line.lstrip())
             limit = KERNEL if "__global__" in line else FUNCTION
@@ -344,7 +348,8 @@ def main():
         text = Path(name).read_text(encoding="utf8")
         sizes[name] = text.count("\n")
         check_arrows(name, text)
-        check_limits(name, text)
+        check_size(name, text)
+        check_functions(name, text)
         check_choices(name, text)
         check_parameters(name, text)
         for at in comma_statements(read_groups(text)):
@@ -354,9 +359,7 @@ def main():
         for node in ast.walk(ast.parse(text)) if name.endswith(".py") else ():
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Tuple):
                 complain(f"{name}:{node.lineno}: a comma statement: one statement a line")
-        for number, line in enumerate(text.split("\n"), 1):
-            if len(line) > COLUMNS:
-                complain(f"{name}:{number}: {len(line)} columns, at most {COLUMNS}")
+        check_size(name, text)
     in_spine = [f for f in listed(*SPINE) if str(Path(f).parent) not in WINGS]
     spine = [f for f in in_spine if not is_check(f) and f in sizes]
     layers = sum(sizes[f] for f in spine if f.endswith(".cuh"))

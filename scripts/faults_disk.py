@@ -21,7 +21,6 @@ from faults import (
     skipped,
     start,
     steps_written,
-    undisturbed,
     until,
     write_into,
 )

@@ -21,7 +21,6 @@ from faults import (
     shimmed,
     start,
     steps_written,
-    undisturbed,
     until,
     write_into,
 )

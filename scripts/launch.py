@@ -31,33 +31,14 @@ import time
 import types
 from pathlib import Path
 
+from launch_log import ENDS, SPIKE, named_hosts
+
 DIVERGED = 3  # train_gpt's exit code: a loss that is not finite, or a spike
 PROGRAM = Path(os.environ.get("LAUNCH_DIR", "."), "train_gpt").resolve()
 ATTEMPTS = 3  # without a newer checkpoint
 LONGEST_PAUSE = 300
 LONGEST_END = 30  # of mpirun or srun, once they have said that the run is lost
-ENDS = re.compile(
-    r"lost communication with a remote daemon|MPI_ABORT was invoked|noticed that process rank"
-)
-# what tells on which host a run was lost
-LOST = (
-    re.compile(
-        r"lost communication with a remote daemon.*?Remote daemon: \[\[[^\]]*\],\d+\] on node (\S+)", re.S
-    ),
-    re.compile(r"on node (\S+?) (?:exited on signal|but)"),
-    re.compile(r"Node failure on ([^\s,.]+)"),
-    re.compile(r"Could not resolve hostname (\S+):|connect to host (\S+) port"),
-)
-# of srun only the first: it then kills the tasks of all other nodes itself
-FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)")
-MEMORY = re.compile(r"train_gpt: (\S+): (?:step \d+|parameters) ")
-# by the first rank whose patience ended: the others may miss that one
-HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
-# by the program itself: something of its host, or of all
-ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
-ALL_END = re.compile(r"MPI_ABORT was invoked|Job step aborted")  # from here on all are killed
 ANSWER_SECONDS = 30  # of a host that is asked to start a program
-SPIKE = re.compile(r"train_gpt: step \d+: loss .* are (?:not finite|a spike)")
 
 
 def say(message, file=None, end="\n"):
@@ -75,10 +56,6 @@ def stop(message):
 
 def seconds(name, default):
     return float(os.environ.get(name, default))
-
-
-def first_label(host):
-    return host.split(".")[0]
 
 
 def patiently(read):
@@ -248,9 +225,7 @@ class Launcher:
         # a host whose link is down is noticed after some seconds, not never
         alive = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
         settings = [word for name, value in alive.items() for word in ("--mca", name, str(value))]
-        passed_on = [name for name in os.environ if name.startswith(("NCCL_", "CUDA_"))] + [
-            "OMP_NUM_THREADS"
-        ]
+        passed_on = [name for name in os.environ if name.startswith(("NCCL_", "CUDA_"))] + ["OMP_NUM_THREADS"]
         exports = [word for name in passed_on for word in ("-x", name)]
         where = ["--host", ",".join(f"{host}:{each}" for host in hosts), "-n", str(ranks)]
         placing = ["--map-by", f"ppr:{each}:node", "--bind-to", "none"]
@@ -330,26 +305,7 @@ class Launcher:
 
     def lost_hosts(self, printed, hosts):
         """Of those that took part, the hosts that the run was lost on, and why."""
-        ours = {first_label(host): host for host in self.hosts}
-        names = [
-            name
-            for pattern in LOST
-            for groups in pattern.findall(printed)
-            for name in ([groups] if isinstance(groups, str) else groups)
-        ]
-        alone = ALL_END.split(printed)[0]  # of what was killed afterwards nothing is known
-        first, hangs, abort = FIRST_LOST.search(alone), HANGS.search(printed), ABORT.search(printed)
-        if first:
-            names.append(first[1])
-        found = {ours[first_label(name)]: "lost" for name in names if first_label(name) in ours}
-        host_of = lambda rank: hosts[min(rank // self.each, len(hosts) - 1)]  # ranks fill host after host
-        if hangs and not found:
-            found = {host_of(int(rank)): "hangs" for rank in hangs[1].split()}
-        if abort and not found:
-            found = {host_of(int(abort[1])): "fails"}
-        for name in MEMORY.findall(printed):
-            if first_label(name) in ours:
-                found[ours[first_label(name)]] = "memory"
+        found = named_hosts(printed, self.hosts, hosts, self.each)
         if not found:  # nobody was named
             good = self.answering(hosts)
             found = {host: "lost" for host in hosts if host not in good and not self.stopping}
@@ -402,9 +358,7 @@ class Launcher:
             self.write_record()
             code, printed = self.run(command)
             end = newest_checkpoint(self.folder)
-            lost = (
-                self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
-            )
+            lost = self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
             self.exclude(lost)
             attempt["lost_on"] = sorted(lost)
             attempt.update(ended=time.time(), exit_code=code, to_step=end)

@@ -126,7 +126,7 @@ class Loop:
 
 def parse(text):
     """{kernel: (instructions, loops)}"""
-    out, code, labels = {}, None, {}
+    out, name, code, labels = {}, "", None, {}
     targets = []
     for line in text.splitlines() + [".text.end:"]:
         if m := re.match(r"\.text\.(\S+):", line):

@@ -193,7 +193,7 @@ def test_ranks(server):
     for ranks in (1, 3):
         with tempfile.TemporaryDirectory() as work:
             code, said, files = fetch(work, [], url, ranks=ranks, server=server)
-            check(code == 0 and f"files 10" in said, f"{ranks} ranks: {said[-300:]}")
+            check(code == 0 and "files 10" in said, f"{ranks} ranks: {said[-300:]}")
             check(files.get("7.warc.gz") == WARC and len(files) == 22, f"{ranks} ranks: {sorted(files)}")
             trees.append(files)
     check(trees[0] == trees[1], "three ranks write other bytes than one")

@@ -1,0 +1,53 @@
+"""What a lost run has printed says of its hosts: Open MPI's, srun's and train_gpt's own last lines."""
+
+import re
+
+ENDS = re.compile(r"lost communication with a remote daemon|MPI_ABORT was invoked|noticed that process rank")
+# what tells on which host a run was lost
+LOST = (
+    re.compile(
+        r"lost communication with a remote daemon.*?Remote daemon: \[\[[^\]]*\],\d+\] on node (\S+)", re.S
+    ),
+    re.compile(r"on node (\S+?) (?:exited on signal|but)"),
+    re.compile(r"Node failure on ([^\s,.]+)"),
+    re.compile(r"Could not resolve hostname (\S+):|connect to host (\S+) port"),
+)
+# of srun only the first: it then kills the tasks of all other nodes itself
+FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)")
+MEMORY = re.compile(r"train_gpt: (\S+): (?:step \d+|parameters) ")
+# by the first rank whose patience ended: the others may miss that one
+HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
+# by the program itself: something of its host, or of all
+ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
+ALL_END = re.compile(r"MPI_ABORT was invoked|Job step aborted")  # from here on all are killed
+SPIKE = re.compile(r"train_gpt: step \d+: loss .* are (?:not finite|a spike)")
+
+
+def first_label(host):
+    return host.split(".")[0]
+
+
+def named_hosts(printed, known, hosts, each):
+    """{host: why} for the hosts that the run was lost on; empty where none is named. known: all hosts, as the
+    launcher calls them; hosts: those that took part, in order, with `each` ranks."""
+    ours = {first_label(host): host for host in known}
+    names = [
+        name
+        for pattern in LOST
+        for groups in pattern.findall(printed)
+        for name in ([groups] if isinstance(groups, str) else groups)
+    ]
+    alone = ALL_END.split(printed)[0]  # of what was killed afterwards nothing is known
+    first, hangs, abort = FIRST_LOST.search(alone), HANGS.search(printed), ABORT.search(printed)
+    if first:
+        names.append(first[1])
+    found = {ours[first_label(name)]: "lost" for name in names if first_label(name) in ours}
+    host_of = lambda rank: hosts[min(rank // each, len(hosts) - 1)]  # ranks fill host after host
+    if hangs and not found:
+        found = {host_of(int(rank)): "hangs" for rank in hangs[1].split()}
+    if abort and not found:
+        found = {host_of(int(abort[1])): "fails"}
+    for name in MEMORY.findall(printed):
+        if first_label(name) in ours:
+            found[ours[first_label(name)]] = "memory"
+    return found

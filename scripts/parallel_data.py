@@ -1,0 +1,217 @@
+"""What layouts must not change: answers, blends, ramps, resumption, generated text."""
+
+import json
+import re
+import shutil
+import struct
+
+from over_ranks import check, checksum, near, words
+from parallel_runs import DATA, KEYS, metrics, MODEL, run, text, train, work
+
+
+def answers():
+    """--loss-on answers: the mean over the tokens of answers, the same in every layout."""
+    questions = [{"prompt": f"{i} is", "answer": " odd" if i % 2 else " even"} for i in range(150)]
+    with open(f"{work}/asked.jsonl", "w") as file:
+        file.writelines(json.dumps(each) + "\n" for each in questions)
+    made = run(
+        1, ["--vocabulary", "bytes", "--output", f"{work}/asked", f"{work}/asked.jsonl"], program="tokenize"
+    )
+    check(made.returncode == 0, f"prompts and answers: {made.stderr}")
+    file = open(f"{work}/asked.answers", "rb").read()
+    count, size = struct.unpack_from("<2Q", file, 8)
+    ends = struct.unpack_from(f"<{2 * size}Q", file, 24)
+    sizes = [end - first for first, end in zip(ends[::2], ends[1::2])]
+    check(sizes == [len(each["answer"]) + 1 for each in questions], "an answer and its end of text")
+    # the same tokens, of which those between the answers count
+    between = struct.pack("<8s2Q", b"GPTANSWR", count, size)
+    between += struct.pack(f"<{2 * size}Q", 0, *ends[:-1])
+    shutil.copy(f"{work}/asked.bin", f"{work}/others.bin")
+    open(f"{work}/others.answers", "wb").write(between + struct.pack("<Q", checksum(between)))
+
+    def losses(name, ranks, data, *extra):
+        files = ["--train", f"{work}/{data}.bin", "--metrics", f"{work}/{name}.jsonl"]
+        checked = ["--validation", f"{work}/{data}.bin"]
+        done = run(ranks, [*files, *checked, *MODEL, *extra])
+        check(done.returncode == 0, f"{name}: {done.stderr[-500:]}")
+        return [[m[key] for m in metrics(name) if key in m] for key in KEYS] if done.returncode == 0 else None
+
+    # of the first step, whose model is the same: the mean over all is a mean of the two means, and what they
+    # are weighed by is a number of tokens
+    only = ("--loss-on", "answers")
+    every = losses("every token", 1, "asked")
+    one = losses("answers", 1, "asked", *only)
+    other = losses("the others", 1, "others", *only)
+    tokens = 12 * 8 * (every[0][0] - other[0][0]) / (one[0][0] - other[0][0])
+    check(abs(tokens - round(tokens)) < 1e-6 and 20 < tokens < 76, f"{tokens} of 96 tokens are of answers")
+    for ranks, options in (
+        (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
+        (4, {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"}),
+        (6, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
+        (2, {"zero": 0, "loss-chunk": 3, "check-every": 2}),
+    ):
+        got = losses(f"answers of {ranks}", ranks, "asked", *only, *words(options))
+        check(got and all(map(near, got, one)), f"answers over {ranks}, {options}: {got}, wants {one}")
+
+
+def largest_micro_batch():
+    """The largest micro-batch that fits: all of it here."""
+    result = run(1, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1"])
+    check(
+        "micro-batch        12\n" in result.stdout and "plan and run are equal" in result.stdout,
+        f"--micro-batch auto: {result.stdout}",
+    )
+    result = run(2, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1", "--pipeline-parallel", "2"])
+    check(
+        "micro-batch        6\n" in result.stdout and "plan and run are equal" in result.stdout,
+        f"a micro-batch for every stage: {result.stdout}",
+    )
+
+
+def resumed_elsewhere():
+    """Saved in one layout, resumed in another: the losses of the unbroken run."""
+    one = metrics("one")
+    save = {"decay-tokens": 576, "warmup-tokens": 5}
+    train("saved", 8, words({"tensor-parallel": 2, "pipeline-parallel": 2, "steps": 3, **save}))
+    for name, ranks, options in (
+        ("4x1x2", 8, {"tensor-parallel": 4}),
+        ("1x4x1", 4, {"pipeline-parallel": 4}),
+        ("1x1x1", 1, {}),
+        ("2x2x1", 4, {"tensor-parallel": 2, "pipeline-parallel": 2, "pipeline-chunks": 2}),
+        ("1x1x3", 3, {"zero": 0}),
+    ):
+        shutil.copytree(f"{work}/saved", f"{work}/{name}")
+        shutil.copy(f"{work}/saved.jsonl", f"{work}/{name}.jsonl")
+        if train(name, ranks, words({**options, **save}), resume=name):
+            check(
+                near([m["loss"] for m in metrics(name)], [m["loss"] for m in one]),
+                f"{name}: losses go on as unbroken",
+            )
+
+
+def blends():
+    """A blend of two sets and a growing batch: in a pipeline of two replicas as in one process, and resumed
+    in the middle."""
+    blend = [
+        "--train",
+        f"0.7:{text}.train.bin",
+        f"0.3:{text}.validation.bin",
+        "--batch",
+        "8",
+        "--ramp-start",
+        "2",
+        "--ramp-increment",
+        "2",
+        "--ramp-tokens",
+        "160",
+        "--steps",
+        "8",
+        "--decay-tokens",
+        "320",
+        "--warmup-tokens",
+        "5",
+    ]
+    for name, ranks, extra, resume in (
+        ("blend1", 1, [], None),
+        ("blend4", 4, ["--pipeline-parallel", "2"], None),
+        ("blend_half", 2, ["--pipeline-parallel", "2", "--steps", "4"], None),
+        ("blend_half", 2, ["--recompute", "full"], "blend_half"),
+    ):
+        train(name, ranks, [*blend, *extra], resume=resume)
+    # what is drawn from each set, planned and at a run's end; 30 samples: 21 and 9
+    planned = run(1, [*MODEL, *blend, "--plan"])
+    done = run(1, [*DATA, *MODEL, *blend, "--resume", f"{work}/blend_half"])
+    for name, out in (("planned", planned), ("at the end", done)):
+        rows = re.findall(r"^(text\S*) +(0\.\d+) +(\S+) +(\S+) +(\S+)$", out.stdout, re.M)
+        check(
+            [row[:2] + row[3:4] for row in rows]
+            == [("text", "0.7000", "168"), ("text.validation", "0.3000", "72")]
+            and all(
+                abs(float(drawn) / float(size) - float(epochs)) < 0.01 for *_, size, drawn, epochs in rows
+            ),
+            f"{name}: what is drawn from each set: {rows} {out.stderr[-300:]}",
+        )
+    elsewhere = run(1, [*MODEL, "--train", "0.7:a.bin", "0.3:b.bin", "--vocabulary", "257", "--plan"])
+    check(
+        re.search(r"^b +0\.3000 +not here +\S+ +-$", elsewhere.stdout, re.M),
+        f"not here: {elsewhere.stdout[-300:]}",
+    )
+    elsewhere = run(1, [*MODEL, "--train", f"{work}/none.blend", "--vocabulary", "257", "--plan"])
+    check(
+        elsewhere.returncode == 0 and "is not known: " in elsewhere.stdout,
+        f"a blend that is elsewhere: {elsewhere.stdout[-300:]} {elsewhere.stderr[-300:]}",
+    )
+
+    one_blend = metrics("blend1")
+    # 20 samples of ramp in three parts: 2 a step from 0, 4 from 6.7, 6 from 13.3, 8 after 20; 8 tokens each
+    check(
+        [m["tokens"] for m in one_blend] == [16, 32, 48, 64, 96, 128, 176, 240],
+        f"the ramp: {[m['tokens'] for m in one_blend]}",
+    )
+    check(
+        all(set(m["losses"]) <= {"text", "text.validation"} for m in one_blend)
+        and len(one_blend[-1]["losses"]) == 2,
+        "a loss for each set",
+    )
+    for name in ("blend4", "blend_half"):
+        check(
+            near([m["loss"] for m in metrics(name)], [m["loss"] for m in one_blend])
+            and all(
+                near([a["losses"][k] for k in a["losses"]], [b["losses"].get(k, 0) for k in a["losses"]])
+                for a, b in zip(metrics(name), one_blend)
+            ),
+            f"{name}: the losses of one process, for each set",
+        )
+
+
+def generation():
+    """The model speaks alike in every layout."""
+    speak = ["--resume", f"{work}/one", "--tokenizer", "bytes", "--generate", "ab", "--sample-tokens", "30"]
+    said = run(1, speak).stdout
+    for ranks, options in (
+        (2, {"tensor-parallel": 2}),
+        (4, {"tensor-parallel": 4}),
+        (2, {"pipeline-parallel": 2}),
+        (8, {"pipeline-parallel": 4, "tensor-parallel": 2}),
+        (2, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
+    ):
+        result = run(ranks, [*speak, *words(options)])
+        check(
+            result.stdout == said and len(said) > 4,
+            f"generation, {options}: {result.stdout!r}, wants {said!r}",
+        )
+
+
+def samples_in_training():
+    """And while it trains."""
+    sampling = [
+        "--steps",
+        "1",
+        "--tokenizer",
+        "bytes",
+        "--sample-every",
+        "1",
+        "--sample-tokens",
+        "20",
+        "--temperature",
+        "0",
+    ]
+    said = (
+        run(1, [*DATA, *MODEL, *sampling])
+        .stdout.split("left 0:00")[-1]
+        .split("\nrank 0, a step")[0]
+        .rstrip("\n")
+    )
+    for ranks, options in (
+        (2, {"pipeline-parallel": 2, "recompute": "full"}),
+        (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),
+        (2, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
+        (1, {"recompute": "full"}),
+    ):
+        got = (
+            run(ranks, [*DATA, *MODEL, *sampling, *words(options)])
+            .stdout.split("left 0:00")[-1]
+            .split("\nrank 0, a step")[0]
+            .rstrip("\n")
+        )
+        check(got == said and len(said) > 20, f"a sample in training, {options}: {got!r}, wants {said!r}")

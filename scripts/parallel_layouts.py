@@ -1,0 +1,218 @@
+"""Every layout against one process: losses, norms, parameters and moments; kernels; odd batches."""
+
+import re
+import shutil
+
+from over_ranks import check, count, near, words
+from parallel_runs import build, build32, DATA, emulated, KEYS, metrics, MODEL, run, train, values, work
+
+
+def layouts():
+    """Every t, p, d of at most 8 ranks, with each of the other choices that mean something there."""
+    for t, p, d in ((t, p, d) for t in (1, 2, 4) for p in (1, 2, 4) for d in (1, 2, 3) if 1 < t * p * d <= 8):
+        basic = {"tensor-parallel": t, "pipeline-parallel": p}
+        for sequence in ("yes", "no") if t > 1 else ("yes",):
+            for zero in (0, 1) if d > 1 else (1,):
+                yield t * p * d, {**basic, "sequence-parallel": sequence, "zero": zero}
+        yield t * p * d, {**basic, "recompute": "full", "check-every": 2}
+        yield t * p * d, {**basic, "recompute": "light", "loss-chunk": 3}
+        if p == 2:
+            for recompute in ("full", "none"):
+                yield t * p * d, {**basic, "pipeline-chunks": 2, "recompute": recompute}
+    yield 1, {"recompute": "full"}
+    yield 1, {"recompute": "light"}
+    yield 1, {"loss-chunk": 5}
+    yield 1, {"attention": "flash"}
+    yield 2, {"tensor-parallel": 2, "attention": "flash"}
+    for sequence, chunks in (("yes", 2), ("yes", 4), ("no", 2), ("no", 3)):  # calls beside GEMMs
+        overlap = {"tensor-parallel": 4, "tensor-chunks": chunks, "sequence-parallel": sequence}
+        yield 4, overlap
+        yield 8, {**overlap, "pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "light"}
+        yield 8, {**overlap, "zero": 0, "recompute": "full", "attention": "flash", "check-every": 2}
+    yield 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "attention": "flash", "recompute": "full"}
+    yield 2, {
+        "pipeline-parallel": 2,
+        "pipeline-chunks": 2,
+        "pipeline-group": 5,
+    }  # 12 = 5 + 5 + 2: a short last group
+
+
+def compare_with_one(ranks, options, alone):
+    """Losses, norms, all parameters and moments are those of one process, which saved under `alone`."""
+    one, want = metrics(alone), values(alone)
+    name = "_".join(f"{key.split('-')[0]}{value}" for key, value in options.items()) + f"_of{ranks}"
+    if not train(name, ranks, words(options)):
+        return
+    got = metrics(name)
+    for key in KEYS:
+        check(near([m[key] for m in got if key in m], [m[key] for m in one if key in m]), f"{name}: {key}")
+    # one process reads what the layout wrote, and writes it again whole
+    again = run(1, [*DATA, *MODEL, "--resume", f"{work}/{name}", "--save", f"{work}/{name}_one"])
+    check(again.returncode == 0, f"{name}: one process reads the checkpoint")
+    have = values(name + "_one")
+    for key in want:
+        check(near(have[key], want[key], 1.0 if key[1] == "master" else 1e-3), f"{name}: {key}")
+    shutil.rmtree(f"{work}/{name}")
+    shutil.rmtree(f"{work}/{name}_one")
+
+
+def calls():
+    """What ranks say to each other, call by call."""
+    for folder in (build, emulated):
+        for ranks in (2, 3, 4):
+            result = run(ranks, ["ranks", "replicas"], folder=folder, program="test_gpt")
+            print("".join(line + "\n" for line in result.stdout.split("\n") if "FAILED" in line), end="")
+            counts = re.search(r"(\d+) passed, (\d+) failed\n$", result.stdout)
+            check(
+                counts is not None and result.returncode == 0,
+                f"test_gpt ranks over {ranks}: {result.stderr[-500:]}",
+            )
+            if counts:
+                count(int(counts[1]), int(counts[2]))
+
+
+def all_layouts():
+    """In fp64, to 1e-10."""
+    train("one", 1, [])
+    for ranks, options in layouts():
+        compare_with_one(ranks, options, "one")
+
+
+def bf16_moments():
+    """They are rounded by chance that follows from weights and gradients, here cut to fp32: alike in every
+    layout."""
+    train("one_bf16", 1, ["--moments", "bf16"])
+    for ranks, options in (
+        (8, {"tensor-parallel": 2, "pipeline-parallel": 2, "check-every": 2}),
+        (4, {"tensor-parallel": 2, "zero": 0, "check-every": 2}),
+        (6, {"pipeline-parallel": 2}),
+    ):
+        compare_with_one(ranks, {**options, "moments": "bf16"}, "one_bf16")
+
+
+def whole(name, ranks, options):
+    if not train(name, ranks, words(options), folder=build32):
+        return None
+    check(
+        run(
+            1, [*DATA, *MODEL, "--resume", f"{work}/{name}", "--save", f"{work}/{name}_one"], folder=build32
+        ).returncode
+        == 0,
+        f"{name}: one process reads the checkpoint",
+    )
+    with open(f"{work}/{name}_one/step-00000006/rank-00000.bin", "rb") as f:
+        return [[m.get(key) for key in KEYS] for m in metrics(name)], f.read()
+
+
+def pipelines_to_the_bit():
+    """In fp32; one process writes again what each has saved, so that files compare."""
+    single = whole("single32", 1, {})
+    for ranks, options in (
+        (2, {}),
+        (4, {}),
+        (2, {"recompute": "full"}),
+        (1, {"recompute": "light"}),
+        (2, {"pipeline-chunks": 2}),
+        (4, {"recompute": "full"}),
+        (2, {"pipeline-chunks": 2, "pipeline-group": 6}),
+    ):
+        got = whole(
+            "bits_" + "_".join(map(str, [ranks, *options.values()])),
+            ranks,
+            {"pipeline-parallel": ranks, **options},
+        )
+        check(
+            got is not None and got == single,
+            f"fp32 over {ranks} stages, {options}: equal to one process to the last bit",
+        )
+
+
+def emulated_kernels():
+    """Streams run in an order that respects nothing but events. Sums in other orders differ by 1e-7 a term,
+    through 4 layers and 6 steps."""
+    train("reference32", 1, [], folder=build32)
+    for ranks, options in (
+        (2, {"pipeline-parallel": 2}),
+        (2, {}),
+        (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),
+        (4, {"pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "full"}),
+        (2, {"pipeline-parallel": 2, "recompute": "light", "loss-chunk": 3}),
+        (4, {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"}),
+        (4, {"tensor-parallel": 2, "tensor-chunks": 3, "sequence-parallel": "no"}),
+    ):
+        for seed in (1, 2, 3):
+            name = f"emulated_{ranks}_{'_'.join(map(str, options.values()))}_seed{seed}"
+            if train(
+                name, ranks, words({**options, "check-every": 1}), folder=emulated, EMULATED_SEED=str(seed)
+            ):
+                check(
+                    all(
+                        abs(a[key] - b[key]) < 1e-4
+                        for a, b in zip(metrics(name), metrics("reference32"))
+                        for key in KEYS
+                        if key in a
+                    ),
+                    f"{name}: losses and norms of one process",
+                )
+
+
+def graphs():
+    """A step as a CUDA graph gives the same bits: with growing batches, evaluations, and resumed."""
+    graph = [
+        "--batch",
+        "12",
+        "--ramp-start",
+        "4",
+        "--ramp-increment",
+        "4",
+        "--ramp-tokens",
+        "100",
+        "--decay-tokens",
+        "448",
+        "--warmup-tokens",
+        "5",
+        "--tuning",  # one file of choices: timed anew, they may differ, and so may the last bits
+        f"{work}/tuning",
+    ]
+    for name, choice in (("calls", "no"), ("graph", "yes")):
+        train(name, 1, [*graph, "--graph", choice], folder=emulated)
+    train("half", 1, [*graph, "--graph", "yes", "--steps", "3"], folder=emulated)
+    train("half", 1, [*graph, "--graph", "yes"], resume="half", folder=emulated)
+    for name in ("graph", "half"):
+        check(
+            [[m.get(key) for key in KEYS] for m in metrics(name)]
+            == [[m.get(key) for key in KEYS] for m in metrics("calls")],
+            f"{name}: a step as a graph is the same to the last bit",
+        )
+
+
+def odd_batches():
+    """Odd numbers of micro-batches, fewer than stages too, and micro-batches of several sequences."""
+    for batch, micro, options in (
+        (5, 1, {"pipeline-parallel": 4}),
+        (2, 1, {"pipeline-parallel": 4}),
+        (7, 1, {"pipeline-parallel": 2}),
+        (1, 1, {"pipeline-parallel": 2}),
+        (6, 2, {"pipeline-parallel": 2, "tensor-parallel": 2}),
+        (3, 1, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 3}),
+        (7, 1, {"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 5}),
+        (10, 1, {"pipeline-parallel": 4, "pipeline-chunks": 2, "pipeline-group": 6, "layers": 8}),
+        (8, 2, {"pipeline-parallel": 3, "pipeline-chunks": 2, "layers": 12, "recompute": "full"}),
+    ):
+        size = ["--batch", str(batch), "--micro-batch", str(micro), "--layers", str(options.get("layers", 4))]
+        train("alone", 1, size)
+        train(
+            "pipeline",
+            options.get("tensor-parallel", 1) * options["pipeline-parallel"],
+            [*size, *words(options)],
+        )
+        for key in KEYS:
+            check(
+                near(
+                    [m[key] for m in metrics("pipeline") if key in m],
+                    [m[key] for m in metrics("alone") if key in m],
+                ),
+                f"batch {batch}, {options}: {key}",
+            )
+        for name in ("alone", "pipeline"):
+            shutil.rmtree(f"{work}/{name}")

@@ -1,0 +1,310 @@
+"""Bad input, ranks that differ, ranks that fail, signals, launchers: one message, and nothing hangs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+from launch_log import named_hosts
+from over_ranks import check, environment
+from parallel_runs import DATA, MODEL, build, run, text, work
+
+PROGRAM = f"{build}/train_gpt"
+
+
+def bad_input():
+    """Every rank ends, one message names what would work."""
+    for ranks, extra, message in (
+        (3, ["--tensor-parallel", "2"], "does not divide the 3 ranks"),
+        (6, ["--tensor-parallel", "2", "--pipeline-parallel", "2"], "wants 4 or 8 ranks"),
+        (3, ["--tensor-parallel", "3"], "choose a --tensor-parallel that divides 4"),
+        (2, ["--batch", "7"], "choose a multiple of 2"),
+        (2, ["--tensor-parallel", "2", "--pad-vocabulary", "257"], "choose --pad-vocabulary"),
+        (2, ["--tensor-parallel", "2", "--sequence", "9"], "choose a multiple of 2"),
+        (
+            3,
+            ["--pipeline-parallel", "3"],
+            "4 layers over 3 pipeline stages: choose a --pipeline-parallel of 1 2 4, or --layers 3 or 6",
+        ),
+        (
+            8,
+            ["--pipeline-parallel", "8"],
+            "4 layers over 8 pipeline stages: choose a --pipeline-parallel of 1 2 4, or --layers 8",
+        ),
+        (2, ["--pipeline-parallel", "2", "--pipeline-chunks", "3"], "over 2 pipeline stages of 3 chunks"),
+        (
+            2,
+            ["--pipeline-parallel", "2", "--pipeline-chunks", "2", "--batch", "1"],
+            "wants at least 2 micro-batches",
+        ),
+        (
+            4,
+            ["--pipeline-parallel", "4", "--layers", "8", "--pipeline-chunks", "2", "--pipeline-group", "5"],
+            "choose one of 4 6 7 8 12",
+        ),
+        (2, ["--pipeline-chunks", "2"], "on one pipeline stage"),
+        (2, ["--pipeline-parallel", "2", "--pipeline-group", "4"], "wants --pipeline-chunks 2 or more"),
+        (
+            2,
+            ["--pipeline-parallel", "2", "--pipeline-chunks", "2147483647"],
+            "4 layers over 2 pipeline stages of 2147483647 chunks",
+        ),
+        (1, ["--tensor-parallel", "65536", "--pipeline-parallel", "65536"], "does not divide the 1 ranks"),
+        (2, ["--batch", "2147483646"], "micro-batches a step on each replica"),
+        (2, ["--metrics", f"{text}.validation.bin"], "is not a metrics file"),
+        (
+            2,
+            ["--ramp-start", "3", "--ramp-tokens", "1000"],
+            "choose a ramp in multiples of 2, or data-parallel ranks of 1 3",
+        ),
+        (
+            2,
+            ["--ramp-start", "4", "--ramp-increment", "3", "--ramp-tokens", "1000"],
+            "does not reach --batch 12",
+        ),
+        (2, ["--recompute", "half"], "wants none, light or full"),
+        (2, ["--graph", "yes"], "calls of MPI cannot be captured"),
+        (2, ["--micro-batch", "automatic"], "want a whole number"),
+        (2, ["--zero", "2"], "wants 0 or 1"),
+        (2, ["--no-such", "2"], "unknown option"),
+        (2, ["--train", f"{work}/nothing.bin"], "cannot be read"),
+    ):
+        begin = time.time()
+        result = run(ranks, [*DATA, *MODEL, *extra])
+        said = [line for line in result.stderr.split("\n") if "train_gpt:" in line]
+        check(
+            result.returncode == 1
+            and len(said) == 1
+            and message in said[0]
+            and said[0].startswith(
+                f"[all {ranks} ranks]"
+                if message != "is not a metrics file" and ranks > 1
+                else ("train_gpt", "[rank 0]")
+            ),
+            f"{extra} over {ranks} ranks: {result.returncode} {result.stderr[-300:]}",
+        )
+        check(time.time() - begin < 20, f"{extra}: ended after {time.time() - begin:.0f} s")
+
+
+def different_ranks():
+    """Ranks that were started differently."""
+    shutil.copy(f"{text}.train.bin", f"{work}/other.bin")
+    with open(f"{work}/other.bin", "r+b") as f:
+        f.seek(70)
+        f.write(b"zz")
+    os.makedirs(f"{work}/here")
+    os.makedirs(f"{work}/there")
+    shutil.copy(f"{text}.train.bin", f"{work}/here/data.bin")
+    shutil.copy(f"{work}/other.bin", f"{work}/there/data.bin")
+    shutil.copy(f"{build}/train_gpt", f"{work}/other_build")
+    with open(f"{work}/other_build", "ab") as f:
+        f.write(b" ")
+    # two folders of checkpoints with the same newest one: it may be damaged, and then the older ones count
+    run(1, [*DATA, *MODEL, "--save", f"{work}/here/old", "--save-every", "3"])
+    shutil.copytree(f"{work}/here/old", f"{work}/there/old")
+    shutil.rmtree(f"{work}/there/old/step-00000003")
+    for first, second, message in (
+        (
+            [PROGRAM, *DATA, *MODEL],
+            [PROGRAM, *DATA, *MODEL, "--batch", "24"],
+            "rank 1: --batch differs from rank 0's",
+        ),
+        ([PROGRAM, *DATA, *MODEL], [f"{work}/other_build", *DATA, *MODEL], "rank 1: the program differs"),
+        (
+            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
+            ["sh", "-c", f"cd {work}/there && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
+            "rank 1: the training set differs",
+        ),
+        (
+            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
+            ["sh", "-c", f"cd / && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
+            "[rank 1] train_gpt: data.bin: cannot be read",
+        ),
+        (
+            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --save saved"],
+            ["sh", "-c", f"cd {work}/there && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --save saved"],
+            "is not the folder that rank 0 has",
+        ),
+        (
+            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --resume old"],
+            ["sh", "-c", f"cd {work}/there && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --resume old"],
+            "rank 1: the folder of --resume differs",
+        ),
+        ([PROGRAM, "--help"], [PROGRAM, *DATA, *MODEL], "rank 1: --"),
+    ):
+        result = subprocess.run(
+            ["mpirun", "-n", "1", *first, ":", "-n", "1", *second],
+            env=environment,
+            capture_output=True,
+            encoding="latin-1",
+            timeout=60,
+        )
+        check(
+            result.returncode == 1 and message in result.stderr and result.stderr.count("train_gpt:") == 1,
+            f"{message}: {result.returncode} {result.stderr[-400:]}",
+        )
+
+
+def failing_rank():
+    """One rank's failure ends all, with its message."""
+    begin = time.time()
+    result = run(4, [*DATA, *MODEL, "--metrics", "/proc/nothing"])
+    check(
+        result.returncode == 1
+        and result.stderr.count("[rank 0] train_gpt: --metrics /proc/nothing") == 1
+        and time.time() - begin < 10,
+        f"metrics that rank 0 cannot write: {result.returncode} {result.stderr[-300:]}",
+    )
+
+
+def signalled(victim, number, options, timeout, hangs):
+    """Endless training over 4 ranks, one gets a signal: return code, ranks, stdout, stderr; or None."""
+    endless = [*DATA, *MODEL, "--pipeline-parallel", "2", "--steps", "1000000", "--decay-tokens", "1e6"]
+    process = subprocess.Popen(
+        ["mpirun", "-n", "4", PROGRAM, *endless, *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="latin-1",
+    )
+    time.sleep(2)
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    ranks = listed.stdout.split()
+    os.kill(int(ranks[victim]), number)
+    try:
+        out, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        check(False, hangs)
+        return None
+    return process.returncode, len(ranks), out, errors
+
+
+def killed_rank():
+    """A killed rank ends the run."""
+    end = signalled(1, signal.SIGKILL, [], 20, "a killed rank leaves the others hanging")
+    if end:
+        code, ranks, _, _ = end
+        check(code != 0 and ranks == 4, f"a killed rank ends the run: {code}")
+
+
+def stopped_rank():
+    """A rank that stops answering is named, and where the others wait."""
+    end = signalled(
+        2, signal.SIGSTOP, ["--comm-timeout", "2"], 30, "a stopped rank leaves the others hanging"
+    )
+    if end:
+        code, _, _, said = end
+        check(
+            code != 0
+            and said.count("waits for rank 2, which does not answer") > 0
+            and said.count("its last calls") >= 3,
+            f"a stopped rank is named: {said[-1500:]}",
+        )
+
+
+def terminated_rank():
+    """SIGTERM to one rank alone: all stop after the same step, and save."""
+    save = ["--tensor-parallel", "2", "--save", f"{work}/stopped"]
+    end = signalled(3, signal.SIGTERM, save, 20, "SIGTERM to one rank leaves a hang")
+    if end:
+        code, _, out, errors = end
+        check(
+            code == 0
+            and "stopped by a signal" in out
+            and len([name for name in os.listdir(f"{work}/stopped") if name.startswith("step-")]) == 1,
+            f"SIGTERM to one rank: {code} {out[-200:]} {errors[-300:]}",
+        )
+
+
+def named_by_log():
+    """On which hosts a launcher takes a run to be lost, from what was printed; two ranks a host, a to d."""
+    killed = "srun: error: b: task 2: Killed\n"
+    daemon = (
+        "ORTE has lost communication with a remote daemon.\n\n  Remote daemon: [[1,0],2] on node c.local\n"
+    )
+    for printed, found in (
+        ("", {}),
+        ("noticed that process rank 5 with PID 1 on node c exited on signal 9", {"c": "lost"}),
+        (daemon, {"c": "lost"}),
+        ("ssh: Could not resolve hostname d: Name or service not known", {"d": "lost"}),
+        ("ssh: connect to host d port 22: Connection refused", {"d": "lost"}),
+        ("slurmstepd: error: *** JOB 7 CANCELLED DUE TO NODE FAILURE, Node failure on a ***", {"a": "lost"}),
+        (killed + "srun: error: d: task 6: Killed\n", {"b": "lost"}),  # the first: srun kills the others
+        ("slurmstepd: Job step aborted\n" + killed, {}),
+        ("train_gpt: rank 0 waits for rank 5, which does not answer", {"c": "hangs"}),
+        ("train_gpt: rank 0 waits for ranks 1 5, which does not answer", {"a": "hangs", "c": "hangs"}),
+        ("MPI_ABORT was invoked on rank 7 in communicator", {"d": "fails"}),
+        ("waits for rank 5, which does not answer\nMPI_ABORT was invoked on rank 0", {"c": "hangs"}),
+        (
+            "train_gpt: b: step 12 read other master weights\nMPI_ABORT was invoked on rank 2",
+            {"b": "memory"},
+        ),
+        ("on node elsewhere exited on signal 9", {}),
+    ):
+        got = named_hosts(printed, ["a", "b", "c", "d"], ["a", "b", "c", "d"], 2)
+        check(got == found, f"{printed!r} names {got}, not {found}")
+
+
+def launchers():
+    """As many ranks as hosts have slots; started again they go on. Slurm's own commands are played here."""
+    with open(f"{work}/hosts", "w") as f:
+        f.write("# one host\n\nlocalhost slots=4\n")
+    for name, line in (
+        ("srun", 'while [[ $1 = --* ]]; do shift; done; exec mpirun -n 4 "$@"'),
+        ("scontrol", f"[ $1 = show ] && echo localhost || echo $* > {work}/scontrol.log"),
+    ):
+        with open(f"{work}/{name}", "w") as f:
+            f.write(f"#!/usr/bin/env bash\n{line}\n")
+        os.chmod(f"{work}/{name}", 0o755)
+    for name, start_with in (
+        ("mpirun", ["scripts/launch_mpirun.sh", f"{work}/hosts", "4"]),
+        ("slurm", ["scripts/launch_slurm.sh"]),
+    ):
+        for steps, message in (
+            ("2", f"saved     {work}/{name}/step-00000002"),
+            ("4", f"resumed   {work}/{name}/step-00000002"),
+        ):
+            command = [
+                "bash",
+                *start_with,
+                *DATA,
+                *MODEL,
+                "--tensor-parallel",
+                "2",
+                "--pipeline-parallel",
+                "2",
+                "--save",
+                f"{work}/{name}",
+                "--steps",
+                steps,
+            ]
+            result = subprocess.run(
+                command,
+                env=dict(
+                    environment,
+                    PATH=f"{work}:{os.environ['PATH']}",
+                    SLURM_JOB_ID="7",
+                    SLURM_NTASKS_PER_NODE="4",
+                ),
+                capture_output=True,
+                encoding="latin-1",
+                timeout=60,
+            )
+            check(
+                result.returncode == 0
+                and message in result.stdout
+                and "4 ranks = 2 tensor x 1 data x 2 pipeline" in result.stdout,
+                f"{start_with[0]}, {steps} steps: {result.returncode} {result.stdout[-300:]}"
+                f" {result.stderr[-300:]}",
+            )
+    result = subprocess.run(
+        ["bash", "scripts/launch_mpirun.sh", f"{work}/nothing", "4", "--steps", "1"],
+        capture_output=True,
+        text=True,
+    )
+    check(
+        result.returncode == 1 and "cannot be read" in result.stderr,
+        f"a hostfile that is not there: {result.stderr}",
+    )
