@@ -25,16 +25,15 @@ const std::vector<OptionForm> forms = {
     {"vocabulary", OptionForm::Text, "bytes (V = 257), or GPT-2's vocab.bpe (V = 50257)"},
     {"output", OptionForm::Text,
      "PREFIX.bin, or with --validation PREFIX.train.bin and PREFIX.validation.bin"},
-    {"decode", OptionForm::Text, "token file to turn back into text"},
+    {"decode", OptionForm::Text, "token file to decode into text"},
     {"format", OptionForm::Text,
-     "text (a file is a document) or jsonl (a line with a \"text\" field is one, or with\n"
-     "                       \"prompt\" and \"answer\", for train_gpt --loss-on answers)\n"
+     "text (one document per file) or jsonl (one per line, in its \"text\" field, or in\n"
+     "                       \"prompt\" and \"answer\" for train_gpt --loss-on answers)\n"
      "                       [jsonl for names that end in .jsonl, else text]"},
     {"validation", OptionForm::Number,
-     "share of the documents set aside, 0 to 1, or the end of the text where it is\n"
-     "                       one document",
+     "share of the documents held out, 0 to 1; from a single document, its end",
      "0"},
-    {"seed", OptionForm::Whole, "of the choice of documents for validation", "1234"},
+    {"seed", OptionForm::Whole, "seed for choosing the validation documents", "1234"},
 };
 
 struct Settings {

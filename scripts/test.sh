@@ -121,6 +121,7 @@ if has_mpi; then
     count_checks scripts/test_autotune.py build/emulated-fp32
     part "evaluation and generation"
     count_checks scripts/test_evaluate.py build/cpu-fp64 build/emulated-fp32
+    count_checks scripts/test_serve.py build/cpu-fp64
     part "faults"
     count_checks scripts/test_faults.py build/cpu-fp32
 else

@@ -34,6 +34,7 @@ RULES = [
         "",
     ),  # test_parallel.py
     (r"^bash scripts/status\.sh .*", ""),  # test_faults.py
+    (r"^python3 scripts/serve\.py .*", ""),  # test_serve.py
     (r"^\./train_gpt … ", f"./train_gpt --train data.train.bin --batch 4 --steps 4 {TOY} "),
     (r"^make profile$", f"{build}/test_gpt profile --sequence 32 --micro-batch 1"),
     (r"--model 124M (--train data.*)--batch 512 --micro-batch 8", TOY + r" \1--batch 8 --micro-batch 4"),

@@ -29,30 +29,30 @@ struct StepForm {
 };
 using A = Command&;
 const StepForm forms[] = {
-    {"fetch", "LIST…", "a crawl's files, from lists of paths (files or URLs), checked", "output",
+    {"fetch", "LIST…", "download and verify a crawl's files, from lists of paths", "output",
      [](const Ranks& r, A a) { fetch(r, a.settings, a.words, a.output()); }},
     {"extract", "SET=FILE.warc.gz…", "WARC -> documents (JSONL): language, main text", "output",
      [](const Ranks& r, A a) { extract(r, a.settings, a.corpus, a.output()); }},
-    {"clean", "SET=FILE.jsonl.zst…", "Unicode repaired, short documents dropped by rule", "output",
+    {"clean", "SET=FILE.jsonl.zst…", "repair Unicode, drop short documents by rule", "output",
      [](const Ranks& r, A a) { clean(r, a.settings, a.corpus, a.output()); }},
-    {"quality train", "SET=FILE…", "a classifier of good documents", "positives model",
+    {"quality train", "SET=FILE…", "train a classifier of good documents", "positives model",
      [](const Ranks& r, A a) { train_classifier(r, a.settings, a.corpus, a.settings.get("model")); }},
-    {"quality score", "SET=FILE…", "its probability, into each document's meta", "model output",
+    {"quality score", "SET=FILE…", "write its probability into each document's meta", "model output",
      [](const Ranks& r, A a) {
          score(r, a.settings, a.corpus, a.output(), a.settings.get("model"), every_file);
      }},
-    {"quality filter", "SET=FILE…", "documents kept by chance, the better the likelier", "output",
+    {"quality filter", "SET=FILE…", "keep documents at random, better ones more often", "output",
      [](const Ranks& r, A a) { filter(r, a.settings, a.corpus, a.output(), every_file); }},
-    {"dedup", "SET=FILE…", "one document of each group of near-duplicates, over all sets", "output",
+    {"dedup", "SET=FILE…", "keep one of each group of near-duplicates, across all sets", "output",
      [](const Ranks& r, A a) { dedup(r, a.settings, a.corpus, a.output()); }},
-    {"decontaminate", "SET=FILE…", "what stands in evaluation tasks is cut out", "against output",
+    {"decontaminate", "SET=FILE…", "cut out text that occurs in evaluation tasks", "against output",
      [](const Ranks& r, A a) { decontaminate(r, a.settings, a.corpus, a.output()); }},
     {"tokens", "SET=FILE…", "shuffled token files and train.blend for train_gpt", "output",
      [](const Ranks& r, A a) { tokens(r, a.settings, a.corpus, a.output()); }},
-    {"report", "FOLDER", "of a run: what every set lost where (report.md, report.svg)", "",
+    {"report", "FOLDER", "what each set of a run lost where (report.md, report.svg)", "",
      [](const Ranks& r, A a) { r.together([&] { return r.first() ? (report(a.words[0]), 0) : 0; }); }},
-    {"run", "corpus.conf", "all of it, in this order; goes on where it was", "", run_all},
-    {"bench", "[FILE.warc.gz]", "the speed of each step's inner work on this core", "",
+    {"run", "corpus.conf", "all of it, in this order; resumes where it stopped", "", run_all},
+    {"bench", "[FILE.warc.gz]", "speed of each step's inner loop on this core", "",
      [](const Ranks&, A a) { bench(a.words.empty() ? "" : a.words[0]); }},
 };
 // as options know it

@@ -16,25 +16,25 @@ const std::string usage = [] {
     return "usage: ./tasks --task NAME --from FOLDER --vocabulary bytes|PATH/vocab.bpe --output FILE.eval\n"
            "               [--OPTION VALUE]…\n"
            "  NAME is one of" + names + ";\n"
-           "  or requests, your own, a line each:\n"
+           "  or requests: your own, one per line:\n"
            "  {\"context\": …, \"continuations\": […], \"gold\": 0, \"group\": …};\n"
-           "  or all: those of which FOLDER has a folder of their name, into a folder of .eval files\n";
+           "  or all: every task with a subfolder of its name in FOLDER, into a folder of .eval files\n";
 }();
 
 const std::vector<OptionForm> forms = {
     {"task", OptionForm::Text, "see above"},
     {"from", OptionForm::Text,
-     "folder with the task's files as they are distributed; or the file, if it is one"},
+     "folder with the task's files as distributed, or the file if there is only one"},
     {"shots", OptionForm::Text,
-     "examples before each document, from the train split where there is one; few:\n"
-     "                       as many as MT-NLG's announcement has for the task", "0"},
+     "examples before each document, from the train split if there is one; few:\n"
+     "                       the number that MT-NLG's announcement has for the task", "0"},
     {"form", OptionForm::Text,
-     "another wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
-     "                       [the harness's of autumn 2021]"},
-    {"vocabulary", OptionForm::Text, "that of the model: bytes, or GPT-2's vocab.bpe"},
-    {"output", OptionForm::Text, "the evaluation file, for train_gpt --evaluate"},
-    {"requests", OptionForm::Text, "also the requests as text: the JSON whose SHA-256 is printed"},
-    {"limit", OptionForm::Whole, "only the first documents of the shuffled order [all]", "", 1},
+     "alternative wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
+     "                       [the harness's, autumn 2021]"},
+    {"vocabulary", OptionForm::Text, "the model's vocabulary: bytes, or GPT-2's vocab.bpe"},
+    {"output", OptionForm::Text, "evaluation file for train_gpt --evaluate"},
+    {"requests", OptionForm::Text, "also write the requests as text: the JSON whose SHA-256 is printed"},
+    {"limit", OptionForm::Whole, "number of documents to take from the shuffled order [all]", "", 1},
 };
 
 // the requests of one document, behind its shots

@@ -7,6 +7,7 @@
 #include "../model/setup.h"
 #include "generate.h"
 #include "scoring.h"
+#include "serve.h"
 #include "task_report.h"
 
 struct InferenceJobs {
@@ -24,11 +25,12 @@ inline InferenceJobs open_jobs(const Options& o) {
     bool prints = comm::world_rank() == 0;
     if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
     if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
-    if (!o.results.empty() && o.evaluate.empty() && !o.prompts())
+    if (!o.results.empty() && o.evaluate.empty() && (!o.prompts() || o.generate == standard_prompts))
         fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
-    if (o.prompts()) jobs.prompts = read_prompts(o);
+    bool reads_file = o.prompts() && o.generate != standard_prompts;
+    if (reads_file) jobs.prompts = read_prompts(o);
     std::error_code none;
-    for (auto& input : o.prompts() ? std::vector<std::string>{o.generate} : o.evaluate)
+    for (auto& input : reads_file ? std::vector<std::string>{o.generate} : o.evaluate)
         if (!o.results.empty() && std::filesystem::equivalent(o.results, input, none))
             fail("--results %s would be written over %s: give another name", o.results.c_str(),
                  input.c_str());
@@ -138,15 +140,6 @@ inline int print_sample(const Run& run, Model& model, const std::string& prompt,
     return count;
 }
 
-// rank 0's text -> all ranks
-inline std::string share_text(std::string text) {
-    std::vector<int64_t> bytes(text.begin(), text.end());
-    int64_t size = comm::gather_numbers(comm::everyone(), {(int64_t)text.size()}, "prompt's length")[0];
-    bytes.resize((size_t)size);
-    std::vector<int64_t> all = comm::gather_numbers(comm::everyone(), bytes, "prompt");
-    return std::string(all.begin(), all.begin() + (long)bytes.size());
-}
-
 inline void print_timed(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
     double start = seconds();
     int count = print_sample(run, model, prompt, draw);
@@ -154,9 +147,10 @@ inline void print_timed(const Run& run, Model& model, const std::string& prompt,
     if (run.is_rank0()) fprintf(stderr, "%d tokens, %.1f tokens/s\n", count, count / took);
 }
 
-// --generate TEXT, or - for standard input: all of it or, where somebody types, a line at a time
+// --generate TEXT, or - for standard input: all of it or, where somebody types, a line at a time; or -.jsonl
 inline void generate_text(const Run& run, Model& model) {
     const std::string& given = run.options.generate;
+    if (given == standard_prompts) return PromptServer(run, model).serve();
     if (given != "-") return print_timed(run, model, given, 0);
     if (run.grid.world.size > 1 || !isatty(STDIN_FILENO)) {
         std::string text;

@@ -52,7 +52,49 @@ struct Text {
     Sampling how;
     std::set<int> seen = {};  // tokens there were, for `repetition`
     int done = 0;             // tokens whose keys and values are in the cache
+    int logprobs = -1;        // so many of the likeliest tokens are wanted with their log-probabilities
 };
+
+// what the model itself, without temperature and the rest, makes of a token and of the likeliest ones
+struct Likelihood {
+    double logprob = 0;
+    std::vector<std::pair<int, double>> top;  // token, log-probability; the likeliest first
+};
+
+inline Likelihood likelihood_of(const std::vector<real>& logits, int token, int top) {
+    std::vector<int> order(logits.size());
+    for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
+    top = std::min(top, (int)order.size());
+    std::partial_sort(order.begin(), order.begin() + top, order.end(), [&](int a, int b) {
+        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    });
+    double largest = *std::max_element(logits.begin(), logits.end()), sum = 0;
+    for (real x : logits) sum += std::exp((double)x - largest);
+    Likelihood out = {logits[token] - largest - std::log(sum), {}};
+    for (int i = 0; i < top; i++)
+        out.top.push_back({order[i], (double)logits[order[i]] - largest - std::log(sum)});
+    return out;
+}
+
+// those that the last stage has -> all stages; the others bring as many, of any value
+inline void share_likelihoods(const Grid& g, std::vector<Likelihood>& all) {
+    if (g.p == 1 || all.empty()) return;
+    std::vector<double> numbers;
+    for (auto& one : all) {
+        numbers.push_back(one.logprob);
+        for (auto& [token, logprob] : one.top) numbers.insert(numbers.end(), {(double)token, logprob});
+    }
+    if (!g.is_last_stage()) numbers.assign(numbers.size(), 0);
+    numbers = comm::sum_over(g.pp, numbers, "log-probabilities");
+    size_t at = 0;
+    for (auto& one : all) {
+        one.logprob = numbers[at++];
+        for (auto& [token, logprob] : one.top) {
+            token = (int)numbers[at++];
+            logprob = numbers[at++];
+        }
+    }
+}
 
 // draws the next token; logits (V)
 inline int draw_token(Text& text, std::vector<real>& logits) {
@@ -64,8 +106,10 @@ inline int draw_token(Text& text, std::vector<real>& logits) {
 }
 
 // the next token of each text, on all stages; of as many as fit into a batch, the others are left for the
-// next call. texts[i] has the i-th place in the cache; without a cache there is one text.
-inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& texts) {
+// next call. texts[i] has the i-th place in the cache; without a cache there is one text. likelihoods: of the
+// tokens drawn, in their order, for the texts that want any
+inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& texts,
+                                    std::vector<Likelihood>* likelihoods = nullptr) {
     PackedBatch packed;
     int T = model.shape.T, room = model.setup.training ? T : model.max_rows();
     std::vector<Text*> asked;
@@ -88,7 +132,16 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
     }
     std::vector<std::vector<real>> logits = packed_logits(model, packed);
     std::vector<int64_t> drawn(asked.size(), 0);
-    for (size_t i = 0; i < logits.size(); i++) drawn[i] = draw_token(*asked[i], logits[i]);
+    for (size_t i = 0; i < asked.size(); i++) {
+        int top = likelihoods ? asked[i]->logprobs : -1;
+        std::vector<real> raw;
+        if (top >= 0 && !logits.empty()) raw = logits[i];  // repetition changes them
+        if (!logits.empty()) drawn[i] = draw_token(*asked[i], logits[i]);
+        if (!raw.empty()) likelihoods->push_back(likelihood_of(raw, (int)drawn[i], top));
+        else if (top >= 0)
+            likelihoods->push_back({0, std::vector<std::pair<int, double>>(std::min(top, model.shape.V))});
+    }
+    if (likelihoods) share_likelihoods(model.grid, *likelihoods);
     std::vector<int64_t> all = drawn;
     if (model.grid.p > 1)
         all = comm::gather_numbers(model.grid.pp, drawn, "tokens of generation");  // of the last stage -> all

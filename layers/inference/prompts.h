@@ -26,6 +26,62 @@ struct Prompt {
 };
 
 constexpr size_t most_prompts = 1000000;
+constexpr const char* standard_prompts = "-.jsonl";  // of --generate: see serve.h
+
+// of a line of JSON
+struct PromptLine {
+    Prompt prompt;
+    int samples = 1;
+    bool own_seed = false;
+    // sample s; number: of the texts that were asked for before
+    Prompt sample(int s, size_t number) const {
+        Prompt out = prompt;
+        out.sample = s;
+        out.how.draw = (own_seed ? (uint64_t)s : number) << 32;
+        return out;
+    }
+};
+
+// set_other(key, value): takes a key that only some callers know, or returns false
+template <class SetOther>
+PromptLine parse_prompt(const Json& json, const std::string& where, const Options& o, SetOther set_other) {
+    PromptLine out;
+    Prompt& p = out.prompt;
+    p = {"", 0, o.sample_tokens, {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, 0},
+         {}, {}};
+    for (auto& [key, value] : json.members) {
+        auto number_of = [&](double least, bool whole) {
+            if (value.kind != Json::Number) fail("%s: \"%s\" wants a number", where.c_str(), key.c_str());
+            try {
+                return parse_number(key, value.text, least, whole);
+            } catch (const Error& e) {
+                fail("%s: %s", where.c_str(), e.what());
+            }
+        };
+        auto count_of = [&](double least) { return (int)std::min(number_of(least, true), 1e9); };
+        if (set_other(key, value)) continue;
+        else if (key == "prompt") p.text = value.string(where + ": \"prompt\"");
+        else if (key == "answer") p.answer = value.string(where + ": \"answer\"");
+        else if (key == "samples") out.samples = count_of(1);
+        else if (key == "seed") {
+            p.how.seed = (uint64_t)number_of(0, true);
+            out.own_seed = true;
+        } else if (key == "tokens") p.tokens = count_of(0);
+        else if (key == "temperature") p.how.temperature = number_of(0, false);
+        else if (key == "top_k") p.how.top_k = count_of(0);
+        else if (key == "top_p" && number_of(1e-9, false) <= 1) p.how.top_p = number_of(1e-9, false);
+        else if (key == "repetition") p.how.repetition = number_of(1e-3, false);
+        else if (key == "stop" && value.kind == Json::Array)
+            for (auto& s : value.items) p.stop.push_back(s.string(where));
+        else if (key == "top_p")
+            fail("%s: \"top_p\" %s: wants at most 1", where.c_str(), value.text.c_str());
+        else
+            fail("%s: \"%s\": wants prompt, answer, samples, seed, tokens, temperature, top_k, "
+                 "top_p, repetition, or stop with an array", where.c_str(), key.c_str());
+    }
+    for (auto& s : p.stop) if (s.empty()) fail("%s: \"stop\" has an empty string", where.c_str());
+    return out;
+}
 
 inline std::vector<Prompt> read_prompts(const Options& o) {
     MappedFile file(o.generate);
@@ -37,47 +93,11 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
         std::string where = text("%s line %d", o.generate.c_str(), number);
         if (line.find_first_not_of(" \t\r") == line.npos) continue;
         Json json = Json::parse(line, where);
-        Prompt p = {json.at("prompt", where).string(where), 0, o.sample_tokens,
-                    {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, 0}, {}, {}};
-        int samples = 1;
-        bool own_seed = false;
-        for (auto& [key, value] : json.members) {
-            auto number_of = [&](double least, bool whole) {
-                if (value.kind != Json::Number) fail("%s: \"%s\" wants a number", where.c_str(), key.c_str());
-                try {
-                    return parse_number(key, value.text, least, whole);
-                } catch (const Error& e) {
-                    fail("%s: %s", where.c_str(), e.what());
-                }
-            };
-            auto count_of = [&](double least) { return (int)std::min(number_of(least, true), 1e9); };
-            if (key == "prompt") continue;
-            else if (key == "answer") p.answer = value.string(where + ": \"answer\"");
-            else if (key == "samples") samples = count_of(1);
-            else if (key == "seed") {
-                p.how.seed = (uint64_t)number_of(0, true);
-                own_seed = true;
-            } else if (key == "tokens") p.tokens = count_of(0);
-            else if (key == "temperature") p.how.temperature = number_of(0, false);
-            else if (key == "top_k") p.how.top_k = count_of(0);
-            else if (key == "top_p" && number_of(1e-9, false) <= 1) p.how.top_p = number_of(1e-9, false);
-            else if (key == "repetition") p.how.repetition = number_of(1e-3, false);
-            else if (key == "stop" && value.kind == Json::Array)
-                for (auto& s : value.items) p.stop.push_back(s.string(where));
-            else if (key == "top_p")
-                fail("%s: \"top_p\" %s: wants at most 1", where.c_str(), value.text.c_str());
-            else
-                fail("%s: \"%s\": wants prompt, answer, samples, seed, tokens, temperature, top_k, "
-                     "top_p, repetition, or stop with an array", where.c_str(), key.c_str());
-        }
-        for (auto& s : p.stop) if (s.empty()) fail("%s: \"stop\" has an empty string", where.c_str());
-        if (out.size() + (size_t)samples > most_prompts)
+        json.at("prompt", where);
+        PromptLine one = parse_prompt(json, where, o, [](auto&, auto&) { return false; });
+        if (out.size() + (size_t)one.samples > most_prompts)
             fail("%s: makes more than %zu answers in all: give several files", where.c_str(), most_prompts);
-        for (int s = 0; s < samples; s++) {
-            p.sample = s;
-            p.how.draw = (own_seed ? (uint64_t)s : out.size()) << 32;
-            out.push_back(p);
-        }
+        for (int s = 0; s < one.samples; s++) out.push_back(one.sample(s, out.size()));
     }
     if (out.empty())
         fail("%s: has no prompts: wants a line {\"prompt\": \"…\"} for each", o.generate.c_str());

@@ -17,15 +17,15 @@ constexpr char usage[] =
     "       ./convert --from-checkpoint DIR --to-huggingface DIR\n";
 
 const std::vector<OptionForm> forms = {
-    {"from-huggingface", OptionForm::Text, "folder with config.json and model.safetensors of a GPT-2"},
+    {"from-huggingface", OptionForm::Text, "folder with a GPT-2 model's config.json and model.safetensors"},
     {"to", OptionForm::Text,
-     "folder for the checkpoint, as train_gpt --save writes it and --resume reads it"},
+     "checkpoint folder, in the format of train_gpt --save and --resume"},
     {"tokenizer", OptionForm::Text,
-     "vocab.bpe to put into the checkpoint, so that it can read and print text"},
+     "vocab.bpe to store in the checkpoint, so that it can read and print text"},
     {"from-checkpoint", OptionForm::Text,
-     "folder that train_gpt --save wrote; its newest checkpoint is taken"},
+     "folder written by train_gpt --save; its newest checkpoint is used"},
     {"to-huggingface", OptionForm::Text,
-     "folder for config.json, model.safetensors (fp32) and the tokenizer's files"},
+     "folder for config.json, model.safetensors (fp32) and the tokenizer files"},
 };
 
 float half_to_float(uint16_t h) {

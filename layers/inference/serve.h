@@ -1,0 +1,291 @@
+// serve.h   --generate -.jsonl: prompts as JSON lines on standard input, answered while they are drawn
+//   A line in is a prompt as prompts.h has it, and besides
+//     "id": N              repeated in every line about it
+//     "prompt"             a text, or an array of tokens
+//     "logprobs": k        log-probabilities of the tokens, and of the k likeliest ones
+//     "echo": true         of the prompt's own tokens too
+//   or {"cancel": N}. Lines out, each at once; the first when requests can be answered:
+//     {"sequence": T, "vocabulary": V, "end_of_text": t}
+//     {"id": N, "sample": s, "prompt_tokens": n}       it has begun; with echo also
+//         "prompt": [token, …], "bytes": ["hex", …], "logprobs": [null, x, …],
+//         "top": [null, [[token, x], …], …]
+//     {"id": N, "sample": s, "token": t, "bytes": "hex", "logprob": x, "top": [[token, x], …]}
+//     {"id": N, "sample": s, "stopped": "length"}      or "stop", "end of text", "cancelled"
+//     {"id": N, "error": "…"}                          nothing of it is done
+//   --batch of them are generated at once (continuous batching); the others wait in their order. Where
+//   standard input ends, what was asked is answered, and the program ends.
+#pragma once
+#include <poll.h>
+#include <unistd.h>
+#include <deque>
+#include "../model/resolve.h"
+#include "generate.h"
+
+constexpr int most_logprobs = 20;
+
+struct ServedText {
+    int64_t id = 0;
+    Prompt prompt;
+    std::vector<int> tokens;  // of the prompt
+    bool echo = false;
+    Text text = {};
+    Answer answer = {};
+};
+
+// rank 0's text -> all ranks
+inline std::string share_text(std::string text) {
+    std::vector<int64_t> bytes(text.begin(), text.end());
+    int64_t size = comm::gather_numbers(comm::everyone(), {(int64_t)text.size()}, "prompt's length")[0];
+    bytes.resize((size_t)size);
+    std::vector<int64_t> all = comm::gather_numbers(comm::everyone(), bytes, "prompt");
+    return std::string(all.begin(), all.begin() + (long)bytes.size());
+}
+
+// ---- lines in and out ------------------------------------------------------------------------------------
+
+// rank 0's standard input, as much as has come
+class LineInput {
+    std::string held;
+
+public:
+    bool ended = false;
+    // whole lines; where there are none: waits at most `seconds`
+    std::string read(double seconds) {
+        pollfd in = {STDIN_FILENO, POLLIN, 0};
+        size_t end = held.rfind('\n');
+        while (!ended && end == held.npos && poll(&in, 1, (int)(1000 * seconds)) > 0) {
+            char part[65536];
+            ssize_t n = ::read(STDIN_FILENO, part, sizeof part);
+            if (n < 0 && errno == EINTR) continue;
+            ended = n <= 0;
+            if (n > 0) held.append(part, (size_t)n);
+            else if (!held.empty()) held += '\n';  // a last line without its end
+            end = held.rfind('\n');
+        }
+        if (end == held.npos) return "";
+        std::string lines = held.substr(0, end + 1);
+        held.erase(0, end + 1);
+        return lines;
+    }
+};
+
+inline std::string hex_of(const std::string& bytes) {
+    std::string out;
+    for (unsigned char c : bytes) out += text("%02x", c);
+    return out;
+}
+
+inline std::string top_json(const Likelihood& one) {
+    std::string out = "[";
+    for (auto& [token, logprob] : one.top)
+        out += text("%s[%d, %.9g]", out.size() > 1 ? ", " : "", token, logprob);
+    return out + "]";
+}
+
+inline std::string list_json(size_t n, const std::function<std::string(size_t)>& item) {
+    std::string out = "[";
+    for (size_t i = 0; i < n; i++) out += (i ? ", " : "") + item(i);
+    return out + "]";
+}
+
+// how a text begins; scores: of the prompt's tokens from the second on, where they are wanted
+inline std::string begin_json(const ServedText& t, const std::vector<Likelihood>& scores,
+                              const Vocabulary& v) {
+    std::string out = text("{\"id\": %lld, \"sample\": %d, \"prompt_tokens\": %zu", (long long)t.id,
+                           t.prompt.sample, t.tokens.size());
+    if (!t.echo) return out + "}\n";
+    size_t n = t.tokens.size();
+    out += ", \"prompt\": " + list_json(n, [&](size_t i) { return std::to_string(t.tokens[i]); });
+    out += ", \"bytes\": " +
+        list_json(n, [&](size_t i) { return "\"" + hex_of(v.tokens[(size_t)t.tokens[i]]) + "\""; });
+    if (t.text.logprobs < 0) return out + "}\n";
+    out += ", \"logprobs\": " +
+        list_json(n, [&](size_t i) { return i ? text("%.9g", scores[i - 1].logprob) : "null"; });
+    out += ", \"top\": " + list_json(n, [&](size_t i) { return i ? top_json(scores[i - 1]) : "null"; });
+    return out + "}\n";
+}
+
+inline std::string token_json(const ServedText& t, int token, const Likelihood* one, const Vocabulary& v) {
+    std::string out =
+        text("{\"id\": %lld, \"sample\": %d, \"token\": %d, \"bytes\": \"%s\"", (long long)t.id,
+             t.prompt.sample, token, hex_of(v.tokens[(size_t)token]).c_str());
+    if (one) out += text(", \"logprob\": %.9g, \"top\": ", one->logprob) + top_json(*one);
+    return out + "}\n";
+}
+
+inline std::string stopped_json(const ServedText& t, const char* why) {
+    return text("{\"id\": %lld, \"sample\": %d, \"stopped\": \"%s\"}\n", (long long)t.id, t.prompt.sample,
+                why);
+}
+
+// ---- requests --------------------------------------------------------------------------------------------
+
+// the texts that a line asks for; number: of those before
+inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const Options& o,
+                                             const ModelShape& shape, const Vocabulary& v, size_t number) {
+    ServedText t;
+    t.id = id;
+    std::optional<std::vector<int>> tokens;
+    PromptLine line = parse_prompt(json, "a request", o, [&](const std::string& key, const Json& value) {
+        if (key == "id") return true;
+        if (key == "echo") t.echo = value.text == "true";
+        else if (key == "logprobs") t.text.logprobs = (int)value.integer("\"logprobs\"");
+        else if (key == "prompt" && value.kind == Json::Array) {
+            tokens.emplace();
+            for (auto& item : value.items) {
+                int64_t token = item.integer("\"prompt\"");
+                if (token < 0 || token >= v.size())
+                    fail("\"prompt\" has token %lld: the vocabulary has 0 to %d", (long long)token,
+                         v.size() - 1);
+                tokens->push_back((int)token);
+            }
+        } else return false;
+        return true;
+    });
+    json.at("prompt", "a request");
+    if (t.text.logprobs > most_logprobs)
+        fail("\"logprobs\" %d: wants at most %d", t.text.logprobs, most_logprobs);
+    t.tokens = tokens ? *tokens : encode_text(v, line.prompt.text);
+    if (t.tokens.empty()) t.tokens.push_back(v.end_of_text);
+    if ((int)t.tokens.size() > shape.T)
+        fail("the prompt has %zu tokens, the model takes %d: shorten it", t.tokens.size(), shape.T);
+    std::vector<ServedText> out;
+    for (int s = 0; s < line.samples; s++) {
+        out.push_back(t);
+        out.back().prompt = line.sample(s, number + (size_t)s);
+        Text& text = out.back().text;
+        text.tokens = t.tokens;
+        text.left = line.prompt.tokens;
+        text.how = out.back().prompt.how;
+        text.seen.insert(t.tokens.begin(), t.tokens.end());
+    }
+    return out;
+}
+
+// of each of its tokens but the first; its keys and values are in its place of the cache then
+inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text) {
+    int n = (int)text.tokens.size(), base = place * model.shape.T, most = model.max_outputs();
+    std::vector<Likelihood> out;
+    for (int first = 0; first < n; first += most) {
+        PackedBatch packed;
+        int rows = std::min(most, n - first);
+        packed.add_segment(&text.tokens[(size_t)first], rows, first, base + first, base);
+        for (int i = 0; i < rows; i++) {
+            packed.cache_slots.push_back(base + first + i);
+            packed.logit_rows.push_back(i);
+            packed.targets.push_back(0);
+        }
+        std::vector<std::vector<real>> logits = packed_logits(model, packed);
+        for (int i = 0; i < rows && first + i + 1 < n; i++) {
+            if (logits.empty()) out.push_back({0, std::vector<std::pair<int, double>>(text.logprobs)});
+            else out.push_back(likelihood_of(logits[i], text.tokens[(size_t)(first + i + 1)], text.logprobs));
+        }
+    }
+    text.done = n - 1;  // the last row is computed again, with the token that follows
+    share_likelihoods(model.grid, out);
+    return out;
+}
+
+// ---- the loop --------------------------------------------------------------------------------------------
+
+class PromptServer {
+    const Run& run;
+    Model& model;
+    const Vocabulary& v;
+    LineInput input;
+    std::deque<ServedText> waiting;
+    std::vector<std::optional<ServedText>> places;
+    size_t requests = 0;
+
+public:
+    PromptServer(const Run& run, Model& model)
+        : run(run), model(model), v(*run.vocabulary), places((size_t)run.options.batch) {
+        if (run.grid.d > 1)
+            fail("--generate -.jsonl over %d replicas: start one (t p = %d ranks)", run.grid.d,
+                 run.grid.t * run.grid.p);
+    }
+    void serve() {
+        print(text("{\"sequence\": %d, \"vocabulary\": %d, \"end_of_text\": %d}\n", model.shape.T, v.size(),
+                   v.end_of_text));
+        for (;;) {
+            bool idle = waiting.empty() && std::none_of(places.begin(), places.end(),
+                                                        [](auto& p) { return p.has_value(); });
+            std::string lines = run.is_rank0() ? input.read(idle ? 1 : 0) : "";
+            if (run.is_rank0() && input.ended && lines.empty() && idle) lines = "end";
+            if (run.grid.world.size > 1) lines = share_text(lines);
+            if (lines == "end") return;
+            for (size_t at = 0, end; (end = lines.find('\n', at)) != lines.npos; at = end + 1)
+                take_line(lines.substr(at, end - at));
+            fill_places();
+            draw();
+        }
+    }
+
+private:
+    void print(const std::string& line) const {
+        if (!run.is_rank0()) return;
+        fputs(line.c_str(), stdout);
+        if (fflush(stdout) != 0) fail("standard output is closed");
+    }
+    void take_line(const std::string& line) {
+        if (line.find_first_not_of(" \t\r") == line.npos) return;
+        int64_t id = -1;
+        try {
+            Json json = Json::parse(line, "a request");
+            if (const Json* cancelled = json.find("cancel")) return cancel(cancelled->integer("\"cancel\""));
+            if (const Json* given = json.find("id")) id = given->integer("\"id\"");
+            std::vector<ServedText> asked =
+                parse_request(json, id, run.options, model.shape, v, requests);
+            requests += asked.size();
+            for (auto& t : asked) waiting.push_back(std::move(t));
+        } catch (const Error& e) {
+            print(text("{\"id\": %lld, \"error\": %s}\n", (long long)id,
+                       json_quote(whole_utf8(e.what())).c_str()));
+        }
+    }
+    void cancel(int64_t id) {
+        for (auto& t : waiting)
+            if (t.id == id) print(stopped_json(t, "cancelled"));
+        std::erase_if(waiting, [&](auto& t) { return t.id == id; });
+        for (auto& place : places)
+            if (place && place->id == id) {
+                print(stopped_json(*place, "cancelled"));
+                place.reset();
+            }
+    }
+    void fill_places() {
+        for (size_t i = 0; i < places.size(); i++)
+            while (!places[i] && !waiting.empty()) {
+                ServedText& t = places[i].emplace(std::move(waiting.front()));
+                waiting.pop_front();
+                std::vector<Likelihood> scores;
+                if (t.echo && t.text.logprobs >= 0) scores = score_prompt(model, (int)i, t.text);
+                print(begin_json(t, scores, v));
+                if (t.text.left > 0) continue;
+                print(stopped_json(t, "length"));
+                places[i].reset();
+            }
+    }
+    // a token for each text in its place; as many as fit into a batch
+    void draw() {
+        std::vector<Text*> texts;
+        std::vector<size_t> drawn;
+        for (size_t i = 0; i < places.size(); i++) {
+            texts.push_back(places[i] ? &places[i]->text : nullptr);
+            if (places[i]) drawn.push_back(i);
+        }
+        if (drawn.empty()) return;
+        std::vector<Likelihood> likelihoods;
+        std::vector<int> tokens = next_tokens(model, texts, &likelihoods);
+        size_t next = 0;
+        for (size_t i = 0; i < tokens.size(); i++) {
+            ServedText& t = *places[drawn[i]];
+            bool more = take_token(t.answer, tokens[i], t.prompt, v);
+            const Likelihood* one = t.text.logprobs >= 0 ? &likelihoods[next++] : nullptr;
+            print(token_json(t, tokens[i], one, v));
+            if (more && t.text.left > 0) continue;
+            print(stopped_json(t, more ? "length" : t.answer.stopped));
+            places[drawn[i]].reset();
+        }
+    }
+};

@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""OpenAI's completions endpoint over a checkpoint: python3 scripts/serve.py CHECKPOINT [--port 8000]
+
+    curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "It was", "max_tokens": 20, "stream": true}'
+
+POST /v1/completions   prompt (a text, its tokens, or a list of either), max_tokens, temperature, top_p, n,
+                       stop, seed, echo, logprobs (up to 20), stream; top_k, repetition_penalty as in vLLM
+GET  /v1/models        the checkpoint, under its folder's name
+GET  /health           200 when requests can be answered
+GET  /tokenizer_info, POST /tokenize, /detokenize   as in vLLM; lm-evaluation-harness finds its tokenizer:
+    lm_eval --model local-completions --model_args model=NAME,base_url=http://127.0.0.1:8000/v1/completions,\\
+max_length=1024 --tasks piqa
+
+The model runs in a train_gpt of its own (--generate -.jsonl), which generates --batch texts at once; requests
+beyond that wait in order. Over several ranks: --program 'mpirun -n 2 ./train_gpt --tensor-parallel 2'. Needs
+nothing but Python.
+"""
+
+import argparse
+import json
+import queue
+import select
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from completions import END_OF_TEXT, Choice, Refused, flag_of, is_tokens, request_of, shown
+
+LONGEST_BODY = 16 << 20
+
+
+# ---- the model -------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """A train_gpt that takes requests as lines and answers them token by token (layers/inference/serve.h)."""
+
+    def __init__(self, command):
+        self.lock = threading.Lock()
+        self.answers, self.next_id = {}, 0
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf8"
+            )
+        except OSError as e:
+            sys.exit(f"serve.py: {command[0]} does not start: {e}")
+        first = self.process.stdout.readline()
+        if not first.startswith("{"):
+            sys.exit(f"serve.py: {' '.join(command)} ended with {self.process.wait()}: see its message above")
+        self.info = json.loads(first)
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            said = json.loads(line)
+            with self.lock:
+                waiting = self.answers.get(said["id"])
+            if waiting:
+                waiting.put(said)
+        with self.lock:  # nothing more will come
+            for waiting in self.answers.values():
+                waiting.put({"error": "the model's process has ended", "status": 500})
+            self.answers = None
+
+    def send(self, line):
+        try:
+            with self.lock:
+                self.process.stdin.write(json.dumps(line) + "\n")
+                self.process.stdin.flush()
+        except (OSError, ValueError) as e:
+            raise Refused("the model's process has ended", 500) from e
+
+    def ask(self, request):
+        """Its number, and the queue that its lines come to."""
+        with self.lock:
+            if self.answers is None:
+                raise Refused("the model's process has ended", 500)
+            self.next_id += 1
+            number, lines = self.next_id, queue.Queue()
+            self.answers[number] = lines
+        self.send({"id": number, **request})
+        return number, lines
+
+    def done(self, number, cancel=False):
+        with self.lock:
+            if self.answers:
+                self.answers.pop(number, None)
+        if cancel:
+            self.send({"cancel": number})
+
+    def echo(self, prompt):
+        """The tokens of a prompt, and the bytes of each."""
+        number, lines = self.ask({"prompt": prompt, "tokens": 0, "echo": True})
+        try:
+            said = lines.get()
+            if "error" in said:
+                raise Refused(said["error"], said.get("status", 400))
+            return said["prompt"], [bytes.fromhex(one) for one in said["bytes"]]
+        finally:
+            self.done(number)
+
+    def tokenize(self, text):
+        """Pieces as END_OF_TEXT parts them, each as the model's vocabulary has it."""
+        out = []
+        for i, piece in enumerate(text.split(END_OF_TEXT)):
+            out += [self.info["end_of_text"]] * (i > 0) + (self.echo(piece)[0] if piece else [])
+        return out
+
+
+# ---- HTTP ------------------------------------------------------------------------------------------------
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address, engine, name):
+        super().__init__(address, Handler)
+        self.engine, self.name, self.created = engine, name, int(time.time())
+        self.names = {}  # token: as OpenAI writes it
+
+    def name_of(self, token):
+        if token not in self.names:
+            self.names[token] = shown(token, self.engine.echo([token])[1][0], self.engine.info["end_of_text"])
+        return self.names[token]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "train_gpt"
+
+    def log_message(self, form, *values):
+        sys.stderr.write(f"{self.address_string()} {form % values}\n")
+
+    def answer(self, content, status=200):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def handled(self, work):
+        try:
+            host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]")
+            bound = self.server.server_address[0]
+            if bound in ("127.0.0.1", "::1") and host not in ("127.0.0.1", "localhost", "::1"):
+                raise Refused(f"Host: {host}: this server is for this machine alone", 403)
+            work()
+        except Refused as e:
+            kind = "invalid_request_error" if e.status < 500 else "server_error"
+            error = {"error": {"message": str(e), "type": kind, "code": e.status}}
+            if not self.is_streaming:
+                return self.answer(error, e.status)
+            self.event(error)  # too late for a status
+            self.chunk(b"")
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def do_GET(self):
+        self.handled(self.get)
+
+    def do_POST(self):
+        self.handled(self.post)
+
+    def get(self):
+        model = {"id": self.server.name, "object": "model", "created": self.server.created}
+        if self.path == "/v1/models":
+            return self.answer({"object": "list", "data": [model | {"owned_by": "train_gpt"}]})
+        if self.path == "/health":
+            up = self.server.engine.process.poll() is None
+            return self.answer(
+                {"status": "ok" if up else "the model's process has ended"}, 200 if up else 500
+            )
+        if self.path == "/tokenizer_info":
+            info, special = self.server.engine.info, {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT}
+            sizes = {"vocab_size": info["vocabulary"], "model_max_length": info["sequence"]}
+            return self.answer({**special, "pad_token": None, **sizes})
+        raise Refused(f"{self.path}: there is no such page", 404)
+
+    def body(self):
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit():
+            self.close_connection = True
+            raise Refused("wants a Content-Length", 411)
+        if int(length) > LONGEST_BODY:
+            self.close_connection = True
+            raise Refused(f"the request has {length} bytes, at most {LONGEST_BODY} are taken", 413)
+        try:
+            out = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError) as e:
+            raise Refused(f"the request is not JSON: {e}") from e
+        if not isinstance(out, dict):
+            raise Refused("wants a JSON object")
+        return out
+
+    def post(self):
+        body = self.body()
+        engine = self.server.engine
+        if self.path == "/v1/completions":
+            return self.complete(body)
+        if self.path == "/tokenize":
+            if not isinstance(body.get("prompt"), str):
+                raise Refused("prompt: wants a text")
+            tokens = engine.tokenize(body["prompt"])
+            return self.answer(
+                {"tokens": tokens, "count": len(tokens), "max_model_len": engine.info["sequence"]}
+            )
+        if self.path == "/detokenize":
+            if not is_tokens(body.get("tokens")):
+                raise Refused("tokens: wants a list of tokens")
+            data = [
+                END_OF_TEXT.encode() if token == engine.info["end_of_text"] else engine.echo([token])[1][0]
+                for token in body["tokens"]
+            ]
+            return self.answer({"prompt": b"".join(data).decode(errors="replace")})
+        raise Refused(f"{self.path}: there is no such page", 404)
+
+    # ---- completions
+
+    def complete(self, body):
+        request, prompts = request_of(body)
+        streams = flag_of(body, "stream")
+        options = body.get("stream_options") or {}
+        engine, samples = self.server.engine, request["samples"]
+        for i, prompt in enumerate(prompts):
+            if isinstance(prompt, str) and END_OF_TEXT in prompt:
+                prompts[i] = engine.tokenize(prompt)
+        head = {
+            "id": f"cmpl-{time.time_ns():x}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.server.name,
+        }
+        choices = [
+            Choice(i, request["stop"], engine.info["end_of_text"], self.server.name_of)
+            for i in range(len(prompts) * samples)
+        ]
+        asked, usage, ended = [], 0, False
+        try:
+            asked = [engine.ask({**request, "prompt": prompt}) for prompt in prompts]
+            for at, (_, lines) in enumerate(asked):
+                left = samples
+                while left:
+                    said = self.wait(lines)
+                    if "error" in said:
+                        raise Refused(said["error"], said.get("status", 400))
+                    choice = choices[at * samples + said["sample"]]
+                    if "prompt_tokens" in said:
+                        usage += said["prompt_tokens"] * (said["sample"] == 0)
+                        choice.begin(said)
+                    elif "token" in said:
+                        choice.take(said)
+                    else:
+                        choice.end(said["stopped"])
+                        left -= 1
+                    if streams:
+                        self.stream(head, choice)
+            ended = True
+        finally:
+            for number, _ in asked:
+                engine.done(number, cancel=not ended)
+        drawn = sum(choice.tokens for choice in choices)
+        counts = {"prompt_tokens": usage, "completion_tokens": drawn, "total_tokens": usage + drawn}
+        if not streams:
+            made = [choice.json(choice.text) for choice in choices]
+            return self.answer({**head, "choices": made, "usage": counts})
+        if options.get("include_usage"):
+            self.event({**head, "choices": [], "usage": counts})
+        self.event("[DONE]")
+        self.chunk(b"")
+
+    def wait(self, lines):
+        """The next line; a client that has gone ends the request."""
+        while True:
+            try:
+                return lines.get(timeout=1)
+            except queue.Empty:
+                readable, _, _ = select.select([self.connection], [], [], 0)
+                if readable and not self.connection.recv(1, socket.MSG_PEEK):
+                    raise ConnectionResetError from None
+
+    is_streaming = False
+
+    def stream(self, head, choice):
+        text = choice.fresh()
+        if text or choice.finish:
+            self.event({**head, "choices": [choice.json(text)]})
+
+    def event(self, content):
+        if not self.is_streaming:
+            self.is_streaming = True
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Cache-Control", "no-cache")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+        line = content if isinstance(content, str) else json.dumps(content)
+        self.chunk(f"data: {line}\n\n".encode())
+
+    def chunk(self, data):
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+        if not data:
+            self.is_streaming = False
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on [this machine alone]")
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument("--batch", type=int, default=8, help="texts that are generated at once")
+    parser.add_argument("--program", default="./train_gpt", help="with options of its own, or under mpirun")
+    options = parser.parse_args()
+    command = [*shlex.split(options.program), "--resume", str(options.checkpoint), "--generate", "-.jsonl"]
+    engine = Engine([*command, "--batch", str(options.batch)])
+    try:
+        server = Server((options.host, options.port), engine, options.checkpoint.resolve().name)
+    except OSError as e:
+        engine.process.kill()
+        sys.exit(f"serve.py: {options.host}:{options.port}: {e.strerror}: give another --port")
+    print(
+        f"serving {server.name} at http://{options.host}:{server.server_address[1]}/v1/completions",
+        flush=True,
+    )
+    try:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code = engine.process.wait()
+        sys.exit(f"serve.py: the model's process ended with {code}")
+    except KeyboardInterrupt:
+        engine.process.kill()
+
+
+if __name__ == "__main__":
+    main()

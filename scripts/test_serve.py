@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Checks scripts/serve.py against --evaluate and --generate: python3 scripts/test_serve.py FP64
+
+(folder of a build for the CPU in fp64.) Log-probabilities equal --evaluate's to 1e-8, through this program's
+own client and, where it is installed, lm-evaluation-harness's; texts equal --generate's. The last line is `N
+passed, N failed`.
+"""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+from over_ranks import check, environment, finish, start
+
+BUILD = os.path.abspath(sys.argv[1])
+SERVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "serve.py")
+OVER_RANKS = f"mpirun -n 4 {BUILD}/train_gpt --tensor-parallel 2 --pipeline-parallel 2"
+random.seed(5)
+
+
+class Served:
+    """A server over the model, for as long as the block lasts."""
+
+    def __init__(self, work, *options, program=f"{BUILD}/train_gpt"):
+        command = [sys.executable, SERVE, f"{work}/model", "--port", "0", "--program", program, *options]
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        if not found:
+            sys.exit(f"the server does not start: {line} {self.process.stderr.read()[-500:]}")
+        self.port = int(found[1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.communicate()
+
+    def ask(self, body, path="/v1/completions", method="POST", **headers):
+        """Status and content."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        content = answer.read().decode()
+        connection.close()
+        if answer.headers["Content-Type"] == "text/event-stream":
+            return answer.status, [line[6:] for line in content.split("\n") if line.startswith("data: ")]
+        return answer.status, json.loads(content)
+
+    def text(self, **body):
+        return self.ask(body)[1]["choices"][0]["text"]
+
+
+def program(name, *arguments, **more):
+    done = start(f"{BUILD}/{name}", 1, arguments, **more)
+    check(done.returncode == 0, f"{name} {arguments[:2]}: {done.stderr[-300:]}")
+    return done.stdout
+
+
+def make_model(work):
+    with open(f"{work}/text", "w") as f:
+        f.write(" ".join(random.choice(["ab", "ab", "été", "cd"]) for _ in range(1500)))
+    program("tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text")
+    sizes = "--layers 4 --hidden 16 --heads 4 --sequence 48 --batch 4 --micro-batch 2 --learning-rate 1e-2"
+    program("train_gpt", "--train", f"{work}/text.bin", *sizes.split(), "--steps", "30", "--save",
+            f"{work}/model")  # fmt: skip
+    with open(f"{work}/questions.jsonl", "w") as f:
+        for _ in range(12):
+            context = "".join(random.choice("abcd é") for _ in range(random.randint(1, 25))) + "b"
+            ends = [" " + "".join(random.choice("abcdé") for _ in range(random.randint(1, 9)))]
+            ends += [random.choice("ab ")]  # some of which are the likeliest
+            f.write(json.dumps({"context": context, "continuations": ends, "gold": 0}) + "\n")
+    asked = ("--task", "requests", "--from", f"{work}/questions.jsonl", "--vocabulary", "bytes")
+    program("tasks", *asked, "--output", f"{work}/questions.eval")
+    program("train_gpt", "--resume", f"{work}/model", "--evaluate", f"{work}/questions.eval", "--results",
+            f"{work}/results.json")  # fmt: skip
+
+
+def scores_of(work):
+    """[(context, continuation, log-likelihood of --evaluate, whether --generate goes on so)]"""
+    documents = [json.loads(line) for line in open(f"{work}/questions.jsonl")]
+    results = json.load(open(f"{work}/results.json"))
+    (likelihoods,), (lines,) = results["log_likelihoods"].values(), results["lines"].values()
+    asked = [
+        (documents[line - 1]["context"], end, likelihood)
+        for line, row in zip(lines, likelihoods)
+        for end, likelihood in zip(documents[line - 1]["continuations"], row)
+    ]
+    likeliest = generated(
+        work, [{"prompt": c, "tokens": len(end.encode()), "temperature": 0} for c, end, _ in asked]
+    )
+    return [(*each, each[1] == text) for each, text in zip(asked, likeliest)]
+
+
+def score(choice, context):
+    """As lm-evaluation-harness takes it from an answer; bytes are the tokens."""
+    n, logprobs = len(context.encode()), choice["logprobs"]
+    own = logprobs["token_logprobs"][n:-1]
+    likeliest = [max(top.values()) for top in logprobs["top_logprobs"][n:-1]]
+    return sum(own), own == likeliest
+
+
+def test_scores(work):
+    want = scores_of(work)
+    check(any(greedy for *_, greedy in want) and len(want) == 24, "some continuations are the likeliest")
+    scored = {"max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
+    for options, name in ((("--batch", "3"), f"{BUILD}/train_gpt"), ((), OVER_RANKS)):
+        with Served(work, *options, program=name) as server:
+            status, all_at_once = server.ask({"prompt": [c + e for c, e, *_ in want], **scored})
+            check(status == 200 and len(all_at_once["choices"]) == 24, f"24 prompts at once: {status}")
+            for choice, (context, end, likelihood, greedy) in zip(all_at_once["choices"], want):
+                got, likeliest = score(choice, context)
+                close = abs(got - likelihood) < 1e-8 * max(1, abs(likelihood))
+                check(close and likeliest == greedy, f"{context}|{end}: {got}, wants {likelihood}")
+            tokens = list((want[0][0] + want[0][1]).encode())
+            status, one = server.ask({"prompt": tokens, **scored})
+            same = one["choices"][0]["logprobs"] == all_at_once["choices"][0]["logprobs"]
+            check(same, "a prompt given as tokens has the same log-probabilities")
+            check(one["usage"] == {"prompt_tokens": len(tokens), "completion_tokens": 1,
+                                   "total_tokens": len(tokens) + 1}, f"{one['usage']}")  # fmt: skip
+
+
+def test_harness(work):
+    """lm-evaluation-harness's own client."""
+    try:
+        from lm_eval.api.instance import Instance
+        from lm_eval.models.openai_completions import LocalCompletionsAPI
+    except ImportError:
+        print("lm-evaluation-harness is not here: its client was not tried")
+        return
+    want = scores_of(work)
+    with Served(work) as server:
+        client = LocalCompletionsAPI(
+            model="model", base_url=f"http://127.0.0.1:{server.port}/v1/completions", max_length=48,
+            batch_size=5, num_concurrent=1,
+        )  # fmt: skip
+        asked = [Instance("loglikelihood", {}, (c, e), i) for i, (c, e, *_) in enumerate(want)]
+        got = client.loglikelihood(asked)
+        for (likelihood, likeliest), (context, end, wanted, greedy) in zip(got, want):
+            close = abs(likelihood - wanted) < 1e-8 * max(1, abs(wanted))
+            check(
+                close and likeliest == greedy, f"the harness: {context}|{end}: {likelihood}, wants {wanted}"
+            )
+        until = Instance("generate_until", {}, ("ab ab", {"until": [" "], "max_gen_toks": 9}), 0)
+        text = client.generate_until([until])[0]
+        check(text == server.text(prompt="ab ab", max_tokens=9, temperature=0, stop=" "), f"until: {text!r}")
+
+
+def generated(work, prompts):
+    """Texts of --generate."""
+    with open(f"{work}/prompts.jsonl", "w") as f:
+        f.writelines(json.dumps(prompt) + "\n" for prompt in prompts)
+    said = program("train_gpt", "--resume", f"{work}/model", "--generate", f"{work}/prompts.jsonl")
+    return [json.loads(line)["text"] for line in said.encode("latin-1").decode().split("\n") if line]
+
+
+def test_texts(work):
+    prompts = [{"prompt": "ab é", "tokens": 20, "temperature": 0}, {"prompt": "cd", "tokens": 60, "seed": 7}]
+    prompts += [{"prompt": "é", "tokens": 30, "seed": 3, "temperature": 1.5, "top_k": 9, "top_p": 0.9}]
+    prompts += [{"prompt": "ab", "tokens": 40, "seed": 5, "stop": ["dd", "b"]}]
+    asked = [{"max_tokens" if k == "tokens" else k: v for k, v in prompt.items()} for prompt in prompts]
+    want = generated(work, prompts)
+    # --generate writes what is no UTF-8 as U+FFFD too, but may join several bytes of it: compared without
+    plain = lambda text: text.replace("\ufffd", "")  # noqa: E731
+    with Served(work, "--batch", "3") as server:
+        for body, text in zip(asked, want):
+            status, whole = server.ask(body)
+            choice = whole["choices"][0]
+            check(status == 200 and plain(choice["text"]) == plain(text), f"{body}: {choice}, wants {text!r}")
+            check(choice["finish_reason"] in ("stop", "length"), f"{body}: {choice['finish_reason']}")
+            _, events = server.ask({**body, "stream": True, "stream_options": {"include_usage": True}})
+            parts = [json.loads(event) for event in events[:-1]]
+            check(events[-1] == "[DONE]", f"{body}: a stream ends with {events[-1]}")
+            check(parts[-1]["usage"] == whole["usage"], f"{body}: {parts[-1]}, wants {whole['usage']}")
+            joined = "".join(part["choices"][0]["text"] for part in parts[:-1])
+            check(joined == choice["text"], f"{body}: in a stream {joined!r}, whole {choice['text']!r}")
+            check(len(parts) > 5 or "stop" in body, f"{body}: a stream of {len(parts)} parts")
+        check("stop" in server.ask(asked[3])[1]["choices"][0]["finish_reason"], "a stop is found")
+        several = server.ask({"prompt": ["ab", "cd"], "n": 3, "seed": 2, "max_tokens": 8})[1]["choices"]
+        check([c["index"] for c in several] == list(range(6)), "3 of each of 2 prompts")
+        check(len({c["text"] for c in several[:3]}) > 1, "samples differ")
+        # whatever stands beside it
+        many = [{"prompt": "ab cd"[: i % 5 + 1], "max_tokens": 30, "seed": i} for i in range(20)]
+        alone = [server.text(**body) for body in many]
+        with concurrent.futures.ThreadPoolExecutor(10) as pool:
+            together = list(pool.map(lambda body: server.text(**body), many))
+        check(alone == together, "texts are the same alone and among others")
+        for path, body, answer in (
+            ("/tokenize", {"prompt": "a<|endoftext|>é"}, {"tokens": [97, 256, 195, 169]}),
+            ("/tokenize", {"prompt": ""}, {"tokens": []}),
+            ("/detokenize", {"tokens": [97, 256, 195, 169]}, {"prompt": "a<|endoftext|>é"}),
+        ):
+            got = server.ask(body, path)[1]
+            check(answer.items() <= got.items(), f"{path} {body}: {got}")
+        check(server.ask(None, "/v1/models", "GET")[1]["data"][0]["id"] == "model", "the model's name")
+
+
+def test_refused(work):
+    with Served(work) as server:
+        for body, status, says in (
+            (b"{", 400, "is not JSON"),
+            (b"[]", 400, "wants a JSON object"),
+            (b"[" * 100000, 400, "is not JSON"),
+            ({"prompt": 5}, 400, "prompt: wants a text"),
+            ({"prompt": []}, 400, "prompt: wants a text"),
+            ({"prompt": [1, "a"]}, 400, "prompt: wants a text"),
+            ({"prompt": [1, 257]}, 400, "has token 257: the vocabulary has 0 to 256"),
+            ({"prompt": [-1]}, 400, "has token -1"),
+            ({"prompt": "a" * 49}, 400, "has 49 tokens, the model takes 48"),
+            ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens: has -1"),
+            ({"prompt": "a", "max_tokens": True}, 400, "max_tokens: has true"),
+            ({"prompt": "a", "max_tokens": 1.5}, 400, "wants a whole number"),
+            ({"prompt": "a", "temperature": "hot"}, 400, 'temperature: has "hot"'),
+            ({"prompt": "a", "top_p": 0}, 400, "top_p: has 0"),
+            ({"prompt": "a", "logprobs": 21}, 400, "logprobs: has 21"),
+            ({"prompt": "a", "stop": [""]}, 400, "stop: wants a text"),
+            ({"prompt": "a", "stream": 1.5}, 400, "stream: has 1.5"),
+            ({"prompt": "a", "best_of": 4}, 400, "best_of: is not supported"),
+            ({"prompt": "a", "colour": 4}, 400, "colour: unknown"),
+            ({"prompt": ["a"] * 1025}, 400, "more than 1024 texts"),
+        ):
+            got, content = server.ask(body)
+            said = content["error"]["message"] if "error" in content else content
+            check(got == status and says in said, f"{str(body)[:60]}: {got} {str(said)[:200]}")
+        check(
+            server.ask({}, "/v1/chat")[0] == 404 and server.ask(None, "/x", "GET")[0] == 404, "no such page"
+        )
+        check(server.ask({"prompt": "a"}, Host="evil.example")[0] == 403, "another Host is refused")
+        inert = {"prompt": "a", "best_of": 1, "logit_bias": {}, "presence_penalty": 0, "user": "me"}
+        check(server.ask(inert)[0] == 200, "what changes nothing is taken")
+
+
+def test_gone(work):
+    """Clients that go free their places; a model that dies ends the server."""
+    with Served(work, "--batch", "2") as server:
+        for stream in (True, False):
+            gone = []
+            for _ in range(4):  # more than there are places
+                connection = http.client.HTTPConnection("127.0.0.1", server.port)
+                connection.request("POST", "/v1/completions", json.dumps(
+                    {"prompt": "ab", "max_tokens": 1000000, "temperature": 1, "stream": stream}))  # fmt: skip
+                gone.append(connection)
+            for connection in gone:
+                connection.close()
+            check(server.ask({"prompt": "a", "max_tokens": 2})[0] == 200, f"places are free again, {stream}")
+        check(server.ask(None, "/health", "GET")[0] == 200, "a healthy server")
+        children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True)
+        os.kill(int(children.stdout.split()[0]), 9)
+        _, errors = server.process.communicate(timeout=60)
+        check(server.process.returncode == 1 and "the model's process ended" in errors, errors[-300:])
+    command = [sys.executable, SERVE, f"{work}/nothing", "--port", "0", "--program", f"{BUILD}/train_gpt"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    check(done.returncode == 1 and "nothing" in done.stderr, f"no checkpoint: {done.stderr[-300:]}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as work:
+        make_model(work)
+        for test in (test_scores, test_harness, test_texts, test_refused, test_gone):
+            print("==", test.__name__[5:], flush=True)
+            test(work)
+    finish()
+
+
+main()
