@@ -1,29 +1,29 @@
-// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and clipping by the norm
+// adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
-//   scale = min(1, largest / (norm + 1e-6)), norm = L2 over all gradients; both stay on the device. Where
-//   norm or loss is not finite, or beyond the limits given, nothing is changed.
+//   scale = min(1, largest / (norm + 1e-6)), norm = L2 norm of all gradients; both stay on the device. If the
+//   norm or the loss is not finite, or exceeds its limit, the update is skipped.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
-//   flags (n / 128): what holds of each 128 values; tensors start at multiples of 128, and n is one too
-//   w, the master weight, and the moments are kept as adamw_state.cuh says
-//   check: sums over the bits of w, m and v, as they are read and as they are written. What one step has
-//   written the next must read: a bit that flips in between changes a sum (bits times an odd number each,
-//   modulo 2^64). Nothing more is read for it.
-//   communicates: nothing    cost: adamw_bytes() a parameter, 28 or, with moments of bf16, 20, and without
-//                            master weights 16; the norm 4: memory bound
+//   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
+//   w, the master weight, and the moments are stored as described in adamw_state.cuh
+//   check: checksums of w, m and v as read and as written. What one step has written the next must read, so a
+//   bit that flips in between changes a sum (each value's bits times an odd number, added modulo 2^64). This
+//   takes no extra memory traffic.
+//   communicates: nothing    cost: adamw_bytes() a parameter: 28, with bf16 moments 20, and without master
+//                            weights as well 16; the norm 4 more: memory bound
 #pragma once
 #include <algorithm>
 #include "adamw_state.cuh"
 #include "base/operation.h"
 
 constexpr int flag_span = 128;
-constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // the weight decays; the gradient takes part in the norm
+constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // weight decay applies; the gradient counts in the norm
 
 struct HyperParameters {
     real rate, beta1, beta2, epsilon, decay;
     real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
     uint32_t step = 1;
-    double norm_limit = INFINITY, loss_limit = INFINITY;  // beyond them there is no update
+    double norm_limit = INFINITY, loss_limit = INFINITY;  // beyond either, the update is skipped
 
     HOST_DEVICE real update(real w, real& m, real& v, real g, bool decaying) const {
         m = beta1 * m + (1 - beta1) * g;
@@ -34,9 +34,9 @@ struct HyperParameters {
 };
 
 struct Clip {
-    double norm, loss;  // loss: of what the step's losses were summed in
+    double norm, loss;  // loss: summed over the step's tokens, not averaged
     real scale;
-    int updates;        // 0: parameters and state stay as they are
+    int updates;        // 0: the update is skipped
 
     HOST_DEVICE void set(const double* sums, int count, double largest, const HyperParameters& hyper) {
         double sum = 0;
@@ -50,18 +50,18 @@ struct Clip {
     }
 };
 
-// of a rank's state, over the launches of one update
+// checksums of a rank's optimizer state, accumulated over the launches of one update
 struct StateCheck {
-    unsigned long long read, written;  // sums over bits of w, m, v
+    unsigned long long read, written;  // over the bits of w, m and v
 
-    // what element i of a launch, with these values, adds to a sum. Multipliers are odd, so that every bit
-    // that flips changes it
+    // what element i of a launch, with these values, adds to a sum. The multipliers are odd, so that flipping
+    // any one bit changes it
     template <class Moment>
     HOST_DEVICE static uint32_t term(long i, real w, Moment m, Moment v) {
         uint32_t odd = (uint32_t)i * 2 + 1;
         return product(odd, w) + product(odd ^ 0x9E3779B8, m) + product(odd ^ 0xC2B2AE3C, v);
     }
-    // of a value's bits, modulo 2^32
+    // the bits of x times an odd number, modulo 2^32
     template <class T>
     HOST_DEVICE static uint32_t product(uint32_t odd, T x) {
         uint32_t words[2] = {};
@@ -70,7 +70,7 @@ struct StateCheck {
     }
 };
 
-// n values that a rank owns, from `at` in the flat buffers; their sum of squares is number global_id
+// n values that a rank owns, from `at` in the flat buffers; their sum of squares goes to sums[global_id]
 struct Slice {
     long at, n, state_offset;  // state_offset: in low_bits, m, v and, in spans, flags
     int global_id, parts;
@@ -110,13 +110,13 @@ void adamw(const State& state, const real* gradients, const uint8_t* flags, cons
     check->written += written;
 }
 
-// sum += x, of gradients (n) real; n is a multiple of 128
+// sum += x; both (n) real, n a multiple of 128
 inline void add_values(real* sum, const real* x, long n, Stream) {
     #pragma omp parallel for simd
     for (long i = 0; i < n; i++) sum[i] += x[i];
 }
 
-// sums[slice.global_id] = sum of x^2 over what counts of each slice; parts: square_sum_parts for each
+// sums[slice.global_id] = sum of x^2 over a slice's values with flag_in_norm; parts: square_sum_parts a slice
 inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* flags,
                         const Slice* slices, int count, Stream) {
     for (int k = 0; k < count; k++) {
@@ -140,7 +140,7 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
     }
 }
 
-// sum += over the bits of x (n), so that one that flips changes it
+// sum += a checksum of the bits of x (n): flipping any one bit changes it
 template <class T>
 void sum_bits(unsigned long long* sum, const T* x, long n, Stream) {
     unsigned long long all = 0;
@@ -155,7 +155,7 @@ inline void sum_values(double* sum, const real* x, long n, Stream) {
     for (long i = 0; i < n; i++) *sum += x[i];
 }
 
-// from the sums of squares of all gradients, and the loss behind them
+// sums (count + 1): the sums of squares of all gradients, then the loss
 inline void clip_gradients(Clip* clip, const double* sums, int count, double largest,
                            const HyperParameters* hyper, Stream) {
     clip->set(sums, count, largest, *hyper);
@@ -166,14 +166,14 @@ inline void clip_gradients(Clip* clip, const double* sums, int count, double lar
 #if HAS_KERNELS
 namespace gpu {
 
-constexpr int real_each = Vec<real>::size;  // values of a thread: 16 bytes of real
+constexpr int real_each = Vec<real>::size;  // values per thread: 16 bytes of real
 
 constexpr int adamw_block = 256;
 
-// adds up over a block, in whole numbers, so that no order matters
+// adds up x over a block, in integers, so that the order does not matter
 __device__ inline void add_over_block(unsigned long long* to, unsigned long long x) {
     SHARED(unsigned long long, lane, adamw_block / 32);
-    __syncthreads();  // what was summed before has been read
+    __syncthreads();  // the values of the previous call have been read
     for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(all_lanes, x, d);
     if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = x;
     __syncthreads();
@@ -182,7 +182,7 @@ __device__ inline void add_over_block(unsigned long long* to, unsigned long long
     if (x) atomicAdd(to, x);
 }
 
-// what a thread holds of an array: real_each values, read and written at once
+// a thread's values of one array: real_each of them, loaded and stored in one access
 template <class T>
 struct alignas(sizeof(T) * real_each) ThreadValues { T at[real_each]; };
 template <class T>
@@ -194,7 +194,7 @@ __device__ inline void store_values(T* x, const ThreadValues<T>& values) {
     store_whole((ThreadValues<T>*)x, values);
 }
 
-// a thread's values; what they add to the sums
+// updates a thread's values; returns what they add to the checksums
 template <class State>
 __device__ inline StateCheck adamw_values(const State& state, const real* gradients, const uint8_t* flags,
                                           const HyperParameters& hyper, real scale, long i) {
@@ -280,7 +280,7 @@ __device__ inline void block_sum_to(double* out, double sum) {
     *out = sum;
 }
 
-// block (part, slice)
+// one block per (part, slice)
 __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* flags, const Slice* slices) {
     Slice slice = slices[blockIdx.y];
     if ((int)blockIdx.x >= slice.parts) return;
@@ -295,7 +295,7 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
     block_sum_to(parts + (long)blockIdx.y * square_sum_parts + blockIdx.x, sum);
 }
 
-// block: slice
+// one block per slice
 __global__ void square_sums_add_kernel(double* sums, const double* parts, const Slice* slices) {
     static_assert(square_sum_parts <= square_sum_block);
     Slice slice = slices[blockIdx.x];
@@ -310,7 +310,7 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
     LAUNCH(square_sums_add_kernel, count, square_sum_block, 0, s, sums, parts, slices);
 }
 
-// one block, always in the same order
+// a single block, so that the order is always the same
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
@@ -349,7 +349,7 @@ inline void add_values(real* sum, const real* x, long n, Stream s) {
         dev::add_values(sum, x, n, s);
 }
 
-// of x (all) n values in `count` slices; sums (sum_count)
+// x has `all` values, of which the `count` slices cover n; sums (sum_count)
 inline void square_sums(double* sums, int sum_count, double* parts, const real* x, long all, long n,
                         const uint8_t* flags, const Slice* slices, int count, Stream s) {
     if (Operation op{"square_sums", s, {reads("gradients", x, all), writes("squares", sums, sum_count)},

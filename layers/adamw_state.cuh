@@ -1,10 +1,10 @@
-// adamw_state.cuh   what a rank keeps of a value from step to step: master weight and moments
-//   A master weight w is real. Where parameters are bf16 it is held in two halves: the parameter is its upper
-//   one, rounded, and `low_bits` has its lower 16 bits; else the parameter is w. With --master-weights no
-//   there is no `low_bits`: w is the parameter, rounded stochastically.
+// adamw_state.cuh   a rank's optimizer state from step to step: master weights and moments
+//   A master weight w is a real. With bf16 parameters it is stored in two halves: the parameter is its upper
+//   half, rounded, and `low_bits` holds its lower 16 bits; otherwise the parameter itself is w. With
+//   --master-weights no there is no `low_bits`: w is the parameter, rounded stochastically.
 //   Moments are real or, with --moments bf16, bf16 rounded stochastically: to the neighbour above or below,
-//   with chances that make x the mean. Rounded to nearest what changes by less than half of its last place a
-//   step would stand still, as v does with beta2 = 0.999.
+//   with probabilities that keep the mean exact. Rounded to nearest, a value that changes by less than half a
+//   unit in its last place per step would never move, as v would with beta2 = 0.999.
 //   parameters (n) floatX   low_bits (n) 16 bits   m, v (n) real or bf16
 //   kept:  everything
 //   communicates: nothing    cost in bytes: the parameter, in bf16 2 more for low_bits, and two moments
@@ -14,8 +14,8 @@
 using Low = uint16_t;  // the lower half of a master weight
 struct MasterHalves { floatX parameter; Low low_bits; };
 
-// The parameter is w rounded to nearest, ties away from 0: the upper half, or that plus 1 where the lower
-// half begins with a 1. So join_master() gives w back, to the last bit.
+// The parameter is w rounded to nearest, ties away from 0: the upper half, plus 1 if the lower half begins
+// with a 1. So join_master() recovers w exactly, to the last bit.
 HOST_DEVICE inline MasterHalves split_master(real w) {
     if constexpr (master_is_parameter) return {floatX(w), 0};
     else {
@@ -32,21 +32,21 @@ HOST_DEVICE inline real join_master(floatX parameter, Low low_bits) {
     }
 }
 
-// each bit of h changes half of the result's (MurmurHash3's last steps)
+// each bit of h flips half of the result's bits on average (MurmurHash3's finalizer)
 HOST_DEVICE inline uint32_t mix_bits(uint32_t h) {
     h = (h ^ h >> 16) * 0x85EBCA6B;
     h = (h ^ h >> 13) * 0xC2B2AE35;
     return h ^ h >> 16;
 }
-// 32 bits that look like chance, from what a value is updated with. So copies of a value that several ranks
-// hold are rounded alike, and a resumed run rounds as the unbroken one would have. In another layout g
-// differs in its last bits, and chance with it; but not in fp64, where both are cut to fp32 here
+// 32 pseudo-random bits, derived from what a value is updated with. So copies of a value on several ranks are
+// rounded alike, and a resumed run rounds as the uninterrupted one would have. In another layout g differs in
+// its last bits, and so do the random bits; but not in fp64, where w and g are first cut to fp32 here
 HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
     uint32_t h = mix_bits(mix_bits(step) ^ bits_as<uint32_t>((float)w));
     return mix_bits(h ^ bits_as<uint32_t>((float)g));
 }
 
-// chance: 16 bits; what is real is not rounded
+// chance: 16 random bits; a real is stored as it is
 HOST_DEVICE inline void round_stochastically(real& to, real x, uint32_t) { to = x; }
 HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) {
     uint32_t bits = bits_as<uint32_t>((float)x);
@@ -56,11 +56,11 @@ HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) 
 
 enum StateKind { Master, MomentM, MomentV, state_kinds };
 
-// Values that a rank owns. Moment: real or bf16; HAS_LOW: whether master weights are in halves
+// The state of the values that a rank owns. Moment: real or bf16; HAS_LOW: master weights are in two halves
 template <class Moment, bool HAS_LOW>
 struct AdamWState {
     floatX* parameters;
-    Low* low_bits;  // nullptr without
+    Low* low_bits;  // nullptr if !HAS_LOW
     Moment *m, *v;
 
     static constexpr bool has_low = HAS_LOW;
@@ -75,7 +75,7 @@ struct AdamWState {
         parameters[i] = halves.parameter;
         if (HAS_LOW) low_bits[i] = halves.low_bits;
     }
-    // w after an update, as it is kept; chance: of the update
+    // w after an update, as it is stored; chance: the update's rounding_bits()
     HOST_DEVICE static MasterHalves keep(real w, uint32_t chance) {
         if (!rounds_parameters) return split_master(w);
         MasterHalves out = {};
@@ -85,21 +85,21 @@ struct AdamWState {
     HOST_DEVICE real get(StateKind kind, long i) const {
         return kind == Master ? master(i) : real(kind == MomentM ? m[i] : v[i]);
     }
-    // a moment to nearest: what was a bf16 comes back as it was
+    // sets a moment, rounded to nearest: a value that was a bf16 is restored exactly
     HOST_DEVICE void set(StateKind kind, long i, real x) const {
         if (kind == Master) set_master(i, split_master(x));
         else round_stochastically((kind == MomentM ? m : v)[i], x, 0x8000);
     }
 };
 
-// read and written of a value by an update; low_bytes, moment: bytes of one
+// bytes that an update reads and writes for one value; low_bytes, moment: the size of one
 inline double adamw_bytes(const Precision& precision, size_t low_bytes, size_t moment) {
     return (double)(precision.real + 2 * (precision.x + low_bytes + 2 * moment));
 }
 
 namespace ref {
 
-// n values, however they are kept -> out, and back
+// n values of the state, however they are stored -> out, and back
 template <class State>
 void unpack_state(real* out, const State& state, StateKind kind, long n, Stream) {
     #pragma omp parallel for

@@ -1,6 +1,6 @@
-// attention.cuh   causal self-attention, the scores in memory: the readable version and the reference
+// attention.cuh   causal self-attention with the scores in memory: the readable version and the reference
 //   p = softmax(q k^T / sqrt(HS)) over the keys up to the query's own position;  o = p v
-//   qkv, dqkv (B, T, NH, 3, HS): q, k and v of a head lie together
+//   qkv, dqkv (B, T, NH, 3, HS): q, k and v of a head are adjacent
 //   o, dout (B, T, NH, HS)   p, dp (B, NH, T, T)
 //   kept:  p (the block keeps qkv)
 //   backward: dqkv is set; dp is scratch
@@ -25,8 +25,8 @@ namespace ref {
 
 constexpr int attention_rows = 64;  // queries at a time: keys beyond the last of them are not computed
 
-// p (n) = softmax of the first `seen` of n scores, 0 behind them; the scores are overwritten. Returns the
-// log of the sum of their exp
+// p (n) = softmax of the first `seen` of n scores, 0 beyond them; the scores are overwritten. Returns their
+// log-sum-exp
 inline real softmax_row(floatX* p, real* scores, int seen, int n) {
     real largest = *std::max_element(scores, scores + seen), sum = 0;
     #pragma omp simd reduction(+ : sum)
@@ -80,7 +80,7 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
             const floatX* db = dout + b * a.T * a.out() + (long)h * a.HS;
             const floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
             floatX* dpb = dp + ((long)b * a.NH + h) * a.T * a.T;
-            // from the last rows, which see every key and set dk and dv, to the first, which add to some
+            // from the last rows, which see every key and so set all of dk and dv, to the first, which add
             real beta = 0;
             for (int t0 = (a.T - 1) / attention_rows * attention_rows; t0 >= 0; t0 -= attention_rows,
                  beta = 1) {
@@ -118,7 +118,7 @@ namespace gpu {
 
 constexpr int attention_block = 128;
 
-// a warp a row of the scores, in place
+// one warp per row of the scores, in place
 __global__ void softmax_forward_kernel(floatX* p, long rows, int T) {
     int lane = threadIdx.x % 32;
     long r = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -133,7 +133,7 @@ __global__ void softmax_forward_kernel(floatX* p, long rows, int T) {
     for (int j = lane; j < T; j += 32) p[j] = floatX(j <= t ? exp(real(p[j]) - largest) * inverse : 0);
 }
 
-// dp becomes the gradient of the unscaled scores, in place; p is 0 beyond the diagonal, and so is the result
+// dp becomes the gradient of the unscaled scores, in place; beyond the diagonal it is 0, because p is
 __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale, long rows, int T) {
     int lane = threadIdx.x % 32;
     long r = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -146,7 +146,7 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
     for (int j = lane; j < T; j += 32) dp[j] = floatX(real(p[j]) * (real(dp[j]) - sum) * scale);
 }
 
-// one batched GEMM over the heads for each sequence: neighbours in B and NH have no common stride
+// one batched GEMM over the heads per sequence: no single stride covers both B and NH
 inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {

@@ -1,23 +1,23 @@
 // cross_entropy.cuh   loss[n] = log(sum over v of exp(logits[n][v])) - logits[n][target[n]]
-//   cross_entropy does it at once. Where the vocabulary lies over tensor-parallel ranks it takes three steps,
-//   between which the ranks reduce N and 2 N values, never logits:
+//   cross_entropy does it in one pass. If the vocabulary is split over tensor-parallel ranks, it takes three
+//   steps, between which the ranks reduce N and 2 N values, never logits:
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
-//   logits (N, Vp) of which the first V columns take part, entries first, first + 1, … of the vocabulary;
-//   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on, but in a
-//   row whose loss is not finite. A row whose target is below 0 does not count: it adds no loss, and its
+//   logits (N, Vp), of which the first V columns are valid: entries first, first + 1, … of the vocabulary;
+//   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on, except in
+//   a row whose loss is not finite. A row with a negative target is ignored: it adds no loss, and its
 //   gradient is 0 (--loss-on answers).
-//   With is_greedy (N), a row's is 1 where no logit is larger than the target's, else 0.
+//   is_greedy (N), if given, is set to 1 where no logit is larger than the target's, else to 0.
 //   kept:  nothing more (the gradient replaces the logits)
-//   communicates: nothing    cost: 4*N*V flops; logits read and written once, as a row stays in shared memory
-//                          where it fits there; in three steps read three times: memory bound
+//   communicates: nothing    cost: 4*N*V flops; logits read and written once if a row fits in shared memory;
+//                          else, and in three steps, read three times: memory bound
 #pragma once
 #include "base/mma.h"
 #include "base/operation.h"
 #include "base/vector_exp.h"
 
-struct VocabularyShard { int valid, columns, first; };  // columns that take part, all, entry of column 0
+struct VocabularyShard { int valid, columns, first; };  // valid columns, all columns, token of column 0
 
 namespace ref {
 
@@ -78,9 +78,9 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
 #if HAS_KERNELS
 namespace gpu {
 
-constexpr int cross_entropy_block = 512;  // a block a row, in all kernels
+constexpr int cross_entropy_block = 512;  // one block per row, in all kernels
 
-// the same in every thread of the block; `lane` holds one value per warp
+// the result is the same in every thread of the block; `lane` holds one value per warp
 template <class Combine>
 __device__ real block_reduce(real x, real* lane, Combine combine) {
     for (int d = 16; d > 0; d /= 2) x = combine(x, __shfl_xor_sync(all_lanes, x, d));
@@ -97,14 +97,14 @@ __device__ inline real block_sum(real x, real* lane) {
     return block_reduce(x, lane, [](real a, real b) { return a + b; });
 }
 
-// in bf16 the logits are known to 2^-8 only: 2^x, which is one instruction, is exact enough
+// bf16 logits are accurate to 2^-8 only, so 2^x, a single instruction, is exact enough
 __device__ inline real exp_of(real x) {
     if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e);
     else return exp(x);
 }
 
-// f(vector, its column) for this thread's vectors of a row. Columns from V on, which are in the last vectors
-// only, come as -infinity, whose exp is 0: so f needs no branch
+// calls f(vector, its column) for this thread's vectors of a row. Columns from V on, which only occur in the
+// last vectors, are passed as -infinity, whose exp is 0, so that f needs no branch
 template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
     constexpr int step = cross_entropy_block * vec_size;
@@ -124,11 +124,11 @@ __device__ inline void take_largest(real& most, const Vec<floatX>& x) {
 __device__ inline void add_exp(real& sum, const Vec<floatX>& x, real most) {
     for (int k = 0; k < vec_size; k++) sum += exp_of(real(x.at[k]) - most);
 }
-// the thread that has the row's vector with column c
+// whether this thread has the vector with column c
 __device__ inline bool has_column(int c) {
     return threadIdx.x == (unsigned)(c / vec_size % cross_entropy_block);
 }
-// of tokens that are not the target
+// the gradient for tokens other than the target
 __device__ inline Vec<floatX> loss_gradients(Vec<floatX> x, real log_sum, real dloss) {
     for (int k = 0; k < vec_size; k++) x.at[k] = floatX(exp_of(real(x.at[k]) - log_sum) * dloss);
     return x;
@@ -164,7 +164,7 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.columns;
-    real log_sum = counts ? largest[n] + log(sums[n]) : INFINITY;  // of which all gradients are 0
+    real log_sum = counts ? largest[n] + log(sums[n]) : INFINITY;  // makes all gradients 0
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - sums[N + n];
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
     if (!want_gradient) return;
@@ -175,7 +175,7 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
         row[own] = floatX((exp_of(sums[N + n] - log_sum) - 1) * dloss);
 }
 
-// the whole vocabulary: a row is read once, kept in shared memory, and written once
+// the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
 __global__ void __launch_bounds__(cross_entropy_block)
 cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* targets, real dloss,
                      bool want_gradient, VocabularyShard v, real lowest) {
@@ -224,7 +224,7 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
                           const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
                           Stream s) {
     size_t row = (size_t)ceil_div(v.columns, vec_size) * sizeof(Vec<floatX>);
-    if (row + 1024 > largest_shared()) {  // the kernel's other shared memory lies within 1024 bytes
+    if (row + 1024 > largest_shared()) {  // 1024: for the kernel's static shared memory
         cross_entropy_max(largest, logits, N, v, s);
         cross_entropy_sum(sums, largest, logits, targets, N, v, s);
         cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v,

@@ -1,19 +1,19 @@
 // embedding.cuh   x[n] = wte[tokens[n]] + wpe[position of n]
 //   tokens (N) int   wte (rows, C): the vocabulary's rows from `row` on; tokens outside them give 0, so that
-//   the sum over tensor-parallel ranks is the whole   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
-//   The rows of x are rows `offset`, … of a batch: row n stands at positions[offset + n], or where these are
-//   nullptr, in a batch (B, T), at (offset + n) % T.
+//   the sum over tensor-parallel ranks is complete   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
+//   x holds rows `offset`, … of a batch: the position of row n is positions[offset + n] or, if positions is
+//   nullptr, (offset + n) % T, as in a batch (B, T).
 //   kept:  nothing
-//   backward (of whole sequences): dwte is added to, dwpe (T, C) set or, with `accumulate`, added to, in an
-//   order that does not depend on threads: equal tokens stand together in sorted_rows, which the host makes
-//   communicates: nothing    cost: x written, then read and written; backward dx read twice: memory bound
+//   backward (of whole sequences): adds to dwte; sets dwpe (T, C) or, with `accumulate`, adds to it; in an
+//   order that does not depend on threads: sorted_rows, made by the host, has equal tokens side by side
+//   communicates: nothing    cost: x written, then read and written; backward reads dx twice: memory bound
 #pragma once
 #include <algorithm>
 #include <vector>
 #include "base/operation.h"
 
-// sorted_rows (N): the rows of a batch, ordered by their tokens, equal ones by row; run_starts (N + 1): run i
-// is sorted_rows[run_starts[i]] … up to, excluding, sorted_rows[run_starts[i + 1]]; behind the last run all
+// sorted_rows (N): the batch's rows sorted by token, equal tokens by row; run_starts (N + 1): run i is
+// sorted_rows[run_starts[i]] … up to, but excluding, sorted_rows[run_starts[i + 1]]; after the last run all
 // starts are N. Made on the host
 inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, int V) {
     std::vector<int> counts(V + 1, 0);
@@ -82,8 +82,8 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 #if HAS_KERNELS
 namespace gpu {
 
-// forward a thread has 16 bytes of row vector_row(C), from
-// vector_column(C) on; a row that is no whole vectors ends with less
+// in forward a thread has 16 bytes of row vector_row(C), from column vector_column(C) on; fewer at the end of
+// a row whose length is not a multiple of the vector size
 __device__ inline long vector_row(int C) {
     return ((long)blockIdx.x * blockDim.x + threadIdx.x) / ((C + vec_size - 1) / vec_size);
 }
@@ -115,12 +115,12 @@ __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int*
     store_row(x + n * C, c, C, v);
 }
 
-// block (32, 8) a run of equal tokens, 32 vectors of columns: every 8th row a warp, then the warps in order
+// block (32, 8): a run of equal tokens, 32 vectors of columns; a warp sums every 8th row, then warps in order
 constexpr int embedding_warps = 8;
 __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const int* sorted_rows,
                                           const int* run_starts, const floatX* dx, int row, int rows, int N,
                                           int C) {
-    constexpr int pitch = 32 + 32 / vec_size;  // lanes that read neighbouring columns meet on no bank
+    constexpr int pitch = 32 + 32 / vec_size;  // lanes with neighbouring columns use different banks
     SHARED(real, sums, embedding_warps * vec_size * pitch);
     int first = run_starts[blockIdx.x], last = run_starts[blockIdx.x + 1];
     if (first >= N) return;
@@ -136,7 +136,7 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
     }
     for (int k = 0; k < vec_size; k++) sums[(threadIdx.y * vec_size + k) * pitch + threadIdx.x] = sum[k];
     __syncthreads();
-    int t = threadIdx.y * 32 + threadIdx.x, column = blockIdx.y * 32 * vec_size + t;  // a thread a column
+    int t = threadIdx.y * 32 + threadIdx.x, column = blockIdx.y * 32 * vec_size + t;  // one column per thread
     if (t >= 32 * vec_size || column >= C) return;
     real whole = 0;
     for (int w = 0; w < embedding_warps && w < last - first; w++)
@@ -144,7 +144,7 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
     dwte[(long)own * C + column] += whole;
 }
 
-// a thread a position and 16 bytes of its gradient
+// one thread per position and 16 bytes of its gradient
 __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C,
                                          bool accumulate) {
     constexpr int each = Vec<real>::size;
@@ -197,7 +197,7 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-// of wte only the rows looked up are read
+// of wte, only the rows that are looked up are read
 inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
                               int C, Stream s) {
     if (Operation op{"embedding_forward", s, {reads("tokens", tokens, N), reads("wte", wte, rows, C),

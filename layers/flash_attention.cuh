@@ -1,15 +1,15 @@
 // flash_attention.cuh   causal self-attention without a (T, T) tensor (FlashAttention-2, arXiv 2307.08691)
 //   o = softmax(q k^T / sqrt(HS)) v over the keys up to the query's own position, in tiles that stay on chip;
-//   lse = log of the sum of exp of a query's scores, from which backward computes each tile again
+//   lse = log-sum-exp of a query's scores, from which backward recomputes each tile
 //   qkv, dqkv (B, T, NH, 3, HS)   o, dout (B, T, NH, HS)   lse (B, NH, T) real
 //   kept:  lse (the block keeps qkv and o)
-//   backward: dqkv is set; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T in whole 128s, HS) real,
-//             turns: flash_turns()
+//   backward: sets dqkv; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T rounded up to 128s, HS) real,
+//             turns (flash_turns()) int
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
 //   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later). With TMA
-//   and wgmma (sm_90a): flash_attention_hopper.cuh, flash_backward_hopper.cuh
+//   and wgmma (sm_90a): see flash_attention_hopper.cuh, flash_backward_hopper.cuh
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -17,20 +17,20 @@
 #include "base/mma.h"
 
 struct FlashScratch {
-    real *query_terms, *dq;  // query_terms: lse in base 2, and delta
+    real *query_terms, *dq;  // query_terms: for each query, lse in base 2 and delta
     int* turns;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
-// whole tiles of queries: nothing is added to rows beyond the sequence, and nobody reads them
+// rounded up to whole tiles of queries: rows beyond the sequence only receive zeros, which nobody uses
 inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 128) * 128 * HS; }
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
 
-// whether the kernels can do it
+// whether the kernels support this head size
 constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 80 || HS == 96 || HS == 128 || HS == 160; }
 
 namespace ref {
 
-// rows [t0, t0 + rows) of a head: the scores of `keys` keys, scaled; those beyond the diagonal mean nothing
+// rows [t0, t0 + rows) of a head: their scaled scores over `keys` keys; those beyond the diagonal are invalid
 inline void flash_scores(real* p, const floatX* q, const floatX* k, int t0, int rows, int keys,
                          AttentionShape a, Stream s) {
     gemm<real>({.out = p, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys, .k = a.HS, .transpose_b = true,
@@ -132,9 +132,9 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&largest)[M][2
         }
 }
 
-// blocks of 4 warps that an SM is to hold, which bounds their registers
+// blocks (of 4 warps) per SM to compile for, which limits registers
 constexpr int forward_blocks(int HS) { return HS == 128 ? 4 : 3; }
-constexpr int backward_blocks(int HS) { return HS == 64 && is_hopper ? 3 : 2; }  // elsewhere 3 spill
+constexpr int backward_blocks(int HS) { return HS == 64 && is_hopper ? 3 : 2; }  // others would spill with 3
 
 template <int HS, int M, int BN, int warps>
 __global__ void __launch_bounds__(warps * 32, forward_blocks(HS))
@@ -144,7 +144,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
     bf16 *k = q + BM * stride, *v = k + BN * stride;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
     int tiles = (a.T + BM - 1) / BM, head = blockIdx.x / tiles, b = head / a.NH, h = head % a.NH;
-    int first = (tiles - 1 - (int)blockIdx.x % tiles) * BM, own = first + warp * 16 * M;  // long rows first
+    int first = (tiles - 1 - (int)blockIdx.x % tiles) * BM, own = first + warp * 16 * M;  // longest first
     long row = 3L * a.NH * HS, out_row = (long)a.NH * HS;
     const bf16* from = qkv + b * a.T * row + 3L * h * HS;
     float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {}, shrink[M][2];
@@ -156,7 +156,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
     copy_async_commit();
     for (int keys = last_row / BN * BN; keys >= 0; keys -= BN) {
         copy_async_wait<0>();
-        __syncthreads();  // these keys are here, and all are done with the last values
+        __syncthreads();  // these keys have arrived, and all warps are done with the previous values
         load_tile<BN, HS>(v, from + 2 * HS, row, keys, a.T);
         copy_async_commit();
         float s[M][BN / 8][4] = {};
@@ -169,7 +169,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
             }
         }
         copy_async_wait<0>();
-        __syncthreads();  // the values are here, and all are done with the keys
+        __syncthreads();  // the values have arrived, and all warps are done with the keys
         if (keys > 0) load_tile<BN, HS>(k, from + HS, row, keys - BN, a.T);
         copy_async_commit();
         for (int m = 0; m < M && keys + BN - 1 > own; m++)  // on the diagonal: no query sees a later key
@@ -206,14 +206,14 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// what backward reads of each query; delta = sum(dout * o): so many lanes a row, each 16 bytes of it
+// what backward needs of each query: lse, and delta = sum(dout * o); delta_lanes lanes a row, 16 bytes each
 template <int HS>
 constexpr int delta_lanes = HS > 128 ? 32 : HS > 64 ? 16 : 8;
 template <int HS>
 __global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const bf16* o, const real* lse,
                                    AttentionShape a) {
     constexpr int vectors = HS / vec_size, lanes = delta_lanes<HS>;
-    int rows = a.T * a.NH, each = blockDim.x / lanes, blocks = (rows + each - 1) / each;  // of a sequence
+    int rows = a.T * a.NH, each = blockDim.x / lanes, blocks = (rows + each - 1) / each;  // of one sequence
     int b = blockIdx.x / blocks, row = blockIdx.x % blocks * each + threadIdx.x / lanes;
     int lane = threadIdx.x % lanes;
     float sum = 0;
@@ -228,7 +228,7 @@ __global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const 
     query_terms[query] = {lse[query] * log2_e, sum};
 }
 
-// out (16, 8 N) += rows r.. of one tile times the rows of the other
+// out (16, 8 N) += rows r … r + 15 of one tile times the other tile, transposed
 template <int HS, int N>
 __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, const bf16* right, int r) {
     [[maybe_unused]] constexpr int times = N > 4 ? 1 : 2;
@@ -243,18 +243,18 @@ __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, c
     }
 }
 
-// A block has 16 keys for each of its warps and walks over the queries, BM at a time, from the diagonal down;
-// the next queries are on their way while these are worked on. Scores stand transposed, keys by queries, so
-// that a warp's own rows of p^T and ds^T are, in registers, the first operand of dv and dk. dq is summed in
-// global memory in a fixed order: to BM queries the blocks add from the diagonal's keys to the first, each
-// when `turns` says so; the last rounds. Blocks draw numbers, so that those they wait for have begun before
-// them.
+// A block has 16 keys for each of its warps and loops over the queries, BM at a time, from the diagonal down,
+// loading the next ones while it works on these. Scores are transposed, keys by queries, so that a warp's own
+// rows of p^T and ds^T are already in registers as the A operand of dv and dk. dq is summed in global memory
+// in a fixed order: the blocks add to a tile of BM queries one after the other, from the keys on the diagonal
+// to the first, each when `turns` says so; the last one rounds. Blocks draw tickets, so that those a block
+// waits for have started before it.
 template <int HS, int BM, int warps>
 __global__ void __launch_bounds__(warps * 32, backward_blocks(HS))
 flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const bf16* qkv, AttentionShape a,
                       real scale) {
     constexpr int BN = 16 * warps, stride = HS + 8, ds_stride = BM + 8, rows = BM / 16, parts = warps / rows;
-    constexpr int width = HS / parts;  // of dq, the columns of a warp
+    constexpr int width = HS / parts;  // columns of dq per warp
     static_assert(warps % rows == 0 && width % 16 == 0 && BM <= warps * 32);
     DYNAMIC_SHARED(bf16, k);
     bf16 *v = k + BN * stride, *ds = v + BN * stride;
@@ -330,8 +330,8 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
         int* turn = scratch.turns + 1 + (long)head * tiles + tile;
         if (threadIdx.x == 0) wait_until(turn, diagonal - block);
-        __syncthreads();  // all keys' ds are there, and it is this block's turn
-        // dq goes on from what the blocks before have added
+        __syncthreads();  // the ds of all keys are written, and it is this block's turn
+        // dq continues from the sum of the blocks before
         float dq[width / 8][4] = {};
         int row = warp % rows * 16, column = warp / rows * width, query[2];
         float* sums[2];
@@ -365,7 +365,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                         pack_bf16(dq[n][2 * half] * scale, dq[n][2 * half + 1] * scale);
         }
         copy_async_wait<0>();
-        __syncthreads();  // all have added, and are done with q, dout and ds; the next queries are here
+        __syncthreads();  // all have added dq and are done with q, dout and ds; the next queries have arrived
         if (threadIdx.x == 0) publish(turn, diagonal - block + 1);
     }
     for (int n = 0; n < HS / 8; n++)
@@ -401,7 +401,7 @@ void flash_backward_tiles(bf16* dqkv, const FlashScratch& scratch, const bf16* d
            (backward_bytes<HS, BM, BN>), s, dqkv, scratch, dout, qkv, a, a.scale());
 }
 
-// what backward's kernels read of the queries, and turns from the first on
+// computes what backward's kernels read of the queries, and resets `turns`
 template <int HS>
 void prepare_backward(const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
                       AttentionShape a, Stream s) {

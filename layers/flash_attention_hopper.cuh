@@ -1,11 +1,11 @@
-// flash_attention_hopper.cuh   flash_attention.cuh's forward on sm_90a: TMA brings tiles, wgmma multiplies
-//   The same function and sums, in other tiles. A block has 128 queries; its first warpgroup asks for tiles,
-//   128 keys and their values at a time, the last first, into a ring of two stages; the two others have 64
-//   queries each. While a warpgroup's softmax is computed its last product with the values goes on, and the
-//   tensor cores work for the other one.
+// flash_attention_hopper.cuh   flash_attention.cuh's forward on sm_90a, with TMA loads and wgmma
+//   The same function and sums, in other tiles. A block has 128 queries. Its first warpgroup is the producer:
+//   it loads tiles of 128 keys and their values, the last first, into a ring of two stages. The other two are
+//   consumers with 64 queries each. While one computes its softmax, its previous product with the values is
+//   still running, and the tensor cores work for the other.
 //     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
-//     full      of a stage: its bytes have arrived        waited for by the warpgroups that multiply
-//     free      of a stage: eight warps have read it      waited for by the one that asks
+//     full      mbarrier of a stage: its bytes have arrived       the consumers wait for it
+//     free      mbarrier of a stage: eight warps have read it     the producer waits for it
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
 #pragma once
@@ -20,13 +20,13 @@ namespace gpu {
 
 constexpr bool hopper_head_size(int HS) { return HS == 64 || HS == 128; }
 
-// of a block: so many queries, 64 to a warpgroup beside the one that asks; in bytes where no unit is said
+// a block's tiles, for 64 queries per consumer warpgroup; *_tile, all_* and `bytes` are in bytes
 template <int HS, int queries>
 struct HopperTiles {
     static constexpr int keys = 128, stages = 2, warps = queries / 16, threads = 128 + 32 * warps;
     static constexpr int query_tile = queries * 64 * sizeof(bf16), all_queries = HS / 64 * query_tile;
     static constexpr int key_tile = keys * 64 * sizeof(bf16), all_keys = HS / 64 * key_tile;
-    static constexpr int bytes = 1024 + all_queries + 2 * stages * all_keys;  // aligned by the kernel
+    static constexpr int bytes = 1024 + all_queries + 2 * stages * all_keys;  // 1024: for the kernel to align
 };
 
 struct HopperBarriers {
@@ -47,7 +47,7 @@ __device__ inline void init_barriers(HopperBarriers& at, int warps) {
     __syncthreads();
 }
 
-// head_part: 3 h for the q of head h, 3 h + 1 for its k, 3 h + 2 for its v; so many rows, from `first` on
+// loads `rows` rows, from `first` on; head_part: 3 h for q of head h, 3 h + 1 for its k, 3 h + 2 for its v
 template <int HS, int rows>
 __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* full, int head_part,
                                      int first, int b) {
@@ -55,8 +55,8 @@ __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* f
     for (int x = 0; x < HS; x += 64) tma_load(to + x / 64 * rows * 128, qkv, full, x, head_part, first, b);
 }
 
-// one tile's scores -> their exponentials; largest, sum: of this lane's rows g and g + 8 so far; what has
-// been summed of the output is to be multiplied by shrink
+// a tile's scores -> their exponentials; largest, sum: so far, for this lane's rows g and g + 8; the output
+// accumulated so far must be multiplied by shrink
 template <int N>
 __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
                                     float scale) {
@@ -67,7 +67,7 @@ __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&
         for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale);
         for (int lanes = 1; lanes < 4; lanes *= 2)
             most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
-        float part = 0;  // every row sees a key of the first tile
+        float part = 0;  // the maximum is finite: every row sees a key of the first tile
         shrink[half] = exp2_of(largest[half] - most);
         UNROLL(unroll)
         for (int i = 2 * half; i < N; i += 4)
@@ -77,14 +77,14 @@ __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&
         largest[half] = most;
     }
 }
-// as the first operand of the next product
+// rounds them to bf16, as the A operand of the next product
 template <int N>
 __device__ inline void round_probabilities(uint32_t (&p)[N / 8][4], const float (&s)[N]) {
     UNROLL(unroll)
     for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-// The thread that asks: the queries are under way. first_key(i): the row of tile i's first key in the map
+// The producer thread; the queries are already under way. first_key(i): row of tile i's first key in the map
 template <int HS, class Tiles, class FirstKey>
 __device__ inline void ask_for_keys(HopperBarriers& at, char* k, const TensorMap& qkv, int h, int b,
                                     int count, FirstKey first_key) {
@@ -100,14 +100,14 @@ __device__ inline void ask_for_keys(HopperBarriers& at, char* k, const TensorMap
     }
 }
 
-// of this lane's rows g and g + 8: what has been summed, to be divided by sum in the end
+// for this lane's rows g and g + 8: the output so far, to be divided by sum at the end
 template <int HS>
 struct Attended {
     float out[HS / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 };
 
 // One warpgroup's 64 queries over all tiles of keys; q, k: addresses of its rows, and of the first tile.
-// mask(s, i) takes out what tile i hides; values_come(i) is called when its values are there
+// mask(s, i) masks what tile i hides; values_come(i) is called when the values of tile i have arrived
 template <int HS, class Tiles, class Mask, class ValuesCome>
 __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, uint32_t k, int count,
                               float scale, Mask mask, ValuesCome values_come) {
@@ -116,7 +116,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     int lane = threadIdx.x % 32;
     float s[keys / 2], shrink[2];
     uint32_t p[keys / 16][4];
-    auto scores = [&](int i) {  // begins them
+    auto scores = [&](int i) {  // starts the scores of tile i
         int stage = i % stages;
         mbarrier_wait(&at.keys_full[stage], i / stages % 2);
         wgmma_fence();
@@ -127,7 +127,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
                         x > 0);
         wgmma_commit();
     };
-    auto add_values = [&](int i) {  // begins
+    auto add_values = [&](int i) {  // starts the product with tile i's values
         int stage = i % stages;
         mbarrier_wait(&at.values_full[stage], i / stages % 2);
         values_come(i);
@@ -162,7 +162,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     wgmma_wait<0>(a.out);
 }
 
-// rows `row` and `row` + 8 of a head's output, where there are so many rows; o, lse: of row 0
+// rows `row` and `row` + 8 of a head's output, if they are below `rows`; o, lse: of row 0
 template <int HS>
 __device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, int row, int rows, long stride) {
     int c = threadIdx.x % 4 * 2;
@@ -187,16 +187,16 @@ template <int HS>
 __global__ void __launch_bounds__(FlashTiles<HS>::threads, 1)
 flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real* lse, AttentionShape a,
                             float scale) {
-    if (!has_wgmma) return;  // compiled for another GPU, and not launched there
+    if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
     using Tiles = FlashTiles<HS>;
-    constexpr int rows = Tiles::keys;  // queries, too
+    constexpr int rows = Tiles::keys;  // and queries
     DYNAMIC_SHARED(char, shared);
     SHARED(HopperBarriers, barriers, 1);
     HopperBarriers& at = barriers[0];
     char* q = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char* k = q + Tiles::all_queries;
     int blocks = (a.T + rows - 1) / rows, head = blockIdx.x / blocks, b = head / a.NH, h = head % a.NH;
-    int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // long rows first
+    int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // longest first
     init_barriers(at, Tiles::warps);
 
     if (threadIdx.x < 128) {
@@ -222,7 +222,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
     write_rows(o_head, lse + (long)head * a.T, attended, first + own, a.T, (long)a.NH * HS);
 }
 
-// of x (B, T, NH * parts, HS): boxes of 64 columns, so many rows of a head's part
+// map of x (B, T, NH * parts, HS): boxes of 64 columns and `rows` positions of one head's part
 template <int HS>
 TensorMap tiles_of(const bf16* x, int parts, int rows, AttentionShape a) {
     uint64_t all = (uint64_t)a.NH * parts, row = all * HS * sizeof(bf16);
@@ -250,10 +250,10 @@ void flash_attention_hopper_forward(X* o, real* lse, const X* qkv, AttentionShap
     }
 }
 
-// ---- who takes which -------------------------------------------------------------------------------------
+// ---- which kernels are used ------------------------------------------------------------------------------
 
-// "", or how far two ways to make n values at x are apart, in the root of the mean square; each rounds to
-// bf16 twice: by 2^-8 at most, in the mean by less
+// "" if two ways to compute the n values at x agree, else how they differ, in relative root mean square; each
+// rounds to bf16 twice: by at most 2^-8, on average by less
 template <class T, class Run>
 std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
     std::vector<T> values[2];
@@ -278,14 +278,14 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
     return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
 }
 
-// of a shape, once: tuning computes both and times them. On the emulated device only checks take it.
-// run(shape, way): way 1 is that of sm_90a; differ(): "" or how they do
+// whether sm_90a's kernel is used, decided once per shape: tuning checks and times both. On the emulated
+// device only checks use it. run(shape, way): way 1 is sm_90a's; differ(): "" or how their results differ
 template <class Run, class Differ>
 bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
-    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each `run`
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
     if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        // another number with other kernels: what was chosen of these is not chosen of those
+        // change the number with the kernels, so that choices timed with the old ones are not reused
         std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
             std::string wrong = way && std::exchange(is_first, false) ? differ() : "";

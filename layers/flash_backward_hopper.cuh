@@ -1,12 +1,12 @@
-// flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, and who takes which kernels
-//   A block has 128 keys, a warpgroup 64 of them, and walks over the queries from the diagonal down, as the
-//   kernel of sm_80 does: scores stand transposed, keys by queries, so that p^T and ds^T are, in registers,
-//   the first operand of dv and dk. ds goes through shared memory to the product that makes dq, of which each
-//   warpgroup has 64 columns or, where HS is 64, 64 rows; it adds them to global memory when it is its turn:
-//   always in the same order.
-//     full      of a stage of queries, with dout and query_terms: all has arrived
-//     free      eight warps are done with it
-//     barriers  1: ds may be written; 2: all keys' ds are there; 3, 4: of a warpgroup, around its turn
+// flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, and the choice between kernels
+//   A block has 128 keys, 64 per consumer warpgroup, and loops over the queries from the diagonal down, as
+//   sm_80's kernel does: scores are transposed, keys by queries, so that p^T and ds^T are already in
+//   registers as the A operand of dv and dk. ds goes through shared memory to the product that makes dq, of
+//   which each warpgroup computes 64 columns or, if HS is 64, 64 rows; when its turn comes it adds them to
+//   global memory, always in the same order.
+//     full      mbarrier of a stage: its queries, dout and query_terms have arrived
+//     free      mbarrier of a stage: eight warps are done with it
+//     barriers  1: ds may be written; 2: all keys' ds are written; 3, 4: one warpgroup's, around its turn
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T
 #pragma once
@@ -34,7 +34,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
                              const __grid_constant__ TensorMap queries_map,
                              const __grid_constant__ TensorMap dout_map, bf16* dqkv, FlashScratch scratch,
                              AttentionShape a, float scale) {
-    if (!has_wgmma) return;  // compiled for another GPU, and not launched there
+    if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
     using Tiles = HopperBackward<HS>;
     constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
     DYNAMIC_SHARED(char, shared);
@@ -94,14 +94,14 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     int g = lane / 4, c = lane % 4 * 2, own = group * 64 + warp * 16;  // this warp's first key in the block
     uint32_t k_own = shared_address(k) + (uint32_t)group * 64 * 128, v_own = k_own + Tiles::all_keys;
     uint32_t k_tile = shared_address(k), q_tile = shared_address(q), ds_tile = shared_address(ds);
-    // of dq: which queries' ds, which columns of k
+    // this warpgroup's share of dq: which queries' ds, which columns of k
     uint32_t ds_now = ds_tile + (uint32_t)((HS == 64) * group * Tiles::key_tile);
     uint32_t k_now = k_tile + (uint32_t)((HS > 64) * group * Tiles::key_tile);
     constexpr int abreast = HS > 64 ? Tiles::query_tile : 0;
     float dk[HS / 2] = {}, dv[HS / 2] = {}, s[BM / 2], dp[BM / 2], dq[32];
     uint32_t p_rounded[BM / 16][4], ds_rounded[BM / 16][4];
 
-    // of this warpgroup's rows of k or v, and all of q or dout
+    // starts the product of this warpgroup's rows of k or v with all of q or dout
     auto begin_scores = [&](float (&out)[BM / 2], uint32_t own_rows, uint32_t queries) {
         wgmma_fence();
         UNROLL(unroll)
@@ -137,7 +137,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
             wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
-        named_barrier<256>(1);  // both are done with the last ds
+        named_barrier<256>(1);  // both warpgroups are done with the previous ds
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++) {
             int row = own + lane % 16, column = 16 * j + lane / 16 * 8;
@@ -148,14 +148,14 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
             wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
-        named_barrier<256>(2);  // all keys' ds are there
+        named_barrier<256>(2);  // the ds of all keys are written
         UNROLL(unroll)
         for (int j = 0; j < BN / 16; j++)  // dq = ds k
             wgmma<64, true>(dq, columns_descriptor(ds_now, 16 * j, 0), columns_descriptor(k_now, 16 * j, 0),
                             j > 0);
         wgmma_commit();
 
-        // meanwhile dq's turn comes: it goes on from what the blocks before have added
+        // meanwhile, this block's turn at dq comes: it continues from the sum of the blocks before
         int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
         int* turn = scratch.turns + 1 + ((long)head * tiles + tile) * 2 + group;
         if (threadIdx.x % 128 == 0) wait_until(turn, diagonal - block);
@@ -164,7 +164,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         float* sums = scratch.dq + ((long)head * tiles * BM + query) * HS + column;
         float2 before[16] = {};
         UNROLL(unroll)
-        for (int i = 0; i < 16 && block < diagonal; i++)  // of rows g and g + 8, 8 columns further each
+        for (int i = 0; i < 16 && block < diagonal; i++)  // rows g and g + 8, a pair every 8 columns
             before[i] = load_global((const float2*)(sums + i % 2 * 8 * HS + i / 2 * 8));
         wgmma_wait<0>(dv, dk, dq);
         if (lane == 0) mbarrier_arrive(&at.free[stage]);
@@ -177,7 +177,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
             else if (query + row < a.T)
                 *(uint32_t*)(last + 3L * row * a.NH * HS + right) = pack_bf16(now.x * scale, now.y * scale);
         }
-        named_barrier<128>(3 + group);  // all have added
+        named_barrier<128>(3 + group);  // all of the warpgroup have added
         if (threadIdx.x % 128 == 0) publish(turn, diagonal - block + 1);
     }
     UNROLL(unroll)
@@ -217,7 +217,7 @@ void flash_attention_hopper_backward(X* dqkv, const FlashScratch& scratch, const
     }
 }
 
-// ---- who takes which -------------------------------------------------------------------------------------
+// ---- which kernels are used ------------------------------------------------------------------------------
 
 template <class X>
 struct FlashForward {
@@ -273,7 +273,7 @@ void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dou
 
 // ---- as operations of a step -----------------------------------------------------------------------------
 
-// `products` over the causal half of the scores, in tiles that never leave the chip
+// `products` matmuls over the causal half of the scores, in tiles that never leave the chip
 inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
     GemmShape half = {a.T, a.T / 2, a.HS, (long)a.B * a.NH * products};
     return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
@@ -292,7 +292,7 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch& scratch, 
                                      Stream s) {
     long rows = attention_rows_of(a);
     double values = (double)rows * (double)a.out();
-    // reads o, dout, q, k, v, dout; adds to dq in fp32 for every 64 keys, half of them
+    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
     if (Operation op{"flash_attention_backward", s,
                      {qkv_of(qkv, a), reads("o", o, rows, a.out()), reads("dout", dout, rows, a.out()),
                       reads("lse", lse, (long)a.B * a.NH, a.T), writes("dqkv", dqkv, rows, a.row())},

@@ -1,25 +1,25 @@
-// fp8_linear.cuh   the GEMMs of linear.cuh in 8 bits, for --fp8 (Micikevicius et al., 2022)
-//   x, w are rounded to e4m3, dy to e5m2, each times a power of two that brings the tensor's largest value as
-//   near to the format's as possible ("current scaling": nothing is kept from step to step). Sums are fp32;
-//   y, dx are floatX, dw, db real. All sizes are multiples of 16. Such a GEMM
-//   wants both operands with the summed dimension last, so backward takes transposed copies.
-//   kept:  w in 8 bits and transposed, rounded once a step (2 bytes a weight); backward rounds x again
+// fp8_linear.cuh   the GEMMs of linear.cuh in fp8, for --fp8 (Micikevicius et al., 2022)
+//   x and w are rounded to e4m3, dy to e5m2, each scaled by a power of two that brings the tensor's largest
+//   value as near as possible to the format's ("current scaling": nothing is kept from step to step). Sums
+//   are fp32; y, dx are floatX; dw, db real. All sizes are multiples of 16. An fp8 GEMM wants the summed
+//   dimension last in both operands, so backward uses transposed copies.
+//   kept:  w in fp8, also transposed, rounded once a step (2 bytes a weight); backward rounds x again
 //   communicates: nothing    cost: that of linear.cuh at twice the rate; x, dy are read twice, and written
-//                            once or twice in 8 bits; so is w, once a step
+//                            once or twice in fp8; so is w, once a step
 #pragma once
 #include "base/fp8.h"
 #include "base/gemm.h"
 
-constexpr int fp8_parts = 1024;  // of a tensor, whose largest values are found side by side
+constexpr int fp8_parts = 1024;  // of a tensor, whose largest values are found in parallel
 
 struct Fp8Scale { float scale, inverse; };
 
-// matrices in 8 bits, where they lie as they do among the parameters
+// weight matrices in fp8, at the same offsets as among the parameters
 struct Fp8Weights {
-    const floatX* parameters;  // the first of those that have copies here
+    const floatX* parameters;  // the first parameter that has copies here
     e4m3 *copies, *transposed;
     Fp8Scale* scales;
-    long spacing;  // no matrix has fewer elements: scales are that far apart
+    long spacing;  // at most the elements of the smallest matrix, so that each has a scale of its own
 
     e4m3* copy(const floatX* w) const { return copies + (w - parameters); }
     e4m3* transpose(const floatX* w) const { return transposed + (w - parameters); }
@@ -34,7 +34,7 @@ struct Fp8Scratch {
     Fp8Weights weights;
 };
 
-// the power of two that a tensor is multiplied by; 1 where its largest value is 0 or NaN
+// the power of two that a tensor is scaled by; 1 if its largest value is 0 or not finite
 HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
     float scale = 1;
     if (largest > 0 && largest <= 3e38f) {
@@ -49,14 +49,14 @@ HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
 
 namespace ref {
 
-// q (N, C), q_t (C, N), where they are not nullptr, from x (N, C)
+// q (N, C) and q_t (C, N), where not nullptr, from x (N, C)
 template <class T8>
 void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float*, const floatX* x, int N, int C, Stream) {
     float most = 0;
     #pragma omp parallel for reduction(max : most)
     for (long i = 0; i < (long)N * C; i++) {
         float a = std::abs((float)real(x[i]));
-        if (a > most) most = a;  // NaN counts for nothing
+        if (a > most) most = a;  // NaN is ignored
     }
     *scale = fp8_scale(most, T8::largest);
     #pragma omp parallel for
@@ -97,12 +97,12 @@ __global__ void fp8_scale_kernel(Fp8Scale* scale, const float* parts, int count,
     if (threadIdx.x == 0) *scale = fp8_scale(most, largest);
 }
 
-// a block of 256 threads a tile of 64 x 64, read once; sizes are multiples of 16
+// one block of 256 threads per 64 x 64 tile, which is read once; sizes are multiples of 16
 constexpr int fp8_tile = 64;
 template <class T8>
 __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N,
                                  int C) {
-    constexpr int pitch = fp8_tile + 4;  // of a row of the tile, so that columns lie in different banks
+    constexpr int pitch = fp8_tile + 4;  // bytes of a tile's row, so that a column uses different banks
     SHARED(uint32_t, tile_words, fp8_tile * pitch / 4);
     const uint8_t* tile = (const uint8_t*)tile_words;
     int n0 = blockIdx.y * fp8_tile, c0 = blockIdx.x * fp8_tile;
@@ -147,10 +147,10 @@ void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float* parts, const floatX* x, i
 }  // namespace gpu
 #endif
 
-// the GEMMs, of either namespace's parts
+// the GEMMs, in terms of dev::fp8_round and dev::gemm
 namespace fp8 {
 
-// w (OC, C) and its transpose, for the GEMMs until it changes
+// w (OC, C) and its transpose in fp8, which the GEMMs use until w changes
 inline void round_weight(const floatX* w, const Fp8Scratch& f, int C, int OC, Stream s) {
     dev::fp8_round(f.weights.copy(w), f.weights.transpose(w), f.weights.scale(w), f.parts, w, OC, C, s);
 }

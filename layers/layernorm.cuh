@@ -1,14 +1,14 @@
-// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; alone, or at once
+// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; alone, or fused
 //   with the residual before it, whose bias gets its gradient in the layer norm's backward
 //   x, y, dx, dy (N, C)   w, b (C)   gradients of w, b and bias (C) real   stats.mean, stats.rstd (N) real
 //   kept:  stats (the block keeps x)
-//   backward: dx is added to (the residual's gradient flows there too); the others are set or, with
-//             `accumulate`, added to; scratch: layernorm_scratch(C) values
+//   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
+//             adds to them; scratch: layernorm_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
-//   gpu: a row lies in the registers of some warps (residual.cuh). In backward each group of warps walks over
-//   every so many rows and keeps the sums for dw and db. Rows that are no whole vectors, or too long (32768;
-//   in backward, where 32 warps have too few registers, 16384), take the plain kernels.
+//   gpu: a row is held in the registers of several warps (residual.cuh). In backward each group of warps
+//   strides over the rows and keeps its own sums for dw and db. Rows that are not whole vectors, or longer
+//   than 32768 (in backward, where 32 warps have too few registers, 16384), use the plain kernels.
 #pragma once
 #include "residual.cuh"
 
@@ -16,8 +16,8 @@ constexpr real layernorm_epsilon = real(1e-5);
 
 struct NormStats { real *mean, *rstd; };  // (N) each
 
-// bias (C): of the bias that was added in front of the layer norm: the column sums of the new dx; nullptr:
-// not wanted
+// bias (C): gradient of the bias that was added just before the layer norm: the column sums of the new dx;
+// nullptr: not wanted
 struct NormGradients { real *w, *b, *bias = nullptr; };
 
 namespace ref {
@@ -72,7 +72,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
             dxn[c] = floatX(real(dxn[c]) + r * (g - g_sum - xhat * gx_sum));
         }
     }
-    // columns a thread sums, row after row: the order does not depend on the threads
+    // each thread sums some columns, row after row: the order does not depend on the threads
     constexpr int strip = 64;
     #pragma omp parallel for
     for (int c0 = 0; c0 < C; c0 += strip) {
@@ -102,18 +102,18 @@ namespace gpu {
 
 // ---- rows in registers -----------------------------------------------------------------------------------
 
-// with a branch x = residual + branch + bias is written, else it is read
+// with a branch, x = residual + branch + bias is written; otherwise x is read
 template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
 layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
                               const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
                               int N, int C) {
     int n = row_first<WARPS>();
-    if (n >= N) return;  // of the whole row
+    if (n >= N) return;  // for all threads of the row
     long row = (long)n * C;
     Vec<floatX> v[row_vectors];
     real sum = 0, square = 0, inverse = 1 / real(C);
-    constexpr bool together = WARPS < 32;  // more warps have too few registers each for that
+    constexpr bool together = WARPS < 32;  // 32 warps leave a thread too few registers for that
     load_row_vectors<WARPS>(v, (branch ? residual : x) + row, C);
     if (branch) {
         UNROLL(unroll)
@@ -155,7 +155,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     }
 }
 
-// parts (2 or, with SUMS, 3, groups, C): sums for dw, for db, and of the new dx
+// parts (2 or, with SUMS, 3, groups, C): each group's sums for dw, for db, and of the new dx
 template <int WARPS, bool SUMS>
 __global__ void __launch_bounds__(row_block(WARPS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
@@ -163,7 +163,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     int first = row_first<WARPS>(), step = gridDim.x * row_groups<WARPS>();
     real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
     real sums[SUMS ? row_vectors : 1][vec_size] = {};
-    constexpr bool keeps = WARPS < 16;  // more warps have too few registers each: they read twice
+    constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice
     real inverse = 1 / real(C);
     for (int n = first; n < N; n += step) {
         long row = (long)n * C;
@@ -218,7 +218,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     }
 }
 
-// ---- rows of any length: a warp a row; the row's C values lie over the lanes -----------------------------
+// ---- rows of any length: one warp per row, its C values spread over the lanes ----------------------------
 
 __global__ void layernorm_forward_kernel(floatX* y, NormStats stats, const floatX* x, const floatX* w,
                                          const floatX* b, int N, int C) {
@@ -345,7 +345,7 @@ inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, co
 inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
                                const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
                                Stream s) {
-    // the new dx of long rows is read once more for the bias in front
+    // for long rows the new dx is read once more, for the gradient of the bias before the layer norm
     double again = gradients.bias && C > longest_summed_row;
     if (Operation op{"layernorm_backward", s,
                      {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C),

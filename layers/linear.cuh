@@ -1,23 +1,23 @@
-// linear.cuh   y = x w^T + b: linear layers, alone or with GELU behind or before; GELU; column sums
+// linear.cuh   y = x w^T + b: linear layers, alone or with GELU after or before them; GELU; column sums
 //   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db (OC) real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
-//   kept:  nothing (the block keeps x, and what goes into GELU)
-//   backward: dx is set; dw and db are set or, with `accumulate`, added to, dw by the GEMM itself, db by
+//   kept:  nothing (the block keeps x, and the input of GELU)
+//   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db by
 //             column_sum: out[c] = sum over n of x[n][c], always in the same order. GELU's dy becomes dx in
 //             place. scratch: column_sum_scratch(OC) values
-//   gpu: GELU and the bias's gradient are made in a GEMM's epilogue or in kernels of their own, whichever is
-//   faster: see base/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
+//   gpu: GELU and the bias gradient are computed in a GEMM's epilogue or in kernels of their own, whichever
+//   is faster: see base/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, column sums N*C, each reads and writes once: memory bound
 #pragma once
 #include "base/operation.h"
 #include "fp8_linear.cuh"
 
-constexpr int column_sum_parts = 32;  // the rows are summed in this many parts at most, then the parts
+constexpr int column_sum_parts = 32;  // the rows are summed in at most this many parts, then the parts
 inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
 inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 
-inline int64_t linear_flops = 0;  // of linear layers since it was set to 0; compared with the plan
+inline int64_t linear_flops = 0;  // of linear layers since it was last reset; compared with the plan
 
 // the GEMMs of a linear layer
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
@@ -76,7 +76,7 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     gelu_forward(y, up, (long)N * OC, s);
 }
 
-// dx nullptr: not wanted; x nullptr: neither are dw and db. scratch: column_sum_scratch(OC) values
+// dx == nullptr: dx is not wanted; x == nullptr: nor are dw and db. scratch: column_sum_scratch(OC) values
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
     if (db && x) column_sum(db, dy, scratch, N, OC, accumulate, s);
@@ -84,7 +84,7 @@ inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
-// of a layer whose input is gelu(up): dup (N, C) becomes the gradient of up
+// for a layer whose input is gelu(up): dup (N, C) becomes the gradient of up
 inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floatX* up, const floatX* w,
                                        int N, int C, int OC, Stream s) {
     gemm(input_gemm(dup, dy, w, N, C, OC), s);
@@ -98,13 +98,13 @@ namespace gpu {
 
 // ---- column sums ------------------------------------------------------------------------------------------
 
-constexpr int column_lanes = 8, column_rows = 32;  // of a block's threads: columns, 16 bytes each, and rows
+constexpr int column_lanes = 8, column_rows = 32;  // a block's threads: columns, 16 bytes each, by rows
 
-// what a block adds up: blockIdx.y is the part of the rows; term(sum, n, c) adds row n's values from c on
+// a block's share of the sums: blockIdx.y is the part of the rows; term(sum, n, c) adds row n's values from c
 template <int EACH, class Term>
 __device__ void column_sum_part(real* parts, Term term, int N, int C) {
     constexpr int wide = column_lanes * EACH, plane = (column_rows + 1) * column_lanes;
-    SHARED(real, sums, EACH * plane);  // of each thread's k-th column a plane, none on another's banks
+    SHARED(real, sums, EACH * plane);  // one plane for each thread's k-th column, without bank conflicts
     int c = blockIdx.x * wide + threadIdx.x * EACH, own = threadIdx.y * column_lanes + threadIdx.x;
     int part = (N + gridDim.y - 1) / gridDim.y, first = blockIdx.y * part;
     int last = first + part < N ? first + part : N;
@@ -170,7 +170,7 @@ inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, 
 
 // ---- GELU -------------------------------------------------------------------------------------------------
 
-// a thread 16 bytes
+// 16 bytes per thread
 __global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
     if (i + vec_size <= n) {
@@ -202,14 +202,14 @@ inline void gelu_backward(floatX* dy, const floatX* x, long n, Stream s) {
     LAUNCH(gelu_backward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, dy, x, n);
 }
 
-// ---- GEMMs with what belongs to them ----------------------------------------------------------------------
+// ---- GEMMs with bias, GELU or bias gradient ---------------------------------------------------------------
 
 __global__ void add_bias_kernel(floatX* y, const floatX* b, long N, int OC) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < N * OC) y[i] = floatX(real(y[i]) + real(b[i % OC]));
 }
 
-// the bias in the GEMM's epilogue where that is possible
+// with the bias in the GEMM's epilogue where that is possible
 inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
     bool fused = b && fits_epilogue(g.n);
     if (fused) g.bias = b;
@@ -224,12 +224,12 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
     gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
 }
 
-// in the GEMM's epilogue, or in a kernel of its own, which is always possible: whichever is faster
+// whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is faster
 template <class Out, class Run>
 bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int C, int OC, Stream s,
            Run run) {
-    static AutotuneCache<std::tuple<int, int, int, bool>, bool> chosen;  // one for each `run`
-    bool adds = fused_gemm.beta != 0;  // what can be set may have no algorithm that adds
+    static AutotuneCache<std::tuple<int, int, int, bool>, bool> chosen;  // one per type of `run`
+    bool adds = fused_gemm.beta != 0;  // there may be an algorithm that sets, but none that adds
     return chosen.get({N, C, OC, adds}, [&] {
         if (!fits || !can_compute(fused_gemm)) return false;
         std::string key =
@@ -291,12 +291,12 @@ inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floa
 
 struct LinearScratch {
     real* sums = nullptr;  // column_sum_scratch(OC) values
-    Fp8Scratch fp8 = {};   // empty: in floatX
+    Fp8Scratch fp8 = {};   // empty: GEMMs in floatX
 };
 
 // ---- as operations of a step, in floatX or in 8 bits -------------------------------------
 
-// a tensor that is rounded to 8 bits: its largest value is looked for, then it is read again
+// rounding a tensor to fp8: it is read to find its largest value, then read again
 inline Work rounding_work(const LinearScratch& scratch, double n, int copies) {
     return scratch.fp8.x ? moves(2 * n, 0, n * copies) : Work{};
 }
@@ -329,9 +329,9 @@ inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
-// dx nullptr: not wanted; x nullptr: neither are dw and db.
-// In floatX db is made in the epilogue of dw's GEMM or by a kernel, which the plan does not know: it is
-// charged for where it is a kernel's for certain
+// dx == nullptr: dx is not wanted; x == nullptr: nor are dw and db.
+// In floatX the plan cannot know whether db comes from the epilogue of dw's GEMM or from a kernel: it counts
+// the kernel's traffic only where that is certain to run
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                             bool accumulate, Stream s) {
@@ -352,7 +352,7 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
-// of a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up. x nullptr: dw is not wanted
+// for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up. x == nullptr: no dw wanted
 struct GeluOutput { const floatX *x, *up; };
 inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input,
                                        const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
@@ -380,7 +380,7 @@ inline void gelu_forward(floatX* y, const floatX* x, int N, int C, Stream s) {
         dev::gelu_forward(y, x, (long)N * C, s);
 }
 
-// --fp8: w (OC, C) and its transpose in 8 bits, which the GEMMs read until w changes
+// --fp8: w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
 inline void round_weight(const floatX* w, const LinearScratch& scratch, int C, int OC, Stream s) {
     const Fp8Weights& copies = scratch.fp8.weights;
     if (Operation op{"round_weight", s, {reads("w", w, OC, C), writes("w in 8 bits", copies.copy(w), OC, C),

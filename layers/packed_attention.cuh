@@ -1,12 +1,12 @@
 // packed_attention.cuh   causal attention, forward only, over a packed batch of variable-length segments,
-//   each with a cache of keys and values before it. A segment may be a prompt, the next token of a sequence,
-//   a context, or one of several continuations that share a context, which is then computed once:
+//   each preceded by cached keys and values. A segment may be a prompt, the next token of a sequence, a
+//   context, or one of several continuations of the same context, which is then computed only once:
 //
 //       cache   [ context c c c c ][ first f f ][ second s s s ]      f sees c c c c and the f up to itself,
 //                 0             own                                   s sees c c c c and the s up to itself
 //
-//   A batch of N rows is cut in tiles: neighbouring rows of one segment, at most segment_rows of them
-//   qkv (rows of the cache, NH, 3, HS): q, k and v of a head are neighbours   o (N, NH, HS)
+//   A batch of N rows is cut into tiles: adjacent rows of one segment, at most segment_rows of them
+//   qkv (rows of the cache, NH, 3, HS): q, k and v of a head are adjacent   o (N, NH, HS)
 //   kept:  nothing (there is no backward)
 //   communicates: nothing    cost: 4*HS flops for each query, head and key that it sees
 #pragma once
@@ -18,14 +18,14 @@ constexpr int segment_rows = 64;
 
 struct Tile {
     int row, rows;       // rows [row, row + rows) of the batch
-    int at;              // where they lie in the cache
-    int own;             // row i of them sees the cache's rows [own, at + i]
-    int prefix, shared;  // and, before these, [prefix, prefix + shared)
+    int at;              // the cache row of the first of them
+    int own;             // row i of them sees rows [own, at + i] of the cache
+    int prefix, shared;  // and, before those, rows [prefix, prefix + shared)
 };
 
 namespace ref {
 
-// cache_rows: that qkv has
+// cache_rows: rows that qkv has
 inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count,
                              [[maybe_unused]] int cache_rows, AttentionShape a, Stream s) {
     #pragma omp parallel for collapse(2) schedule(dynamic)
@@ -91,8 +91,8 @@ namespace gpu {
 
 constexpr int segment_warps = 4;
 
-// A block a tile and head, a warp a row at a time. 32 keys at once, one for each lane; the softmax goes
-// along, what is summed so far is scaled down when a larger score comes.
+// One block per tile and head; a warp takes a row at a time, 32 keys at once, one per lane. Online softmax:
+// the sum so far is scaled down whenever a larger score appears.
 __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile* tiles, real scale,
                                         long width, int HS) {
     DYNAMIC_SHARED(real, shared);
@@ -142,7 +142,7 @@ __global__ void store_cache_rows_kernel(floatX* cache, const floatX* rows, const
     if (i < N * width) cache[cache_slots[i / width] * (long)width + i % width] = rows[i];
 }
 
-// tiles lie on the device
+// tiles: in device memory
 inline void packed_attention_any(floatX* o, const floatX* qkv, const Tile* tiles, int count, AttentionShape a,
                                  Stream s) {
     size_t bytes = segment_warps * 2 * a.HS * sizeof(real);

@@ -1,9 +1,9 @@
-// packed_attention_hopper.cuh   packed_attention.cuh on sm_90a: TMA brings tiles, wgmma multiplies
-//   As flash_attention_hopper.cuh's forward, over what a segment sees: the keys of its own rows, then those
-//   that it shares with others, each in tiles of 128 from where they begin in the cache. A block has one
-//   Tile's queries, 64 at most, and a head; its first warpgroup asks for tiles, the other one multiplies.
-//     keys beyond the last    belong to others, or to nobody: their scores are masked, and their values set
-//                             to 0, for even a weight of 0 times NaN is NaN
+// packed_attention_hopper.cuh   packed_attention.cuh on sm_90a, with TMA loads and wgmma
+//   As flash_attention_hopper.cuh's forward, but over what a segment sees: first the keys of its own rows,
+//   then those that it shares with others, in tiles of 128, each from its beginning in the cache. A block has
+//   one Tile's queries (64 at most) and one head; its first warpgroup is the producer, the other consumes.
+//     keys beyond the last    belong to other segments, or to none: their scores are masked, and their values
+//                             set to 0, because even a weight of 0 times NaN is NaN
 //   communicates: nothing    cost: that of packed_attention.cuh
 //   gpu: bf16, HS 64 or 128; shared memory 1 + HS * 1.125 KB
 #pragma once
@@ -17,7 +17,7 @@ template <int HS>
 using PackedTiles = HopperTiles<HS, segment_rows>;
 
 // tile i of the keys that a segment's rows see: rows [first, first + n) of the cache; row r of the queries
-// sees those up to `diagonal` + r
+// sees the tile's keys up to `diagonal` + r
 struct SeenKeys { int first, n, diagonal; };
 __device__ inline int own_key_tiles(const Tile& t, int keys) {
     return (t.at + t.rows - t.own + keys - 1) / keys;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(PackedTiles<HS>::threads, 1)
 packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
                                const __grid_constant__ TensorMap key_map, bf16* o, const Tile* tiles, int NH,
                                float scale) {
-    if (!has_wgmma) return;  // compiled for another GPU, and not launched there
+    if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
     using Tiles = PackedTiles<HS>;
     constexpr int keys = Tiles::keys, stages = Tiles::stages;
     DYNAMIC_SHARED(char, shared);
@@ -60,7 +60,7 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
     more_registers<240>();
     int thread = (int)threadIdx.x - 128, own = thread / 32 * 16 + thread % 32 / 4, c = thread % 4 * 2;
     Attended<HS> attended;
-    auto mask = [&](auto& s, int i) {  // what a row does not see
+    auto mask = [&](auto& s, int i) {  // masks the keys that a row does not see
         SeenKeys seen = seen_keys(t, i, keys);
         if (seen.n == keys && seen.diagonal >= keys - 1) return;
         UNROLL(unroll)
@@ -69,7 +69,7 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
             if (key >= seen.n || key > seen.diagonal + row) s[j] = -INFINITY;
         }
     };
-    auto clear_beyond = [&](int i) {  // values behind the last key
+    auto clear_beyond = [&](int i) {  // sets the values beyond the last key to 0
         int n = seen_keys(t, i, keys).n;
         if (n == keys) return;
         for (int piece = thread; piece < (keys - n) * (HS / 8); piece += 128) {
@@ -116,7 +116,7 @@ struct PackedForward {
                            [&](bool hopper) { run(hopper); });
     }
 };
-// cache_rows: that qkv has. Chosen for all batches with these heads at once: in tune_packed()
+// cache_rows: rows that qkv has. Chosen once for all batches with these heads: in tune_packed()
 inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, int cache_rows,
                              AttentionShape a, Stream s) {
     PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};

@@ -1,18 +1,18 @@
 // residual.cuh   x = residual + f + bias, f a branch's output without its bias; and how kernels hold rows
-//   Over tensor-parallel ranks the branch is a partial sum, and the bias must be added once: here. Backward
-//   is the identity, and for the bias the sum over the rows.
+//   With tensor parallelism a branch starts as partial sums, and the bias must be added once: here. Backward
+//   is the identity; the bias gets the sum over the rows.
 //   residual, f, x, dx (N, C)   bias (C)   dbias (C) real
 //   kept:  nothing
-//   backward: dbias is set or, with `accumulate`, added to; scratch: layernorm_scratch(C) values
+//   backward: sets dbias or, with `accumulate`, adds to it; scratch: layernorm_scratch(C) values
 //   communicates: nothing    cost: 2*N*C flops; memory bound
-//   gpu: a row lies in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time
+//   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time
 #pragma once
 #include "base/device.h"
 #include "linear.cuh"
 
-// groups of warps that share the rows in backward, each of which keeps sums of its own: by C alone, so that
-// sums are made in one order everywhere
-constexpr int longest_summed_row = 4096;  // longer ones lie in too few registers to be summed on the way too
+// groups of warps that share the rows in backward, each with sums of its own; their number depends on C
+// alone, so that the order of summation is the same everywhere
+constexpr int longest_summed_row = 4096;  // longer rows leave too few registers for summing them on the way
 constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 inline long layernorm_scratch(int C) { return 3L * layernorm_groups(C) * C + column_sum_scratch(C); }
 
@@ -42,7 +42,7 @@ namespace gpu {
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
-// a thread 16 bytes, where rows are whole vectors
+// 16 bytes per thread, if rows are whole vectors
 __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const floatX* f,
                                         const floatX* bias, long N, int C) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
@@ -66,9 +66,9 @@ inline void residual_forward(floatX* y, const floatX* residual, const floatX* f,
 
 // ---- rows in registers -----------------------------------------------------------------------------------
 
-constexpr int row_vectors = 32 / vec_size;  // of a thread
+constexpr int row_vectors = 32 / vec_size;  // per thread
 
-// warps for a row of C values; 0: the plain kernels
+// warps per row of C values; 0: use the plain kernels
 inline int row_warps(int C) {
     if (C % vec_size || C > 32768) return 0;
     return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
@@ -81,7 +81,7 @@ __device__ inline real row_sum(real x) {
     SHARED(real, warps, WARPS);
     x = warp_sum(x);
     if (WARPS == 1) return x;
-    __syncthreads();  // what was summed before has been read
+    __syncthreads();  // the values of the previous call have been read
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
     __syncthreads();
     x = warps[0];
@@ -89,8 +89,8 @@ __device__ inline real row_sum(real x) {
     return x;
 }
 
-// rows of a block; a thread's rows are row_first, row_first + gridDim.x * row_groups, …, and its k-th vector
-// begins at row_column(k)
+// rows per block; a thread's rows are row_first, row_first + gridDim.x * row_groups, …, and its k-th vector
+// begins at column row_column(k)
 template <int WARPS>
 __device__ inline int row_groups() {
     return blockDim.x / (WARPS * 32);
@@ -104,8 +104,8 @@ __device__ inline int row_column(int k) {
     return (k * WARPS * 32 + threadIdx.x % (WARPS * 32)) * vec_size;
 }
 
-// the k-th vector of this thread in a row; what lies beyond the row is 0. No branch, so that all loads of a
-// row are under way together
+// this thread's k-th vector of a row; 0 beyond the row. There is no branch, so that all loads of a row are in
+// flight together
 template <int WARPS>
 __device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
     int c = row_column<WARPS>(k);
@@ -137,7 +137,7 @@ void with_row_warps(int C, Function call) {
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
-// parts (groups, C): sums of dx, row after row of each group: in the order of layer norm's backward
+// parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
 template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
 residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
@@ -158,12 +158,12 @@ residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
     }
 }
 
-// groups that share N rows
+// the number of groups that share N rows
 inline int used_groups(int N, int C) { return std::min(layernorm_groups(C), ceil_div(N, 4) * 4); }
-// whether layernorm_backward sums the new dx on its way
+// whether layernorm_backward sums the new dx as well
 inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
 
-// in the order of layernorm_backward, so that a pipeline's layers add as those of one process do
+// adds in the order of layernorm_backward, so that a pipeline's sums equal those of a single process
 inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
                               Stream s) {
     int groups = used_groups(N, C);

@@ -1,8 +1,8 @@
-// arena.h   a range of memory handed out piece by piece; the same walk measures it and places it
+// arena.h   a range of memory handed out piece by piece; the same walk first measures and then places it
 //   An Arena without a base only counts: run a walk once to learn the bytes, allocate, run it again to get
-//   the pointers. So the memory table that is printed is exactly the memory that is taken. What is only
-//   counted may be counted for another precision than this build's, and its pointers are invalid
-//   addresses with a tag, from which element_at() in base/operation.h knows the planned type.
+//   the pointers. So the memory table that is printed is exactly the memory that is taken. An Arena that only
+//   counts may do so for another precision than this build's; its pointers are invalid addresses with a tag,
+//   from which element_at() in base/operation.h recovers the planned type.
 #pragma once
 #include <malloc.h>
 #include "device.h"
@@ -10,14 +10,14 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-// bytes of a value of floatX, of a real
+// bytes per floatX and per real
 struct Precision {
     const char* name = PRECISION_NAME;
     size_t x = sizeof(floatX), real = sizeof(::real);
-    bool master() const { return x != real; }  // more is kept of weights than the parameters
+    bool master() const { return x != real; }  // weights have master copies besides the parameters
 };
 
-// bytes behind each piece that AddressSanitizer lets nobody touch
+// bytes after each piece that AddressSanitizer puts off limits
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t red_zone = 256;
 inline void forbid(void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }
@@ -26,10 +26,10 @@ constexpr size_t red_zone = 0;
 inline void forbid(void*, size_t) {}
 #endif
 
-// Addresses of what is only counted. No processor has memory there. floatX and real may be one type in this
-// build, and two in the one that is planned for: where an address lies tells which
+// Base addresses of arenas that only count, where no processor has memory. floatX and real may be one type in
+// this build, and two in the planned one: the address range tells which
 constexpr uintptr_t nowhere_x = 1UL << 60, nowhere_real = 2UL << 60, nowhere_else = 3UL << 60;
-inline uintptr_t nowhere(const void* p) {  // one of these, or 0 for memory
+inline uintptr_t nowhere(const void* p) {  // one of the above, or 0 for actual memory
     uintptr_t part = (uintptr_t)p >> 60;
     return part >= 1 && part <= 3 ? part << 60 : 0;
 }
@@ -58,7 +58,7 @@ private:
     }
 };
 
-// walk(arena) twice: measured, then placed in device memory. The caller frees arena.base.
+// runs walk(arena) twice: to measure, then to place in device memory. The caller frees arena.base.
 template <class Walk>
 Arena allocate(const char* name, Walk walk) {
     Arena arena = {name};
@@ -72,10 +72,10 @@ Arena allocate(const char* name, Walk walk) {
     return arena;
 }
 
-// From now on what is freed stays with the process: a step takes and frees the same hundreds of megabytes
-// again and again, in MPI's reductions and in what CPU builds compute; to fetch them from the operating
-// system each time, page by page, made a step of two ranks 7 % longer. Not before the start is done, which
-// takes much once.
+// From now on freed memory stays with the process: every step allocates and frees the same hundreds of
+// megabytes, in MPI's reductions and in what CPU builds compute, and getting them back from the operating
+// system page by page made a step on two ranks 7 % longer. Not to be called before start-up is done, which
+// takes much memory just once.
 inline void keep_freed_memory() {
 #if defined(__GLIBC__)
     mallopt(M_MMAP_MAX, 0);

@@ -1,7 +1,7 @@
-// arguments.h   the one option parser; every program describes its options in a table and asks here
-//   On the command line an option is `--NAME VALUE`, in a file of options a line `NAME VALUE`, # begins a
-//   comment. The table also makes --help, the settings that are printed and what checkpoints record.
-//   A wrong name is answered with the nearest one, a wrong value with what is accepted.
+// arguments.h   the one option parser; every program describes its options in a table and parses with it
+//   On the command line an option is `--NAME VALUE`; in a file of options it is a line `NAME VALUE`, where #
+//   begins a comment. The table also makes --help, the printed settings and what checkpoints record.
+//   An unknown name is answered with the nearest one, a bad value with what is accepted.
 #pragma once
 #include <algorithm>
 #include <cerrno>
@@ -19,13 +19,13 @@
 constexpr const char* program_version = "1.0.0";  // of all programs; checkpoints record it
 
 struct OptionForm {
-    enum Kind { Text, List, Number, Whole, Flag };  // Whole: a number without a fraction
+    enum Kind { Text, List, Number, Whole, Flag };  // Whole: an integer
     const char* name;
     Kind kind;
     const char* help;
     const char* value = "";  // the default, as text
     double least = 0, most = 9e15;
-    const char* bare = nullptr;  // the value of an option that is given without one
+    const char* bare = nullptr;  // the value if the option is given without one
     bool takes_auto = false;
 };
 
@@ -79,7 +79,7 @@ inline const OptionForm& find_form(const std::vector<OptionForm>& forms, const s
          nearest(name, known).c_str());
 }
 
-// how many values there are, and what they may be
+// checks how many values there are, and what they are
 inline void check_values(const OptionForm& form, const std::vector<std::string>& values) {
     bool list = form.kind == OptionForm::List, flag = form.kind == OptionForm::Flag;
     if (list ? values.empty() : values.size() != (flag ? 0 : 1))
@@ -94,7 +94,7 @@ inline void check_values(const OptionForm& form, const std::vector<std::string>&
     }
 }
 
-// words: where to put what is no option; nullptr: such words are refused
+// words: collects arguments that are not options; nullptr: such arguments are refused
 inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
                                                    const std::vector<OptionForm>& forms,
                                                    std::vector<std::string>* words = nullptr) {
@@ -125,8 +125,8 @@ inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
     return given;
 }
 
-// `other` takes the lines that are no option of the table and says whether it did; names that stand in
-// `named`, on the command line that is, are passed over
+// other(words, where) sees each line first, and returns true if it has handled it; options in `named`, that
+// is, given on the command line, are skipped
 template <class Other>
 std::vector<GivenOption> read_option_file(const std::string& path, const std::vector<OptionForm>& forms,
                                           const std::set<std::string>& named, Other other) {
@@ -166,13 +166,13 @@ inline std::string help_lines(const std::vector<OptionForm>& forms) {
     return out;
 }
 
-// a program's options as text: the tools beside the trainer need no more
+// a program's options as text, which is all that the tools beside the trainer need
 struct Arguments {
     const std::vector<OptionForm>& forms;
     std::map<std::string, std::string> values;
-    std::vector<std::string> words;  // that are no option
+    std::vector<std::string> words;  // arguments that are not options
 
-    // --help prints `usage` and the options, --version what its name says; both end the program
+    // --help prints `usage` and the options, --version the program's version; both end the program
     Arguments(int argc, char** argv, const std::string& usage, const std::vector<OptionForm>& forms)
         : forms(forms) {
         for (int i = 1; i < argc; i++)

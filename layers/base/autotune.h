@@ -1,11 +1,11 @@
-// autotune.h   what is timed once and then known: cuBLASLt's algorithms, and which of two ways is the faster
-//   Choices are timed while `on`, in tune() at a run's start. They belong to the run: all its ranks take
-//   the same, and its checkpoints carry them, so that what resumes computes the very same (share_choices in
-//   model/setup.h).
-//   They are also kept in a file for the next runs on such a machine:
-//     train_gpt choices 1 | GPU, its driver's and cuBLASLt's versions
-//     KEY = NUMBER MICROSECONDS          a line each
-//   A file that is damaged, or of another machine or version, is not used; what stood there first stays.
+// autotune.h   what is timed once and then remembered: cuBLASLt's algorithms, and the faster of two methods
+//   Choices are timed while `on`, in tune() at a run's start. They belong to the run: all its ranks use the
+//   same ones, and its checkpoints carry them, so that a resumed run computes exactly the same (share_choices
+//   in model/setup.h).
+//   They are also cached in a file for later runs on such a machine:
+//     train_gpt choices 1 | GPU, versions of its driver and of cuBLASLt
+//     KEY = NUMBER MICROSECONDS          one per line
+//   A file of another machine or version is ignored, as is all from a damaged line on; what a file has stays.
 #pragma once
 #include <math.h>
 #include <map>
@@ -23,13 +23,13 @@ struct Choice {
 
 struct Autotuner {
     bool on = false;
-    int generation = 0;  // what is cached of an earlier one is to be asked for again
+    int generation = 0;  // what was cached under an earlier one must be looked up again
     std::map<std::string, Choice> measured;
-    std::map<uint64_t, int> run_choices;  // by hash_of: the run's own, before what was measured
+    std::map<uint64_t, int> run_choices;  // by hash_of: the run's own, which precede `measured`
     std::map<uint64_t, int> used;         // by hash_of: what was chosen since the start
-    std::string path, machine;       // the file, or none; what it must be of
+    std::string path, machine;       // the file, if any; the machine it must be from
 
-    // has the machine in it: on another one choices are made anew
+    // includes the machine: on another one, choices are made anew
     uint64_t hash_of(const std::string& key) const {
         std::string all = machine + "\n" + key;
         return checksum(all.data(), all.size());
@@ -39,7 +39,7 @@ struct Autotuner {
         generation++;
     }
 
-    // the first line, then choices; where a line cannot be read the rest of the file is not used
+    // a header line, then choices; after a line that cannot be parsed, the rest of the file is ignored
     static std::map<std::string, Choice> parse(std::string_view contents, const std::string& machine) {
         std::map<std::string, Choice> out;
         std::istringstream lines{std::string(contents)};
@@ -65,7 +65,7 @@ struct Autotuner {
         generation++;
         if (!path.empty()) measured = read_file();
     }
-    // puts into the file what it has not yet, and knows what it then holds; ranks take turns
+    // adds to the file what it lacks, and keeps the union; ranks take turns
     void save() {
         if (path.empty()) return;
         try {
@@ -84,8 +84,8 @@ struct Autotuner {
         }
     }
 
-    // the number of the way that is the fastest; `usual` where that is not known and not to be found out now.
-    // run(way) gives its work to the stream, and says whether it can.
+    // the number of the fastest way; `usual` if that is unknown and not to be timed now.
+    // run(way) enqueues its work on the stream, and returns whether it can.
     template <class Run>
     int choose(const std::string& key, int ways, int usual, Stream s, Run run) {
         uint64_t hash = hash_of(key);
@@ -100,7 +100,7 @@ struct Autotuner {
     }
 
 private:
-    bool is_warm = false;  // the device's clock is that of a device at work
+    bool is_warm = false;  // the device has reached its clock rate under load
 
     // all ways in turn, several times, so that what slows the device down for a while slows all of them
     template <class Run>
@@ -109,7 +109,7 @@ private:
         constexpr double clocks_rise = 0.5;  // seconds
         std::vector<double> least(ways, INFINITY);
         std::vector<bool> can(ways);
-        for (int way = 0; way < ways; way++) can[way] = run(way);  // the first time is no measure
+        for (int way = 0; way < ways; way++) can[way] = run(way);  // the first run does not count
         synchronize(s);
         for (double began = seconds(); !host_is_device && !is_warm && seconds() - began < clocks_rise;)
             for (int way = 0; way < ways; way++) {

@@ -1,5 +1,5 @@
 // block_on_cpu.h   one block of a kernel in execution, on one OS thread: its threads are fibers
-//   What they do among each other: barriers, warp collectives; and who goes on next, as emulated::seed says.
+//   Barriers and warp collectives among them, and who runs next, as emulated::seed determines.
 //   cuda_on_cpu.h says what it is strict about.
 #pragma once
 #include <math.h>
@@ -31,15 +31,15 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
-using Site = std::source_location;  // of a call in a kernel
+using Site = std::source_location;  // source location of a call in a kernel
 
-constexpr size_t usual_shared = 48 << 10;                              // bytes of a block's shared memory
-inline size_t largest_shared = 227 << 10;                              // those of an H100's
+constexpr size_t usual_shared = 48 << 10;                              // bytes that a block has by default
+inline size_t largest_shared = 227 << 10;                              // bytes at most, as on an H100
 inline std::map<const void*, size_t> allowed_shared;                   // dynamic, by kernel
-inline bool executes = true;                                           // else launches are only checked
-inline bool has_failed = false;                                        // a block of this launch
+inline bool executes = true;                                           // if not, launches are only checked
+inline bool has_failed = false;                                        // a block of this launch has failed
 
-// of the order in which blocks, threads and streams run; of whole programs: EMULATED_SEED=N
+// determines the order in which blocks, threads and streams run; for whole programs: EMULATED_SEED=N
 inline unsigned seed = getenv("EMULATED_SEED") ? (unsigned)atoi(getenv("EMULATED_SEED")) : 1;
 
 inline uint64_t mix(uint64_t x) {  // splitmix64
@@ -59,23 +59,23 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
 
 struct Thread {
     enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, AtNamed, Done } state = Fresh;
-    const void* mbarrier = nullptr;  // that it waits at
-    int barriers = 0;                // of the block's threads, or of some: that it has passed
-    const int* turn = nullptr;       // that it has waited for, and `barriers` then
+    const void* mbarrier = nullptr;  // the one it waits at
+    int barriers = 0;                // how many it has passed, of the block or named
+    const int* turn = nullptr;       // the counter it last waited for; then its value, and `barriers` then
     int turn_value = 0, turn_barriers = 0;
     dim3 index;
     Fiber* fiber = nullptr;
-    void* deposit = nullptr;  // what this lane brought to the warp collective it waits in
-    Site site;                // that collective, and its lanes
+    void* deposit = nullptr;  // this lane's arguments for the warp collective it waits in
+    Site site;                // that collective's call; mask: its lanes
     unsigned mask = 0;
 };
 
 struct Warp {
     unsigned arrived = 0;
-    uint16_t turn = 0;  // __syncwarp() that it has passed
+    uint16_t turn = 0;  // how many __syncwarp() it has passed
 };
 
-// an array of a block's: an allocation of its own, or one place after another where accesses are watched
+// a __shared__ array: an allocation of its own or, where accesses are watched, part of one region
 struct Shared {
     const void* key;
     bool poisoned;
@@ -92,7 +92,7 @@ struct Shared {
     }
 };
 
-struct Copy {  // that a thread has begun
+struct Copy {  // an asynchronous copy that a thread has started
     void* to;
     const void* from;  // null: zeros
     size_t bytes;
@@ -111,19 +111,19 @@ struct Worker {
     const char* kernel = "";
     const void* kernel_address = nullptr;
     size_t allowed = 0;  // dynamic shared memory, bytes
-    // copies that a thread has begun: the finished groups, and last the open one
+    // by thread, the copies it has started: committed groups, then the open one
     std::vector<std::deque<std::vector<Copy>>> copies;
-    // what engines of their own do (hopper_on_cpu.h): pieces of copies on their way, warps' products by warp
-    std::vector<std::function<void()>> arriving, late;  // late: while no thread can go on
+    // asynchronous engines (hopper_on_cpu.h): pieces of copies in flight, wgmma products by warp
+    std::vector<std::function<void()>> arriving, late;  // late: only when no thread can run
     std::map<int, std::shared_ptr<void>> products;
     std::string (*describe_mbarrier)(const void*) = nullptr;
-    bool mbarriers_unseen = false;  // by TMA
+    bool mbarriers_unseen = false;  // not yet fenced for TMA
     uint64_t boxes = 0;
-    // 16 bytes of shared memory that wgmma is to read, and who has written them: until that thread is through
-    // a fence and a barrier behind it
+    // 16 bytes of shared memory that wgmma is to read, and the thread that wrote them: kept until that thread
+    // has passed a fence and then a barrier
     struct Written { int thread; bool is_fenced; };
     std::map<uint32_t, Written> written;
-    std::map<int, std::vector<int>> named;   // barriers, and who waits there
+    std::map<int, std::vector<int>> named;   // named barriers, and the threads waiting there
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
     uint64_t key = 0;
     std::string error;
@@ -137,7 +137,7 @@ struct Worker {
         threads[t].fiber = fiber;
         threadIdx = threads[t].index;
     }
-    void wait() {  // leave the running thread; another makes it Ready again
+    void wait() {  // suspends the running thread until another one makes it Ready
         int t = current;
         switch_context(*threads[t].fiber, scheduler);
         enter(t, threads[t].fiber);
@@ -146,7 +146,7 @@ struct Worker {
         threads[t].state = Thread::Ready;
         ready.push_back(t);
     }
-    [[noreturn]] void stop() {  // from inside a kernel, `error` being set: its fiber never goes on
+    [[noreturn]] void stop() {  // from inside a kernel, with `error` set: its fiber never resumes
         switch_context(*threads[current].fiber, scheduler);
         abort();
     }
@@ -160,7 +160,7 @@ struct Worker {
         for (Thread& t : threads) t.barriers++;
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
-    // where warpgroups work by themselves, one of them gets far ahead of the others for a while
+    // when warpgroups work independently, one of them gets far ahead of the others for a while
     size_t next_ready(uint64_t turn) {
         uint64_t luck = mix(key ^ (turn << 20));
         size_t usual = luck % ready.size();
@@ -184,7 +184,7 @@ struct Worker {
         }
         here.clear();
     }
-    // some of what is on its way gets there, in any order
+    // some of what is in flight arrives, in any order
     void arrive(uint64_t luck) {
         if (arriving.empty()) arriving.swap(late);
         try {
@@ -284,13 +284,13 @@ inline void Worker::run_block(uint64_t block_key) {
     }
     if (error.empty() && !(arriving.empty() && late.empty()))
         error = text("kernel %s: a block ends while copies are on their way", kernel);
-    if (!error.empty()) {  // parked fibers hold half a kernel: enqueue them up
+    if (!error.empty()) {  // parked fibers are in the middle of a kernel: discard them
         idle.clear();
         fibers.clear();
     }
 }
 
-// every lane of mask brings its Args; the last to arrive runs `all` over them, then all go on
+// every lane of `mask` brings its Args; the last to arrive runs `all` on them, then all lanes continue
 template <class Args>
 void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lanes[32], unsigned mask)) {
     Worker& w = *worker;
@@ -303,7 +303,7 @@ void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lan
     for (unsigned others = warp.arrived & mask; others; others &= others - 1) {
         const Thread& other = w.threads[first + __builtin_ctz(others)];
         bool is_same = other.site.line() == site.line() && other.site.column() == site.column();
-        if (is_same || !(other.mask >> lane & 1)) continue;  // or it waits for others than this one
+        if (is_same || !(other.mask >> lane & 1)) continue;  // or the other lane does not wait for this one
         w.error = w.where(t) + text(": lanes of one warp are in different collectives, lines %u and %u",
                                     site.line(), other.site.line());
         w.stop();

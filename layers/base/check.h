@@ -1,4 +1,4 @@
-// check.h   how the program refuses: one Error that says what it has, what it wants, what to do
+// check.h   how the program reports errors: one Error that says what it has, what it wants, what to do
 //   fail(format, …)   throws Error; main() prints it in one write and exits with 1
 //   Messages read "have: want, do", as in: 7 heads do not divide 96 channels: choose --heads 6 or 8
 #pragma once
@@ -10,7 +10,7 @@
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
-// what the emulated device finds wrong with this program: nobody is to take it for a refusal, and go on
+// a bug that the emulated device finds in this program: not an Error, so that no code recovers from it
 struct Defect : std::runtime_error {
     using std::runtime_error::runtime_error;
 };

@@ -1,4 +1,4 @@
-// checksum.h   64 bits over a range of bytes: finds damage, proves nothing against an adversary
+// checksum.h   64 bits over a range of bytes: detects damage, not deliberate tampering
 //   Four lanes of 8 bytes, each h = rotate((h ^ word) * odd, 29): a bijection of h for each word, so that a
 //   change in any single word always changes the sum. About 10 GB/s on a core.
 #pragma once

@@ -1,19 +1,19 @@
 // cublaslt_on_cpu.h   cuBLASLt for the emulated device: what gemm.h uses of it, under the same names
-//   So that every line that describes, chooses and launches a GEMM runs without a GPU. Matrices are column
-//   major, as there. It refuses what the library's documentation forbids, and what the library would not
-//   notice but read wrongly; cublasLtGetStatusString then says why. Its algorithms:
+//   With it, every line that describes, chooses and launches a GEMM is executed without a GPU. Matrices are
+//   column-major, as in cuBLASLt. It refuses what the library's documentation forbids, and what the library
+//   would silently misread; cublasLtGetStatusString then says why. Its algorithms:
 //     0   sums over all of k
-//     1   sums two halves of k in the workspace, and adds them: other bits
-//     2   is offered, and refuses when it is called
-//   An algorithm belongs to the problem that it was offered for.
+//     1   sums the two halves of k in the workspace, then adds them: other last bits
+//     2   is offered, but refuses when it is called
+//   An algorithm is valid only for the problem that it was offered for.
 #pragma once
 #include <set>
 #include "cublaslt_problem.h"
 
 namespace emulated {
 
-inline std::string cublas_reason;             // of the last refusal
-inline std::set<const void*> cublas_objects;  // handles, descriptors, layouts and preferences that live
+inline std::string cublas_reason;             // of the last refused call
+inline std::set<const void*> cublas_objects;  // live handles, descriptors, layouts and preferences
 
 inline cublasStatus_t refuse(cublasStatus_t status, const std::string& why) {
     cublas_reason = why;
@@ -34,7 +34,7 @@ cublasStatus_t destroy(T* object) {
     delete object;
     return CUBLAS_STATUS_SUCCESS;
 }
-// an attribute's value, which must have the attribute's size
+// sets an attribute to a value, which must have the attribute's size
 template <class T>
 cublasStatus_t set_attribute(T& to, const void* value, size_t bytes) {
     if (!value || bytes != sizeof(T))
@@ -133,7 +133,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     emulated::Problem p = {*d, *A, *B, *C};
     if (std::string bad = p.check(); !bad.empty()) return emulated::forbidden(bad);
     if (*C != *D) return emulated::forbidden("C and D differ");
-    // not the library's rule, but gemm.h's: no sum is rounded to bf16 on the way, and all are repeatable
+    // gemm.h's rule, not the library's: partial sums are never rounded to bf16, and results are repeatable
     if (wanted->reductions & ~CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return emulated::forbidden("reductions that round, or come in any order");
     if (std::string why = p.unsupported(wanted->alignment); !why.empty())

@@ -82,7 +82,7 @@ using cublasLtMatmulDesc_t = EmulatedMatmulDesc*;
 using cublasLtMatrixLayout_t = EmulatedMatrixLayout*;
 using cublasLtMatmulPreference_t = EmulatedMatmulPreference*;
 using cublasLtHandle_t = int*;
-// number, problem, alignment of A, B, C, D, workspace, alignment of the epilogue's operands
+// algorithm, problem, alignment of A, B, C, D, workspace bytes, alignment of the epilogue's operands
 struct cublasLtMatmulAlgo_t { uint64_t data[8]; };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
@@ -126,12 +126,12 @@ struct Problem {
     int64_t n() const { return (int64_t)C.cols; }
     int64_t k() const { return (int64_t)(desc.trans_a == CUBLAS_OP_N ? A.cols : A.rows); }
     bool is_fp8() const { return bytes_of(A.type) == 1 || bytes_of(B.type) == 1; }
-    // to which power of two, up to 256, the epilogue's operands are aligned
+    // the power of two, up to 256, to which the epilogue's operands are aligned
     uint64_t epilogue_alignment() const {
         uint64_t bits = (uint64_t)desc.bias | (uint64_t)desc.aux | 256;
         return bits & -bits;
     }
-    // of what an algorithm depends on
+    // a hash of what an algorithm depends on
     uint64_t signature() const {
         uint64_t h = 1;
         for (uint64_t x : {(uint64_t)desc.compute, (uint64_t)desc.trans_a, (uint64_t)desc.trans_b,
@@ -159,7 +159,7 @@ struct Problem {
         if ((tb ? B.rows : B.cols) != C.cols) return "op(B) has other columns than D";
         if ((ta ? A.rows : A.cols) != (tb ? B.cols : B.rows))
             return "op(A) has other columns than op(B) rows";
-        bool beside = C.stride >= m() && (C.batch - 1) * C.stride + m() <= C.ld;  // as heads in a row
+        bool beside = C.stride >= m() && (C.batch - 1) * C.stride + m() <= C.ld;  // like heads within a row
         if (C.batch > 1 && !beside && C.stride < C.ld * (n() - 1) + m())
             return "the batch's results lie over each other";
         return check_epilogue();
@@ -184,7 +184,7 @@ struct Problem {
         if ((desc.scale_a || desc.scale_b) && !is_fp8()) return "scales of operands that are not fp8";
         return "";
     }
-    // "", or why no algorithm can do it
+    // "", or why no algorithm supports it
     std::string unsupported(const uint32_t* alignment) const {
         bool wide = desc.compute == CUBLAS_COMPUTE_64F, plain = desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
         auto is = [&](cudaDataType_t a, cudaDataType_t b, cudaDataType_t c) {
@@ -193,7 +193,7 @@ struct Problem {
         if (wide != is(CUDA_R_64F, CUDA_R_64F, CUDA_R_64F))
             return "types that this computation does not take";
         if (wide) return plain ? "" : "an epilogue in fp64";
-        // not in the documentation: what gemm.h promises by fits_epilogue
+        // not in the documentation, but what fits_epilogue in gemm.h checks for
         if (!plain && m() * (int64_t)bytes_of(C.type) % 16)
             return "an epilogue of rows that are no whole vectors";
         if (!is_fp8())
@@ -222,7 +222,7 @@ struct Operands {
     double alpha, beta;
 };
 
-// to (rows, cols) row after row = the elements that at() finds
+// to (rows, cols), row-major = the elements at index at(r, c)
 template <class At>
 void read_values(const void* from, cudaDataType_t type, int64_t rows, int64_t cols, real* to, At at) {
     auto read = [&](auto* p) {
@@ -247,7 +247,7 @@ inline void multiply_range(real* out, const real* a, const real* b, int64_t m, i
                     (const float*)b + first * n, N, 0, (float*)out, N);
 }
 
-// in the stream's turn
+// called when the stream gets to it
 inline void multiply(const Problem& p, const Operands& given, int way, real* workspace) {
     auto [A, B, C, D, alpha, beta] = given;
     int64_t m = p.m(), n = p.n(), k = p.k();
@@ -266,7 +266,7 @@ inline void multiply(const Problem& p, const Operands& given, int way, real* wor
         } else {
             multiply_range(workspace, a.data(), b.data(), m, n, k, 0, k / 2);
             multiply_range(workspace + m * n, a.data(), b.data(), m, n, k, k / 2, k);
-            watch::write(workspace, 2 * m * n * sizeof(real));  // by the BLAS, which nobody sees
+            watch::write(workspace, 2 * m * n * sizeof(real));  // by the BLAS, whose accesses are not watched
             for (int64_t i = 0; i < m * n; i++) whole[i] = workspace[i] + workspace[m * n + i];
         }
         if (p.desc.epilogue == CUBLASLT_EPILOGUE_BGRADB)

@@ -1,14 +1,14 @@
-// cuda_on_cpu.h   CUDA kernels executed by g++: a device for checking, not a fast one
+// cuda_on_cpu.h   CUDA kernels executed by g++: a device for checking, not for speed
 //   A block runs on one OS thread; each of its CUDA threads runs on a fiber, and OpenMP spreads the blocks
-//   over the cores. A fiber goes on to the block's next thread until one blocks, so that a kernel without
-//   barriers never switches. What it is strict about:
+//   over the cores. A fiber runs one CUDA thread after another until one of them blocks, so that a kernel
+//   without barriers never switches. What it is strict about:
 //     order     threads and blocks run in an order shuffled by emulated::seed
 //     memory    cudaMalloc and shared memory start as 0xFF bytes: NaN as a float, -1 as an int
-//     barriers  __syncthreads() or a warp collective that not all threads reach is an Error that names
-//               kernel, block and thread; so is a shuffle by a lane outside its own mask, and one whose lanes
-//               stand at different calls
-//     launches  grid, block and shared memory are what a device of sm_90 takes
-//     bounds    every allocation and shared array is one of the heap's, so AddressSanitizer sees each access
+//     barriers  __syncthreads() or a warp collective that not all threads reach is a Defect that names
+//               kernel, block and thread; so is a shuffle by a lane outside its own mask, or by lanes at
+//               different calls
+//     launches  grid, block and shared memory must be within the limits of sm_90
+//     bounds    every allocation and shared array is on the heap, so that AddressSanitizer sees each access
 //   Streams and events: streams_on_cpu.h. With SANITIZE=thread all accesses are watched: watch.h.
 #pragma once
 #include <omp.h>
@@ -62,13 +62,13 @@ struct Kernel {
     const void* address;
 };
 
-// blocks that wait for what another one publishes. Where each of the OS threads that run blocks has looked in
-// vain since the last time that anything was published, nothing ever will be
+// blocks that wait for what another block publishes. If every OS thread that still runs blocks has looked in
+// vain since anything was last published, nothing ever will be
 struct BlockWaits {
     std::mutex guard;
-    int running = 0;  // OS threads with blocks of the launch to run
+    int running = 0;  // OS threads that still have blocks to run
     long published = 0;
-    std::map<const Worker*, long> in_vain;  // who waits: what had been published when it looked
+    std::map<const Worker*, long> in_vain;  // by waiting worker: how much had been published when it looked
 
     long published_so_far() { return __atomic_load_n(&published, __ATOMIC_ACQUIRE); }
     void publish() { __atomic_fetch_add(&published, 1, __ATOMIC_RELEASE); }

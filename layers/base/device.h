@@ -1,8 +1,8 @@
 // device.h   where the program runs: one of three, chosen by the Makefile
 //   DEVICE=cuda      nvcc; dev = gpu
 //   DEVICE=emulated  g++ executes the same kernels through cuda_on_cpu.h; dev = gpu
-//   DEVICE=cpu       g++; no kernels; dev = ref: memory is the host's, a Stream is nothing (each layer's file
-//                    fences its kernels by HAS_KERNELS)
+//   DEVICE=cpu       g++; no kernels; dev = ref: memory is the host's, and a Stream is nothing (each layer's
+//                    file fences its kernels with HAS_KERNELS)
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
@@ -37,19 +37,19 @@ namespace dev = gpu;
 namespace dev = ref;
 #endif
 
-inline double seconds() {  // since some moment, the same for all processes of this machine
+inline double seconds() {  // since an arbitrary moment, the same for all processes of this machine
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // ---- launching: the one way, so that stream, error check and name are never forgotten --------------------
 
-struct DeviceError : std::runtime_error {  // the device itself, not what it was given to do
+struct DeviceError : std::runtime_error {  // a failure of the device itself, not a bad request
     using std::runtime_error::runtime_error;
 };
 #if HAS_KERNELS
 inline void check_cuda(cudaError_t e, const char* what) {
     if (e == cudaSuccess) return;
-    cudaGetLastError();  // who catches this goes on: the next launch is not to be blamed for it
+    cudaGetLastError();  // clears it: whoever catches this may go on, and the next launch must not be blamed
     throw DeviceError(std::string(what) + ": " + cudaGetErrorString(e));
 }
 #endif
@@ -81,7 +81,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
 #if HAS_KERNELS
 using Stream = cudaStream_t;
 
-// urgent: its kernels get the first room that there is, before the pending blocks of others
+// urgent: its kernels are scheduled first, before the pending blocks of other streams
 inline Stream make_stream(bool urgent = false) {
     Stream s;
     int least = 0, greatest = 0;
@@ -101,7 +101,7 @@ inline void* device_malloc(size_t bytes, const char* what) {
     return p;
 }
 inline void device_free(void* p) { cudaFree(p); }
-// memory of the host that copies to the device read when their turn comes, without the host's waiting
+// pinned host memory: copies to the device read it when their turn comes, and the host does not wait
 inline void* host_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess)
@@ -110,7 +110,7 @@ inline void* host_malloc(size_t bytes, const char* what) {
     return p;
 }
 inline void host_free(void* p) { cudaFreeHost(p); }
-// what lies at `from` is read when the copy's turn comes: it must stay until then
+// `from` is read when the copy's turn comes, and must stay unchanged until then
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s), "copy to the device");
 }
@@ -125,15 +125,15 @@ inline void synchronize(Stream s) {
     for (long turn = 0; while_waiting; turn++) {
         cudaError_t e = cudaStreamQuery(s);
         if (e != cudaErrorNotReady) return check_cuda(e, "waiting for the device");
-        cudaGetLastError();  // that was no error
+        cudaGetLastError();  // "not ready" is no error
         if (turn % 1024 == 1023) while_waiting();
     }
     check_cuda(cudaStreamSynchronize(s), "waiting for the device");
 }
 #if defined(__CUDACC__)
-inline void let_device_go_on() {}  // it does
+inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
 inline void note_progress() {}
-// whether kernels of several libraries' streams can begin in the host's order without waiting for one another
+// whether kernels on several libraries' streams can start in the host's order without waiting for one another
 inline bool device_orders_launches() {
     int driver = 0;
     return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
@@ -143,7 +143,7 @@ inline int current_device() {
     check_cuda(cudaGetDevice(&device), "the device");
     return device;
 }
-// which of this machine's devices the thread works on; several may share one
+// selects the device that this thread works on; several ranks may share one
 inline void use_device(int local_rank) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
@@ -151,18 +151,18 @@ inline void use_device(int local_rank) {
 }
 #else
 inline void let_device_go_on() { emulated::any_stream_goes_on(); }
-inline void note_progress() { emulated::turns_taken++; }  // of the host: nobody is to take it for stuck
+inline void note_progress() { emulated::turns_taken++; }  // by the host, so that it is not taken for stuck
 inline bool device_orders_launches() { return true; }
 inline int current_device() { return 0; }
 inline void use_device(int) {}
 #endif
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  // waits for it
-    synchronize(s);  // here, where somebody watches, and not inside the copy
+    synchronize(s);  // here, where while_waiting is called, and not inside the copy
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s), "copy to the host");
     synchronize(s);
 }
 
-// a moment in a stream; record() moves it
+// a point in a stream; record() moves it
 struct Event {
     cudaEvent_t event;
     Event() { check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event"); }
@@ -172,7 +172,7 @@ struct Event {
     void hold(Stream s) { check_cuda(cudaStreamWaitEvent(s, event, 0), "waiting for an event"); }
     bool reached() {
         cudaError_t e = cudaEventQuery(event);
-        if (e == cudaErrorNotReady) cudaGetLastError();  // that was no error
+        if (e == cudaErrorNotReady) cudaGetLastError();  // "not ready" is no error
         else check_cuda(e, "asking for an event");
         return e == cudaSuccess;
     }
@@ -193,7 +193,7 @@ inline void* device_malloc(size_t bytes, const char* what) {
 inline void device_free(void* p) { free(p); }
 inline void* host_malloc(size_t bytes, const char* what) {
     void* p = device_malloc(bytes ? bytes : 1, what);
-    memset(p, 0, bytes);  // so that its pages exist, as CUDA's pinned ones do
+    memset(p, 0, bytes);  // so that its pages exist, as those of CUDA's pinned memory do
     return p;
 }
 inline void host_free(void* p) { free(p); }
@@ -212,7 +212,7 @@ struct Event {  // computation is done when the call returns
 };
 #endif
 
-// when a stream gets somewhere; it must live until then
+// the time when a stream gets to a point; it must live until then
 struct TimedEvent {
 #if defined(__CUDACC__)
     cudaEvent_t event = nullptr;
@@ -224,7 +224,7 @@ struct TimedEvent {
     }
     bool reached() const {
         cudaError_t e = cudaEventQuery(event);
-        if (e == cudaErrorNotReady) cudaGetLastError();  // that was no error
+        if (e == cudaErrorNotReady) cudaGetLastError();  // "not ready" is no error
         else check_cuda(e, "asking for an event");
         return e == cudaSuccess;
     }
@@ -250,9 +250,9 @@ struct TimedEvent {
     TimedEvent(const TimedEvent&) = delete;
 };
 
-// ---- work of a stream that is recorded once, and then launched as a whole: a CUDA graph ------------------
-// What the work reads from the host it must read from memory of host_malloc, when its turn comes; kernels'
-// arguments are those of the recording.
+// ---- work of a stream, recorded once and then launched as a whole: a CUDA graph --------------------------
+// What the work reads from the host must be in memory from host_malloc, and is read when its turn comes;
+// kernel arguments are those of the recording.
 
 #if HAS_KERNELS
 class Graph {
@@ -264,7 +264,7 @@ public:
     ~Graph() {
         if (whole) cudaGraphExecDestroy(whole);
     }
-    // gives the work to the stream; the first time work() is called, and recorded
+    // enqueues the work on the stream; the first time, work() is called and recorded
     template <class Work>
     void run(Stream s, Work work) {
         if (!whole) record(s, work);
@@ -299,8 +299,8 @@ struct Graph {
 };
 #endif
 
-// The work of a step, the same in all that have the same batch, as a CUDA graph. Where it cannot be captured
-// it goes on call by call or, where all ranks must do alike, ends
+// The work of a step as a CUDA graph, which all steps with the same batch share. If it cannot be captured, it
+// is launched call by call or, if all ranks must do alike, the error is thrown
 class CapturedStep {
     std::unique_ptr<Graph> graph;
     bool failed = false;
@@ -319,7 +319,7 @@ public:
             counter += counted;
             return graph->run(s, work);
         }
-        graph = std::make_unique<Graph>();  // that of one batch at a time: they take memory
+        graph = std::make_unique<Graph>();  // only one batch's at a time: graphs take memory
         captured_batch = 0;
         try {
             graph->run(s, work);
@@ -345,11 +345,11 @@ constexpr bool host_is_device = false;
 constexpr bool host_is_device = true;
 #endif
 
-// lets a kernel be launched with so many bytes of dynamic shared memory
+// allows a kernel to be launched with this much dynamic shared memory
 template <class Kernel>
 void allow_shared([[maybe_unused]] Kernel kernel, [[maybe_unused]] size_t bytes) {
 #if defined(__CUDACC__)
-    if (bytes + 1024 <= 48 << 10) return;  // beside what the kernel has of its own
+    if (bytes + 1024 <= 48 << 10) return;  // 1024: for the kernel's static shared memory
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess)
         fail("this GPU has less than the %zu bytes of shared memory that a kernel wants: choose --attention "
@@ -385,7 +385,7 @@ inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 #if HAS_KERNELS
 constexpr unsigned all_lanes = 0xffffffffu;
 
-// 16 bytes of neighbouring values, read or written at once; p must lie on a multiple of 16 bytes
+// 16 bytes of adjacent values, read or written at once; p must be aligned to 16 bytes
 template <class T>
 struct alignas(16) Vec {
     static constexpr int size = 16 / sizeof(T);
@@ -405,7 +405,7 @@ template <class T>
 __device__ inline void store16(T* p, const Vec<T>& v) { store_whole((Vec<T>*)p, v); }
 constexpr int vec_size = Vec<floatX>::size;
 
-// 16 bytes from place c of a row of C values, fewer at the end of one that is no whole vectors; 0 beyond it
+// 16 bytes from column c of a row of C values; beyond the end of a row that is not whole vectors, 0
 template <class T>
 __device__ inline Vec<T> load_row(const T* row, int c, int C) {
     if (C % Vec<T>::size == 0) return load16(row + c);
@@ -419,7 +419,7 @@ __device__ inline void store_row(T* row, int c, int C, const Vec<T>& v) {
     for (int k = 0; k < Vec<T>::size && c + k < C; k++) row[c + k] = v.at[k];
 }
 
-// the sum, the same in every lane, always in the same order
+// the sum over the warp, the same in every lane, always in the same order
 __device__ inline real warp_sum(real x) {
     for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(all_lanes, x, lanes);
     return x;

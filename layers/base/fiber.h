@@ -1,4 +1,4 @@
-// fiber.h   a stack of its own, and a switch between two without a system call: the threads of cuda_on_cpu.h
+// fiber.h   the threads of cuda_on_cpu.h: each has a stack of its own; switching needs no system call
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 namespace emulated {
 
 struct Context {
-    void* sp = nullptr;  // where the callee-saved registers lie while it is not running
+    void* sp = nullptr;  // where the callee-saved registers are while it is not running
 #if !defined(__x86_64__) && !defined(__aarch64__)
     ucontext_t machine;
 #endif
@@ -46,7 +46,7 @@ emulated_switch:
     ret
 .size emulated_switch, .-emulated_switch
 )");
-// in the first frame of a fiber, which `ret` leaves for its entry
+// of a fiber's first frame: the word that `ret` jumps to, its entry; its size in words
 constexpr int return_word = 6, frame_words = 8;
 #elif defined(__aarch64__)
 asm(R"(

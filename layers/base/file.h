@@ -1,6 +1,6 @@
-// file.h   files as the operating system has them: mapped or read by offset; written aside and then renamed
-//   A FileWriter's file appears under its own name only when finish() has put all of it on the disk; until
-//   then it is PATH.partial, and a run that dies leaves what stood there before. With Partial::Resume what an
+// file.h   files: mapped, or read by offset; written under a temporary name and then renamed
+//   A FileWriter's file appears under its own name only when finish() has put all of it on disk; until then
+//   it is PATH.partial, and a run that dies leaves the previous file intact. With Partial::Resume, what an
 //   earlier run left in PATH.partial is kept and appended to.
 #pragma once
 #include <errno.h>
@@ -15,8 +15,8 @@
 #include <utility>
 #include "check.h"
 
-// Read by offset, not mapped: where a file is cut off or cannot be read while it is in use, that is an Error,
-// not a signal.
+// Read by offset, not mapped: if a file is truncated or becomes unreadable while it is in use, that is an
+// Error, not a signal.
 struct InputFile {
     std::string path;
     int fd = -1;
@@ -59,7 +59,7 @@ struct InputFile {
         read(&value, offset, sizeof(T), what);
         return value;
     }
-    // whether somebody has written to it since it was opened
+    // whether it has been modified since it was opened
     bool has_changed() const {
         struct stat now;
         return fstat(fd, &now) != 0 || (size_t)now.st_size != size ||
@@ -101,7 +101,7 @@ struct MappedFile {
     }
 };
 
-// one process at a time has the file, which stays; the others wait
+// one process at a time holds the lock, the others wait; the file itself stays
 struct FileLock {
     int fd;
     explicit FileLock(const std::string& path) : fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
@@ -135,14 +135,14 @@ struct FileWriter {
             if (mode == Partial::Replace) clear();
             else if (fstat(fd, &info) == 0) written = (size_t)info.st_size;
         } catch (const Error&) {
-            close(fd);  // what is there is another's
+            close(fd);  // what is there belongs to another process
             throw;
         }
     }
     FileWriter(FileWriter&& o) noexcept
         : path(std::move(o.path)), partial(std::move(o.partial)), mode(o.mode), fd(std::exchange(o.fd, -1)),
           written(o.written) {}
-    ~FileWriter() {  // not finished: nothing remains, unless it is to be resumed
+    ~FileWriter() {  // not finished: leaves nothing behind, unless it is to be resumed
         if (fd < 0) return;
         close(fd);
         if (mode == Partial::Replace) unlink(partial.c_str());
@@ -151,7 +151,7 @@ struct FileWriter {
         if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
         written = 0;
     }
-    // against another process that writes the same file; one that is just ending has some seconds
+    // against another process that writes the same file; one that is just exiting is given some seconds
     void lock() {
         for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) {
             if (tries == 100)

@@ -1,7 +1,7 @@
-// fp8.h   numbers of 8 bits (OCP 8-bit floating point, 2023): a sign, then
-//   e4m3   4 bits of exponent (bias 7), 3 of mantissa: to 448, for weights and activations
-//   e5m2   5 bits of exponent (bias 15), 2 of mantissa: to 57344, for gradients
-//   Rounded to nearest even; what is larger becomes the largest.
+// fp8.h   8-bit floating-point numbers (OCP 8-bit floating point, 2023): a sign, then
+//   e4m3   4 bits of exponent (bias 7), 3 of mantissa: up to 448, for weights and activations
+//   e5m2   5 bits of exponent (bias 15), 2 of mantissa: up to 57344, for gradients
+//   Rounded to nearest even; larger values saturate.
 #pragma once
 #include <stdint.h>
 #include <cmath>
@@ -24,7 +24,7 @@ struct Fp8 {
         float a = std::abs(x);
         if (a > largest) a = largest;
         int e = a > 0 ? std::ilogb(a) : -BIAS;
-        if (e < 1 - BIAS) e = 1 - BIAS;                             // below lie numbers without a leading 1
+        if (e < 1 - BIAS) e = 1 - BIAS;                             // smaller numbers are subnormal
         int q = (int)std::nearbyint(std::ldexp(a, MANTISSA - e));   // in units of the last place
         return {(uint8_t)(sign | (q + ((e + BIAS - 1) << MANTISSA)))};  // a carry goes into the exponent
 #endif

@@ -1,13 +1,13 @@
-// gemm.h   one description of every GEMM; ref::gemm by the host's BLAS, gpu::gemm by cuBLASLt, in emulation
-//   by what stands in for it (cublaslt_on_cpu.h)
+// gemm.h   one description of every GEMM; ref::gemm uses the host's BLAS, gpu::gemm cuBLASLt or, in
+//   emulation, its stand-in (cublaslt_on_cpu.h)
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
-//   a, b are floatX, or fp8 numbers that are multiplied by *scale_a, *scale_b; out is floatX or real. `batch`
-//   GEMMs whose operands are `stride` elements apart.
-//   With `bias` (n): added to every row of out; on CUDA only where fits_epilogue says so. Then, with `up`
-//   (m, n), out = GELU of the sum, which is stored in `up`; with `gelu_of` (m, n): out = the result times
-//   the slope of GELU there. `row_sums` (m) become op(a) summed over k: the gradient of a bias, in the
-//   GEMM that makes its weight's. These are cuBLASLt's epilogues.
-//   autotune.h picks the fastest of cuBLASLt's candidates and keeps it. Only deterministic reductions are
+//   a, b are floatX, or fp8 numbers scaled by *scale_a, *scale_b; out is floatX or real. `batch` GEMMs, whose
+//   operands are `stride` elements apart.
+//   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With `up` (m, n) as
+//   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_of` (m, n), out = the
+//   result times the slope of GELU there. `row_sums` (m) is set to op(a) summed over k: the gradient of a
+//   bias, in the GEMM that computes its weight's. These are cuBLASLt's epilogues.
+//   autotune.h picks the fastest of cuBLASLt's candidates and remembers it. Only deterministic reductions are
 //   allowed, and partial sums are never rounded to bf16.
 //   cost: 2*m*n*k*batch flops
 #pragma once
@@ -32,7 +32,7 @@ constexpr real gelu_scale = real(0.7978845608028654), gelu_cubic = real(0.044715
 
 namespace ref {
 
-// tanh by way of exp, which the compiler turns into vectors; tanh(u) = 1 - 2 / (1 + exp(2u))
+// tanh by way of exp, which the compiler can vectorise; tanh(u) = 1 - 2 / (1 + exp(2u))
 inline real gelu_tanh(real x) {
     real u = gelu_scale * (x + gelu_cubic * x * x * x);
     u = u > 15 ? 15 : u < -15 ? -15 : u;
@@ -74,7 +74,7 @@ struct Gemm {
     int batch = 1;
     long stride_a = 0, stride_b = 0, stride_out = 0;
     const floatX* bias = nullptr;
-    floatX* up = nullptr;             // rows of out's length, as are these
+    floatX* up = nullptr;             // (m, n), packed; so is gelu_of
     const floatX* gelu_of = nullptr;
     Out* row_sums = nullptr;          // (m), set: op(a) summed over k; on CUDA where fits_epilogue says so
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
@@ -82,11 +82,11 @@ struct Gemm {
 
 constexpr size_t cublas_workspace = 32 << 20;  // bytes
 
-// cuBLASLt has epilogues when rows are whole 16-byte vectors, and not in fp64
+// cuBLASLt has epilogues only for rows of whole 16-byte vectors, and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
 template <class Out, class A, class B>
-Gemm<Out, A, B> packed(Gemm<Out, A, B> g) {  // leading dimensions that were not given
+Gemm<Out, A, B> packed(Gemm<Out, A, B> g) {  // fills in leading dimensions that were not given
     if (!g.lda) g.lda = g.transpose_a ? g.m : g.k;
     if (!g.ldb) g.ldb = g.transpose_b ? g.k : g.n;
     if (!g.ldc) g.ldc = g.n;
@@ -95,7 +95,7 @@ Gemm<Out, A, B> packed(Gemm<Out, A, B> g) {  // leading dimensions that were not
 
 namespace ref {
 
-// a matrix of bf16 as real, for a BLAS that knows no bf16; one that is real already is taken as it lies
+// a bf16 matrix converted to real, for a BLAS that has no bf16; one that is real already is used in place
 struct Widened {
     std::vector<real> copy;
     const real* data;
@@ -112,7 +112,7 @@ struct Widened {
     }
 };
 
-// the epilogue of a value, which is given unrounded
+// applies the epilogue to one value, which is given unrounded
 template <class Out, class A, class B>
 Out finish(const Gemm<Out, A, B>& g, int r, int c, real x) {
     long at = (long)r * g.n + c;
@@ -178,12 +178,12 @@ inline std::string gemm_library() { return "CBLAS"; }
 
 // ---- choices ----------------------------------------------------------------------------------------------
 
-// choices by shape, found without making a key
+// choices by shape, looked up without building a key
 template <class Shape, class Value>
 struct AutotuneCache {
     std::map<Shape, Value> map;
     int generation = 0;
-    // make() where it is not remembered
+    // calls make() if the shape is not cached
     template <class Make>
     const Value& get(const Shape& shape, Make make) {
         if (generation != autotuner.generation) {
@@ -213,7 +213,7 @@ constexpr cudaDataType_t cuda_type() {
     return sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// bits that say to which power of two, up to 256, an operand and all its batch mates are aligned
+// the lowest bit set is the alignment, up to 256 bytes, of an operand and of all others of its batch
 template <class T>
 uint32_t alignment(const T* p, long stride) {
     return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);
@@ -241,11 +241,11 @@ struct MatmulDescriptor {
             alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
         bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_of, 0) |
             alignment(g.row_sums, 0);
-        align = bits & -bits;  // the coarsest that all of them keep: heads may start anywhere
+        align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
         if (g.scale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.scale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.scale_a);
-            int8_t rough = std::is_same_v<Left, e4m3>;  // sums of forward GEMMs may be kept in fewer bits
+            int8_t rough = std::is_same_v<Left, e4m3>;  // forward GEMMs may accumulate in fewer bits
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, rough);
         }
         if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
@@ -306,7 +306,7 @@ struct Cublas {
         workspace = device_malloc(cublas_workspace, "cuBLASLt workspace");
     }
 
-    // the library's choices, the likeliest first; none where it has none
+    // the library's candidates, the most promising first; none if it has none
     Candidates candidates(const MatmulDescriptor& d, int most = 24) {
         cublasLtMatmulPreference_t preference;
         Candidates found;
@@ -316,7 +316,7 @@ struct Cublas {
                          "a preference");
         };
         set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, cublas_workspace);
-        uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // parts of a sum are never rounded to bf16
+        uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // partial sums are never rounded to bf16
         set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
         for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -382,7 +382,7 @@ bool can_compute(const Gemm<Out>& g) {
     return Cublas::get().candidates(d, 1).count > 0;
 }
 
-// bytes that GEMMs take beside their operands; taken now if they were not before
+// bytes that GEMMs take besides their operands; `take`: allocates them now if that has not been done
 inline size_t gemm_workspace(bool take) {
     if (take) Cublas::get();
     return cublas_workspace;

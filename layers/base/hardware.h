@@ -1,19 +1,19 @@
-// hardware.h   the one table of GPUs, and what the device that is here says of itself
+// hardware.h   the one table of GPUs, and what the device that is present reports of itself
 //   Sources: NVIDIA's data sheets, dense bf16 (H100, H200 SXM: the architecture's white paper, 989.4
 //   TFLOP/s). memory, bandwidth and sms are given for GPUs that layers/plan/machines.h plans for, else 0.
 #pragma once
 #include "device.h"
 
 struct Gpu {
-    const char* name;        // as part of the device's own
+    const char* name;        // a part of the device's own name
     double peak;             // FLOP/s of dense bf16 GEMMs
     double memory = 0;       // bytes
-    double bandwidth = 0;    // of it, bytes/s
+    double bandwidth = 0;    // of that memory, bytes/s
     int sms = 0;             // streaming multiprocessors
-    double fp8 = 0;          // 8-bit GEMMs beside those of bf16; 0: none, or not known
+    double fp8 = 0;          // fp8 rate relative to bf16; 0: none, or unknown
 };
 
-// the first whose name is part of the device's own counts
+// the first entry whose name is part of the device's own applies
 constexpr Gpu gpus[] = {
     {"B200", 2250e12},
     {"GH200", 989.4e12},
@@ -47,7 +47,7 @@ inline const Gpu* find_gpu(const std::string& device) {
     return nullptr;
 }
 
-// FLOP/s, or 0 where it is not known, as in other precisions than bf16
+// FLOP/s, or 0 if unknown, as in precisions other than bf16
 inline double device_peak(const std::string& device) {
     const Gpu* gpu = find_gpu(device);
     return sizeof(floatX) == 2 && gpu ? gpu->peak : 0;
@@ -79,8 +79,8 @@ inline std::string driver_name() {
 #endif
 }
 
-// 90 for sm_90; what executes kernels without a GPU has what any of them has. Asked for once: kernels that
-// are chosen by it are launched in every layer
+// 90 for sm_90; builds that run without a GPU have what sm_90 has. Queried once: kernels that are chosen by
+// it are launched in every layer
 inline int compute_capability() {
 #if defined(__CUDACC__)
     static const int capability = [] {
@@ -93,14 +93,14 @@ inline int compute_capability() {
     return 90;
 #endif
 }
-// whether it has GEMMs of 8-bit numbers; plain loops do
+// whether it has fp8 GEMMs; so do the plain loops
 inline bool device_has_fp8() { return compute_capability() >= 89; }
 // whether it has TMA and wgmma
 inline bool device_is_hopper() { return compute_capability() / 10 == 9; }
 
-// ---- the machine that is here -----------------------------------------------------------------------------
+// ---- this machine -----------------------------------------------------------------------------------------
 
-// devices of this machine, at least the one that is its processor
+// devices of this machine; at least one, which may be its processor
 inline int device_count() {
     int count = 1;
 #if defined(__CUDACC__)
@@ -108,7 +108,7 @@ inline int device_count() {
 #endif
     return count;
 }
-// bytes of its memory that nobody has taken
+// bytes of its memory that are free
 inline size_t free_memory() {
 #if defined(__CUDACC__)
     size_t available = 0, whole = 0;

@@ -1,16 +1,16 @@
-// hopper.h   what sm_90a has beyond mma.h, on the GPU and in emulation (PTX ISA: mbarrier,
+// hopper.h   what sm_90a adds to mma.h, on the GPU and in emulation (PTX ISA: mbarrier,
 //            cp.async.bulk.tensor, wgmma, setmaxnreg)
-//   mbarrier   a counter in shared memory. Its phase ends when all arrivals and all expected bytes are there;
-//              mbarrier_wait(b, parity) returns when the phase of that parity has ended: of a new barrier the
-//              one before, of parity 1, has
-//   TMA        one thread asks for a box of a tensor; it arrives on its own, rows of 64 bf16 behind each
-//              other, their 16-byte pieces exchanged (128-byte swizzle), what lies outside the tensor as 0
-//   wgmma      D (64, N) += A (64, 16) B (16, N) by the four warps of a warpgroup, on its own too. A and B in
-//              shared memory are given by descriptors, A also in registers, laid out as mma.h has it for each
-//              warp's 16 rows. Thread l of warp w holds of D, i < N / 2:
+//   mbarrier   a counter in shared memory. A phase ends when all its arrivals and expected bytes have come;
+//              mbarrier_wait(b, parity) returns once the phase of that parity has ended. For a new barrier,
+//              the phase before its first, of parity 1, counts as ended
+//   TMA        one thread requests a box of a tensor; it arrives asynchronously: rows of 64 bf16, one after
+//              the other, their 16-byte pieces permuted (128-byte swizzle), with 0 outside of the tensor
+//   wgmma      D (64, N) += A (64, 16) B (16, N) by the four warps of a warpgroup, also asynchronous. A and B
+//              in shared memory are given by descriptors; A may be in registers, each warp's 16 rows laid out
+//              as in mma.h. Thread l of warp w holds these elements of D, for i < N / 2:
 //                d[i] = D[16 w + l / 4 + i / 2 % 2 * 8][i / 4 * 8 + l % 4 * 2 + i % 2]
-//              A group of products: wgmma_fence, products, wgmma_commit; nobody touches its registers until
-//              wgmma_wait<n>, which returns when all but the last n groups are done
+//              A group of products: wgmma_fence, products, wgmma_commit; their registers must not be touched
+//              until wgmma_wait<n>, which returns when all but the last n groups are done
 #pragma once
 #include "mma.h"
 
@@ -21,8 +21,8 @@
 using TensorMap = CUtensorMap;
 struct alignas(8) Mbarrier { uint64_t state; };
 
-// dimension 0 is contiguous; stride[i] in bytes, of dimension i (stride[0] is not used). Of bf16, in swizzled
-// boxes
+// dimension 0 is contiguous; stride[i] in bytes, of dimension i (stride[0] is not used). For bf16, in
+// swizzled boxes
 inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], const uint64_t (&stride)[4],
                                  const uint32_t (&box)[4]) {
     static const auto encode = [] {
@@ -50,7 +50,7 @@ __device__ inline void mbarrier_init(Mbarrier* b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(arrivals)
                  : "memory");
 }
-// what was initialised can be seen by TMA; a barrier of the block's threads follows
+// makes initialised mbarriers visible to TMA; a barrier of the block's threads must follow
 __device__ inline void mbarrier_fence_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -61,8 +61,8 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)),
                  "r"(bytes) : "memory");
 }
-// A wait that nothing ends gives up after ten seconds, and so do all that follow: the kernel comes to its
-// end, with results that mean nothing, and the host asks (take_expired_wait). A trap made registers spill
+// A wait that never ends gives up after ten seconds, and so do all that follow: the kernel ends, with invalid
+// results, and the host asks (take_expired_wait). A trap instead made registers spill
 static __device__ int wait_expired;
 __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     uint32_t done = 0;
@@ -80,7 +80,7 @@ __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
         return;
     }
 }
-// whether a wait has expired since this was asked last
+// whether a wait has expired since the last call
 inline bool take_expired_wait(Stream s) {
     int then = 0, none = 0;
     synchronize(s);
@@ -98,7 +98,7 @@ __device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// registers: accumulators that are complete now; the compiler is to read them no earlier
+// registers: accumulators that are complete now; keeps the compiler from reading them earlier
 template <int size>
 __device__ inline void pin_registers(float (&d)[size]) {
     UNROLL(unroll)
@@ -109,16 +109,16 @@ __device__ inline void wgmma_wait(float (&... registers)[sizes]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
     (pin_registers(registers), ...);
 }
-// what threads have written to shared memory can be seen by wgmma; a barrier follows
-// 16 bytes that wgmma reads behind a fence of the threads that store them, and a barrier
+// 16 bytes that wgmma may read after fence_for_wgmma() by the threads that store them, and then a barrier
 __device__ inline void store_for_wgmma(void* to, const Vec<bf16>& values) { store16((bf16*)to, values); }
+// makes this thread's writes to shared memory visible to wgmma; a barrier must follow
 __device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// of `threads` threads, whole warps; id 0 is that of __syncthreads
+// for `threads` threads, whole warps; id 0 is that of __syncthreads
 template <int threads>
 __device__ inline void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(threads) : "memory");
 }
-// four 8 x 8 matrices -> shared memory, as ldmatrix_x4 reads them
+// stores four 8 x 8 matrices to shared memory, in the layout that ldmatrix_x4 reads
 __device__ inline void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
                  :: "r"(shared_address(row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
@@ -143,7 +143,7 @@ __device__ inline void fewer_registers() {
     "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
     "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
-// both operands in shared memory; in their tiles' rows K is contiguous or, of `columns`, M and N
+// both operands in shared memory; in their tiles' rows K is contiguous or, with `columns`, M and N are
 template <int N, bool columns = false>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds) {
     static_assert(N == 64 || N == 128);
@@ -159,7 +159,7 @@ __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add
                      : IN_OUT_32(d, 0), IN_OUT_32(d, 32)
                      : "l"(a), "l"(b), "r"((int)adds), "n"((int)columns));
 }
-// the first in registers, of the second N is contiguous
+// A in registers; in B's tiles N is contiguous
 template <int N>
 __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds) {
     static_assert(N == 64 || N == 128);
@@ -192,7 +192,7 @@ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
     b->arrive();
 }
 inline void mbarrier_wait(Mbarrier* b, int parity) { emulated::wait_mbarrier(b, parity); }
-inline bool take_expired_wait(Stream) { return false; }  // there it is an error
+inline bool take_expired_wait(Stream) { return false; }  // in emulation that is an error
 
 inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1, int x2, int x3) {
     emulated::begin_box(to, map, b, {x0, x1, x2, x3});
@@ -240,31 +240,31 @@ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds,
 
 namespace gpu {
 
-// byte `column` of a row in a tile, whose 16-byte pieces are exchanged
+// the address of byte `column` of a row in a swizzled tile
 HOST_DEVICE inline uint32_t swizzled(uint32_t tile, int row, int column) {
     uint32_t address = tile + (uint32_t)row * 128 + (uint32_t)column;
     return address ^ (address >> 3 & 0x70);
 }
 
-// whether this is compiled for a device that has all that
+// whether this is compiled for a device that has all of the above
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool has_wgmma = false;
 #else
 constexpr bool has_wgmma = true;
 #endif
 
-// ---- descriptors: of tiles that TMA has brought, (rows, 64) each, 1024-byte aligned ----------------------
+// ---- descriptors of tiles loaded by TMA, (rows, 64) each, aligned to 1024 bytes --------------------------
 
 HOST_DEVICE constexpr uint64_t swizzled_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
            (uint64_t)(stride >> 4) << 32 | 1ull << 62;
 }
-// rows of the tile are the operand's M or N, its columns k … k + 15 the K
+// the tile's rows are the operand's M or N, its columns k … k + 15 are K
 HOST_DEVICE inline uint64_t rows_descriptor(uint32_t tile, int k) {
     return swizzled_descriptor(tile + 2 * (uint32_t)k, 16, 1024);
 }
-// rows k … k + 15 of the tile are the operand's K, its columns the N, and where N > 64 those of the tiles
-// that follow, each `tile_bytes` further
+// the tile's rows k … k + 15 are the operand's K, its columns are M or N; columns beyond 64 are in the
+// tiles that follow, `tile_bytes` apart
 HOST_DEVICE inline uint64_t columns_descriptor(uint32_t tile, int k, uint32_t tile_bytes) {
     return swizzled_descriptor(tile + 128 * (uint32_t)k, tile_bytes, 1024);
 }

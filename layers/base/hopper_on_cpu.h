@@ -1,11 +1,11 @@
-// hopper_on_cpu.h   what hopper.h needs of the emulated device: the parts of sm_90a that work on their own
-//   TMA        a box arrives in pieces of 16 bytes, in any order: soon or, every other one, when nothing else
-//              can go on; until then its place holds NaN. Each piece counts on the mbarrier, those outside of
-//              the tensor too
-//   wgmma      a warp's products are computed when their group is committed or when it is waited for, as
-//              chance decides; until then the accumulators hold NaN, and who touches them, or the registers
-//              of the first operand, is named. Operands are found by their descriptors alone, from the bits
-//              of absolute addresses, as the table scripts/hopper_facts.json has them
+// hopper_on_cpu.h   what hopper.h needs of the emulated device: the asynchronous units of sm_90a
+//   TMA        a box arrives in pieces of 16 bytes, in any order: soon or, for half of the boxes, only when
+//              nothing else can run; until then its place holds NaN. Every piece counts on the mbarrier, also
+//              those outside of the tensor
+//   wgmma      a warp's products are computed when their group is committed or when it is waited for, at
+//              random; until then the accumulators hold NaN, and touching them, or the registers of the first
+//              operand, is an error. Operands are found by their descriptors alone, from the bits of absolute
+//              addresses, by the rules in the table scripts/hopper_facts.json
 //   addresses  of shared memory: offsets from a base that is aligned to 16 bytes and no more
 #pragma once
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace emulated {
 
-// where dynamic shared memory begins: 16 bytes are all that a kernel may count on
+// where dynamic shared memory begins: a kernel may only rely on an alignment of 16 bytes
 inline uint32_t shared_base() { return 1024 + 16 * (uint32_t)(mix(seed) % 64); }
 inline uint32_t shared_offset(const void* p, const char* what) {
     const Shared& all = worker->dynamic_shared;
@@ -29,15 +29,15 @@ inline char* shared_at(uint32_t address) {
              shared_base());
     return all.bytes + (address - shared_base());
 }
-// 128-byte swizzle: within 1024 bytes of addresses, row r's 16-byte pieces are exchanged by r
+// 128-byte swizzle: the 16-byte pieces of row r are permuted: their numbers are XORed with r % 8
 constexpr uint32_t swizzle_128(uint32_t address) { return address ^ (address >> 3 & 0x70); }
 
 // ---- mbarrier --------------------------------------------------------------------------------------------
 
 struct alignas(8) Mbarrier {
-    uint16_t count;    // arrivals of a phase, and in bit 15 the parity of the one that goes on
-    uint16_t pending;  // arrivals that it still wants
-    int32_t bytes;     // that it still wants
+    uint16_t count;    // arrivals per phase; bit 15: parity of the current phase
+    uint16_t pending;  // arrivals still to come
+    int32_t bytes;     // bytes still to come
 
     int parity() const { return count >> 15; }
     int wanted() const { return count & 0x7FFF; }
@@ -124,7 +124,7 @@ inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const i
     if (address % 1024) fail("TMA: a swizzled box at %u, which is not aligned to 1024 bytes", address);
     uint32_t rows = map.box[1] * map.box[2] * map.box[3];
     bool is_late = mix(worker->key ^ worker->boxes++ << 40) % 2;
-    shared_at(address + rows * 128 - 16);  // it lies inside
+    shared_at(address + rows * 128 - 16);  // fails if the box's end is outside
     memset(to, 0xFF, rows * 128);
     for (uint32_t row = 0; row < rows; row++) {
         int64_t at[4] = {first[0], first[1] + row % map.box[1], first[2] + row / map.box[1] % map.box[2],
@@ -157,7 +157,7 @@ inline void fence_written() {
     for (auto& [place, written] : worker->written) written.is_fenced |= written.thread == worker->current;
 }
 
-// 16 bytes
+// copies 16 bytes
 inline void store_for_wgmma(void* to, const void* from) {
     memcpy(to, from, 16);
     worker->written[shared_offset(to, "a store for wgmma") / 16] = {worker->current, false};
@@ -182,7 +182,7 @@ inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
 
 // ---- wgmma -----------------------------------------------------------------------------------------------
 
-// where an element of an operand lies, by its descriptor; mn: row of the first, column of the second operand
+// address of an operand's element, by the descriptor; mn: row of the first, column of the second operand
 inline uint32_t operand_address(uint64_t descriptor, bool k_major, int mn, int k) {
     uint32_t start = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4,
              stride = (descriptor >> 32 & 0x3FFF) << 4;
@@ -219,14 +219,14 @@ struct Product {  // of a warp: D (16, N) += A (16, 16) B (16, N)
 
 struct WarpProducts {
     std::deque<std::vector<Product>> groups = {{}};  // the last one is open
-    size_t computed = 0;                             // of the groups, from the oldest
+    size_t computed = 0;                             // how many groups, from the oldest
     uint64_t commits = 0;
     bool fenced = false;
-    std::map<float*, std::vector<float>> accumulators;  // in flight: what they will be
+    std::map<float*, std::vector<float>> accumulators;  // in flight: the values they will have
 
     void compute(const Product& p) {
         [[maybe_unused]] watch::Unwatched emulator;
-        int first = worker->current % 128 / 32 * 16;  // of the warpgroup's 64 rows
+        int first = worker->current % 128 / 32 * 16;  // this warp's, of the warpgroup's 64 rows
         std::vector<float> A(16 * 16), B(16 * (size_t)p.N);
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < p.N; n++) B[(size_t)k * p.N + n] = operand(p.b, p.b_k_major, n, k);
@@ -292,7 +292,7 @@ struct WarpProducts {
             retire();
         }
     }
-    void retire() {  // accumulators that no product in flight adds to
+    void retire() {  // hands over accumulators that no product in flight adds to
         std::map<float*, bool> busy;
         for (auto& group : groups)
             for (auto& p : group)
@@ -320,7 +320,7 @@ inline void commit_products() {
     mine.commit(mix(worker->key ^ (uint64_t)worker->current / 32 ^ ++mine.commits << 32) % 2);
 }
 
-// in a warp collective an error belongs to the lane that came last
+// runs once for a warp; an error is attributed to the lane that came last
 template <class Run>
 void as_warp(Site site, Run run) {
     struct Args {

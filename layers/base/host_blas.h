@@ -1,4 +1,4 @@
-// host_blas.h   CBLAS's own interface, declared here so that a CUDA build without its header compiles
+// host_blas.h   CBLAS's own interface, declared here so that a CUDA build compiles without its header
 #pragma once
 
 extern "C" {

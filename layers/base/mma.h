@@ -5,11 +5,11 @@
 //     d[0], d[1] = D[g][c, c+1]   d[2], d[3] = D[g+8][c, c+1]
 //   copy_async (PTX cp.async) copies 8 or 16 bytes from global to shared memory, or zeros; copy_async_wait<n>
 //   returns when all but the last n committed groups of this thread have arrived. In emulation they arrive
-//   then, and not before.
-//   wait_until and publish: a counter in global memory by which blocks keep an order. One thread publishes,
-//   behind a barrier after the writes of all (its release covers what the barrier has ordered before it);
-//   one thread waits, a barrier follows, and all read what others wrote by load_global.
-//   exp2_of: 2^x in one instruction, without exp2f's care for results below 2^-126, which become 0.
+//   exactly then.
+//   wait_until and publish: a counter in global memory that keeps blocks in order. One thread publishes,
+//   after a barrier that follows the writes of all (its release covers what the barrier has ordered before
+//   it); one thread waits, a barrier follows, and then all read with load_global what others wrote.
+//   exp2_of: 2^x in one instruction; unlike exp2f, it flushes results below 2^-126 to 0.
 #pragma once
 #include "device.h"
 
@@ -24,7 +24,7 @@ __device__ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// four 8 x 8 matrices from shared memory: lanes 8i … 8i+7 bring the rows of matrix i (16 bytes, aligned);
+// four 8 x 8 matrices from shared memory: lanes 8i … 8i+7 give the rows of matrix i (16 bytes, aligned);
 // r[i] = M_i[g][c, c+1], or with transpose M_i[c, c+1][g]
 template <bool transpose>
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const bf16* row) {
@@ -41,7 +41,7 @@ template <int bytes>
 __device__ inline void copy_async(void* shared, const void* global, bool copy) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
     int wanted = copy ? bytes : 0;  // the rest is 0
-    if constexpr (bytes == 16)  // past the L1 cache, which takes nothing less
+    if constexpr (bytes == 16)  // .cg bypasses the L1 cache, and takes 16 bytes only
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(global), "r"(wanted)
                      : "memory");
     else
@@ -54,7 +54,7 @@ __device__ inline void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// low in the lower half
+// rounds two values into one register, `low` in its lower half
 __device__ inline uint32_t pack_bf16(float low, float high) {
     uint32_t both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -159,7 +159,7 @@ inline void wait_until(const int* turn, int value) {
 }
 inline void publish(int* turn, int value) {
     const emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
-    // blocks that run one after another would not miss them; watched, the accesses themselves are looked at
+    // blocks that run one after another do not need these barriers; a watched build checks accesses instead
     bool waited = t.turn == turn && t.turn_value == value - 1 && t.barriers >= t.turn_barriers + 2;
     if (!emulated::watch::on && !waited)
         fail("publish: wants a wait_until by the same thread, a barrier behind that, and one before publish");
@@ -186,8 +186,8 @@ constexpr bool is_hopper = true;
 constexpr float log2_e = 1.4426950408889634f;
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------
-// A row of HS values takes HS + 8: an odd number of 16-byte pieces, so that the eight rows of an 8 x 8 matrix
-// lie in different banks. The head of this file draws the fragments.
+// A row of HS values is padded to HS + 8: an odd number of 16-byte pieces, so that the eight rows of an 8 x 8
+// matrix are in different banks. The fragments are drawn at the head of this file.
 
 template <int rows, int HS>
 __device__ inline void load_tile(bf16* tile, const bf16* from, long row, int first, int T) {
@@ -226,7 +226,7 @@ __device__ inline void mma_pair(float (&d0)[4], float (&d1)[4], const uint32_t (
     mma_16x8x16(d0, a, left);
     mma_16x8x16(d1, a, right);
 }
-// two neighbouring accumulators, rounded, are the A of the next product
+// two adjacent accumulators, rounded, are the A operand of the next product
 __device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
     a[0] = pack_bf16(d0[0], d0[1]);
     a[1] = pack_bf16(d0[2], d0[3]);

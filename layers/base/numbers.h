@@ -1,4 +1,4 @@
-// numbers.h   what the program computes in, chosen by the Makefile (PRECISION)
+// numbers.h   the number types that the program computes in, chosen by the Makefile (PRECISION)
 //   floatX  parameters and activations: bf16, fp32 or fp64
 //   real    sums, gradients, master weights and moments: fp32, or fp64 in an fp64 build
 #pragma once
@@ -57,4 +57,4 @@ HOST_DEVICE inline To bits_as(From x) {
     return to;
 }
 
-constexpr bool master_is_parameter = sizeof(floatX) == sizeof(real);  // nothing more is kept of them then
+constexpr bool master_is_parameter = sizeof(floatX) == sizeof(real);  // then there are no master copies

@@ -1,13 +1,13 @@
-// operation.h   what a step consists of, said once: at the head of each layer's function and each collective
+// operation.h   what a step consists of, declared once: at the head of each layer's function and collective
 //   if (Operation op{"residual_forward", s, {reads("f", f, N, C), …, writes("y", y, N, C)}}) dev::…;
-//   An operation says its name, what it reads and writes and, where that is not all, its works: products, and
-//   bytes that kernels move. comm.h says of a call whom it talks to. Whoever wants to know a step listens:
+//   An operation declares its name, what it reads and writes and, where that is not all, its works: GEMMs,
+//   and bytes that kernels move. A call also declares whom it communicates with (comm.h). Who listens:
 //     layers/plan/dry_run.h   the step with nothing executed: its calls, FLOPs and bytes, for plans
 //     layers/plan/profile.h   the time of each operation beside its floor
 //     layers/plan/trace.h     when each began and ended, and who waited
 //     layers/plan/record.h    all of it, in order, with values
-//   Where nobody listens it costs a list on the stack, and in CUDA builds an NVTX range.
-//   Section says to what the operations until the brace belong: which pass of which micro-batch.
+//   Without listeners it costs a list on the stack and, in CUDA builds, an NVTX range.
+//   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
 #pragma once
 #include <exception>
 #include <initializer_list>
@@ -85,10 +85,10 @@ struct GemmShape {
     double flops() const { return 2.0 * (double)m * (double)n * (double)k * (double)batch; }
 };
 
-// what one kernel does, or a few that read the same. Bytes are of device memory
+// the work of one kernel, or of several that read the same data. Bytes are of device memory
 struct Work {
     enum Kind : uint8_t { Memory, Linear, Attention } kind = Memory;
-    bool fp8 = false;               // the product is of 8-bit numbers
+    bool fp8 = false;               // the operands are fp8
     GemmShape gemm = {0, 0, 0, 1};
     double x = 0, reals = 0, others = 0;  // values of floatX and real, and other bytes, that are moved
     double bytes(const Precision& precision) const {
@@ -98,14 +98,14 @@ struct Work {
 inline Work moves(double x, double reals = 0, double others = 0) {
     return {.x = x, .reals = reals, .others = others};
 }
-// out (m, n) of a linear layer, set or added to
+// a linear layer's GEMM: out (m, n) is set or added to
 template <class Out>
 Work product(const Out* out, long m, long n, long k, bool adds = false, bool fp8 = false) {
     Work w = {.kind = Work::Linear, .fp8 = fp8, .gemm = {m, n, k}, .x = (double)(m * k + k * n)};
     (element_at(out) == Element::X ? w.x : w.reals) += (double)(m * n) * (adds ? 2 : 1);
     return w;
 }
-// one of attention's matrix products, over all heads, with operands and result in memory
+// one of attention's matmuls, over all heads, with operands and result in memory
 inline Work scores_product(GemmShape p) {
     return {.kind = Work::Attention, .gemm = p,
             .x = (double)p.batch * (double)(p.m * p.k + p.k * p.n + p.m * p.n)};
@@ -117,17 +117,17 @@ enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Broadcast
 constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                             "reduce", "send", "receive"};
 
-// whom a call talks to, and with how much: `count` values of the whole, over all ranks
+// whom a call communicates with, and how much: `count` values of the whole, over all ranks
 struct Communication {
     Collective kind = Collective::AllReduce;
     const char* group = "";
     const std::vector<int>* members = nullptr;  // world ranks
-    int rank = 0, size = 1;                     // of this process in the group; of the group
+    int rank = 0, size = 1;                     // this process's rank in the group; the group's size
     long count = 0;
-    bool on_comm_stream = false;                // else among the computations
-    long number = 0;                            // of a dry run's calls: see comm::StreamEvent
-    bool in_group = false;                      // posted with others, at the group's end
-    bool ends_later() const { return on_comm_stream || in_group; }  // than the function that calls it
+    bool on_comm_stream = false;                // otherwise on the compute stream
+    long number = 0;                            // its number in a dry run: see comm::StreamEvent
+    bool in_group = false;                      // posted together with others, when the group ends
+    bool ends_later() const { return on_comm_stream || in_group; }  // than the function that makes it
 };
 
 // ---- who listens -----------------------------------------------------------------------------------------
@@ -147,12 +147,12 @@ inline Place current_place;
 struct Activity {
     enum Kind { Section, Compute, Communicate, Wait } kind;
     const char* name;
-    Stream stream;  // that it is given to
+    Stream stream;  // on which it is enqueued
     Place place;
     std::vector<Tensor> tensors = {};
     std::vector<Work> works = {};
     Communication call = {};
-    const char* label = "";      // of a call or a wait: for what
+    const char* label = "";      // of a call or a wait: its purpose
     Stream awaited = nullptr;    // Wait: until that stream has got to `position`
     long position = 0;
     std::source_location where = {};
@@ -160,13 +160,13 @@ struct Activity {
 
 struct Listener {
     virtual ~Listener() = default;
-    virtual bool executes() const { return true; }  // else nothing of the step does anything
-    virtual void begin(const Activity&) = 0;        // before it is given to its stream
+    virtual bool executes() const { return true; }  // otherwise the step is only announced
+    virtual void begin(const Activity&) = 0;        // before it is enqueued
     virtual void end(const Activity&) = 0;
 };
-inline std::vector<Listener*> listeners;  // of the thread that trains
+inline std::vector<Listener*> listeners;  // in the training thread
 
-// from here to the brace
+// listens from here to the closing brace
 class Listening {
 public:
     explicit Listening(Listener& l) { listeners.push_back(&l); }
@@ -182,7 +182,7 @@ inline bool executes() {
 
 // ---- in the code of a step -------------------------------------------------------------------------------
 
-// what somebody listens to, from its begin to its end
+// announces an activity to the listeners: its begin and its end
 class ActivityScope {
     std::unique_ptr<Activity> activity;
     int exceptions = std::uncaught_exceptions();
@@ -195,7 +195,7 @@ public:
         activity->place = current_place;
         for (auto* l : listeners) l->begin(*activity);
     }
-    // the last to hear of the beginning is the first to hear of the end; of what failed nobody hears it
+    // listeners hear of the end in reverse order; the end of an activity that threw is not announced
     ~ActivityScope() noexcept(false) {
         if (!activity || std::uncaught_exceptions() > exceptions) return;
         for (size_t i = listeners.size(); i-- > 0;) listeners[i]->end(*activity);
@@ -203,7 +203,7 @@ public:
     ActivityScope(const ActivityScope&) = delete;
 };
 
-// a name in NVIDIA's profilers for what the host does until the brace
+// names what the host does up to the closing brace, for NVIDIA's profilers
 struct NvtxRange {
 #if defined(__CUDACC__)
     explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
@@ -214,7 +214,7 @@ struct NvtxRange {
     NvtxRange(const NvtxRange&) = delete;
 };
 
-// false in a dry run: announced, not executed. Without works it is one kernel that moves its tensors once
+// false in a dry run: announced, not executed. Without works it is one kernel that moves each tensor once
 class Operation {
     NvtxRange range;
     ActivityScope announced;
@@ -230,7 +230,7 @@ public:
     explicit operator bool() const { return executes(); }
 };
 
-// to what the operations until the brace belong
+// sets what the operations up to the closing brace belong to
 class PlaceScope {
     Place before = current_place;
 
@@ -240,7 +240,7 @@ public:
     PlaceScope(const PlaceScope&) = delete;
 };
 
-// the same, which is itself an activity
+// does the same, and is itself an activity
 class Section {
     PlaceScope here;
     NvtxRange range;
@@ -256,7 +256,7 @@ public:
 
 // ---- memory, as an operation -----------------------------------------------------------------------------
 
-// a structure is so many bytes
+// a structure is declared as its bytes
 template <class T>
 Tensor written_values(const char* name, T* p, long n) {
     if constexpr (std::is_class_v<T> && !std::is_same_v<T, floatX> && !std::is_same_v<T, bf16>)
@@ -269,7 +269,7 @@ void clear_values(const char* name, T* p, long n, Stream s,
     if (Operation op{"clear_values", s, {written_values(name, p, n)}, {}, where})
         set_zero(p, n * sizeof(T), s);
 }
-// from pinned memory of the host
+// copies from pinned host memory
 template <class T>
 void load_values(const char* name, T* to, const T* from, long n, Stream s,
                  std::source_location where = std::source_location::current()) {

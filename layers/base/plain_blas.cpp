@@ -1,6 +1,6 @@
-// plain_blas.cpp   the two functions of CBLAS that gemm.h calls, by plain loops: for a machine without a BLAS
+// plain_blas.cpp   the two CBLAS functions that gemm.h calls, as plain loops: for a machine without a BLAS
 //   g++ -O3 -fopenmp -c -o build/plain_blas.o layers/base/plain_blas.cpp && make BLAS=build/plain_blas.o
-//   Slow, and enough to check kernels against (scripts/first_contact.sh). Row-major only.
+//   Slow, but good enough to check kernels against (scripts/first_contact.sh). Row-major only.
 
 namespace {
 

@@ -1,6 +1,6 @@
 // rng.h   counter-based random numbers (Philox4x32-10; Salmon et al., SC'11)
-//   A value is a function of (seed, what for, index) alone, never of a rank or of what was drawn before:
-//   every layout starts from the same weights, and a resumed run draws what the unbroken one would have.
+//   A value is a function of (seed, purpose, index) alone, never of the rank or of earlier draws: every
+//   layout starts from the same weights, and a resumed run draws what the uninterrupted one would have.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t counter_low) 
     return {{x0, x1, x2, x3}};
 }
 
-// what a number is for, as a key: FNV-1a of a name ("h.3.attn.c_attn.weight", "sample", …)
+// a number's purpose as a key: FNV-1a of a name ("h.3.attn.c_attn.weight", "sample", …)
 constexpr uint64_t purpose(std::string_view name) {
     uint64_t h = 0xCBF29CE484222325ull;
     for (char c : name) h = (h ^ (unsigned char)c) * 0x100000001B3ull;

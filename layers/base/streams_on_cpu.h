@@ -1,9 +1,9 @@
 // streams_on_cpu.h   streams, events and memory of the device that cuda_on_cpu.h emulates
-//   Work given to a stream is kept, and runs when somebody waits for it, or earlier: whenever work is given
-//   or an event is asked for, a random number of streams go on by a random amount, keyed by emulated::seed.
-//   Within a stream work keeps its order; between streams nothing but events does. So an event that is
-//   missing makes results wrong, sooner or later. Work may take several turns, and others go on between them:
-//   a collective (comm/nccl_on_cpu) has one for each piece that it sends or receives.
+//   Work enqueued on a stream is kept, and runs when somebody waits for it or earlier: whenever work is
+//   enqueued or an event is queried, a random number of streams advance by a random amount, keyed by
+//   emulated::seed. Within a stream work keeps its order; between streams only events do so. A missing event
+//   therefore makes results wrong, sooner or later. Work may take several turns, with other work in between:
+//   a collective (comm/nccl_on_cpu) takes one for each piece that it sends or receives.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -13,7 +13,7 @@
 #include "cuda_on_cpu.h"
 
 namespace emulated {
-// what a turn of a stream's work has come to. Stuck: it waits for another process, and others may go on
+// the outcome of one turn of a stream's work. Stuck: it waits for another process; other streams may advance
 enum class Turn { Done, Went, Stuck };
 }  // namespace emulated
 
@@ -21,23 +21,23 @@ struct EmulatedStream;
 struct EmulatedCapture;
 struct EmulatedEvent {
     EmulatedStream* stream = nullptr;
-    uint64_t at = 0;  // reached when the stream has done this much; of a capture: its node
+    uint64_t at = 0;  // reached when the stream has done this many works; in a capture: its node
     std::shared_ptr<emulated::watch::Clock> clock = nullptr;
     std::shared_ptr<EmulatedCapture> capture = nullptr;  // in which it was recorded
 };
 struct EmulatedWork {
-    std::function<emulated::Turn()> run;  // again, until it is done
-    EmulatedEvent awaited;                // before that
+    std::function<emulated::Turn()> run;  // called again until it is done
+    EmulatedEvent awaited;                // must be reached first
     emulated::watch::Clock after;
-    std::function<EmulatedWork()> anew = nullptr;  // of work with a state: for each launch of a graph
+    std::function<EmulatedWork()> anew = nullptr;  // of stateful work: new work for each launch of a graph
 };
 struct EmulatedStream {
     std::deque<EmulatedWork> work;
     uint64_t given = 0, done = 0;
     emulated::watch::Progress progress;
-    std::shared_ptr<EmulatedCapture> recording = nullptr;  // work is recorded there instead
+    std::shared_ptr<EmulatedCapture> recording = nullptr;  // if set, work is recorded there instead
 };
-// what is recorded: the work of a stream and of those that joined it, by waiting for an event of it
+// a capture: the work of a stream and of those that joined it, by waiting for one of its events
 struct EmulatedCapture {
     struct Node {
         size_t stream;
@@ -75,9 +75,9 @@ inline uint64_t turns = 0;
 inline EmulatedStream& stream_of(cudaStream_t s) { return s ? *s : default_stream; }
 
 inline uint64_t turns_taken = 0;                   // by all streams
-inline void (*when_nothing_goes_on)() = nullptr;  // called while all that there is waits for other processes
+inline void (*when_nothing_goes_on)() = nullptr;  // called when all that is left waits for other processes
 
-// A turn of the stream's next work, or of what that waits for; false: nothing could go on
+// One turn of the stream's next work, or of what that waits for; false: nothing could advance
 inline bool go_on(EmulatedStream& s) {
     if (s.done == s.given) return false;
     EmulatedWork& next = s.work.front();
@@ -102,7 +102,7 @@ inline bool go_on(EmulatedStream& s) {
     return turn != Turn::Stuck;
 }
 
-// a turn of some stream, or word that there is none
+// one turn of some stream, or the news that none can advance
 inline void any_stream_goes_on() {
     uint64_t first = mix(mix(seed) + turns++) % streams.size();
     for (size_t i = 0; i < streams.size(); i++)
@@ -115,7 +115,7 @@ inline void run_until(EmulatedStream& s, uint64_t at) {
         if (!go_on(s)) any_stream_goes_on();
 }
 
-// the device goes on for a while
+// lets the device run for a while
 inline void some_time_passes() {
     for (uint64_t luck = mix(mix(seed) + turns++); luck % 4 != 0; luck = mix(luck)) {
         EmulatedStream& s = *streams[luck / 4 % streams.size()];
@@ -135,14 +135,14 @@ inline void enqueue(cudaStream_t s, EmulatedWork work) {
     some_time_passes();
 }
 template <class Work>
-void enqueue(cudaStream_t s, Work work) {  // of one turn
+void enqueue(cudaStream_t s, Work work) {  // that takes a single turn
     enqueue(s, EmulatedWork{[work = std::move(work)] {
         work();
         return Turn::Done;
     }, {}, {}});
 }
 
-// a kernel's turn comes later; its arguments are taken now
+// a kernel runs when its turn comes; its arguments are copied now
 template <class Kernel, class... Arguments>
 void launch_later(cudaStream_t s, emulated::Kernel of, dim3 grid, dim3 block, size_t shared_bytes,
                   Kernel kernel, Arguments... arguments) {
@@ -170,7 +170,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emulated::watch::complain();
     return cudaSuccess;
 }
-// as cudaStreamSynchronize, for hosts that do something else while they wait
+// waits as cudaStreamSynchronize does, but one turn at a time, for hosts that do something else meanwhile
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     EmulatedStream& stream = emulated::stream_of(s);
     if (stream.recording) return cudaErrorStreamCaptureUnsupported;
@@ -187,7 +187,7 @@ inline void give_memory(void* p) {
     try {
         for (auto* s : streams) cudaStreamSynchronize(s);
     } catch (const std::exception& e) {
-        fprintf(stderr, "%s\n", e.what());  // often in a destructor, which ends the program
+        fprintf(stderr, "%s\n", e.what());  // often in a destructor, where an exception ends the program
         throw;
     }
     if (watch::on) watch::release(p);
@@ -195,7 +195,7 @@ inline void give_memory(void* p) {
 }
 
 using Ranges = std::map<const char*, size_t>;
-inline Ranges on_device, pinned;  // what cudaMalloc and cudaMallocHost gave
+inline Ranges on_device, pinned;  // from cudaMalloc and cudaMallocHost
 inline bool lies_in(const Ranges& ranges, const void* p, size_t bytes) {
     auto after = ranges.upper_bound((const char*)p);
     if (after == ranges.begin()) return false;
@@ -224,8 +224,8 @@ inline cudaError_t cudaFreeHost(void* p) {
     emulated::give_memory(p);
     return cudaSuccess;
 }
-// A copy is made when its turn comes. CUDA may stage pageable memory of the host before, and need not: what
-// lies there must stay until then
+// A copy is made when its turn comes. CUDA may stage pageable host memory earlier, but need not: the source
+// must stay unchanged until then
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t s) {
     if (kind == cudaMemcpyHostToDevice && !emulated::lies_in(emulated::pinned, from, bytes)) {
@@ -256,7 +256,7 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
 }
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     *least = 0;
-    *greatest = -5;  // as on GPUs: the smaller the more urgent
+    *greatest = -5;  // as on GPUs: smaller means more urgent
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
@@ -320,25 +320,25 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) 
     return cudaSuccess;
 }
 
-// Graphs: the work as it was recorded, given again at every launch. What other streams were given goes to
-// streams of the graph's own; its events are recorded, and waited for, anew
+// Graphs: the recorded work, enqueued again at every launch. The work of streams that joined the capture goes
+// to streams of the graph's own; events are recorded and waited for anew
 struct EmulatedGraph {
     std::shared_ptr<EmulatedCapture> capture;
-    std::vector<EmulatedStream*> streams = {};  // the first, of which it is launched, stays open
+    std::vector<EmulatedStream*> streams = {};  // the first stays null: it is the one of the launch
 };
 using cudaGraph_t = EmulatedGraph*;
 using cudaGraphExec_t = EmulatedGraph*;
 constexpr int cudaStreamCaptureModeThreadLocal = 1;
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, int) {
-    if (!s || s->recording) return cudaErrorNotReady;  // the default stream cannot be recorded
+    if (!s || s->recording) return cudaErrorNotReady;  // the default stream cannot be captured
     s->recording = std::make_shared<EmulatedCapture>();
     s->recording->streams = {s};
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
     std::shared_ptr<EmulatedCapture> capture = s->recording;
-    std::vector<bool> open(capture->streams.size(), false);  // goes on behind what the first waits for
+    std::vector<bool> open(capture->streams.size(), false);  // has work the first stream did not wait for
     for (auto& node : capture->nodes) {
         const EmulatedEvent& awaited = node.work.awaited;
         if (node.stream > 0) open[node.stream] = true;

@@ -1,4 +1,4 @@
-// testing.h   what a check is: check(), refuses(), close_to(); for the chapters of ./test_gpt
+// testing.h   what checks are made of: check(), refuses(), close(); for the chapters of ./test_gpt
 #pragma once
 #include <array>
 #include <cstring>
@@ -12,7 +12,7 @@
 
 namespace fs = std::filesystem;
 
-// by SANITIZE=thread, which makes a kernel ten times slower
+// set by SANITIZE=thread, which makes kernels ten times slower
 #if defined(WATCHED)
 constexpr bool is_watched = true;
 #else

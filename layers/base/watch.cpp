@@ -1,5 +1,5 @@
-// watch.cpp   happens-before on the emulated device (watch.h), linked where SANITIZE=thread
-//   What the compiler calls: watch_hooks.cpp.
+// watch.cpp   happens-before on the emulated device (watch.h); linked with SANITIZE=thread
+//   The functions that the compiler calls: watch_hooks.cpp.
 #include "watch.h"
 #include <stdio.h>
 #include <sys/mman.h>
@@ -22,16 +22,16 @@ namespace {
 
 // ---- who did what, and when ------------------------------------------------------------------------------
 
-// Moments are numbered through the whole run: one for each piece of a stream's work, for what the host does
-// between two things that others can see, and in a kernel for each block and each of its barriers.
+// Moments are numbered through the whole run: one for each piece of a stream's work, one for what the host
+// does between two things that others can see, and in a kernel one for each block and each of its barriers.
 struct Access {
     uint32_t moment = 0;  // 0: never
-    uint32_t code = 0;    // where in the program, from its beginning
-    uint16_t thread = 0;  // of its block, with flags
+    uint32_t code = 0;    // address in the program, from its beginning
+    uint16_t thread = 0;  // number in its block, with flags
     uint16_t warp_turn = 0;
 };
 constexpr uint16_t atomic = 0x8000, arriving = 0x4000, lanes = 0x2000, warps = 0x1000, blocks = 0x0800;
-constexpr uint16_t departing = 0x0400;  // it may be read until it is said to be done
+constexpr uint16_t departing = 0x0400;  // a read that lasts until finish_send
 constexpr uint16_t thread_bits = 0x03FF;  // with `lanes` any thread of that warp
 
 struct Cell {  // of a byte
@@ -71,11 +71,11 @@ struct State {
     std::vector<WorkStart> works;
     std::vector<uint32_t> block_starts;  // of the launch
     std::map<const void*, Known> published;
-    Known known;                         // of the block in execution
-    std::map<int, Known> waiting;        // by thread, until the block's next barrier
+    Known known;                         // of the running block
+    std::map<int, Known> waiting;        // by thread, to be known after the block's next barrier
 
     Clock host;
-    bool host_open = false;  // its last moment is still going on
+    bool host_open = false;  // its last moment has not ended yet
     Progress* stream = nullptr;
     int streams = 0, quiet = 0;
     bool in_kernel = false;
@@ -88,7 +88,7 @@ struct State {
         return (char*)p;
     }
 };
-[[gnu::init_priority(101)]] State s;  // before all streams
+[[gnu::init_priority(101)]] State s;  // constructed before all streams
 thread_local bool is_host = false;
 const bool host_is_here = is_host = true;  // the thread that starts the program
 
@@ -161,7 +161,7 @@ std::string who(const Access& a) {
     return what + text(" (thread %d)", t);
 }
 
-// in a kernel its fiber ends here; else the host is told at its next call. Gives false
+// in a kernel, its fiber ends here; otherwise the host is told at its next call. Returns false
 bool found(const std::string& what) {
     if (!s.in_kernel) {
         if (s.error.empty()) s.error = what;
@@ -176,7 +176,7 @@ std::string unwritten(const char* p, uint32_t code) {
                 line_of(code).c_str());
 }
 bool race(const char* p, bool writes, uint32_t code, const Access& before, bool was_written) {
-    if (!s.in_kernel && !s.error.empty()) return false;  // the first is told; each takes addr2line's time
+    if (!s.in_kernel && !s.error.empty()) return false;  // reports the first only: each runs addr2line
     std::string what = text("the %s of %s memory at %s races with the %s at %s", writes ? "write" : "read",
                             is_shared(p) ? "shared" : "device", line_of(code).c_str(),
                             was_written ? "write" : "read", who(before).c_str());
@@ -199,7 +199,7 @@ bool is_watched(const void* p, Me& me) {
     return true;
 }
 
-// what stands for `mine` and, where nothing orders them, for `other` as well
+// an access that stands for `mine` and, if nothing orders them, for `other` as well
 Access merged(Access mine, const Access& other) {
     int a = mine.thread & thread_bits, b = other.thread & thread_bits;
     if (other.moment < s.launch_start) return mine;
@@ -210,7 +210,7 @@ Access merged(Access mine, const Access& other) {
     return mine;
 }
 
-// change(cell, address) for each byte, until it says false; once for neighbours that were the same
+// calls change(cell, address) for each byte until it returns false; just once for adjacent equal cells
 template <class Change>
 void change_cells(const char* p, size_t n, Change change) {
     Cell *cells = s.cells + (p - s.memory), before;
@@ -223,12 +223,12 @@ void change_cells(const char* p, size_t n, Change change) {
         if (!change(cells[i], p + i)) return;
     }
 }
-// whether there was such an access at all; in shared memory those of earlier blocks are none
+// whether there was such an access at all; in shared memory, those of earlier blocks do not count
 bool counts(const Access& a, const char* p) {
     return a.moment && !(is_shared(p) && a.moment < s.block_start);
 }
 
-// flags: atomic, which no other atomic disturbs, or departing
+// flags: atomic, which does not race with other atomics, or departing
 void reads(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
     Access mine = {s.now, code, (uint16_t)(me.thread | (flags & departing)), me.warp_turn};
     change_cells(p, n, [&](Cell& c, const char* at) {
@@ -260,9 +260,9 @@ void writes(const char* p, size_t n, uint32_t code, Me me, uint16_t flags = 0) {
 
 uint32_t code_of(const void* return_address) { return (uint32_t)((char*)return_address - &__ehdr_start); }
 
-Counter counter;  // of the block in execution, where it is one that is counted
+Counter counter;  // of the running block, if it is one of those counted
 bool counting = false, in_counted_block = false;
-constexpr int counted_blocks = 2;  // of a launch
+constexpr int counted_blocks = 2;  // per launch
 Tracer tracer;
 bool tracing = false, in_traced_block = false;
 

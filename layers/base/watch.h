@@ -1,17 +1,17 @@
-// watch.h   every access to the emulated device's memory, and what it must come after: SANITIZE=thread
-//   The compiler calls a function before each access (-fsanitize=thread): those of watch.cpp, not those of
-//   ThreadSanitizer. Each byte of device, pinned and shared memory knows who wrote it last, and who has read
-//   it since; an access that nothing orders behind these is an Error with both lines, and so is a kernel's
-//   read of what nobody has written. So a missing barrier is found whatever order the threads ran in. What
-//   orders:
+// watch.h   watches every access to the emulated device's memory, and what orders it: SANITIZE=thread
+//   The compiler calls a function before each access (-fsanitize=thread): those in watch.cpp, not
+//   ThreadSanitizer's. For each byte of device, pinned and shared memory it is known who wrote it last, and
+//   who has read it since; an access that nothing orders after these is a Defect naming both lines, and so is
+//   a kernel's read of memory that nobody has written. So a missing barrier is found whatever order the
+//   threads ran in. What orders accesses:
 //     __syncthreads()         all threads of a block
-//     __syncwarp()            the lanes of a warp; a shuffle, a vote and an mma order nothing
-//     publish, wait_until     what lies before a block's barrier, for those who see the counter (mma.h)
-//     copy_async_wait         a copy, for the thread that began it; until then it may arrive at any moment
-//     streams                 each its own work; events, synchronize() and the giving of work between them
+//     __syncwarp()            the lanes of a warp; a shuffle, a vote or an mma orders nothing
+//     publish, wait_until     what precedes a block's barrier, for those who see the counter (mma.h)
+//     copy_async_wait         a copy, for the thread that started it; until then it may arrive at any moment
+//     streams                 each its own work; events, synchronize() and enqueueing, work between them
 //   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core.
-//   Not seen: the host's threads but the first, and what libc copies on the host; of two reads on two streams
-//   only the later. watch_counts.h: what a kernel's accesses make of sectors and banks, counted on the way.
+//   Not seen: host threads other than the first, and what libc copies on the host; of two reads on two
+//   streams only the later. watch_counts.h counts a kernel's sectors and bank conflicts on the way.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -22,11 +22,11 @@
 
 namespace emulated::watch {
 
-// of a kernel (watch_counts.h)
+// counts for a kernel (watch_counts.h)
 struct Counts {
     long requests = 0, lanes = 0;     // of device memory
-    long sectors = 0, used = 0;       // that these ask for; bytes of them that are used
-    long turns = 0, least_turns = 0;  // of shared memory; without any conflict
+    long sectors = 0, used = 0;       // that these request; bytes of them that are used
+    long turns = 0, least_turns = 0;  // of shared memory; if there were no bank conflict
     void add(const Counts& other) {
         requests += other.requests;
         lanes += other.lanes;
@@ -40,7 +40,7 @@ using CountsByLine = std::map<std::string, Counts>;
 
 // an access of a launch's first block, as its thread made it
 struct Traced {
-    const char* address;  // of shared memory from the beginning of the block's
+    const char* address;  // for shared memory, from the start of the block's
     int thread, bytes;
     int barriers;         // that the block had passed
     bool is_shared, writes;
@@ -50,19 +50,19 @@ struct Traced {
 #if defined(WATCHED)
 
 constexpr bool on = true;
-using Clock = std::vector<uint64_t>;  // how much of each stream's work is known to be done; 0: the host's
+using Clock = std::vector<uint64_t>;  // how much of each stream's work is known to be done; [0]: the host's
 
 void* allocate(size_t bytes);     // device or pinned memory; an address is never used again
 void release(void* p);
-char* shared_memory();            // of the block in execution: a place for all that a block may have
-void read(const void* p, size_t bytes);   // accesses that the compiler does not see: by the device's library
+char* shared_memory();            // of the running block: a region for all that a block may have
+void read(const void* p, size_t bytes);   // accesses that the compiler does not see: the device library's
 void write(const void* p, size_t bytes);
 void begin_copy(const void* to, const void* from, size_t bytes);  // by this thread; from is null: zeros
 void finish_copy(const void* to, const void* from, size_t bytes);
 void begin_send(const void* p, size_t bytes);  // until finish_send it may be read at any moment
 void finish_send(const void* p, size_t bytes);
 
-void load(void* to, const void* p, size_t bytes);  // copied in one access
+void load(void* to, const void* p, size_t bytes);  // copies in one access
 void store(void* p, const void* from, size_t bytes);
 template <class V>
 [[gnu::always_inline]] inline V load_whole(const V* p) {
@@ -75,7 +75,7 @@ template <class V>
     store(p, &v, sizeof v);
 }
 
-// an access that the compiler has announced, and from where
+// an access that the compiler has announced, and where it comes from
 void seen(const void* p, size_t n, bool writing, const void* return_address);
 void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const void* return_address,
                  bool is_load);
@@ -85,12 +85,12 @@ void begin_block();
 void end_block();
 void block_barrier();
 
-void count(bool on);  // in the first blocks of a launch
+void count(bool on);  // in the first blocks of each launch
 std::map<std::string, CountsByLine> take_counts();  // by kernel
 void trace(bool on);
 std::vector<Traced> take_trace();
 
-// accesses of the emulator itself, which stand for nothing on a device
+// for accesses of the emulator itself, which do not exist on a device
 struct Unwatched {
     Unwatched();
     ~Unwatched();
@@ -103,8 +103,8 @@ struct Progress {  // of a stream
     std::vector<std::pair<uint64_t, std::shared_ptr<Clock>>> asked;
     Progress();
 };
-Clock given();  // what the host knows when it gives work to a stream
-struct Work {   // a piece of a stream's work, in execution
+Clock given();  // what the host knows when it enqueues work
+struct Work {   // a piece of a stream's work, while it runs
     Progress* outer;
     Work(Progress& stream, const Clock& given);
     ~Work();
@@ -112,7 +112,7 @@ struct Work {   // a piece of a stream's work, in execution
 std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done);  // what it will know then
 void reached(Progress& stream, uint64_t done);
 void join(Clock& to, const Clock& from);
-void learn(const Clock& clock);  // who runs now has waited for it
+void learn(const Clock& clock);  // whoever runs now has waited for it
 void complain();                 // throws what was found outside of a kernel
 
 #else

@@ -1,7 +1,7 @@
-// watch_counts.h   what a warp's accesses make of sectors and banks, counted from what watch.cpp sees
-//   The lanes that are at the same place of the program for the same time make one request. Of device memory
-//   it takes whole sectors of 32 bytes; shared memory has 32 banks of 4 bytes, and serves 32 lanes a turn, 16
-//   at 8 bytes a lane, 8 at 16 bytes; two words of one bank take two turns.
+// watch_counts.h   sectors and bank conflicts of a warp's accesses, counted from what watch.cpp sees
+//   The lanes that execute the same place of the program for the same time form one request. In device memory
+//   it takes whole sectors of 32 bytes; shared memory has 32 banks of 4 bytes and serves 32 lanes a turn, but
+//   16 with 8 bytes a lane and 8 with 16; two words of one bank take two turns.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -23,7 +23,7 @@ struct Counter {
         uint32_t occurrence = occurrences[place << 10 | (uint64_t)thread]++;
         accesses.push_back({place, occurrence, (uint16_t)thread, (uint16_t)bytes, address});
     }
-    // line_of: a place in the program, from its code
+    // line_of: file:line of a place in the program, from its code address
     template <class LineOf>
     void finish_block(const char* kernel, LineOf line_of) {
         auto key = [](const Access& a) { return std::tuple(a.place, a.thread / 32, a.occurrence); };
@@ -43,7 +43,7 @@ struct Counter {
 
 private:
     struct Access {
-        uint64_t place;  // code, and what is done there to which memory
+        uint64_t place;  // code address, read or write, device or shared memory
         uint32_t occurrence;
         uint16_t thread, bytes;
         size_t address;

@@ -12,14 +12,14 @@
 
 struct InferenceJobs {
     std::vector<EvalFile> tasks;
-    std::vector<TaskResult> results;  // of the last evaluation, if there was one after this step
+    std::vector<TaskResult> results;  // of the last evaluation, if one followed this step
     std::vector<Prompt> prompts;
     int vocabulary() const { return tasks.empty() ? 0 : tasks[0].vocabulary; }
 };
 
 // ---- the start -------------------------------------------------------------------------------------------
 
-// the files of --evaluate, or of prompts; where results go is looked at now, not at the end
+// opens the files of --evaluate, or of prompts; whether results can be written is checked now, not at the end
 inline InferenceJobs open_jobs(const Options& o) {
     InferenceJobs jobs;
     bool prints = comm::world_rank() == 0;
@@ -42,7 +42,7 @@ inline InferenceJobs open_jobs(const Options& o) {
     return jobs;
 }
 
-// against the model, once its shape is known
+// checks them against the model, once its shape is known
 inline void check_tasks(const InferenceJobs& jobs, const Options& o) {
     std::set<std::string> names;
     for (auto& task : jobs.tasks) {
@@ -67,10 +67,10 @@ inline std::vector<comm::ConfigHash> job_hashes(const InferenceJobs& jobs, const
 
 // ---- scores ----------------------------------------------------------------------------------------------
 
-// of every continuation of a file, on all ranks
+// scores every continuation of a file; the result is on all ranks
 inline std::vector<Score> score_file(Model& model, const ScorePlan& plan) {
     const Grid& grid = model.grid;
-    int shares = model.tp.sequence_parallel ? grid.t : 1;  // of a batch's rows
+    int shares = model.tp.sequence_parallel ? grid.t : 1;  // ranks that share a batch's rows
     std::vector<Score> scores(plan.file.requests.size());
     size_t round = (size_t)model.setup.micro_batches * grid.d;
     for (size_t first = 0; first < plan.batches.size(); first += round) {
@@ -92,7 +92,7 @@ inline std::vector<Score> score_file(Model& model, const ScorePlan& plan) {
     return scores;
 }
 
-// the files of --evaluate: a table, and --results
+// scores the files of --evaluate: prints a table, writes --results
 inline void evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
     const Options& o = run.options;
     double start = seconds(), rows = 0;
@@ -117,7 +117,7 @@ inline void evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
 
 // ---- text ------------------------------------------------------------------------------------------------
 
-// one text, as it is drawn; draw: which of the seed's random numbers it begins with. Returns how many tokens
+// prints one text as it is drawn; draw: the number of its first random number. Returns the number of tokens
 inline int print_sample(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
     const Options& o = run.options;
     const Vocabulary& vocabulary = *run.vocabulary;
@@ -147,7 +147,7 @@ inline void print_timed(const Run& run, Model& model, const std::string& prompt,
     if (run.is_rank0()) fprintf(stderr, "%d tokens, %.1f tokens/s\n", count, count / took);
 }
 
-// --generate TEXT, or - for standard input: all of it or, where somebody types, a line at a time; or -.jsonl
+// --generate TEXT, or - for standard input: all of it or, on a terminal, a line at a time; or -.jsonl
 inline void generate_text(const Run& run, Model& model) {
     const std::string& given = run.options.generate;
     if (given == standard_prompts) return PromptServer(run, model).serve();
@@ -163,7 +163,7 @@ inline void generate_text(const Run& run, Model& model) {
     fputs("\n", stderr);
 }
 
-// each prompt's answer as a line of JSON, in their order; some at a time, so that little is lost
+// writes each prompt's answer as a line of JSON, in order; some at a time, so that little is lost
 inline void answer_prompts(const Run& run, Model& model, const std::vector<Prompt>& prompts) {
     const Options& o = run.options;
     std::optional<FileWriter> file;

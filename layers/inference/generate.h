@@ -1,9 +1,9 @@
-// generate.h   text, token after token, each drawn from softmax(logits / temperature)
-//   Several texts at once, of any lengths: each has its rows of the blocks' qkv, which is the key-value
-//   cache; its prompt passes once, from then on a token costs one row
-//   (with full recomputation there is no cache, and all passes again). Where a text ends, the next prompt
-//   takes its place. When a sequence is full, its later half becomes the prompt of a new pass. What is drawn
-//   depends on the text's seed and on how many were drawn before, not on its neighbours or on the layout.
+// generate.h   text, token by token, each drawn from softmax(logits / temperature)
+//   Several texts at once, of any lengths: each has its own rows of the blocks' qkv, which is the key-value
+//   cache; its prompt is computed once, and from then on each token costs one row
+//   (with full recomputation there is no cache, and everything is computed again). When a text ends, the next
+//   prompt takes its place. When a sequence is full, its later half becomes the prompt of a new pass. What is
+//   drawn depends on the text's seed and on how many tokens were drawn before, not on neighbours or layout.
 #pragma once
 #include <set>
 #include "../../data/tokenizer.h"
@@ -20,7 +20,7 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
         if (std::isnan(x)) fail("the model's logits are not numbers: go on from an earlier checkpoint");
     if (how.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
     size_t n = how.top_k > 0 ? std::min((size_t)how.top_k, order.size()) : order.size();
-    // the likeliest are sorted as far as they are needed: mostly a few tell
+    // the likeliest tokens are sorted only as far as needed: usually a few are enough
     size_t sorted = 0;
     auto sort_to = [&](size_t end) {
         end = std::min(n, end);
@@ -45,12 +45,12 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     return order[last - 1];
 }
 
-// a text in the making; of a prompt that is longer than the model's sequence the end is seen
+// a text being generated; of a prompt that is longer than the model's sequence, only the end is seen
 struct Text {
     std::vector<int> tokens;  // at least one; the window that the model sees
-    int left;                 // tokens that may still come
+    int left;                 // tokens still to be generated, at most
     Sampling how;
-    std::set<int> seen = {};  // tokens there were, for `repetition`
+    std::set<int> seen = {};  // tokens that have occurred, for `repetition`
     int done = 0;             // tokens whose keys and values are in the cache
     int logprobs = -1;        // so many of the likeliest tokens are wanted with their log-probabilities
 };
@@ -105,8 +105,8 @@ inline int draw_token(Text& text, std::vector<real>& logits) {
     return sample_token(logits, text.how, uniform(text.how.seed, purpose("sample"), text.how.draw++));
 }
 
-// the next token of each text, on all stages; of as many as fit into a batch, the others are left for the
-// next call. texts[i] has the i-th place in the cache; without a cache there is one text. likelihoods: of the
+// the next token of each text, on all stages; of as many as fit into a batch; the others wait for the
+// next call. texts[i] has slot i of the cache; without a cache there is only one text. likelihoods: of the
 // tokens drawn, in their order, for the texts that want any
 inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& texts,
                                     std::vector<Likelihood>* likelihoods = nullptr) {
@@ -157,8 +157,8 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
     return out;
 }
 
-// all texts to their ends, `at_once` at a time; emit(number of the text, token) is called for each token as
-// it is drawn, and returns whether the text goes on
+// generates all texts to their ends, `at_once` at a time; emit(number of the text, token) is called for each
+// token as it is drawn, and returns whether the text continues
 template <class Emit>
 void generate(Model& model, std::vector<Text> texts, int at_once, Emit emit) {
     std::vector<Text*> active(at_once, nullptr);
@@ -189,11 +189,11 @@ void generate(Model& model, std::vector<Text> texts, int at_once, Emit emit) {
 
 struct Answer {
     std::vector<int> tokens;
-    std::string text;                  // up to what stopped it
+    std::string text;                  // up to where it stopped
     const char* stopped = "length";    // or "end of text", "stop"
 };
 
-// takes up a token; false: it ends the text
+// appends a token; false: the text ends with it
 inline bool take_token(Answer& a, int token, const Prompt& p, const Vocabulary& v) {
     a.tokens.push_back(token);
     if (token == v.end_of_text) {
@@ -210,7 +210,7 @@ inline bool take_token(Answer& a, int token, const Prompt& p, const Vocabulary& 
     return false;
 }
 
-// the answers to `prompts`, which are dealt over the replicas, on all ranks
+// the answers to `prompts`, which are distributed over the replicas; the result is on all ranks
 inline std::vector<Answer> answer_all(Model& model, const std::vector<Prompt>& prompts, const Vocabulary& v,
                                       int at_once) {
     const Grid& g = model.grid;

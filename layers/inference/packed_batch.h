@@ -5,16 +5,16 @@
 
 struct PackedBatch {
     std::vector<int> tokens, positions;  // (N)
-    std::vector<int> cache_slots;        // (N): where rows go in a cache that is kept; else empty
-    // (outputs): rows whose logits are computed, and what should follow
+    std::vector<int> cache_slots;        // (N): the rows' slots in a cache that is kept; else empty
+    // (outputs): the rows whose logits are computed, and their targets
     std::vector<int> logit_rows, targets;
     std::vector<Tile> tiles;
     int rows() const { return (int)tokens.size(); }
     int outputs() const { return (int)logit_rows.size(); }
 
-    // n tokens that follow `position` others; their keys come to lie at row `at` of the cache, behind those
-    // of their segment, which begins at `own`; they also see the rows [prefix, prefix + shared). Returns
-    // their first row.
+    // adds n tokens that follow `position` others; their keys go to cache rows `at`, …, after those of their
+    // segment, which begins at `own`; they also see the cache rows [prefix, prefix + shared). Returns their
+    // first row in the batch.
     int add_segment(const int* given, int n, int position, int at, int own, int prefix = 0, int shared = 0) {
         int first = rows();
         for (int i = 0; i < n; i += segment_rows)
@@ -25,18 +25,18 @@ struct PackedBatch {
         }
         return first;
     }
-    // the same where nothing is kept: row n lies at n
+    // the same if no cache is kept: row n of the batch is row n of the keys
     int add_alone(const int* given, int n, int position, int prefix = 0, int shared = 0) {
         return add_segment(given, n, position, rows(), rows(), prefix, shared);
     }
-    // with rows that nobody asks for, so that `ranks` can share them equally
+    // adds rows that nobody asks for, so that `ranks` can share the rows equally
     void pad_rows(int ranks) {
         std::vector<int> blank((ranks - rows() % ranks) % ranks, 0);
         if (!blank.empty()) add_alone(blank.data(), (int)blank.size(), 0);
     }
 };
 
-// onto the device, on every stage
+// copies the batch to the device, on every stage
 inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     std::vector<int> all = packed.positions;
     auto append = [&](const std::vector<int>& list) {
@@ -55,17 +55,17 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     size_t tile_bytes = packed.tiles.size() * sizeof(Tile);
     all.resize(all.size() + tile_bytes / sizeof(int));
     memcpy((char*)(all.data() + all.size()) - tile_bytes, packed.tiles.data(), tile_bytes);
-    synchronize(model.stream);  // what a kernel may still read is not written
+    synchronize(model.stream);  // a kernel may still be reading what is overwritten now
     copy_to_device(to.segment_arrays, all.data(), all.size() * sizeof(int), model.stream);
     if (to.tokens) {
         copy_to_device(to.tokens, packed.tokens.data(), packed.tokens.size() * sizeof(int), model.stream);
         copy_to_device(to.targets, packed.targets.data(), packed.targets.size() * sizeof(int), model.stream);
     }
-    synchronize(model.stream);  // the host's copies end here
+    synchronize(model.stream);  // `all` and `packed` are not needed after this
     to.is_packed = true;
 }
 
-// before the first packed batch: which kernels attend in them is timed (base/autotune.h), over random values
+// before the first packed batch: times which attention kernel is faster (base/autotune.h), on random values
 inline void tune_packed(Model& model) {
     PackedBatch packed;
     std::vector<int> tokens(model.shape.T, 0);
@@ -83,10 +83,10 @@ inline void tune_packed(Model& model) {
     autotuner.on = true;
     packed_attention(a.o, a.qkv, s.tiles, s.tile_count, s.cache_rows, heads, model.stream);
     autotuner.on = false;
-    synchronize(model.stream);  // with `values`
+    synchronize(model.stream);  // `values` is not needed after this
 }
 
-// this rank's logits (outputs, Vp_r) of a micro-batch at the last chunk, where all of them are held at once
+// this rank's logits (outputs, Vp_r) of a micro-batch at the last chunk, all of them held at once
 inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
     auto w = model.lm_head_weights();
@@ -94,8 +94,8 @@ inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& c
     logits_forward(model.lm_head, rows, w[LOGITS_W], mb.batch.outputs(), ctx);
 }
 
-// logits (V) of each row asked for, on the last stage; one batch alone, chunk c in in_flight[c], as
-// generation needs it. Its few rows need not divide over tensor ranks: there is no sequence parallelism.
+// logits (V) of each requested row, on the last stage; of a single batch, with chunk c in in_flight[c], as
+// generation needs it. Tensor ranks need not divide its few rows: there is no sequence parallelism.
 inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBatch& packed) {
     TensorParallel tp = {model.tp.group};
     LayerContext ctx = {model.shape, tp, model.scratch, model.stream};

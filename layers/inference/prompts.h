@@ -1,24 +1,24 @@
-// prompts.h   what the model is asked to go on from, and how tokens are to be drawn
-//   A file of prompts has a line of JSON for each:
+// prompts.h   what the model is asked to continue, and how tokens are drawn
+//   A file of prompts has one JSON object per line:
 //     {"prompt": "…", "samples": 1, "seed": 1, "tokens": 64, "temperature": 1, "top_k": 0, "top_p": 1,
 //      "repetition": 1, "stop": ["…"], "answer": "…"}
-//   All but "prompt" may be left out; the options say the rest. "answer": what the text should be
+//   All but "prompt" may be left out; the options give the defaults. "answer": the expected text
 #pragma once
 #include <optional>
 #include "../../data/json.h"
 #include "../model/config.h"
 
 struct Sampling {
-    double temperature = 1, top_p = 1;  // temperature 0: the likeliest
+    double temperature = 1, top_p = 1;  // temperature 0: always the likeliest
     int top_k = 0;                      // 0: all
-    double repetition = 1;  // logits of tokens that were there: divided by it, if below 0 multiplied
+    double repetition = 1;  // logits of tokens seen before: divided by it, if below 0 multiplied
     uint64_t seed = 0;
     uint64_t draw = 0;  // number of the next random number
 };
 
 struct Prompt {
     std::string text;
-    int sample;  // of the prompt's several
+    int sample;  // which of the prompt's samples
     int tokens;
     Sampling how;
     std::vector<std::string> stop;

@@ -1,19 +1,19 @@
-// scoring.h   log-likelihoods of continuations: how an evaluation file passes through the model
-//   As lm-evaluation-harness scores: the last T + 1 tokens of context and continuation count, the very last
-//   is only a target; a continuation's log-likelihood is the sum over its tokens.
-//   A context is computed once for all its continuations, whose rows see it (packed_attention.cuh); no row
-//   is filling, but up to t - 1 at the end of a batch whose rows t ranks share. Documents are put into
-//   batches in their order, batches dealt over the replicas.
+// scoring.h   log-likelihoods of continuations: how the model evaluates a file of tasks
+//   As in lm-evaluation-harness: the last T + 1 tokens of context and continuation count, the very last one
+//   only as a target; a continuation's log-likelihood is the sum over its tokens.
+//   A context is computed once for all its continuations, whose rows attend to it (packed_attention.cuh).
+//   There is no padding, except for up to t - 1 rows at the end of a batch whose rows t ranks share.
+//   Documents are put into batches in order, and batches are dealt to the replicas.
 #pragma once
 #include "../../data/tasks/evaluation.h"
 #include "packed_batch.h"
 
 struct Score {
     double log_likelihood = 0;
-    bool is_greedy = false;  // each token of the continuation is the likeliest, or one of the likeliest
+    bool is_greedy = false;  // each token of the continuation is the likeliest, or tied with it
 };
 
-// continuations that share a context; of the context the first `cut` tokens are left out
+// continuations that share a context, of which the first `cut` tokens are left out
 struct ScoreItem {
     int cut = 0;
     std::vector<int> requests;
@@ -23,7 +23,7 @@ struct ScoreBatch {
     int rows = 0, outputs = 0;
 };
 
-// a continuation must fit into the model's T positions; a context is cut
+// a continuation must fit into the model's T positions; a context may be cut
 inline void check_lengths(const EvalFile& file, int T) {
     for (auto& d : file.documents)
         for (int64_t r = d.first; r < d.first + d.count; r++)
@@ -39,13 +39,13 @@ struct ScorePlan {
     long truncated = 0;  // documents whose context was cut
     long rows = 0;       // of all batches
 
-    // T: positions of the model; most_rows, most_outputs: of a batch; ranks: that share its rows. Without
-    // `share` each continuation has a context of its own.
+    // T: the model's positions; most_rows, most_outputs: limits of a batch; ranks: how many share its rows.
+    // Without `share`, each continuation has a context of its own.
     ScorePlan(const EvalFile& file, int T, int most_rows, int most_outputs, int ranks, bool share = true)
         : file(file) {
         for (size_t d = 0; d < file.documents.size(); d++) {
             const EvalDocument& document = file.documents[d];
-            // context, its length, what is cut of it -> its continuations
+            // (context, its length, tokens cut from it) -> its continuations
             std::map<std::tuple<int64_t, int64_t, int>, std::vector<int>> same;
             bool cut_here = false;
             for (int64_t r = document.first; r < document.first + document.count; r++) {
@@ -105,7 +105,7 @@ struct ScorePlan {
     }
 };
 
-// the scores of a batch, which was the last stage's micro-batch
+// the scores of a batch that was micro-batch `micro_batch` of the last stage
 inline void collect_scores(Model& model, const ScorePlan& plan, const ScoreBatch& b, int micro_batch,
                            std::vector<Score>& scores) {
     std::vector<real> losses(b.outputs), is_greedy(b.outputs);
@@ -124,7 +124,7 @@ inline void collect_scores(Model& model, const ScorePlan& plan, const ScoreBatch
         }
 }
 
-// of the batches [first, end): those that each replica's last stage has -> all ranks; the others' are 0
+// the scores of batches [first, end), each on one replica's last stage and 0 elsewhere -> all ranks
 inline void share_scores(const Grid& g, const ScorePlan& plan, size_t first, size_t end,
                          std::vector<Score>& scores) {
     std::vector<Score*> these;

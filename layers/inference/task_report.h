@@ -1,10 +1,10 @@
-// task_report.h   what the scores of a task mean: accuracy, perplexity, standard errors; table, JSON
-//   acc       share of documents whose likeliest continuation (the first of equals) is the gold one; of
-//             greedy tasks, share whose continuation is what the model would say
+// task_report.h   what the scores of a task mean: accuracy, perplexity, standard errors; as table and JSON
+//   acc       share of documents whose likeliest continuation (the first, if tied) is the gold one; for
+//             greedy tasks, share whose continuation is what greedy decoding would give
 //   acc_norm  the same with log-likelihoods divided by characters
 //   ppl       exp of the mean negative log-likelihood of a continuation
-//   of one's own requests without a gold one, nothing
-//   stderr    sample deviation / sqrt(n); of ppl by its derivative, ppl times that of the mean
+//   a user's own requests without a gold continuation have no metrics
+//   stderr    sample standard deviation / sqrt(n); for ppl by its derivative: ppl times that of the mean
 #pragma once
 #include "../../data/tasks/published_scores.h"
 #include "scoring.h"
@@ -12,14 +12,14 @@
 struct TaskMetric { std::string name; double value, error; };
 
 struct TaskResult {
-    std::string name;  // task, form and shots where they are not the plain ones
+    std::string name;  // task, with form and shots unless these are the default
     const EvalFile* file;
-    std::vector<TaskMetric> metrics;  // the task's own first, then a row of acc for each group
+    std::vector<TaskMetric> metrics;  // the task's own first, then one acc per group
     long truncated = 0;
     std::vector<Score> scores;
 };
 
-// mean, and sample deviation over the root of n
+// the mean, and its standard error: sample standard deviation / sqrt(n)
 inline TaskMetric mean_metric(const std::string& name, const std::vector<double>& x) {
     double n = (double)x.size(), mean = 0, square = 0;
     for (double v : x) mean += v / n;
@@ -27,7 +27,7 @@ inline TaskMetric mean_metric(const std::string& name, const std::vector<double>
     return {name, mean, n > 1 ? std::sqrt(square / (n - 1) / n) : NAN};
 }
 
-// the number of the largest of n values, the first of equals
+// the index of the largest of n values, the first if tied
 template <class Value>
 int likeliest(int n, Value value) {
     int best = 0;
@@ -35,7 +35,7 @@ int likeliest(int n, Value value) {
     return best;
 }
 
-// a task's name, with form and shots where they are not the plain ones; of one's own, the file's
+// a task's name, with form and shots unless these are the default; for a user's own requests, the file's
 inline std::string task_name(const EvalFile& file) {
     std::string name = file.task, own = file.path.substr(file.path.rfind('/') + 1);
     if (file.task == "requests") name = own.substr(0, own.rfind('.'));
@@ -109,7 +109,7 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
     return out;
 }
 
-// the shape of lm-evaluation-harness's output: results, versions, config; with log_likelihoods, by document
+// in the form of lm-evaluation-harness's output (results, versions, config), with log_likelihoods by document
 inline std::string task_json(const std::vector<TaskResult>& results, const std::string& model, long step) {
     std::string values, versions, shots, scores, hashes, cut, lines;
     auto number = [](double x) { return std::isfinite(x) ? text("%.17g", x) : std::string("null"); };
@@ -148,7 +148,7 @@ inline std::string task_json(const std::vector<TaskResult>& results, const std::
            ",\n\"log_likelihoods\": {\n    " + scores + "}}\n";
 }
 
-// a error, where a model gives no numbers
+// an error, if the model gives log-likelihoods that are not numbers; else ""
 inline std::string not_finite(const std::vector<TaskResult>& results) {
     for (auto& r : results)
         for (auto& s : r.scores)
@@ -158,7 +158,7 @@ inline std::string not_finite(const std::vector<TaskResult>& results) {
     return "";
 }
 
-// a run that trains is worth more than a file of results
+// a training run must not fail because its results cannot be written
 inline void save_results(const std::string& path, const std::string& json, bool trains) {
     try {
         FileWriter file(path);

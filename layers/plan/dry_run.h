@@ -1,8 +1,8 @@
 // dry_run.h   a step with nothing executed: what it would send, compute and move, and how long that takes
-//   The code that trains is called, of one rank of a stage, over a Model that has only measured its memory
+//   For one rank of a stage, the code that trains is called on a Model that has only measured its memory
 //   (base/arena.h): forward() and backward() of a micro-batch, a message, the update. Each operation and call
-//   says what it is (base/operation.h), and that is added up here. The schedule says how often each happens;
-//   simulate.h plays it.
+//   declares what it does (base/operation.h), and this file adds it up. The schedule says how often each
+//   happens; simulate.h plays it.
 #pragma once
 #include <array>
 #include <map>
@@ -17,7 +17,7 @@
 
 using TrafficTable = std::map<std::string, comm::Traffic>;  // by the group's name
 
-// a rank's calls and GEMMs, counted as comm.h and linear.cuh do
+// a rank's calls and GEMM FLOPs, counted as comm.h and linear.cuh do
 struct StepWork {
     TrafficTable traffic;
     int64_t linear_flops = 0;
@@ -33,19 +33,19 @@ struct StepWork {
     }
 };
 
-// all of a name in a step
+// totals over all operations of one name in a step
 struct OperationTotals {
     long calls = 0;
     double flops = 0, bytes = 0;
 };
 using OperationTable = std::map<std::string, OperationTotals>;
 
-// of a computation: what stands between two buckets of parameters
+// the part of a computation between two buckets of parameters
 struct TimedPiece {
     struct BucketCall { int bucket; double seconds; };
-    double seconds = 0;                   // of the compute stream, with its calls
-    std::vector<int> awaited = {};        // buckets, before it
-    std::vector<BucketCall> beside = {};  // behind it, on the buckets' stream
+    double seconds = 0;                   // of the compute stream, including its calls
+    std::vector<int> awaited = {};        // buckets that it waits for first
+    std::vector<BucketCall> beside = {};  // calls after it, on the buckets' stream
 };
 
 // a part of a step: forward or backward of a micro-batch, a message, the update
@@ -53,8 +53,8 @@ struct StepPart {
     StepWork work;
     std::vector<TimedPiece> pieces = {{}};
     OperationTable operations = {};
-    double tensor_seconds = 0;  // of calls over tensor-parallel ranks …
-    double hidden_seconds = 0;  // … of these, beside GEMMs (--tensor-chunks); the others are time of the part
+    double tensor_seconds = 0;  // of tensor-parallel calls …
+    double hidden_seconds = 0;  // … of these, under GEMMs (--tensor-chunks); the rest adds to the part's time
     double seconds() const {
         double sum = 0;
         for (auto& piece : pieces) sum += piece.seconds;
@@ -95,14 +95,14 @@ inline double whole_bytes(const Activity& call, const Precision& precision) {
 inline double call_seconds(const Hardware& h, const Activity& a, const Precision& precision) {
     const Communication& call = a.call;
     if (!strcmp(call.group, "world")) return small_sum_seconds(call.size);
-    bool is_tensor_group = !strcmp(call.group, "tensor");  // all wait for those that straddle two nodes
+    bool is_tensor_group = !strcmp(call.group, "tensor");  // all wait for groups that straddle two nodes
     int nodes = is_tensor_group ? tensor_nodes(h, call.size) : nodes_of(h, *call.members);
     return call_seconds(h, call.kind, call.size, nodes, whole_bytes(a, precision));
 }
 
 // ---- listening -------------------------------------------------------------------------------------------
 
-// what code of a step says, in order, while it does nothing
+// what a step's code announces, in order, while nothing is executed
 class DryRun : public Listener {
     std::vector<Activity> said;
 
@@ -126,7 +126,7 @@ using Activities = std::vector<Activity>;
 class StepCounter {
     const Model& model;
     const Hardware& hardware;
-    const std::vector<comm::StreamEvent>& gathered;  // of each bucket's parameters
+    const std::vector<comm::StreamEvent>& gathered;  // by bucket, of its parameters
 
     // of a part's calls beside GEMMs: how far each stream has got, and when each call ends
     struct Beside {
@@ -153,7 +153,7 @@ class StepCounter {
         if (of_bucket) part.pieces.back().beside.push_back({a.place.bucket, seconds});
         else add_seconds(part, beside, seconds);
     }
-    // of the compute stream
+    // adds time on the compute stream
     void add_seconds(StepPart& part, Beside& beside, double seconds) const {
         if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
         part.pieces.back().seconds += seconds;
@@ -171,7 +171,7 @@ class StepCounter {
         if (!hardware.is_known()) return;
         add_seconds(part, beside, compute_seconds(hardware, a, model.setup.precision));
     }
-    // the stream of --tensor-chunks for computations, or these for a call there
+    // the stream of --tensor-chunks waits for computations, or these wait for a call there
     void add_tensor_wait(StepPart& part, const Activity& a, Beside& beside) const {
         if (a.stream == model.tp.stream) {
             beside.tensor = std::max(beside.tensor, beside.compute);
@@ -210,7 +210,7 @@ public:
     }
 };
 
-// up to the first that is `last`, which is included; those are taken out of the list
+// removes and returns everything up to and including the first that is `last`
 template <class Last>
 Activities take_until(Activities& all, Last last) {
     auto end = std::find_if(all.begin(), all.end(), last);
@@ -222,7 +222,7 @@ Activities take_until(Activities& all, Last last) {
 
 // ---- a stage's step --------------------------------------------------------------------------------------
 
-// of a chunk, by whether the micro-batch is the step's first (1) and its last (2); those that there are
+// a chunk's, by whether the micro-batch is the step's first (1) and its last (2); only cases that occur
 using PartByMicroBatch = std::array<StepPart, 4>;
 inline int which_micro_batch(int index, int micro_batches) {
     return (index == 0) + 2 * (index == micro_batches - 1);
@@ -231,12 +231,12 @@ inline int which_micro_batch(int index, int micro_batches) {
 struct StageRun {
     std::vector<PartByMicroBatch> forward, backward;  // by chunk
     StepPart message[4];           // by Instruction::Kind, from SendForward on
-    StepPart gathered;             // rows that were received: each tensor-parallel rank's -> all's
+    StepPart gathered;             // of received rows: each tensor-parallel rank's -> all ranks'
     StepPart clear, reduce, tied;  // before the first micro-batch; after the last; the tied embedding's sum
     StepPart norm;                 // up to the clipping scale, with the sum over the world
     std::vector<StepPart> update;  // by bucket, with its gather
 
-    // call(part, how many times it is done in a step)
+    // call(part, how often it occurs in a step)
     template <class Each>
     void for_each_part(const Schedule& schedule, Each each) const {
         std::map<const StepPart*, long> times;
@@ -251,7 +251,7 @@ struct StageRun {
         for (auto& bucket : update) times[&bucket]++;
         for (auto& [part, n] : times) each(*part, n);
     }
-    // a rank's in a step
+    // a rank's work in a step
     StepWork work(const Schedule& schedule) const {
         StepWork out;
         for_each_part(schedule, [&](const StepPart& part, long times) { out.add(part.work, times); });
@@ -270,7 +270,7 @@ struct StageRun {
     }
 };
 
-// streams that nothing runs on: any addresses that differ
+// stand-ins for streams, on which nothing runs: any distinct addresses
 inline void name_streams(Model& model) {
     static char names[6];
     Grid& grid = model.grid;

@@ -1,4 +1,4 @@
-// listen.h   who listens to the steps of a run: --trace draws one, --record writes it down, --profile times
+// listen.h   the listeners of a run's steps: --trace draws a step, --record writes it down, --profile times
 #pragma once
 #include "../model/metrics.h"
 #include "profile.h"
@@ -7,7 +7,7 @@
 #include "timeline.h"
 #include "trace.h"
 
-// what cannot be drawn or written is refused before the run, not at its step
+// refuses before the run, not at its step, what cannot be traced, recorded or profiled
 inline void check_trace(const Run& run) {
     const Options& o = run.options;
     if (o.profile && run.last_step < run.state.step + 3)
@@ -21,16 +21,16 @@ inline void check_trace(const Run& run) {
         if (run.is_rank0() && !path.empty()) FileWriter probe(path);
 }
 
-// the steps of a run on the machine that is here, if it is known, on rank 0
+// the plan of this run's steps on this machine, if it is known; on rank 0
 inline std::optional<Plan> predict_run(const Run& run) {
     Hardware h = choose_hardware(run.options);
     if (!h.is_known() || sizeof(floatX) != 2 || !run.is_rank0()) return {};
     return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, true);
 }
 
-// A machine that no table knows, for a plan to draw a trace beside: GEMMs and copies at the rates that rank 0
-// measures, messages at that of copies. What a call costs before its first byte is
-// not measured, and taken from GPUs: small steps take longer than this says
+// The plan to draw beside a trace on a machine that is in no table: GEMMs and copies at the rates that rank 0
+// measures, messages at the rate of copies. The latency of calls is not measured but taken from GPUs: small
+// steps take longer than this says
 inline Plan plan_as_measured(const Run& run, const Ceilings& ceilings) {
     Hardware h = find_hardware("here");
     h.name = "this machine as measured";
@@ -46,7 +46,7 @@ inline Plan plan_as_measured(const Run& run, const Ceilings& ceilings) {
 inline void save_trace(const Run& run, Model& model, const Trace& trace, const PipelineShape& shape,
                        double took, const Plan* planned) {
     const Grid& g = run.grid;
-    model.await_parameters();  // the calls of the step have ended then
+    model.await_parameters();  // then the step's calls have ended
     synchronize(model.stream);
     int row = g.stage * g.t + g.tensor, rank = g.world.rank;
     std::string spans, events;
@@ -70,13 +70,13 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
     for (int i = 0; i < g.p * g.t; i++)
         traced.rows.push_back(text("rank %d", g.rank_of(i % g.t, 0, i / g.t)));
     bool as_picture = run.options.trace.ends_with(".svg");
-    if (as_picture) {  // else the events are all there is to say
+    if (as_picture) {  // otherwise the events say everything
         traced.spans.resize(spans.size() / sizeof(Span));
         memcpy((void*)traced.spans.data(), spans.data(), spans.size());
     } else traced.rows.clear();
     std::vector<Timeline> panels = {traced};
     if (planned) {
-        Plan of_step = *planned;  // of the batch of this one
+        Plan of_step = *planned;  // with this step's batch
         of_step.o.batch = shape.micro_batches * model.setup.B * g.d;
         of_step.steps[of_step.o.batch] = simulate(of_step, of_step.o.batch);
         panels.push_back(draw(of_step.step(), shape, plan_title(of_step)));
@@ -84,7 +84,7 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
     try {
         save_timeline(run.options.trace, panels, events);
         printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
-    } catch (const Error& e) {  // the run is worth more than its timeline
+    } catch (const Error& e) {  // a run must not fail because its timeline cannot be written
         printf("not traced: %s\n", e.what());
     }
 }
@@ -104,7 +104,7 @@ inline void save_record(const Run& run, const Model& model, const Record& record
     }
 }
 
-// who listens to the steps of a run, because --trace, --record or --profile asks for it
+// the listeners that --trace, --record and --profile ask for
 class StepListeners {
     const Run& run;
     std::optional<Trace> trace;
@@ -117,20 +117,20 @@ class StepListeners {
     void listen(Listener& l) { now.push_back(std::make_unique<Listening>(l)); }
 
 public:
-    // rank 0 measures the machine where that is wanted
+    // rank 0 measures the machine if that is needed
     StepListeners(const Run& run, bool is_predicted) : run(run), first_step(run.state.step) {
         const Options& o = run.options;
         bool is_wanted = o.profile || (!o.trace.empty() && !is_predicted);
         if (is_wanted && run.is_rank0()) ceilings = measure_ceilings();
         if (o.profile) profile.emplace(ceilings.value_or(Ceilings{INFINITY, INFINITY}));
     }
-    // collective over the world, as all here
+    // collective over the world, like end_step()
     void begin_step(Model& model) {
         const Options& o = run.options;
         long step = run.state.step + 1;
         profiled_steps += profiles(step);
         bool is_traced = step == o.trace_step;
-        // what a later one does lies within an earlier one's times
+        // what a later listener does falls within an earlier one's times: the trace comes last
         if (is_traced && !o.record.empty()) listen(record.emplace(model, o.record_values));
         if (profiles(step)) listen(*profile);
         if (!is_traced || o.trace.empty()) return;

@@ -1,24 +1,24 @@
-// machines.h   machines to plan for, and how long a piece of work takes there
+// machines.h   machines to plan for, and how long a piece of work takes on them
 //   A node holds `node` GPUs. Each sends `nvlink` bytes/s to others of its node and `network` bytes/s to
 //   other nodes, both ways at once; `leaf` nodes share their leaf switches.
 //     GEMM         max(2 m n k / (rate * filled), bytes / bandwidth) + launch
 //                  rate = efficiency * peak / (1 + narrow_loss / min(n, k)): the narrower a shard of the
-//                  weights, the more is begun, ended and moved for each product
-//                  filled: the useful part of 128 x 128 tiles, and of waves of `sms` tiles; where there are
-//                  fewer tiles than multiprocessors k is split, down to parts of 512
+//                  weights, the more overhead and data movement per product
+//                  filled: the useful share of 128 x 128 tiles, and of waves of `sms` tiles; if there are
+//                  fewer tiles than multiprocessors, k is split into parts of at least 512
 //     memory       bytes / bandwidth + launch
 //     collective   bytes that each rank sends / rate + base + a hop for each step of the ring. Over several
-//                  nodes with n of the group's ranks each the rate is min(nvlink, n network): a GPU has an
-//                  adapter of its own, and NCCL makes rings through all of them
-//   Two numbers are fitted to published runs of Megatron-LM (published.h): narrow_loss, and `efficiency`,
-//   which --gemm-efficiency sets. By default it is a third: that of MT-NLG's runs, whose software was slower.
+//                  nodes, with n of the group's ranks on each, the rate is min(nvlink, n network): every GPU
+//                  has an adapter of its own, and NCCL builds rings through all of them
+//   Two numbers are fitted to published runs of Megatron-LM (published.h): narrow_loss, and the `efficiency`
+//   that --gemm-efficiency sets. Its default is fitted to MT-NLG's runs instead, whose software was slower.
 //   Sources
 //     GPUs                  base/hardware.h
 //     network, node, leaf   NVIDIA DGX A100 and H100 data sheets (8 x HDR 200 Gb/s, 8 x NDR 400 Gb/s); DGX
-//                           SuperPOD reference architectures: 20 and 32 nodes in a scalable unit. Azure's
-//                           NDv4 (ND96asr_v4) and NDm v4 have an adapter of HDR for each GPU too; how many
-//                           hosts share a leaf is not published: 20, as many as a 40-port switch lets
-//     nvlink                what NCCL counts on: src/graph/tuning.cc (235 GB/s on A100), topo.h (18 links
+//                           SuperPOD reference architectures: 20 and 32 nodes per scalable unit. Azure's
+//                           NDv4 (ND96asr_v4) and NDm v4 also have one HDR adapter per GPU; how many hosts
+//                           share a leaf is not published: 20, as many as a 40-port switch allows
+//     nvlink                what NCCL assumes: src/graph/tuning.cc (235 GB/s on A100), topo.h (18 links
 //                           of 20.6 GB/s on H100)
 //     base, hop             NCCL, src/graph/tuning.cc: ring, Simple: 8.4 us, 3.4 us inside, 9.6 us outside
 //     launch                4 us, the time of an empty kernel in a stream; rounded up from NVIDIA's "Getting
@@ -36,7 +36,7 @@ struct Hardware {
     double nvlink, network;
     int leaf;
     double efficiency = 0;  // of GEMMs, --gemm-efficiency
-    bool is_measured = false;  // by this build, on the machine that is here
+    bool is_measured = false;  // rates measured by this build, on this machine
     bool is_known() const { return gpu.peak > 0; }  // else there are no times
 };
 
@@ -46,7 +46,7 @@ inline const std::vector<Hardware> machines = {
     {"azure-ndmv4", *find_gpu("A100-SXM4-80GB"), 8, 235e9, 25e9, 20},
     {"dgx-h100", *find_gpu("H100 80GB HBM3"), 8, 370e9, 50e9, 32},
     {"dgx-h200", *find_gpu("NVIDIA H200"), 8, 370e9, 50e9, 32},
-    {"here", {"", 0, 0, 0, 0, 1}, 8, 0, 0, 1},  // this machine in this build, if it is none of those
+    {"here", {"", 0, 0, 0, 0, 1}, 8, 0, 0, 1},  // this machine, if it is none of the above
 };
 constexpr double narrow_loss = 350;  // fitted: see published.h
 constexpr double mtnlg_efficiency = 0.545, megatron_efficiency = 0.765;
@@ -63,7 +63,7 @@ inline Hardware find_hardware(const std::string& name) {
     fail("--hardware %s: unknown: choose one of%s", name.c_str(), all.c_str());
 }
 
-// the machine named, else the one that is here; with --plan, else the one that most is known of
+// the machine named, else the one we run on; if that is in no table, with --plan, the best documented one
 inline Hardware choose_hardware(const Options& o) {
     std::string name = o.hardware, device = device_name();
     for (auto& h : machines)
@@ -87,7 +87,7 @@ inline double filled(const Hardware& h, const GemmShape& p) {
     return used * (double)(p.m * p.n) / (double)(rows * columns * tile * tile);
 }
 
-// bytes: of its operands, read, and its result, written
+// bytes: of its operands, which are read, and its result, which is written
 inline double gemm_seconds(const Hardware& h, const GemmShape& p, double bytes) {
     double loss = h.is_measured ? 0 : narrow_loss / (double)std::min(p.n, p.k);
     double rate = h.efficiency * h.gpu.peak / (1 + loss);
@@ -99,21 +99,21 @@ inline double memory_seconds(const Hardware& h, double bytes) {
     return bytes / h.gpu.bandwidth + launch_seconds;
 }
 
-// the nodes that a group's ranks, in ascending or descending order, lie on; nodes are filled one by one
+// how many nodes a group's ranks, in ascending or descending order, are on; nodes are filled one by one
 inline int nodes_of(const Hardware& h, const std::vector<int>& members) {
     int nodes = 1;
     for (size_t i = 1; i < members.size(); i++) nodes += members[i] / h.node != members[i - 1] / h.node;
     return nodes;
 }
 
-// the same of tensor-parallel groups; where t does not divide a node some straddle two: all wait for those
+// the same for tensor-parallel groups: if t does not divide a node, some straddle two, and all wait for them
 inline int tensor_nodes(const Hardware& h, int t) {
     int most = 1;
     for (int i = 0; i < h.node; i++) most = std::max(most, 1 + (i * t + t - 1) / h.node - i * t / h.node);
     return most;
 }
 
-// of a collective over bytes of the whole, or of a message
+// the time of a collective over `bytes` of the whole, or of a message
 inline double call_seconds(const Hardware& h, comm::Collective kind, int ranks, int nodes, double bytes) {
     if (ranks == 1) return 0;
     double sent = (double)comm::sent_bytes(kind, ranks, (long)bytes);
@@ -122,7 +122,7 @@ inline double call_seconds(const Hardware& h, comm::Collective kind, int ranks, 
     return sent / rate + call_base + (kind == comm::Collective::AllReduce ? 2 : 1) * hops;
 }
 
-// of a sum of some numbers over the world, which goes up and down a tree
+// the time of a sum of a few numbers over the world, which goes up and down a tree
 inline double small_sum_seconds(int ranks) {
     return call_base + 2 * std::log2(std::max(2, ranks)) * hop_outside;
 }

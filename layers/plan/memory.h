@@ -15,7 +15,7 @@ inline void print_run(const Run& run) {
     fflush(stdout);
 }
 
-// what was printed for this rank's stage is what it has taken
+// checks that what was printed for this rank's stage is what it has taken
 inline void check_memory(const Model& model, const Optimizer& optimizer, const StagePlan& planned) {
     std::vector<Arena> taken = model.arenas;
     taken.push_back(optimizer.arena);
@@ -31,8 +31,8 @@ inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
     return sum;
 }
 
-// bytes that each rank may take: of what is free on the device or, without one, on the host, an equal share
-// for each rank there, less a twelfth for what libraries take. Collective.
+// bytes that each rank may take: an equal share, among the ranks there, of what is free on the device or, if
+// there is none, on the host, less a twelfth for libraries. Collective.
 inline double memory_of_a_rank() {
     std::vector<int64_t> all =
         comm::gather_numbers(comm::everyone(), {comm::host_id(), (int64_t)free_memory()}, "free memory");
@@ -45,7 +45,7 @@ inline double memory_of_a_rank() {
     return least * 11 / 12;
 }
 
-// --micro-batch auto: the largest that fits into so many bytes and leaves every stage of a pipeline a
+// --micro-batch auto: the largest that fits into `bytes` and still gives every stage of a pipeline a
 // micro-batch of its own
 inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}) {
     if (!run.automatic_micro_batch) return;
@@ -61,7 +61,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         try {
             most = most_stage_bytes(with, run.state.shape, g, run.state.samples, target);
         } catch (const Error&) {
-            continue;  // this one makes no schedule
+            continue;  // it has no valid schedule
         }
         if (!wanted) wanted = most;
         if (most > bytes) break;

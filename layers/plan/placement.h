@@ -1,8 +1,8 @@
 // placement.h   which ranks are on which hosts, and how many bytes of a step cross each level of the network
-//   FILE has a line a host, as mpirun reads it: `node17 slots=8`; without slots, as many as the
-//   hardware's node has GPUs. Ranks fill host after host, as both launchers start them.
-//   levels: inside a node; between nodes of one leaf (`leaf` hosts one after the other); between leaves
-//   A ring's members send to the next one, the last to the first.
+//   FILE has one host per line, as mpirun reads it: `node17 slots=8`; without slots, as many as a node of the
+//   hardware has GPUs. Ranks fill host after host, as both launchers start them.
+//   levels: inside a node; between nodes of one leaf (`leaf` consecutive hosts); between leaves
+//   In a ring each member sends to the next, and the last to the first.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
         if (!(words >> name)) continue;
         int count = slots;
         while (words >> word) {
-            // mpirun's own
+            // an option of mpirun's own
             if (word.rfind("max_slots=", 0) == 0 || word.rfind("max-slots=", 0) == 0) continue;
             char* end = nullptr;
             long given = word.rfind("slots=", 0) == 0 ? strtol(word.c_str() + 6, &end, 10) : 0;

@@ -12,12 +12,12 @@ struct Plan {
     Target target;
     uint64_t samples = 0;           // consumed when the run begins
     std::vector<StagePlan> stages;
-    std::vector<StageRun> runs;        // of every stage; none where the hardware is unknown
-    std::map<int, Simulation> steps;   // by batch; none where the hardware is unknown
+    std::vector<StageRun> runs;        // by stage; empty if the hardware is unknown
+    std::map<int, Simulation> steps;   // by batch; empty if the hardware is unknown
     std::map<int, long> counts;        // steps of each batch in the recipe
     int world() const { return grid.t * grid.d * grid.p; }
     const Simulation& step() const { return steps.at(o.batch); }
-    double seconds(int batch) const {  // between two that were simulated: on the line
+    double seconds(int batch) const {  // interpolated between the batches that were simulated
         auto above = steps.lower_bound(batch);
         if (above->first == batch || above == steps.begin()) return above->second.seconds;
         auto below = std::prev(above);
@@ -36,8 +36,8 @@ struct Plan {
     bool fits() const { return hardware.gpu.memory == 0 || gpu_bytes() <= hardware.gpu.memory; }
 };
 
-// FLOPs of a step: the model's, counting all scores of attention (half of them would do); with --recompute
-// full also what the hardware does (arXiv 2104.04473, equation 3)
+// FLOPs of a step: the model's, counting all scores of attention (half of them would do); with `recompute`,
+// those of the hardware, which also recomputes (arXiv 2104.04473, equation 3)
 inline double model_flops(const ModelShape& m, double batch, bool recompute) {
     double L = m.L, C = m.C, T = m.T, Vp = m.Vp;
     double logits = Vp / ((recompute ? 16 : 12) * L * C);
@@ -46,10 +46,10 @@ inline double model_flops(const ModelShape& m, double batch, bool recompute) {
 
 // ---- times -----------------------------------------------------------------------------------------------
 
-// the reports of ranks at a step's end, and the host's look at these and at the norm
+// the ranks' reports at the end of a step, and the host's reading of them and of the norm
 inline double reports_seconds(int world) { return small_sum_seconds(world) + 2 * launch_seconds; }
 
-// of a stage that is as its neighbour but for where it stands: how long its messages take
+// for a stage that differs from its neighbour only in where it is: how long its messages take
 inline void time_sends(StageRun& run, const Hardware& h, const Grid& grid, int stage) {
     Grid at = place_in_grid(grid.rank_of(0, 0, stage), grid.t * grid.d * grid.p, grid.t, grid.p);
     for (auto [kind, link] : {std::pair(Instruction::SendForward, &at.forward_out),
@@ -83,7 +83,7 @@ inline std::map<int, long> count_steps(const Options& o, uint64_t samples, long 
     return counts;
 }
 
-// options must be resolved. all: each stage, and each batch of the recipe, not only the telling ones
+// options must be resolved. all: every stage and every batch of the recipe, not only representative ones
 inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& grid, const Hardware& h,
                       uint64_t samples, bool all) {
     Plan plan;

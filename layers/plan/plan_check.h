@@ -1,6 +1,6 @@
 // plan_check.h   at the end of a run: what was planned beside what was measured
-//   Memory, calls, bytes and the linear layers' FLOPs must be equal to the last one, on every rank. Only
-//   training steps count: evaluation, samples and checkpoints communicate as well.
+//   Memory, calls, bytes and the linear layers' FLOPs must be exactly equal, on every rank. Only training
+//   steps count: evaluation, samples and checkpoints communicate as well.
 #pragma once
 #include <sys/resource.h>
 #include "../model/metrics.h"
@@ -38,12 +38,12 @@ public:
         }
         done_flops += (double)linear_flops;
         planned_flops += (double)now->linear_flops;
-        if (steps++ == 1) done_seconds = planned_seconds = 0;  // the first one warms up
+        if (steps++ == 1) done_seconds = planned_seconds = 0;  // the first warms up, and does not count
         done_seconds += seconds;
         planned_seconds += predicted;
     }
 
-    // collective over the world. Where they differ, the run is done and saved, and every rank ends with 1
+    // collective over the world. If they differ, the run has ended and saved, and every rank exits with 1
     void print(const Run& run, const StagePlan& mine, size_t taken_bytes) const {
         rusage usage;
         getrusage(RUSAGE_SELF, &usage);
@@ -65,7 +65,7 @@ public:
     }
 
 private:
-    // least, most: bytes that a rank was resident with
+    // least, most: the smallest and the largest peak resident bytes of any rank
     void print_table(const StagePlan& mine, size_t taken_bytes, int64_t least, int64_t most) const {
         printf("rank 0, a step           planned       measured\n");
         for (auto& [group, t] : planned) {

@@ -1,7 +1,7 @@
 // profile.h   the time of each operation of a step on this rank, beside its floor on this machine
-//   floor: a product takes at least its FLOPs at the rate of a large GEMM, everything at least its bytes at
-//   the rate of a copy, both measured here. A call over ranks has no floor, a wait should not be there. What
-//   lies in a cache may be above its floor.
+//   floor: a product takes at least its FLOPs at the rate of a large GEMM, and everything at least its bytes
+//   at the rate of a copy, both measured here. Calls have no floor, and waits should not occur. An operation
+//   whose data is in a cache may beat its floor.
 #pragma once
 #include <algorithm>
 #include <list>
@@ -9,7 +9,7 @@
 #include "../base/gemm.h"
 #include "dry_run.h"
 
-// FLOP/s of a large GEMM, bytes/s read and written of a copy on the device; the best of some
+// FLOP/s of a large GEMM, and bytes/s (read and written) of a copy on the device; the best of several runs
 struct Ceilings { double flops, bytes; };
 
 inline Ceilings measure_ceilings() {
@@ -20,7 +20,7 @@ inline Ceilings measure_ceilings() {
     set_zero(to, bytes, nullptr);
     std::vector<floatX> ones((size_t)n * n, floatX(1));
     for (int i = 0; i < 3; i++) copy_to_device(matrices + i * ones.size(), ones.data(), matrix, nullptr);
-    synchronize(nullptr);  // with `ones`
+    synchronize(nullptr);  // `ones` is not needed after this
     Gemm<floatX> gemm = {.out = matrices, .a = matrices + ones.size(), .b = matrices + 2 * ones.size(),
                          .m = n, .n = n, .k = n, .transpose_b = true};
     auto fastest = [](auto work) {
@@ -75,7 +75,7 @@ class Profile : public Listener {
         return largest->columns > 1 ? text("%ld x %ld", largest->rows, largest->columns)
                                     : text("%ld", largest->rows);
     }
-    // works by themselves: a kernel after the other
+    // each of the works separately: they are kernels that run one after the other
     double floor_of(const Activity& a) const {
         double sum = 0;
         for (auto& w : a.works)
@@ -104,7 +104,7 @@ public:
         open.back()->end.record(a.stream);
         open.pop_back();
     }
-    // after each step, which has taken so many seconds
+    // after each step; seconds: what the step took
     void collect(Stream stream, double seconds) {
         synchronize(stream);
         for (auto& e : entries) {
@@ -124,7 +124,7 @@ public:
         steps++;
         took += seconds;
     }
-    // seconds a step, by name
+    // seconds per step, by the operation's name
     std::map<std::string, double> by_name() const {
         std::map<std::string, double> out;
         for (auto& [key, row] : rows) out[key.first] += row.seconds / (double)steps;

@@ -1,8 +1,8 @@
-// published.h   runs that others have published, beside what this program plans for them: --plan published
-//   Two numbers of machines.h are fitted to the first four (narrow_loss and megatron_efficiency), one to the
-//   next three (mtnlg_efficiency). The last four are there to judge by: nothing is fitted to them. They
-//   recompute attention's scores alone, which this program does not do without flash attention; planned is
-//   that nothing is recomputed, which is some per cent less work.
+// published.h   runs that others have published, and what this program plans for them: --plan published
+//   Two numbers of machines.h (narrow_loss and megatron_efficiency) are fitted to the first four, one
+//   (mtnlg_efficiency) to the next three. Nothing is fitted to the last four, which are there to judge by.
+//   They recompute only attention's scores, which this program does not do without flash attention; the plan
+//   assumes that nothing is recomputed, which is a few per cent less work.
 //   Sources: Korthikanti et al., arXiv 2205.05198, table 5; Smith et al., arXiv 2201.11990, section 3.3
 #pragma once
 #include "search.h"
@@ -47,9 +47,9 @@ constexpr PublishedRun published_runs[] = {
      "--model 1T --tensor-parallel 8 --pipeline-parallel 64 --world-size 512 --batch 512 "
      "--sequence-parallel yes --recompute none", 71.49, megatron_efficiency},
 };
-constexpr size_t fitted_runs = 7;  // the first; the others are not
+constexpr size_t fitted_runs = 7;  // the first ones; nothing is fitted to the others
 
-// seconds of a step; other options come behind
+// planned seconds of a step; the run's own options override these defaults
 inline double planned_seconds(const PublishedRun& r) {
     std::vector<std::string> words = {"train_gpt", "--plan", "--hardware", "dgx-a100", "--sequence-parallel",
                                       "no", "--recompute", "full", "--attention", "materialised",
@@ -85,7 +85,7 @@ inline std::string published_report() {
 
 // ---- --plan -----------------------------------------------------------------------------------------------
 
-// what the run would draw from each set of a blend. A plan needs no data: what cannot be read is not known
+// what the run would draw from each set of a blend. A plan needs no data: unreadable sets are not an error
 inline std::string planned_draws(const Run& run) {
     const Options& o = run.options;
     std::vector<WeightedFiles> sets;
@@ -105,7 +105,7 @@ inline std::string planned_draws(const Run& run) {
     return draws_of_sets(sets, sizes, run.last_tokens / o.sequence, o.sequence);
 }
 
-// what the run would hold, say, compute and take
+// prints what the run would hold, send, compute and take
 inline void show_plan(const Run& run) {
     const Options& o = run.options;
     if (o.plan == "published") return (void)fputs(published_report().c_str(), stdout);

@@ -4,20 +4,20 @@
 //      padded_vocabulary}, "tensor": t, "data": d, "pipeline": p, "chunks": v, "batch": …, "micro_batch": …,
 //      "sequence_parallel": …, "recompute": …, "optimizer_shards": …, "pipeline_group": …, "computed_twice":
 //      by --check-every}
-//   Then those of rank 0 in the order in which it gave them to its streams, those of rank 1, and so on:
+//   Then the lines of rank 0, in the order in which it enqueued them, those of rank 1, and so on:
 //     rank, n           which of that rank's lines this is, from 0
-//     kind, name        compute, call or wait, and which; of a call what comm.h calls it
-//     pass, micro_batch, chunk, bucket, layer   to what it belongs: chunk and bucket count on the stage,
-//                       layer over the whole model; what does not apply is left out
-//     stream            compute; or of which messages: forward in, forward out, backward in, backward out;
-//                       or buckets; or tensor, with --tensor-chunks
-//     file, line        where it is said: the last line of that
-//     flops, bytes      of products; read and written in the device's memory
-//     tensors           name, use (read, written, updated), type, shape and, of at most --record-values
-//                       values, `values`; of an update also `before`. What a call on a comm stream or in a
-//                       group brings is not there yet: such a call has the values that it sends
-//     label, group, ranks, values_in_all      of a call: what for, over whom, and how many values
-//     label, awaited    of a wait: what for, and the stream that this one waits for
+//     kind, name        compute, call or wait, and which; of a call its name in comm.h
+//     pass, micro_batch, chunk, bucket, layer   what it belongs to: chunk and bucket are numbered on the
+//                       stage, layer over the whole model; what does not apply is left out
+//     stream            compute; for messages forward in, forward out, backward in or backward out; buckets;
+//                       or tensor, with --tensor-chunks
+//     file, line        where it is declared: the last line of the statement
+//     flops, bytes      of its GEMMs; read and written in the device's memory
+//     tensors           name, use (read, written, updated), type, shape and, for at most --record-values
+//                       values, `values`; for an update also `before`. What a call on a comm stream or in a
+//                       group delivers is not there yet: such a call only has the values that it sends
+//     label, group, ranks, values_in_all      of a call: its purpose, its group, and how many values
+//     label, awaited    of a wait: its purpose, and the stream that this one waits for
 #pragma once
 #include <filesystem>
 #include "../../data/json.h"
@@ -30,7 +30,7 @@ class Record : public Listener {
     int rank;
     long lines = 0;
     std::string written;
-    std::vector<std::string> before;  // of the activity at work: its tensors' values
+    std::vector<std::string> before;  // the tensors' values before the current activity
 
     const char* stream_name(Stream s) const {
         const Grid& g = model.grid;
@@ -65,7 +65,7 @@ class Record : public Listener {
             case Element::Fp32: return list<float>(t);
             case Element::Bf16: return list<bf16>(t);
             case Element::Int32: return list<int>(t);
-            default: return "";  // bits that are no numbers
+            default: return "";  // not numbers
         }
     }
     static const char* type_of(Element e) {

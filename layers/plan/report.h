@@ -21,7 +21,7 @@ inline void prove_grid(const Plan& plan) {
         if (seen[place] != 1) fail("place %d has %d ranks: a defect of this program", place, seen[place]);
 }
 
-// all stages of each batch's schedule, played by hand
+// checks all stages of each batch's schedule against one another; returns how many
 inline int prove_schedules(const Plan& plan) {
     int proved = 0;
     for (int batch : representative_batches(plan.o, plan.samples)) {
@@ -50,7 +50,7 @@ inline std::vector<int> divisors(int n) {
     return all;
 }
 
-// "35 to 40 48": the group sizes that m micro-batches may be cut into
+// the group sizes into which m micro-batches may be divided
 inline std::vector<int> legal_groups(int p, int m) {
     std::vector<int> all;
     for (int N = p; N <= m; N++) if (legal_group(p, m, N)) all.push_back(N);
@@ -121,7 +121,7 @@ inline std::string choices(const Plan& plan) {
     return out;
 }
 
-// Megatron-LM's formulas (arXiv 2205.05198), bytes of activations on the first stage, for comparison
+// bytes of activations on the first stage by Megatron-LM's formulas (arXiv 2205.05198), for comparison
 inline double megatron_activations(const Plan& plan, bool sequence, bool flash, Recompute recompute) {
     const ModelShape& m = plan.shape;
     double t = plan.grid.t, b = plan.o.micro_batch, N = (double)m.T * b;
@@ -129,7 +129,7 @@ inline double megatron_activations(const Plan& plan, bool sequence, bool flash, 
     double layers = (double)flight * m.L / plan.grid.p, scores = flash ? 0 : 5.0 * m.NH * m.T / (m.C * t);
     if (plan.o.pipeline_chunks > 1)
         layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
-    // bytes of a value of the stream that every tensor rank has, and that they share
+    // bytes per value of the residual stream: those that every tensor rank has, and those that they share
     double each = 10, cut = 24;
     if (recompute == Recompute::Light) {  // outputs of layer norms, of GELU
         each -= 4;
@@ -216,7 +216,7 @@ inline double checkpoint_bytes(const Plan& plan) {  // master, m and v of the un
     return 3 * count * (double)plan.target.precision.real;
 }
 
-inline double bubble(const Plan& plan) {  // of the ideal time, by the formula
+inline double bubble(const Plan& plan) {  // relative to the ideal time, by the formula
     return (plan.grid.p - 1) /
         ((double)plan.o.batch / plan.grid.d / plan.o.micro_batch * plan.o.pipeline_chunks);
 }

@@ -7,7 +7,7 @@
 #include "timeline.h"
 #include "report.h"
 
-// --world-size becomes the ranks to plan for, or must be those that were started
+// --world-size becomes the number of ranks to plan for, or must be the number that was started
 inline void check_plan_options(Options& o) {
     check_timeline_path("timeline", o.timeline);
     check_timeline_path("trace", o.trace);
@@ -34,10 +34,10 @@ inline void check_plan_options(Options& o) {
     if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
 }
 
-// the place of rank 0 among those to plan for, and every other setting
+// places rank 0 among the ranks to plan for, and resolves every other setting
 inline void resolve_plan(Run& run) {
     Options& o = run.options;
-    // a search resolves one replica: the number of ranks need not suit the layout that it begins with
+    // a search resolves a single replica: the number of ranks need not suit the layout that it starts with
     int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
     resolve(run, 0);
@@ -55,7 +55,7 @@ inline Plan whole_plan(const Run& run, const Hardware& h) {
     return plan;
 }
 
-// the same run with other options; refuses as the run itself would. timed: else only its memory
+// the same run with other options; refuses what the run itself would. timed: with times, else memory only
 inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool timed) {
     Run run;
     run.options = o;
@@ -132,10 +132,10 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
 
 struct Candidate {
     Plan plan;
-    double seconds, tensor;  // tensor: the share of a middle stage's micro-batch in tensor-parallel calls
+    double seconds, tensor;  // tensor: the share of tensor-parallel calls in a middle stage's micro-batch
 };
 
-// of a middle stage's micro-batch, in seconds
+// seconds of a middle stage's micro-batch: its tensor-parallel calls, those hidden under GEMMs, all of it
 struct TensorCalls { double all = 0, hidden = 0, micro_batch = 0; };
 inline TensorCalls tensor_calls(const Plan& plan) {
     const StageRun& run = plan.runs[plan.grid.p > 2 ? 1 : 0];
@@ -151,7 +151,7 @@ inline TensorCalls tensor_calls(const Plan& plan) {
     return out;
 }
 
-// what --tensor-chunks would save: a line for each number of chunks
+// what --tensor-chunks would save: one line per number of chunks
 inline std::string tensor_calls_report(const Run& base, const Plan& plan) {
     if (plan.grid.t == 1 || !plan.timed()) return "";
     std::string out = "tensor calls    of a middle stage's micro-batch\n";
@@ -169,7 +169,7 @@ inline std::string tensor_calls_report(const Run& base, const Plan& plan) {
     return out;
 }
 
-// layouts of `world` ranks; named options stay as they are
+// possible layouts of `world` ranks; options that were given stay as they are
 inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
     const Options& o = run.options;
     int world = run.grid.world.size, L = run.state.shape.L;

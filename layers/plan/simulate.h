@@ -1,11 +1,11 @@
 // simulate.h   a step's schedules in virtual time: every stage executes its instructions as
 //   layers/model/pipeline.h does. A stage has a compute stream, a stream for each direction of each
 //   neighbour, and one for its buckets. A message begins when it is sent, its receive is posted and its
-//   stream is free; a computation begins when its input is there and what it overwrites has been sent; a
+//   stream is free; a computation begins when its input has arrived and what it overwrites has been sent; a
 //   bucket is reduced when the last micro-batch has passed its layers, and gathered under the next step's
-//   first forward. Two steps are played; the second, which begins with gathers under way, is the answer. All
-//   replicas and all tensor-parallel ranks are alike, so one rank a stage is played. Lines are not shared:
-//   NVLink and the network adapters carry messages and reductions at the same time at full rate.
+//   first forward. Two steps are simulated; the second, which begins with gathers under way, is the result.
+//   All replicas and all tensor-parallel ranks are alike, so one rank per stage is simulated. Links are not
+//   shared: NVLink and network adapters carry messages and reductions at the same time, each at full rate.
 #pragma once
 #include "../../comm/schedule.h"
 #include "dry_run.h"
@@ -14,7 +14,7 @@
 struct Simulation {
     double seconds = 0;            // of a step
     std::vector<double> busy;      // of each stage, in forward and backward
-    std::vector<Span> spans;       // of a step, from 0
+    std::vector<Span> spans;       // of a step, which begins at 0
     double idle() const {          // the mean stage's share of the step
         double sum = 0;
         for (double b : busy) sum += 1 - b / seconds;
@@ -29,7 +29,7 @@ class Simulator {
         std::vector<Place> what;  // micro-batch and chunk at the sender
     };
     struct Stage {
-        double now = 0, bucket_stream = 0;             // of computations, of buckets
+        double now = 0, bucket_stream = 0;             // time of the compute stream, of the buckets' stream
         std::vector<double> ready;               // when each bucket's parameters are there
         size_t at = 0;
         std::map<int, std::pair<Direction*, size_t>> in_flight_sent, dx_sent;
@@ -37,11 +37,11 @@ class Simulator {
     };
     const std::vector<Schedule>& all;
     const std::vector<StageRun>& runs;
-    double reports;                            // seconds, of the step's last
+    double reports;                            // seconds, at the end of a step
     PipelineShape s;
     std::vector<Stage> stages;
     std::vector<Direction> forward, backward;  // [r]: out of stage r
-    Simulation* out = nullptr;                 // of the step that counts
+    Simulation* out = nullptr;                 // set during the step that counts
 
     Direction& into(int r, bool is_forward) {
         return is_forward ? forward[(r + s.p - 1) % s.p] : backward[(r + 1) % s.p];
@@ -53,7 +53,7 @@ class Simulator {
         I::Kind kind = is_forward ? I::SendForward : I::SendBackward;
         return runs[stage].message[kind - I::SendForward].seconds();
     }
-    // what can be carried is carried
+    // every message whose send and receive are both posted is carried
     void advance(Direction& d, int stage, double seconds) {
         while (d.finish.size() < std::min(d.sent.size(), d.posted.size())) {
             size_t i = d.finish.size();
@@ -62,7 +62,7 @@ class Simulator {
             add(Span::Message, stage, d.what[i], start, start + seconds);
         }
     }
-    // until the last send from a piece of memory is through; false: not known yet
+    // waits until the last send from a buffer is done; false: when that is, is not known yet
     bool await_sent(Stage& me, std::map<int, std::pair<Direction*, size_t>>& last, int memory) {
         auto found = last.find(memory);
         if (found == last.end()) return true;
@@ -167,7 +167,7 @@ class Simulator {
     }
 
 public:
-    // runs: of every stage; reports: seconds of what ranks tell each other at the end
+    // runs: one per stage; reports: seconds that the ranks' reports take at the end of a step
     Simulator(const std::vector<Schedule>& all, const std::vector<StageRun>& runs, double reports)
         : all(all), runs(runs), reports(reports), s(all[0].shape), stages(s.p) {
         for (int r = 0; r < s.p; r++) stages[r].ready.assign(runs[r].update.size(), 0);

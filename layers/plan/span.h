@@ -6,7 +6,7 @@
 
 struct Span {
     enum Kind { Forward, Backward, Message, Reduce, Gather, Update, Collective, Wait, kinds } kind;
-    int row;                         // a stage of a plan; of a run a rank of the first replica
+    int row;                         // a stage of a plan; or a rank of a run, in the first replica
     int micro_batch, chunk, bucket;  // -1: none
     double start, end;               // seconds
 };

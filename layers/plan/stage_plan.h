@@ -8,7 +8,7 @@
 #include "../model/setup.h"
 #include "dry_run.h"
 
-// of all batches of a ramp at most some 64, evenly chosen, with the first and the last
+// the batches of a ramp, at most about 64 of them, evenly chosen, with the first and the last
 inline std::vector<int> representative_batches(const Options& o, uint64_t samples) {
     std::vector<int> all = batches_from(o, samples), some;
     size_t step = (all.size() + 63) / 64;
@@ -21,10 +21,10 @@ inline std::vector<int> representative_batches(const Options& o, uint64_t sample
 
 struct StagePlan {
     int stage;
-    long parameters = 0;            // of a rank, padding of the vocabulary included
+    long parameters = 0;            // per rank, including padding of the vocabulary
     std::vector<Arena> memory;
     std::map<int, StepWork> work;   // of a rank in a step, by batch
-    StageRun run;                   // its parts
+    StageRun run;                   // the parts of a step
     size_t bytes() const {
         size_t sum = 0;
         for (auto& arena : memory) sum += arena.used;
@@ -41,7 +41,7 @@ inline std::unique_ptr<Model> dry_model(const Options& o, const ModelShape& shap
     return model;
 }
 
-// memory alone
+// measures memory alone
 inline StagePlan measure_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
                                uint64_t samples, const Target& target) {
     auto model = dry_model(o, shape, place, stage, make_schedules(o, place, stage, samples), target);
@@ -53,7 +53,7 @@ inline StagePlan measure_stage(const Options& o, const ModelShape& shape, const 
     return out;
 }
 
-// times where the hardware is known
+// with times, if the hardware is known
 inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
                             uint64_t samples, const Target& target = {}, const Hardware& hardware = {}) {
     Schedules schedules = make_schedules(o, place, stage, samples);
@@ -67,7 +67,7 @@ inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Gri
     return out;
 }
 
-// a rank's bytes on the fullest stage: the first, which has most micro-batches in flight, one in the
+// bytes per rank on the fullest stage: the first, which has the most micro-batches in flight, one in the
 // middle, or the last
 inline double most_stage_bytes(const Options& o, const ModelShape& shape, const Grid& place, uint64_t samples,
                                const Target& target) {
@@ -77,11 +77,11 @@ inline double most_stage_bytes(const Options& o, const ModelShape& shape, const 
     return most;
 }
 
-// What NCCL takes on a GPU for each communicator: 544 to 688 MB have been published, the larger one is
-// counted. It was not measured here
+// What NCCL takes on a GPU for each communicator: 544 to 688 MB have been published; the larger number is
+// used. It was not measured here
 constexpr double bytes_of_communicator = 688e6;
 
-// of a rank's communicators, where there are most
+// a rank's communicators, on the stage that has the most
 inline int most_communicators(const Grid& grid, bool wrap) {
     int most = 0;
     for (int stage = 0; stage < std::min(grid.p, 2); stage++) {
@@ -91,7 +91,7 @@ inline int most_communicators(const Grid& grid, bool wrap) {
     return most;
 }
 
-// a column for each of the stages
+// one column per stage
 inline std::string memory_table(const std::vector<StagePlan>& stages) {
     bool alone = stages.size() == 1;
     int digits = stages[0].bytes() < 10e6 ? 3 : 1;

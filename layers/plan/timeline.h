@@ -1,10 +1,10 @@
-// timeline.h   a step drawn: a row a stage or rank, time to the right; from a simulation or a run (trace.h)
-//   FILE.svg    in a row above: forward (light) and backward (dark), coloured by micro-batch, with calls over
-//               tensor-parallel ranks (red) and waits (white) in them; below, thin: messages (by
-//               micro-batch), buckets reduced (grey) and gathered (green), the update (black). Of a run the
-//               plan is drawn below it, at one scale
-//   FILE.json   Chrome's trace format (chrome://tracing, Perfetto): a process a row, microseconds; of a run
-//               with every operation and call
+// timeline.h   a step drawn: one row per stage or rank, time to the right; of a simulation or a run (trace.h)
+//   FILE.svg    upper part of a row: forward (light) and backward (dark), coloured by micro-batch, with
+//               tensor-parallel calls (red) and waits (white) in them; lower part, thin: messages (by
+//               micro-batch), buckets reduced (grey) and gathered (green), the update (black). For a run, the
+//               plan is drawn below, to the same scale
+//   FILE.json   Chrome's trace format (chrome://tracing, Perfetto): one process per row, times in
+//               microseconds; for a run with every operation and call
 #pragma once
 #include <cmath>
 #include <map>
@@ -14,7 +14,7 @@
 inline Timeline draw(const Simulation& s, const PipelineShape& shape, const std::string& title) {
     Timeline out = {title, {}, shape.micro_batches, shape.chunks, s.seconds, s.spans};
     for (int stage = 0; stage < shape.p; stage++) out.rows.push_back(text("stage %d", stage));
-    for (auto& span : out.spans)  // what the update leaves for the next step is what this one began with
+    for (auto& span : out.spans)  // what runs into the next step is drawn at this one's beginning
         if (span.start >= s.seconds) {
             span.start -= s.seconds;
             span.end -= s.seconds;
@@ -24,7 +24,7 @@ inline Timeline draw(const Simulation& s, const PipelineShape& shape, const std:
 
 // ---- SVG -------------------------------------------------------------------------------------------------
 
-// neighbours differ where they are few; where they are many, a colour is a place in the step
+// if there are few, neighbours get different colours; if many, the colour shows the place in the step
 inline std::string span_colour(const Span& s, int micro_batches) {
     if (s.kind == Span::Reduce) return "#8a8a8a";
     if (s.kind == Span::Gather) return "#2e9e6b";
@@ -40,7 +40,7 @@ inline std::string span_colour(const Span& s, int micro_batches) {
     return text("#%02x%02x%02x", channel(0), channel(8), channel(4));
 }
 
-// where a span lies in its row of height 1: from, height
+// where in its row, which is 1 high, a span is drawn: offset, height
 struct RowPart { double from, height; };
 inline RowPart part_of_row(Span::Kind kind) {
     switch (kind) {
@@ -61,7 +61,7 @@ class SvgPicture {
 
     void add_panel(const Timeline& p) {
         double row = std::clamp(760.0 / (double)p.rows.size(), 9.0, 44.0), top = height + 46;
-        std::map<std::pair<int, std::string>, std::string> paths;  // what is drawn over the rest comes last
+        std::map<std::pair<int, std::string>, std::string> paths;  // in drawing order: the last is on top
         std::string labels;
         for (auto& s : p.spans) {
             RowPart part = part_of_row(s.kind);
@@ -156,7 +156,7 @@ inline std::string chrome_events(const Timeline& p, int first) {
     return out;
 }
 
-// events: more of them, as JSON, each with a comma behind it
+// events: additional ones, as JSON, each followed by a comma
 inline std::string chrome_trace(const std::vector<Timeline>& panels, const std::string& events = "") {
     std::string out = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + events;
     int first = 0;

@@ -1,12 +1,12 @@
-// trace.h   one step of the run: when each operation, call and message began and ended, and who waited, of
-//   every rank of the first replica
+// trace.h   one step of the run, for every rank of the first replica: when each operation, call and message
+//   began and ended, and who waited
 #pragma once
 #include <list>
 #include "../../comm/hosts.h"
 #include "span.h"
 
-// text of every rank, in the order of the ranks, on rank 0; collective over the world. In pieces: rank 0
-// alone holds all of it, the others some megabytes at a time
+// joins every rank's text, in the order of the ranks, on rank 0; collective over the world. In pieces: only
+// rank 0 holds all of it, the others some megabytes at a time
 inline std::string collect_text(const comm::Group& world, const std::string& mine) {
     size_t piece = std::max<size_t>(64, (8 << 20) / sizeof(int64_t) / (size_t)world.size);  // numbers
     std::vector<int64_t> lengths = comm::gather_numbers(world, {(int64_t)mine.size()}, "lengths of texts");
@@ -33,14 +33,14 @@ class Trace : public Listener {
     struct Entry {
         Activity activity;
         TimedEvent begin, end;
-        std::shared_ptr<comm::CallTimes> times;  // of a call that ends later
+        std::shared_ptr<comm::CallTimes> times;  // of a call that ends later than its function
     };
     std::list<Entry> entries;
     std::vector<Entry*> open;
     TimedEvent origin;
-    double host_origin = 0, shift = 0;  // shift: of this rank's origin, behind the first on its host
+    double host_origin = 0, shift = 0;  // shift: how far this rank's origin is behind the first on its host
 
-    // a comm stream that waits for computations: how long cannot be measured
+    // a comm stream that waits for computations: how long it waits cannot be measured
     static bool is_comm_stream_waiting(const Activity& a) {
         return a.kind == Activity::Wait && a.position < 0;
     }
@@ -49,7 +49,7 @@ class Trace : public Listener {
     }
 
 public:
-    // collective over the world. Ranks of one host share a clock; those of several are as near as the barrier
+    // collective over the world. Ranks of one host share a clock; hosts agree to within the barrier
     void start(const comm::Group& world, Stream stream) {
         synchronize(stream);
         comm::barrier(world, "the traced step");
@@ -94,12 +94,12 @@ public:
 
 // ---- as spans and as Chrome's events ---------------------------------------------------------------------
 
-// a call of --tensor-chunks
+// whether it is a call of --tensor-chunks
 inline bool is_beside_gemms(const Activity& a) {
     return a.call.on_comm_stream && (a.place.pass == Pass::Forward || a.place.pass == Pass::Backward);
 }
 
-// what the picture shows of it: false, nothing
+// how the picture shows it; false: not at all
 inline bool span_of(const Activity& a, Span& span) {
     static constexpr Span::Kind of_pass[] = {Span::Forward, Span::Backward, Span::Message,
                                              Span::Reduce,  Span::Gather,   Span::Update};
