@@ -1,12 +1,12 @@
-// test_gpt.cu   the table of checks, which stand beside what they check (test_*.h); run from the root
+// test_gpt.cu   the table of test chapters; each test_*.h is next to the code it tests; run from the root
 //   ./test_gpt                     all chapters          ./test_gpt kernels plan    only these
-//   ./test_gpt bench               speed of a training step beside the BLAS's own
-//   ./test_gpt profile             where its time goes, against the floor; options of train_gpt may follow
-//   ./test_gpt bench-evaluate      evaluation beside training, shared contexts beside each choice alone
-//   ./test_gpt bench-kernels       each kernel beside what the memory, or GEMMs, give
-//   mpirun -n 4 ./test_gpt ranks   what ranks say to each other
-//   A CPU build proves ref (in fp64 against finite differences and PyTorch); a build with kernels, emulated
-//   or on a GPU, proves gpu against ref. The last line is `N passed, N failed`.
+//   ./test_gpt bench               speed of a training step against its GEMMs alone
+//   ./test_gpt profile             time per operation against its floor; options of train_gpt may follow
+//   ./test_gpt bench-evaluate      evaluation against training; shared contexts against separate ones
+//   ./test_gpt bench-kernels       each kernel: GB/s against a device copy, or TFLOP/s
+//   mpirun -n 4 ./test_gpt ranks   communication between ranks
+//   A CPU build tests ref (in fp64, against finite differences and PyTorch); a build with kernels, emulated
+//   or on a GPU, tests gpu against ref. The last line is `N passed, N failed`.
 #include "comm/test_ranks.h"
 #include "comm/test_schedule.h"
 #include "data/tasks/test_tasks.h"
@@ -98,7 +98,7 @@ void run_chapter(const Chapter& c) {
 }
 
 int main(int argc, char** argv) {
-    setvbuf(stdout, nullptr, _IOLBF, 0);  // a check that hangs does not take with it what was printed
+    setvbuf(stdout, nullptr, _IOLBF, 0);  // so that a hang does not swallow earlier output
     comm::start(&argc, &argv);
     std::vector<std::string> words(argv + 1, argv + argc);
     programs = fs::absolute(argv[0]).parent_path();

@@ -1,7 +1,7 @@
 // train_gpt.cu   trains a GPT: start, build, train, evaluate, generate, save
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
-//   Read train_step, then layers/model/stage.h and block.h, the layers in its order, vocabulary.h,
-//   optimizer.h.
+//   Read train_step first, then layers/model/stage.h and block.h, the layers in the order block.h calls them,
+//   vocabulary.h and optimizer.h.
 #include <signal.h>
 #include "layers/inference/evaluate.h"
 #include "layers/model/replicas.h"
@@ -15,8 +15,8 @@ volatile sig_atomic_t stop_requested = 0;
 
 // ---- a step ----------------------------------------------------------------------------------------------
 
-// One step of the optimiser over a batch: load, forward, loss, backward, reduce, update. The host waits for
-// the device only at the end, for norm and losses.
+// One optimizer step over a global batch: load, forward, loss, backward, reduce, update. The host waits for
+// the device only at the end, to read the gradient norm and the losses.
 StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
@@ -27,7 +27,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     double tokens = (double)samples.batch * T, counted = samples.tokens();
     const Schedule& schedule = trainer.schedules.at(samples.batch);
     int micro_batches = schedule.shape.micro_batches;
-    real dloss = (real)(1 / counted);  // the mean over the batch's tokens, or those of its answers
+    real dloss = (real)(1 / counted);  // loss = mean over the batch's tokens, or over its answer tokens
 
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
@@ -47,7 +47,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
             PlaceScope here({Pass::Forward, i, 0});
             copy_tokens(model, mb.kept, i);
             forward(model, mb, dloss);   // tokens -> logits -> losses
-            backward(model, mb, dloss);  // -> gradients, set by the first micro-batch, then added to
+            backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
         }
     };
     std::optional<RepeatedStep> check;
@@ -55,14 +55,14 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     auto step = [&] {
         if (checks) check.emplace(model, optimizer, compute);
         else compute();
-        finish_reductions(model);  // begun in backward, bucket by bucket: waited for here
+        finish_reductions(model);  // started bucket by bucket in backward; waits for them here
         update_parameters(model, optimizer, o.clip);
     };
-    bool is_first = !trainer.steps++ && model.grid.world.size > 1;  // what is made when first used is made
+    bool is_first = !trainer.steps++ && model.grid.world.size > 1;  // runs eagerly: lazy initialisation
     if (!trainer.uses_graph || !listeners.empty() || checks || is_first) step();
     else enqueue_as_graph(model, trainer, samples.batch, step);
 
-    Clip clip = last_clip(model, optimizer);  // so far the host has waited for nothing but MPI
+    Clip clip = last_clip(model, optimizer);  // the host's first wait in the step, except inside MPI calls
     if (take_expired_wait(model.stream))
         fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
              "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
@@ -79,15 +79,15 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     return reports;
 }
 
-// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set; false
-// where some rank cannot read it
+// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set.
+// Returns false if any rank cannot read it.
 bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     const Grid& grid = model.grid;
     int T = model.shape.T;
     uint64_t all = run.validation->samples(), B = model.setup.B;
     uint64_t count = std::min(all, run.options.evaluate_batches * B), batches = (count + B - 1) / B;
-    int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // micro-batches go round here as well
+    int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // dealt round-robin, as in training
     std::vector<BatchShape> sizes;
     auto first_of = [&](int i) { return ((uint64_t)i * grid.d + grid.data) * B; };
     auto sample_of = [&](uint64_t k) { return (uint64_t)((double)k * (double)all / (double)count); };
@@ -114,7 +114,7 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
 
 // ---- train -----------------------------------------------------------------------------------------------
 
-// evaluation that is due after this step, for its report; false where the validation set cannot be read
+// runs the evaluations due after this step, for its report; false if the validation set cannot be read
 bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, InferenceJobs& jobs) {
     bool due = run.options.evaluate_every && run.state.step % run.options.evaluate_every == 0;
     if (!due && run.state.step != run.last_step) return true;
@@ -151,7 +151,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
         step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
                                 predicted ? &*predicted : nullptr);
-        bool is_corrupt = reports.any(&RankReport::is_corrupt);  // neither evaluated nor saved
+        bool is_corrupt = reports.any(&RankReport::is_corrupt);  // then neither evaluated nor saved
         bool evaluated = is_corrupt || evaluate_step(result, run, trainer, jobs);
         reporter.report_step(result, (double)batch * model.shape.T);
         if (!evaluated) save_and_end(run, trainer, trainer.data_error);
@@ -163,7 +163,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
         }
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
     }
-    model.await_parameters();  // the last update's
+    model.await_parameters();  // all-gathered after the last update
     if (long left = comm::unawaited_calls())
         fail("%ld calls were never waited for: a defect of this program", left);
     if (trainer.stop && run.is_rank0()) printf("stopped by a signal after step %ld\n", run.state.step);
@@ -183,7 +183,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     trainer.model =
         std::make_unique<Model>(run.state.shape, run.grid, setup_of(o, run.grid, trainer.schedules));
     Model& model = *trainer.model;
-    if (alone || o.graph == "yes") model.stream = make_stream();  // the default one is never captured
+    if (alone || o.graph == "yes") model.stream = make_stream();  // the default stream cannot be captured
     comm::compute_stream = model.stream;
     if (training) trainer.optimizer = std::make_unique<Optimizer>(model);
     model.allocate_memory();
@@ -203,14 +203,14 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
     trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts.size());
     if (!HAS_KERNELS) return;
-    // in longer steps launch overhead is hidden anyway, and graphs take memory
+    // longer steps hide the launch overhead anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
     bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short && o.loss_on == "all";
     bool is_faster = tune(model, *trainer.optimizer, o, run.state, may_graph);
     trainer.uses_graph = o.graph == "yes" || (o.graph == "auto" && is_faster);
 }
 
-// resolves everything that can be resolved without memory or messages; all ranks go on, or all end
+// Resolves and checks every setting before the model takes memory. Either all ranks continue, or all exit.
 Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char** argv) {
     auto together = [](auto phase) {
         std::string error;
@@ -233,7 +233,7 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
     if (o.help || o.version) return schedules;
     std::optional<Grid> grid;
     double memory = 0;
-    if (o.micro_batch == automatic && o.plan.empty()) {  // of what communicators leave
+    if (o.micro_batch == automatic && o.plan.empty()) {  // sized by the memory communicators leave free
         together([&] {
             device_name();
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
@@ -253,8 +253,8 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
         if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
         if (o.pipeline_chunks > 1 && !schedules.empty())
             o.pipeline_group = schedules.rbegin()->second.shape.interleave_group;
-        device_name();      // refuses where there is none
-        uses_flash(o, {});  // refuses --attention flash where no kernel has it
+        device_name();      // fails if there is no device
+        uses_flash(o, {});  // fails if --attention flash has no kernel
         check_metrics(run);
         check_trace(run);
     });
@@ -297,10 +297,10 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
 }
 
 int main(int argc, char** argv) {
-    signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write, not the end
+    signal(SIGXFSZ, SIG_IGN);  // over the file-size limit, write() fails instead of killing the process
     Run run;
     InferenceJobs jobs;
-    Trainer trainer;  // outlives the catch: freeing memory may wait for a device that waits forever
+    Trainer trainer;  // declared outside the try: freeing memory could block on a hung device
     try {
         comm::start(&argc, &argv);
         run.start_times.end("MPI");

@@ -1,5 +1,5 @@
-// collective_check.h   an error of one rank, or ranks that were started differently, end all
-//   All here is collective over the world. Where a check fails, one message is printed and every rank exits.
+// collective_check.h   an error on one rank, or ranks that were started differently, end all ranks
+//   Everything here is collective over the world. If a check fails, each error is printed once and all exit.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -15,7 +15,7 @@
 
 namespace comm {
 
-inline const char* program = "train_gpt";  // in messages
+inline const char* program = "train_gpt";  // in error messages
 
 inline std::string rank_list(const std::vector<int>& ranks) {
     std::string out;
@@ -29,7 +29,7 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     return out;
 }
 
-// those of all ranks, as 0 2 to 4, whose number is `value`
+// the ranks whose number is `value`, as 0 2 to 4
 template <class Number>
 std::string ranks_with(const std::vector<Number>& of_ranks, Number value) {
     std::vector<int> ranks;
@@ -38,7 +38,7 @@ std::string ranks_with(const std::vector<Number>& of_ranks, Number value) {
     return rank_list(ranks);
 }
 
-// goes on if no rank has an error; else all exit with `code`
+// returns if no rank has an error; otherwise all ranks exit with `code`
 inline void collective_check(const std::string& error, int code = 1) {
     uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
     std::map<int64_t, std::vector<int>> who;
@@ -56,7 +56,7 @@ inline void collective_check(const std::string& error, int code = 1) {
     exit(code);
 }
 
-// what must be the same everywhere: its name, its checksum, and what to do where it is not
+// what must be the same on all ranks: its name, its checksum, and advice if it is not
 struct ConfigHash { std::string name; uint64_t sum; const char* advice; };
 inline void check_config_hashes(const std::vector<ConfigHash>& hashes) {
     std::vector<int64_t> mine;
@@ -74,8 +74,8 @@ inline void check_config_hashes(const std::vector<ConfigHash>& hashes) {
     collective_check(error);
 }
 
-// Waits for work that ranks do in threads of their own, all in touch meanwhile: a slow disk is no rank that
-// hangs. Names who is slow. error: of this rank's work; returns whether no rank had one
+// Waits for the background threads of all ranks, which exchange their status meanwhile: a slow disk is not
+// mistaken for a hang. Names slow ranks. error: set if this rank's work failed; returns whether no rank's did
 inline bool await_together(std::future<void>& work, const char* doing, std::string& error) {
     enum { Done, Busy, Failed };
     constexpr std::chrono::milliseconds patience(5000), tick(20);

@@ -1,29 +1,29 @@
 // comm.h   communication between ranks; one of comm_single, comm_mpi, comm_nccl is linked
 //   A Group is an ordered set of ranks; every member makes the same calls in the same order.
-//     all_reduce       x (n)               each rank: a part          -> each rank: the whole, SUM or MAX
-//     reduce_scatter   in (size * n)       each rank: a part          -> out (n): the whole's slice `rank`
+//     all_reduce       x (n)               each rank: partial values  -> each rank: SUM or MAX over the ranks
+//     reduce_scatter   in (size * n)       each rank: partial values  -> out (n): slice `rank` of the SUM
 //                      (out may be in + rank * n)
 //     all_gather       in (n)              each rank: its slice       -> out (size * n): all slices in order
 //                      (in may be out + rank * n)
-//     broadcast        in (n)              root's                     -> out (n), on each rank: root's
-//     reduce           in (n)              each rank: a part          -> out (n), on root: the whole, SUM
-//                      (of both: out may be in)
+//     broadcast        in (n)              root's values              -> out (n), on each rank: root's values
+//     reduce           in (n)              each rank: partial values  -> out (n), on root: the SUM
+//                      (for both: out may be in)
 //     send, receive    x (n)               to and from a rank of the group; between group_begin() and
 //                      group_end() they are posted together, so that two ranks may send to each other
-//   n counts elements of floatX, real, double or int64. Calls on a group of one do nothing but copy,
-//   which is for the compute stream: on a comm stream such a group works in place.
-//   On the compute stream a call has its place among the computations. On a comm stream it runs beside them,
-//   after what that stream was given before:
-//     wait_stream(comm_stream, compute)   the comm stream goes on when `compute` has got as far as it is now
-//     record_event(comm_stream)           a point in the comm stream
-//     wait_event(compute, event)          `compute` goes on when the comm stream has got to that point
-//   A group's calls go to one comm stream, or to the compute stream, at a time. model/pipeline.h has a table
-//   of the streams and who waits for whom.
-//   Each call carries a label; one that does not end within comm::timeout seconds ends the run: every
-//   rank of its group that still answers prints its last calls, and those that never came are named.
-//   Ranks meet before a group is made, under the same watch: who is late is named.
-//   What ends all ranks: an exception of one (comm::stop: MPI_Abort, at once), an error that they look for
-//   together (collective_check.h), or a call that does not end: timeout, and seconds of asking who is late.
+//   n counts elements of floatX, real, double or int64. On a group of one, calls only copy, which needs the
+//   compute stream: on a comm stream, calls on such a group must be in place.
+//   On the compute stream a call is ordered among the computations. On a comm stream it runs concurrently
+//   with them, after what was enqueued on that stream before:
+//     wait_stream(comm_stream, compute)   comm_stream waits for what is enqueued on `compute` so far
+//     record_event(comm_stream)           an event at this point of comm_stream
+//     wait_event(compute, event)          `compute` waits for that event
+//   At any time, all calls of a group are on one comm stream, or on the compute stream. model/pipeline.h has
+//   a table of the streams and who waits for whom.
+//   Each call has a label. A call that does not end within comm::timeout seconds ends the run: every rank of
+//   its group that still responds prints its last calls, and ranks that never arrived are named. Ranks meet
+//   before a group is made, with the same timeout; late ranks are named.
+//   What ends all ranks: an exception on one (comm::stop: MPI_Abort, at once), a failed collective check
+//   (collective_check.h), or a call that does not end (timeout, then seconds of asking who is late).
 #pragma once
 #include <stdint.h>
 #include <bit>
@@ -41,22 +41,22 @@ enum class Op { Sum, Max };
 
 struct Group {
     const char* name = "self";
-    int rank = 0, size = 1;        // of this process in it
+    int rank = 0, size = 1;        // of this process in the group
     std::vector<int> members = {0};  // world ranks
     void* handle = nullptr;
 };
 
 struct StreamEvent {
     Stream comm_stream = nullptr;
-    long position = 0;  // on it: MPI counts calls, NCCL events, a dry run the calls of all streams
+    long position = 0;  // on that stream, in calls (MPI), events (NCCL) or calls of all streams (dry run)
 };
 
 inline double timeout = 600;            // seconds
-inline long most_mpi_values = INT_MAX;  // in one call of MPI, which counts in an int: longer ones are cut
+inline long most_mpi_values = INT_MAX;  // per MPI call, which counts in int: longer calls are split
 
 using ::Collective;
-// what each of `ranks` sends of a whole of so many bytes, by the ring algorithm (Patarasuk and Yuan, 2009);
-// a broadcast or a reduction to one rank goes along a chain, whose last rank sends nothing: it is counted too
+// bytes that each of `ranks` sends for `bytes` in all, with the ring algorithm (Patarasuk and Yuan, 2009);
+// broadcast and reduce use a chain, whose last rank sends nothing but is counted like the others
 constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
     switch (kind) {
         case Collective::AllReduce: return 2 * (bytes * (ranks - 1) / ranks);
@@ -67,18 +67,18 @@ constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
     }
 }
 struct Traffic {
-    long calls = 0, sent = 0;  // sent: bytes, counted so
+    long calls = 0, sent = 0;  // sent: bytes, as sent_bytes() counts
     bool operator==(const Traffic&) const = default;
 };
-inline std::map<std::string, Traffic> traffic;  // of this rank so far, by the group's name
+inline std::map<std::string, Traffic> traffic;  // of this rank so far, by group name
 
-// When a call on a comm stream began and ended: by the host's clock, or by events of the stream. Who wants to
-// know of the next one asks here; the transport fills it in
+// When a call on a comm stream began and ended, by the host's clock or by events of the stream. To time the
+// next call, set times_of_next_call; the transport fills it in
 struct CallTimes {
     double began = 0, ended = 0;  // seconds()
     bool has_events = false;
     TimedEvent first, last;
-    // seconds since `origin`, which was at host_origin
+    // begin and end in seconds since `origin`, at which the host's clock was host_origin
     std::pair<double, double> span(const TimedEvent& origin, double host_origin) const {
         if (has_events) return {first.since(origin), last.since(origin)};
         return {began - host_origin, ended - host_origin};
@@ -90,32 +90,32 @@ inline std::shared_ptr<CallTimes> times_of_next_call;
 
 void start(int* argc, char*** argv);  // before anything else; without a launcher the world is one rank
 void finish();
-[[noreturn]] void stop(int code);  // ends every rank
+[[noreturn]] void stop(int code);  // ends all ranks
 int world_rank();
 int world_size();
 Group make_group(const char* name, const std::vector<int>& members);  // called by its members
-Group make_host_group(const char* name, const std::vector<int>& members);  // for numbers on the host alone
-Group everyone();  // the world, for numbers on the host alone; before there is a grid, or even a device
-// numbers in the host's memory: every member's, one after the other
+Group make_host_group(const char* name, const std::vector<int>& members);  // for numbers on the host only
+Group everyone();  // the world, for numbers on the host only; needs neither grid nor device
+// all-gather of numbers in host memory: every member's, in rank order
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);
 void barrier(const Group& g, const char* label);
-double waited_seconds();  // that this rank, or its device, has waited for others so far
-struct SentMessages { long count = -1, peers = 0; };  // of MPI, with those of collectives; to so many ranks
-SentMessages sent_messages();  // count -1: nothing counts them (see scripts/count_messages.c)
+double waited_seconds();  // how long this rank, or its device, has waited for others so far
+struct SentMessages { long count = -1, peers = 0; };  // MPI messages, those of collectives too; ranks sent to
+SentMessages sent_messages();  // count -1: not counted (see scripts/count_messages.c)
 
 Stream make_comm_stream();
 void hold_comm_stream(Stream comm_stream, Stream compute);
 StreamEvent mark(Stream comm_stream);
 void hold_until(Stream compute, const StreamEvent& event);
-long unawaited_calls();  // of comm streams: no event behind them was waited for. 0 before the program ends
-void transport_group_end();  // begins what has been posted since in_group is true
+long unawaited_calls();  // calls on comm streams that no awaited event follows; must be 0 at the end
+void transport_group_end();  // starts the calls posted since group_begin()
 
-// Calls between them become part of a CUDA graph, of `compute` and of the comm streams that wait for it. It
-// waits for no event from before, ends when all of these have ended, and nobody waits for its events later
-extern const bool can_capture;  // not MPI, whose calls are the host's
+// Calls between the two become part of a CUDA graph, of `compute` and of the comm streams that wait for it.
+// The graph waits for no earlier event, joins all its streams, and nothing waits for its events later
+extern const bool can_capture;  // not with MPI, whose calls the host makes
 void begin_capture();
 void end_capture(Stream compute);
-void watch_graph(const Group& world, Stream compute);  // behind each launch: as one call of all ranks
+void watch_graph(const Group& world, Stream compute);  // after each launch: watched as one call of all ranks
 
 void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s);
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
@@ -149,11 +149,11 @@ inline void count(const Group& g, Collective kind, long bytes) {
     t.sent += sent_bytes(kind, g.size, bytes);
 }
 
-inline Stream compute_stream = nullptr;  // of the model: other streams than this and the default carry calls
-inline long dry_calls = 0;  // calls of steps of which nothing is executed
+inline Stream compute_stream = nullptr;  // the model's; any other stream except the default is a comm stream
+inline long dry_calls = 0;  // calls so far in dry runs, which execute nothing
 inline bool in_group = false;  // between group_begin and group_end
 
-// A call, said and counted; false where it is only said. n: values of the whole, over all ranks
+// Announces a call and counts its traffic; false in a dry run. n: values in all, over all ranks
 class CallScope {
     NvtxRange range;
     ActivityScope announced;
@@ -242,7 +242,7 @@ inline void group_end() {
 
 // ---- order -----------------------------------------------------------------------------------------------
 
-// `waits` goes on when `awaited` has got to that position
+// stream `waits` continues when stream `awaited` has reached `position`
 inline Activity wait_of(Stream waits, Stream awaited, long position, const char* label) {
     return {.kind = Activity::Wait, .name = "wait", .stream = waits, .place = {}, .label = label,
             .awaited = awaited, .position = position};
@@ -254,14 +254,14 @@ inline void wait_stream(Stream comm_stream, Stream compute) {
 inline StreamEvent record_event(Stream comm_stream) {
     return executes() ? mark(comm_stream) : StreamEvent{comm_stream, dry_calls};
 }
-// at once where nothing was recorded
+// returns at once if there is no event
 inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {
     if (!event.comm_stream) return;
     ActivityScope wait([&] { return wait_of(compute, event.comm_stream, event.position, label); });
     if (executes()) hold_until(compute, event);
 }
 
-// sums over ranks of numbers on the host, always added in the order of the ranks
+// sums over ranks of numbers on the host, always added in rank order
 inline std::vector<double> sum_over(const Group& g, const std::vector<double>& x, const char* label) {
     if (g.size == 1) return x;
     std::vector<int64_t> bits;

@@ -1,8 +1,8 @@
 // comm_mpi.cpp   the transport over MPI; on a GPU the data goes through host memory
-//   Every call is posted without blocking. On the compute stream it is waited for at once; on a comm_stream
-//   it is posted when the computations before its wait_stream are done and the comm_stream's earlier calls
-//   are posted, and goes on whenever this rank waits for anything. Waiting gives the processor away, so that
-//   more ranks than cores work.
+//   Every call is non-blocking. On the compute stream it is waited for at once. On a comm stream it is posted
+//   when the computations before its wait_stream are done and the stream's earlier calls are posted, and it
+//   makes progress whenever this rank waits for anything. Waiting yields the processor, so that there can be
+//   more ranks than cores.
 #include <deque>
 #include "../layers/base/watch.h"
 #include "mpi_world.h"
@@ -10,7 +10,7 @@
 namespace comm {
 namespace {
 
-namespace watch = emulated::watch;  // the emulated device's, which is told what MPI does with memory
+namespace watch = emulated::watch;  // the emulated device's checker of accesses, told what MPI accesses
 
 MPI_Datatype bf16_type;
 MPI_Op bf16_sum, bf16_max;
@@ -33,7 +33,7 @@ void max_bf16(void* in, void* inout, int* n, MPI_Datatype*) {
         if (float(((bf16*)in)[i]) > float(((bf16*)inout)[i])) ((bf16*)inout)[i] = ((bf16*)in)[i];
 }
 
-// host memory for what lies on a device; elsewhere the memory itself
+// a host copy of device memory; if the host is the device, the memory itself
 struct Staged {
     void* device;
     size_t bytes;
@@ -48,12 +48,12 @@ struct Staged {
         if (host != device) copy_to_host(host, device, bytes, s);
         else watch::begin_send(device, bytes);
     }
-    void replace(Stream s) {  // load and expect
+    void replace(Stream s) {  // load(), and expect() in place
         if (host != device) return load(s);
         watch::read(device, bytes);
         expect();
     }
-    void expect() {  // what store() will bring
+    void expect() {  // announces what store() will write
         if (host == device) watch::begin_copy(device, nullptr, bytes);
     }
     void store(Stream s) {
@@ -73,8 +73,8 @@ struct PendingCall {
     std::function<void(MPI_Request*, Stream)> post;
     std::function<void(Stream)> finish = {};
     std::shared_ptr<Event> after = {};  // what must be computed before it is posted
-    watch::Clock given = {};  // what the host knew then
-    watch::Clock end = {};    // what is ordered before its end
+    watch::Clock given = {};  // the host's clock when it was enqueued
+    watch::Clock end = {};    // what happens before its end
     std::string here = {};
     std::shared_ptr<CallTimes> times = std::move(times_of_next_call);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -98,10 +98,10 @@ struct PendingCall {
 struct CommStream {
     Stream copies;             // for staging, on a device
     std::deque<PendingCall> queue;    // posted or not, in order
-    long given = 0, done = 0, awaited = 0;  // calls
+    long given = 0, done = 0, awaited = 0;  // numbers of calls
     std::shared_ptr<Event> after;
     watch::Progress progress;
-    std::deque<watch::Clock> ends;  // of the last calls, up to number `done`
+    std::deque<watch::Clock> ends;  // end clocks of the last calls, up to call `done`
 
     CommStream() : copies(make_stream()) {}
     CommStream(const CommStream&) = delete;
@@ -131,8 +131,8 @@ struct CommStream {
             if (ends.size() > 1000) ends.pop_front();
         }
     }
-    // what an event at `position` knows: not what has ended since, but for what a call learnt while others
-    // were under way
+    // the clock of an event at `position`: without calls that ended since, except for what a call learnt
+    // while others were under way
     watch::Clock known_at(long position) const {
         if (position == 0 || ends.empty()) return {};
         size_t since = std::min((size_t)(done - position), ends.size() - 1);
@@ -140,7 +140,7 @@ struct CommStream {
     }
 };
 std::vector<std::unique_ptr<CommStream>> comm_streams;
-std::vector<PendingCall> collected;   // on the compute stream
+std::vector<PendingCall> collected;   // on the compute stream, in an open group
 
 void advance_comm_streams() {
     for (auto& c : comm_streams) c->advance();
@@ -155,7 +155,7 @@ void wait_for(PendingCall& call) {
     }
 }
 
-// MPI counts in an int: pieces (first value, count) of what one call would carry
+// MPI counts in int: calls piece(first value, count) for each part of a call that would be too long
 template <class Piece>
 void cut(long n, Piece piece) {
     for (long first = 0; first < n; first += most_mpi_values)
@@ -240,7 +240,7 @@ void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const c
 }
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
-    if (n * g.size > most_mpi_values) {  // pieces of slices are no slices: each rank's slice for itself
+    if (n * g.size > most_mpi_values) {  // parts of slices are not slices: each rank's slice by itself
         for (int root = 0; root < g.size; root++)
             reduce_bytes(g, out, (const char*)in + root * n * bytes_of(type), n, type, root, label, s);
         return;
@@ -278,7 +278,7 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
         to->store(copies);
     }}, s);
 }
-// root's goes from `in` itself, and is copied beside it
+// root sends from `in` itself, and copies it to `out`
 void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
                      const char* label, Stream s) {
     bool sends = g.rank == root;

@@ -1,9 +1,9 @@
-// comm_nccl.cpp   the transport over NCCL: one communicator a group, its id exchanged over MPI
-//   Calls go into the stream they are given; a comm_stream is a stream of its own, ordered against the
-//   compute stream by events. While the host waits for the device, the oldest unfinished call is watched.
-//   What a rank waits for others is time of its compute stream: in calls there, which take the slowest rank's
-//   time, and until an event of a comm_stream.
-//   With DEVICE=emulated a stand-in of NCCL is linked: nccl_on_cpu.
+// comm_nccl.cpp   the transport over NCCL: one communicator per group, its id exchanged over MPI
+//   Calls are enqueued on the stream given; a comm stream is a CUDA stream of its own, ordered against the
+//   compute stream by events. While the host waits for the device, it watches the oldest unfinished call.
+//   Time that a rank waits for others is measured on its compute stream: in calls there, which take the
+//   slowest rank's time, and in waits for events of comm streams.
+//   With DEVICE=emulated a stand-in for NCCL is linked: nccl_on_cpu.
 #include <nccl.h>
 #include <atomic>
 #include <deque>
@@ -27,7 +27,7 @@ ncclDataType_t type_nccl(Type type) {
         : type == Type::Fp64 ? ncclFloat64 : ncclInt64;
 }
 
-// calls that may not have ended, oldest first
+// calls that may still be running, oldest first
 struct Watched {
     std::string here;
     long number;
@@ -41,8 +41,8 @@ struct Posted {
     std::string here;
     std::function<ncclResult_t()> post;
 };
-std::vector<Posted> posted;  // by the group so far
-std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with their group
+std::vector<Posted> posted;  // calls of the open group
+std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with the group
 
 bool capturing = false;  // calls become part of a CUDA graph, which is watched as a whole
 
@@ -54,7 +54,7 @@ void forget_ended() {
     while (!watched.empty() && watched.front().ended && watched.front().ended->reached()) watched.pop_front();
 }
 
-// the time that counts is how long the oldest call has been the oldest
+// the timeout applies to how long the oldest call has been the oldest
 void look() {
     static long oldest = 0;
     static double since = 0;
@@ -75,7 +75,7 @@ void look() {
 }
 
 void end_calls() {
-    if (capturing) return;  // captured events cannot be asked for
+    if (capturing) return;  // captured events cannot be queried
     for (auto& [times, stream] : timed) times->last.record(stream);
     timed.clear();
     for (auto& w : watched)
@@ -88,13 +88,13 @@ void end_calls() {
 
 struct CommStream {
     Event forked;
-    // events are used again: a wait for one that was is for a later point of the same stream, which is safe
+    // events are reused: a wait for a reused one waits for a later point of the same stream, which is safe
     static constexpr int mark_slots = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     bool is_captured = false;     // has joined the capture
-    long given = 0;               // marks
-    long calls = 0, awaited = 0;  // calls that were given, and that a mark waited for lies behind
-    long calls_at[mark_slots] = {};  // before each mark
+    long given = 0;               // events recorded
+    long calls = 0, awaited = 0;  // calls enqueued, and those before an event that was awaited
+    long calls_at[mark_slots] = {};  // calls enqueued before each event
 };
 std::map<Stream, std::unique_ptr<CommStream>> comm_streams;
 
@@ -106,7 +106,7 @@ double device_waited = 0;                               // seconds
 
 template <class Work>
 void time_wait(Stream compute, Work work) {
-    if (waits.size() > 4096) waited_seconds();  // where nobody asks, as in evaluation
+    if (waits.size() > 4096) waited_seconds();  // if nobody else asks, as in evaluation
     if (unused_waits.empty()) unused_waits.push_back(std::make_unique<Wait>());
     waits.push_back(std::move(unused_waits.front()));
     unused_waits.pop_front();
@@ -135,8 +135,8 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
     if (!in_group) end_calls();
 }
 
-// NCCL waits for all ranks of a new communicator without end: a thread does that, and this one looks at the
-// clock. The thread outlives a run that ends meanwhile
+// NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
+// one watches the clock. If the run ends meanwhile, the thread is left behind
 struct Joining {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm = nullptr;
@@ -170,8 +170,8 @@ ncclComm_t join(const Group& g, ncclUniqueId id) {
     return joining->comm;
 }
 
-// NCCL connects two ranks when they first communicate, and the host waits for it; a host that waits in the
-// middle of a schedule may keep from its neighbours what they wait for. So all connections are made here.
+// NCCL connects two ranks when they first communicate, and the host blocks. A host that blocks in the middle
+// of a schedule may hold back what its neighbours wait for, so all connections are made here.
 void connect(const Group& g, const char* name) {
     auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
     set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
@@ -190,16 +190,16 @@ void connect(const Group& g, const char* name) {
 
 }  // namespace
 
-// All kernels are loaded at the start: a load may wait for the device, which may wait for another rank. Every
-// stream gets a queue of its own on the device: comm_streams must not stand behind one another. Calls of
-// several communicators begin in the order in which the host makes them, on all ranks, where none waits for
-// another's end for that. Each communicator connects all its algorithms when it is made, not within a step.
+// Loads all kernels at the start: loading may wait for the device, which may wait for another rank. Gives
+// every stream a device queue of its own: comm streams must not queue behind one another. Starts calls of
+// several communicators in the host's order, on all ranks, where the device can do so without waiting for
+// each to end. Connects all algorithms of a communicator when it is made, not within a step.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     if (device_orders_launches()) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);
-    setenv("NCCL_COMM_BLOCKING", "1", 1);  // else calls return before they are enqueued
+    setenv("NCCL_COMM_BLOCKING", "1", 1);  // otherwise calls return before they are enqueued
     if (!launched()) return;
     start_mpi(argc, argv);
     while_waiting = look;
@@ -266,7 +266,7 @@ long unawaited_calls() {
     for (auto& [stream, c] : comm_streams) n += c->calls - c->awaited;
     return n;
 }
-// of what the device has done
+// counts the waits that the device has finished
 double waited_seconds() {
     while (!waits.empty() && waits.front()->end.reached()) {
         device_waited += waits.front()->end.since(waits.front()->begin);
@@ -275,8 +275,8 @@ double waited_seconds() {
     }
     return host_waited + device_waited;
 }
-// NCCL begins the communicators of one of its groups in an order of its own, which may never end: each has a
-// group to itself here, in the order of the calls
+// Within an NCCL group, communicators start in an order of NCCL's own, which may deadlock: here each has a
+// group to itself, in the order of the calls
 void transport_group_end() {
     for (auto calls = std::exchange(posted, {}); !calls.empty();) {
         ncclComm_t comm = calls.front().comm;

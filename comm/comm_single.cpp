@@ -1,4 +1,4 @@
-// comm_single.cpp   the transport of one process: no communication
+// comm_single.cpp   the transport for a single process: no communication
 #include <cstdlib>
 #include "comm.h"
 

@@ -1,23 +1,23 @@
 // grid.h   the grid of ranks and its groups: rank = tensor + t * (data + d * stage)
-//   The ranks of a tensor group are neighbours, so that they share a node: theirs is the largest traffic.
-//   Then come the replicas of a stage, and a pipeline neighbour is t * d ranks away:
+//   The ranks of a tensor group are neighbours, so that they share a node, since they have the most traffic.
+//   Next come the replicas of a stage; a pipeline neighbour is t * d ranks away:
 //
-//                 data 0         data 1             t = 2, d = 2, p = 3; a box is a tensor group
+//                 data 0         data 1             t = 2, d = 2, p = 3; [ ]: a tensor group
 //     stage 0   [ 0   1 ]      [ 2   3 ]   <- the data group of rank 0 is {0, 2}
 //     stage 1   [ 4   5 ]      [ 6   7 ]
 //     stage 2   [ 8   9 ]      [10  11 ]   <- its pipeline is {0, 4, 8}; first and last hold the embedding
 //
-//   A Link is one direction between two stages, with a comm stream of its own: nothing waits behind anything
-//   else. With several chunks a stage (wrap) the last stage is also linked to the first.
+//   A Link is one direction between two stages, with a comm stream of its own, so that messages do not queue
+//   behind unrelated ones. With several chunks per stage (wrap) the last stage also links to the first.
 //
-//   Tensor parallelism (Megatron-LM): over t ranks GEMMs into a layer are cut by columns, GEMMs out of it by
-//   rows: what comes out is a partial sum over all N rows, and is reduced. With sequence parallelism the
-//   residual stream's rows are cut over the ranks as well: rank r holds rows [r N / t, (r + 1) N / t);
-//   reductions become reduce-scatters, and all rows are gathered again before the next GEMM. N_r = N / t
-//   then, else N_r = N.
-//   To add a collective: a line with its label and what each rank holds before and after, here or in a
-//   layer's function. The plan finds it there. What fails if a rank forgets it, or gives another count:
-//   scripts/test_nccl.py (the stand-in names both ranks); if plan and run differ: scripts/test_parallel.py.
+//   Tensor parallelism (Megatron-LM): GEMMs into a layer are column-parallel, GEMMs out of it row-parallel:
+//   partial sums over all N rows, which are reduced. With sequence parallelism the rows of the residual
+//   stream are sharded over the ranks as well: rank r holds rows [r N / t, (r + 1) N / t); reductions become
+//   reduce-scatters, and rows are gathered before the next GEMM. Then N_r = N / t, otherwise N_r = N.
+//   To add a collective: one line, here or in a layer's function, with its label and what each rank holds
+//   before and after. The plan finds it there. If a rank omits it or gives another count,
+//   scripts/test_nccl.py fails (the stand-in names both ranks); if plan and run differ,
+//   scripts/test_parallel.py.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -25,18 +25,18 @@
 #include "comm.h"
 
 struct Link {
-    comm::Group group;  // from, to
+    comm::Group group;  // sender, receiver
     Stream stream = nullptr;
 };
 
 struct Grid {
     int t = 1, d = 1, p = 1;                // ranks along each axis
-    int tensor = 0, data = 0, stage = 0;    // this rank's place
+    int tensor = 0, data = 0, stage = 0;    // this rank's coordinates
     comm::Group tp, dp, pp, world;
-    comm::Group tied;                       // the two that hold the token embedding: first and last stage
+    comm::Group tied;                       // first and last stage, which both hold the token embedding
     Link forward_in, forward_out, backward_in, backward_out;
-    Stream dp_stream = nullptr;             // of dp: gradients are reduced there, parameters gathered
-    Stream tp_stream = nullptr;             // of tp, with --tensor-chunks: calls of blocks
+    Stream dp_stream = nullptr;             // for dp: gradients are reduced, parameters gathered
+    Stream tp_stream = nullptr;             // for tp, with --tensor-chunks: calls of blocks
 
     int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
     bool is_first_stage() const { return stage == 0; }
@@ -44,7 +44,7 @@ struct Grid {
     bool holds_tied() const { return p > 1 && (is_first_stage() || is_last_stage()); }
 };
 
-// the place of a rank, its groups' names and members; nothing is made yet
+// a rank's coordinates, and the names and members of its groups; no communicator is made yet
 inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
         std::string near = text("%ld", (world / one + 1) * one);
@@ -82,8 +82,8 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     return g;
 }
 
-// collective over the world. Links of even stages come first, then those of odd ones: a few rounds, however
-// many stages there are
+// Collective over the world. Links out of even stages come first, then those out of odd ones: a few rounds,
+// however many stages there are
 inline Grid make_grid(int t, int p, bool wrap) {
     Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
     auto make = [](comm::Group& group) { group = comm::make_group(group.name, group.members); };
@@ -108,7 +108,7 @@ inline Grid make_grid(int t, int p, bool wrap) {
     return g;
 }
 
-// communicators of a rank that stands at g, as make_grid makes them; wrap: likewise
+// how many communicators make_grid() makes for a rank at g, with the same `wrap`
 inline int communicator_count(const Grid& g, bool wrap) {
     int count = 0;
     for (const comm::Group* group : {&g.world, &g.tp, &g.dp, &g.tied}) count += group->size > 1;
@@ -116,7 +116,7 @@ inline int communicator_count(const Grid& g, bool wrap) {
     return count + 2 * has_before + 2 * has_next;
 }
 
-// a line for each stage and replica, the middle left out where there are many: the ranks of its tensor group
+// a line per stage: the ranks of each replica's tensor group; the middle is left out if there are many
 inline std::string print_grid(const Grid& g) {
     std::string out =
         text("grid      %d ranks = %d tensor x %d data x %d pipeline\n", g.t * g.d * g.p, g.t, g.d, g.p);
@@ -141,9 +141,9 @@ inline std::string print_grid(const Grid& g) {
 
 struct TensorParallel {
     comm::Group group;
-    bool sequence_parallel = false;  // rows of the residual stream are cut over the group
-    bool generates = false;          // text is generated as well, whose few rows are never cut
-    int chunks = 1;                  // of rows: a chunk's call runs beside the next one's GEMM (overlap.h)
+    bool sequence_parallel = false;  // rows of the residual stream are sharded over the group
+    bool generates = false;          // text is generated as well, whose few rows are not sharded
+    int chunks = 1;                  // row chunks: the call of one overlaps the next one's GEMM (overlap.h)
     Stream stream = nullptr;         // for those calls
     int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r
     // rows that a buffer of the residual stream must hold
@@ -161,15 +161,15 @@ inline const floatX* gather_rows(const TensorParallel& tp, floatX* all, const fl
     return all;
 }
 
-// partial sums over all N rows -> whole sums over this rank's rows; returns where they are
+// partial sums over all N rows -> whole sums of this rank's rows; returns where they are
 inline floatX* reduce_rows(const TensorParallel& tp, floatX* own, floatX* partial, int N, int C,
                            const char* label, Stream s, comm::Where where = comm::Where::current()) {
     if (tp.sequence_parallel) {
-        // N partial -> N / t whole
+        // N rows of partial sums -> N / t rows of whole sums
         comm::reduce_scatter(tp.group, own, partial, (long)tp.rows(N) * C, label, s, where);
         return own;
     }
-    // N partial -> N whole
+    // N rows of partial sums -> N rows of whole sums
     comm::all_reduce(tp.group, partial, (long)N * C, comm::Op::Sum, label, s, where);
     return partial;
 }

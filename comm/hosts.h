@@ -1,4 +1,4 @@
-// hosts.h   which host each rank is on, and what of that a user should know before the first step
+// hosts.h   which host each rank runs on, and notes for the user about placement that makes a run slow
 #pragma once
 #include <unistd.h>
 #include <algorithm>
@@ -23,7 +23,7 @@ inline int64_t host_id() {
     return (int64_t)checksum(name.data(), name.size());
 }
 
-// by rank, the first 63 bytes of each name; collective
+// host names by rank, the first 63 bytes of each; collective
 inline std::vector<std::string> gather_hosts(const Group& world) {
     constexpr size_t words = 8;
     std::string name = host_name();
@@ -35,8 +35,8 @@ inline std::vector<std::string> gather_hosts(const Group& world) {
     return hosts;
 }
 
-// Tensor groups of t ranks that lie on more than one host, and hosts with more ranks than devices (0: no
-// GPU): both work, slowly. A line for each of the two, which names the first and counts the others.
+// Notes on tensor groups of t ranks that span several hosts, and on hosts with more ranks than devices (0: no
+// GPU): slow, or refused by NCCL. At most one line each, with the first case and a count.
 inline std::string host_notes(const std::vector<std::string>& hosts, int t, int devices) {
     std::string notes, apart, crowded;  // the first of each kind
     int straddling = 0, crowds = 0, groups = (int)hosts.size() / t;

@@ -1,7 +1,7 @@
-// mpi_world.h   what both transports over MPI share: start and end, host numbers, and the finder of hangs
+// mpi_world.h   shared by both transports over MPI: start and end, numbers on the host, diagnosis of hangs
 //   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
-//   Whoever waits as well answers with the call it waits in and for whom, and prints its last calls; those
-//   are asked in turn. Whoever does not answer computes, is stopped, or is gone: the others wait for it.
+//   One that waits too answers with its call and that call's members, who are asked in turn, and prints its
+//   last calls. One that does not answer computes, is stopped or is gone: the others wait for it.
 #pragma once
 #include <dlfcn.h>
 #include <mpi.h>
@@ -21,7 +21,7 @@ namespace comm {
 namespace {
 
 bool running = false;
-MPI_Comm control;  // of the world, for questions and answers alone
+MPI_Comm control;  // over the world, for questions, answers and meetings only
 constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4, remembered = 8;
 constexpr double patience = 3;  // seconds for an answer
 double host_waited = 0;  // seconds
@@ -31,7 +31,7 @@ long calls = 0;
 struct Handle {
     MPI_Comm mpi;
     void* nccl = nullptr;
-    long calls = 0;  // of this group
+    long calls = 0;  // made on this group
     std::string name;
 };
 Handle& handle_of(const Group& g) { return *(Handle*)g.handle; }
@@ -40,7 +40,7 @@ double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// the call's name, the same on every rank that makes it
+// the call's description, the same on every rank that makes it
 std::string note(const Group& g, const char* what, const char* label, long n) {
     Handle& h = handle_of(g);
     std::string call =
@@ -59,7 +59,7 @@ void print_last_calls(const char* why) {
     fputs(message.c_str(), stderr);
 }
 
-// answers those who ask where this rank is: the call, and the ranks that make it
+// answers a rank that asks where this one is: the call it waits in, and that call's members
 void answer_questions(const std::string& here, const std::vector<int>& members) {
     int asked = 0;
     MPI_Status status;
@@ -67,14 +67,14 @@ void answer_questions(const std::string& here, const std::vector<int>& members) 
     if (!asked) return;
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, question_tag, control, MPI_STATUS_IGNORE);
     print_last_calls(("waits in " + here).c_str());
-    auto* answer = new std::string(here);  // kept: the run is about to end
+    auto* answer = new std::string(here);  // not freed: the run is about to end
     for (int rank : members) *answer += text("\n%d", rank);
     MPI_Request request;
     MPI_Isend(answer->data(), (int)answer->size(), MPI_BYTE, status.MPI_SOURCE, answer_tag, control,
               &request);
 }
 
-// an answer that has come: who, where, and with whom
+// takes an answer that has arrived: from which rank, where it waits, and with whom
 bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     int answered = 0, size = 0;
     MPI_Status status;
@@ -129,9 +129,9 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     stop(1);
 }
 
-void advance_comm_streams();  // what the transport has to do while this rank waits
+void advance_comm_streams();  // the transport's work while this rank waits
 
-// gives the processor away, and looks now and then whether anybody asks or the time is up
+// while waiting: yields the processor, and now and then answers questions and checks the timeout
 class Patience {
     double start = now();
     long turns = 0;
@@ -146,7 +146,7 @@ public:
             answer_questions(here, members);
             if (now() - start > timeout) find_who_hangs(here, members);
         }
-        advance_comm_streams();  // at the end: it may remove the call that `members` belongs to
+        advance_comm_streams();  // last: it may remove the call that owns `members`
     }
 };
 
@@ -159,8 +159,8 @@ void wait_for(MPI_Request request, const std::string& here, const std::vector<in
     }
 }
 
-// Returns when all members have come: messages go up a binary tree of the members, then down. The calls of
-// MPI and NCCL that make a group block outside of any timeout; behind a meeting nobody is late for them.
+// Returns when all members have arrived: messages go up a binary tree of the members, then down. The calls of
+// MPI and NCCL that make a group block without a timeout; after a meeting no member is late for them.
 void meet(const std::string& group, const std::vector<int>& members, int own) {
     std::string here = "the meeting for " + group;
     last_calls[calls++ % remembered] = here;
@@ -183,7 +183,7 @@ void meet(const std::string& group, const std::vector<int>& members, int own) {
     each_child(departure_tag, true);
 }
 
-// by mpirun or srun; a program started by hand needs no MPI
+// whether mpirun or srun started this program; one started by hand needs no MPI
 bool launched() {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK"})
         if (getenv(name)) return true;
@@ -212,7 +212,7 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
     for (int i = 0; i < g.size; i++) if (members[i] == world_rank()) g.rank = i;
     if (g.size == 1) return g;
     MPI_Group world, group;
-    auto* h = new Handle;  // until the end of the run
+    auto* h = new Handle;  // lives until the end of the run
     h->name = text("group %s, ranks", name);
     for (int i = 0; i < g.size; i++) {
         if (i == 4 && g.size > 8) {
@@ -271,8 +271,8 @@ int world_size() {
 
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label) {
     if (g.size == 1) return mine;
-    // as a sum of what is 0 but for one rank's part: each rank talks to about log2(size) others, where MPI's
-    // own non-blocking all-gather talks to all
+    // gathered as a sum of vectors that are 0 except for the rank's own part: a rank talks to about
+    // log2(size) others, with MPI's own non-blocking all-gather it would talk to all
     std::vector<int64_t> all(mine.size() * g.size, 0);
     std::copy(mine.begin(), mine.end(), all.begin() + (long)mine.size() * g.rank);
     if (all.size() > INT_MAX) fail("%s: %zu numbers of %d ranks in one call", label, all.size(), g.size);

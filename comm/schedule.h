@@ -1,19 +1,19 @@
-// schedule.h   what a pipeline stage does in a step, in order: 1F1B, interleaved 1F1B, and forward alone
-//   The model is cut in p * v chunks of layers; chunk c of stage r is number c * p + r, so that with v > 1
-//   the last stage hands on to the first. m micro-batches pass through all of them, forward and back.
+// schedule.h   what a pipeline stage does in a step, in order: 1F1B, interleaved 1F1B, or forward only
+//   The model is split into p * v chunks of layers; chunk c of stage r is number c * p + r, so with v > 1 the
+//   last stage sends to the first. m micro-batches pass through all chunks, forward and backward.
 //     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) g) forwards
-//     then one forward, one backward, …; then the backwards that are left
+//     then one forward, one backward, …; then the remaining backwards
 //     order of forwards: groups of g micro-batches; in a group chunk by chunk, in a chunk one micro-batch
-//     after the other. Order of backwards: the same with the chunks reversed. v > 1 wants p <= g <= m, and m
-//     a multiple of g or m mod g >= p (arXiv 2104.04473; Megatron-LM's general group size).
-//   Messages stand between the computations. Before computation k stands one exchange: what computation k - 1
-//   made is sent, and what k + 1 will need is received, one computation ahead. All of an exchange is posted
-//   at once, so that neighbours who send to each other meet; it has at most one message of a kind. Between
-//   two neighbours the messages of a direction keep their order.
-//   Memory is numbered: a micro-batch in flight (its activations in a chunk, from Forward to Backward), an
-//   input (what the chunk's first layer reads), dx. Before memory that was sent from is written again
-//   that send is waited for. pipeline.h executes the list, simulate.h plays it, ScheduleChecker proves it:
-//   in ./test_gpt for many shapes, and in --plan for the one that is asked for.
+//     after the other. Order of backwards: the same with the chunks reversed. v > 1 requires p <= g <= m, and
+//     m a multiple of g or m mod g >= p (arXiv 2104.04473; Megatron-LM's general group size).
+//   Messages are exchanged between computations. The exchange before computation k sends the output of k - 1
+//   and receives the input of k + 1, one computation ahead. All messages of an exchange are posted at once,
+//   so that neighbours that send to each other do not deadlock; it has at most one of each kind. Between two
+//   neighbours, messages of one direction keep their order.
+//   Buffers are numbered: in_flight (a micro-batch's activations in a chunk, from Forward to Backward), input
+//   (what the chunk's first layer reads), dx. A buffer that was sent is overwritten only after that send has
+//   ended. pipeline.h executes the list, simulate.h simulates it, ScheduleChecker verifies it: in ./test_gpt
+//   for many shapes, and in --plan for the one requested.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -25,17 +25,17 @@
 struct PipelineShape {
     int p = 1;              // stages
     int micro_batches = 1;  // m
-    int chunks = 1;         // of layers on a stage, v
-    int interleave_group = 1;     // micro-batches that pass through a chunk before the next one, g
-    bool training = true;   // otherwise forward only, with interleave_group = p
+    int chunks = 1;         // model chunks per stage, v
+    int interleave_group = 1;     // micro-batches that pass through a chunk before the next chunk, g
+    bool training = true;   // false: forward only, with interleave_group = p
 };
 
 struct Instruction {
     enum Kind { Forward, Backward, SendForward, ReceiveForward, SendBackward, ReceiveBackward } kind;
-    int micro_batch, chunk;       // of a message: those of the computation here that makes or takes it
-    int in_flight = -1;     // which of the micro-batches in flight this one is: where its activations are
-    int input = -1;         // where the chunk's input lies
-    int dx = -1;            // where the gradient of its output, then that of its input, lies
+    int micro_batch, chunk;       // of a message: of the local computation that makes or takes it
+    int in_flight = -1;     // which in-flight micro-batch this is: the index of its activations
+    int input = -1;         // index of the buffer with the chunk's input
+    int dx = -1;            // index of the buffer with the gradient of its output, then of its input
     int exchange = -1;      // messages with the same number are posted together; computations have none
     bool computes() const { return kind <= Backward; }
     bool sends() const { return kind == SendForward || kind == SendBackward; }
@@ -45,24 +45,24 @@ struct Schedule {
     PipelineShape shape;
     int stage;
     std::vector<Instruction> list;
-    int in_flight = 0, inputs = 0, dx_buffers = 0;  // how many of each
+    int in_flight = 0, inputs = 0, dx_buffers = 0;  // how many buffers of each
 };
 
-// how the micro-batches of a step pass through a stage, for each batch that the run has
+// a stage's schedule for each batch size of the run
 using Schedules = std::map<int, Schedule>;
 
-// dx buffers of a stage: one in work, one received ahead, one on its way. The first stage sends those of its
-// later chunks to the last, which takes them up g - p computations later than a neighbour would.
+// dx buffers of a stage: one in use, one received ahead, one being sent. The first stage sends those of its
+// later chunks to the last stage, which consumes them g - p computations later than a neighbour would.
 inline int dx_buffer_count(int stage, const PipelineShape& s) {
     if (!s.training) return 0;
     return s.p == 1 ? 1 : 3 + (s.chunks > 1 && stage == 0 ? s.interleave_group - s.p : 0);
 }
 
-// ---- which numbers are possible --------------------------------------------------------------------------
+// ---- legal group sizes -----------------------------------------------------------------------------------
 
 inline bool legal_group(int p, int m, int g) { return p <= g && g <= m && (m % g == 0 || m % g >= p); }
 
-// the group size for m micro-batches: p if that is possible, else the next one that is; 0: none is
+// the default group size for m micro-batches: p if that is legal, else the next larger legal one; 0: none is
 inline int default_group(int p, int m) {
     for (int g = p; g <= m; g++) if (legal_group(p, m, g)) return g;
     return 0;
@@ -91,7 +91,7 @@ inline void check_pipeline(const PipelineShape& s) {
 
 // ---- the order of computations ---------------------------------------------------------------------------
 
-// the k-th forward of every stage; backwards have the chunks reversed
+// the k-th forward or backward, the same on every stage; backwards have the chunks reversed
 inline Instruction kth(Instruction::Kind kind, int k, const PipelineShape& s) {
     int group = k / (s.interleave_group * s.chunks), first = group * s.interleave_group,
         size = std::min(s.interleave_group, s.micro_batches - first);
@@ -114,7 +114,7 @@ inline std::vector<Instruction> computations(int stage, const PipelineShape& s) 
 
 // ---- messages and memory ---------------------------------------------------------------------------------
 
-struct Pool {  // slot numbers; the one that has been free the longest is taken first
+struct Pool {  // buffer indices; the one that has been free the longest is taken first
     std::vector<int> unused;
     int made = 0;
     int take(int at_least = 0) {
@@ -142,8 +142,8 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     std::vector<I> work = computations(stage, s);
     std::map<std::pair<int, int>, I> kept;  // (micro_batch, chunk) -> its forward, until its backward
     Pool in_flight, inputs;
-    int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in work, one received ahead
-    auto place = [&](I& i) {  // memory for what computation i reads
+    int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in use, one received ahead
+    auto place = [&](I& i) {  // assigns the buffer that computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);
         else i.dx = next_dx++ % out.dx_buffers;
     };
@@ -183,8 +183,8 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     return out;
 }
 
-// "F0 F1 B0 …", with the chunk before the letter where there are several; with `messages` also those, in the
-// brackets of their exchange: "[r0 r1] F0 [s0 r2] F1 …" (s, r: forward; S, R: backward)
+// "F0 F1 B0 …", with the chunk before the letter if there are several; with `messages` also the messages, in
+// brackets by exchange: "[r0 r1] F0 [s0 r2] F1 …" (s, r: forward; S, R: backward)
 inline std::string print_schedule(const Schedule& s, bool messages = false) {
     std::string out;
     int exchange = -1;
@@ -200,10 +200,10 @@ inline std::string print_schedule(const Schedule& s, bool messages = false) {
     return out + (exchange >= 0 ? "]" : "");
 }
 
-// ---- the proof: all stages played by hand ----------------------------------------------------------------
+// ---- verification: all stages are simulated --------------------------------------------------------------
 
-// each stage goes on with step(stage, instruction) until that says that it must wait; all take turns until
-// none moves; stages[r].at counts. Returns the first stage that is not through, or -1
+// Advances each stage with step(stage, instruction) until step says that it must wait; stages take turns
+// until none advances. stages[r].at counts. Returns the first stage that is not finished, or -1
 template <class Stage, class Step>
 int take_turns(const std::vector<Schedule>& all, std::vector<Stage>& stages, Step step) {
     for (bool moved = true; moved;) {
@@ -217,23 +217,23 @@ int take_turns(const std::vector<Schedule>& all, std::vector<Stage>& stages, Ste
     return -1;
 }
 
-// A stage goes on until it must wait; a message arrives when it has been sent and its receive is posted. The
-// answer is "", or what is wrong: memory overwritten, another message than expected, a wait forever.
+// A stage runs until it must wait; a message arrives when it has been sent and its receive is posted. check()
+// returns "" or what is wrong: a buffer overwritten, another message than expected, a deadlock.
 class ScheduleChecker {
     using I = Instruction;
-    // (micro_batch, number of the taker)
+    // messages as (micro_batch, number of the receiving chunk)
     struct Direction { std::vector<std::pair<int, int>> sent, received; };
     struct Stage {
         size_t at = 0;
         std::map<int, std::pair<int, int>> in_flight, input;                // in use by (micro_batch, chunk)
-        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, dx_sent;  // last send from it
-        std::map<std::pair<int, int>, size_t> arrival[2];              // which message of its direction
+        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, dx_sent;  // last send from that buffer
+        std::map<std::pair<int, int>, size_t> arrival[2];              // index among its direction's messages
         std::map<std::pair<int, int>, int> done[2];
         size_t peak = 0;
     };
     const std::vector<Schedule>& all;
     PipelineShape s;
-    std::vector<Direction> forward, backward;  // [r]: out of stage r
+    std::vector<Direction> forward, backward;  // [r]: messages out of stage r
     std::vector<Stage> stages;
 
     Direction& into(int stage, bool is_forward) {
@@ -247,7 +247,7 @@ class ScheduleChecker {
         Schedule one = {s, stage, {i}};
         fail("stage %d, %s: %s", stage, print_schedule(one, true).c_str(), what);
     }
-    // does i; false: it must wait
+    // executes i on stage r; false: it must wait
     bool step(int r, const I& i) {
         Stage& me = stages[r];
         std::pair<int, int> key(i.micro_batch, i.chunk);
@@ -333,8 +333,8 @@ public:
     }
 };
 
-// whether forwards of the model's last chunk are followed at once by their backward, on this stage: only then
-// are the logits of one micro-batch enough
+// whether on this stage every forward of the model's last chunk is followed at once by its backward: only
+// then is memory for the logits of one micro-batch enough
 inline bool loss_meets_backward(const Schedule& schedule) {
     const PipelineShape& s = schedule.shape;
     const Instruction* pending = nullptr;

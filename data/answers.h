@@ -1,10 +1,10 @@
 // answers.h   which tokens of a token file are answers: NAME.answers beside NAME.bin (--loss-on answers)
 //   little-endian:
 //      0  8  "GPTANSWR"
-//      8  8  tokens of the token file that it belongs to
-//     16  8  ranges r
-//     24     r times the first token of an answer, and the one behind its last: 8 bytes each, ascending
-//            a checksum of all above
+//      8  8  number of tokens in that token file
+//     16  8  number of ranges r
+//     24     r times the first token of an answer and one past its last: 8 bytes each, ascending
+//            a checksum of everything above
 //   An answer's end-of-text token is part of it. ./tokenize writes the file from JSON lines with "prompt" and
 //   "answer".
 #pragma once
@@ -38,7 +38,7 @@ class Answers {
     std::vector<AnswerRange> ranges;
     std::vector<uint64_t> before;  // tokens in the ranges before each
 
-    // tokens of answers before this one
+    // answer tokens before this token
     uint64_t count_before(uint64_t token) const {
         auto next = std::upper_bound(ranges.begin(), ranges.end(), token,
                                      [](uint64_t token, const AnswerRange& r) { return token < r.first; });
@@ -48,7 +48,7 @@ class Answers {
     }
 
 public:
-    uint64_t sum = 0;  // of the file
+    uint64_t sum = 0;  // the file's checksum
 
     // tokens: the token file's path, and how many it has
     Answers(const std::string& tokens, uint64_t count) {
@@ -82,7 +82,7 @@ public:
             end = r.end;
         }
     }
-    // of tokens [from, to)
+    // answer tokens among [from, to)
     uint64_t count(uint64_t from, uint64_t to) const { return count_before(to) - count_before(from); }
     bool covers(uint64_t token) const { return count(token, token + 1) == 1; }
 };

@@ -1,16 +1,16 @@
-// loader.h   which tokens are sample n: a function of n, with nothing stored but the files' sizes
-//   A sample is T + 1 tokens and overlaps the next by one: T inputs and their targets. Several files are one
-//   set; no sample crosses from one into the next. Samples go through all samples once an epoch, in an order
-//   that is computed: a Feistel network over the samples' numbers, keyed by seed and epoch. So the position
-//   in training is the number of samples consumed, and resuming is counting on.
+// loader.h   which tokens make up sample n: a function of n, with nothing stored but the files' sizes
+//   A sample is T + 1 tokens, T inputs and their targets, and overlaps the next by one. Several files are one
+//   set; no sample spans two files. An epoch visits every sample once, in a shuffled order that is computed,
+//   not stored: a Feistel network over the samples' numbers, keyed by seed and epoch. So the position in
+//   training is the number of samples consumed, and resuming continues from that number.
 //   A blend mixes several sets by weight. Sample n comes from the set with the largest
-//   w[i] * max(n, 1) - taken[i], the first of equals: the rule of MT-NLG's training code, which keeps each
-//   set about one sample from its share (with MT-NLG's weights never more than 1.05). The weights are scaled
-//   to sum 1. The counts at sample n are counted from 0, at some 1e7 samples a second, once at the start and
-//   then onwards. A set is a token file, or several that count as one; given as
-//     FILE…                 one set
-//     WEIGHT:FILE…          a set each, as 0.14336:books3.bin 0.19336:owt2.bin
-//     NAME.blend            a text file with a line `WEIGHT FILE` for each set; paths are relative to it
+//   w[i] * max(n, 1) - taken[i], the first on ties: the rule of MT-NLG's training code, which keeps each set
+//   within about one sample of its share (with MT-NLG's weights never more than 1.05). The weights are scaled
+//   to sum to 1. taken[] is counted up from sample 0, at some 1e7 samples a second, once at the start and
+//   then as training goes on. A set is a token file, or several that count as one; given as
+//     FILE…                 one set of all files
+//     WEIGHT:FILE…          one set each, e.g. 0.14336:books3.bin 0.19336:owt2.bin
+//     NAME.blend            a text file with a line `WEIGHT FILE` per set; paths are relative to its folder
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@
 
 // ---- a set ------------------------------------------------------------------------------------------------
 
-// a permutation of 0 … n - 1 (Luby & Rackoff; walking the cycle until the image lies below n)
+// a permutation of 0 … n - 1 (Luby & Rackoff; cycle walking until the image is below n)
 inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t round_key) {
     int half = 1;
     while (half < 32 && 1ull << 2 * half < n) half++;
@@ -49,12 +49,12 @@ inline void check_same_tokens(const TokenFile& a, const TokenFile& b, const char
 
 struct Loader {
     std::vector<TokenFile> files;
-    std::vector<Answers> answers;  // of each file; empty: the losses of all tokens count
-    std::vector<uint64_t> first;  // sample of each file, and at the end the number of all
+    std::vector<Answers> answers;  // per file; empty: the losses of all tokens count
+    std::vector<uint64_t> first;  // number of each file's first sample; last: of all samples
     int T, V = 0;
     uint64_t key;
 
-    // V is to be set before samples are read: every token must be below it
+    // V must be set before samples are read: every token must be below it
     Loader(const std::vector<std::string>& paths, int T, uint64_t seed) : T(T),
         key(seed ^ purpose("order of samples")) {
         first.push_back(0);
@@ -68,7 +68,7 @@ struct Loader {
             first.push_back(first.back() + (f.count - 1) / T);
         }
     }
-    // only the losses of answers are to count
+    // from now on only the losses of answers count
     void take_answers() {
         for (auto& f : files) answers.emplace_back(f.path, f.count);
     }
@@ -78,7 +78,7 @@ struct Loader {
     }
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
-    // a token whose loss does not count comes as -1 - token
+    // a token whose loss does not count is returned as -1 - token
     void read_sample(int* out, uint64_t index) {
         size_t f = file_of(index);
         uint64_t begin = (index - first[f]) * T;
@@ -94,7 +94,7 @@ struct Loader {
         uint64_t begin = (index - first[f]) * T;
         return answers[f].count(begin + 1, begin + T + 1);
     }
-    // the sample that training sees as its n-th, counted from 0 over all epochs
+    // the sample that training reads as its n-th, counted from 0 over all epochs
     uint64_t order(uint64_t n) const { return permute(n % samples(), samples(), key, n / samples()); }
     void read_nth(int* out, uint64_t n) { read_sample(out, order(n)); }
 };
@@ -129,7 +129,7 @@ struct Mixture {
         n++;
         return {best, taken[best]++};
     }
-    // goes to sample `to`; backwards means from the beginning again
+    // moves to sample `to`; moving backwards counts from 0 again
     void seek(uint64_t to) {
         if (to < n) {
             n = 0;
@@ -140,7 +140,7 @@ struct Mixture {
 };
 
 struct WeightedFiles {
-    std::string name;  // for the metrics: the file without folder and ending
+    std::string name;  // for the metrics: the file name without folder and extension
     double weight;
     std::vector<std::string> files;
 };
@@ -152,7 +152,7 @@ inline std::string set_name(const std::string& path) {
     return name;
 }
 
-// the weight that text begins with, and where the rest begins; 0 if it begins with none
+// the weight that `text` begins with, and where the rest begins; 0 if there is none
 inline double leading_weight(const std::string& text, size_t* rest, char separator) {
     char* end = nullptr;
     double weight = strtod(text.c_str(), &end);
@@ -187,7 +187,7 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
     return sets;
 }
 
-// sets of one name are told apart by their paths
+// sets with the same name are named by their paths
 inline std::vector<WeightedFiles> distinct(std::vector<WeightedFiles> sets) {
     std::map<std::string, int> count;
     for (auto& s : sets) count[s.name]++;
@@ -196,7 +196,7 @@ inline std::vector<WeightedFiles> distinct(std::vector<WeightedFiles> sets) {
     return sets;
 }
 
-// what was given on the command line -> sets
+// command-line arguments -> sets
 inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& given) {
     if (given.size() == 1 && given[0].ends_with(".blend")) return read_blend(given[0]);
     std::vector<WeightedFiles> weighted;
@@ -228,8 +228,8 @@ inline std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
     return weights;
 }
 
-// A table: what the first `samples` samples draw from each set, and how often that is the whole set.
-// sizes: of the sets in samples of T tokens; 0 where that is not known
+// A table: how many tokens the first `samples` samples draw from each set, and how many epochs of it. sizes:
+// of the sets, in samples of T tokens; 0 if unknown
 inline std::string draws_of_sets(const std::vector<WeightedFiles>& sets, const std::vector<uint64_t>& sizes,
                                  uint64_t samples, int T) {
     Mixture mixture(weights_of(sets));
@@ -253,7 +253,7 @@ struct Blend {
     Blend(const std::vector<std::string>& names, int T, uint64_t seed)
         : given(distinct(parse_sets(names))), mixture(weights_of(given)) {
         for (size_t i = 0; i < given.size(); i++) {
-            // the first set's order is that of a set alone
+            // the first set's order is the same as if it were the only set
             sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].name) * i : 0));
             check_same_tokens(sets[i].files[0], sets[0].files[0], "sets of one blend");
         }
@@ -274,7 +274,7 @@ struct Blend {
         for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
         return out;
     }
-    // draws_of_sets; "" for one set
+    // the table of draws_of_sets(); "" for a single set
     std::string draws(uint64_t samples) const {
         std::vector<uint64_t> sizes;
         for (auto& s : sets) sizes.push_back(s.samples());

@@ -1,4 +1,4 @@
-// tokens.h   files of tokens: ours, Megatron-LM's .bin/.idx pair and llm.c's .bin, mapped and checked
+// tokens.h   token files: ours, Megatron-LM's .bin/.idx pair and llm.c's .bin, read by offset and checked
 //   ours, little-endian:
 //      0  8  "GPTTOKEN"
 //      8  4  version, 1
@@ -7,12 +7,12 @@
 //     24  4  vocabulary V: every token is below it
 //     28  4  the end-of-text token
 //     32  8  number of documents
-//     40 16  name of the vocabulary: "bytes" or "bpe", filled with 0
+//     40 16  name of the vocabulary: "bytes" or "bpe", padded with zeros
 //     56  8  checksum of the 56 bytes above
-//     64     n tokens, filled with 0 to a multiple of 8
-//            a checksum for every 64 KiB of the tokens above, the last one for what remains
-//   A reader checks sizes at once, each 64 KiB whenever it is read, and every token it hands out. In the
-//   formats without checksums it refuses a file that has been written to since it was opened.
+//     64     n tokens, padded with zeros to a multiple of 8 bytes
+//            a checksum for every 64 KiB of the tokens above; the last one for the remainder
+//   A reader checks sizes when it opens a file, each 64 KiB whenever it reads there, and every token it
+//   returns. In formats without checksums it rejects a file that was modified since it was opened.
 #pragma once
 #include <memory>
 #include <vector>
@@ -30,8 +30,8 @@ struct TokenFile {
     int vocabulary = 0;  // 0: the format does not say
     int end_of_text = -1;
     std::string kind;            // "bytes", "bpe", or "" where the format does not say
-    size_t checksums = 0;        // their offset; 0: the format has none
-    std::vector<char> chunk;     // what is being read
+    size_t checksums = 0;        // offset of the checksums; 0: the format has none
+    std::vector<char> chunk;     // the chunk read last
 
     explicit TokenFile(const std::string& given) : file(given), path(given) {
         if (file.size == 0) fail("%s: is empty: make it with ./tokenize", path.c_str());
@@ -122,7 +122,7 @@ struct TokenFile {
                  (size_t)count * width);
     }
 
-    // of its size, its first and its last 64 KiB; in our format the last hold the checksums of 512 MiB
+    // of the size and the first and last 64 KiB; in our format the last are the checksums of 512 MiB
     uint64_t fingerprint() const {
         std::vector<char> part(std::min(file.size, (size_t)1 << 16));
         file.read(part.data(), 0, part.size(), "its beginning");
@@ -131,8 +131,8 @@ struct TokenFile {
         return first ^ checksum(part.data(), part.size()) * 31 ^ file.size;
     }
 
-    // bytes [from, from + n) of the tokens into `chunk`: their 64 KiB, verified, or where the format has no
-    // checksums these bytes alone; returns where they begin
+    // Reads bytes [from, from + n) of the tokens into `chunk`: the whole 64 KiB, verified, or only these
+    // bytes if the format has no checksums. Returns a pointer to them
     const char* read_chunk(size_t from, size_t n) {
         if (!checksums) {
             if (file.has_changed())
@@ -152,7 +152,7 @@ struct TokenFile {
         return chunk.data() + (from - first);
     }
 
-    // tokens [from, from + n) into out; each below V
+    // tokens [from, from + n) -> out; each must be below V
     void read(int* out, uint64_t from, uint64_t n, int V) {
         if (from > count || n > count - from)
             fail("%s: has %zu tokens, wants %zu from %zu", path.c_str(), (size_t)count, (size_t)n,
@@ -176,7 +176,7 @@ struct TokenFile {
     }
 };
 
-// writes our format; the tokens stream through
+// writes our format, streaming the tokens
 struct TokenWriter {
     FileWriter file;
     int width, vocabulary, end_of_text;

@@ -1,9 +1,9 @@
-// activations.h   what a rank keeps from forward to backward, and what it needs in between: sizes and places
-//   Activations are numbered, so that several micro-batches can be in flight in a pipeline. With full
+// activations.h   what a rank keeps from forward to backward, and its scratch: sizes and addresses
+//   A pipeline has several micro-batches in flight, each with its own numbered activations. With full
 //   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
-//   rest; with light recomputation they share what is computed again.
-//   To add a tensor: a pointer, and a line in place(), which measures and places (see base/arena.h). One that
-//   is not placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
+//   other activations; with light recomputation they share only the tensors that are recomputed.
+//   To add a tensor: a pointer, and a line in place(), which both measures and places it (base/arena.h). A
+//   tensor that is not placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
 //   scripts/test_parallel.py.
 #pragma once
 #include "../../comm/grid.h"
@@ -17,58 +17,58 @@
 #include "../packed_attention_hopper.cuh"
 #include "config.h"
 
-// what is not kept for backward, but computed again there
+// which activations are recomputed in backward instead of kept
 enum class Recompute {
     None,
-    Light,  // outputs of layer norms and of GELU: cheap, and 6 of the 16 C values that are kept for a token
-            // and layer (t = 1); the same to the last bit, but where a GEMM's epilogue made GELU: then to
-            // rounding
-    Full,   // all but the block's input
+    Light,  // outputs of layer norms and GELU: cheap to recompute, and 6 C of the 16 C values kept per token
+            // and layer (t = 1). Bitwise the same, except where a GEMM's epilogue computed GELU: the same up
+            // to rounding
+    Full,   // everything but the block's input
 };
 
-// how much of everything; see setup.h
+// sizes and features of a model instance; setup_of() in setup.h derives them from the options
 struct Setup {
     int B = 1;                    // sequences in a micro-batch
-    bool training = true;         // otherwise only forward: no gradients
+    bool training = true;         // false: forward only, no gradients
     bool sequence_parallel = false;
-    int tensor_chunks = 1;        // of rows, whose tensor-parallel calls run beside GEMMs: see overlap.h
-    bool generates = false;       // text is generated in between
-    bool packs = false;           // packed batches pass through
-    // without training: blocks keep keys and values from one batch to the next
+    int tensor_chunks = 1;        // row chunks whose tensor-parallel calls overlap with GEMMs: see overlap.h
+    bool generates = false;       // text is generated between training steps
+    bool packs = false;           // packed batches are computed as well
+    // inference only: blocks keep keys and values from one batch to the next (a KV cache)
     bool inference_cache = false;
-    bool notes_greedy = false;    // whether a target is the likeliest is noted
+    bool notes_greedy = false;    // record whether each target is the most likely token
     int outputs = 0;              // rows of logits in a batch; 0: all rows
     Recompute recompute = Recompute::None;
     bool flash = false;           // attention without a (T, T) tensor
-    bool fp8 = false;             // linear layers of blocks
-    bool bf16_moments = false;    // AdamW's, else they are real
-    bool master_weights = true;   // else bf16 parameters are all there is
-    bool accumulates = false;     // several micro-batches a step
-    bool loss_in_backward = false;  // logits do not outlive forward: backward computes logits and loss itself
-    int micro_batches = 1;        // whose tokens and losses are held apart, in a step or an evaluation
+    bool fp8 = false;             // the blocks' linear layers use FP8 GEMMs
+    bool bf16_moments = false;    // AdamW's moments are bf16; otherwise real
+    bool master_weights = true;   // false: the bf16 parameters are the only copy of the weights
+    bool accumulates = false;     // gradient accumulation: several micro-batches per step
+    bool loss_in_backward = false;  // forward keeps no logits: backward computes logits and loss itself
+    int micro_batches = 1;        // most in a step or an evaluation; tokens and losses of each are kept apart
     int loss_rows = 0;            // rows of logits held at once; 0: all
-    int optimizer_shards = 1;     // data-parallel ranks that share the optimiser's state
-    int chunks = 1;               // of layers on a stage
+    int optimizer_shards = 1;     // data-parallel ranks that the optimizer state is sharded over
+    int chunks = 1;               // model chunks (groups of layers) per pipeline stage
     int in_flight = 1, inputs = 1, dx_buffers = 1;
-    Precision precision = {};                       // this build's, but in plans
-    size_t workspace = dev::gemm_workspace(false);  // of GEMMs, likewise
+    Precision precision = {};                       // of this build, except in plans
+    size_t workspace = dev::gemm_workspace(false);  // bytes for GEMMs, likewise
 };
 
 // ---- a batch ---------------------------------------------------------------------------------------------
 
-// a packed batch of variable-length segments (layers/inference/packed_batch.h); the arrays lie on the device
+// a packed batch of variable-length segments (layers/inference/packed_batch.h); its arrays are on the device
 struct PackedSegments {
     const int* positions;    // (N)
-    const int* cache_slots;  // (N): rows of the key-value cache; nullptr: row n is at n, and nothing is kept
-    const int* logit_rows;   // (outputs): rows whose logits are computed; one may stand there several times
+    const int* cache_slots;  // (N): each row's slot in the KV cache; nullptr: row n is at n, nothing is kept
+    const int* logit_rows;   // (outputs): rows whose logits are computed; a row may be listed more than once
     const Tile* tiles;
     int tile_count, outputs;
-    int cache_rows;          // that queries, keys and values lie in
+    int cache_rows;          // rows of the buffer that holds queries, keys and values
 };
 
 struct BatchShape {
     int B, T;
-    const PackedSegments* segments = nullptr;  // then B = 1, T = N; computed forward only
+    const PackedSegments* segments = nullptr;  // if set: B = 1, T = N, forward only
     int rows() const { return B * T; }         // N
     int outputs() const { return segments ? segments->outputs : rows(); }  // rows of logits
 };
@@ -76,15 +76,15 @@ struct BatchShape {
 // ---- a block ---------------------------------------------------------------------------------------------
 
 struct BlockActivations {
-    floatX* x = nullptr;  // (N_r, C): the block's input; placed by who owns the blocks
+    floatX* x = nullptr;  // (N_r, C): the block's input; placed by the owner of the blocks
     floatX *ln1 = nullptr, *qkv = nullptr, *o = nullptr, *mid = nullptr, *ln2 = nullptr, *up = nullptr;
     floatX* act = nullptr;
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
     real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
     NormStats ln1_stats, ln2_stats;
-    bool light = false;  // ln1, ln2, act are shared by all blocks: backward computes them again
+    bool light = false;  // ln1, ln2 and act are shared by all blocks and recomputed in backward
 
-    // what light recomputation computes again: then once, for all blocks; else each block has its own
+    // what light recomputation recomputes: with it, one set for all blocks; otherwise, one set per block
     void place_recomputed(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
         long N_r = tp.row_capacity(B, shape.T);
         ln1 = arena.take_x(N_r * shape.C);
@@ -109,18 +109,18 @@ struct BlockActivations {
     }
 };
 
-// ---- the end of the model --------------------------------------------------------------------------------
+// ---- the LM head -----------------------------------------------------------------------------------------
 
 struct LmHeadActivations {
     floatX* ln;        // (N_r, C): the final layer norm's output
-    floatX* rows;      // (N, C): of all tensor-parallel ranks, kept for backward; nullptr: ln, or scratch
-    floatX* logits;    // (rows_held, Vp_r); with gradients wanted they become their own gradient
+    floatX* rows;      // (N, C): ln of all tensor-parallel ranks, kept for backward; nullptr: ln or scratch
+    floatX* logits;    // (rows_held, Vp_r); overwritten by their gradient if one is wanted
     NormStats stats;   // (N_r)
     real* losses;      // (micro_batches, outputs)
-    real* is_greedy = nullptr;  // the same: see cross_entropy.cuh
+    real* is_greedy = nullptr;  // (micro_batches, outputs): see cross_entropy.cuh
     real *largest, *sums;       // (rows_held), (2, rows_held)
-    int outputs;       // rows of logits in a batch, at most
-    int rows_held;     // of them, at once
+    int outputs;       // most rows of logits in a batch
+    int rows_held;     // rows of logits held at once
     bool loss_in_backward;  // backward computes logits and losses itself: see vocabulary.h
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup,
@@ -144,43 +144,43 @@ struct LmHeadActivations {
 
 // ---- a micro-batch in flight -----------------------------------------------------------------------------
 
-// rows of the residual stream, or of its gradient, that may be on their way between stages
+// rows of the residual stream, or of its gradient, that stages send to each other
 struct Buffer {
     floatX* x;                          // (N_r, C)
-    comm::StreamEvent received, sent;   // to be waited for before it is read, before it is written again
+    comm::StreamEvent received, sent;   // awaited before x is read, and before x is overwritten
 };
 
 struct InFlight {
-    std::vector<BlockActivations> blocks;  // of the chunk's layers
+    std::vector<BlockActivations> blocks;  // one per layer of the chunk
     Buffer y;                              // the chunk's output
     int *tokens = nullptr, *targets;       // (N), on the first and last stage
-    int *sorted_rows, *run_starts;         // the tokens, sorted, see embedding.cuh; in training, on the first
-    int* segment_arrays = nullptr;         // of a packed batch: its segments point here
+    int *sorted_rows, *run_starts;         // tokens sorted (see embedding.cuh); in training, first stage
+    int* segment_arrays = nullptr;         // of a packed batch: `segments` points into them
     PackedSegments segments;
-    bool is_packed = false;                // segments describes what is here
+    bool is_packed = false;                // whether this is a packed batch, described by `segments`
 };
 
-// a micro-batch at a chunk of this rank's stage, and the memory that it has there
+// one micro-batch in one model chunk of this rank's stage, with its buffers there
 struct MicroBatch {
-    int index;       // in the step: the first one sets gradients, the others add to them
-    bool is_last_micro_batch;  // of the step: its gradients are complete
+    int index;       // within the step: the first one sets gradients, later ones add to them
+    bool is_last_micro_batch;  // of the step: after it, gradients are complete
     int chunk;
     BatchShape batch;
     InFlight& kept;
     Buffer& input;
-    Buffer* dx_buffer = nullptr;  // in backward
+    Buffer* dx_buffer = nullptr;  // set in backward only
 };
 
-// ---- what no one needs after a layer's call --------------------------------------------------------------
+// ---- scratch: not needed after a layer's call ------------------------------------------------------------
 
 struct Scratch {
     floatX* partial;   // (N, C): partial sums over tensor-parallel ranks
     floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; new qkv of a packed batch
-    floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): of materialised attention …
-    FlashScratch flash = {};            // … or this
-    LinearScratch linear = {};          // with the sums of column_sum and layernorm_backward
+    floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
+    FlashScratch flash = {};            // … or for flash attention
+    LinearScratch linear = {};          // including partial sums for column_sum and layernorm_backward
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
         int B = setup.B, NH_r = shape.NH / tp.group.size;
@@ -206,17 +206,17 @@ struct Scratch {
         }
         linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), layernorm_scratch(shape.C)));
     }
-    // packed batches have any number of rows, and GEMMs in 8 bits multiples of 16
+    // a packed batch can have any number of rows, but FP8 GEMMs need multiples of 16
     LinearScratch linear_of(BatchShape batch) const {
         return batch.segments ? LinearScratch{linear.sums} : linear;
     }
 };
 
-// where the layers of a rank compute
+// what every layer's call needs
 struct LayerContext {
     const ModelShape& shape;
     const TensorParallel& tp;
     const Scratch& scratch;
     Stream stream;
-    bool accumulate = false;  // backward adds to the gradients of parameters; else it sets them
+    bool accumulate = false;  // backward adds to parameter gradients; otherwise it sets them
 };

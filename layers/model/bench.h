@@ -1,4 +1,4 @@
-// bench.h   benchmarks of a whole step: beside the BLAS, by operation, evaluation beside training
+// bench.h   benchmarks of a training step: against its GEMMs alone, by operation, against evaluation
 #pragma once
 #include "../inference/test_scoring.h"
 #include "../plan/profile.h"
@@ -6,7 +6,7 @@
 #include "setup.h"
 #include "test_options.h"
 
-// the GEMMs of a model's blocks and logits, forward and backward, by themselves
+// the GEMMs of a model's blocks and logits, forward and backward, run alone
 class GemmBench {
     const ModelShape& shape;
     int N;
@@ -16,7 +16,7 @@ class GemmBench {
     static floatX* upload(const std::vector<floatX>& x) {
         void* p = device_malloc(x.size() * sizeof(floatX), "bench");
         copy_to_device(p, x.data(), x.size() * sizeof(floatX), nullptr);
-        synchronize(nullptr);  // with `x`
+        synchronize(nullptr);  // before the caller frees `x`
         return (floatX*)p;
     }
 
@@ -66,7 +66,7 @@ double timed_step(Trial& trial, const std::vector<int>& samples) {
     return seconds() - start;
 }
 
-// arenas of activations and scratch, or all others
+// MB of the activation and scratch arenas, or of all others and the optimizer
 double megabytes(const Trial& trial, bool activations) {
     double sum = activations ? 0 : (double)trial.optimizer.arena.used;
     for (auto& arena : trial.model.arenas) {
@@ -76,8 +76,8 @@ double megabytes(const Trial& trial, bool activations) {
     return sum * 1e-6;
 }
 
-// a step of the 124M model, the same GEMMs by themselves, and a step with materialised attention: in turn, so
-// that all see the same machine; ratios are medians over the rounds
+// Times a step of the 124M model, its GEMMs alone, and a step with materialised attention, interleaved so
+// that all see the machine in the same state; ratios are medians over the rounds.
 void bench_step() {
     Options o = options_of({"--model", "124M", "--sequence", "256"});
     ModelShape shape = model_shape(o, 0);
@@ -120,7 +120,7 @@ void bench_step() {
                median(other), megabytes(materialised, true));
 }
 
-// a step of a model, of 124M where none is named, with random tokens
+// profiles a step of a model (124M by default) on random tokens
 void print_profile(const std::vector<std::string>& words) {
     Options o = options_of(words);
     if (!o.has("model")) o.model = "124M";
@@ -141,7 +141,7 @@ void print_profile(const std::vector<std::string>& words) {
            profile.print().c_str());
 }
 
-// evaluation beside training on the same model, and contexts shared beside each alone, in turn
+// evaluation against training on the same model, and shared contexts against separate ones, interleaved
 void bench_evaluate() {
     Options o = options_of({"--model", "124M", "--sequence", "256"});
     ModelShape shape = model_shape(o, 0);
@@ -167,7 +167,7 @@ void bench_evaluate() {
         }
         return seconds() - start;
     };
-    // tokens of a context and of each of four continuations: about those of the public files
+    // tokens of a context and of each of its four continuations: about as in the public task files
     struct {
         const char* name;
         int context, continuation;

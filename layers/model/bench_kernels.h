@@ -1,11 +1,11 @@
-// bench_kernels.h   benchmarks of every kernel by itself, beside what memory or GEMMs give
+// bench_kernels.h   benchmarks of each kernel alone: GB/s against a device copy, or TFLOP/s
 #pragma once
 #include "bench.h"
 #include "../test_kernels.h"
 
 #if HAS_KERNELS
-// every kernel by itself: measure(name, bytes that must be moved, flops of products, call). On a GPU with the
-// sizes of a step of the 124M model, in emulation small; watched, with its channels and fewer rows
+// Calls measure(name, bytes that must be moved, matmul FLOPs, call) for every kernel. Sizes: on a GPU those
+// of a step of the 124M model, in emulation small ones; if watched, 124M's channels with fewer rows.
 template <class Measure>
 void run_every_kernel(Measure measure) {
     bool small = host_is_device;
@@ -20,7 +20,7 @@ void run_every_kernel(Measure measure) {
         set_zero(buffers.back(), bytes, nullptr);
         return buffers.back();
     };
-    // random values: on zeros a GPU draws less power, and is faster than it will be
+    // random values: on zeros a GPU draws less power and would measure too fast
     auto fill = [&](auto* p, long count, auto value) {
         std::vector<std::remove_pointer_t<decltype(p)>> some(std::min(count, 1L << 20));
         for (size_t i = 0; i < some.size(); i++) some[i] = std::remove_pointer_t<decltype(p)>(value(i));
@@ -34,7 +34,7 @@ void run_every_kernel(Measure measure) {
         return fill((floatX*)room((size_t)count * sizeof(floatX)), count,
                     [](size_t i) { return (real)(2 * uniform(1, purpose("bench"), i) - 1); });
     };
-    auto rs = [&](long count) {  // in [0, 1), as squares and deviations are
+    auto rs = [&](long count) {  // in [0, 1): non-negative, like v and rstd
         return fill((real*)room((size_t)count * sizeof(real)), count,
                     [](size_t i) { return (real)uniform(2, purpose("bench"), i); });
     };
@@ -44,7 +44,7 @@ void run_every_kernel(Measure measure) {
         synchronize(nullptr);
         return p;
     };
-    autotuner.on = true;  // the algorithms that training would choose
+    autotuner.on = true;  // use the algorithms that training would choose
     floatX *a = xs(wide), *b = xs(wide), *c = xs(wide), *w = xs(4L * C * C), *bias = xs(4 * C), *o = xs(n);
     NormStats stats = {rs(N), rs(N)};
     real *dw = rs(4L * C * C), *db = rs(4 * C);
@@ -63,7 +63,7 @@ void run_every_kernel(Measure measure) {
     for (auto& p : products)
         measure(p.name, 0, 2.0 * p.m * p.n * p.k,
                 [&] { gpu::matmul_forward(pc, pa, pb, nullptr, p.m, p.k, p.n, nullptr); });
-    // behind the products, when the device is warm
+    // after the GEMMs, when the device has warmed up
     measure("device copy", 2 * x * (double)wide, 0,
             [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
     measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
@@ -95,7 +95,7 @@ void run_every_kernel(Measure measure) {
                               rs(flash_dq(shape.B, h.NH, h.T, shape.HS)),
                               (int*)room(flash_turns(shape.B, h.NH, h.T) * sizeof(int))};
         double flops =
-            (double)shape.B * h.NH * h.T * h.T * h.HS;  // of one product over the causal half, twice
+            (double)shape.B * h.NH * h.T * h.T * h.HS;  // of one matmul over the causal half
         measure(text("attention, head size %d, T %d", h.HS, h.T), 0, 2 * flops, [&] {
             gpu::flash_attention_sm80_forward(out, lse, qkv, shape, nullptr);
         });
@@ -180,7 +180,7 @@ void run_every_kernel(Measure measure) {
     for (void* p : buffers) device_free(p);
 }
 
-// GB/s against what a copy reaches, or TFLOP/s; a line of JSON each
+// one JSON line per kernel: GB/s, also relative to a device copy, or TFLOP/s
 void bench_kernels() {
     int repeats = host_is_device ? 1 : 20;
     double copy_rate = 0;

@@ -1,26 +1,26 @@
-// block.h   a transformer block, pre-layer-norm, forward and backward under the same numbers
+// block.h   a pre-layer-norm transformer block; backward uses the same step numbers as forward
 //   mid = x + attention(layernorm(x))      y = mid + mlp(layernorm(mid))
-//   Over t tensor-parallel ranks (Megatron-LM): each has NH_r = NH / t heads and 4 C / t channels of the MLP.
-//   The GEMMs into a branch (qkv, up) need no communication; those out of it (out, down) give partial sums,
-//   which are reduced, and the bias is added after that, once. comm/grid.h says which rows a rank holds,
-//   overlap.h how calls run beside GEMMs.
-//   x, y, mid (N_r, C) with N = B * T rows, those of sequence 0 first
-//   kept:  what BlockActivations lists
-//   backward: dx (N_r, C), the gradient of y on entry, becomes that of x
-//   A packed batch (evaluation, generation) is computed forward only; qkv is then the key-value cache.
+//   With t tensor-parallel ranks (Megatron-LM) each has NH_r = NH / t heads and 4 C / t channels of the MLP.
+//   The GEMMs into a branch (qkv, up) are column-parallel and need no reduction; those out of it (out, down)
+//   are row-parallel: their partial sums are reduced, and then the bias is added, once. comm/grid.h says
+//   which rows a rank holds, overlap.h how communication overlaps with GEMMs.
+//   x, y, mid (N_r, C), of N = B * T rows in all, those of sequence 0 first
+//   kept:  the tensors in BlockActivations
+//   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
+//   A packed batch (evaluation, generation) runs forward only; its qkv is the KV cache.
 #pragma once
 #include "overlap.h"
 #include "params.h"
 
-// 1. normalise: in a chunk's first block, and where backward computes a block again; elsewhere the block
-// before has done it, in add_branch()
+// 1. layer norm of a chunk's first block, and of any block that backward recomputes; otherwise add_branch()
+// of the preceding block has already done it
 inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                         BatchShape batch) {
     layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], ctx.tp.rows(batch.rows()),
                       ctx.shape.C, ctx.stream);
 }
 
-// --fp8: the matrices in 8 bits, once a step: what its GEMMs read until the matrices change
+// --fp8: once per step, rounds the weight matrices to the 8-bit copies that the GEMMs read
 inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     const LinearScratch& linear = ctx.scratch.linear;
     int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
@@ -30,8 +30,8 @@ inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     round_weight(w[DOWN_W], linear, 4 * C_r, C, ctx.stream);
 }
 
-// From a.ln1 to the MLP's branch (N_r, C), without its bias; nullptr where only what backward reads is wanted
-// w[tensor]: this rank's shards of the block's parameters, by BlockTensor
+// From a.ln1 to the MLP branch (N_r, C), bias not yet added. If not wants_output: computes only what backward
+// reads, returns nullptr. w[tensor]: this rank's shards of the block's parameters, by BlockTensor
 inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                                    BatchShape batch, bool wants_output) {
     const Scratch& scratch = ctx.scratch;
@@ -53,14 +53,14 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     else if (a.lse) flash_attention_forward(a.o, a.lse, a.qkv, heads, s);
     else attention_forward(a.o, a.probabilities, a.qkv, heads, s);
 
-    // 4. mix the heads, add to the residual stream, and 5. normalise
+    // 4. output projection, added to the residual stream, and 5. layer norm
     const floatX* branch = reduced_gemm(ctx, batch, "sum of attention", [&](floatX* rows, RowRange r) {
         linear_forward(rows, a.o + r.at(C_r), w[OUT_W], nullptr, linear, r.count, C_r, C, s);
     });
     residual_layernorm_forward(a.mid, a.ln2, a.ln2_stats, a.x, branch, w[OUT_B], w[LN2_W], w[LN2_B], N_r, C,
                                s);
 
-    // 6. up to this rank's share of 4C, and 7. the nonlinearity
+    // 6. up to this rank's share of 4C, and 7. GELU
     gathered_gemm(ctx, a.ln2, batch, "rows for up", [&](const floatX* rows, RowRange r) {
         linear_gelu_forward(a.act + r.at(4 * C_r), a.up + r.at(4 * C_r), rows, w[UP_W], w[UP_B], linear,
                             r.count, C, 4 * C_r, s);
@@ -73,7 +73,7 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     });
 }
 
-// …adds the branch to the residual stream: the block's output y; with the next block its 1. as well
+// … and adds the branch to the residual stream, giving y; fused with the next block's step 1, if there is one
 inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branch, const floatX* bias,
                        const BlockActivations* next, const floatX* const* next_w, const LayerContext& ctx,
                        BatchShape batch) {
@@ -83,10 +83,10 @@ inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branc
                                next_w[LN1_B], N_r, C, ctx.stream);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to; but for DOWN_B, whose
-// gradient is the sum of dx's rows, and is made where dx was made. d_bias: of the bias that was added to x
-// last, the DOWN_B of the block before; nullptr: not wanted. With sequence parallelism those of tensors that
-// are whole on every rank are of its rows alone: they are summed once a step, in optimizer.h.
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to; except DOWN_B's, which is
+// the sum of dx's rows and is computed where dx was. d_bias: gradient of the bias last added to x, DOWN_B of
+// the preceding block; nullptr: not wanted. With sequence parallelism, gradients of tensors that every
+// tensor-parallel rank holds whole cover only this rank's rows: optimizer.h sums them, once per step.
 inline void block_backward(floatX* dx, real* const* g, real* d_bias, const BlockActivations& a,
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
@@ -98,11 +98,11 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     const LinearScratch& linear = scratch.linear;
     real* sums = linear.sums;
 
-    // 8. the residual stream's gradient is also the branch's; and 7.: back through GELU
+    // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
     if (a.light) gelu_forward(a.act, a.up, N, 4 * C_r, s);
     const floatX* all = gathered_gemm(ctx, dx, batch, "gradient rows for down",
                                       [&](const floatX* rows, RowRange r) {
-        const floatX* act = r.is_whole ? a.act : nullptr;  // in chunks d_up alone: dw is of all rows
+        const floatX* act = r.is_whole ? a.act : nullptr;  // with chunks only d_up: dw needs all rows
         linear_after_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, {act, a.up + r.at(4 * C_r)},
                                    w[DOWN_W], linear, r.count, 4 * C_r, C, accumulate, s);
     });
@@ -117,7 +117,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
         linear_backward(d_rows, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate, s);
     });
 
-    // 5. adds to the residual stream's gradient, whose sum is also the gradient of 4.'s bias
+    // 5. adds to the residual stream's gradient, whose row sum is also the gradient of step 4's bias
     layernorm_backward(dx, {g[LN2_W], g[LN2_B], g[OUT_B]}, d_ln, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
                        accumulate, s);
 

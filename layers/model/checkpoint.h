@@ -1,19 +1,19 @@
-// checkpoint.h   a run on disk, independent of the layout that wrote it and of the one that reads it
-//   DIR/step-00000100/    a checkpoint; while it is being written it is DIR/.step-00000100.partial
-//     rank-00000.bin      values of the shards, fp32 (fp64 in fp64 builds), one after the other
+// checkpoint.h   a run on disk, independent of the parallel layouts that write and read it
+//   DIR/step-00000100/    a checkpoint; DIR/.step-00000100.partial while it is being written
+//     rank-00000.bin      the rank's values of its shards, fp32 (fp64 in fp64 builds), concatenated
 //     rank-00000.json     {"pieces": [{"tensor", "kind": master|m|v, "dtype", "shape", "start", "count",
-//                         "first", "offset", "bytes", "checksum"}…]}: the box [start, start + count) of the
-//                         tensor is a rank's shard; the piece has the shard's values from number `first` on,
-//                         in row-major order (version 1: no "first", the whole shard)
-//     vocab.bpe           where the tokens are a bpe's
+//                         "first", "offset", "bytes", "checksum"}…]}: [start, start + count) of the tensor is
+//                         a rank's shard; the piece holds the shard's values from index `first` on, in
+//                         row-major order (version 1: no "first", the whole shard)
+//     vocab.bpe           the vocabulary, if the tokens are BPE's
 //     index.json          written last: step, samples, tokens, seed, model, tokenizer and the checksum of its
-//                         vocab.bpe, choices of the autotuner, options, and for each rank its files' names,
-//                         the checksum of its table, the bytes of its values, and which tensors they are of
-//                         (numbers in parameter_table's order, as 0-11,24)
-//     DAMAGED             a reader found another checksum: no longer counted as whole
-//   Tensors are stored whole: q, k and v per head, the vocabulary unpadded. m and v may be missing (an
-//   imported model): they start at 0. A folder without an index.json, or whose sums differ, is no checkpoint.
-//   Opening one reads the index; tables are read where a tensor is asked for, data where values are.
+//                         vocab.bpe, autotuner choices, options, and for each rank: its file names, checksum
+//                         of its table, bytes of its values, and the tensors that have values there
+//                         (indices into parameter_table's list, e.g. 0-11,24)
+//     DAMAGED             a reader found a wrong checksum: no longer counts as complete
+//   Shapes are those of whole tensors: q, k and v per head, the vocabulary unpadded. m and v may be missing
+//   (an imported model): they start at 0. Without index.json, or with wrong checksums, a folder is not a
+//   checkpoint. Opening reads the index; tables are read when a tensor is requested, data when values are.
 #pragma once
 #include <dirent.h>
 #include <filesystem>
@@ -65,7 +65,7 @@ inline long step_of(const std::string& name) {
     return name.find_first_not_of("0123456789", 5) == name.npos ? atol(name.c_str() + 5) : -1;
 }
 
-// folders of checkpoints in dir, newest first
+// names of the checkpoints in dir, newest first
 inline std::vector<std::string> list_checkpoints(const std::string& dir) {
     std::vector<std::string> out;
     std::error_code ignored;
@@ -78,7 +78,7 @@ inline std::vector<std::string> list_checkpoints(const std::string& dir) {
 
 inline bool is_complete(const std::string& folder);
 
-// of the checkpoints up to `step` the newest `keep` whole ones stay, and whatever is newer than these
+// keeps the newest `keep` complete checkpoints up to `step`, and everything newer than the oldest of them
 inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
     namespace fs = std::filesystem;
     long whole = 0;
@@ -89,17 +89,17 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
             continue;
         }
         std::error_code e;
-        // without it, no checkpoint
+        // index first: without it, what is left is not a checkpoint
         if (fs::remove(folder + "/index.json", e), !e) fs::remove_all(folder, e);
         if (e)
             fprintf(stderr, "old checkpoint %s was not removed: %s\n", folder.c_str(), e.message().c_str());
     }
 }
 
-// two folders change names in one act, so that at no moment there is none
+// swaps two folders atomically, so that there is a checkpoint of this name at any moment
 inline void swap_folders(const std::string& a, const std::string& b) {
     if (renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
-    std::filesystem::rename(b, b + ".replaced");  // a file system that cannot
+    std::filesystem::rename(b, b + ".replaced");  // where the file system cannot exchange them
     std::filesystem::rename(a, b);
     std::filesystem::remove_all(b + ".replaced");
 }
@@ -110,23 +110,23 @@ struct Checkpoint {
     std::string folder;
     RunState state;
     struct Piece {
-        std::vector<long> shape, start, count;  // of the tensor; of the shard in it
+        std::vector<long> shape, start, count;  // of the tensor; the shard's place in it
         std::string file;
         size_t offset, bytes;
         uint64_t sum;
         bool wide;   // float64
-        long first;  // of the shard's values
+        long first;  // its first value's index in the shard
         long values() const { return (long)(bytes / (wide ? 8 : 4)); }
     };
     struct RankFile {
         std::string table, data;  // paths
         uint64_t table_sum;
         size_t bytes;
-        std::string tensors;      // "0-11,24"; "": not said
-        bool is_open = false;     // its table has been read
+        std::string tensors;      // "0-11,24"; "": unknown, may be any
+        bool is_open = false;     // its table has been read into `pieces`
     };
     mutable std::vector<RankFile> files;
-    mutable std::map<std::string, std::vector<Piece>> pieces;  // of the tables read, by "kind tensor"
+    mutable std::map<std::string, std::vector<Piece>> pieces;  // of the tables read, key "kind tensor"
     std::map<std::string, int> tensor_ids;
     std::map<std::string, std::string> options;  // of the run that wrote it, by name
 
@@ -199,7 +199,7 @@ struct Checkpoint {
                          (size_t)f.at("bytes", index_name).integer(index_name),
                          tensors ? tensors->string(index_name) : ""});
     }
-    // whether a file has values of tensor `id`
+    // whether a file with tensors `ranges` has values of tensor `id`
     static bool lists(const std::string& ranges, int id) {
         if (ranges.empty() || ranges == "none") return ranges.empty();
         for (const char* at = ranges.c_str(); *at;) {
@@ -211,7 +211,7 @@ struct Checkpoint {
         }
         return false;
     }
-    // the tables of the files that have values of a tensor
+    // reads the tables of all files that have values of a tensor
     void open_tables(const std::string& tensor) const {
         auto known = tensor_ids.find(tensor);
         for (auto& f : files) {
@@ -247,13 +247,13 @@ struct Checkpoint {
         return pieces.count(shard_kinds[kind] + (" " + p.name)) > 0;
     }
 
-    // all of the rank's shard of a tensor
+    // reads this rank's whole shard of a tensor
     void read(std::vector<real>& out, const Parameter& p, int kind) const {
         out.resize(p.stored());
         read(out.data(), p, kind, 0, p.stored());
     }
-    // values [first, last) of the rank's shard of a tensor, from whatever pieces hold them; a piece is read
-    // and compared with its checksum where one of its values is wanted
+    // Reads values [first, last) of this rank's shard of a tensor from whichever pieces hold them. A piece is
+    // read, and its checksum verified, only if it holds a requested value.
     void read(real* out, const Parameter& p, int kind, long first, long last) const {
         open_tables(p.name);
         auto found = pieces.find(shard_kinds[kind] + (" " + p.name));
@@ -295,9 +295,9 @@ struct Checkpoint {
             if (a.start[d] + a.count[d] <= b.start[d] || b.start[d] + b.count[d] <= a.start[d]) return false;
         return true;
     }
-    // number of the values copied
+    // copies the requested values of one piece; returns how many
     long place(real* out, const Parameter& p, const Piece& piece, long first, long last) const {
-        std::vector<char> data;  // read where a value is wanted
+        std::vector<char> data;  // read on first use
         long copied = 0;
         for_each_common_run(p, piece, first, last, [&](long from, long to, long n) {
             if (data.empty()) read_piece(data, p.name, piece);
@@ -321,12 +321,12 @@ struct Checkpoint {
             fail("%s: damaged between offsets %zu and %zu: its checksum differs", piece.file.c_str(),
                  piece.offset, piece.offset + piece.bytes);
     }
-    // runs of neighbours that a piece and values [first, last) of the rank's shard have in common:
-    // run(first in the piece, first behind `first`, how many)
+    // contiguous runs that a piece shares with values [first, last) of this rank's shard:
+    // run(index in the piece, index relative to `first`, length)
     template <class Run>
     static void for_each_common_run(const Parameter& p, const Piece& piece, long first, long last, Run run) {
         size_t dims = p.shape.size();
-        if (piece.start == p.start && piece.count == p.count) {  // the shard lies as it did
+        if (piece.start == p.start && piece.count == p.count) {  // the same shard as was written
             long begin = std::max(first, piece.first), end = std::min(last, piece.first + piece.values());
             if (begin < end) run(begin - piece.first, begin - first, end - begin);
             return;
@@ -357,7 +357,7 @@ struct Checkpoint {
             if (begin < stop) run(from, begin - first, stop - begin);
         }
     }
-    // reads the values of one rank's file, all of them
+    // reads all values of one rank's file, to verify their checksums
     void verify_file(size_t number) const {
         read_table(files[number]);
         std::vector<char> data;
@@ -367,7 +367,7 @@ struct Checkpoint {
     }
 };
 
-// index and tables; data are read back when they are written, and where they are loaded
+// checks the index and the tables; data are verified after writing and while loading
 inline bool is_complete(const std::string& folder) {
     try {
         Checkpoint c(folder);
@@ -378,8 +378,8 @@ inline bool is_complete(const std::string& folder) {
     }
 }
 
-// the checkpoints in dir that open, newest first, or dir itself if it is one; says what it passes over.
-// before: only those of earlier steps; 0: all
+// The readable checkpoints in dir, newest first, or dir itself if it is one; reports those it skips. before:
+// only checkpoints of earlier steps; 0: all.
 inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long before = 0) {
     std::vector<Checkpoint> out;
     auto consider = [&](const std::string& folder) {

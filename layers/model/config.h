@@ -1,6 +1,6 @@
-// config.h   what a run is: presets, the one table of options, the model's shape, the batch ramp
-//   The table makes the parser (base/arguments.h), --help, the settings print-out and the run's record in
-//   checkpoints. A --config file holds the same names, one per line, as `batch 1920`; the command line wins.
+// config.h   configuration of a run: presets, the table of options, the model's shape, the batch-size ramp
+//   The parser (base/arguments.h), --help, the printed settings and the record in checkpoints are made from
+//   the table. A --config file has the same names, one a line, as `batch 1920`; the command line wins
 #pragma once
 #include <algorithm>
 #include <cerrno>
@@ -22,9 +22,9 @@ struct Preset {
     double learning_rate;
 };
 
-// GPT-2's and GPT-3's sizes (Radford et al. 2019; Brown et al. 2020, table 2.1), MT-NLG's (arXiv 2201.11990),
+// Sizes of GPT-2 and GPT-3 (Radford et al. 2019; Brown et al. 2020, table 2.1), MT-NLG (arXiv 2201.11990),
 // 8.3B of arXiv 1909.08053, 17B of Turing-NLG's announcement (2020), 22B and 1T of arXiv 2205.05198; learning
-// rates that were not given lie beside their neighbours'
+// rates that were not published are close to those of similar sizes
 constexpr Preset presets[] = {
     {"124M", 12, 768, 12, 1024, 128, 6.0e-4},    {"350M", 24, 1024, 16, 1024, 128, 3.0e-4},
     {"774M", 36, 1280, 20, 1024, 128, 2.5e-4},   {"1.3B", 24, 2048, 16, 2048, 128, 2.0e-4},
@@ -36,7 +36,7 @@ constexpr Preset presets[] = {
 };
 constexpr int gpt2_vocabulary = 50257;
 
-constexpr int automatic = -1;  // of a number that is resolved later
+constexpr int automatic = -1;  // a number given as `auto`, resolved later
 
 struct Options {
     std::string model = "124M";
@@ -71,15 +71,15 @@ struct Options {
     long trace_step = 2, record_values = 256, profile = 0;
     double gemm_efficiency = 0.545, network_rate = 0, file_system_rate = 0;
     bool help = false, version = false;
-    std::set<std::string> given;  // named on the command line or in the config file
+    std::set<std::string> given;  // given on the command line or in the config file
     bool has(const char* name) const { return given.count(name) > 0; }
-    // the model is used, not trained
+    // the model generates or is evaluated, and is not trained
     bool inference() const {
         return !generate.empty() || (!evaluate.empty() && train.empty() && plan.empty());
     }
     bool prompts() const {
         return generate.ends_with(".jsonl");
-    }  // a file of them; else the one prompt itself
+    }  // a file of prompts; otherwise the text is the only prompt
 };
 
 using Field = std::variant<int Options::*, long Options::*, double Options::*, bool Options::*,
@@ -87,10 +87,10 @@ using Field = std::variant<int Options::*, long Options::*, double Options::*, b
 struct Option {
     const char* name;
     Field field;
-    double least;  // of a number
+    double least;  // smallest valid number
     const char* help;
-    const char* bare = nullptr;  // its value where none is given
-    bool takes_auto = false;     // `auto`, which is `automatic`
+    const char* bare = nullptr;  // its value if given without one
+    bool takes_auto = false;     // accepts `auto`, stored as `automatic`
 };
 
 inline const std::vector<Option> option_table = [] {
@@ -252,7 +252,7 @@ inline OptionForm form_of(const Option& o) {
     return form;
 }
 
-// values as check_values has accepted them
+// values: already accepted by check_values()
 inline void set_option(Options& options, const Option& o, const std::vector<std::string>& values) {
     std::visit([&](auto field) {
         auto& value = options.*field;
@@ -318,16 +318,16 @@ struct ModelShape {
     bool operator==(const ModelShape&) const = default;
 };
 
-// where a run stands; a checkpoint records it
+// the progress of a run, recorded in checkpoints
 struct RunState {
     long step = 0;
     uint64_t samples = 0, tokens = 0;  // consumed; samples is also the position in the data
     long seed = 0;
-    uint64_t set_samples = 0;  // in the training set, to notice another one
+    uint64_t set_samples = 0;  // in the training set, to notice if it has changed
     ModelShape shape;
     std::string tokenizer;  // "bytes", "bpe" or ""
-    uint64_t vocabulary_sum = 0;  // of vocab.bpe
-    std::map<uint64_t, int> choices;  // timed at the start: see base/autotune.h
+    uint64_t vocabulary_sum = 0;  // checksum of vocab.bpe
+    std::map<uint64_t, int> choices;  // the autotuner's: see base/autotune.h
 };
 
 inline const Preset& find_preset(const std::string& name) {
@@ -339,7 +339,7 @@ inline const Preset& find_preset(const std::string& name) {
     fail("--model %s: unknown; did you mean %s?", name.c_str(), nearest(name, names).c_str());
 }
 
-inline std::string divisors_near(long of, long wanted) {  // the next divisors of `of`, below and above
+inline std::string divisors_near(long of, long wanted) {  // the nearest divisors of `of`, below and above
     long below = std::min(of, wanted), above = wanted;
     while (below > 1 && of % below) below--;
     while (above < of && of % above) above++;
@@ -347,8 +347,8 @@ inline std::string divisors_near(long of, long wanted) {  // the next divisors o
         : text("%ld or %ld", below, above);
 }
 
-// sequences in the step that begins after `samples`: from ramp_start by ramp_increment to batch, in equal
-// parts of ramp_tokens (Megatron-LM's --rampup-batch-size)
+// global batch size of the step that begins after `samples`: grows from ramp_start to batch by
+// ramp_increment, at equal intervals of ramp_tokens (Megatron-LM's --rampup-batch-size)
 inline int batch_after(const Options& o, uint64_t samples) {
     if (!o.ramp_start) return o.batch;
     double ramp = (double)o.ramp_tokens / o.sequence;
@@ -358,7 +358,7 @@ inline int batch_after(const Options& o, uint64_t samples) {
     return std::min(o.batch, o.ramp_start + o.ramp_increment * done);
 }
 
-// the batches of the steps that begin after `samples` or later
+// the global batch sizes still to come, from the step that begins after `samples` on
 inline std::vector<int> batches_from(const Options& o, uint64_t samples) {
     std::vector<int> all;
     for (int batch = batch_after(o, samples); batch < o.batch; batch += o.ramp_increment)
@@ -367,7 +367,7 @@ inline std::vector<int> batches_from(const Options& o, uint64_t samples) {
     return all;
 }
 
-// preset < options; file_vocabulary: of the training file, or 0
+// options override the preset; file_vocabulary: vocabulary size of the training file, or 0
 inline ModelShape model_shape(Options& o, int file_vocabulary) {
     const Preset& p = find_preset(o.model);
     if (!o.layers) o.layers = p.layers;

@@ -1,4 +1,4 @@
-// folder_lock.h   a --save folder belongs to one run at a time
+// folder_lock.h   ensures that only one run at a time uses a --save folder
 #pragma once
 #include <condition_variable>
 #include <filesystem>
@@ -9,9 +9,9 @@
 #include "../../comm/hosts.h"
 #include "../base/file.h"
 
-// DIR/.lock holds the host and process that write there. Where the file system tells hosts of each other's
-// locks the kernel's lock decides; elsewhere the holder touches the file every `beat` seconds, and one that
-// has not been touched for two beats is a dead host's.
+// DIR/.lock names the host and process that write there. On the same host (and boot) flock() tells whether
+// the holder lives; on another host its heartbeat does: the holder touches the file every `beat` seconds, and
+// if it has not been touched for two beats, the holder is dead.
 class FolderLock {
     static constexpr int beat = 5;  // seconds
     std::string path;
@@ -25,7 +25,7 @@ class FolderLock {
         char line[256] = {};
         return pread(fd, line, sizeof line - 1, 0) > 0 ? line : "another run";
     }
-    // of the kernel that decides about locks of this host
+    // host name and boot id: processes for which they are equal share one kernel's locks
     static std::string this_host() {
         char boot[40] = {};
         int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -33,7 +33,7 @@ class FolderLock {
         if (file >= 0) close(file);
         return text("host %s (%.8s)", comm::host_name().c_str(), boot);
     }
-    // whether somebody touches the file within two beats; opened anew, for a file system that remembers
+    // whether the holder touches the file within two beats; reopened, since a network file system may cache
     bool beats() const {
         struct stat before = {}, now = {};
         stat(path.c_str(), &before);
@@ -59,7 +59,7 @@ public:
         struct stat info = {};
         bool is_elsewhere =
             fstat(fd, &info) == 0 && info.st_size > 0 && there.rfind(this_host() + ",", 0) != 0;
-        // a host that is gone may hold the file system's lock for minutes: it is its heart that counts
+        // a dead host's lock may linger on the file system for minutes: its heartbeat decides
         if (is_elsewhere ? beats() : is_locked) refuse(there);
         if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
             fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
@@ -81,7 +81,7 @@ public:
         }
         if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
     }
-    // what saves that were cut off have left; a checkpoint that one was about to replace is put back
+    // removes what interrupted saves left behind; restores a checkpoint that one was about to replace
     static void remove_leftovers(const std::string& dir) {
         std::error_code ignored;
         std::vector<std::string> replaced_ones;

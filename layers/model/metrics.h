@@ -1,15 +1,15 @@
-// metrics.h   what a run says: its settings, a line a step, a JSON line a step in --metrics
+// metrics.h   what a run reports: its settings, progress lines, and with --metrics a JSON line per step
 #pragma once
 #include "../base/hardware.h"
 #include "resolve.h"
 
-// model FLOPs of a token, for MFU: 6 N + 6 L C T; N without the position table, causal attention counted once
+// model FLOPs per token, for MFU: 6 N + 6 L C T; N without position embeddings, causal half of attention
 inline double flops_per_token(const ModelShape& shape) {
     double N = (double)parameter_table(shape).count - (double)shape.T * shape.C;
     return 6 * N + 6.0 * shape.L * shape.C * shape.T;
 }
 
-// the preset's name, if the model is the preset's
+// the preset's name, or "custom" if the sizes differ from the preset's
 inline std::string model_name(const Options& o) {
     const Preset& p = find_preset(o.model);
     return p.layers == o.layers && p.hidden == o.hidden && p.heads == o.heads ? o.model : "custom";
@@ -36,9 +36,9 @@ using NamedValues = std::vector<std::pair<std::string, double>>;
 struct StepResult {
     double loss = 0, learning_rate = 0, norm = 0;
     double seconds = 0;
-    bool updated = true;           // false: a spike, parameters and state are as they were
+    bool updated = true;           // false: a spike; parameters and optimizer state unchanged
     std::vector<int> slow_ranks;
-    NamedValues set_losses;        // of each set of a blend that had samples
+    NamedValues set_losses;        // for each set of a blend that had samples in the step
     double validation_loss = NAN;  // NAN: not evaluated
     NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
     bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
@@ -46,12 +46,12 @@ struct StepResult {
 
 // ---- the file --------------------------------------------------------------------------------------------
 
-// the steps that stand in a metrics file, with their lines; refuses a file that is none
+// the steps in a metrics file, with their lines; fails if it is not a metrics file
 inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::string& path) {
     std::vector<std::pair<long, std::string>> lines;
     MappedFile old(path);
     std::string_view left = old.view();
-    while (left.find('\n') != left.npos) {  // a last line without an end was never finished
+    while (left.find('\n') != left.npos) {  // a last line without a newline was cut off
         std::string line(left.substr(0, left.find('\n')));
         left.remove_prefix(line.size() + 1);
         try {
@@ -75,8 +75,8 @@ inline void check_metrics(const Run& run) {
     if (!file || fclose(file)) fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
 }
 
-// the metrics file goes on where the resumed checkpoint stands: steps after it will be done again. A new run
-// keeps what an earlier one has left as FILE.previous.
+// Continues the metrics file from the resumed checkpoint: lines of later steps are dropped, as these will be
+// repeated. A new run keeps an earlier run's file as FILE.previous.
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0()) return;
@@ -89,12 +89,12 @@ inline void open_metrics(const Run& run) {
     file.finish();
 }
 
-// null where it is not finite, for which JSON has no number
+// JSON has no NaN or infinity: these become null
 inline std::string json_number(double value) {
     return std::isfinite(value) ? text("%.17g", value) : "null";
 }
 
-// ": {"a": 1, "b": 2}", or nothing
+// `, "NAME": {"a": 1, "b": 2}`, or nothing if there are no values
 inline std::string json_values(const char* name, const NamedValues& values) {
     std::string out;
     for (auto& [key, value] : values)
@@ -104,15 +104,15 @@ inline std::string json_values(const char* name, const NamedValues& values) {
 
 // ---- a step ----------------------------------------------------------------------------------------------
 
-// on rank 0; on the others it does nothing
+// reports on rank 0; the others print and write nothing
 class StepReporter {
     const Run& run;
-    double flops, peak;      // of a token, of all devices
-    double pace = 0;         // seconds a token, smoothed
-    double usual = 0;        // before the last step
+    double flops, peak;      // FLOPs per token; peak FLOP/s of all devices
+    double pace = 0;         // seconds per token, smoothed
+    double usual = 0;        // expected seconds of the last step: from the pace before it
     bool check_was_told = false;
     double last_print = 0;
-    std::string unwritten;   // lines that wait for a disk with room
+    std::string unwritten;   // lines that could not be written yet
     bool was_told = false;
 
     void write_metrics(const StepResult& r, double speed) {
@@ -132,7 +132,7 @@ class StepReporter {
         unwritten += line + "}\n";
         append_lines(run.options.metrics);
     }
-    // all of them or none: what cannot be written is kept for the next step
+    // appends all pending lines or none: what cannot be written is kept for the next step
     void append_lines(const std::string& path) {
         int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
         struct stat before;
@@ -154,7 +154,7 @@ public:
         : run(run), flops(flops_per_token(run.state.shape)),
           peak(device_peak(device_name()) * run.grid.world.size) {}
 
-    // tokens: of the step
+    // tokens: in the step
     void report_step(const StepResult& r, double tokens) {
         double each = r.seconds / tokens;
         usual = pace * tokens;
@@ -174,7 +174,7 @@ public:
                (long)left / 60, (long)left % 60, validation.c_str());
         fflush(stdout);
     }
-    // the first time that --check-every has found nothing: what it costs; took: the step and its comparison
+    // prints, once, the cost of a --check-every step that found nothing; took: seconds of step and comparison
     void report_check(double took) {
         if (check_was_told || usual <= 0 || run.options.check_every < 2 || !run.is_rank0()) return;
         check_was_told = true;

@@ -1,10 +1,10 @@
-// monitor.h   what is watched from step to step: spikes of loss and norm, bits that flip, ranks that are slow
-//   Every rank sees the same numbers (step_reports.h, and the norm, a sum over all) and decides alike.
+// monitor.h   monitors across steps: loss and gradient-norm spikes, flipped bits, slow ranks
+//   Every rank sees the same numbers (step_reports.h; the norm is all-reduced) and decides the same.
 #pragma once
 #include "step_reports.h"
 #include "metrics.h"
 
-// Mean and deviation of a series, of which the last hundred or so count.
+// Running mean and standard deviation over about the last hundred values.
 class RunningStatistics {
     double mean = 0, variance = 0;
     long seen = 0;
@@ -15,18 +15,18 @@ public:
         mean += weight * delta;
         variance = (1 - weight) * (variance + weight * delta * delta);
     }
-    // `z` deviations above the mean; none before the series is long enough to know
+    // `z` standard deviations above the mean; infinite until enough values have been seen
     double limit(double z) const {
         constexpr long enough = 30;
         return z > 0 && seen >= enough ? mean + z * std::sqrt(variance) : INFINITY;
     }
 };
 
-// --on-spike: a step whose loss or norm is not finite, or more than --spike-z deviations above its running
-// mean, changes nothing on the device (adamw.cuh); what is done then is decided here
+// --on-spike: if a step's loss or norm is not finite, or more than --spike-z standard deviations above its
+// running mean, the device skips the update (adamw.cuh); handle_spike() in trainer.h decides what to do then
 struct SpikeMonitor {
     RunningStatistics losses, norms;
-    int in_a_row = 0;  // steps without an update, or returns to a checkpoint without a new one
+    int in_a_row = 0;  // consecutive skipped updates, or rollbacks without a new checkpoint in between
 
     void add(const StepResult& result) {
         if (!result.updated) return;
@@ -35,10 +35,10 @@ struct SpikeMonitor {
     }
 };
 
-// What --check-every checks of a step, beside what ranks hold alike (replicas.h): parameters are the same
-// when they are updated as when they were gathered; and gradients are the same when the step is computed
-// twice. So bits that flip in parameters, gradients or activations are found, and what computes wrongly. The
-// step takes twice as long.
+// What --check-every checks within a step (replicas.h compares across ranks): parameters must be the same
+// before the update as when they were gathered, and computing the step twice must give the same gradients. So
+// it finds bits that flip in parameters, gradients or activations, and devices that compute wrongly. The step
+// takes twice as long.
 class RepeatedStep {
     Model& model;
     Optimizer& optimizer;
@@ -57,7 +57,7 @@ public:
     // compute(): forward and backward of all micro-batches
     template <class Compute>
     RepeatedStep(Model& model, Optimizer& optimizer, Compute compute) : model(model), optimizer(optimizer) {
-        auto traffic = comm::traffic;  // what is computed twice is counted once
+        auto traffic = comm::traffic;  // do not count the repetition
         int64_t flops = linear_flops;
         model.await_parameters();
         clear_values("bit sums", optimizer.bit_sums, Optimizer::bit_sum_count, model.stream);
@@ -74,7 +74,7 @@ public:
         for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++)
             reduce_bucket(model, (int)bucket);
     }
-    // "", or what is wrong on this rank; after the step
+    // "", or what is wrong on this rank; called after the step
     std::string error(long step) {
         unsigned long long sums[Optimizer::bit_sum_count];
         copy_to_host(sums, optimizer.bit_sums, sizeof sums, model.stream);
@@ -88,13 +88,13 @@ public:
     }
 };
 
-// What the last update has written of master weights and moments, this one must have read.
+// An update must read the master weights and moments exactly as the previous update wrote them.
 class StateMonitor {
     unsigned long long written = 0;
     bool known = false;
 
 public:
-    void forget() { known = false; }  // the state was loaded
+    void forget() { known = false; }  // after loading the state
     // "", or what is wrong with this rank's memory
     std::string compare(Model& model, const Optimizer& optimizer, bool updated, long step) {
         if (!updated) return "";
@@ -112,18 +112,18 @@ public:
 
 // ---- slow ranks ------------------------------------------------------------------------------------------
 
-// A rank is slow that computes longer than --slow-factor times what its peers need (the lower median of the
-// ranks of its stage, or where it has only itself, of all), and longer by some hundredths of a second, in
-// five steps in a row.
+// A rank is slow if in five consecutive steps it computes longer than --slow-factor times its peers' time,
+// and longer than that time by a few hundredths of a second. Peers' time: the lower median over the ranks of
+// its stage or, if it is alone there, over all ranks.
 class SlowRankMonitor {
-    std::vector<int> slow_steps;  // in a row, by rank
+    std::vector<int> slow_steps;  // consecutive slow steps, by rank
 
 public:
     static constexpr int steps = 5;
     static constexpr double noise = 0.03;  // seconds
     explicit SlowRankMonitor(size_t ranks) : slow_steps(ranks) {}
 
-    // ranks that are slow now; rank 0 knows. hosts: by rank
+    // the ranks that are slow now, on rank 0; elsewhere empty. hosts: by rank
     std::vector<int> update(const Grid& grid, const std::vector<std::string>& hosts,
                             const std::vector<RankReport>& reports, double factor) {
         std::vector<int> slow;

@@ -1,22 +1,22 @@
 // optimizer.h   AdamW over the flat buffers, sharded over the data-parallel ranks (ZeRO stage 1)
-//   Every bucket of the flat buffers is cut in d equal slices; data-parallel rank i owns slice i: it gets the
-//   sum of the gradients there, holds master weights and moments for it alone, updates it, and all gather the
-//   new parameters. With one shard (--zero 0, or d = 1) each rank owns everything and sums all gradients.
-//   low_bits, m, v: the slices, as adamw_state.cuh says
-//   Bytes a parameter in bf16: 2, its gradient's 4, and (2 + 4 + 4) / slices of low_bits, m and v
-//   norm = L2 over all gradients, each counted once; they are scaled by min(1, clip / (norm + 1e-6))
+//   Every bucket of the flat buffers is split into d equal slices. Data-parallel rank i owns slice i: it gets
+//   the summed gradients there, alone holds its master weights and moments, and updates it; then all gather
+//   the new parameters. With one shard (--zero 0, or d = 1) each rank owns all and all-reduces gradients.
+//   low_bits, m, v: for the owned slices, in the format of adamw_state.cuh
+//   Bytes per parameter in bf16: 2, its gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
+//   norm = L2 over all gradients, each counted once; gradients are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
-//     2. under sequence parallelism, the sum over t of gradients that every tensor rank has whole
-//     3. the sum of the tied embedding's gradient over first and last stage
-//     4. the sum for the norm
-//     5. all-gather of parameters over d, by bucket; the next forward waits for them where it reads them
+//     2. under sequence parallelism, all-reduce over t of gradients of tensors that are not split
+//     3. all-reduce of the tied embedding's gradient over first and last stage
+//     4. all-reduce of the sums of squares (for the norm) and of the losses
+//     5. all-gather of parameters over d, by bucket; the next forward awaits each where it first reads it
 #pragma once
 #include "../base/rng.h"
 #include "stage.h"
 
-// what this rank's slices have of a tensor: n elements from `at` in the flat buffers, from `state_offset` in
-// low_bits, m and v
+// the part of a tensor in this rank's slices: n elements, from `at` in the flat buffers and from
+// `state_offset` in low_bits, m and v
 struct TensorPart {
     int parameter;
     long at, n, state_offset;
@@ -24,7 +24,7 @@ struct TensorPart {
 
 inline std::vector<TensorPart> owned_tensor_parts(const ParameterTable& table, int owner) {
     std::vector<TensorPart> out;
-    std::vector<long> begin;  // of each bucket's slice, in low_bits, m and v
+    std::vector<long> begin;  // start of each bucket's slice in low_bits, m and v
     long state = 0;
     for (auto& bucket : table.buckets) {
         begin.push_back(state);
@@ -55,21 +55,21 @@ inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
 struct Optimizer {
     Low* low_bits = nullptr;
     void *m = nullptr, *v = nullptr;  // bf16 with --moments bf16, else real
-    size_t moment_bytes, low_bytes;   // of one
+    size_t moment_bytes, low_bytes;   // per element
     Arena arena = {"optimizer"};
-    long elements;  // of low_bits, m and v
-    int owner;      // this rank, among those that share the state
+    long elements;  // in each of low_bits, m and v
+    int owner;      // this rank's index among those that shard the state
     std::vector<TensorPart> tensor_parts;
     std::vector<Slice> slices;
-    // on the device: flags of each 128 elements, slices, sums of squares by bucket and their parts
+    // on the device: flags per 128 elements, slices, sums of squares per bucket and the partial sums
     uint8_t* flags = nullptr;
     Slice* device_slices;
     double *squares, *square_parts;
-    HyperParameters *hyper, *next_hyper = nullptr;  // of the step; next_hyper: pinned, on the host
+    HyperParameters *hyper, *next_hyper = nullptr;  // this step's; next_hyper: pinned host memory
     Clip* clip;
     StateCheck* state_check;
-    // sums over bits, in steps that --check-every checks: parameters when they were gathered and before they
-    // are updated, gradients of the step and of its repetition
+    // sums over bits, in steps that --check-every checks: of the parameters at the start and before the
+    // update, of the gradients from the first and the second computation
     unsigned long long* bit_sums;
     static constexpr int bit_sum_count = 4;
 
@@ -92,14 +92,14 @@ struct Optimizer {
             *moment = are_bf16 ? (void*)to.take<bf16>(elements) : (void*)to.take_real(elements);
         flags = to.take<uint8_t>(elements / flag_span);
         device_slices = to.take<Slice>(slices.size());
-        squares = to.take<double>(bucket_ids + 1);  // behind them the loss
+        squares = to.take<double>(bucket_ids + 1);  // the last one is the loss
         square_parts = to.take<double>(slices.size() * square_sum_parts);
         hyper = to.take<HyperParameters>(1);
         clip = to.take<Clip>(1);
         state_check = to.take<StateCheck>(1);
         bit_sums = to.take<unsigned long long>(bit_sum_count);
     }
-    // sizes alone: places from address 0
+    // counts bytes without allocating
     void measure_memory(Model& model) {
         arena = Arena{"optimizer", nullptr, 0, model.setup.precision};
         place(arena, model.table.bucket_ids);
@@ -111,10 +111,10 @@ struct Optimizer {
         std::vector<uint8_t> all = flags_of(model);
         copy_to_device(flags, all.data(), all.size(), model.stream);
         copy_to_device(device_slices, slices.data(), slices.size() * sizeof(Slice), model.stream);
-        synchronize(model.stream);  // with what lies on the host
+        synchronize(model.stream);  // before `all` is freed
         clear_state(model);
     }
-    // each gradient counts once in the norm
+    // each gradient is counted in the norm exactly once
     std::vector<uint8_t> flags_of(const Model& model) const {
         std::vector<uint8_t> all(elements / flag_span, 0);
         for (auto& part : tensor_parts) {
@@ -128,8 +128,8 @@ struct Optimizer {
         }
         return all;
     }
-    // steps count from 1; the step that is enqueued next reads them. Beyond the limits (of the norm before
-    // clipping, of the sum of losses) there is no update
+    // for the step that is enqueued next; steps count from 1. If the norm before clipping or the sum of
+    // losses exceeds its limit, there is no update
     void set_hyper_parameters(const Options& options, double rate, long step, double norm_limit = INFINITY,
                               double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
@@ -140,7 +140,7 @@ struct Optimizer {
         if (low_bits) set_zero(low_bits, elements * sizeof(Low), model.stream);
         for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
     }
-    // call(AdamWState) of values from `at` in the flat buffers and state_offset in the slices
+    // call(AdamWState) for values from `at` in the flat buffers and `state_offset` in low_bits, m and v
     template <class Function>
     void with_state(const Model& model, long at, long state_offset, Function call) const {
         floatX* parameters = model.weights + at;
@@ -153,15 +153,15 @@ struct Optimizer {
         if (model.setup.bf16_moments) with((bf16*)m, (bf16*)v);
         else with((real*)m, (real*)v);
     }
-    // where values lie as they are; nullptr: packed
+    // where values are stored as real; nullptr: they are stored in another format
     real* kept_as_real(const Model& model, StateKind kind, long at, long state_offset) const {
         if (kind == Master) return master_is_parameter ? (real*)model.weights + at : nullptr;
         return model.setup.bf16_moments ? nullptr : (real*)(kind == MomentM ? m : v) + state_offset;
     }
 };
 
-// by tokens (Megatron-LM): linear warm-up, cosine to `floor` at `decay_tokens`, then floor.
-// `tokens` counts those of the step that the rate is for, so that the first step moves.
+// Schedule by tokens (Megatron-LM): linear warm-up, cosine to `floor` at `decay_tokens`, then floor. `tokens`
+// includes those of the step the rate is for, so the first step's rate is not 0.
 inline double learning_rate(double tokens, double peak, double floor, double warmup_tokens,
                             double decay_tokens) {
     if (tokens <= warmup_tokens && warmup_tokens > 0) return peak * tokens / warmup_tokens;
@@ -177,15 +177,15 @@ inline double scheduled_rate(const Options& o, double tokens) {
 
 // ---- the update ------------------------------------------------------------------------------------------
 
-// after the last backward, which has begun the reductions over d: waits for them, then sums over t and over
-// the tied embedding what is left; the sums that this rank owns, in place
+// After the last backward, which started the reductions over d: waits for them, then does the remaining sums
+// over t and over the tied embedding, in place. Then this rank's slices hold complete gradients.
 inline void finish_reductions(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
     if (model.tp.sequence_parallel) {
         comm::group_begin();
-        for (auto& p : model.table.list)  // from this rank's rows alone; outside of its slice nobody reads it
+        for (auto& p : model.table.list)  // partial sums over this rank's rows; only the owned slice is read
             if (!p.split)
                 comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
                                  model.stream);
@@ -196,12 +196,12 @@ inline void finish_reductions(Model& model) {
     const Bucket& bucket = model.table.buckets[model.table.list[model.table.wte].bucket];
     long slice = bucket.elements / shards;
     real* mine = model.gradients + bucket.offset + (shards > 1 ? grid.data * slice : 0);
-    // from the lookup, from the logits -> the whole
+    // first stage: gradient from the lookup; last stage: from the logits -> both: the sum
     comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// the clipping scale, and whether there is an update: a sum of squares for each bucket and the
-// sum of losses, then over all of the whole model
+// Computes the clipping scale and whether to update: sums of squares per bucket and the sum of losses,
+// all-reduced over all ranks
 inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
     int buckets = model.table.bucket_ids;
     clear_values("squares", optimizer.squares, buckets + 1, model.stream);
@@ -216,7 +216,7 @@ inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
     clip_gradients(optimizer.clip, optimizer.squares, buckets, max_norm, optimizer.hyper, model.stream);
 }
 
-// with the hyper-parameters that were set; the gradients are overwritten by the next step's first micro-batch
+// uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
 inline void update_parameters(Model& model, Optimizer& optimizer, double max_norm) {
     Section section({.pass = Pass::Update}, model.stream);
     load_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
@@ -228,7 +228,7 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
                   optimizer.hyper, optimizer.clip, optimizer.state_check, n, model.stream);
         });
     };
-    // one owner of all: its slices are whole buckets, in a row
+    // not sharded: its slices are whole buckets, contiguous
     if (model.table.layout.optimizer_shards == 1) return update(optimizer.slices[0], optimizer.elements);
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
         update(optimizer.slices[bucket], optimizer.slices[bucket].n);
@@ -237,14 +237,14 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
         floatX* w = model.weights + b.offset;
         Section gathering({.pass = Pass::Gather, .bucket = (int)bucket}, model.stream);
         comm::wait_stream(model.grid.dp_stream, model.stream);
-        // my slice -> all slices, under the next forward
+        // this rank's slice -> all slices, overlapped with the next forward
         comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",
                          model.grid.dp_stream);
         model.parameters_gathered[bucket] = comm::record_event(model.grid.dp_stream);
     }
 }
 
-// of the last step: norm before clipping, whether there was an update; waits for it
+// the last step's norm before clipping and whether it updated; waits for the device
 inline Clip last_clip(Model& model, const Optimizer& optimizer) {
     Clip clip;
     copy_to_host(&clip, optimizer.clip, sizeof clip, model.stream);
@@ -253,8 +253,8 @@ inline Clip last_clip(Model& model, const Optimizer& optimizer) {
 
 // ---- values ----------------------------------------------------------------------------------------------
 
-// n values of the state <-> the host. What is packed is staged in the gradient buffer, which is free
-// between steps; it is zeroed afterwards, because its padding must stay 0
+// Copies n values of the state to or from the host. Other formats are converted in the gradient buffer, which
+// is free between steps; it is zeroed afterwards because its padding must stay 0
 inline void read_state(real* to, Model& model, const Optimizer& optimizer, StateKind kind, long at,
                        long state_offset, long n) {
     const real* from = optimizer.kept_as_real(model, kind, at, state_offset);
@@ -269,7 +269,7 @@ inline void write_state(Model& model, const Optimizer& optimizer, StateKind kind
                         const real* values, long n) {
     real* to = optimizer.kept_as_real(model, kind, at, state_offset);
     copy_to_device(to ? to : model.gradients, values, n * sizeof(real), model.stream);
-    if (to) return synchronize(model.stream);  // with `values`
+    if (to) return synchronize(model.stream);  // before `values` is freed
     optimizer.with_state(model, at, state_offset, [&](auto state) {
         dev::pack_state(state, kind, model.gradients, n, model.stream);
     });
@@ -277,16 +277,16 @@ inline void write_state(Model& model, const Optimizer& optimizer, StateKind kind
     synchronize(model.stream);
 }
 
-// parameters [at, at + n) of the flat buffers, rounded from master weights
+// writes parameters [at, at + n) of the flat buffers, rounded from master weights
 inline void write_parameters(Model& model, long at, const real* values, long n) {
     std::vector<floatX> rounded(n);
     for (long i = 0; i < n; i++) rounded[i] = split_master(values[i]).parameter;
     copy_to_device(model.weights + at, rounded.data(), n * sizeof(floatX), model.stream);
-    synchronize(model.stream);  // with `rounded`
+    synchronize(model.stream);  // before `rounded` is freed
 }
 
-// this rank's shard of a tensor (p.size values, padding included) becomes parameters and, where owned, master
-// weights
+// Stores this rank's shard of a tensor (p.size values, padding included) as parameters and, where this rank
+// owns them, as master weights
 inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter& p,
                             const std::vector<real>& values) {
     write_parameters(model, p.offset, values.data(), p.size);
@@ -297,7 +297,7 @@ inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter&
                         values.data() + (part.at - p.offset), part.n);
 }
 
-// values from (seed, tensor's name, element of the whole) alone; padded rows of the vocabulary stay 0
+// values depend only on seed, tensor name and index in the whole tensor; padded vocabulary rows stay 0
 inline void initialise_parameters(Model& model, Optimizer* optimizer, uint64_t seed) {
     for (auto& p : model.table.list) {
         std::vector<real> values(p.size, 0);

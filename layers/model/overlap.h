@@ -1,7 +1,7 @@
-// overlap.h   a block's GEMMs with the calls over tensor-parallel ranks, beside them with --tensor-chunks k
-//   The N rows are cut into k chunks, chunk i from i N / k on. With sequence parallelism k divides t, so that
-//   a chunk is the rows of t / k ranks: each broadcasts its own, or has them reduced to it. Without, the
-//   chunk's partial sums are all-reduced.
+// overlap.h   a block's GEMMs and their tensor-parallel calls, overlapped with --tensor-chunks k
+//   The N rows are split into k chunks; chunk i starts at row i N / k. With sequence parallelism k divides t,
+//   so a chunk is the rows of t / k ranks: each of them broadcasts its rows, or has them reduced to it.
+//   Without it, a chunk's partial sums are all-reduced.
 //
 //     k = 2              compute stream           tp_stream
 //     gathered_gemm                               gather chunk 0
@@ -13,19 +13,19 @@
 //     reduced_backward   dx                       gather the layer's input again
 //                        dw                       reduce dx
 //
-//   The last needs no chunks (Megatron-LM does the same). With k = 1 everything stands on the compute stream.
-//   Values are the same, but that sums over ranks may be added in another order. GEMMs of fewer rows may be
-//   slower: --plan says what is won.
+//   reduced_backward needs no chunks (Megatron-LM does the same). With k = 1 everything is on the compute
+//   stream. Results are the same, except that sums over ranks may be added in another order. GEMMs over fewer
+//   rows may be slower: --plan says what is gained.
 #pragma once
 #include "activations.h"
 
 struct RowRange {
     int first, count;
-    bool is_whole;  // all N
-    long at(long width) const { return first * width; }  // where it begins in rows of so many values
+    bool is_whole;  // all N rows
+    long at(long width) const { return first * width; }  // offset of its first row in a buffer of this width
 };
 
-// packed batches have any number of rows
+// packed batches are not chunked: they can have any number of rows
 inline int row_chunks(const LayerContext& ctx, BatchShape batch) {
     return batch.segments ? 1 : ctx.tp.chunks;
 }
@@ -35,7 +35,7 @@ inline RowRange chunk_rows(int N, int chunk, int chunks) {
     return {first, end - first, chunks == 1};
 }
 
-// of a chunk's rows each owner's, in one group of calls: call(rank, its first row)
+// call(rank, its first row) for each rank that owns rows of a chunk, in one group of calls
 template <class Call>
 void for_each_owner(const TensorParallel& tp, RowRange rows, int N, Call call) {
     int each = tp.rows(N);
@@ -44,8 +44,8 @@ void for_each_owner(const TensorParallel& tp, RowRange rows, int N, Call call) {
     comm::group_end();
 }
 
-// gemm(rows, range): of a range of rows, the first of which lies at `rows`. own (N_r, C) -> the whole's
-// chunks, and a GEMM of each; returns all rows
+// Gathers own (N_r, C) over the ranks, chunk by chunk, and calls gemm(rows, range) on each chunk, whose first
+// row is at `rows`. Returns all N rows
 template <class Gemm>
 const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchShape batch, const char* label,
                             Gemm gemm, comm::Where where = comm::Where::current()) {
@@ -61,7 +61,7 @@ const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchSha
     comm::wait_stream(tp.stream, ctx.stream);
     for (int i = 0; i < chunks; i++) {
         for_each_owner(tp, chunk_rows(N, i, chunks), N, [&](int rank, long first) {
-            // the owner's N / t rows -> on all ranks
+            // the owner's N / t rows -> the same on all ranks
             comm::broadcast(tp.group, all + first * C, own, (long)tp.rows(N) * C, rank, label, tp.stream,
                             where);
         });
@@ -75,8 +75,8 @@ const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchSha
     return all;
 }
 
-// gemm(rows, range) sets a range of this rank's partial sums (N, C), the first of which lies at `rows`;
-// returns the whole sums over this rank's rows
+// gemm(rows, range) computes this rank's partial sums (N, C) for a range of rows, the first of them at
+// `rows`. Returns the sums over all ranks for this rank's rows
 template <class Gemm>
 const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char* label, Gemm gemm,
                            comm::Where where = comm::Where::current()) {
@@ -92,13 +92,13 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
         gemm(partial + rows.at(C), rows);
         comm::wait_stream(tp.stream, ctx.stream);
         if (!tp.sequence_parallel) {
-            // partial -> whole
+            // partial sums -> whole sums
             comm::all_reduce(tp.group, partial + rows.at(C), (long)rows.count * C, comm::Op::Sum, label,
                              tp.stream, where);
             continue;
         }
         for_each_owner(tp, rows, N, [&](int rank, long first) {
-            // partial -> whole, on the owner of these N / t rows
+            // partial sums -> whole sums, on the owner of these N / t rows
             comm::reduce(tp.group, reduced, partial + first * C, (long)tp.rows(N) * C, rank, label, tp.stream,
                          where);
         });
@@ -107,9 +107,9 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
     return reduced;
 }
 
-// Of a GEMM into a layer, whose input's rows were gathered. backward(dx, rows): dx (N, C) is set, where it is
-// wanted; the weights' gradient is made of all rows, where there are any. Returns the whole sums of dx over
-// this rank's rows
+// Backward of a GEMM into a layer, whose input rows were gathered. backward(dx, rows) sets dx (N, C) unless
+// it is nullptr, and computes the weights' gradient from all rows unless `rows` is nullptr. Returns the sums
+// of dx over all ranks for this rank's rows
 struct BackwardLabels { const char *rows, *sum; };
 template <class Backward>
 floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape batch, BackwardLabels labels,

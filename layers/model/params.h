@@ -1,17 +1,17 @@
-// params.h   the one table of tensors, read by initialisation, optimiser, gradient norm, checkpoint, export
-//   Names are GPT-2's. All parameters of a rank lie in one flat buffer in the order of the table, layer
-//   after layer, and their gradients and what the optimiser keeps in buffers laid out alike.
-//   Over t tensor-parallel ranks a split tensor is cut in t equal shards along one dimension; the others are
-//   whole on every rank. Buckets (the token embedding, the positions, each layer, the final layer norm) are
-//   padded so that the data-parallel ranks own equal slices of each, whatever the tensors' borders.
-//   Over p pipeline stages of v chunks a rank's table lists what its stage holds: stage r has the layers
+// params.h   the table of tensors, used by initialisation, optimizer, gradient norm, checkpoint, export
+//   Names are GPT-2's. All parameters of a rank are in one flat buffer in the order of the table, layer after
+//   layer; gradients and optimizer state are in buffers with the same order.
+//   With t tensor-parallel ranks a split tensor is cut into t equal shards along one dimension; the others
+//   are replicated. Buckets (token embedding, positions, each layer, final layer norm) are padded so that
+//   data-parallel ranks own equal slices of each, regardless of tensor boundaries.
+//   With p pipeline stages of v chunks a rank's table lists the tensors of its stage: stage r has the layers
 //   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c; the first stage has the embeddings,
 //   the last the final layer norm and, for the logits, a copy of the token embedding. The copy is a bucket of
-//   its own, cut like the original; it is not counted in the norm and not saved.
+//   its own, sharded like the original; it is not counted in the norm and not saved.
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
-//   To add a tensor of a block: a row in block_rows and its name in BlockTensor (they are compared when this
-//   is compiled), then its use in block.h; scripts/reference_pytorch.py, whose gradients ./test_gpt compares
-//   by name. Another tensor: a line in parameter_table.
+//   To add a tensor to the block: a row in block_rows and its name in BlockTensor (compared at compile time),
+//   its use in block.h, and the same in scripts/reference_pytorch.py, whose gradients ./test_gpt compares by
+//   name. To add any other tensor: a line in parameter_table().
 #pragma once
 #include <cmath>
 #include <iterator>
@@ -21,28 +21,28 @@
 
 struct Parameter {
     std::string name;
-    // of the whole tensor, as checkpoints store it: q, k, v per head, V unpadded
+    // of the whole tensor, as in checkpoints: q, k, v per head, V unpadded
     std::vector<long> shape;
     std::vector<long> start, count;  // this rank's shard in it
-    bool split;                      // over tensor-parallel ranks; else whole on every one of them
-    long size;                       // elements in the flat buffer; more than the shard's where V is padded
+    bool split;                      // sharded over tensor-parallel ranks; otherwise replicated
+    long size;                       // elements in the flat buffer; more than the shard has if V is padded
     bool decay;                      // takes part in weight decay: all but biases and layer norms
-    double init_std;                 // of the initial normal distribution; 0: constant
+    double init_std;                 // of the initial normal distribution; 0: all `constant`
     double constant;
     long offset;                     // first element in the flat buffers
-    int bucket;                      // of this rank
-    int global_id;                   // in the whole model's table
-    bool is_copy;                    // another stage's parameter, held here too
+    int bucket;                      // index in this rank's buckets
+    int global_id;                   // index in the whole model's table
+    bool is_copy;                    // another stage's parameter, replicated here
     static long product(const std::vector<long>& dims) {
         long n = 1;
         for (long dim : dims) n *= dim;
         return n;
     }
     long stored() const { return product(count); }
-    // contiguous runs: run(first element in the whole tensor, first in the shard, how many)
+    // contiguous runs: run(first element in the whole tensor, first element in the shard, length)
     template <class Run>
     void for_each_run(Run run) const {
-        long inner = 1, at = 0;  // elements from the split dimension inwards
+        long inner = 1, at = 0;  // inner: elements per index of the split dimension
         size_t dim = shape.size();
         while (dim > 0 && count[dim - 1] == shape[dim - 1]) inner *= shape[--dim];
         long length = dim ? count[dim - 1] * inner : inner, rows = 1;
@@ -52,14 +52,14 @@ struct Parameter {
     }
 };
 
-struct Bucket { long offset, elements; int global_id; };  // global_id: in the whole model
+struct Bucket { long offset, elements; int global_id; };  // global_id: index in the whole model
 
-// how a model lies over ranks
+// how a model is distributed over ranks
 struct Layout {
-    int t = 1, tensor = 0;          // tensor-parallel ranks, and which of them this is
-    // data-parallel ranks that each own a slice of every bucket (ZeRO-1); 1: nobody shares
+    int t = 1, tensor = 0;          // tensor-parallel ranks, and this rank's index among them
+    // data-parallel ranks that each own a slice of every bucket (ZeRO-1); 1: not sharded
     int optimizer_shards = 1;
-    int p = 1, stage = 0, v = 1;    // pipeline stages, this rank's, chunks of layers on each
+    int p = 1, stage = 0, v = 1;    // pipeline stages, this rank's stage, model chunks per stage
     int chunk_layers(int L) const { return L / (p * v); }
     bool is_first_chunk(int chunk) const { return stage == 0 && chunk == 0; }
     bool is_last_chunk(int chunk) const { return stage == p - 1 && chunk == v - 1; }
@@ -70,7 +70,7 @@ struct Layout {
 enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W, UP_B, DOWN_W, DOWN_B,
                    block_tensors };
 
-// of the LM head
+// tensors of the LM head
 enum { LNF_W, LNF_B, LOGITS_W, lm_head_tensors };
 
 // N(0, s) with s = sqrt(1 / (3 C)); the two projections that feed the residual stream get s / sqrt(2 L)
@@ -81,7 +81,7 @@ struct BlockRow {
     BlockTensor tensor;
     const char* name;
     std::vector<long> (*shape)(long C, long NH, long HS);
-    int split;  // the dimension that is cut over tensor-parallel ranks; -1: none
+    int split;  // the dimension sharded over tensor-parallel ranks; -1: replicated
     Init init;
 };
 using Dims = std::vector<long>;
@@ -132,13 +132,13 @@ struct ParameterTable {
     Layout layout;
     std::vector<Parameter> list;
     std::vector<Bucket> buckets;
-    long elements = 0;    // of a flat buffer, padding between tensors included
-    long count = 0;       // of the whole model's parameters, vocabulary padding included
-    int tensors = 0;      // of the whole model
-    int bucket_ids = 0;   // buckets of the whole model
-    int wte = -1, wpe = -1, blocks = -1, lnf = -1;  // where they begin in the list; -1: not here
+    long elements = 0;    // in a flat buffer, padding between tensors included
+    long count = 0;       // parameters of the whole model, vocabulary padding included
+    int tensors = 0;      // in the whole model
+    int bucket_ids = 0;   // buckets in the whole model
+    int wte = -1, wpe = -1, blocks = -1, lnf = -1;  // index of the first of them in `list`; -1: not here
 
-    // the tensors added in between are one bucket
+    // add_tensors() adds the tensors of one bucket
     template <class Add>
     void add_bucket(bool is_mine, Add add_tensors) {
         if (is_mine) buckets.push_back({elements, 0, bucket_ids});
@@ -150,7 +150,7 @@ struct ParameterTable {
         buckets.back().elements = (elements - buckets.back().offset + unit - 1) / unit * unit;
         elements = buckets.back().offset + buckets.back().elements;
     }
-    // std: of the whole model's normal initialisation; rows: of dimension 0, padding included
+    // std: of the initial normal distribution; rows: size of dimension 0 with padding, 0: no padding
     void add_tensor(const std::string& name, Dims shape, int split, Init init, double std, long rows = 0) {
         if (!rows) rows = shape[0];
         count += Parameter::product(shape) / shape[0] * rows;
@@ -184,7 +184,7 @@ struct ParameterTable {
         list.push_back(p);
         elements += (p.size + 127) / 128 * 128;
     }
-    // layer: counted over this rank's chunks
+    // layer: counted over all chunks of this rank
     const Parameter& block(int layer, BlockTensor tensor) const {
         return list[blocks + layer * block_tensors + tensor];
     }
@@ -234,7 +234,7 @@ inline ParameterTable parameter_table(const ModelShape& shape, Layout layout = {
         wte.is_copy = true;
         table.wte = (int)table.list.size();
         table.add_bucket(true, [&] { table.append(wte); });
-        table.buckets.back().global_id = 0;  // the first stage's, once more
+        table.buckets.back().global_id = 0;  // the same bucket as on the first stage
         table.bucket_ids--;
     }
     return table;

@@ -1,7 +1,7 @@
-// pipeline.h   executes a schedule: a stage's instructions, one after the other
-//   A message is (N_r, C) values of the residual stream or of its gradient. Where every tensor-parallel rank
-//   holds all rows, each sends 1/t of the values, and they are gathered where they arrive.
-//   What runs beside what, and who waits for whom:
+// pipeline.h   executes a pipeline schedule: a stage's instructions, one after the other
+//   A message is (N_r, C) values of the residual stream or of its gradient. If every tensor-parallel rank
+//   holds all rows (no sequence parallelism), each sends 1/t of the values, and the receivers gather them.
+//   What runs concurrently, and who waits for whom:
 //     stream           carries                               waits for
 //     compute          layers, tensor-parallel calls,        a message, where its buffer is read (received)
 //                      the update                            a send, where its buffer is written again (sent)
@@ -19,20 +19,20 @@
 #include "../../comm/schedule.h"
 #include "stage.h"
 
-// what passes through the pipeline; every stage knows the sizes, tokens are loaded where they are needed
+// the micro-batches of a pass; every stage knows their sizes, and loads their tokens if it needs them
 struct MicroBatches {
     std::vector<BatchShape> sizes;
     std::function<void(InFlight& to, int micro_batch)> load;
 };
 
-// those whose tokens put_tokens_on_host has put on the host
+// micro-batches whose tokens put_tokens_on_host() has stored
 inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& sizes) {
     return {sizes, [&model](InFlight& to, int micro_batch) { copy_tokens(model, to, micro_batch); }};
 }
 
 // ---- messages --------------------------------------------------------------------------------------------
 
-struct Share { long offset, n; };  // of a message's values, what this rank sends and receives
+struct Share { long offset, n; };  // the part of a message's values that this rank sends or receives
 inline Share message_share(const Model& model, BatchShape batch) {
     long values = (long)model.tp.rows(batch.rows()) * model.shape.C;
     if (model.tp.sequence_parallel) return {0, values};
@@ -67,8 +67,8 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
     else comm::receive(m.link.group, values, share.n, 0, m.label, m.link.stream);
 }
 
-// the messages from list[at] on that belong to one group, sends before receives: calls begin in this order on
-// the device, and a receive may wait for what the neighbour makes of the send. Returns the last
+// Posts the exchange that begins at list[at], sends before receives: the device starts calls in this order,
+// and a receive may depend on what the neighbour computes from the send. Returns the last index
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;
@@ -85,19 +85,19 @@ inline size_t exchange_messages(Model& model, const std::vector<Instruction>& li
     return end;
 }
 
-// what was received becomes whole
+// waits for a received message; if this rank received only 1/t of it, gathers the rest
 inline void await_message(Model& model, Buffer& buffer, const char* label, BatchShape batch) {
     if (!buffer.received.comm_stream) return;
     comm::wait_event(model.stream, buffer.received, label);
     buffer.received = {};
     if (model.tp.sequence_parallel || model.grid.t == 1) return;
     Share share = message_share(model, batch);
-    // my t-th -> all values
+    // this rank's 1/t of the values -> all values
     comm::all_gather(model.grid.tp, buffer.x, buffer.x + share.offset, share.n, label, model.stream);
 }
 
-// Nothing is on its way between stages any more. Buffers are waited for where they are written again; but
-// nothing else waits for a run's last sends, and MPI ends only when every send has been seen to end
+// Waits until no message is in transit between stages. Buffers are awaited before they are reused, but
+// nothing else awaits the last sends of a run, and MPI can only finish once it has seen every send complete
 inline void finish_messages(Model& model) {
     Grid& grid = model.grid;
     if (grid.p == 1) return;
@@ -105,8 +105,8 @@ inline void finish_messages(Model& model) {
         if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream), "messages");
 }
 
-// The compute stream waits for all that earlier steps gather and send: a CUDA graph of a step begins and ends
-// so, because events inside and outside of a graph cannot wait for each other
+// The compute stream waits for all that earlier steps gather and send. A CUDA graph of a step begins and ends
+// with this, because events inside and outside of a graph cannot wait for each other
 inline void settle(Model& model) {
     model.await_parameters();
     for (InFlight& kept : model.in_flight) await_sent(model, kept.y);
@@ -115,8 +115,8 @@ inline void settle(Model& model) {
 
 // ---- the schedule ----------------------------------------------------------------------------------------
 
-// all micro-batches through this rank's stage; losses are added to on the last. dloss: of a token's loss, 0
-// where no gradients are wanted
+// Runs all micro-batches through this rank's stage; the last stage adds to the losses. dloss: gradient of a
+// token's loss; 0: no gradients wanted
 inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatches& all, real dloss) {
     for (size_t i = 0; i < schedule.list.size(); i++) {
         const Instruction& op = schedule.list[i];

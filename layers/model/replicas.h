@@ -1,7 +1,7 @@
-// replicas.h   what several ranks hold alike must stay alike: --check-every N compares it, bit by bit. What
-//   one rank alone holds, and what is overwritten before it can be compared: monitor.h
+// replicas.h   --check-every N compares, bit by bit, what several ranks replicate. monitor.h checks what only
+//   one rank holds, and what is overwritten before it can be compared
 //   over t      tensors that every tensor rank holds whole: parameters, and the owned part of low_bits, m, v
-//   over d      all parameters; with one owner (--zero 0) low_bits, m and v too
+//   over d      all parameters; if not sharded (--zero 0), low_bits, m and v too
 //   first and last stage   the token embedding: parameters, and the owned part of low_bits, m and v
 #pragma once
 #include "../../comm/collective_check.h"
@@ -31,7 +31,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
     struct { const comm::Group& group; bool tied, whole, with_state; } all[] = {
         {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.optimizer_shards == 1},
         {model.grid.tied, true, false, true}};
-    std::string error;  // all groups compare before one complains
+    std::string error;  // reported only after all groups have compared
     for (auto& [group, tied, whole, with_state] : all) {
         if (group.size == 1) continue;
         std::vector<int64_t> mine;

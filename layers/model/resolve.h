@@ -1,6 +1,6 @@
-// resolve.h   the start of a run: every open setting is resolved, or refused before anything begins
-//   Options override the preset; what a checkpoint fixes (shape, seed, tokenizer) no option changes. Other
-//   options of a run are to be given again when it is resumed. What is resolved is printed, and recorded in
+// resolve.h   start of a run: every open setting is resolved, or rejected before anything begins
+//   Options override the preset, but not what a checkpoint fixes (shape, seed; the tokenizer by default). All
+//   other options must be given again on resume. The resolved settings are printed, and recorded in
 //   checkpoints.
 #pragma once
 #include <unistd.h>
@@ -18,7 +18,7 @@
 struct Run {
     Options options;
     Grid grid;
-    RunState state;           // where it stands
+    RunState state;           // its progress
     long last_step = 0;
     uint64_t last_tokens = 0;
     std::optional<Blend> train;
@@ -29,10 +29,10 @@ struct Run {
     StartTimes start_times;
     bool automatic_micro_batch = false;
     bool trains() const { return !options.inference() && options.plan.empty(); }
-    bool is_rank0() const { return comm::world_rank() == 0; }  // which prints
+    bool is_rank0() const { return comm::world_rank() == 0; }  // the rank that prints
 };
 
-// a checkpoint brings the model's shape and seed; options that were named must agree with it
+// takes the model's shape and seed from the checkpoint; options given explicitly must agree with them
 inline void take_from_checkpoint(Run& run) {
     Options& o = run.options;
     const RunState& saved = run.checkpoints[0].state;
@@ -57,7 +57,7 @@ inline void take_from_checkpoint(Run& run) {
                  "a new run without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
         *a.setting = a.saved;
     }
-    if (o.has("seed") && o.inference()) return void(run.state = saved);  // of sampling
+    if (o.has("seed") && o.inference()) return void(run.state = saved);  // here it seeds sampling
     if (o.has("seed") && o.seed != saved.seed)
         fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(),
              saved.seed, o.seed);
@@ -65,7 +65,7 @@ inline void take_from_checkpoint(Run& run) {
     run.state = saved;
 }
 
-// the vocabulary to print and read text with: --tokenizer's, the checkpoint's, or the one beside the tokens
+// the vocabulary for text: --tokenizer's, else the checkpoint's, else the one next to the training tokens
 inline void open_vocabulary(Run& run) {
     Options& o = run.options;
     std::string spec = o.tokenizer;
@@ -91,7 +91,7 @@ inline void open_vocabulary(Run& run) {
     run.state.tokenizer = run.vocabulary->kind;
 }
 
-// the batch, and each that the ramp passes through, must be whole micro-batches on every replica
+// the batch size, and every batch size of the ramp, must be whole micro-batches on every replica
 inline void resolve_batch(Run& run) {
     Options& o = run.options;
     int d = run.grid.d;
@@ -106,7 +106,7 @@ inline void resolve_batch(Run& run) {
         fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
              "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
-    int common = 0;  // of the batches that are still to come
+    int common = 0;  // greatest common divisor of the batch sizes still to come
     for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch);
     std::string good;
     for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
@@ -117,7 +117,7 @@ inline void resolve_batch(Run& run) {
              o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
     int share = common / d;
     run.automatic_micro_batch |= o.micro_batch == automatic;
-    if (o.micro_batch == automatic) o.micro_batch = 1;  // until its memory is known
+    if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
     if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
         fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
              "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
@@ -143,16 +143,16 @@ inline void resolve_schedule(Run& run) {
     if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
     if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
     if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
-    // steps are counted one by one, because batches may grow
+    // steps are counted one by one, because the batch size may grow
     uint64_t samples = run.state.samples, T = (uint64_t)o.sequence;
     run.last_step = run.state.step;
     uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
-    uint64_t tokens = run.state.tokens;  // not by samples: --on-spike back leaves some out
+    uint64_t tokens = run.state.tokens;  // not samples * T: --on-spike back skips samples
     for (; run.last_step < o.steps && tokens < enough; run.last_step++) {
         int B = batch_after(o, samples);
         samples += B;
         tokens += B * T;
-        if (B == o.batch) {  // from here on all are alike
+        if (B == o.batch) {  // from here on all steps are alike
             uint64_t left = enough > tokens ? (enough - tokens + B * T - 1) / (B * T) : 0;
             left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
             run.last_step += (long)left;
@@ -170,7 +170,7 @@ inline void resolve_schedule(Run& run) {
              o.decay_tokens);
 }
 
-// an option that is one of some words
+// fails: the value is not one of the words that the option allows
 [[noreturn]] inline void fail_choice(const char* name, const std::string& value,
                                      const std::vector<std::string>& wants) {
     std::string all = wants[0];
@@ -258,7 +258,7 @@ inline void resolve_parallel(Run& run) {
          v > 1 ? text(" of %ld chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
 }
 
-// with --plan the token files may be elsewhere; if they are here, they say the vocabulary
+// with --plan the token files may be on another machine; if they are here, they give the vocabulary size
 inline int planned_vocabulary(const Options& o) {
     if (o.train.empty() || o.vocabulary) return 0;
     try {
@@ -269,17 +269,17 @@ inline int planned_vocabulary(const Options& o) {
     }
 }
 
-// only their losses count
+// --loss-on answers: only the losses of answers count
 inline void take_answers(Run& run) {
     run.train->take_answers();
     if (run.validation) run.validation->take_answers();
 }
 
-// task_vocabulary: of the files of --evaluate, or 0
+// task_vocabulary: vocabulary size of the --evaluate files, or 0
 inline void resolve(Run& run, int task_vocabulary) {
     Options& o = run.options;
     bool training = run.trains();
-    for (std::string* folder : {&o.save, &o.resume})  // so that the same folder is the same text
+    for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
         while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
     if (training && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
@@ -344,7 +344,7 @@ inline uint64_t file_sum(const std::string& path) {
     return checksum(file.data, file.size);
 }
 
-// alone, because other builds may have other options
+// compared first, on its own: another build may have other options
 inline std::vector<comm::ConfigHash> program_hash() {
     return {{"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
 }
@@ -366,14 +366,14 @@ inline std::vector<comm::ConfigHash> file_hashes(const Run& run) {
     };
     if (run.train) for (auto& set : run.train->sets) add(train, set);
     if (run.validation) add(validation, *run.validation);
-    uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is taken
+    uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is loaded
     for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
     return {{"the training set", train, "copy the same files to all hosts"},
             {"the validation set", validation, "copy the same files to all hosts"},
             {"the folder of --resume", resumed, "give a folder that all hosts share"}};
 }
 
-// --save must be one folder for all ranks: rank 0 puts a file there, which all must see. Collective.
+// --save must be the same folder on all ranks: rank 0 creates a file there, which all must see. Collective.
 inline void check_shared_folder(const Run& run) {
     if (run.options.save.empty() || comm::world_size() == 1) return;
     std::string probe = run.options.save + "/.seen-by-all-ranks", error;

@@ -1,8 +1,8 @@
-// resume.h   a checkpoint -> a model
-//   A rank reads what it owns, in a thread of its own, while all ranks stay in touch: a slow disk is no rank
-//   that hangs. Of master weights and moments that data-parallel ranks share each reads its slice; the
-//   parameters are rounded from the slices and gathered. So where the layout is that of the writers each byte
-//   is read once. Nothing of a damaged checkpoint is kept: the next older one is taken, by all ranks.
+// resume.h   loads a checkpoint into a model
+//   Each rank reads what it owns in a background thread, while all ranks exchange their status: a slow disk
+//   is not mistaken for a hang. Of sharded master weights and moments each data-parallel rank reads its
+//   slice; the parameters are rounded from the slices and gathered. So if the layout is unchanged, each byte
+//   is read once. Nothing of a damaged checkpoint is kept: all ranks fall back to the next older one.
 #pragma once
 #include "resolve.h"
 #include "save.h"
@@ -12,12 +12,12 @@ struct LoadedState {
     std::vector<real> values;
 };
 
-// reads on the host alone
+// reads into host memory only
 inline LoadedState read_state(const Checkpoint& c, const Model& model, const Optimizer* optimizer) {
     LoadedState out;
     size_t count = 0;
     auto add = [&](ShardRange range) {
-        if (range.kind != Master && !c.has(range.parameter, range.kind)) return;  // of an imported model: 0
+        if (range.kind != Master && !c.has(range.parameter, range.kind)) return;  // imported model: stays 0
         range.at = count;
         count += (size_t)range.n;
         out.ranges.push_back(std::move(range));
@@ -55,7 +55,7 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* optimi
     store_state(read_state(c, model, optimizer), model, optimizer);
 }
 
-// those that --resume-before passes over are put out of the way, or the next start would take them
+// moves aside what --resume-before passes over; otherwise the next start would resume from it
 inline void set_aside_newer(const std::string& dir, long before) {
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) < before) continue;
@@ -66,7 +66,7 @@ inline void set_aside_newer(const std::string& dir, long before) {
     }
 }
 
-// options of the recipe that differ from those that the checkpoint was trained with
+// prints hyper-parameters that differ from those the checkpoint was trained with
 inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     for (auto& option : option_table) {
         bool in_recipe = false;
@@ -83,8 +83,7 @@ inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     }
 }
 
-// loads the newest of run.checkpoints whose data every rank reads as it was written; collective over the
-// world
+// loads the newest of run.checkpoints that all ranks can read undamaged; collective over the world
 inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
     const Options& o = run.options;
     const comm::Group world = comm::everyone();

@@ -1,23 +1,23 @@
-// samples.h   the samples of a step: chosen by number; read, and put where copies to the device find them,
-//             while the step before it computes
-//   Micro-batches go round the data-parallel ranks: sequence b of this rank's micro-batch i is number
-//   (i d + data) B + b of the step's samples. What cannot be read is an error of the step that wants it, of
-//   which all ranks hear at the end of the step before (step_reports.h).
+// samples.h   the samples of a step: chosen by number, and read into pinned host memory in the background
+//             while the step before computes
+//   Micro-batches are dealt round-robin to the data-parallel ranks: sequence b of this rank's micro-batch i
+//   is number (i d + data) B + b of the step's samples. A read error belongs to the step that needs the data;
+//   all ranks learn of it at the end of the step before (step_reports.h).
 #pragma once
 #include <future>
 #include "resolve.h"
 
 struct StepSamples {
-    uint64_t first = 0;  // of the run
-    int batch = 0, token_buffer = 0;  // of Model.host_tokens, where their tokens are
-    std::vector<SetChoice> chosen;  // of all ranks
-    std::vector<uint64_t> counted;  // of all ranks: tokens of each set whose losses count
-    double tokens() const {         // 1 where there is none: then all sums are 0
+    uint64_t first = 0;  // number of its first sample in the run
+    int batch = 0, token_buffer = 0;  // token_buffer: which of Model.host_tokens holds their tokens
+    std::vector<SetChoice> chosen;  // of the whole batch, over all ranks
+    std::vector<uint64_t> counted;  // of the whole batch: tokens of each set whose losses count
+    double tokens() const {         // 1 if there are none: then all sums are 0
         return std::max(1.0, (double)std::accumulate(counted.begin(), counted.end(), uint64_t(0)));
     }
 };
 
-// which of a step's samples is sequence b of one of this rank's micro-batches
+// index, among the step's samples, of sequence b of one of this rank's micro-batches
 inline int sample_index(const Model& model, int micro_batch, int b) {
     return (micro_batch * model.grid.d + model.grid.data) * model.setup.B + b;
 }
@@ -38,7 +38,7 @@ inline StepSamples read_samples(Blend& set, const Model& model, int token_buffer
     return out;
 }
 
-// reads one step ahead, in a thread of its own
+// reads one step ahead, in a background thread
 class SampleReader {
     std::future<StepSamples> next;
     StepSamples upcoming, samples;
@@ -51,7 +51,7 @@ public:
             return read_samples(set, model, other, first, batch);
         });
     }
-    // waits for what was begun to be read; "", or what went wrong
+    // waits for the read that was begun; returns "" or the error
     std::string await() {
         if (!next.valid()) return "";
         try {
@@ -62,7 +62,7 @@ public:
         }
         return "";
     }
-    // the next step uses these; valid until the next call
+    // the samples of the next step; valid until the next call
     const StepSamples& take(Model& model) {
         samples = std::move(upcoming);
         model.token_buffer = samples.token_buffer;

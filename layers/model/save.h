@@ -1,20 +1,20 @@
-// save.h   writes checkpoints while training goes on
-//   A save begins with a snapshot: what this rank owns of master weights and moments is copied to the host.
-//   All replicas write equal shares of the state, so that no two ranks write the same values and none has to
-//   be gathered. From there on a thread of each rank works, stage by stage; a stage begins on all ranks when
-//   the one before it has ended on all, of which they hear at the end of each step (step_reports.h):
-//     write     every rank: its file of values and its table, in DIR/.step-N.partial
-//     publish   rank 0: vocabulary and index, then the folder gets its name
-//     verify    every rank: reads its file back, past the page cache where it can, and compares the sums
+// save.h   writes checkpoints while training continues
+//   A save begins with a snapshot: the master weights and moments that this rank will write are copied to the
+//   host. Replicas write equal shares of the state, so that no two ranks write the same values and nothing
+//   has to be gathered. From then on a thread on each rank works, stage by stage. A stage begins on all ranks
+//   once the one before it has ended on all; they learn this at the end of each step (step_reports.h):
+//     write     every rank: its values and its table, in DIR/.step-N.partial
+//     publish   rank 0: vocabulary and index; then the folder is renamed
+//     verify    every rank: reads its file back, bypassing the page cache if possible, and compares values
 //     drop      rank 0: removes checkpoints beyond --keep
-//   What fails is said, and tried again with a new snapshot at a later step; after --save-attempts failures
-//   in a row the run ends. A --save folder belongs to one run at a time (FolderLock).
+//   A failure is reported, and retried with a new snapshot at a later step; after --save-attempts failures in
+//   a row the run ends. Only one run at a time uses a --save folder (FolderLock).
 #pragma once
 #include <future>
 #include "folder_lock.h"
 #include "resolve.h"
 
-constexpr size_t piece_bytes = 64 << 20;  // of a file, with a checksum each: what striped file systems like
+constexpr size_t piece_bytes = 64 << 20;  // each with a checksum; striped file systems like this size
 
 // ---- a snapshot ------------------------------------------------------------------------------------------
 
@@ -23,8 +23,8 @@ struct ShardRange {
     Parameter parameter;
     StateKind kind;
     long first, n;
-    long state_offset;  // in the slices that this rank owns; -1: not owned
-    size_t at;          // in a snapshot's values
+    long state_offset;  // offset in the slices that this rank owns; -1: not owned
+    size_t at;          // offset in the snapshot's values
 
     long in_buffers() const { return parameter.offset + first; }
 };
@@ -36,8 +36,8 @@ inline void cut_range(long& first, long& last, int i, int n) {
     last = begin + size * (i + 1) / n;
 }
 
-// what this rank owns of the state; with `share`, only what it is to write: of values that several ranks
-// hold alike each has a part
+// the state that this rank owns; with `share`, only what it is to write: values that several ranks hold are
+// divided among them
 inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer& optimizer, bool share) {
     const Grid& grid = model.grid;
     std::vector<ShardRange> out;
@@ -66,7 +66,7 @@ struct Snapshot {
 struct WrittenFile {
     uint64_t table_sum;
     size_t bytes;
-    std::vector<uint64_t> tensors;  // a bit for each tensor of the model that it has values of
+    std::vector<uint64_t> tensors;  // one bit per tensor of the model that it has values of
     double seconds = 0;             // for checksums, writing and fsync
 };
 
@@ -81,7 +81,7 @@ inline std::vector<uint64_t> tensor_bits(const Snapshot& snapshot) {
     }
     return bits;
 }
-// as 0-11,24
+// as ranges: 0-11,24
 inline std::string print_bits(const std::vector<uint64_t>& bits) {
     std::string out;
     auto is_set = [&](size_t i) { return i / 64 < bits.size() && bits[i / 64] >> i % 64 & 1; };
@@ -96,7 +96,7 @@ inline std::string print_bits(const std::vector<uint64_t>& bits) {
     return out.empty() ? "none" : out;
 }
 
-// a rank's file of values, and the table of its pieces
+// writes a rank's values, and the table of their pieces
 inline WrittenFile write_rank_file(const std::string& folder, int rank, const Snapshot& snapshot) {
     double began = seconds();
     FileWriter data(folder + "/" + rank_file(rank) + ".bin");
@@ -127,11 +127,11 @@ inline WrittenFile write_rank_file(const std::string& folder, int rank, const Sn
     return out;
 }
 
-// the file has on the disk what it was made of
+// checks that the file on disk holds the values of the snapshot
 inline void verify_rank_file(const std::string& folder, int rank, const Snapshot& snapshot) {
     InputFile file(folder + "/" + rank_file(rank) + ".bin");
     posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
-    std::vector<char> buffer(1 << 20);  // stays in a core's cache
+    std::vector<char> buffer(1 << 20);  // small enough to stay in a core's cache
     size_t offset = 0;
     for (auto& range : snapshot.ranges)
         for (size_t done = 0, n = 0, bytes = range.n * sizeof(real); done < bytes; done += n, offset += n) {
@@ -143,8 +143,8 @@ inline void verify_rank_file(const std::string& folder, int rank, const Snapshot
         }
 }
 
-// Each rank reads its share of the older checkpoints that --keep counts on. What is damaged is marked so: it
-// is no longer counted, and nothing is removed for it.
+// Each rank verifies its share of the older checkpoints that --keep relies on. A damaged one is marked: it no
+// longer counts, so no older checkpoint is removed on its account.
 inline void verify_older(const std::string& dir, long step, long keep, const comm::Group& world) {
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) >= step) continue;
@@ -156,7 +156,7 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
             for (size_t i = world.rank; i < c.files.size(); i += world.size) c.verify_file(i);
             keep--;
         } catch (const std::exception& e) {
-            // what cannot be read now may be whole all the same
+            // what cannot be read right now may still be intact
             if (!strstr(e.what(), "damaged") && !strstr(e.what(), "truncated")) continue;
             fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
             if (access((folder + "/index.json").c_str(), F_OK) != 0) continue;
@@ -169,7 +169,7 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
     }
 }
 
-// files: of each rank
+// files: one per rank
 inline void publish_checkpoint(const std::string& dir, RunState state, const std::vector<WrittenFile>& files,
                                const std::string& options, const Vocabulary* vocabulary) {
     namespace fs = std::filesystem;
@@ -195,7 +195,7 @@ inline void publish_checkpoint(const std::string& dir, RunState state, const std
     fs::remove_all(partial);
 }
 
-// all of a checkpoint by one process, which has it in memory
+// writes a whole checkpoint from one process that has all of it in memory
 inline void save_whole(const std::string& dir, const RunState& state, const Snapshot& snapshot,
                        const std::string& options, const Vocabulary* vocabulary) {
     std::filesystem::create_directories(partial_folder(dir, state.step));
@@ -222,9 +222,9 @@ private:
     Snapshot snapshot;
     RunState state;
     WrittenFile file = {};
-    size_t all_bytes = 0;    // of all ranks' files
-    double all_seconds = 0;  // of the slowest rank
-    int tensors;             // of the whole model
+    size_t all_bytes = 0;    // written by all ranks
+    double all_seconds = 0;  // taken by the slowest rank
+    int tensors;             // in the whole model
     int failures = 0;
     double began, due_since, stage_began = 0, not_before = 0, blocked = 0, took = 0;
     bool was_named = false, stuck = false;
@@ -241,7 +241,7 @@ private:
     std::string folder() const { return run.options.save + "/" + step_name(state.step); }
 
 public:
-    // takes the snapshot's memory: not in the middle of a run
+    // allocates the snapshot's memory now, not in the middle of a run
     CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer)
         : run(run), optimizer(optimizer), tensors(model.table.tensors), began(seconds()), due_since(began) {
         if (run.options.save.empty()) return;
@@ -254,37 +254,37 @@ public:
         if (job.valid()) job.wait();
     }
     bool is_idle() const { return stage == Idle; }
-    bool is_stuck() const { return stuck && !is_idle(); }  // training has waited for it in vain
+    bool is_stuck() const { return stuck && !is_idle(); }  // training no longer waits for it
     double seconds_under_way() const { return seconds() - began; }
-    // a save that was due while this one goes on; it is one that has failed
+    // skips a save that became due while this one is running; it counts as failed
     void leave_out() {
         stuck = true;
         failures++;
         due_since = seconds();
     }
     long saved_step() const { return last_saved; }  // the newest that was verified; -1: none
-    void forget() { last_saved = -1; }              // the run went back behind it
+    void forget() { last_saved = -1; }              // the run went back to an earlier step
     int failed_attempts() const { return failures; }
-    // before another attempt
+    // until the next attempt
     double seconds_to_wait() const { return std::max(0.0, not_before - seconds()); }
 
-    // whether the clock or the number of steps says so; rank 0's answer counts
+    // whether a save is due, by time or by steps; rank 0's answer counts
     bool is_due(long step) const {
         const Options& o = run.options;
         if (o.save.empty() || seconds_to_wait() > 0) return false;
         if (failures > 0 && stage == Idle) return true;
         if (o.save_every && step % o.save_every == 0) return true;
         if (o.save_seconds <= 0 && o.mtbf <= 0) return false;
-        // Young (1974): the square root of twice what a save costs, times the mean time between failures; but
-        // never so often that one save meets the next
+        // Young (1974): the square root of twice the cost of a save times the mean time between failures; but
+        // never so short that a save is due before the last one has ended
         double young = std::max(took, std::sqrt(2 * std::max(blocked, 1e-3) * o.mtbf * 3600));
         double interval = o.mtbf > 0 ? young : o.save_seconds;
         if (o.mtbf > 0 && o.save_seconds > 0) interval = std::min(young, o.save_seconds);
-        constexpr double patience = 600;  // with a save that still goes on
+        constexpr double patience = 600;  // for a save that is still running
         return seconds() - due_since >= interval + (stage == Idle ? 0 : patience);
     }
 
-    // of this rank's part in the stage
+    // this rank's part of the current stage
     Status status() {
         if (job.valid() && job.wait_for(std::chrono::seconds(0)) == std::future_status::timeout) return Busy;
         if (job.valid()) {
@@ -297,12 +297,12 @@ public:
         return error.empty() ? Done : Failed;
     }
 
-    // takes the snapshot; the rest goes on beside the next steps. All ranks at once, when idle
+    // takes the snapshot; the rest runs during the next steps. Called on all ranks together, when idle
     void begin(Model& model) {
         began = due_since = seconds();
         stuck = false;
         state = run.state;
-        model.await_parameters();  // which have halves of the master weights
+        model.await_parameters();  // they hold halves of the master weights
         for (auto& range : snapshot.ranges)
             read_state(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
                        range.state_offset, range.n);
@@ -314,7 +314,7 @@ public:
         });
     }
 
-    // goes on to the next stage where all ranks have done theirs; statuses: of all ranks, the same on all
+    // starts the next stage once all ranks have finished this one; statuses: by rank, the same on all ranks
     void advance(const std::vector<int>& statuses) {
         if (stage == Idle) return;
         if (std::count(statuses.begin(), statuses.end(), (int)Busy)) return name_slow(statuses);
@@ -386,7 +386,7 @@ private:
         start(at == Tidy ? Idle : Tidy, is_first() && at != Tidy, [this, at] {
             FolderLock::remove_leftovers(run.options.save);
             if (at != Verify) return;
-            std::filesystem::remove(folder() + "/index.json");  // without it, no checkpoint
+            std::filesystem::remove(folder() + "/index.json");  // then it is no checkpoint any more
             std::filesystem::remove_all(folder());
         });
     }

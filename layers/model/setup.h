@@ -1,5 +1,5 @@
-// setup.h   from resolved options to what a rank sets up: schedules, sizes, and the choices that are timed
-//   These are the tables that training executes: train_gpt.cu builds from them, --plan prints them.
+// setup.h   what a rank sets up from the resolved options: schedules, sizes, and choices timed at the start
+//   Training and --plan share all of this: train_gpt.cu builds from it, --plan prints it.
 #pragma once
 #include <map>
 #include <numeric>
@@ -10,7 +10,7 @@
 
 // ---- schedules -------------------------------------------------------------------------------------------
 
-// the group size as asked for, or what comes nearest to it
+// interleave group: --pipeline-group, or the default at batch sizes of the ramp that do not allow it
 inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
     PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
     int m = s.micro_batches;
@@ -20,7 +20,7 @@ inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
     return s;
 }
 
-// samples: consumed so far; smaller batches lie behind
+// samples: consumed so far; batch sizes that the ramp has passed are left out
 inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, uint64_t samples) {
     Schedules all;
     for (int batch : batches_from(o, samples)) {
@@ -31,7 +31,7 @@ inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, u
     return all;
 }
 
-// the common divisor of a replica's shares of all batches still to come: micro-batches divide it
+// greatest common divisor of a replica's share of the batches still to come: --micro-batch divides it
 inline int common_share(const Options& o, uint64_t samples, int d) {
     int common = 0;
     for (int batch : batches_from(o, samples)) common = std::gcd(common, batch / d);
@@ -40,7 +40,7 @@ inline int common_share(const Options& o, uint64_t samples, int d) {
 
 // ---- sizes -----------------------------------------------------------------------------------------------
 
-// the build that is planned for; by default this one
+// the build to plan for; by default this one
 struct Target {
     Precision precision = {};
     size_t workspace = dev::gemm_workspace(false);
@@ -48,7 +48,7 @@ struct Target {
 };
 constexpr Target gpu_target = {{"bf16", 2, 4}, cublas_workspace, true};
 
-// Kernels do it in bf16 for some head sizes, plain loops always; `auto` takes it where a kernel would be
+// kernels need bf16 and certain head sizes; plain loops take any, but `auto` uses flash for the same sizes
 inline bool uses_flash(const Options& o, const Target& target) {
     int HS = o.hidden / o.heads;
     bool has_kernel = flash_head_size(HS) && (target.precision.x == 2 || !target.kernels);
@@ -63,7 +63,7 @@ inline Recompute recompute_of(const Options& o) {
     return o.recompute == "light" ? Recompute::Light : Recompute::None;
 }
 
-// micro-batches of a replica in a round of scoring: many, so that the pipeline is seldom empty
+// micro-batches of a replica in a round of scoring: many, to keep the pipeline full
 inline int score_round(int p) { return std::max(64, 8 * p); }
 
 inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules,
@@ -124,7 +124,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
 
 // ---- what is timed at the start --------------------------------------------------------------------------
 
-// the file of choices that were timed on such a machine before
+// opens the file of choices that were timed on a machine like this before
 inline void open_autotuner(const Options& o, const RunState& state) {
     std::string folder = o.tuning, file;
     std::string machine = device_name() + ", " + driver_name() + ", " + dev::gemm_library();
@@ -133,7 +133,7 @@ inline void open_autotuner(const Options& o, const RunState& state) {
         folder = cache ? std::string(cache) + "/train_gpt" : std::string(home) + "/.cache/train_gpt";
     if (!folder.empty() && folder != "none") {
         std::error_code e;
-        std::filesystem::create_directories(folder, e);  // where it cannot, save() says so
+        std::filesystem::create_directories(folder, e);  // failures are reported by save()
         uint64_t hash = checksum(machine.data(), machine.size());
         file = text("%s/choices-%016llx", folder.c_str(), (unsigned long long)hash);
     }
@@ -141,8 +141,8 @@ inline void open_autotuner(const Options& o, const RunState& state) {
     autotuner.run_choices = state.choices;
 }
 
-// Random tokens, and where a stage receives activations or their gradients random ones: on zeros GEMMs are
-// faster than they will be
+// Fills in random tokens and, where a stage receives activations or their gradients, random values: on zeros,
+// GEMMs run faster than on real data
 inline void fill_at_random(Model& model) {
     const ModelShape& shape = model.shape;
     BatchShape batch = {model.setup.B, shape.T};
@@ -153,18 +153,18 @@ inline void fill_at_random(Model& model) {
                 samples[i] = (int)(uniform(0, purpose("tuning"), i + index * samples.size()) * shape.V);
             put_tokens_on_host(model, model.token_buffer, samples, batch, index);
         }
-    if (model.grid.p == 1) return;  // it receives nothing
+    if (model.grid.p == 1) return;  // nothing is received
     std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);
     normals(values.data(), 0, purpose("tuning"), 0, (long)values.size(), 1);
     for (floatX* received : {model.inputs[0].x, model.dx_buffers[0].x})
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
-    synchronize(model.stream);  // with `values`
+    synchronize(model.stream);  // before `values` is freed
 }
 
-// forward and backward of up to two micro-batches: GEMMs are timed, and kernels loaded
+// forward and backward of up to two micro-batches, to time GEMMs and load kernels
 inline void compute_once(Model& model) {
     BatchShape batch = {model.setup.B, model.shape.T};
-    // the first sets gradients, the second adds to them
+    // micro-batch 0 sets gradients, micro-batch 1 adds to them
     for (int index = 0; index < std::min(2, model.setup.micro_batches); index++)
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
             MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],
@@ -175,7 +175,7 @@ inline void compute_once(Model& model) {
         }
 }
 
-// each choice is taken from the lowest rank that made it; collective over the world
+// all ranks take each choice from the lowest rank that made it; collective over the world
 inline void share_choices(const comm::Group& world) {
     std::vector<int64_t> mine;
     for (auto& [hash, way] : autotuner.used) {
@@ -192,8 +192,8 @@ inline void share_choices(const comm::Group& world) {
     autotuner.take_run_choices(shared);
 }
 
-// before the first step. With `may_graph`, says whether a CUDA graph is faster. Gradients are 0 afterwards.
-// What is chosen belongs to the run: it is the same on all ranks, and checkpoints carry it on
+// Before the first step: times the choices; with `may_graph`, returns whether a CUDA graph is faster. Sets
+// gradients to 0. Choices belong to the run: they are the same on all ranks and saved in checkpoints
 inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
     fill_at_random(model);
     clear_losses(model);
@@ -225,7 +225,7 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
     share_choices(model.grid.world);
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
-    if (model.grid.world.size == 1) {  // limits of -1 forbid the update: it loads the kernels for a capture
+    if (model.grid.world.size == 1) {  // loads its kernels before a capture; limits of -1 prevent an update
         optimizer.set_hyper_parameters(o, 0, 1, -1, -1);
         update_parameters(model, optimizer, o.clip);
         synchronize(model.stream);

@@ -1,13 +1,13 @@
-// stage.h   this rank's share of the model: its memory, and a chunk of its layers forward and backward
-//   Memory is taken once, at start, in arenas (parameters, gradients, activations, scratch, the GEMMs'
-//   workspace; the optimiser has its own), and the table that is printed is what is taken.
-//     in_flight[i]    of one micro-batch in one chunk of layers, from its forward to its backward
-//     inputs[i]       (N_r, C): what the chunk's first layer reads; received, or the embedding
+// stage.h   this rank's share of the model: its memory, and forward and backward of a chunk of its layers
+//   Memory is allocated once, at the start, in arenas (parameters, gradients, activations, scratch, the
+//   GEMMs' workspace; the optimizer has its own), and the printed table shows exactly what is allocated.
+//     in_flight[i]    activations of one micro-batch in one chunk of layers, from forward to backward
+//     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
-//   A bucket's gradients go to their reduction over data-parallel ranks as soon as the last micro-batch has
-//   added to them; the new parameters of a bucket are waited for where they are first read.
-//   To add a layer to the model: layers/NAME.cuh (ref, gpu, and the Operation that both are), its call here
-//   or in block.h, its tensors in params.h and activations.h; ./test_gpt kernels pytorch.
+//   A bucket's gradients start their reduction over data-parallel ranks as soon as the last micro-batch has
+//   added to them; a bucket's new parameters are awaited where they are first read.
+//   To add a layer to the model: layers/NAME.cuh (ref, gpu, and the Operation they share), its call here or
+//   in block.h, its tensors in params.h and activations.h; then run ./test_gpt kernels pytorch.
 #pragma once
 #include <array>
 #include "../../comm/grid.h"
@@ -23,25 +23,25 @@ struct Model {
     ParameterTable table;
     floatX* weights = nullptr;
     real* gradients = nullptr;
-    Fp8Weights fp8 = {};  // with --fp8: of the blocks' matrices
-    // The part of wte's gradient that comes from the logits. One stage, several micro-batches: a buffer of
-    // its own, added behind the last one, so that sums have a pipeline's order. One micro-batch, or the last
-    // of several stages: wte's own gradient. Other stages: nullptr
+    Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices
+    // Receives the part of wte's gradient that comes from the logits. One stage, several micro-batches: a
+    // separate buffer, added after the last one, so that sums have a pipeline's order. One micro-batch, or
+    // the last of several stages: wte's own gradient. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
-    BlockActivations recomputed;    // with recomputation: of the layer at work
+    BlockActivations recomputed;    // with recomputation: of the current layer, shared by all
     LmHeadActivations lm_head;      // on the last stage
-    floatX* gathered_logits;        // (B, Vp) with a cache, else (Vp): of the whole vocabulary
+    floatX* gathered_logits;        // over the whole vocabulary: (B, Vp) with a KV cache, else (Vp)
     Scratch scratch;
     std::vector<Arena> arenas;
-    std::vector<comm::StreamEvent> parameters_gathered;  // of each bucket's parameters, after an update
+    std::vector<comm::StreamEvent> parameters_gathered;  // event of each bucket's last all-gather
     Stream stream = nullptr;
-    bool holds_reductions = false;  // gradients stay on their ranks for now: see RepeatedStep in monitor.h
-    // pinned: of each micro-batch of a step, token_ints() that go to InFlight.tokens; in training twice, so
-    // that the next step's are put there while this one's are computed (samples.h)
+    bool holds_reductions = false;  // gradients are not reduced yet: see RepeatedStep in monitor.h
+    // pinned: token_ints() for each micro-batch of a step, copied to InFlight.tokens; two buffers in
+    // training, so that the next step's tokens are read while this step computes (samples.h)
     int* host_tokens[2] = {};
-    int token_buffer = 0;  // which of them the current step uses
+    int token_buffer = 0;  // which of host_tokens the current step uses
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
@@ -61,14 +61,14 @@ struct Model {
     int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
     bool is_first_chunk(int chunk) const { return table.layout.is_first_chunk(chunk); }
     bool is_last_chunk(int chunk) const { return table.layout.is_last_chunk(chunk); }
-    // of the whole model's, of layer l of a chunk
+    // layer l of a chunk, as an index into the whole model's layers
     int layer_number(int chunk, int l) const { return (chunk * grid.p + grid.stage) * chunk_layers() + l; }
-    // true too where packed batches pass through, whose segment arrays are loaded with the tokens
+    // also true with packed batches, whose segment arrays are loaded with the tokens
     bool chunk_reads_tokens(int chunk) const {
         return setup.packs || is_first_chunk(chunk) || is_last_chunk(chunk);
     }
-    int max_rows() const { return setup.B * shape.T; }                              // in a batch
-    // rows of logits in a batch
+    int max_rows() const { return setup.B * shape.T; }                              // most rows in a batch
+    // most rows of logits in a batch
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
     bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
@@ -79,7 +79,7 @@ struct Model {
     bool sums_wte_apart() const { return grid.p == 1 && setup.accumulates; }
     LayerContext context(bool accumulate = false) const { return {shape, tp, scratch, stream, accumulate}; }
 
-    // layer: counted over this rank's chunks
+    // layer: counted over all chunks of this rank
     std::array<const floatX*, block_tensors> block_weights(int layer) const {
         std::array<const floatX*, block_tensors> w;
         for (int i = 0; i < block_tensors; i++) w[i] = weights + table.block(layer, BlockTensor(i)).offset;
@@ -99,7 +99,7 @@ struct Model {
         return {gradient(table.lnf), gradient(table.lnf + 1), wte_gradient_from_logits};
     }
 
-    // waits until a parameter's bucket holds what the last update gathered
+    // the stream waits until the last update's all-gather of a parameter's bucket is done
     void await_parameter(const Parameter& p) {
         comm::wait_event(stream, parameters_gathered[p.bucket], "parameters");
         parameters_gathered[p.bucket] = {};
@@ -110,7 +110,7 @@ struct Model {
 
     // ---- memory ------------------------------------------------------------------------------------------
 
-    // make(name, walk): the arena of what `walk` takes
+    // make(name, walk): returns the arena of everything that `walk` takes
     template <class Make>
     void make_arenas(Make make, size_t workspace) {
         arenas.clear();
@@ -131,7 +131,7 @@ struct Model {
         };
         make_arenas(measure, setup.workspace);
     }
-    // the parameters start at 0
+    // parameters and gradients start at 0
     void allocate_memory() {
         auto take = [](const char* name, auto walk) { return allocate(name, walk); };
         make_arenas(take, dev::gemm_workspace(true));
@@ -147,7 +147,7 @@ struct Model {
             set_zero(wte_gradient_from_logits, table.list[table.wte].size * sizeof(real), stream);
     }
 
-    static constexpr long segment_ints = 3 + sizeof(Tile) / sizeof(int);  // of each row, at most
+    static constexpr long segment_ints = 3 + sizeof(Tile) / sizeof(int);  // per row, at most
 
 private:
     void place_gradients(Arena& arena) {
@@ -176,7 +176,7 @@ private:
         for (InFlight& kept : in_flight) {
             kept.blocks.assign(chunk_layers(), recomputed);
             for (auto& block : kept.blocks) {
-                if (!setup.training && &block != &in_flight[0].blocks[0]) {  // all share one
+                if (!setup.training && &block != &in_flight[0].blocks[0]) {  // all blocks share one
                     block = in_flight[0].blocks[0];
                     if (setup.inference_cache) block.qkv = arena.take_x(3 * N * shape.C / grid.t);
                 } else if (!full) {
@@ -202,8 +202,8 @@ private:
 
 // ---- tokens ----------------------------------------------------------------------------------------------
 
-// samples (B, T + 1) -> tokens and targets, in the micro-batch's part of a buffer of host_tokens,
-// which is not to be written again before its step is done
+// samples (B, T + 1) -> tokens and targets, in the micro-batch's part of host_tokens[token_buffer], which
+// must not be overwritten before its step is done
 inline void put_tokens_on_host(const Model& model, int token_buffer, const std::vector<int>& samples,
                                BatchShape batch, int micro_batch) {
     int *tokens = model.host_tokens[token_buffer] + (long)micro_batch * model.token_ints(),
@@ -218,7 +218,7 @@ inline void put_tokens_on_host(const Model& model, int token_buffer, const std::
     if (model.sorts_tokens()) sort_tokens(rows, starts, tokens, batch.rows(), model.shape.Vp);
 }
 
-// -> the device, on the stages that have tokens; the host goes on
+// host_tokens -> device, on stages that read tokens; asynchronous
 inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
     to.is_packed = false;
     if (!to.tokens) return;
@@ -228,7 +228,7 @@ inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
 
 // ---- forward ---------------------------------------------------------------------------------------------
 
-// before a buffer is written again
+// waits until a buffer has been sent and may be overwritten
 inline void await_sent(Model& model, Buffer& buffer) {
     comm::wait_event(model.stream, buffer.sent, "a send");
     buffer.sent = {};
@@ -239,13 +239,13 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// the input or, in the first chunk, the tokens -> kept.y
+// the chunk's input, or in the first chunk the tokens -> kept.y
 inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     int n = model.chunk_layers();
     floatX* x = mb.input.x;
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
-        model.await_parameter(model.table.list[model.table.wpe]);  // gathered behind wte's: this covers both
+        model.await_parameter(model.table.list[model.table.wpe]);  // gathered after wte's: covers both
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
@@ -271,7 +271,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
     current_place.layer = -1;
 }
 
-// a chunk of layers; after the last one logits and losses, with their gradient where dloss is not 0
+// one chunk of layers; in the last chunk also logits and losses, and the logits' gradient if dloss is not 0
 inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
     LayerContext ctx = model.context();
@@ -284,7 +284,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// each rank's gradients -> the sums: on all ranks or, with a sharded optimiser, on each its slice
+// each rank's gradients -> their sums: on all ranks or, with a sharded optimizer, each rank's slice
 inline void reduce_bucket(Model& model, int bucket) {
     const Bucket& b = model.table.buckets[bucket];
     const comm::Group& dp = model.grid.dp;
@@ -293,23 +293,23 @@ inline void reduce_bucket(Model& model, int bucket) {
     Section section({.pass = Pass::Reduce, .bucket = bucket}, model.stream);
     comm::wait_stream(model.grid.dp_stream, model.stream);
     if (model.table.layout.optimizer_shards == 1) {
-        // mine -> all's
+        // this rank's gradients -> sums over all ranks
         comm::all_reduce(dp, g, b.elements, comm::Op::Sum, "gradients", model.grid.dp_stream);
         return;
     }
     long slice = b.elements / dp.size;
-    // mine -> all's, my slice
+    // this rank's gradients -> this rank's slice of the sums
     comm::reduce_scatter(dp, g + dp.rank * slice, g, slice, "gradients", model.grid.dp_stream);
 }
 
-// the gradient of the chunk's output -> of its input, in place; the last chunk begins with that of the losses
+// gradient of the chunk's output -> gradient of its input, in place; the last chunk starts from the losses
 inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     Section section({Pass::Backward, mb.index, mb.chunk}, model.stream);
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);
     floatX *dx = mb.dx_buffer->x, *x = mb.input.x;
-    auto begin_reduction = [&](const Parameter& p) {  // p's bucket has all its gradients
+    auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
@@ -358,7 +358,7 @@ inline void clear_losses(Model& model) {
     if (model.grid.is_last_stage()) clear_values("losses", model.lm_head.losses, values, model.stream);
 }
 
-// the sum of the losses of each sequence of the first `micro_batches`; on the last stage
+// the sum of losses of each sequence in the first `micro_batches`; on the last stage
 inline std::vector<double> sequence_losses(Model& model, int micro_batches) {
     std::vector<real> losses((size_t)micro_batches * model.max_rows());
     if (!losses.empty())

@@ -1,5 +1,5 @@
-// start_times.h   how long a run takes to its first step, phase by phase, and what its ranks say meanwhile
-//   Phases end together, or nearly: most end with a check of all ranks. NCCL's own messages are not MPI's.
+// start_times.h   how long a run takes to its first step, and how many MPI messages it sends, by phase
+//   Ranks end a phase at about the same time: most end with a collective check. NCCL's messages do not count.
 #pragma once
 #include <cstdio>
 #include <string>
@@ -17,7 +17,7 @@ class StartTimes {
     long sent = 0;
 
 public:
-    // what has happened since the last phase
+    // ends a phase, which began when the last one ended
     void end(const char* phase) {
         double now = seconds();
         long all = comm::sent_messages().count;
@@ -25,7 +25,7 @@ public:
         begun = now;
         sent = all;
     }
-    // of each phase the slowest rank's seconds; messages where something counts them (scripts/test_start.py).
+    // seconds of each phase on its slowest rank; messages if something counts them (scripts/test_start.py).
     // Collective over the world
     std::string print(const comm::Group& world) const {
         constexpr double unit = 1e-6;

@@ -1,19 +1,19 @@
-// step_reports.h   what ranks tell each other at the end of a step, in one message: losses, what they have to
-//   do together next, and how long each has computed. A rank that cannot read the next samples says
-//   lacks_data; then all save (where there is --save) and exit 1 (save_and_end, trainer.h)
+// step_reports.h   what ranks exchange at the end of a step, in one call: losses, what to do next, and each
+//   rank's compute time. A rank that cannot read the next samples sets lacks_data; then all ranks save (if
+//   there is --save) and exit with 1 (save_and_end, trainer.h)
 #pragma once
 #include <algorithm>
 #include <bit>
 #include "samples.h"
 
-// of one rank
+// one rank's report
 struct RankReport {
-    bool stops = false;        // a signal has reached it
+    bool stops = false;        // it has received a signal
     bool lacks_data = false;   // the next step's samples cannot be read
-    bool wants_save = false;   // its clock says so; rank 0's counts
+    bool wants_save = false;   // a save is due by its clock; only rank 0's counts
     bool is_corrupt = false;   // bits have flipped in its memory
     int save_status = 0;       // see save.h
-    double computed = 0;       // seconds of the step that it has not waited for others
+    double computed = 0;       // seconds of the step, without waiting for other ranks
 };
 
 struct StepReports {
@@ -29,8 +29,8 @@ struct StepReports {
     }
 };
 
-// set_of: for each sequence of this replica's micro-batches; empty: all are of set 0. Collective over the
-// world; losses are added in the order of the ranks
+// set_of: the set of each sequence in this replica's micro-batches; empty: set 0 for all. Collective over the
+// world; losses are added in rank order
 inline StepReports gather_reports(Model& model, int micro_batches, const std::vector<int>& set_of,
                                   size_t sets, const RankReport& mine) {
     const Grid& grid = model.grid;

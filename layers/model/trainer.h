@@ -1,7 +1,6 @@
-// trainer.h   what training holds from step to step, and what it does between them
-//   At the end of a step (train_gpt.cu) ranks report to each other (step_reports.h). What they say is done
-//   here, by all ranks alike: a save goes on or begins, a spike is skipped or gone back from, a run without
-//   data ends.
+// trainer.h   what training keeps from step to step, and what it does between steps
+//   At the end of a step (train_gpt.cu) ranks exchange reports (step_reports.h). All ranks act on them here
+//   in the same way: a save begins or advances, a spike is skipped or rolled back, a run without data ends.
 #pragma once
 #include "monitor.h"
 #include "resume.h"
@@ -10,23 +9,23 @@
 struct Trainer {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
-    Schedules schedules;  // by batch
-    CapturedStep captured[2];  // each graph reads one buffer of Model.host_tokens
+    Schedules schedules;  // by batch size
+    CapturedStep captured[2];  // one graph per buffer of Model.host_tokens
     bool uses_graph = false;
-    std::map<std::string, comm::Traffic> captured_traffic[2];  // of a launch of each
-    long steps = 0;  // of this process
-    bool stop = false;  // a signal has reached some rank: all stop after the same step
+    std::map<std::string, comm::Traffic> captured_traffic[2];  // of one launch of each
+    long steps = 0;  // taken by this process
+    bool stop = false;  // some rank received a signal: all stop after the same step
     SampleReader samples;
     StateMonitor state_monitor;
-    std::string data_error, memory_error;  // of this rank, of which the reports tell the others
+    std::string data_error, memory_error;  // this rank's; the others learn of them from its report
     std::unique_ptr<CheckpointWriter> writer;
-    std::unique_ptr<FolderLock> lock;  // of --save
+    std::unique_ptr<FolderLock> lock;  // on --save
     SpikeMonitor spikes;
     std::unique_ptr<SlowRankMonitor> slow;
-    long loaded_step = -1;  // of the checkpoint that was loaded last
+    long loaded_step = -1;  // step of the checkpoint that was loaded last
 };
 
-// A step as a CUDA graph. What a rank waits for in it is not told from what it computes
+// Enqueues a step as a CUDA graph. In a graph, waiting for other ranks is not told apart from computing.
 template <class Step>
 void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     CapturedStep& captured = trainer.captured[model.token_buffer];
@@ -56,7 +55,7 @@ inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
-// after the step: what has come to this rank's notice. check: of a step that was computed twice
+// what this rank has to report after the step. check: set if the step was computed twice
 inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* check, bool updated) {
     long step = run.state.step;
     trainer.memory_error = trainer.state_monitor.compare(*trainer.model, *trainer.optimizer, updated, step);
@@ -70,7 +69,7 @@ inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* ch
     return mine;
 }
 
-// the mean over the step's tokens, and over those of each set; with what else ranks tell each other
+// exchanges reports; sets the mean loss over the step's tokens, and over those of each set
 inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer,
                                        const StepSamples& samples, const RankReport& mine) {
     Model& model = *trainer.model;
@@ -93,8 +92,8 @@ inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& tr
 
 // ---- saves -----------------------------------------------------------------------------------------------
 
-// --save belongs to this run from here on. Collective: to be sure that another host's lock is dead takes
-// rank 0 some seconds
+// Locks --save for this run. Collective, because rank 0 may need some seconds to be sure that another host's
+// lock is stale
 inline void lock_save_folder(const Run& run, Trainer& trainer) {
     const std::string& folder = run.options.save;
     if (folder.empty() || !run.trains()) return;
@@ -109,8 +108,8 @@ inline void lock_save_folder(const Run& run, Trainer& trainer) {
     comm::collective_check(error);
 }
 
-// Waits for a save that is under way, `patience` seconds by rank 0's clock; all ranks stay in touch. Returns
-// whether it has ended
+// Waits for a running save, at most `patience` seconds by rank 0's clock, while all ranks exchange their
+// status. Returns whether it has ended
 inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) {
     CheckpointWriter& writer = *trainer.writer;
     double began = seconds();
@@ -125,9 +124,9 @@ inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) 
     return writer.is_idle();
 }
 
-// A save is due. Where storage is so slow that the last one still goes on, training waits for it a minute
-// (or --comm-timeout), and then leaves this one out, as one that has failed: a write that never returns
-// must not stop training, and training forever without checkpoints would be as bad.
+// A save is due. If storage is so slow that the last one is still running, training waits for it for a minute
+// (or --comm-timeout) and then skips this one, which counts as failed: a write that never returns must not
+// stop training, but neither may training run forever without checkpoints.
 inline void begin_save(Run& run, Trainer& trainer) {
     CheckpointWriter& writer = *trainer.writer;
     if (finish_save(run, trainer, writer.is_stuck() ? 0 : std::min(60.0, comm::timeout)))
@@ -145,7 +144,7 @@ inline void check_save_attempts(const Run& run, const Trainer& trainer) {
                                     run.options.save.c_str()));
 }
 
-// before the run ends
+// saves before the run ends; retries until it succeeds or --save-attempts is reached
 inline void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
     double patience = trainer.writer->is_stuck() ? 10 * std::min(60.0, comm::timeout) : INFINITY;
@@ -161,7 +160,7 @@ inline void save_now(Run& run, Trainer& trainer) {
     }
 }
 
-// collective, where some rank cannot read its data
+// called on all ranks if one cannot read its data; collective
 inline void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
     save_now(run, trainer);
     comm::collective_check(error);
@@ -169,10 +168,10 @@ inline void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
 
 // ---- when something is wrong -----------------------------------------------------------------------------
 
-constexpr int diverged = 3;  // exit code: going on from the newest checkpoint would lead there again
+constexpr int diverged = 3;  // exit code: resuming from the newest checkpoint would diverge again
 
-// to the newest checkpoint before the spike, and on behind the samples that led to it. Where already the
-// first step from a checkpoint is none, it is the checkpoint that is wrong, and not the samples
+// Goes back to the newest checkpoint before the spike and skips the samples that led to it. If even the first
+// step after a checkpoint is not finite, the checkpoint is at fault, not the samples: takes an older one
 inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
     uint64_t samples = run.state.samples;
@@ -198,7 +197,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
                                "again with --resume");
     trainer.state_monitor.forget();
     trainer.writer->forget();
-    trainer.spikes.losses = trainer.spikes.norms = {};  // they have learnt from what is undone
+    trainer.spikes.losses = trainer.spikes.norms = {};  // they include the steps that are undone
     open_metrics(run);
     prefetch_samples(run, trainer, run.state.samples);
     comm::collective_check(trainer.samples.await());
@@ -219,19 +218,19 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
                            "earlier checkpoint (--resume-before)", diverged);
 }
 
-// what ranks have heard of each other in the step
+// acts on what ranks reported about the step
 inline void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
     trainer.stop |= reports.any(&RankReport::stops);
     if (reports.any(&RankReport::is_corrupt))
         comm::collective_check(trainer.memory_error.empty() ? ""
             : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
-    trainer.writer->advance(reports.save_statuses());  // not what a corrupt rank has written
+    trainer.writer->advance(reports.save_statuses());  // not reached if a rank's memory is corrupt
     if (!result.updated) {
         handle_spike(result, run, trainer);
-        if (run.options.on_spike == "back") return;  // with samples of its own
+        if (run.options.on_spike == "back") return;  // rolled back: its next samples are read already
     } else {
         trainer.spikes.add(result);
-        bool settled = trainer.writer->saved_step() > trainer.loaded_step;  // there is a newer checkpoint
+        bool settled = trainer.writer->saved_step() > trainer.loaded_step;  // a newer checkpoint exists
         if (run.options.on_spike != "back" || settled) trainer.spikes.in_a_row = 0;
     }
     check_save_attempts(run, trainer);

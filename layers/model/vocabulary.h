@@ -1,13 +1,13 @@
-// vocabulary.h   the two ends of the model, vocabulary-parallel: the embedding and the LM head
+// vocabulary.h   the vocabulary-parallel ends of the model: embedding and LM head
 //   x = wte[tokens] + wpe[positions];  logits = layernorm(x) wte^T
 //   Rank r of t tensor-parallel ranks has rows [r Vp / t, (r + 1) Vp / t) of the token embedding, which is
-//   also the weight of the logits. A token of another rank looks up 0, and the sum over the ranks is the
-//   whole. Of the logits a rank has Vp_r = Vp / t columns; they are not gathered for the loss (see
-//   cross_entropy.cuh). Forward ends with logits and losses; where the gradient is wanted (dloss is not 0)
-//   the logits become their own gradient at once, and backward begins there.
-//   The exception is Setup.loss_in_backward: where the logits of a micro-batch are not all held
-//   (--loss-chunk), or would not outlive the next forward, forward leaves them out, and backward computes
-//   logits, loss and gradients, some rows at a time.
+//   also the LM head's weight. Another rank's token looks up 0, so the sum over the ranks is the embedding. A
+//   rank has Vp_r = Vp / t columns of the logits, which are not gathered for the loss (see
+//   cross_entropy.cuh). Forward ends with logits and losses; if gradients are wanted (dloss is not 0), the
+//   logits are overwritten by their gradient at once, and backward starts from it.
+//   Exception: with Setup.loss_in_backward, where the logits of a micro-batch are not all held (--loss-chunk)
+//   or the next forward would overwrite them, forward skips them and backward computes logits, loss and
+//   gradients, some rows at a time.
 //   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (outputs) real
 #pragma once
 #include "activations.h"
@@ -21,7 +21,7 @@ inline VocabularyShard vocabulary_shard(const ModelShape& shape, const TensorPar
     return {std::clamp(shape.V - first, 0, Vp_r), Vp_r, first};
 }
 
-// the first of this rank's rows in the batch
+// index of this rank's first row in the batch
 inline int first_row(const TensorParallel& tp, int N_r) {
     return tp.sequence_parallel ? tp.group.rank * N_r : 0;
 }
@@ -38,7 +38,7 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
     position_forward(x, wpe, positions, first_row(ctx.tp, N_r), N_r, batch.T, C, s);
 }
 
-// dwte is added to, dwpe set or, with ctx.accumulate, added to
+// adds to dwte; sets dwpe or, with ctx.accumulate, adds to it
 inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* tokens,
                            const int* sorted_rows, const int* run_starts, const LayerContext& ctx,
                            BatchShape batch) {
@@ -53,9 +53,9 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
 
 // ---- LM head: final layer norm, logits, loss --------------------------------------------------------------
 
-// w[LNF_W], w[LNF_B] (C), w[LOGITS_W] (Vp_r, C), which is wte; g likewise, real
+// w[LNF_W], w[LNF_B] (C), w[LOGITS_W] (Vp_r, C), which is wte; g: their gradients, real
 
-// x -> the normalised rows (outputs, C) that the logits are made of; of a packed batch only those asked for
+// x -> normalised rows (outputs, C), input of the logits GEMM; of a packed batch only the requested rows
 inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const floatX* const* w,
                                   const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
@@ -64,21 +64,21 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     floatX* all = a.rows ? a.rows : ctx.scratch.all_rows;
     const floatX* rows = gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
     if (!batch.segments) return rows;
-    // rows[logit_rows[i]]: a table looked up, as the embedding is
+    // rows[logit_rows[i]]: a table lookup, like the embedding
     floatX* some = ctx.scratch.partial;
     embedding_forward(some, batch.segments->logit_rows, rows, 0, N, batch.outputs(), C, s);
     return some;
 }
 
-// logits (n, Vp_r), n at most a.rows_held, of rows (n, C)
+// rows (n, C) -> logits (n, Vp_r); n is at most a.rows_held
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
     linear_forward(a.logits, rows, wte, nullptr, {ctx.scratch.linear.sums}, n, ctx.shape.C,
                    ctx.shape.Vp / ctx.tp.group.size, ctx.stream);
 }
 
-// of n rows of logits, the micro-batch's from `first` on. losses are added to, is_greedy is set; where dloss,
-// the gradient of a loss, is not 0, the logits become their gradient
+// Loss of n rows of logits, from the micro-batch's row `first` on: adds to losses, sets is_greedy. If dloss,
+// the gradient of a token's loss, is not 0, the logits are overwritten by their gradient
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
                          const LayerContext& ctx) {
     Stream s = ctx.stream;
@@ -93,9 +93,9 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
         return cross_entropy(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient,
                              n, v, s);
     cross_entropy_max(a.largest, a.logits, n, v, s);
-    comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // of my columns -> of all
+    comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // max of a shard -> of the row
     cross_entropy_sum(a.sums, a.largest, a.logits, targets, n, v, s);
-    comm::all_reduce(tp, a.sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // my columns' -> all's
+    comm::all_reduce(tp, a.sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // shard's -> row's sums
     cross_entropy_finish(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient, n, v,
                          s);
 }
@@ -111,9 +111,8 @@ inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, re
     }
 }
 
-// dx (N_r, C) becomes the gradient of x; g and d_bias, of the bias that was added to x last, are set or, with
-// ctx.accumulate, added to.
-// the logits are the gradient already, unless a.loss_in_backward
+// dx (N_r, C) becomes the gradient of x. g, and d_bias (of the bias last added to x), are set or, with
+// ctx.accumulate, added to. The logits already hold their gradient, unless a.loss_in_backward
 inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmHeadActivations& a,
                              const MicroBatch& mb, real dloss, const floatX* const* w,
                              const LayerContext& ctx) {
