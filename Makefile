@@ -168,7 +168,7 @@ $(OBJECTS)/%.o: data/%.cpp Makefile
 $(OBJECTS)/%.o: data/tasks/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OBJECTS)/%.o: layers/model/%.cpp Makefile
+$(OBJECTS)/%.o: layers/convert/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 

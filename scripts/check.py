@@ -22,12 +22,13 @@ ARROWS = {
     "layers": "layers layers/base",
     "layers/model": "layers/model layers layers/base comm data",
     "layers/inference": "layers/inference layers/model layers layers/base comm data data/tasks",
+    "layers/convert": "layers/convert layers/model layers layers/base comm data",
     "layers/plan": "layers/plan layers/model layers layers/base comm data",
     "data/tasks": "data/tasks data layers/base",
     "data/corpus": "data/corpus data/tasks data comm layers/base",
     "scripts/tour": "layers layers/base",
 }
-WINGS = {"comm/nccl_on_cpu", "layers/inference", "layers/plan", "data/tasks", "data/corpus", "scripts/tour"}
+WINGS = {"comm/nccl_on_cpu", "layers/convert", "layers/inference", "layers/plan", "data/tasks", "data/corpus", "scripts/tour"}
 SPINE = (
     "train_gpt.cu",
     "layers/*.cuh",

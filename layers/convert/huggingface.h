@@ -1,0 +1,139 @@
+// huggingface.h   GPT-2 of Hugging Face's transformers: config.json and model.safetensors; nanoGPT's state
+//   Names are ours already, perhaps behind "transformer.". Hugging Face stores linear weights (in, out), we
+//   and nanoGPT (out, in).
+#pragma once
+#include "safetensors.h"
+
+inline Placement huggingface_placement(const Parameter& p, const ModelShape& m) {
+    auto ends = [&](const char* s) { return p.name.ends_with(s); };
+    Placement ours = split_qkv(p, m);
+    if (!ends("c_attn.weight") && !ends("c_proj.weight") && !ends("c_fc.weight")) return ours;
+    long rows = p.shape[0], columns = p.stored() / rows;
+    return {{columns, rows}, [=](long i) {
+                long there = ours.there(i);
+                return there % columns * rows + there / columns;
+            }};
+}
+
+inline int number_in(const Json& config, const char* key, const std::string& name) {
+    int64_t value = config.at(key, name).integer(name);
+    if (value < 1 || value > 1 << 24)
+        fail("%s: has %s %lld, wants 1 to %d", name.c_str(), key, (long long)value, 1 << 24);
+    return (int)value;
+}
+
+inline ForeignModel open_huggingface(const std::string& dir) {
+    std::string name = dir + "/config.json";
+    MappedFile file(name);
+    Json config = Json::parse(file.view(), name);
+    ModelShape m = {number_in(config, "n_layer", name), number_in(config, "n_embd", name),
+                    number_in(config, "n_head", name), number_in(config, "n_positions", name),
+                    number_in(config, "vocab_size", name), 0};
+    m.Vp = m.V;
+    if (m.C % m.NH) fail("%s: n_head %d does not divide n_embd %d", name.c_str(), m.NH, m.C);
+    auto wants = [&](const char* key, std::vector<std::string> accepted) {
+        const Json* value = config.find(key);
+        if (value && std::find(accepted.begin(), accepted.end(), value->text) == accepted.end())
+            fail("%s: has %s %s, this program computes %s", name.c_str(), key, value->text.c_str(),
+                 accepted[0].c_str());
+    };
+    wants("model_type", {"gpt2"});
+    wants("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+    wants("tie_word_embeddings", {"true"});
+    wants("scale_attn_by_inverse_layer_idx", {"false"});
+    wants("scale_attn_weights", {"true"});
+    wants("add_cross_attention", {"false"});
+    if (const Json* e = config.find("layer_norm_epsilon"); e && e->number(name) != (double)1e-5)
+        fail("%s: has layer_norm_epsilon %s, this program computes 1e-5", name.c_str(), e->text.c_str());
+    if (const Json* inner = config.find("n_inner");
+        inner && inner->kind != Json::Null && inner->integer(name) != 4L * m.C)
+        fail("%s: has n_inner %s, this program computes 4 * n_embd", name.c_str(), inner->text.c_str());
+    auto tensors = std::make_shared<Safetensors>(dir + "/model.safetensors");
+    tensors->refuse_unknown(parameter_table(m));
+    return {m, [=](const Parameter& p) {
+                Placement there = huggingface_placement(p, m);
+                return placed(tensors->read(p.name, there.shape), there);
+            }};
+}
+
+// A state_dict of nanoGPT's GPT as safetensors. Its shape is in the tensors, but for the number of heads.
+// Without biases (bias=False) they start at 0 here.
+inline ForeignModel open_nanogpt(const std::string& path, int heads) {
+    auto tensors = std::make_shared<Safetensors>(path);
+    std::vector<long> wte = tensors->shape_of("wte.weight"), wpe = tensors->shape_of("wpe.weight");
+    if (wte.size() != 2 || wpe.size() != 2 || wpe[1] != wte[1] || std::max({wte[0], wte[1], wpe[0]}) > 1 << 24)
+        fail("%s: wte.weight has shape %s and wpe.weight %s: wants a GPT of nanoGPT", path.c_str(),
+             json_numbers(wte).c_str(), json_numbers(wpe).c_str());
+    int layers = 0;
+    while (layers < 1 << 20 && tensors->find(text("h.%d.ln_1.weight", layers))) layers++;
+    if (!layers) fail("%s: has no layers: wants a GPT of nanoGPT", path.c_str());
+    ModelShape m = {layers, (int)wte[1], heads, (int)wpe[0], (int)wte[0], (int)wte[0]};
+    if (m.C % heads) fail("--heads %d does not divide the hidden size %d of %s", heads, m.C, path.c_str());
+    tensors->refuse_unknown(parameter_table(m));
+    bool has_biases = tensors->find("ln_f.bias");
+    printf("note: nanoGPT computes GELU by erf, this program by tanh (as GPT-2): losses differ slightly%s\n",
+           has_biases ? "" : "; the model has no biases: here they are 0, and training would change them");
+    return {m, [=](const Parameter& p) {
+                bool is_absent = !has_biases && p.name.ends_with(".bias");
+                if (is_absent && !tensors->find(p.name)) return std::vector<real>((size_t)p.stored(), 0);
+                Placement there = split_qkv(p, m);
+                return placed(tensors->read(p.name, there.shape), there);
+            }};
+}
+
+// vocab.json, merges.txt and tokenizer_config.json: what transformers makes a GPT2Tokenizer from
+inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
+    PrintedBytes printed;
+    std::string ids;
+    for (int t = 0; t < v.size(); t++) {
+        std::string name;
+        for (unsigned char c : v.tokens[t]) append_utf8(name, printed.code[c]);
+        if (t == v.end_of_text) name = "<|endoftext|>";
+        ids += text("%s%s: %d", t ? ", " : "{", json_quote(name).c_str(), t);
+    }
+    std::string config = text("{\"tokenizer_class\": \"GPT2Tokenizer\", \"model_max_length\": %d, ", T);
+    for (const char* name : {"bos_token", "eos_token", "unk_token"})
+        config += text("\"%s\": \"<|endoftext|>\"%s", name, *name == 'u' ? "}\n" : ", ");
+    for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
+                                   {"merges.txt", v.source}, {"tokenizer_config.json", config}}) {
+        FileWriter file(to + "/" + name);
+        file.write(contents);
+        file.finish();
+    }
+}
+
+inline void write_huggingface(const std::string& dir, const std::string& to) {
+    OwnModel own(dir);
+    const ModelShape& m = own.shape;
+    std::string header;
+    size_t offset = 0;
+    for (auto& p : own.table.list) {
+        header += text("%s%s:{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
+                       header.empty() ? "{" : ",", json_quote("transformer." + p.name).c_str(),
+                       json_numbers(huggingface_placement(p, m).shape).c_str(), offset, offset + p.stored() * 4);
+        offset += p.stored() * 4;
+    }
+    header = "{\"__metadata__\":{\"format\":\"pt\"}," + header.substr(1) + "}";
+    header += std::string((8 - header.size() % 8) % 8, ' ');
+    std::filesystem::create_directories(to);
+    FileWriter file(to + "/model.safetensors");
+    uint64_t n = header.size();
+    file.write(&n, 8);
+    file.write(header);
+    for (auto& p : own.table.list) {
+        std::vector<float> theirs = own.read(p, huggingface_placement(p, m));
+        file.write(theirs.data(), theirs.size() * 4);
+    }
+    file.finish();
+    FileWriter config(to + "/config.json");
+    config.write(text("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n  "
+                      "\"activation_function\": \"gelu_new\",\n  \"n_layer\": %d,\n  \"n_embd\": %d,\n  "
+                      "\"n_head\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n  \"vocab_size\": %d,\n  "
+                      "\"layer_norm_epsilon\": 1e-05,\n  \"attn_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  "
+                      "\"resid_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %d,\n  "
+                      "\"eos_token_id\": %d\n}\n", m.L, m.C, m.NH, m.T, m.T, m.V, m.V - 1, m.V - 1));
+    config.finish();
+    if (own.checkpoint().state.tokenizer == "bpe")
+        write_tokenizer(Vocabulary::open(own.checkpoint().folder + "/vocab.bpe"), m.T, to);
+    printf("%s: %ld parameters of step %ld\n", to.c_str(), own.table.count, own.checkpoint().state.step);
+}

@@ -1,0 +1,86 @@
+// model.h   a model as another program stores it, tensor by tensor <-> our checkpoint
+#pragma once
+#include "../model/save.h"
+
+// where the elements of one of our tensors are in another program's
+struct Placement {
+    std::vector<long> shape;           // there
+    std::function<long(long)> there;   // our element -> theirs
+};
+
+// Our rows of c_attn are (head, q k v, channel); others' are q, k and v one after the other, each by heads.
+inline long split_qkv_row(long row, const ModelShape& m) {
+    long HS = m.HS();
+    return row / HS % 3 * m.C + row / (3 * HS) * HS + row % HS;
+}
+
+// as long as our tensor is stored; all else as in ours
+inline Placement split_qkv(const Parameter& p, const ModelShape& m) {
+    bool is_qkv = p.name.ends_with("attn.c_attn.weight") || p.name.ends_with("attn.c_attn.bias");
+    if (!is_qkv) return {p.shape, [](long i) { return i; }};
+    long columns = p.stored() / (3L * m.C);
+    return {p.shape, [=](long i) { return split_qkv_row(i / columns, m) * columns + i % columns; }};
+}
+
+// a model that is to become a checkpoint: its shape, and how a tensor is read, in our order of elements
+struct ForeignModel {
+    ModelShape shape;
+    std::function<std::vector<real>(const Parameter&)> read;
+};
+
+inline std::vector<real> placed(const std::vector<real>& theirs, const Placement& placement) {
+    std::vector<real> ours(theirs.size());
+    for (size_t i = 0; i < ours.size(); i++) ours[i] = theirs[(size_t)placement.there((long)i)];
+    return ours;
+}
+
+inline void write_checkpoint(const ForeignModel& model, const std::string& to, const std::string& tokenizer) {
+    const ModelShape& m = model.shape;
+    if (m.L > 10000) fail("the model has %d layers, at most 10000", m.L);
+    if (m.C % m.NH) fail("the model's %d heads do not divide its hidden size %d", m.NH, m.C);
+    std::optional<Vocabulary> vocabulary;
+    if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
+    if (vocabulary && vocabulary->size() != m.V)
+        fail("--tokenizer %s: has %d tokens, the model %d", tokenizer.c_str(), vocabulary->size(), m.V);
+    if (!list_checkpoints(to).empty())
+        fail("--to %s already holds checkpoints: choose another folder", to.c_str());
+    ParameterTable table = parameter_table(m);
+    std::vector<real> values;
+    Snapshot snapshot;
+    for (auto& p : table.list) {
+        std::vector<real> ours = model.read(p);
+        snapshot.ranges.push_back({p, Master, 0, p.stored(), -1, values.size()});
+        values.insert(values.end(), ours.begin(), ours.end());
+    }
+    snapshot.values = values.data();
+    RunState state;
+    state.shape = m;
+    state.seed = 1234;
+    if (vocabulary) state.tokenizer = vocabulary->kind;
+    save_whole(to, state, snapshot, "{}", vocabulary ? &*vocabulary : nullptr);
+    printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), table.count);
+}
+
+// the newest checkpoint of a folder, whole: damage is refused where it is read
+struct OwnModel {
+    std::vector<Checkpoint> found;
+    ModelShape shape;
+    ParameterTable table;
+
+    explicit OwnModel(const std::string& folder)
+        : found(find_checkpoints(folder)), shape(unpadded(found[0].state.shape)),
+          table(parameter_table(shape)) {}
+    const Checkpoint& checkpoint() const { return found[0]; }
+    static ModelShape unpadded(ModelShape m) {
+        m.Vp = m.V;
+        return m;
+    }
+    // in the other program's order
+    std::vector<float> read(const Parameter& p, const Placement& placement) {
+        std::vector<real> ours;
+        found[0].read(ours, p, 0);
+        std::vector<float> theirs(ours.size());
+        for (size_t i = 0; i < ours.size(); i++) theirs[(size_t)placement.there((long)i)] = (float)ours[i];
+        return theirs;
+    }
+};

@@ -1,0 +1,86 @@
+// safetensors.h   safetensors files (github.com/huggingface/safetensors, format section)
+//      0  8  n, little-endian
+//      8  n  JSON: name -> {"dtype": F32|F16|BF16|F64, "shape", "data_offsets": [begin, end]}
+//      8+n   the tensors' bytes
+#pragma once
+#include "model.h"
+
+inline float half_to_float(uint16_t h) {
+    int exponent = h >> 10 & 31, fraction = h & 1023;
+    double value = exponent == 0 ? std::ldexp(fraction, -24)
+                 : exponent == 31 ? (fraction ? NAN : INFINITY) : std::ldexp(1024 + fraction, exponent - 25);
+    return (float)(h >> 15 ? -value : value);
+}
+
+struct Safetensors {
+    MappedFile file;
+    Json header;
+    size_t begin = 0;
+
+    explicit Safetensors(const std::string& path) : file(path) {
+        uint64_t n = file.read<uint64_t>(0, "the header's length");
+        if (n > file.size - 8 || n > 16 << 20)
+            fail("%s: truncated or foreign: its header has %llu bytes, the file %zu", path.c_str(),
+                 (unsigned long long)n, file.size);
+        header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
+        begin = 8 + n;
+    }
+    // without what torch.compile and GPT2LMHeadModel put in front
+    static std::string bare_name(std::string_view key) {
+        for (std::string_view prefix : {"_orig_mod.", "transformer."})
+            if (key.starts_with(prefix)) key.remove_prefix(prefix.size());
+        return std::string(key);
+    }
+    // the entry of a tensor, whatever stands in front of its name; nullptr: not there
+    const Json* find(const std::string& name) const {
+        for (auto& [key, value] : header.members)
+            if (bare_name(key) == name) return &value;
+        return nullptr;
+    }
+    // a tensor that is not the model's would be lost silently; masks and the tied head may be there
+    void refuse_unknown(const ParameterTable& table) const {
+        for (auto& [key, value] : header.members) {
+            std::string name = bare_name(key);
+            bool known = name == "__metadata__" || name == "lm_head.weight" || name.ends_with(".attn.bias") ||
+                         name.ends_with(".attn.masked_bias");
+            for (auto& p : table.list) known |= name == p.name;
+            if (!known) fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), key.c_str());
+        }
+    }
+    std::vector<long> shape_of(const std::string& name) const {
+        const Json* t = find(name);
+        if (!t) fail("%s: has no tensor %s: wants a GPT-2 model", file.path.c_str(), name.c_str());
+        std::string what = file.path + ", " + name;
+        return Checkpoint::numbers(t->at("shape", what), what);
+    }
+    // the values of a tensor, which must have this shape
+    std::vector<real> read(const std::string& name, const std::vector<long>& shape) const {
+        std::string what = file.path + ", " + name;
+        std::vector<long> stored = shape_of(name);
+        if (stored != shape)
+            fail("%s: has shape %s, the model wants %s", what.c_str(), json_numbers(stored).c_str(),
+                 json_numbers(shape).c_str());
+        const Json& t = *find(name);
+        std::vector<long> offsets = Checkpoint::numbers(t.at("data_offsets", what), what);
+        const std::string& type = t.at("dtype", what).string(what);
+        size_t width = type == "F64" ? 8 : type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0, n = 1;
+        if (!width) fail("%s: has dtype %s, wants F64, F32, F16 or BF16", what.c_str(), type.c_str());
+        for (long d : shape) n *= (size_t)d;
+        if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0] ||
+            (size_t)(offsets[1] - offsets[0]) != n * width)
+            fail("%s: has damaged offsets, wants %zu bytes", what.c_str(), n * width);
+        const char* from = file.range(begin + (size_t)offsets[0], n * width, name.c_str());
+        std::vector<real> out(n);
+        for (size_t i = 0; i < n; i++) {
+            uint64_t bits = 0;
+            memcpy(&bits, from + i * width, width);
+            uint32_t low = type == "BF16" ? (uint32_t)bits << 16 : (uint32_t)bits;
+            float single;
+            double twice;
+            memcpy(&single, &low, 4);
+            memcpy(&twice, &bits, 8);
+            out[i] = (real)(type == "F64" ? twice : type == "F16" ? half_to_float((uint16_t)bits) : single);
+        }
+        return out;
+    }
+};
