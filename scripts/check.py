@@ -28,7 +28,8 @@ ARROWS = {
     "data/corpus": "data/corpus data/tasks data comm layers/base",
     "scripts/tour": "layers layers/base",
 }
-WINGS = {"comm/nccl_on_cpu", "layers/convert", "layers/inference", "layers/plan", "data/tasks", "data/corpus", "scripts/tour"}
+WINGS = {"comm/nccl_on_cpu", "layers/convert", "layers/inference", "layers/plan"}
+WINGS |= {"data/tasks", "data/corpus", "scripts/tour"}
 SPINE = (
     "train_gpt.cu",
     "layers/*.cuh",

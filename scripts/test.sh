@@ -271,6 +271,7 @@ sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
 refused "did you mean --to-huggingface" ./convert --to-hugingface x
+count_checks scripts/test_convert.py build/cpu-fp32
 expect "bias of adjectives and toxic words" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
     --samples 3 --tokens 9 --output "$work/bias2" --adjectives "$work/adjectives" \
     --toxic-words "$work/lexicon"

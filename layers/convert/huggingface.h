@@ -5,10 +5,9 @@
 #include "safetensors.h"
 
 inline Placement huggingface_placement(const Parameter& p, const ModelShape& m) {
-    auto ends = [&](const char* s) { return p.name.ends_with(s); };
     Placement ours = split_qkv(p, m);
-    if (!ends("c_attn.weight") && !ends("c_proj.weight") && !ends("c_fc.weight")) return ours;
-    long rows = p.shape[0], columns = p.stored() / rows;
+    if (!is_linear_weight(p)) return ours;
+    long rows = ours.shape[0], columns = ours.shape[1];
     return {{columns, rows}, [=](long i) {
                 long there = ours.there(i);
                 return there % columns * rows + there / columns;
@@ -61,7 +60,8 @@ inline ForeignModel open_huggingface(const std::string& dir) {
 inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     auto tensors = std::make_shared<Safetensors>(path);
     std::vector<long> wte = tensors->shape_of("wte.weight"), wpe = tensors->shape_of("wpe.weight");
-    if (wte.size() != 2 || wpe.size() != 2 || wpe[1] != wte[1] || std::max({wte[0], wte[1], wpe[0]}) > 1 << 24)
+    bool fits = wte.size() == 2 && wpe.size() == 2 && wpe[1] == wte[1];
+    if (!fits || std::max({wte[0], wte[1], wpe[0]}) > 1 << 24)
         fail("%s: wte.weight has shape %s and wpe.weight %s: wants a GPT of nanoGPT", path.c_str(),
              json_numbers(wte).c_str(), json_numbers(wpe).c_str());
     int layers = 0;
@@ -110,7 +110,8 @@ inline void write_huggingface(const std::string& dir, const std::string& to) {
     for (auto& p : own.table.list) {
         header += text("%s%s:{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
                        header.empty() ? "{" : ",", json_quote("transformer." + p.name).c_str(),
-                       json_numbers(huggingface_placement(p, m).shape).c_str(), offset, offset + p.stored() * 4);
+                       json_numbers(huggingface_placement(p, m).shape).c_str(), offset,
+                       offset + p.stored() * 4);
         offset += p.stored() * 4;
     }
     header = "{\"__metadata__\":{\"format\":\"pt\"}," + header.substr(1) + "}";

@@ -42,8 +42,8 @@ inline ForeignModel open_llmc(const std::string& path) {
              path.c_str());
     int32_t version = header(1);
     if (version != llmc_fp32 && version != llmc_bf16)
-        fail("%s: has version %d, wants 3 (fp32) or 5 (bf16): write it again with today's llm.c", path.c_str(),
-             version);
+        fail("%s: has version %d, wants 3 (fp32) or 5 (bf16): write it again with today's llm.c",
+             path.c_str(), version);
     int T = header(2), V = header(3), L = header(4), NH = header(5), C = header(6), Vp = header(7);
     for (int value : {T, V, L, NH, C, Vp})
         if (value < 1 || value > 1 << 24)

@@ -14,12 +14,20 @@ inline long split_qkv_row(long row, const ModelShape& m) {
     return row / HS % 3 * m.C + row / (3 * HS) * HS + row % HS;
 }
 
-// as long as our tensor is stored; all else as in ours
+inline bool is_linear_weight(const Parameter& p) {
+    auto ends = [&](const char* s) { return p.name.ends_with(s); };
+    return ends("c_attn.weight") || ends("c_proj.weight") || ends("c_fc.weight");
+}
+
+// linear weights (out, in), as ours, but for the rows of c_attn
 inline Placement split_qkv(const Parameter& p, const ModelShape& m) {
     bool is_qkv = p.name.ends_with("attn.c_attn.weight") || p.name.ends_with("attn.c_attn.bias");
-    if (!is_qkv) return {p.shape, [](long i) { return i; }};
-    long columns = p.stored() / (3L * m.C);
-    return {p.shape, [=](long i) { return split_qkv_row(i / columns, m) * columns + i % columns; }};
+    long rows = is_qkv ? 3L * m.C : p.shape[0], columns = p.stored() / rows;
+    std::vector<long> shape = p.shape;
+    if (is_qkv) shape = {rows};
+    if (is_linear_weight(p)) shape = {rows, columns};
+    if (!is_qkv) return {shape, [](long i) { return i; }};
+    return {shape, [=](long i) { return split_qkv_row(i / columns, m) * columns + i % columns; }};
 }
 
 // a model that is to become a checkpoint: its shape, and how a tensor is read, in our order of elements

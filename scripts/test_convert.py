@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Checks ./convert: models of llm.c and nanoGPT, against the files as their programs write them.
+
+    python3 scripts/test_convert.py BUILD          (a build for the CPU, with convert, train_gpt and tokenize)
+
+What is compared with is written here from the formats' own descriptions: a Hugging Face export, which
+test.sh proves, is taken apart and put together as llm.c and nanoGPT store it. The last line is `N passed, N
+failed`.
+"""
+
+import json
+import os
+import random
+import struct
+import sys
+import tempfile
+
+from over_ranks import check, finish, start
+
+BUILD = os.path.abspath(sys.argv[1])
+L, C, NH, T, V = 2, 24, 3, 16, 257
+VP = 384  # llm.c pads to 128
+OF_BLOCK = """ln_1.weight ln_1.bias attn.c_attn.weight attn.c_attn.bias attn.c_proj.weight attn.c_proj.bias
+ln_2.weight ln_2.bias mlp.c_fc.weight mlp.c_fc.bias mlp.c_proj.weight mlp.c_proj.bias""".split()
+
+
+def run(program, *arguments):
+    return start(f"{BUILD}/{program}", 1, [str(word) for word in arguments])
+
+
+def good(program, *arguments):
+    done = run(program, *arguments)
+    check(done.returncode == 0, f"{program} {arguments}: {done.stderr[-300:]}")
+    return done.stdout
+
+
+def refused(says, *arguments):
+    done = run("convert", *arguments)
+    check(
+        done.returncode == 1 and says in done.stderr, f"{arguments} does not say {says}: {done.stderr[-300:]}"
+    )
+
+
+def read_safetensors(path):
+    """{name: (shape, values)}, of fp32."""
+    data = open(path, "rb").read()
+    (n,) = struct.unpack_from("<Q", data)
+    out = {}
+    for name, about in json.loads(data[8 : 8 + n]).items():
+        if name != "__metadata__":
+            begin, end = about["data_offsets"]
+            values = struct.unpack(f"<{(end - begin) // 4}f", data[8 + n + begin : 8 + n + end])
+            out[name.removeprefix("transformer.")] = (about["shape"], list(values))
+    return out
+
+
+def write_safetensors(path, tensors):
+    header, body = {}, b""
+    for name, (shape, values) in tensors.items():
+        data = struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + body)
+
+
+def transposed(tensor):
+    (rows, columns), values = tensor
+    return [columns, rows], [values[r * columns + c] for c in range(columns) for r in range(rows)]
+
+
+def as_linear(tensors):
+    """Hugging Face's tensors with linear weights (out, in), as llm.c and nanoGPT have them."""
+    is_linear = lambda name: name.endswith("weight") and "attn.c_" in name or "mlp.c_" in name  # noqa: E731
+    return {
+        name: transposed(tensor) if is_linear(name) and len(tensor[0]) == 2 else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def bf16(x):
+    """Rounded to nearest even, as bits."""
+    (u,) = struct.unpack("<I", struct.pack("<f", x))
+    return (u + 0x7FFF + (u >> 16 & 1)) >> 16
+
+
+def llmc_file(tensors, version):
+    """As llm.c's train_gpt2.py writes it."""
+    header = [20240326, version, T, V, L, NH, C, VP] + [0] * 248
+    (_, wte), (_, wpe) = tensors["wte.weight"], tensors["wpe.weight"]
+    values = wte + [0.0] * ((VP - V) * C) + wpe
+    for name in OF_BLOCK:
+        for layer in range(L):
+            values += tensors[f"h.{layer}.{name}"][1]
+    values += tensors["ln_f.weight"][1] + tensors["ln_f.bias"][1]
+    body = struct.pack(f"<{len(values)}f", *values)
+    if version == 5:
+        body = struct.pack(f"<{len(values)}H", *map(bf16, values))
+    return struct.pack("<256i", *header) + body
+
+
+def make_model(work):
+    with open(f"{work}/text", "w") as f:
+        f.write("".join(random.Random(2).choice("abcd efg") for _ in range(3000)))
+    good("tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text")
+    sizes = ["--layers", L, "--hidden", C, "--heads", NH, "--sequence", T, "--batch", 4, "--steps", 3]
+    good("train_gpt", "--train", f"{work}/text.bin", *sizes, "--learning-rate", 0.1, "--save", f"{work}/own")
+    return export(work, "own")
+
+
+def export(work, name):
+    good("convert", "--from-checkpoint", f"{work}/{name}", "--to-huggingface", f"{work}/{name}-hf")
+    return read_safetensors(f"{work}/{name}-hf/model.safetensors")
+
+
+def test_llmc(work, tensors):
+    linear = as_linear(tensors)
+    for version, dtype in ((3, "fp32"), (5, "bf16")):
+        want, path = llmc_file(linear, version), f"{work}/{dtype}.bin"
+        good("convert", "--from-checkpoint", f"{work}/own", "--to-llmc", path, "--dtype", dtype)
+        check(open(path, "rb").read() == want, f"what is written for llm.c in {dtype}")
+        good("convert", "--from-llmc", path, "--to", f"{work}/{dtype}")
+        back = export(work, dtype)
+        if version == 3:
+            check(back == tensors, "a model of llm.c in fp32 is the same to the last bit")
+        else:
+            rounded = {
+                name: (shape, [struct.unpack("<f", struct.pack("<I", bf16(x) << 16))[0] for x in values])
+                for name, (shape, values) in tensors.items()
+            }
+            check(back == rounded, "a model of llm.c in bf16 is what bf16 holds")
+    whole = open(f"{work}/fp32.bin", "rb").read()
+    patch = lambda at, value: whole[: 4 * at] + struct.pack("<i", value) + whole[4 * at + 4 :]  # noqa: E731
+    for damaged, says in (
+        (whole[:-1], "truncated or damaged: has"),
+        (whole + b"more", "truncated or damaged: has"),
+        (whole[:500], "is not a model file of llm.c"),
+        (patch(0, 20240520), "is not a model file of llm.c"),
+        (patch(1, 1), "has version 1, wants 3"),
+        (patch(4, -1), "is damaged: has -1"),
+        (patch(4, 2**30), "is damaged: has 1073741824"),
+        (patch(5, 5), "is damaged: V 257"),
+        (patch(7, 200), "is damaged: V 257, Vp 200"),
+        (patch(6, 1 << 24), "is damaged"),
+    ):
+        open(f"{work}/damaged.bin", "wb").write(damaged)
+        refused(says, "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
+    refused("already holds checkpoints", "--from-llmc", f"{work}/fp32.bin", "--to", f"{work}/own")
+    refused(
+        "wants fp32 or bf16", "--from-checkpoint", f"{work}/own", "--to-llmc", f"{work}/x", "--dtype", "fp8"
+    )
+
+
+def test_nanogpt(work, tensors):
+    linear = as_linear(tensors)
+    state = {f"_orig_mod.transformer.{name}": tensor for name, tensor in linear.items()}
+    state["_orig_mod.lm_head.weight"] = linear["wte.weight"]
+    path = f"{work}/nano.safetensors"
+    write_safetensors(path, state)
+    said = good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano")
+    check("computes GELU by erf" in said, "the difference is said")
+    check(export(work, "nano") == tensors, "a model of nanoGPT is the same to the last bit")
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith(".bias")}
+    write_safetensors(path, weights)
+    said = good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano-0")
+    check("the model has no biases" in said, "a model without biases is told")
+    want = {
+        name: (shape, [0.0] * len(values) if name.endswith("bias") else values)
+        for name, (shape, values) in tensors.items()
+    }
+    check(export(work, "nano-0") == want, "biases that are not there are 0")
+    refused("--heads 5 does not divide", "--from-nanogpt", path, "--heads", 5, "--to", f"{work}/none")
+    refused("wants --heads", "--from-nanogpt", path, "--to", f"{work}/none")
+    strange = {**state, "_orig_mod.transformer.h.0.attn.rotary.inv_freq": ([4], [0.0] * 4)}
+    write_safetensors(path, strange)
+    refused("h.0.attn.rotary.inv_freq, which is not GPT-2's", "--from-nanogpt", path, "--heads", NH, "--to",
+            f"{work}/none")  # fmt: skip
+    missing = {name: tensor for name, tensor in state.items() if "h.1.mlp.c_fc.bias" not in name}
+    write_safetensors(path, missing)
+    refused("has no tensor h.1.mlp.c_fc.bias", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
+
+
+def test_options(work, _tensors):
+    for options in ([], ["--from-checkpoint", f"{work}/own"], ["--to", f"{work}/x"]):
+        refused("wants a model to read and one to write", *options)
+    refused("--heads does not go with", "--from-llmc", "a", "--to", "b", "--heads", 3)
+    refused("--dtype does not go with", "--from-checkpoint", "a", "--to-huggingface", "b", "--dtype", "fp32")
+    refused("--from-llmc does not go with", "--from-huggingface", "a", "--from-llmc", "b", "--to", "c")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as work:
+        tensors = make_model(work)
+        for test in (test_llmc, test_nanogpt, test_options):
+            test(work, tensors)
+    finish()
+
+
+main()
