@@ -55,7 +55,8 @@ CXXFLAGS ?= -O2 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=
 # a null pointer ends a program without UBSan's check of each access too; that check is a quarter of the build
 FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null)
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(FEWER) -fno-omit-frame-pointer -g1)
-HOST     := -std=c++20 -fopenmp -Wall -Wextra $(CXXFLAGS) $(if $(WATCHED),-g1,$(CHECKED))
+# clang says where it does not vectorise, as if that were wrong
+HOST     := -std=c++20 -fopenmp -Wall -Wextra $(if $(findstring clang,$(CXX)),-Wno-pass-failed) $(CXXFLAGS) $(if $(WATCHED),-g1,$(CHECKED))
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
 # native: of the GPU that is here, and with what only sm_90a and sm_100a have, unlike nvcc's -arch=native
@@ -107,9 +108,10 @@ ifneq ($(COMM),single)
   ifeq ($(MPICXX),)
     $(error COMM=$(COMM): mpicxx was not found: run scripts/install.sh, or choose COMM=single)
   endif
-  MPI_COMPILE := -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX \
-	$(filter -I%,$(shell $(MPICXX) --showme:compile 2>/dev/null))
-  MPI_LINK    := $(filter -L% -l%,$(shell $(MPICXX) --showme:link 2>/dev/null))
+  # Open MPI's wrapper says what it passes on with --showme, MPICH's and Intel's with -show
+  MPI_FLAGS   := $(or $(shell $(MPICXX) --showme 2>/dev/null),$(shell $(MPICXX) -show 2>/dev/null))
+  MPI_COMPILE := -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I%,$(MPI_FLAGS))
+  MPI_LINK    := $(filter -L% -l%,$(MPI_FLAGS))
 endif
 
 .PHONY: all $(PROGRAMS) corpus corpus-found found nccl-folder help test bench bench-evaluate bench-parallel \
@@ -141,6 +143,8 @@ help:
 #: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi; with
 #:                                  DEVICE=emulated, nccl is a stand-in behind NCCL's own header)
 #: make ARCH=x86-64-v3              for another processor than this one
+#: make CXX=clang++-16              with another compiler (g++ 12 or clang++ 16, or later)
+#: make MPICXX=mpicxx.mpich         with another MPI
 #: make BLAS='-lmkl_rt'             another CBLAS
 #: make GPU_CODE=native             for the GPU that is here alone (default: sm_80, sm_90a, PTX for others)
 #: make test                        all checks: bash scripts/test.sh

@@ -23,15 +23,13 @@ inline void append_utf8(std::string& out, uint32_t c) {
 }
 
 struct Json {
+    struct Member;  // of an object: first, its name; second, its value
     enum Kind { Null, Boolean, Number, String, Array, Object } kind = Null;
     std::string text;  // of a string, unescaped; of a number or boolean, as it stood
     std::vector<Json> items;
-    std::vector<std::pair<std::string, Json>> members;
+    std::vector<Member> members;
 
-    const Json* find(std::string_view key) const {
-        for (auto& m : members) if (m.first == key) return &m.second;
-        return nullptr;
-    }
+    const Json* find(std::string_view key) const;
     const Json& at(std::string_view key, const std::string& name) const {
         const Json* value = find(key);
         if (!value) fail("%s: has no \"%.*s\"", name.c_str(), (int)key.size(), key.data());
@@ -55,6 +53,16 @@ struct Json {
     }
     static Json parse(std::string_view text, const std::string& name);
 };
+
+struct Json::Member {
+    std::string first;
+    Json second;
+};
+
+inline const Json* Json::find(std::string_view key) const {
+    for (auto& m : members) if (m.first == key) return &m.second;
+    return nullptr;
+}
 
 struct JsonParser {
     std::string_view s;

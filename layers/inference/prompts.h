@@ -49,7 +49,9 @@ PromptLine parse_prompt(const Json& json, const std::string& where, const Option
     Prompt& p = out.prompt;
     p = {"", 0, o.sample_tokens, {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, 0},
          {}, {}};
-    for (auto& [key, value] : json.members) {
+    for (auto& member : json.members) {
+        const std::string& key = member.first;
+        const Json& value = member.second;
         auto number_of = [&](double least, bool whole) {
             if (value.kind != Json::Number) fail("%s: \"%s\" wants a number", where.c_str(), key.c_str());
             try {

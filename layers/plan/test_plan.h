@@ -229,11 +229,10 @@ void test_plan_forms() {
     Plan p = plan_of(small + "--pipeline-chunks 2");
     Timeline picture = draw(p.step(), pipeline_shape(p.o, 2, 16), plan_title(p));
     Json trace = Json::parse(chrome_trace({picture}), "a trace");
-    long computations = 0, events = 0;
+    long computations = 0;
     for (auto& e : trace.at("traceEvents", "a trace").items) {
         std::string name = e.at("name", "an event").text;
         computations += name.rfind("forward ", 0) == 0 || name.rfind("backward ", 0) == 0;
-        events++;
     }
     check(computations == 4 * 2 * 8 * 2, text("%ld computations in the trace", computations));
     std::string drawing = SvgPicture({picture}).text_of();
