@@ -56,7 +56,8 @@ CXXFLAGS ?= -O2 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=
 FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null)
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(FEWER) -fno-omit-frame-pointer -g1)
 # clang says where it does not vectorise, as if that were wrong
-HOST     := -std=c++20 -fopenmp -Wall -Wextra $(if $(findstring clang,$(CXX)),-Wno-pass-failed) $(CXXFLAGS) $(if $(WATCHED),-g1,$(CHECKED))
+QUIET    := $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
+HOST     := -std=c++20 -fopenmp -Wall -Wextra $(QUIET) $(CXXFLAGS) $(if $(WATCHED),-g1,$(CHECKED))
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
 # native: of the GPU that is here, and with what only sm_90a and sm_100a have, unlike nvcc's -arch=native

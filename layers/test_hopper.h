@@ -11,7 +11,9 @@
 #if HAS_KERNELS
 // what a kernel asks for, and where the emulated device looks, against scripts/hopper_facts.json
 void hopper_tiles(const Json& facts, const std::string& file) {
-    for (auto& [name, tile] : facts.at("tiles", file).members) {
+    for (auto& member : facts.at("tiles", file).members) {
+        const std::string& name = member.first;
+        const Json& tile = member.second;
         auto number = [&](const char* key) { return (int)tile.at(key, file).number(file); };
         int rows = number("rows"), columns = number("columns");
         bool k_major = tile.at("k_major", file).text == "true", right = true, found = true;
@@ -74,7 +76,8 @@ void hopper_attention() {
                                {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128}};
     // several blocks an SM would have, and blocks that wait for one another's turns
     if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64}});
-    for (auto [B, T, NH, HS] : sizes) {
+    for (const Size& each : sizes) {
+        int B = each.B, T = each.T, NH = each.NH, HS = each.HS;
         AttentionShape a = {B, T, NH, HS};
         long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
         X qkv(random_values<floatX>(n, 1)), o(m), old(m);

@@ -180,6 +180,60 @@ def test_nanogpt(work, tensors):
     refused("has no tensor h.1.mlp.c_fc.bias", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
 
 
+def test_megatron(work, tensors):
+    """A checkpoint as megatron-core stores it, written by torch.distributed.checkpoint."""
+    try:
+        import argparse
+
+        import safetensors  # noqa: F401
+        import torch
+        import torch.distributed.checkpoint as dcp
+    except ImportError:
+        print("torch or safetensors is not here: from_megatron.py was not tried")
+        return
+    linear = {
+        name: torch.tensor(values).reshape(shape) for name, (shape, values) in as_linear(tensors).items()
+    }
+    rows = lambda x: x.reshape(3, NH, C // NH, -1).transpose(0, 1).reshape(x.shape)  # noqa: E731
+    stack = lambda name, move=lambda x: x: torch.stack(  # noqa: E731
+        [move(linear[f"h.{layer}.{name}"]) for layer in range(L)]
+    )
+    state = {
+        "embedding.word_embeddings.weight": torch.cat([linear["wte.weight"], torch.ones(7, C)]),
+        "embedding.position_embeddings.weight": linear["wpe.weight"],
+        "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2": b"",
+    }
+    for kind in ("weight", "bias"):
+        layers = "decoder.layers."
+        state[f"decoder.final_layernorm.{kind}"] = linear[f"ln_f.{kind}"]
+        state[f"{layers}self_attention.linear_qkv.{kind}"] = stack(f"attn.c_attn.{kind}", rows)
+        state[f"{layers}self_attention.linear_proj.{kind}"] = stack(f"attn.c_proj.{kind}")
+        state[f"{layers}self_attention.linear_qkv.layer_norm_{kind}"] = stack(f"ln_1.{kind}")
+        state[f"{layers}mlp.linear_fc1.{kind}"] = stack(f"mlp.c_fc.{kind}")
+        state[f"{layers}mlp.linear_fc1.layer_norm_{kind}"] = stack(f"ln_2.{kind}")
+        state[f"{layers}mlp.linear_fc2.{kind}"] = stack(f"mlp.c_proj.{kind}")
+    folder = f"{work}/iter_0000001"
+    dcp.save({k: v for k, v in state.items() if not isinstance(v, bytes)}, checkpoint_id=folder, no_dist=True)
+    args = {"num_layers": L, "hidden_size": C, "num_attention_heads": NH, "vocab_size": V}
+
+    def converted(says=None, **changed):
+        torch.save({"args": argparse.Namespace(**{**args, **changed})}, f"{folder}/common.pt")
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "from_megatron.py")
+        done = start(sys.executable, 1, [script, folder, f"{work}/mega-hf"])
+        right = done.returncode == (1 if says else 0) and (says or "") in done.stderr
+        check(right, f"from_megatron.py, {changed}: {done.stdout} {done.stderr[-400:]}")
+
+    converted()
+    check(read_safetensors(f"{work}/mega-hf/model.safetensors") == tensors, "Megatron's model is ours")
+    good("convert", "--from-huggingface", f"{work}/mega-hf", "--to", f"{work}/mega")
+    check(export(work, "mega") == tensors, "and comes back from a checkpoint")
+    converted("has position embeddings (position_embedding_type rope)", position_embedding_type="rope")
+    converted("has a gated MLP (swiglu True)", swiglu=True)
+    converted("epsilon 1e-06", norm_epsilon=1e-6)
+    converted("has experts", num_experts=8)
+    converted("has 2 layers, its arguments say 3", num_layers=L + 1)
+
+
 def test_options(work, _tensors):
     for options in ([], ["--from-checkpoint", f"{work}/own"], ["--to", f"{work}/x"]):
         refused("wants a model to read and one to write", *options)
@@ -191,7 +245,7 @@ def test_options(work, _tensors):
 def main():
     with tempfile.TemporaryDirectory() as work:
         tensors = make_model(work)
-        for test in (test_llmc, test_nanogpt, test_options):
+        for test in (test_llmc, test_nanogpt, test_megatron, test_options):
             test(work, tensors)
     finish()
 
