@@ -67,7 +67,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
              "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
     result.norm = clip.norm;
-    result.updated = clip.updates;
+    result.updated = clip.is_applied;
     run.state.step++;
     run.state.samples += samples.batch;
     run.state.tokens += (uint64_t)tokens;

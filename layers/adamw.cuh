@@ -1,8 +1,8 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
-//   scale = min(1, largest / (norm + 1e-6)), norm = L2 norm of all gradients; both stay on the device. If the
-//   norm or the loss is not finite, or exceeds its limit, the update is skipped.
+//   scale = min(1, max_norm / (norm + 1e-6)), norm = L2 norm of all gradients; both stay on the device. If
+//   the norm or the loss is not finite, or exceeds its limit, the update is skipped.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
 //   w, the master weight, and the moments are stored as described in adamw_state.cuh
@@ -36,17 +36,18 @@ struct HyperParameters {
 struct Clip {
     double norm, loss;  // loss: summed over the step's tokens, not averaged
     real scale;
-    int updates;        // 0: the update is skipped
+    int is_applied;     // 0: the update is skipped
 
-    HOST_DEVICE void set(const double* sums, int count, double largest, const HyperParameters& hyper) {
+    HOST_DEVICE void set(const double* sums, int count, double max_norm, const HyperParameters& hyper) {
         double sum = 0;
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
-        double wanted = largest > 0 ? largest / (norm + 1e-6) : 1;
+        double wanted = max_norm > 0 ? max_norm / (norm + 1e-6) : 1;
         scale = (real)(wanted < 1 ? wanted : 1);
         loss = sums[count];
         // comparisons with NaN are false
-        updates = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY && loss <= hyper.loss_limit;
+        is_applied = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY &&
+            loss <= hyper.loss_limit;
     }
 };
 
@@ -85,7 +86,7 @@ namespace ref {
 template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
            const Clip* clip, StateCheck* check, long n, Stream) {
-    if (!clip->updates) return;
+    if (!clip->is_applied) return;
     unsigned long long read = 0, written = 0;
     #pragma omp parallel for reduction(+ : read, written)
     for (long first = 0; first < n; first += flag_span) {
@@ -156,9 +157,9 @@ inline void sum_values(double* sum, const real* x, long n, Stream) {
 }
 
 // sums (count + 1): the sums of squares of all gradients, then the loss
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest,
+inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream) {
-    clip->set(sums, count, largest, *hyper);
+    clip->set(sums, count, max_norm, *hyper);
 }
 
 }  // namespace ref
@@ -186,7 +187,7 @@ __device__ inline void add_over_block(unsigned long long* to, unsigned long long
 template <class T>
 struct alignas(sizeof(T) * real_each) ThreadValues { T at[real_each]; };
 template <class T>
-__device__ inline ThreadValues<T> load_values(const T* x) {
+__device__ inline ThreadValues<T> load_registers(const T* x) {
     return load_whole((const ThreadValues<T>*)x);
 }
 template <class T>
@@ -200,11 +201,11 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
                                           const HyperParameters& hyper, real scale, long i) {
     StateCheck sums = {};
     bool decaying = flags[i / flag_span] & flag_decay;
-    ThreadValues<floatX> parameters = load_values(state.parameters + i);
+    ThreadValues<floatX> parameters = load_registers(state.parameters + i);
     ThreadValues<Low> low_bits = {};
-    if (State::has_low) low_bits = load_values(state.low_bits + i);
-    auto ms = load_values(state.m + i), vs = load_values(state.v + i);
-    ThreadValues<real> gs = load_values(gradients + i);
+    if (State::has_low) low_bits = load_registers(state.low_bits + i);
+    auto ms = load_registers(state.m + i), vs = load_registers(state.v + i);
+    ThreadValues<real> gs = load_registers(gradients + i);
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
         real w = join_master(parameters.at[k], low_bits.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
@@ -229,7 +230,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
 template <class State>
 __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* flags,
                              const HyperParameters* hyper, const Clip* clip, StateCheck* check, long n) {
-    if (!clip->updates) return;
+    if (!clip->is_applied) return;
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
     if (i < n) sums = adamw_values(state, gradients, flags, *hyper, clip->scale, i);
@@ -320,13 +321,13 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
     LAUNCH(sum_values_kernel, 1, square_sum_block, 0, s, sum, x, n);
 }
 
-__global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double largest,
+__global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double max_norm,
                                       const HyperParameters* hyper) {
-    clip->set(sums, count, largest, *hyper);
+    clip->set(sums, count, max_norm, *hyper);
 }
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest,
+inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream s) {
-    LAUNCH(clip_gradients_kernel, 1, 1, 0, s, clip, sums, count, largest, hyper);
+    LAUNCH(clip_gradients_kernel, 1, 1, 0, s, clip, sums, count, max_norm, hyper);
 }
 
 }  // namespace gpu
@@ -362,10 +363,10 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
         dev::sum_values(sum, x, n, s);
 }
 
-inline void clip_gradients(Clip* clip, const double* sums, int count, double largest,
+inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream s) {
     if (Operation op{"clip_gradients", s, {reads("squares", sums, count)}})
-        dev::clip_gradients(clip, sums, count, largest, hyper, s);
+        dev::clip_gradients(clip, sums, count, max_norm, hyper, s);
 }
 
 template <class T>

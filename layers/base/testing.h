@@ -44,9 +44,9 @@ void refuses(const std::string& part, Function call) {
 uint32_t hash_of(uint64_t i) { return philox(11, 22, i).x[0]; }
 
 template <class T>
-std::vector<T> random_values(size_t n, uint64_t what, double deviation = 1) {
+std::vector<T> random_values(size_t n, uint64_t what, double std_dev = 1) {
     std::vector<T> x(n);
-    normals(x.data(), 42, what, 0, (long)n, deviation);
+    normals(x.data(), 42, what, 0, (long)n, std_dev);
     return x;
 }
 
@@ -81,11 +81,10 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
                                    at < want.size() ? want[at] : 0, worst, tolerance));
 }
 
-// rounding of a result: bf16 keeps 8 bits, so 2^-8 for the store and as much again for rounded intermediates
-// and inputs that were rounded on the way (scores, probabilities); fp32 sums of up to 1000 terms in two
-// different orders differ by about sqrt(1000) * 2^-24 = 2e-6, and a cancellation in layer norm costs another
-// factor 5
-const double rounding = sizeof(floatX) == 2 ? 2 * std::ldexp(1, -7) : sizeof(floatX) == 4 ? 1e-5 : 1e-12;
+// rounding of a result: bf16 keeps 8 bits, so 2^-8 for the store and as much for each of up to three values
+// rounded on the way (inputs, scores, probabilities); fp32 sums of up to 1000 terms in two different orders
+// differ by about sqrt(1000) * 2^-24 = 2e-6, and a cancellation in layer norm costs another factor 5
+const double rounding = sizeof(floatX) == 2 ? 4 * std::ldexp(1, -8) : sizeof(floatX) == 4 ? 1e-5 : 1e-12;
 const double sums_tolerance = sizeof(real) == 4 ? 2e-5 : 1e-12;  // of results kept in real
 
 void write_file(const std::string& path, std::string_view contents) {

@@ -107,7 +107,7 @@ inline void finish_messages(Model& model) {
 
 // The compute stream waits for all that earlier steps gather and send. A CUDA graph of a step begins and ends
 // with this, because events inside and outside of a graph cannot wait for each other
-inline void settle(Model& model) {
+inline void await_communication(Model& model) {
     model.await_parameters();
     for (InFlight& kept : model.in_flight) await_sent(model, kept.y);
     for (Buffer& buffer : model.dx_buffers) await_sent(model, buffer);

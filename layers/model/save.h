@@ -304,8 +304,8 @@ public:
         state = run.state;
         model.await_parameters();  // they hold halves of the master weights
         for (auto& range : snapshot.ranges)
-            read_state(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
-                       range.state_offset, range.n);
+            copy_state_to_host(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
+                               range.state_offset, range.n);
         blocked = seconds() - began;
         start(Write, true, [this] {
             std::string partial = partial_folder(run.options.save, state.step);

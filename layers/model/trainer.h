@@ -33,13 +33,13 @@ void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     auto& of_launch = trainer.captured_traffic[model.token_buffer];
     std::map<std::string, comm::Traffic> before = comm::traffic;
     bool is_new = false;
-    settle(model);
+    await_communication(model);
     captured.must_capture = true;
     captured.enqueue(model.stream, batch, linear_flops, [&] {
         is_new = true;
         comm::begin_capture();
         step();
-        settle(model);
+        await_communication(model);
         comm::end_capture(model.stream);
     });
     if (is_new) of_launch.clear();
@@ -230,8 +230,8 @@ inline void act_on_reports(const StepReports& reports, StepResult& result, Run& 
         if (run.options.on_spike == "back") return;  // rolled back: its next samples are read already
     } else {
         trainer.spikes.add(result);
-        bool settled = trainer.writer->saved_step() > trainer.loaded_step;  // a newer checkpoint exists
-        if (run.options.on_spike != "back" || settled) trainer.spikes.in_a_row = 0;
+        bool has_newer_checkpoint = trainer.writer->saved_step() > trainer.loaded_step;
+        if (run.options.on_spike != "back" || has_newer_checkpoint) trainer.spikes.in_a_row = 0;
     }
     check_save_attempts(run, trainer);
     if (reports.by_rank[0].wants_save) begin_save(run, trainer);

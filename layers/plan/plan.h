@@ -94,11 +94,12 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
     plan.samples = samples;
     if (h.is_known() && !h.is_measured) plan.target = gpu_target;
     for (int stage = 0; stage < grid.p; stage++) {
-        bool is_telling = all || stage <= 1 || stage == grid.p - 1;
-        if (is_telling) plan.stages.push_back(plan_stage(o, shape, grid, stage, samples, plan.target, h));
+        bool is_representative = all || stage <= 1 || stage == grid.p - 1;
+        if (is_representative)
+            plan.stages.push_back(plan_stage(o, shape, grid, stage, samples, plan.target, h));
         if (!h.is_known()) continue;
         plan.runs.push_back(plan.stages.back().run);
-        if (!is_telling) time_sends(plan.runs.back(), h, grid, stage);
+        if (!is_representative) time_sends(plan.runs.back(), h, grid, stage);
     }
     if (!plan.timed()) return plan;
     for (int batch : representative_batches(o, samples))
