@@ -253,8 +253,8 @@ inline Clip last_clip(Model& model, const Optimizer& optimizer) {
 
 // ---- values ----------------------------------------------------------------------------------------------
 
-// Copies n values of the state to the host; write_state() copies them back. Other formats are converted in the gradient buffer, which
-// is free between steps; it is zeroed afterwards because its padding must stay 0
+// Copies n values of the state to the host; write_state() copies them back. Other formats are converted in
+// the gradient buffer, which is free between steps; it is zeroed afterwards because its padding must stay 0
 inline void copy_state_to_host(real* to, Model& model, const Optimizer& optimizer, StateKind kind, long at,
                        long state_offset, long n) {
     const real* from = optimizer.kept_as_real(model, kind, at, state_offset);
