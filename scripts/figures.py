@@ -31,7 +31,7 @@ from pathlib import Path
 from charts import bars, over_time, table
 from figure_hans import hans
 from figure_throughput import throughput
-from over_ranks import output_of, words
+from over_ranks import limited, output_of, words
 from planned import PROGRAM, ROOT, plan
 
 
@@ -152,11 +152,15 @@ def tasks(options):
         shutil.rmtree(folder, ignore_errors=True)
         asked = ["--task", "all", "--shots", shots, "--from", options.source, *limit, *form]
         asked += ["--vocabulary", options.vocabulary, "--output", folder]
-        said = output_of([ROOT / "build/cpu-fp32/tasks", *asked], 3600, cwd=ROOT)
-        for line in said.splitlines():
+        done = limited([ROOT / "build/cpu-fp32/tasks", *asked], 3600, cwd=ROOT)
+        if done.returncode and ": left out: " not in done.stdout:
+            sys.exit(done.stderr.strip())
+        for line in done.stdout.splitlines():
             if ": left out: " in line:
                 gaps.setdefault(line, []).append(shots)
         files += sorted(folder.glob("*.eval"))
+    if not files:
+        sys.exit(f"figures.py: {options.source}: no task can be made:\n" + "\n".join(gaps))
     results = options.output / "tasks.results.json"
     asked = ["--resume", options.resume[-1], "--evaluate", *files, "--results", results]
     output_of([PROGRAM, *asked], 24 * 3600, cwd=ROOT)

@@ -214,7 +214,7 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (error) fail("--output %s: cannot be made: %s", folder.c_str(), error.message().c_str());
-    int made = 0;
+    int found = 0, made = 0;
     for (auto& p : published_scores) {
         bool has_form = false;
         for (auto& t : task_table) has_form |= !strcmp(t.task, p.task) && form == t.form;
@@ -224,6 +224,7 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
             printf("%s: left out: there is no %s; the files are at %s\n", p.task, from.c_str(), p.files);
             continue;
         }
+        found++;
         try {
             make_file(find_task(p.task, has_form ? form : ""),
                       {from, folder + "/" + name + ".eval", "", job.shots, job.limit}, vocabulary);
@@ -232,8 +233,9 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
             printf("%s: left out: %s\n", p.task, e.what());
         }
     }
-    if (!made)
-        fail("%s: none of the nine tasks is there: wants folders named as they are", job.from.c_str());
+    if (!found)
+        fail("%s: none of the nine tasks is there: wants folders of their names", job.from.c_str());
+    if (!made) fail("%s: none of its %d tasks can be made, for the reasons above", job.from.c_str(), found);
 }
 
 int run(const Arguments& a) {
