@@ -238,6 +238,9 @@ test:
 	bash scripts/test.sh
 bench: all
 	./test_gpt bench
+ifeq ($(DEVICE)-$(PRECISION),cpu-fp32)
+	python3 scripts/bench_cpu.py $(BUILD)
+endif
 profile: all
 	./test_gpt profile $(OPTIONS)
 bench-evaluate: all

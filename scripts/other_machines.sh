@@ -62,8 +62,8 @@ if command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /de
     aarch64-linux-gnu-g++ -O3 -fopenmp -c -o plain_blas.o layers/base/plain_blas.cpp
     if built aarch64 $arm CXXFLAGS=-O1 DEVICE=emulated PRECISION=bf16 \
         build/emulated-bf16-single/test_gpt; then
-        qemu-aarch64 -L /usr/aarch64-linux-gnu build/emulated-bf16-single/test_gpt rng json emulated loader tokenizer packed pytorch \
-            > out 2>&1
+        chapters="rng json emulated loader tokenizer packed pytorch"
+        qemu-aarch64 -L /usr/aarch64-linux-gnu build/emulated-bf16-single/test_gpt $chapters > out 2>&1
         add "aarch64, under qemu"
     fi
     rm -f plain_blas.o

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """One training step of the same model in PyTorch, as fast as PyTorch makes it; prints a line of JSON. For
-bench_gpu.py.
+bench_gpu.py and bench_cpu.py.
 
-bf16 autocast over fp32 parameters, torch.compile, fused AdamW, vocabulary padded to 50304, cuDNN's attention,
-the loss in chunks of tokens whose logits are made again in backward. Gradients are clipped at norm 1, as ours
-are.
+On a GPU: bf16 autocast over fp32 parameters, torch.compile, fused AdamW, vocabulary padded to 50304, cuDNN's
+attention, the loss in chunks of tokens whose logits are made again in backward. With --cpu: fp32, compiled as
+--mode says (none: eager), the loss in one piece. Gradients are clipped at norm 1, as ours are.
 """
 
 import argparse
@@ -27,10 +27,13 @@ parser.add_argument("--mode", default="max-autotune-no-cudagraphs")
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--chunk", type=int, default=8192, help="tokens whose logits exist at once")
 parser.add_argument("--rehearse", action="store_true", help="small, on the CPU, not compiled")
+parser.add_argument("--cpu", action="store_true", help="on the CPU, in fp32")
+parser.add_argument("--sequence", type=int, help="another than the model's")
 o = parser.parse_args()
 size = MODELS[o.model]
 L, C, NH, T = (2, 64, 1, 64) if o.rehearse else (size.layers, size.hidden, size.heads, size.sequence)
-V, device = VOCABULARY, "cpu" if o.rehearse else "cuda"
+T = o.sequence or T
+V, device = VOCABULARY, "cpu" if o.rehearse or o.cpu else "cuda"
 
 
 class Block(nn.Module):
@@ -64,6 +67,8 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.ln_f(x).view(-1, C)
+        if o.cpu:
+            return self.chunk_loss(x, targets.view(-1)) / targets.numel()
         loss = 0
         for part, wanted in zip(x.split(o.chunk), targets.view(-1).split(o.chunk)):
             loss = loss + checkpoint(self.chunk_loss, part, wanted, use_reentrant=False)
@@ -81,6 +86,7 @@ optimizer = torch.optim.AdamW(
     model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=not o.rehearse
 )
 attention = contextlib.nullcontext()
+autocast = contextlib.nullcontext() if o.cpu else torch.autocast(device, dtype=torch.bfloat16)
 if device == "cuda":
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -93,7 +99,7 @@ for _ in range(o.steps):
     if device == "cuda":
         torch.cuda.synchronize()
     begin = time.time()
-    with attention, torch.autocast(device, dtype=torch.bfloat16):
+    with attention, autocast:
         loss = step_of(inputs, targets)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

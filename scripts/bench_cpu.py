@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""A training step of GPT-2 124M on this machine's CPU beside PyTorch's: python3 scripts/bench_cpu.py BUILD
+
+BUILD is a build for the CPU in fp32. B 4, T 256, fp32, both with all cores, PyTorch eager and compiled.
+Three rounds in turn, a few steps each; medians of the later steps, and their ratio.
+"""
+
+import array
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from over_ranks import environment, limited
+
+BUILD = Path(sys.argv[1])
+TWIN = Path(__file__).resolve().parent / "twin_pytorch.py"
+B, T, STEPS, ROUNDS = 4, 256, 6, 3
+THREADS = dict(environment, OMP_NUM_THREADS=str(os.cpu_count()))
+
+
+def make_tokens(path):
+    """Tokens of a vocabulary of 50304, as GPT-2's padded one, in llm.c's form."""
+    tokens = array.array("H", ((i * i * 31 + i * 7) % 50304 for i in range(B * T * (STEPS + 2))))
+    header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
+    path.write_bytes(header.tobytes() + tokens.tobytes())
+
+
+def ours(work):
+    words = f"--model 124M --vocabulary 50304 --sequence {T} --batch {B} --micro-batch {B} --steps {STEPS}"
+    out = subprocess.run(
+        [BUILD / "train_gpt", "--train", work / "tokens.bin", *words.split(), "--metrics", work / "metrics"],
+        env=THREADS, capture_output=True, text=True,
+    )  # fmt: skip
+    if out.returncode:
+        sys.exit(out.stderr.strip())
+    lines = [json.loads(line) for line in (work / "metrics").read_text().splitlines()]
+    (work / "metrics").unlink()
+    return statistics.median(line["tokens_per_second"] for line in lines[2:])
+
+
+def pytorch(mode):
+    words = [
+        "--model",
+        "124M",
+        "--micro-batch",
+        B,
+        "--sequence",
+        T,
+        "--cpu",
+        "--steps",
+        STEPS,
+        "--mode",
+        mode,
+    ]
+    done = limited([sys.executable, TWIN, *words], 600, env=THREADS)
+    if done.returncode:
+        sys.exit(done.stderr.strip())
+    said = json.loads(done.stdout.splitlines()[-1])
+    return said["tokens_per_second"], said["torch"]
+
+
+def main():
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        print("PyTorch is not here: the step was not compared with it")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        make_tokens(work / "tokens.bin")
+        rates = {"this program": [], "none": [], "default": []}
+        for _ in range(ROUNDS):
+            rates["this program"].append(ours(work))
+            for mode in ("none", "default"):
+                rate, version = pytorch(mode)
+                rates[mode].append(rate)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    print(f"124M, B {B}, T {T}, fp32, {os.cpu_count()} cores of {processor[1] if processor else 'a CPU'}")
+    print(f"this program      {medians['this program']:7.1f} tokens/s")
+    for mode, name in (("none", "eager"), ("default", "compiled")):
+        ratio = medians["this program"] / medians[mode]
+        print(f"PyTorch {version.split('+')[0]} {name:8} {medians[mode]:7.1f} tokens/s   {ratio:.2f} x")
+
+
+main()
