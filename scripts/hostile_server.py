@@ -168,6 +168,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.give(WARC)
 
+    def do_nothing(self):
+        self.send_response(204)
+        self.end_headers()
+
     def do_down(self):
         self.head(500, Content_Length=0)
 

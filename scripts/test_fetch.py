@@ -88,6 +88,7 @@ def test_refused(server):
     for kind, says, most in (
         ("missing", "HTTP status 404", 1),
         ("down", "HTTP status 500, after 4 attempts in a row", 4),
+        ("nothing", "HTTP status 204, after 4 attempts in a row", 4),
         ("short", "after 4 attempts in a row", 4),
         ("page", "holds no WARC record, twice", 2),
         ("empty", "holds no WARC record, twice", 2),

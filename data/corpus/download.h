@@ -179,7 +179,7 @@ private:
             return refused;
         }
         if (status == 416) return judge_416();
-        if (result == CURLE_OK && status >= 400) return judge_status();
+        if (result == CURLE_OK && status != 200 && status != 206) return judge_status();
         if (result != CURLE_OK) return judge_failure(result, *message ? message : curl_easy_strerror(result));
         if (!begun) {  // an empty body: the header alone says what is here
             begin_body();
