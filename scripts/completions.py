@@ -64,6 +64,8 @@ def request_of(body):
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
         raise Refused("stop: wants a text, or a list of texts")
+    if len(stop) > 16 or any(len(s) > 1000 for s in stop):
+        raise Refused("stop: wants at most 16 texts of at most 1000 characters")
     request = {
         "tokens": number_of(body, "max_tokens", 16, 0, 1e6, int),
         "temperature": number_of(body, "temperature", 1.0, 0, 100),
@@ -138,7 +140,8 @@ class Choice:
         else:
             self.text += self.decoder.decode(data)
         tail = self.text[self.start :]
-        begun = [len(tail) - n for s in self.stop for n in range(1, len(s)) if tail.endswith(s[:n])]
+        ends = ((s, n) for s in self.stop for n in range(1, min(len(s), len(tail) + 1)))
+        begun = [len(tail) - n for s, n in ends if tail.endswith(s[:n])]
         found = [tail.find(s) for s in self.stop if s in tail]
         self.held = len(tail) - min(begun + found, default=len(tail))
 

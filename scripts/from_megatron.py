@@ -63,15 +63,35 @@ def fail(message):
 
 
 class Unpickler(pickle.Unpickler):
-    """Plain values and torch's own classes; of all others, as Megatron's enums, an empty stand-in is made."""
+    """Plain values, and the classes that describe tensors; of all others, as Megatron's enums, an empty
+    stand-in is made. Nothing that runs code is found."""
+
+    PLAIN = {
+        ("argparse", "Namespace"),
+        ("collections", "OrderedDict"),
+        ("torch", "Size"),
+        ("torch", "device"),
+    }
+    DESCRIPTIONS = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner")
+    FILES = "torch.distributed.checkpoint.filesystem"
 
     def find_class(self, module, name):
-        if (module, name) == ("argparse", "Namespace") or module.split(".")[0] in ("torch", "collections"):
-            return super().find_class(module, name)
+        if "." not in name:
+            is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+            is_layout = (module, name) == ("torch.serialization", "_get_layout")
+            describes = module in self.DESCRIPTIONS or (module == self.FILES and name == "_StorageInfo")
+            if (module, name) in self.PLAIN or is_dtype or is_layout:
+                return super().find_class(module, name)
+            if describes and isinstance(found := super().find_class(module, name), type):
+                return found
+            if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+                return super().find_class(module, name)
         if name == "MCoreMetadata":  # megatron-core 0.15
             return dcp.metadata.Metadata
         return type(
-            name, (), {"__new__": lambda cls, *_: object.__new__(cls), "__setstate__": lambda *_: None}
+            "StandIn",
+            (),
+            {"__new__": lambda cls, *_, **__: object.__new__(cls), "__setstate__": lambda *_: None},
         )
 
 

@@ -228,5 +228,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(0.1)
 
     def do_list(self):
-        body = gzip.compress("".join(f"good/{i}.warc.gz\n" for i in range(10)).encode(), mtime=0)
+        kind = self.path.split("/")[2]  # warc.paths.gz; those of another crawl: /list/x/warc.paths.gz
+        names = (f"good/{kind if kind == 'x' else ''}{i}.warc.gz\n" for i in range(10))
+        body = gzip.compress("".join(names).encode(), mtime=0)
         self.give(body)

@@ -41,7 +41,8 @@ class Engine:
     """A train_gpt that takes requests as lines and answers them token by token (layers/inference/serve.h)."""
 
     def __init__(self, command):
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of answers; never held while a pipe may be full
+        self.writing = threading.Lock()
         self.answers, self.next_id = {}, 0
         try:
             self.process = subprocess.Popen(
@@ -56,12 +57,18 @@ class Engine:
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
-        for line in self.process.stdout:
-            said = json.loads(line)
-            with self.lock:
-                waiting = self.answers.get(said["id"])
-            if waiting:
-                waiting.put(said)
+        try:
+            for line in self.process.stdout:
+                said = json.loads(line)
+                with self.lock:
+                    waiting = self.answers.get(said["id"])
+                if waiting:
+                    waiting.put(said)
+        finally:
+            self.end()
+
+    def end(self):
+        self.process.kill()
         with self.lock:  # nothing more will come
             for waiting in self.answers.values():
                 waiting.put({"error": "the model's process has ended", "status": 500})
@@ -69,7 +76,7 @@ class Engine:
 
     def send(self, line):
         try:
-            with self.lock:
+            with self.writing:
                 self.process.stdin.write(json.dumps(line) + "\n")
                 self.process.stdin.flush()
         except (OSError, ValueError) as e:
@@ -132,6 +139,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "train_gpt"
+    timeout = 60  # seconds in which a client must send or take something
 
     def log_message(self, form, *values):
         sys.stderr.write(f"{self.address_string()} {form % values}\n")
@@ -149,6 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]")
             bound = self.server.server_address[0]
             if bound in ("127.0.0.1", "::1") and host not in ("127.0.0.1", "localhost", "::1"):
+                self.close_connection = True  # what follows on it is not read
                 raise Refused(f"Host: {host}: this server is for this machine alone", 403)
             work()
         except Refused as e:
@@ -158,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self.answer(error, e.status)
             self.event(error)  # too late for a status
             self.chunk(b"")
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
             self.close_connection = True
 
     def do_GET(self):
@@ -184,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def body(self):
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit():
+        if not (length.isascii() and length.isdigit() and len(length) < 19):
             self.close_connection = True
             raise Refused("wants a Content-Length", 411)
         if int(length) > LONGEST_BODY:
@@ -213,10 +222,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/detokenize":
             if not is_tokens(body.get("tokens")):
                 raise Refused("tokens: wants a list of tokens")
-            data = [
-                END_OF_TEXT.encode() if token == engine.info["end_of_text"] else engine.echo([token])[1][0]
-                for token in body["tokens"]
-            ]
+            tokens, pieces = engine.echo(body["tokens"]) if body["tokens"] else ([], [])
+            end_of_text = engine.info["end_of_text"]
+            data = [END_OF_TEXT.encode() if t == end_of_text else piece for t, piece in zip(tokens, pieces)]
             return self.answer({"prompt": b"".join(data).decode(errors="replace")})
         raise Refused(f"{self.path}: there is no such page", 404)
 
@@ -226,6 +234,8 @@ class Handler(BaseHTTPRequestHandler):
         request, prompts = request_of(body)
         streams = flag_of(body, "stream")
         options = body.get("stream_options") or {}
+        if not isinstance(options, dict):
+            raise Refused("stream_options: wants an object")
         engine, samples = self.server.engine, request["samples"]
         for i, prompt in enumerate(prompts):
             if isinstance(prompt, str) and END_OF_TEXT in prompt:
@@ -274,15 +284,21 @@ class Handler(BaseHTTPRequestHandler):
         self.event("[DONE]")
         self.chunk(b"")
 
+    looked = 0.0  # when the client was last seen
+
     def wait(self, lines):
         """The next line; a client that has gone ends the request."""
         while True:
+            if time.monotonic() - self.looked > 1:
+                self.looked = time.monotonic()
+                poll = select.poll()
+                poll.register(self.connection, select.POLLIN)
+                if poll.poll(0) and not self.connection.recv(1, socket.MSG_PEEK):
+                    raise ConnectionResetError
             try:
                 return lines.get(timeout=1)
             except queue.Empty:
-                readable, _, _ = select.select([self.connection], [], [], 0)
-                if readable and not self.connection.recv(1, socket.MSG_PEEK):
-                    raise ConnectionResetError from None
+                pass
 
     is_streaming = False
 

@@ -8,8 +8,10 @@ test.sh proves, is taken apart and put together as llm.c and nanoGPT store it. T
 failed`.
 """
 
+import io
 import json
 import os
+import pickle
 import random
 import struct
 import sys
@@ -145,6 +147,12 @@ def test_llmc(work, tensors):
     ):
         open(f"{work}/damaged.bin", "wb").write(damaged)
         refused(says, "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
+    # sizes whose product is that of a small file, modulo 2^64
+    sizes = [20240326, 3, 2085471, 1, 4097, 1, 16774976, 16777216] + [0] * 248
+    with open(f"{work}/damaged.bin", "wb") as f:
+        f.write(struct.pack("<256i", *sizes))
+        f.truncate(1024 + 2487808)
+    refused("truncated or damaged", "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
     refused("already holds checkpoints", "--from-llmc", f"{work}/fp32.bin", "--to", f"{work}/own")
     refused(
         "wants fp32 or bf16", "--from-checkpoint", f"{work}/own", "--to-llmc", f"{work}/x", "--dtype", "fp8"
@@ -223,6 +231,17 @@ def test_megatron(work, tensors):
         right = done.returncode == (1 if says else 0) and (says or "") in done.stderr
         check(right, f"from_megatron.py, {changed}: {done.stdout} {done.stderr[-400:]}")
 
+    class Harm:
+        def __reduce__(self):
+            return os.mkdir, (f"{work}/harm",)
+
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from from_megatron import Unpickler
+
+    for data in (pickle.dumps(Harm()), b"\x80\x04\x8c\x13torch.serialization\x8c\x08os.mkdir\x93\x8c"
+                 + bytes([len(f"{work}/harm")]) + f"{work}/harm".encode() + b"\x85R."):  # fmt: skip
+        Unpickler(io.BytesIO(data)).load()
+        check(not os.path.exists(f"{work}/harm"), "a checkpoint that would run code runs none")
     converted()
     check(read_safetensors(f"{work}/mega-hf/model.safetensors") == tensors, "Megatron's model is ours")
     good("convert", "--from-huggingface", f"{work}/mega-hf", "--to", f"{work}/mega")

@@ -205,6 +205,10 @@ def test_ranks(server):
             and [n for n in files if n.endswith(".warc.gz")] == ["0.warc.gz", "3.warc.gz", "6.warc.gz"],
             f"--files 3: {sorted(files)}",
         )
+    with tempfile.TemporaryDirectory() as work:  # lists of two crawls have one name
+        code, said, files = fetch(work, [], url, server.url + "/list/x/warc.paths.gz", server=server)
+        both = [name for name in files if name.endswith(".warc.gz")]
+        check(code == 0 and len(both) == 20 and "x9.warc.gz" in both, f"two lists: {both} {said[-300:]}")
     for ranks in (1, 2):
         with tempfile.TemporaryDirectory() as work:
             began = time.monotonic()
@@ -230,6 +234,7 @@ def test_bad_input(server):
         (["a b c"], [], "path 1: wants a path, or a digest and a path: has a b c"),
         (["good/"], [], "path 1: wants a path"),
         (["good/.hidden"], [], "path 1: wants a path"),
+        (["good/a.counts"], [], "path 1: wants a path"),
         (["good/a.warc.gz", "other/a.warc.gz"], [], "two files are called a.warc.gz"),
         (["good/a.warc.gz"], ["/nowhere/list"], "/nowhere/list: cannot be read"),
         (["good/a.warc.gz"], ["--base-url", "ftp://x"], "wants http:// or https://"),

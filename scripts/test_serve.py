@@ -130,6 +130,16 @@ def test_scores(work):
                                    "total_tokens": len(tokens) + 1}, f"{one['usage']}")  # fmt: skip
 
 
+def test_large(work):
+    """More than the pipes to the model and back hold at once."""
+    with Served(work) as server:
+        asked = {"prompt": ["ab cd " * 7] * 400, "max_tokens": 1, "echo": True, "logprobs": 20, "seed": 1}
+        status, answer = server.ask(asked)
+        check(status == 200 and len(answer["choices"]) == 400, f"400 prompts: {status}")
+        first = answer["choices"][0]["logprobs"]["token_logprobs"]
+        check(len(first) == 43 and answer["usage"]["total_tokens"] == 43 * 400, "each is whole")
+
+
 def test_harness(work):
     """lm-evaluation-harness's own client."""
     try:
@@ -224,6 +234,8 @@ def test_refused(work):
             ({"prompt": "a", "top_p": 0}, 400, "top_p: has 0"),
             ({"prompt": "a", "logprobs": 21}, 400, "logprobs: has 21"),
             ({"prompt": "a", "stop": [""]}, 400, "stop: wants a text"),
+            ({"prompt": "a", "stop": ["b"] * 17}, 400, "stop: wants at most 16 texts"),
+            ({"prompt": "a", "stream": True, "stream_options": [1]}, 400, "stream_options: wants an object"),
             ({"prompt": "a", "stream": 1.5}, 400, "stream: has 1.5"),
             ({"prompt": "a", "best_of": 4}, 400, "best_of: is not supported"),
             ({"prompt": "a", "colour": 4}, 400, "colour: unknown"),
@@ -266,7 +278,7 @@ def test_gone(work):
 def main():
     with tempfile.TemporaryDirectory() as work:
         make_model(work)
-        for test in (test_scores, test_harness, test_texts, test_refused, test_gone):
+        for test in (test_scores, test_large, test_harness, test_texts, test_refused, test_gone):
             print("==", test.__name__[5:], flush=True)
             test(work)
     finish()

@@ -277,12 +277,16 @@ private:
         if (status == 206) {
             unsigned long long first = 0, last = 0, whole = 0;
             int parts = sscanf(range.c_str(), "bytes %llu-%llu/%llu", &first, &last, &whole);
-            if (parts < 2 || first != asked_from)
+            if (asked_from == 0 || parts < 2 || first != asked_from)
                 refused = text("asked from byte %zu, it answers with \"%s\"", asked_from, range.c_str());
             else if (parts == 3 && source.length >= 0 && (int64_t)whole != source.length)
                 refused = text("its length was %lld and is %llu now", (long long)source.length, whole);
             else if (!source.validator.empty() && !validator.empty() && source.validator != validator)
                 refused = "the file has changed";
+            else if (parts == 3 && source.length < 0) {
+                source.length = (int64_t)whole;
+                write_source();
+            }
             return;
         }
         file.clear();

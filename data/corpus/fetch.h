@@ -17,9 +17,21 @@ struct RemoteFile {
 
 inline bool is_url(const std::string& s) { return s.starts_with("http://") || s.starts_with("https://"); }
 
+// names that the step itself writes
+inline bool is_reserved(const std::string& name) {
+    bool is_note = name.ends_with(".counts") || name.ends_with(".source") || name.ends_with(".partial");
+    return is_note || name == "fetch.json" || name.starts_with("list-");
+}
+
 inline std::string file_name_of(const std::string& url) {
     std::string path = url.substr(0, url.find_first_of("?#"));
     return path.substr(path.rfind('/') + 1);
+}
+
+// where a list that is a URL is kept: all of Common Crawl's have one name
+inline std::string list_name(const std::string& url) {
+    uint64_t hash = XXH3_64bits(url.data(), url.size());
+    return text("list-%016llx-", (unsigned long long)hash) + file_name_of(url);
 }
 
 // one of HEX  PATH, HEX *PATH, PATH
@@ -37,7 +49,8 @@ inline RemoteFile parse_list_line(std::string line, const std::string& base_url)
     file.url = is_url(line) ? line : base_url + (base_url.ends_with('/') ? "" : "/") +
         line.substr(std::min(line.find_first_not_of('/'), line.size()));
     file.name = file_name_of(file.url);
-    if (has_control || file.name.empty() || file.name[0] == '.' || file.name.size() > 200)
+    bool is_bad = file.name.empty() || file.name[0] == '.' || file.name.size() > 200;
+    if (has_control || is_bad || is_reserved(file.name))
         fail("wants a path, or a digest and a path: has %.100s", line.c_str());
     return file;
 }
@@ -155,8 +168,8 @@ inline std::vector<RemoteFile> fetch_lists(const Ranks& ranks, const Settings& s
             fail("%s: cannot be made: %s", folder.c_str(), e.message().c_str());
         for (auto& list : lists) {
             if (!ranks.first() || !is_url(list)) continue;
-            RemoteFile file = {list, file_name_of(list), {}};
-            if (file.name.empty()) fail("%s: names no list", list.c_str());
+            if (file_name_of(list).empty()) fail("%s: names no list", list.c_str());
+            RemoteFile file = {list, list_name(list), {}};
             DownloadSettings alone(settings, 1);
             RateBound bound(alone.rate);
             Counts counts;
@@ -166,7 +179,7 @@ inline std::vector<RemoteFile> fetch_lists(const Ranks& ranks, const Settings& s
     });
     return ranks.together([&] {
         for (auto& list : lists) {
-            std::string path = is_url(list) ? folder + "/" + file_name_of(list) : list;
+            std::string path = is_url(list) ? folder + "/" + list_name(list) : list;
             for (auto& file : read_file_list(path, base_url)) all.push_back(file);
         }
         std::map<std::string, std::string> urls;

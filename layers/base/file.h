@@ -144,8 +144,8 @@ struct FileWriter {
           written(o.written) {}
     ~FileWriter() {  // not finished: leaves nothing behind, unless it is to be resumed
         if (fd < 0) return;
+        if (mode == Partial::Replace) unlink(partial.c_str());  // while it is locked
         close(fd);
-        if (mode == Partial::Replace) unlink(partial.c_str());
     }
     void clear() {
         if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
@@ -180,10 +180,10 @@ struct FileWriter {
     }
     void write(std::string_view text) { write(text.data(), text.size()); }
     void finish() {
-        bool good = fsync(fd) == 0;
-        good = close(std::exchange(fd, -1)) == 0 && good;
-        if (!good || rename(partial.c_str(), path.c_str()) != 0)
-            fail("%s: cannot be finished: %s", path.c_str(), strerror(errno));
+        bool good = fsync(fd) == 0 && rename(partial.c_str(), path.c_str()) == 0;  // while it is locked
+        int error = errno;
+        close(std::exchange(fd, -1));
+        if (!good) fail("%s: cannot be finished: %s", path.c_str(), strerror(error));
     }
 };
 

@@ -29,6 +29,7 @@ inline ForeignModel open_huggingface(const std::string& dir) {
                     number_in(config, "n_head", name), number_in(config, "n_positions", name),
                     number_in(config, "vocab_size", name), 0};
     m.Vp = m.V;
+    if (m.L > 10000) fail("%s: has n_layer %d, at most 10000", name.c_str(), m.L);
     if (m.C % m.NH) fail("%s: n_head %d does not divide n_embd %d", name.c_str(), m.NH, m.C);
     auto wants = [&](const char* key, std::vector<std::string> accepted) {
         const Json* value = config.find(key);
@@ -61,7 +62,7 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     auto tensors = std::make_shared<Safetensors>(path);
     std::vector<long> wte = tensors->shape_of("wte.weight"), wpe = tensors->shape_of("wpe.weight");
     bool fits = wte.size() == 2 && wpe.size() == 2 && wpe[1] == wte[1];
-    if (!fits || std::max({wte[0], wte[1], wpe[0]}) > 1 << 24)
+    if (!fits || std::min({wte[0], wte[1], wpe[0]}) < 1 || std::max({wte[0], wte[1], wpe[0]}) > 1 << 24)
         fail("%s: wte.weight has shape %s and wpe.weight %s: wants a GPT of nanoGPT", path.c_str(),
              json_numbers(wte).c_str(), json_numbers(wpe).c_str());
     int layers = 0;

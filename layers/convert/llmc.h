@@ -17,9 +17,12 @@ constexpr int llmc_padding = 128;  // of V
 struct LlmcLayout {
     std::vector<std::pair<const Parameter*, size_t>> tensors;
     size_t elements = 0;
+    bool is_too_large = false;
 
     LlmcLayout(const ParameterTable& table, const ModelShape& m, long Vp) {
         auto add = [&](const Parameter& p, long stored) {
+            is_too_large |= stored < 0 || (size_t)stored > ((size_t)1 << 58) - elements;
+            if (is_too_large) return;
             tensors.push_back({&p, elements});
             elements += (size_t)stored;
         };
@@ -55,7 +58,7 @@ inline ForeignModel open_llmc(const std::string& path) {
     size_t width = version == llmc_fp32 ? 4 : 2;
     auto table = std::make_shared<ParameterTable>(parameter_table(m));
     LlmcLayout layout(*table, m, Vp);
-    if (file->size != 1024 + layout.elements * width)
+    if (layout.is_too_large || file->size != 1024 + layout.elements * width)
         fail("%s: truncated or damaged: has %zu bytes, wants %zu", path.c_str(), file->size,
              1024 + layout.elements * width);
     std::map<std::string, size_t> begins;

@@ -11,13 +11,17 @@
 #include "prompts.h"
 #include "packed_batch.h"
 
+inline void check_logits(const std::vector<real>& logits) {
+    for (real x : logits)
+        if (std::isnan(x)) fail("the model's logits are not numbers: go on from an earlier checkpoint");
+}
+
 // logits (V); u uniform in [0, 1)
 inline int sample_token(const std::vector<real>& logits, const Sampling& how, double u) {
     std::vector<int> order(logits.size());
     for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
     auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
-    for (real x : logits)
-        if (std::isnan(x)) fail("the model's logits are not numbers: go on from an earlier checkpoint");
+    check_logits(logits);
     if (how.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
     size_t n = how.top_k > 0 ? std::min((size_t)how.top_k, order.size()) : order.size();
     // the likeliest tokens are sorted only as far as needed: usually a few are enough
@@ -62,6 +66,7 @@ struct Likelihood {
 };
 
 inline Likelihood likelihood_of(const std::vector<real>& logits, int token, int top) {
+    check_logits(logits);
     std::vector<int> order(logits.size());
     for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
     top = std::min(top, (int)order.size());

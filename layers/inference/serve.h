@@ -21,7 +21,7 @@
 #include "../model/resolve.h"
 #include "generate.h"
 
-constexpr int most_logprobs = 20;
+constexpr int most_logprobs = 20, most_samples = 128;
 
 struct ServedText {
     int64_t id = 0;
@@ -34,11 +34,14 @@ struct ServedText {
 
 // rank 0's text -> all ranks
 inline std::string share_text(std::string text) {
-    std::vector<int64_t> bytes(text.begin(), text.end());
-    int64_t size = comm::gather_numbers(comm::everyone(), {(int64_t)text.size()}, "prompt's length")[0];
-    bytes.resize((size_t)size);
-    std::vector<int64_t> all = comm::gather_numbers(comm::everyone(), bytes, "prompt");
-    return std::string(all.begin(), all.begin() + (long)bytes.size());
+    std::vector<int64_t> sizes = comm::gather_numbers(comm::everyone(), {(int64_t)text.size()}, "a length");
+    size_t size = (size_t)sizes[0];
+    text.resize(size);
+    std::vector<int64_t> words((size + 7) / 8);  // eight bytes each
+    memcpy(words.data(), text.data(), size);
+    words = comm::gather_numbers(comm::everyone(), words, "prompt");
+    memcpy(text.data(), words.data(), size);  // rank 0's come first
+    return text;
 }
 
 // ---- lines in and out ------------------------------------------------------------------------------------
@@ -94,11 +97,12 @@ inline std::string begin_json(const ServedText& t, const std::vector<Likelihood>
     std::string out = text("{\"id\": %lld, \"sample\": %d, \"prompt_tokens\": %zu", (long long)t.id,
                            t.prompt.sample, t.tokens.size());
     if (!t.echo) return out + "}\n";
+    bool is_scored = !scores.empty() || (t.text.logprobs >= 0 && t.tokens.size() == 1);
     size_t n = t.tokens.size();
     out += ", \"prompt\": " + list_json(n, [&](size_t i) { return std::to_string(t.tokens[i]); });
     out += ", \"bytes\": " +
         list_json(n, [&](size_t i) { return "\"" + hex_of(v.tokens[(size_t)t.tokens[i]]) + "\""; });
-    if (t.text.logprobs < 0) return out + "}\n";
+    if (!is_scored) return out + "}\n";
     out += ", \"logprobs\": " +
         list_json(n, [&](size_t i) { return i ? text("%.9g", scores[i - 1].logprob) : "null"; });
     out += ", \"top\": " + list_json(n, [&](size_t i) { return i ? top_json(scores[i - 1]) : "null"; });
@@ -147,8 +151,10 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
         fail("\"logprobs\" %d: wants at most %d", t.text.logprobs, most_logprobs);
     t.tokens = tokens ? *tokens : encode_text(v, line.prompt.text);
     if (t.tokens.empty()) t.tokens.push_back(v.end_of_text);
-    if ((int)t.tokens.size() > shape.T)
+    bool computes = line.prompt.tokens > 0 || (t.echo && t.text.logprobs >= 0);
+    if (computes && (int)t.tokens.size() > shape.T)
         fail("the prompt has %zu tokens, the model takes %d: shorten it", t.tokens.size(), shape.T);
+    if (line.samples > most_samples) fail("\"samples\" %d: wants at most %d", line.samples, most_samples);
     std::vector<ServedText> out;
     for (int s = 0; s < line.samples; s++) {
         out.push_back(t);
@@ -237,7 +243,11 @@ private:
             std::vector<ServedText> asked =
                 parse_request(json, id, run.options, model.shape, v, requests);
             requests += asked.size();
-            for (auto& t : asked) waiting.push_back(std::move(t));
+            for (auto& t : asked) {
+                bool computes = t.text.left > 0 || (t.echo && t.text.logprobs >= 0);
+                if (computes) waiting.push_back(std::move(t));
+                else print(begin_json(t, {}, v) + stopped_json(t, "length"));  // of tokens alone: at once
+            }
         } catch (const Error& e) {
             print(text("{\"id\": %lld, \"error\": %s}\n", (long long)id,
                        json_quote(whole_utf8(e.what())).c_str()));
