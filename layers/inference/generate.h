@@ -137,16 +137,18 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
     }
     std::vector<std::vector<real>> logits = packed_logits(model, packed);
     std::vector<int64_t> drawn(asked.size(), 0);
+    std::vector<Likelihood> noted;
     for (size_t i = 0; i < asked.size(); i++) {
         int top = likelihoods ? asked[i]->logprobs : -1;
         std::vector<real> raw;
         if (top >= 0 && !logits.empty()) raw = logits[i];  // repetition changes them
         if (!logits.empty()) drawn[i] = draw_token(*asked[i], logits[i]);
-        if (!raw.empty()) likelihoods->push_back(likelihood_of(raw, (int)drawn[i], top));
+        if (!raw.empty()) noted.push_back(likelihood_of(raw, (int)drawn[i], top));
         else if (top >= 0)
-            likelihoods->push_back({0, std::vector<std::pair<int, double>>(std::min(top, model.shape.V))});
+            noted.push_back({0, std::vector<std::pair<int, double>>(std::min(top, model.shape.V))});
     }
-    if (likelihoods) share_likelihoods(model.grid, *likelihoods);
+    share_likelihoods(model.grid, noted);
+    if (likelihoods) *likelihoods = std::move(noted);
     std::vector<int64_t> all = drawn;
     if (model.grid.p > 1)
         all = comm::gather_numbers(model.grid.pp, drawn, "tokens of generation");  // of the last stage -> all
