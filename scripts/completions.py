@@ -103,6 +103,7 @@ class Choice:
         self.index, self.stop, self.end_of_text, self.names = index, stop, end_of_text, names
         self.decoder = codecs.getincrementaldecoder("utf8")("replace")
         self.text, self.given, self.tokens = "", 0, 0
+        self.start = 0  # of what is generated
         self.held = 0  # characters at the end that may begin a stop
         self.finish = None
         self.logprobs = None
@@ -129,8 +130,6 @@ class Choice:
         else:
             self.text += self.decoder.decode(b"".join(data))
         self.start = len(self.text)
-
-    start = 0  # of what is generated
 
     def take(self, said):
         self.tokens += 1

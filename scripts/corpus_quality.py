@@ -10,6 +10,9 @@ from over_ranks import check
 
 
 def test_quality(work):
+    filtered = lambda *words: run(  # noqa: E731
+        "quality", "filter", "--output", f"{work}/f", "--compress", "none", *words
+    )
     r = random.Random(3)
     fine, coarse = WORDS[: len(WORDS) // 2], WORDS[len(WORDS) // 3 :]
     texts = lambda words, n: [" ".join(r.choice(words) for _ in range(60)) for _ in range(n)]
@@ -60,13 +63,7 @@ def test_quality(work):
                 f"{work}/p.jsonl",
                 [{"text": "x", "id": f"{alpha} {p} {i}", "meta": {"quality": p}} for i in range(4000)],
             )
-            run(
-                "quality",
-                "filter",
-                "--output",
-                f"{work}/f",
-                "--compress",
-                "none",
+            filtered(
                 "--pareto",
                 alpha,
                 f"s={work}/p.jsonl",
@@ -83,13 +80,7 @@ def test_quality(work):
     write(f"{work}/all.jsonl", half)
     write(f"{work}/h1.jsonl", half[2000:])
     write(f"{work}/h2.jsonl", half[:2000])
-    run(
-        "quality",
-        "filter",
-        "--output",
-        f"{work}/f",
-        "--compress",
-        "none",
+    filtered(
         f"a={work}/all.jsonl",
         f"b={work}/h?.jsonl",
     )
@@ -146,7 +137,7 @@ def test_quality(work):
     write(
         f"{work}/n.jsonl", [{"text": f"text {i}", "id": None, "meta": {"quality": 0.5}} for i in range(400)]
     )
-    run("quality", "filter", "--output", f"{work}/f", "--compress", "none", f"s={work}/n.jsonl")
+    filtered(f"s={work}/n.jsonl")
     check(
         80 < len(read(f"{work}/f/s/n.jsonl")) < 160, "documents whose id is null are drawn each"
     )  # 118 +- 9

@@ -279,6 +279,7 @@ def test_run(work):
 
 
 def test_bad_input(work):
+    foreign = ("clean", "--output", f"{work}/o", "--bands", 3, f"s={work}/a.jsonl")  # another step's option
     write(f"{work}/a.jsonl", ["x"])
     run(fails="wants a step")
     run("extrakt", fails="did you mean extract")
@@ -287,12 +288,7 @@ def test_bad_input(work):
     run("clean", "--output", f"{work}/o", fails="wants files")
     run("clean", "--output", f"{work}/o", f"s={work}/none*.jsonl", fails="there is no such file")
     run(
-        "clean",
-        "--output",
-        f"{work}/o",
-        "--bands",
-        3,
-        f"s={work}/a.jsonl",
+        *foreign,
         fails="is for dedup, not for clean",
     )
     run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="want")
@@ -328,12 +324,7 @@ def test_bad_input(work):
         open(f"{work}/c.conf", "w").write(text)
         run("run", f"{work}/c.conf", fails=says)
     run(
-        "clean",
-        "--output",
-        f"{work}/o",
-        "--bands",
-        3,
-        f"s={work}/a.jsonl",
+        *foreign,
         ranks=2,
         fails="[all 2 ranks] corpus: --bands: is for dedup, not for clean",
     )

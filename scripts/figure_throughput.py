@@ -103,16 +103,15 @@ def straggler_factors(sigma):
     return [1 + sigma * math.sqrt(2 * math.log(8 * servers)) for servers in SERVERS]
 
 
-def hypotheses():
-    """[(what, its number, efficiency, seconds)]"""
-    as_planned = OpenPlan.of()
+def hypotheses(as_planned, by_rate):
+    """What is tried, and how near it comes; by_rate: OpenPlans by GB/s a GPU to other nodes."""
     constant = best_constant(as_planned)
     tried = [
         ("nothing: the bubble of fewer micro-batches, all-reduces over more replicas", "", as_planned),
         *(
             ("a slower network, or ranks placed so that they share links",
-             f"{rate} GB/s a GPU to other nodes", OpenPlan.of(**{"network-rate": rate}))
-            for rate in (6, 3, 2, 1.5, 1)
+             f"{rate} GB/s a GPU to other nodes", open_plan)
+            for rate, open_plan in by_rate.items()
         ),
         *(
             ("stragglers: all wait for the slowest GPU", f"speeds differ by {sigma:.0%}",
@@ -129,14 +128,14 @@ def hypotheses():
     ]  # fmt: skip
 
 
-def contended_rates():
-    """GB/s a GPU would have on each number of servers, if only that had changed since the fewest."""
-    free, slow = OpenPlan.of(), OpenPlan.of(**{"network-rate": 3})
+def contended_rates(free, slow, slow_rate):
+    """GB/s a GPU would have on each number of servers, if only that had changed since the fewest; free, slow:
+    OpenPlans with the network as planned, and at slow_rate."""
     e = free.slope[0] / (SECONDS[0] - free.base[0])  # such that the fewest servers take what was published
     out = []
     for have, much_less, published in zip(free.seconds(e), slow.seconds(e), SECONDS):
         share = max(0, published - have) / (much_less - have)
-        out.append(1 / (1 / NETWORK + share * (1 / 3 - 1 / NETWORK)))
+        out.append(1 / (1 / NETWORK + share * (1 / slow_rate - 1 / NETWORK)))
     return out
 
 
@@ -144,7 +143,9 @@ def explain(planned):
     """What is known of the fall that the plan does not have, as text and numbers."""
     alone = plan({"world-size": 8 * SERVERS[0], "ramp-start": 0, "batch": 1920 * SERVERS[0] // SERVERS[-1]})
     fewer = fall([planned[0], alone["seconds"]])
-    tested, rates = hypotheses(), contended_rates()
+    as_planned = OpenPlan.of()
+    by_rate = {rate: OpenPlan.of(**{"network-rate": rate}) for rate in (6, 3, 2, 1.5, 1)}
+    tested, rates = hypotheses(as_planned, by_rate), contended_rates(as_planned, by_rate[3], 3)
     rows = [
         (h["what"], h["number"], f"{h['efficiency']:.3f}", *(f"{s:.1f}" for s in h["seconds"]),
          f"{100 * h['fall']:.1f} %", f"{100 * h['error']:.2f} %", "yes" if h["holds"] else "no")

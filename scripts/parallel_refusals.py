@@ -87,6 +87,11 @@ def bad_input():
         check(time.time() - begin < 20, f"{extra}: ended after {time.time() - begin:.0f} s")
 
 
+def inside(folder, *words):
+    """train_gpt with these options, started in a folder."""
+    return ["sh", "-c", f"cd {folder} && exec {PROGRAM} {' '.join([*words, *MODEL])}"]
+
+
 def different_ranks():
     """Ranks that were started differently."""
     shutil.copy(f"{text}.train.bin", f"{work}/other.bin")
@@ -112,23 +117,23 @@ def different_ranks():
         ),
         ([PROGRAM, *DATA, *MODEL], [f"{work}/other_build", *DATA, *MODEL], "rank 1: the program differs"),
         (
-            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
-            ["sh", "-c", f"cd {work}/there && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
+            inside(f"{work}/here", "--train", "data.bin"),
+            inside(f"{work}/there", "--train", "data.bin"),
             "rank 1: the training set differs",
         ),
         (
-            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
-            ["sh", "-c", f"cd / && exec {PROGRAM} --train data.bin {' '.join(MODEL)}"],
+            inside(f"{work}/here", "--train", "data.bin"),
+            inside("/", "--train", "data.bin"),
             "[rank 1] train_gpt: data.bin: cannot be read",
         ),
         (
-            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --save saved"],
-            ["sh", "-c", f"cd {work}/there && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --save saved"],
+            inside(f"{work}/here", *DATA, "--save", "saved"),
+            inside(f"{work}/there", *DATA, "--save", "saved"),
             "is not the folder that rank 0 has",
         ),
         (
-            ["sh", "-c", f"cd {work}/here && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --resume old"],
-            ["sh", "-c", f"cd {work}/there && exec {PROGRAM} {' '.join([*DATA, *MODEL])} --resume old"],
+            inside(f"{work}/here", *DATA, "--resume", "old"),
+            inside(f"{work}/there", *DATA, "--resume", "old"),
             "rank 1: the folder of --resume differs",
         ),
         ([PROGRAM, "--help"], [PROGRAM, *DATA, *MODEL], "rank 1: --"),

@@ -64,7 +64,6 @@ inline std::vector<RemoteFile> read_file_list(const std::string& path, const std
     }
     if (bytes.damaged) fail("%s: is damaged: fetch the list again", path.c_str());
     std::vector<RemoteFile> out;
-    std::map<std::string, long> lines;
     long number = 0;
     for (auto& raw : parts_of(all, '\n')) {
         std::string line(HeaderFields::strip(raw));
@@ -75,9 +74,6 @@ inline std::vector<RemoteFile> read_file_list(const std::string& path, const std
         } catch (const Error& e) {
             fail("%s, path %ld: %s", path.c_str(), number, e.what());
         }
-        if (long& had = lines[out.back().name]; had++)
-            fail("%s: two files are called %s: give lists that have one of each name", path.c_str(),
-                 out.back().name.c_str());
     }
     return out;
 }
@@ -101,7 +97,7 @@ inline Counts check_warc(const std::string& path) {
     return counts;
 }
 inline int64_t count_wrong(const Counts& counts) {
-    int64_t wrong = !count_of(counts, "records");
+    int64_t wrong = 0;
     for (auto& [name, n] : counts)
         for (const char* word : {"damaged", "cut", "wrong", "no record"})
             if (name.find(word) != name.npos) wrong += n;
@@ -124,9 +120,9 @@ inline std::string find_disagreement(const Download& download, const RemoteFile&
     Counts warc = check_warc(download.partial());
     counts.insert(warc.begin(), warc.end());
     is_tolerable = count_of(warc, "records") > 0;
-    if (!count_wrong(warc)) return "";
     if (!is_tolerable) return "holds no WARC record";
-    return text("%lld of its records or gzip members are damaged", (long long)count_wrong(warc));
+    int64_t wrong = count_wrong(warc);
+    return wrong ? text("%lld of its records or gzip members are damaged", (long long)wrong) : "";
 }
 
 // ---- the step --------------------------------------------------------------------------------------------
@@ -185,7 +181,8 @@ inline std::vector<RemoteFile> fetch_lists(const Ranks& ranks, const Settings& s
         std::map<std::string, std::string> urls;
         for (auto& file : all)
             if (auto [had, is_new] = urls.insert({file.name, file.url}); !is_new)
-                fail("%s and %s: have one name", had->second.c_str(), file.url.c_str());
+                fail("two files are called %s: %s and %s: give lists that have one of each name",
+                     file.name.c_str(), had->second.c_str(), file.url.c_str());
         size_t files = settings.whole("files"), n = all.size();
         if (!n) fail("the lists name no file");
         std::vector<RemoteFile> some;
@@ -205,24 +202,22 @@ inline void fetch(const Ranks& ranks, const Settings& settings, const std::vecto
         std::string about = file.url + (file.digest ? file.digest->hex() : "");
         return XXH3_64bits(about.data(), about.size());
     };
-    double files_done = 0, files_mine = 0;
-    for (size_t i = (size_t)ranks.all.rank; i < files.size(); i += (size_t)ranks.all.size) files_mine++;
+    std::vector<RemoteFile> wanted;  // of this rank
+    for (size_t i = (size_t)ranks.all.rank; i < files.size(); i += (size_t)ranks.all.size)
+        if (!stage.finished(path_of(files[i]), input_of(files[i]))) wanted.push_back(files[i]);
+    double files_done = 0;
     int64_t missing = 0;
-    for (size_t i = (size_t)ranks.all.rank; i < files.size(); i += (size_t)ranks.all.size) {
-        std::string to = path_of(files[i]);
-        if (stage.finished(to, input_of(files[i]))) {
-            files_mine--;
-            continue;
-        }
+    for (auto& file : wanted) {
+        std::string to = path_of(file);
         try {
             unlink((to + ".counts").c_str());
             Counts counts;
-            fetch_file(download, bound, files[i], to, counts, [&](double bytes) {
+            fetch_file(download, bound, file, to, counts, [&](double bytes) {
                 double each = std::max((stage.progress.done + bytes) / (files_done + 1), bytes);
-                stage.progress.total = each * files_mine;  // as long as those so far
+                stage.progress.total = each * (double)wanted.size();  // as long as those so far
                 stage.progress.at(stage.progress.done + bytes);
             });
-            stage.finish(to, input_of(files[i]), counts);
+            stage.finish(to, input_of(file), counts);
             stage.progress.done += (double)count_of(counts, "bytes");
             files_done++;
         } catch (const Error& e) {

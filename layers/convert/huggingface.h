@@ -29,8 +29,7 @@ inline ForeignModel open_huggingface(const std::string& dir) {
                     number_in(config, "n_head", name), number_in(config, "n_positions", name),
                     number_in(config, "vocab_size", name), 0};
     m.Vp = m.V;
-    if (m.L > 10000) fail("%s: has n_layer %d, at most 10000", name.c_str(), m.L);
-    if (m.C % m.NH) fail("%s: n_head %d does not divide n_embd %d", name.c_str(), m.NH, m.C);
+    check_shape(m, name);
     auto wants = [&](const char* key, std::vector<std::string> accepted) {
         const Json* value = config.find(key);
         if (value && std::find(accepted.begin(), accepted.end(), value->text) == accepted.end())
@@ -70,6 +69,7 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     if (!layers) fail("%s: has no layers: wants a GPT of nanoGPT", path.c_str());
     ModelShape m = {layers, (int)wte[1], heads, (int)wpe[0], (int)wte[0], (int)wte[0]};
     if (m.C % heads) fail("--heads %d does not divide the hidden size %d of %s", heads, m.C, path.c_str());
+    check_shape(m, path);
     tensors->refuse_unknown(parameter_table(m));
     bool has_biases = tensors->find("ln_f.bias");
     printf("note: nanoGPT computes GELU by erf, this program by tanh (as GPT-2): losses differ slightly%s\n",

@@ -52,9 +52,10 @@ inline ForeignModel open_llmc(const std::string& path) {
         if (value < 1 || value > 1 << 24)
             fail("%s: is damaged: has %d among T, V, L, NH, C, Vp, wants 1 to %d", path.c_str(), value,
                  1 << 24);
-    if (Vp < V || C % NH || L > 10000)
+    if (Vp < V || C % NH)
         fail("%s: is damaged: V %d, Vp %d, C %d, NH %d, L %d", path.c_str(), V, Vp, C, NH, L);
     ModelShape m = {L, C, NH, T, V, V};
+    check_shape(m, path);
     size_t width = version == llmc_fp32 ? 4 : 2;
     auto table = std::make_shared<ParameterTable>(parameter_table(m));
     LlmcLayout layout(*table, m, Vp);

@@ -42,10 +42,15 @@ inline std::vector<real> placed(const std::vector<real>& theirs, const Placement
     return ours;
 }
 
+// before a table of its parameters is made
+inline void check_shape(const ModelShape& m, const std::string& path) {
+    if (m.L > 10000) fail("%s: has %d layers, at most 10000", path.c_str(), m.L);
+    if (m.C % m.NH)
+        fail("%s: its number of heads %d does not divide the hidden size %d", path.c_str(), m.NH, m.C);
+}
+
 inline void write_checkpoint(const ForeignModel& model, const std::string& to, const std::string& tokenizer) {
     const ModelShape& m = model.shape;
-    if (m.L > 10000) fail("the model has %d layers, at most 10000", m.L);
-    if (m.C % m.NH) fail("the model's %d heads do not divide its hidden size %d", m.NH, m.C);
     std::optional<Vocabulary> vocabulary;
     if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
     if (vocabulary && vocabulary->size() != m.V)

@@ -25,9 +25,9 @@ inline InferenceJobs open_jobs(const Options& o) {
     bool prints = comm::world_rank() == 0;
     if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
     if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
-    if (!o.results.empty() && o.evaluate.empty() && (!o.prompts() || o.generate == standard_prompts))
-        fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     bool reads_file = o.prompts() && o.generate != standard_prompts;
+    if (!o.results.empty() && o.evaluate.empty() && !reads_file)
+        fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     if (reads_file) jobs.prompts = read_prompts(o);
     std::error_code none;
     for (auto& input : reads_file ? std::vector<std::string>{o.generate} : o.evaluate)

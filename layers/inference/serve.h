@@ -26,10 +26,11 @@ constexpr int most_logprobs = 20, most_samples = 128;
 struct ServedText {
     int64_t id = 0;
     Prompt prompt;
-    std::vector<int> tokens;  // of the prompt
     bool echo = false;
-    Text text = {};
+    Text text = {};  // its tokens are the prompt's until the first is drawn
     Answer answer = {};
+    bool wants_scores() const { return echo && text.logprobs >= 0; }  // of the prompt's tokens
+    bool is_computed() const { return wants_scores() || text.left > 0; }
 };
 
 // rank 0's text -> all ranks
@@ -95,14 +96,13 @@ inline std::string list_json(size_t n, const std::function<std::string(size_t)>&
 inline std::string begin_json(const ServedText& t, const std::vector<Likelihood>& scores,
                               const Vocabulary& v) {
     std::string out = text("{\"id\": %lld, \"sample\": %d, \"prompt_tokens\": %zu", (long long)t.id,
-                           t.prompt.sample, t.tokens.size());
+                           t.prompt.sample, t.text.tokens.size());
     if (!t.echo) return out + "}\n";
-    bool is_scored = !scores.empty() || (t.text.logprobs >= 0 && t.tokens.size() == 1);
-    size_t n = t.tokens.size();
-    out += ", \"prompt\": " + list_json(n, [&](size_t i) { return std::to_string(t.tokens[i]); });
+    size_t n = t.text.tokens.size();
+    out += ", \"prompt\": " + list_json(n, [&](size_t i) { return std::to_string(t.text.tokens[i]); });
     out += ", \"bytes\": " +
-        list_json(n, [&](size_t i) { return "\"" + hex_of(v.tokens[(size_t)t.tokens[i]]) + "\""; });
-    if (!is_scored) return out + "}\n";
+        list_json(n, [&](size_t i) { return "\"" + hex_of(v.tokens[(size_t)t.text.tokens[i]]) + "\""; });
+    if (!t.wants_scores()) return out + "}\n";
     out += ", \"logprobs\": " +
         list_json(n, [&](size_t i) { return i ? text("%.9g", scores[i - 1].logprob) : "null"; });
     out += ", \"top\": " + list_json(n, [&](size_t i) { return i ? top_json(scores[i - 1]) : "null"; });
@@ -149,21 +149,18 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
     json.at("prompt", "a request");
     if (t.text.logprobs > most_logprobs)
         fail("\"logprobs\" %d: wants at most %d", t.text.logprobs, most_logprobs);
-    t.tokens = tokens ? *tokens : encode_text(v, line.prompt.text);
-    if (t.tokens.empty()) t.tokens.push_back(v.end_of_text);
-    bool computes = line.prompt.tokens > 0 || (t.echo && t.text.logprobs >= 0);
-    if (computes && (int)t.tokens.size() > shape.T)
-        fail("the prompt has %zu tokens, the model takes %d: shorten it", t.tokens.size(), shape.T);
+    t.text.tokens = tokens ? *tokens : encode_text(v, line.prompt.text);
+    if (t.text.tokens.empty()) t.text.tokens.push_back(v.end_of_text);
+    t.text.seen.insert(t.text.tokens.begin(), t.text.tokens.end());
+    t.text.left = line.prompt.tokens;
+    if (t.is_computed() && (int)t.text.tokens.size() > shape.T)
+        fail("the prompt has %zu tokens, the model takes %d: shorten it", t.text.tokens.size(), shape.T);
     if (line.samples > most_samples) fail("\"samples\" %d: wants at most %d", line.samples, most_samples);
     std::vector<ServedText> out;
     for (int s = 0; s < line.samples; s++) {
         out.push_back(t);
         out.back().prompt = line.sample(s, number + (size_t)s);
-        Text& text = out.back().text;
-        text.tokens = t.tokens;
-        text.left = line.prompt.tokens;
-        text.how = out.back().prompt.how;
-        text.seen.insert(t.tokens.begin(), t.tokens.end());
+        out.back().text.how = out.back().prompt.how;
     }
     return out;
 }
@@ -243,11 +240,9 @@ private:
             std::vector<ServedText> asked =
                 parse_request(json, id, run.options, model.shape, v, requests);
             requests += asked.size();
-            for (auto& t : asked) {
-                bool computes = t.text.left > 0 || (t.echo && t.text.logprobs >= 0);
-                if (computes) waiting.push_back(std::move(t));
+            for (auto& t : asked)
+                if (t.is_computed()) waiting.push_back(std::move(t));
                 else print(begin_json(t, {}, v) + stopped_json(t, "length"));  // of tokens alone: at once
-            }
         } catch (const Error& e) {
             print(text("{\"id\": %lld, \"error\": %s}\n", (long long)id,
                        json_quote(whole_utf8(e.what())).c_str()));
@@ -269,7 +264,7 @@ private:
                 ServedText& t = places[i].emplace(std::move(waiting.front()));
                 waiting.pop_front();
                 std::vector<Likelihood> scores;
-                if (t.echo && t.text.logprobs >= 0) scores = score_prompt(model, (int)i, t.text);
+                if (t.wants_scores()) scores = score_prompt(model, (int)i, t.text);
                 print(begin_json(t, scores, v));
                 if (t.text.left > 0) continue;
                 print(stopped_json(t, "length"));
