@@ -51,13 +51,16 @@ OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-$(if $(WATCHED),watche
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 MAKEFLAGS += --no-builtin-rules  # a file of another folder is refused, not linked without its libraries
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
-CXXFLAGS ?= -O2 $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
+# emulated kernels: what -O2 saves in running them it costs in compiling them
+CXXFLAGS ?= $(if $(filter emulated,$(DEVICE)),-O1,-O2) $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
 # a null pointer ends a program without UBSan's check of each access too; that check is a quarter of the build
 FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null)
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(FEWER) -fno-omit-frame-pointer -g1)
 # clang says where it does not vectorise, as if that were wrong
 QUIET    := $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
-HOST     := -std=c++20 -fopenmp -Wall -Wextra $(QUIET) $(CXXFLAGS) $(if $(WATCHED),-g1,$(CHECKED))
+# no loop with a square root is vectorised where it might set errno
+HOST     := -std=c++20 -fopenmp -fno-math-errno -Wall -Wextra $(QUIET) $(CXXFLAGS)
+HOST     += $(if $(WATCHED),-g1,$(CHECKED))
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
 # native: of the GPU that is here, and with what only sm_90a and sm_100a have, unlike nvcc's -arch=native
@@ -87,6 +90,17 @@ endif
 NVCC_BLAS := $(subst -Wl$(comma)-rpath$(comma),-Xlinker -rpath -Xlinker ,$(BLAS))
 BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(NVCC_BLAS),$(BLAS))
 
+# how the host multiplies bf16 numbers is chosen by linking: by oneDNN, where it is here
+onednn_links = $(shell echo 'int main() { dnnl_version(); }' | \
+	$(CXX) -include oneapi/dnnl/dnnl.hpp -x c++ - -o /dev/null $(1) 2>/dev/null && echo '$(1)')
+ifeq ($(PRECISION),bf16)
+  ifeq ($(DEVICE),cpu)
+    ONEDNN ?= $(call onednn_links,-ldnnl)
+    LIBS   += $(ONEDNN)
+  endif
+  BF16_OBJECT := $(OBJECTS)/bf16_$(if $(ONEDNN),onednn,widened).o
+endif
+
 # ---- the transport is chosen by linking --------------------------------------------------------------------
 COMM ?= $(if $(MPICXX),$(if $(and $(filter cuda,$(DEVICE)),$(NCCL)),nccl,mpi),single)
 ifeq ($(filter $(COMM),nccl mpi single),)
@@ -115,8 +129,8 @@ ifneq ($(COMM),single)
   MPI_LINK    := $(filter -L% -l%,$(MPI_FLAGS))
 endif
 
-.PHONY: all $(PROGRAMS) corpus corpus-found found nccl-folder help test bench bench-evaluate bench-parallel \
-	bench-corpus profile kernel-report check-kernels record-kernels check clean
+.PHONY: all $(PROGRAMS) corpus corpus-found found nccl-folder onednn-flags help test check clean \
+	bench bench-evaluate bench-parallel bench-corpus profile kernel-report check-kernels record-kernels
 all: found $(PROGRAMS:%=$(BUILD)/%)
 	@for p in $(PROGRAMS); do ln -f $(BUILD)/$$p $$p; done
 
@@ -133,6 +147,8 @@ endif
 
 nccl-folder:
 	@echo $(dir $(NCCL))
+onednn-flags:
+	@echo $(call onednn_links,-ldnnl)
 help:
 	@sed -n 's/^#: //p' Makefile
 #: make                             for this machine: ./train_gpt ./test_gpt ./tokenize ./tasks ./convert
@@ -147,6 +163,7 @@ help:
 #: make CXX=clang++-16              with another compiler (g++ 12 or clang++ 16, or later)
 #: make MPICXX=mpicxx.mpich         with another MPI
 #: make BLAS='-lmkl_rt'             another CBLAS
+#: make PRECISION=bf16 ONEDNN=...   another oneDNN ('-I... -L... -ldnnl'), or none: for GEMMs in bf16 on a CPU
 #: make GPU_CODE=native             for the GPU that is here alone (default: sm_80, sm_90a, PTX for others)
 #: make test                        all checks: bash scripts/test.sh
 #: make check                       the architecture: who includes whom, headers alone, limits
@@ -184,19 +201,23 @@ $(OBJECTS)/nccl.o $(OBJECTS)/test_nccl.o: $(OBJECTS)/%.o: comm/nccl_on_cpu/%.cpp
 	@mkdir -p $(@D)
 	$(COMPILE) $(NCCL_COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
+$(OBJECTS)/bf16_%.o: layers/base/bf16_%.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(HOST) $(filter -I%,$(ONEDNN)) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/base/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o $(NCCL_OBJECT) \
-	$(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
+	$(BF16_OBJECT) $(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
 # two kernels, access by access: of scripts/tour (SANITIZE=thread)
 $(OBJECTS)/tour_kernels.o: scripts/tour/kernels.cu Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/tour_kernels: $(OBJECTS)/tour_kernels.o $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o
+$(BUILD)/tour_kernels: $(OBJECTS)/tour_kernels.o $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o \
+	$(BF16_OBJECT)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(BLAS_LIBS)
 $(BUILD)/test_nccl: $(OBJECTS)/test_nccl.o $(NCCL_OBJECT)
@@ -238,7 +259,7 @@ test:
 	bash scripts/test.sh
 bench: all
 	./test_gpt bench
-ifeq ($(DEVICE)-$(PRECISION),cpu-fp32)
+ifneq ($(filter cpu-fp32 cpu-bf16,$(DEVICE)-$(PRECISION)),)
 	python3 scripts/bench_cpu.py $(BUILD)
 endif
 profile: all

@@ -14,6 +14,7 @@
 #include "layers/base/test_base.h"
 #include "layers/base/test_cublaslt.h"
 #include "layers/base/test_emulated.h"
+#include "layers/base/test_gemm.h"
 #include "layers/base/test_watch.h"
 #include "layers/inference/test_scoring.h"
 #include "layers/model/bench_kernels.h"
@@ -39,6 +40,7 @@ const Chapter chapters[] = {
     {"rng", test_rng},
     {"options", test_options},
     {"json", test_json},
+    {"gemm", test_gemm},
 #if defined(DEVICE_EMULATED)
     {"emulated", test_emulated},
 #if defined(WATCHED)
@@ -56,6 +58,7 @@ const Chapter chapters[] = {
 #endif
     {"pytorch", test_pytorch},
     {"training", test_training},
+    {"overfit", test_overfit},
     {"segments", test_segments},
     {"scores", test_scores},
     {"tasks", test_tasks},

@@ -50,16 +50,16 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
             backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
         }
     };
-    std::optional<RepeatedStep> check;
-    bool checks = o.check_every && (run.state.step + 1) % o.check_every == 0;
+    std::optional<RepeatedStep> repeated;
+    bool repeats = o.check_every && (run.state.step + 1) % o.check_every == 0;
     auto step = [&] {
-        if (checks) check.emplace(model, optimizer, compute);
+        if (repeats) repeated.emplace(model, optimizer, compute);
         else compute();
         finish_reductions(model);  // started bucket by bucket in backward; waits for them here
         update_parameters(model, optimizer, o.clip);
     };
     bool is_first = !trainer.steps++ && model.grid.world.size > 1;  // runs eagerly: lazy initialisation
-    if (!trainer.uses_graph || !listeners.empty() || checks || is_first) step();
+    if (!trainer.uses_graph || !listeners.empty() || repeats || is_first) step();
     else enqueue_as_graph(model, trainer, samples.batch, step);
 
     Clip clip = last_clip(model, optimizer);  // the host's first wait in the step, except inside MPI calls
@@ -71,7 +71,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     run.state.step++;
     run.state.samples += samples.batch;
     run.state.tokens += (uint64_t)tokens;
-    RankReport mine = rank_report(run, trainer, check ? &*check : nullptr, result.updated);
+    RankReport mine = rank_report(run, trainer, repeated ? &*repeated : nullptr, result.updated);
     mine.stops = stop_requested;
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
@@ -141,7 +141,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
     if (run.is_rank0() && !has_begun)
         printf("nothing to do: the run is at step %ld, and ends at %ld\n", run.state.step, run.last_step);
     if (has_begun) prefetch_samples(run, trainer, run.state.samples);
-    comm::collective_check(trainer.samples.await());
+    comm::end_on_error(trainer.samples.await());
     while (run.state.step < run.last_step && !trainer.stop) {
         int batch = batch_after(o, run.state.samples);
         step_listeners.begin_step(model);
@@ -158,7 +158,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
         act_on_reports(reports, result, run, trainer);
         if (due(o.check_every)) {
             double began = seconds();
-            comm::collective_check(compare_replicas(model, *trainer.optimizer, run.state.step));
+            comm::end_on_error(compare_replicas(model, *trainer.optimizer, run.state.step));
             reporter.report_check(result.seconds + seconds() - began);
         }
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
@@ -219,7 +219,7 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
         } catch (const std::exception& e) {
             error = e.what();
         }
-        comm::collective_check(error);
+        comm::end_on_error(error);
     };
     Options& o = run.options;
     Schedules schedules;
@@ -227,8 +227,8 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
         o = parse_options(argc, argv);
         comm::timeout = o.comm_timeout;
     });
-    comm::check_config_hashes(program_hash());
-    comm::check_config_hashes(option_hashes(o));
+    comm::check_ranks_agree(program_hash());
+    comm::check_ranks_agree(option_hashes(o));
     run.start_times.end("options");
     if (o.help || o.version) return schedules;
     std::optional<Grid> grid;
@@ -259,8 +259,8 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
         check_trace(run);
     });
     if (!o.plan.empty()) return schedules;
-    comm::check_config_hashes(file_hashes(run));
-    comm::check_config_hashes(job_hashes(jobs, o));
+    comm::check_ranks_agree(file_fingerprints(run));
+    comm::check_ranks_agree(job_hashes(jobs, o));
     check_shared_folder(run);
     lock_save_folder(run, trainer);
     run.start_times.end("files");

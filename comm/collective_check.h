@@ -39,7 +39,7 @@ std::string ranks_with(const std::vector<Number>& of_ranks, Number value) {
 }
 
 // returns if no rank has an error; otherwise all ranks exit with `code`
-inline void collective_check(const std::string& error, int code = 1) {
+inline void end_on_error(const std::string& error, int code = 1) {
     uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
     std::map<int64_t, std::vector<int>> who;
     std::vector<int64_t> all = gather_numbers(everyone(), {(int64_t)mine}, "who has an error");
@@ -57,8 +57,8 @@ inline void collective_check(const std::string& error, int code = 1) {
 }
 
 // what must be the same on all ranks: its name, its checksum, and advice if it is not
-struct ConfigHash { std::string name; uint64_t sum; const char* advice; };
-inline void check_config_hashes(const std::vector<ConfigHash>& hashes) {
+struct RankHash { std::string name; uint64_t sum; const char* advice; };
+inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
     std::vector<int64_t> mine;
     for (auto& f : hashes) mine.push_back((int64_t)f.sum);
     std::vector<int64_t> all = gather_numbers(everyone(), mine, "what must be the same");
@@ -71,7 +71,7 @@ inline void check_config_hashes(const std::vector<ConfigHash>& hashes) {
             error = text("rank %s: %s differs from rank 0's: %s", rank_list(differ).c_str(),
                              hashes[i].name.c_str(), hashes[i].advice);
     }
-    collective_check(error);
+    end_on_error(error);
 }
 
 // Waits for the background threads of all ranks, which exchange their status meanwhile: a slow disk is not

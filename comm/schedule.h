@@ -10,7 +10,7 @@
 //   and receives the input of k + 1, one computation ahead. All messages of an exchange are posted at once,
 //   so that neighbours that send to each other do not deadlock; it has at most one of each kind. Between two
 //   neighbours, messages of one direction keep their order.
-//   Buffers are numbered: in_flight (a micro-batch's activations in a chunk, from Forward to Backward), input
+//   Buffers are numbered: slots (a micro-batch's activations in a chunk, from Forward to Backward), input
 //   (what the chunk's first layer reads), dx. A buffer that was sent is overwritten only after that send has
 //   ended. pipeline.h executes the list, simulate.h simulates it, ScheduleChecker verifies it: in ./test_gpt
 //   for many shapes, and in --plan for the one requested.
@@ -33,7 +33,7 @@ struct PipelineShape {
 struct Instruction {
     enum Kind { Forward, Backward, SendForward, ReceiveForward, SendBackward, ReceiveBackward } kind;
     int micro_batch, chunk;       // of a message: of the local computation that makes or takes it
-    int in_flight = -1;     // which in-flight micro-batch this is: the index of its activations
+    int slot = -1;          // of its activations: the index into Model.in_flight (stage.h)
     int input = -1;         // index of the buffer with the chunk's input
     int dx = -1;            // index of the buffer with the gradient of its output, then of its input
     int exchange = -1;      // messages with the same number are posted together; computations have none
@@ -45,14 +45,15 @@ struct Schedule {
     PipelineShape shape;
     int stage;
     std::vector<Instruction> list;
-    int in_flight = 0, inputs = 0, dx_buffers = 0;  // how many buffers of each
+    int slots = 0, inputs = 0, dx_buffers = 0;  // how many buffers of each
 };
 
 // a stage's schedule for each batch size of the run
 using Schedules = std::map<int, Schedule>;
 
 // dx buffers of a stage: one in use, one received ahead, one being sent. The first stage sends those of its
-// later chunks to the last stage, which consumes them g - p computations later than a neighbour would.
+// later chunks to the last stage, which needs them interleave_group - p computations later than a neighbour
+// would.
 inline int dx_buffer_count(int stage, const PipelineShape& s) {
     if (!s.training) return 0;
     return s.p == 1 ? 1 : 3 + (s.chunks > 1 && stage == 0 ? s.interleave_group - s.p : 0);
@@ -141,7 +142,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     Schedule out = {s, stage, {}, 0, 0, dx_buffer_count(stage, s)};
     std::vector<I> work = computations(stage, s);
     std::map<std::pair<int, int>, I> kept;  // (micro_batch, chunk) -> its forward, until its backward
-    Pool in_flight, inputs;
+    Pool slots, inputs;
     int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in use, one received ahead
     auto place = [&](I& i) {  // assigns the buffer that computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);
@@ -166,19 +167,19 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
         I& i = work[k];
         std::pair<int, int> key(i.micro_batch, i.chunk);
         if (i.kind == I::Forward) {
-            i.in_flight = in_flight.take();
+            i.slot = slots.take();
             kept[key] = i;
         } else {
-            i.in_flight = kept[key].in_flight;
+            i.slot = kept[key].slot;
             i.input = kept[key].input;
         }
         out.list.push_back(i);
         if (i.kind == I::Backward || !s.training) {
-            in_flight.release(i.in_flight);
+            slots.release(i.slot);
             inputs.release(i.input);
         }
     }
-    out.in_flight = in_flight.made;
+    out.slots = slots.made;
     out.inputs = inputs.made;
     return out;
 }
@@ -225,8 +226,8 @@ class ScheduleChecker {
     struct Direction { std::vector<std::pair<int, int>> sent, received; };
     struct Stage {
         size_t at = 0;
-        std::map<int, std::pair<int, int>> in_flight, input;                // in use by (micro_batch, chunk)
-        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, dx_sent;  // last send from that buffer
+        std::map<int, std::pair<int, int>> slots, input;                  // in use by (micro_batch, chunk)
+        std::map<int, std::pair<Direction*, size_t>> slot_sent, dx_sent;  // last send from that buffer
         std::map<std::pair<int, int>, size_t> arrival[2];              // index among its direction's messages
         std::map<std::pair<int, int>, int> done[2];
         size_t peak = 0;
@@ -259,7 +260,7 @@ class ScheduleChecker {
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
             if (!me.done[!is_forward].count(key)) refuse(r, i, "sent before it is computed");
-            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d, d.sent.size()};
+            (is_forward ? me.slot_sent[i.slot] : me.dx_sent[i.dx]) = {&d, d.sent.size()};
             d.sent.push_back({i.micro_batch, is_forward ? number + 1 : number - 1});
             return true;
         }
@@ -271,7 +272,7 @@ class ScheduleChecker {
             d.received.push_back({i.micro_batch, number});
             return true;
         }
-        if (is_forward && !sent_on(me.in_flight_sent, i.in_flight)) return false;
+        if (is_forward && !sent_on(me.slot_sent, i.slot)) return false;
         if (takes_message(i, r, s)) {
             Direction& d = into(r, is_forward);
             auto found = me.arrival[!is_forward].find(key);
@@ -284,19 +285,19 @@ class ScheduleChecker {
             return false;
         }
         if (is_forward) {
-            if (!me.in_flight.insert({i.in_flight, key}).second) refuse(r, i, "its activations are in use");
-            if (i.in_flight >= all[r].in_flight || i.input >= all[r].inputs)
+            if (!me.slots.insert({i.slot, key}).second) refuse(r, i, "its activations are in use");
+            if (i.slot >= all[r].slots || i.input >= all[r].inputs)
                 refuse(r, i, "more memory than said");
-            me.peak = std::max(me.peak, me.in_flight.size());
+            me.peak = std::max(me.peak, me.slots.size());
         } else {
-            if (!me.in_flight.count(i.in_flight) || me.in_flight[i.in_flight] != key)
+            if (!me.slots.count(i.slot) || me.slots[i.slot] != key)
                 refuse(r, i, "its activations are another's");
             if (i.dx >= all[r].dx_buffers) refuse(r, i, "more memory than said");
         }
         if (!me.input.count(i.input) || me.input[i.input] != key) refuse(r, i, "its input is another's");
         if (me.done[!is_forward][key]++) refuse(r, i, "done twice");
         if (!is_forward || !s.training) {
-            me.in_flight.erase(i.in_flight);
+            me.slots.erase(i.slot);
             me.input.erase(i.input);
         }
         return true;

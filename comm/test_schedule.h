@@ -56,9 +56,9 @@ void test_schedule() {
     spoilt("before its receive", plain,
            [&](auto& all) { all[1].list.erase(find(all[1], I::ReceiveForward, 3)); });
     spoilt("its activations are in use", plain,
-           [&](auto& all) { find(all[0], I::Forward, 1)->in_flight = 0; });
+           [&](auto& all) { find(all[0], I::Forward, 1)->slot = 0; });
     spoilt("its activations are another's", plain,
-           [&](auto& all) { find(all[0], I::Backward, 1)->in_flight = 0; });
+           [&](auto& all) { find(all[0], I::Backward, 1)->slot = 0; });
     spoilt("its input is in use", deep, [&](auto& all) { find(all[1], I::ReceiveForward, 1)->input = 0; });
     spoilt("sent before it is computed", plain, [&](auto& all) {
         auto send = find(all[0], I::SendForward, 0);
@@ -67,8 +67,8 @@ void test_schedule() {
     spoilt("done twice", plain, [&](auto& all) {
         auto f = find(all[3], I::Forward, 0);
         I again = *f;
-        again.in_flight = 1;
-        all[3].in_flight = 2;
+        again.slot = 1;
+        all[3].slots = 2;
         all[3].list.insert(f + 1, again);
     });
     spoilt("of 6 computations", {1, 6, 1, 6},
@@ -82,9 +82,9 @@ void test_schedule() {
                auto b = find(all[0], I::Backward, 0), f = find(all[0], I::Forward, 4);
                I late = *b;
                auto last = find(all[0], I::Backward, 4);
-               f->in_flight = last->in_flight = 4;
+               f->slot = last->slot = 4;
                f->input = last->input = 8;
-               all[0].in_flight = 5;
+               all[0].slots = 5;
                all[0].inputs = 9;
                all[0].list.erase(b);
                all[0].list.insert(find(all[0], I::Forward, 4) + 1, late);

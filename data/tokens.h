@@ -122,8 +122,9 @@ struct TokenFile {
                  (size_t)count * width);
     }
 
-    // of the size and the first and last 64 KiB; in our format the last are the checksums of 512 MiB
-    uint64_t fingerprint() const {
+    // of the size and the first and last 64 KiB: tells different files and versions apart, but does not see a
+    // token that differs in the middle. In our format the end holds the checksums of the last 512 MiB
+    uint64_t quick_fingerprint() const {
         std::vector<char> part(std::min(file.size, (size_t)1 << 16));
         file.read(part.data(), 0, part.size(), "its beginning");
         uint64_t first = checksum(part.data(), part.size());

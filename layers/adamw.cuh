@@ -65,9 +65,11 @@ struct StateCheck {
     // the bits of x times an odd number, modulo 2^32
     template <class T>
     HOST_DEVICE static uint32_t product(uint32_t odd, T x) {
-        uint32_t words[2] = {};
-        memcpy(words, &x, sizeof x);
-        return odd * words[0] + (sizeof x > 4 ? (odd ^ 0x85EBCA6A) * words[1] : 0);
+        if constexpr (sizeof x == 8) {
+            uint64_t bits = bits_as<uint64_t>(x);
+            return odd * (uint32_t)bits + (odd ^ 0x85EBCA6A) * (uint32_t)(bits >> 32);
+        } else if constexpr (sizeof x == 4) return odd * bits_as<uint32_t>(x);
+        else return odd * bits_as<uint16_t>(x);
     }
 };
 
@@ -83,6 +85,35 @@ inline int square_sum_cut(long n) {
 
 namespace ref {
 
+// what a span of flag_span values adds to a checksum
+template <class State>
+uint64_t span_checksum(State state, long first) {
+    uint32_t terms[flag_span];
+    #pragma omp simd
+    for (int j = 0; j < flag_span; j++) {
+        long i = first + j;
+        terms[j] = StateCheck::term(i, state.master(i), state.m[i], state.v[i]);
+    }
+    uint64_t sum = 0;
+    for (uint32_t term : terms) sum += term;
+    return sum;
+}
+
+// state and hyper are copies: the compiler vectorises only what no store can change
+template <class State>
+void update_span(State state, const real* gradients, HyperParameters hyper, real scale, bool decaying,
+                 long first) {
+    #pragma omp simd
+    for (long i = first; i < first + flag_span; i++) {
+        real w = state.master(i), m = real(state.m[i]), v = real(state.v[i]);
+        real g = gradients[i] * scale;
+        uint32_t chance = State::rounds ? rounding_bits(hyper.step, w, g) : 0;
+        state.update_master(i, hyper.update(w, m, v, g, decaying), chance);
+        round_stochastically(state.m[i], m, chance);
+        round_stochastically(state.v[i], v, chance >> 16);
+    }
+}
+
 template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
            const Clip* clip, StateCheck* check, long n, Stream) {
@@ -91,21 +122,9 @@ void adamw(const State& state, const real* gradients, const uint8_t* flags, cons
     #pragma omp parallel for reduction(+ : read, written)
     for (long first = 0; first < n; first += flag_span) {
         bool decaying = flags[first / flag_span] & flag_decay;
-        #pragma omp simd reduction(+ : read)
-        for (long i = first; i < first + flag_span; i++)
-            read += StateCheck::term(i, state.master(i), state.m[i], state.v[i]);
-        #pragma omp simd
-        for (long i = first; i < first + flag_span; i++) {
-            real w = state.master(i), m = real(state.m[i]), v = real(state.v[i]);
-            real g = gradients[i] * clip->scale;
-            uint32_t chance = State::rounds ? rounding_bits(hyper->step, w, g) : 0;
-            state.set_master(i, state.keep(hyper->update(w, m, v, g, decaying), chance));
-            round_stochastically(state.m[i], m, chance);
-            round_stochastically(state.v[i], v, chance >> 16);
-        }
-        #pragma omp simd reduction(+ : written)
-        for (long i = first; i < first + flag_span; i++)
-            written += StateCheck::term(i, state.master(i), state.m[i], state.v[i]);
+        read += span_checksum(state, first);
+        update_span(state, gradients, *hyper, clip->scale, decaying, first);
+        written += span_checksum(state, first);
     }
     check->read += read;
     check->written += written;

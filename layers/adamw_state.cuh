@@ -75,6 +75,11 @@ struct AdamWState {
         parameters[i] = halves.parameter;
         if (HAS_LOW) low_bits[i] = halves.low_bits;
     }
+    // stores w after an update; chance: the update's rounding_bits()
+    HOST_DEVICE void update_master(long i, real w, uint32_t chance) const {
+        if constexpr (master_is_parameter) parameters[i] = floatX(w);
+        else set_master(i, keep(w, chance));
+    }
     // w after an update, as it is stored; chance: the update's rounding_bits()
     HOST_DEVICE static MasterHalves keep(real w, uint32_t chance) {
         if (!rounds_parameters) return split_master(w);

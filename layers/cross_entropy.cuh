@@ -4,8 +4,9 @@
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
-//   logits (N, Vp), of which the first V columns are valid: entries first, first + 1, … of the vocabulary;
-//   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 in the columns from V on, except in
+//   logits (N, columns), of which the first `valid` are entries first, first + 1, … of the vocabulary: the
+//   whole of it, (N, Vp) with V valid ones, or a tensor-parallel rank's shard;
+//   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 beyond the valid columns, except in
 //   a row whose loss is not finite. A row with a negative target is ignored: it adds no loss, and its
 //   gradient is 0 (--loss-on answers).
 //   is_greedy (N), if given, is set to 1 where no logit is larger than the target's, else to 0.

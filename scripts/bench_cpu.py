@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """A training step of GPT-2 124M on this machine's CPU beside PyTorch's: python3 scripts/bench_cpu.py BUILD
 
-BUILD is a build for the CPU in fp32. B 4, T 256, fp32, both with all cores, PyTorch eager and compiled.
-Three rounds in turn, a few steps each; medians of the later steps, and their ratio.
+BUILD is a build for the CPU in fp32 or bf16. B 4, T 256, all cores; PyTorch eager and compiled, in fp32 and,
+beside a build in bf16, under bf16 autocast as well. Three rounds in turn, a few steps each: of each run the
+median of its later steps, of the runs the median, and their ratio.
 """
 
 import array
@@ -40,23 +41,12 @@ def ours(work):
         sys.exit(out.stderr.strip())
     lines = [json.loads(line) for line in (work / "metrics").read_text().splitlines()]
     (work / "metrics").unlink()
-    return statistics.median(line["tokens_per_second"] for line in lines[2:])
+    return B * T / statistics.median(line["seconds"] for line in lines[STEPS // 2 :])
 
 
-def pytorch(mode):
-    words = [
-        "--model",
-        "124M",
-        "--micro-batch",
-        B,
-        "--sequence",
-        T,
-        "--cpu",
-        "--steps",
-        STEPS,
-        "--mode",
-        mode,
-    ]
+def pytorch(mode, precision):
+    words = f"--model 124M --micro-batch {B} --sequence {T} --cpu --steps {STEPS} --mode {mode}".split()
+    words += ["--bf16"] if precision == "bf16" else []
     done = limited([sys.executable, TWIN, *words], 600, env=THREADS)
     if done.returncode:
         sys.exit(done.stderr.strip())
@@ -70,22 +60,27 @@ def main():
     except ImportError:
         print("PyTorch is not here: the step was not compared with it")
         return
+    precision = BUILD.resolve().name.split("-")[1]
+    peers = [(mode, each) for each in sorted({"fp32", precision}) for mode in ("none", "default")]
+    rates = {peer: [] for peer in ["this program", *peers]}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         make_tokens(work / "tokens.bin")
-        rates = {"this program": [], "none": [], "default": []}
         for _ in range(ROUNDS):
             rates["this program"].append(ours(work))
-            for mode in ("none", "default"):
-                rate, version = pytorch(mode)
-                rates[mode].append(rate)
+            for peer in peers:
+                rate, version = pytorch(*peer)
+                rates[peer].append(rate)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    print(f"124M, B {B}, T {T}, fp32, {os.cpu_count()} cores of {processor[1] if processor else 'a CPU'}")
-    print(f"this program      {medians['this program']:7.1f} tokens/s")
-    for mode, name in (("none", "eager"), ("default", "compiled")):
-        ratio = medians["this program"] / medians[mode]
-        print(f"PyTorch {version.split('+')[0]} {name:8} {medians[mode]:7.1f} tokens/s   {ratio:.2f} x")
+    print(f"124M, B {B}, T {T}, {os.cpu_count()} cores of {processor[1] if processor else 'a CPU'}")
+    print(f"this program, {precision}           {medians['this program']:7.1f} tokens/s")
+    for mode, each in peers:
+        name = f"PyTorch {version.split('+')[0]} {'eager' if mode == 'none' else 'compiled'}, {each}"
+        ratio = medians["this program"] / medians[mode, each]
+        print(f"{name:30} {medians[mode, each]:7.1f} tokens/s   {ratio:.2f} x")
+    if kernels := os.environ.get("OPENBLAS_CORETYPE"):
+        print(f"OPENBLAS_CORETYPE={kernels} is set: OpenBLAS does not choose by the processor")
 
 
 main()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing to build and run on this machine, and nothing else; silent when nothing is missing.
+# --with-onednn: also oneDNN, for GEMMs in bf16 on a CPU.
 # --with-corpus: also the libraries of ./corpus, which nothing else needs.
 # --with-cluster-tests: also Slurm, sshd and ip, for the checks of launchers and of several hosts.
 # --with-tour: also the two Python libraries of scripts/tour.
@@ -9,9 +10,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_corpus=no with_cluster=no with_tour=no with_browser=no
+with_onednn=no with_corpus=no with_cluster=no with_tour=no with_browser=no
 for option in "$@"; do
     case "$option" in
+        --with-onednn) with_onednn=yes ;;
         --with-corpus) with_corpus=yes ;;
         --with-cluster-tests) with_cluster=yes ;;
         --with-tour) with_tour=yes ;;
@@ -31,6 +33,7 @@ missing() {  # the names of what is not there
     else
         echo blas
     fi
+    [ $with_onednn = no ] || [ -n "$(make -s onednn-flags 2>/dev/null)" ] || echo onednn
     [ $with_corpus = no ] || make -s corpus-found >/dev/null 2>&1 || echo corpus
     [ $with_cluster = no ] || command -v slurmctld >/dev/null || echo slurm
     [ $with_cluster = no ] || command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || echo sshd
@@ -57,6 +60,8 @@ packages() {  # packages apt|dnf NAME…
             apt-browser) echo chromium chromium-driver ;;
             dnf-browser) echo chromium chromedriver ;;
             apt-blas) echo libopenblas-openmp-dev ;;
+            apt-onednn) echo libdnnl-dev ;;
+            dnf-onednn) echo onednn-devel ;;
             dnf-compiler) echo gcc-c++ ;;
             dnf-blas) echo openblas-devel openblas-openmp ;;
             apt-corpus) echo libxml2-dev libcld2-dev libfasttext-dev libbrotli-dev libuchardet-dev \
@@ -110,6 +115,7 @@ else
     command="your package manager: a C++20 compiler with OpenMP, make, python3, OpenBLAS built for OpenMP,"
     command+=" and Open MPI"
     corpus="libxml2, CLD2, fastText, brotli, uchardet, utf8proc, simdjson, xxhash, zstd, zlib"
+    [ $with_onednn = no ] || command+="; oneDNN"
     [ $with_corpus = no ] || command+="; $corpus, libcurl, OpenSSL"
 fi
 

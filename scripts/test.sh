@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All checks, on this machine: bash scripts/test.sh. The last line is `N passed, N failed`.
 #   cpu fp64       ref against finite differences and PyTorch, to 1e-7 and 1e-10
+#   cpu bf16       the same with oneDNN's GEMMs, where oneDNN is installed (scripts/install.sh --with-onednn)
 #   cpu fp32       what a user without a GPU runs, whole: data, training, kill -9 and resume, bad input
 #   emulated       every CUDA kernel against ref, in fp32 and bf16, in several orders of threads
 #   parallel       tensor, pipeline and data parallelism under mpirun, equal to one process to 1e-10
@@ -42,6 +43,8 @@ has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1;
 
 variants="cpu-fp64 emulated-fp32 emulated-bf16"
 if has_gpu && command -v nvcc > /dev/null; then variants="$variants cuda-fp32 cuda-bf16"; fi
+has_onednn() { [ -n "$(make -s onednn-flags)" ]; }
+if has_onednn; then variants="$variants cpu-bf16"; fi
 variants="$variants cpu-fp32"  # last, so that ./train_gpt is the one of this machine without a GPU
 has_mpi() { command -v mpirun > /dev/null; }
 has_nccl() { has_mpi && [ -n "$(make -s nccl-folder)" ]; }
@@ -53,7 +56,11 @@ build() {  # build NAME OPTION…: make with these, and what came of it into fil
     echo $? > "$work/built-$name"
 }
 {  # one after the other, while the checks of those that are built run
-    for each in $variants; do build "$each" -j2 DEVICE="${each%-*}" PRECISION="${each#*-}"; done
+    for each in $variants; do
+        part=
+        if [ "$each" = cpu-bf16 ]; then part=build/cpu-bf16/test_gpt; fi  # no check starts its programs
+        build "$each" -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" $part
+    done
     if has_nccl; then
         build nccl DEVICE=emulated PRECISION=fp32 COMM=nccl \
             build/emulated-fp32-nccl/{train_gpt,test_gpt,test_nccl}
@@ -88,7 +95,8 @@ variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is b
 
 for each in $variants; do
     case $each in
-        emulated-bf16) variant "$each" kernels packed hopper pytorch training ;;
+        emulated-bf16) variant "$each" gemm kernels packed hopper pytorch training overfit ;;
+        cpu-bf16) variant "$each" gemm pytorch training overfit scores ;;
         *) variant "$each" ;;
     esac
 done

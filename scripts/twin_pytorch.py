@@ -3,8 +3,9 @@
 bench_gpu.py and bench_cpu.py.
 
 On a GPU: bf16 autocast over fp32 parameters, torch.compile, fused AdamW, vocabulary padded to 50304, cuDNN's
-attention, the loss in chunks of tokens whose logits are made again in backward. With --cpu: fp32, compiled as
---mode says (none: eager), the loss in one piece. Gradients are clipped at norm 1, as ours are.
+attention, the loss in chunks of tokens whose logits are made again in backward. With --cpu: fp32, or with
+--bf16 bf16 autocast, compiled as --mode says (none: eager), the loss in one piece. Gradients are clipped at
+norm 1, as ours are.
 """
 
 import argparse
@@ -28,6 +29,7 @@ parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--chunk", type=int, default=8192, help="tokens whose logits exist at once")
 parser.add_argument("--rehearse", action="store_true", help="small, on the CPU, not compiled")
 parser.add_argument("--cpu", action="store_true", help="on the CPU, in fp32")
+parser.add_argument("--bf16", action="store_true", help="on the CPU: bf16 autocast")
 parser.add_argument("--sequence", type=int, help="another than the model's")
 o = parser.parse_args()
 size = MODELS[o.model]
@@ -86,7 +88,8 @@ optimizer = torch.optim.AdamW(
     model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=not o.rehearse
 )
 attention = contextlib.nullcontext()
-autocast = contextlib.nullcontext() if o.cpu else torch.autocast(device, dtype=torch.bfloat16)
+in_fp32 = o.cpu and not o.bf16
+autocast = contextlib.nullcontext() if in_fp32 else torch.autocast(device, dtype=torch.bfloat16)
 if device == "cuda":
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -147,7 +147,7 @@ const StepForm& parse(int argc, char** argv, Command& command) {
 }
 
 // ranks that would do different things
-std::vector<comm::ConfigHash> facts(const Command& command) {
+std::vector<comm::RankHash> facts(const Command& command) {
     std::string settings = command.step, files;
     for (auto& [name, value] : command.settings.values) settings += "\n" + name + " " + value;
     for (auto& word : command.words) settings += "\n" + word;
@@ -208,7 +208,7 @@ int main(int argc, char** argv) {
         Ranks ranks;
         Command command;
         const StepForm* form = ranks.together([&] { return &parse(argc, argv, command); });
-        comm::check_config_hashes(facts(command));
+        comm::check_ranks_agree(facts(command));
         form->run(ranks, command);
         comm::finish();
         return 0;

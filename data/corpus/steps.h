@@ -29,7 +29,7 @@ struct Ranks {
         } catch (const std::exception& e) {
             error = e.what();
         }
-        comm::collective_check(error);
+        comm::end_on_error(error);
         return std::move(*result);
     }
     // what rank 0 has, on every rank

@@ -1,7 +1,7 @@
 // cuda_on_cpu.h   CUDA kernels executed by g++: a device for checking, not for speed
-//   A block runs on one OS thread; each of its CUDA threads runs on a fiber, and OpenMP spreads the blocks
-//   over the cores. A fiber runs one CUDA thread after another until one of them blocks, so that a kernel
-//   without barriers never switches. What it is strict about:
+//   A block runs on one OS thread, and OpenMP spreads the blocks over the cores. A fiber runs one of the
+//   block's CUDA threads after another; when one blocks, it keeps that fiber, and the others go on on a new
+//   one: a kernel without barriers never switches. What it is strict about:
 //     order     threads and blocks run in an order shuffled by emulated::seed
 //     memory    cudaMalloc and shared memory start as 0xFF bytes: NaN as a float, -1 as an int
 //     barriers  __syncthreads() or a warp collective that not all threads reach is a Defect that names

@@ -397,7 +397,13 @@ using emulated::watch::load_whole, emulated::watch::store_whole;
 template <class V>
 __device__ inline V load_whole(const V* p) { return *p; }  // in one access
 template <class V>
-__device__ inline void store_whole(V* p, const V& v) { *p = v; }
+__device__ inline void store_whole(V* p, const V& v) {
+#if defined(DEVICE_EMULATED)
+    memcpy((void*)p, (const void*)&v, sizeof v);  // not value by value, as bf16's own assignment would
+#else
+    *p = v;
+#endif
+}
 #endif
 template <class T>
 __device__ inline Vec<T> load16(const T* p) { return load_whole((const Vec<T>*)p); }

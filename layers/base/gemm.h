@@ -18,46 +18,12 @@
 #include "autotune.h"
 #include "device.h"
 #include "fp8.h"
+#include "gelu.h"
 #include "host_blas.h"
-#include "vector_exp.h"
 #if defined(__CUDACC__)
 #include <cublasLt.h>
 #elif HAS_KERNELS
 #include "cublaslt_on_cpu.h"
-#endif
-
-// ---- GELU of one value and its slope, for epilogues and linear.cuh (tanh; Hendrycks & Gimpel, 2016) ------
-
-constexpr real gelu_scale = real(0.7978845608028654), gelu_cubic = real(0.044715);  // sqrt(2 / pi)
-
-namespace ref {
-
-// tanh by way of exp, which the compiler can vectorise; tanh(u) = 1 - 2 / (1 + exp(2u))
-inline real gelu_tanh(real x) {
-    real u = gelu_scale * (x + gelu_cubic * x * x * x);
-    u = u > 15 ? 15 : u < -15 ? -15 : u;
-    return 1 - 2 / (1 + vector_exp(2 * u));
-}
-inline real gelu_of(real x) { return real(0.5) * x * (1 + gelu_tanh(x)); }
-inline real gelu_slope(real x) {
-    real t = gelu_tanh(x);
-    return real(0.5) * (1 + t + x * (1 - t * t) * gelu_scale * (1 + 3 * gelu_cubic * x * x));
-}
-
-}  // namespace ref
-
-#if HAS_KERNELS
-namespace gpu {
-
-__device__ inline real gelu_of(real x) {
-    return real(0.5) * x * (1 + tanh(gelu_scale * (x + gelu_cubic * x * x * x)));
-}
-__device__ inline real gelu_slope(real x) {
-    real t = tanh(gelu_scale * (x + gelu_cubic * x * x * x));
-    return real(0.5) * (1 + t + x * (1 - t * t) * gelu_scale * (1 + 3 * gelu_cubic * x * x));
-}
-
-}  // namespace gpu
 #endif
 
 // ---- GEMM ------------------------------------------------------------------------------------------------
@@ -95,7 +61,13 @@ Gemm<Out, A, B> packed(Gemm<Out, A, B> g) {  // fills in leading dimensions that
 
 namespace ref {
 
-// a bf16 matrix converted to real, for a BLAS that has no bf16; one that is real already is used in place
+template <class T>
+real to_real(T x) {
+    if constexpr (std::is_same_v<T, real>) return x;
+    else return float(x);
+}
+
+// a bf16 or fp8 matrix converted to real, for a BLAS that has no such type; a real one is used in place
 struct Widened {
     std::vector<real> copy;
     const real* data;
@@ -105,43 +77,111 @@ struct Widened {
             data = x;
         } else {
             copy.resize(rows ? (rows - 1) * ld + cols : 0);
-            #pragma omp parallel for
-            for (size_t i = 0; i < copy.size(); i++) copy[i] = real(float(x[i]));
-            data = copy.data();
+            real* to = copy.data();
+            #pragma omp parallel for simd
+            for (long i = 0; i < (long)copy.size(); i++) to[i] = to_real(x[i]);
+            data = to;
         }
     }
 };
 
-// applies the epilogue to one value, which is given unrounded
+// row r of out = GELU of row r of up
 template <class Out, class A, class B>
-Out finish(const Gemm<Out, A, B>& g, int r, int c, real x) {
-    long at = (long)r * g.n + c;
-    if (g.bias) x += real(g.bias[c]);
-    if (g.gelu_of) return Out(x * gelu_slope(real(g.gelu_of[at])));
-    if (!g.up) return Out(x);
-    g.up[at] = floatX(x);
-    return Out(gelu_of(real(g.up[at])));
+void gelu_row(const Gemm<Out, A, B>& g, long r) {
+    Out* out = g.out + r * g.ldc;
+    const floatX* up = g.up + r * g.n;
+    #pragma omp simd
+    for (long c = 0; c < g.n; c++) out[c] = Out(gelu_of(real(up[c])));
+}
+
+// applies the epilogue to row r of a GEMM's result (n), which is not rounded yet
+template <class Out, class A, class B>
+void finish_row(const Gemm<Out, A, B>& g, long r, real* x) {
+    Out* out = g.out + r * g.ldc;
+    long n = g.n;
+    if (g.bias) {
+        const floatX* bias = g.bias;
+        #pragma omp simd
+        for (long c = 0; c < n; c++) x[c] += real(bias[c]);
+    }
+    if (g.gelu_of) {
+        const floatX* at = g.gelu_of + r * n;
+        #pragma omp simd
+        for (long c = 0; c < n; c++) out[c] = Out(x[c] * gelu_slope(real(at[c])));
+    } else if (g.up) {
+        floatX* up = g.up + r * n;
+        #pragma omp simd
+        for (long c = 0; c < n; c++) up[c] = floatX(x[c]);
+        gelu_row(g, r);
+    } else {
+        #pragma omp simd
+        for (long c = 0; c < n; c++) out[c] = Out(x[c]);
+    }
 }
 
 template <class Out, class A, class B>
-void sum_rows(const Gemm<Out, A, B>& g, const real* a) {
+void sum_rows(const Gemm<Out, A, B>& g) {
     #pragma omp parallel for
     for (int r = 0; r < g.m; r++) {
         real sum = 0;
-        for (int k = 0; k < g.k; k++) sum += a[g.transpose_a ? k * g.lda + r : r * g.lda + k];
+        for (int k = 0; k < g.k; k++) sum += to_real(g.a[g.transpose_a ? k * g.lda + r : r * g.lda + k]);
         g.row_sums[r] = Out(sum);
     }
 }
 
-// out (m, n), ldc elements a row = g.alpha * op(a) op(b) + beta * out
+// out (m, n), ldc elements a row = g.alpha * op(a) op(b) + beta * out + bias by oneDNN, if it can
+template <class To, class Out, class A, class B>
+bool try_bf16(const Gemm<Out, A, B>& g, To* out, long ldc, real beta, const floatX* bias = nullptr) {
+    if constexpr (std::is_same_v<A, bf16> && std::is_same_v<B, bf16>)
+        return multiply_bf16({out, g.a, g.b, bias, g.m, g.n, g.k, g.transpose_a, g.transpose_b,
+                              sizeof(To) == 4, g.lda, g.ldb, ldc, (float)g.alpha, (float)beta});
+    return false;
+}
+
+// the same without a bias, by oneDNN or CBLAS
 template <class Out, class A, class B>
-void blas(const Gemm<Out, A, B>& g, real* out, long ldc, real beta, const real* a, const real* b) {
+void multiply(const Gemm<Out, A, B>& g, real* out, long ldc, real beta) {
+    if (try_bf16(g, out, ldc, beta)) return;
+    Widened a(g.a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
+    Widened b(g.b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
     int ta = cblas_as_is + g.transpose_a, tb = cblas_as_is + g.transpose_b;
     int lda = (int)g.lda, ldb = (int)g.ldb;
     if constexpr (sizeof(real) == 8)
-        cblas_dgemm(cblas_row_major, ta, tb, g.m, g.n, g.k, g.alpha, a, lda, b, ldb, beta, out, (int)ldc);
+        cblas_dgemm(cblas_row_major, ta, tb, g.m, g.n, g.k, g.alpha, a.data, lda, b.data, ldb, beta, out,
+                    (int)ldc);
     else
-        cblas_sgemm(cblas_row_major, ta, tb, g.m, g.n, g.k, g.alpha, a, lda, b, ldb, beta, out, (int)ldc);
+        cblas_sgemm(cblas_row_major, ta, tb, g.m, g.n, g.k, g.alpha, a.data, lda, b.data, ldb, beta, out,
+                    (int)ldc);
+}
+
+template <class Out, class A, class B>
+void gemm_of_batch(const Gemm<Out, A, B>& g) {
+    if (g.row_sums) sum_rows(g);
+    if constexpr (std::is_same_v<Out, real>) {
+        multiply(g, g.out, g.ldc, g.beta);
+        if (!g.bias && !g.gelu_of) return;
+        #pragma omp parallel for
+        for (long r = 0; r < g.m; r++) finish_row(g, r, g.out + r * g.ldc);
+    } else {
+        bool is_rounded = !g.gelu_of && (!g.bias || (g.alpha == 1 && g.beta == 0)) &&
+            try_bf16(g, g.up ? g.up : g.out, g.up ? g.n : g.ldc, g.beta, g.bias);
+        if (is_rounded) {
+            long rows = g.up ? g.m : 0;
+            #pragma omp parallel for
+            for (long r = 0; r < rows; r++) gelu_row(g, r);
+            return;
+        }
+        thread_local std::vector<real> unrounded;
+        if (unrounded.size() < (size_t)g.m * g.n) unrounded.resize((size_t)g.m * g.n);
+        real* wide = unrounded.data();
+        multiply(g, wide, g.n, 0);
+        #pragma omp parallel for
+        for (long r = 0; r < g.m; r++) {
+            real* x = wide + r * g.n;
+            for (long c = 0; g.beta != 0 && c < g.n; c++) x[c] += g.beta * real(g.out[r * g.ldc + c]);
+            finish_row(g, r, x);
+        }
+    }
 }
 
 template <class Out, class A = floatX, class B = floatX>
@@ -149,30 +189,15 @@ void gemm(const Gemm<Out, A, B>& given, Stream) {
     Gemm<Out, A, B> g = packed(given);
     if (g.scale_a) g.alpha *= *g.scale_a * *g.scale_b;
     for (int i = 0; i < g.batch; i++) {
-        Widened a(g.a + i * g.stride_a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
-        Widened b(g.b + i * g.stride_b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
-        Out* out = g.out + i * g.stride_out;
-        if (g.row_sums) sum_rows(g, a.data);
-        if constexpr (std::is_same_v<Out, real>) {
-            blas(g, out, g.ldc, g.beta, a.data, b.data);
-            if (!g.bias && !g.gelu_of) continue;
-            #pragma omp parallel for
-            for (int r = 0; r < g.m; r++)
-                for (int c = 0; c < g.n; c++) out[r * g.ldc + c] = finish(g, r, c, out[r * g.ldc + c]);
-        } else {
-            std::vector<real> wide((size_t)g.m * g.n);
-            blas(g, wide.data(), g.n, 0, a.data, b.data);
-            for (int r = 0; r < g.m; r++)
-                for (int c = 0; c < g.n; c++) {
-                    real old = g.beta == 0 ? 0 : g.beta * real(out[r * g.ldc + c]);
-                    out[r * g.ldc + c] = finish(g, r, c, wide[(size_t)r * g.n + c] + old);
-                }
-        }
+        gemm_of_batch(g);
+        g.a += g.stride_a;
+        g.b += g.stride_b;
+        g.out += g.stride_out;
     }
 }
 
 inline size_t gemm_workspace(bool) { return 0; }
-inline std::string gemm_library() { return "CBLAS"; }
+inline std::string gemm_library() { return sizeof(floatX) == 2 && has_bf16_gemm() ? "oneDNN" : "CBLAS"; }
 
 }  // namespace ref
 

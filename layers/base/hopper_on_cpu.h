@@ -204,7 +204,7 @@ inline float operand(uint64_t descriptor, bool k_major, int mn, int k) {
                 fail("wgmma reads what thread %d has written, without a barrier behind its fence", thread);
         }
     bf16 x;
-    memcpy(&x, shared_at(address / 16 * 16) + address % 16, 2);
+    memcpy(&x.bits, shared_at(address / 16 * 16) + address % 16, 2);
     return (float)x;
 }
 

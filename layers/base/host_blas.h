@@ -1,4 +1,5 @@
-// host_blas.h   CBLAS's own interface, declared here so that a CUDA build compiles without its header
+// host_blas.h   what ref::gemm calls: CBLAS's own interface, declared here so that a CUDA build compiles
+//   without its header, and GEMMs of bf16 numbers, which CBLAS does not have
 #pragma once
 
 extern "C" {
@@ -8,3 +9,18 @@ void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, c
                  const double* b, int ldb, double beta, double* c, int ldc);
 }
 constexpr int cblas_row_major = 101, cblas_as_is = 111;  // 112: transposed
+
+// out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out + bias (n), summed in fp32; all row-major, ld
+// elements a row. a, b and bias are bf16, out is bf16 or fp32; with a bias alpha is 1 and beta 0
+struct Bf16Gemm {
+    void* out;
+    const void *a, *b, *bias;  // bias: or nullptr
+    int m, n, k;
+    bool transpose_a, transpose_b, out_is_fp32;
+    long lda, ldb, ldc;
+    float alpha, beta;
+};
+// by oneDNN, where it is linked (bf16_onednn.cpp) and the processor multiplies bf16. Where it does not have
+// this GEMM, or is not there (bf16_widened.cpp), nothing is done, and the result is false
+bool multiply_bf16(const Bf16Gemm&);
+bool has_bf16_gemm();  // whether it ever is true

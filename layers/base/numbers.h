@@ -20,6 +20,11 @@ using bf16 = __nv_bfloat16;
 struct bf16 {  // the upper half of a float, rounded to nearest even
     uint16_t bits;
     bf16() = default;
+    bf16(const bf16&) = default;
+    bf16& operator=(const bf16& x) {  // not the default, which copies memory: no loop with it is vectorised
+        bits = x.bits;
+        return *this;
+    }
     explicit bf16(float f) {
         uint32_t u;
         memcpy(&u, &f, 4);

@@ -58,7 +58,7 @@ inline void check_tasks(const InferenceJobs& jobs, const Options& o) {
     }
 }
 
-inline std::vector<comm::ConfigHash> job_hashes(const InferenceJobs& jobs, const Options& o) {
+inline std::vector<comm::RankHash> job_hashes(const InferenceJobs& jobs, const Options& o) {
     uint64_t tasks = 0, prompts = jobs.prompts.empty() ? 0 : file_sum(o.generate);
     for (auto& task : jobs.tasks) tasks = tasks * 31 + file_sum(task.path);
     return {{"a file of --evaluate", tasks, "copy the same files to all hosts"},
@@ -68,7 +68,7 @@ inline std::vector<comm::ConfigHash> job_hashes(const InferenceJobs& jobs, const
 // ---- scores ----------------------------------------------------------------------------------------------
 
 // scores every continuation of a file; the result is on all ranks
-inline std::vector<Score> score_file(Model& model, const ScorePlan& plan) {
+inline std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
     const Grid& grid = model.grid;
     int shares = model.tp.sequence_parallel ? grid.t : 1;  // ranks that share a batch's rows
     std::vector<Score> scores(plan.file.requests.size());
@@ -98,12 +98,12 @@ inline void evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
     double start = seconds(), rows = 0;
     jobs.results.clear();
     for (auto& file : jobs.tasks) {
-        ScorePlan plan(file, model.shape.T, model.max_rows(), model.max_outputs(),
+        ScoreBatches plan(file, model.shape.T, model.max_rows(), model.max_outputs(),
                        model.tp.sequence_parallel ? model.grid.t : 1);
         jobs.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
         rows += (double)plan.rows;
     }
-    if (!run.trains()) comm::collective_check(not_finite(jobs.results));
+    if (!run.trains()) comm::end_on_error(not_finite(jobs.results));
     if (!run.is_rank0()) return;
     double took = seconds() - start;
     printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(jobs.results).c_str(), rows, took,

@@ -25,14 +25,14 @@ struct PackedBatch {
         }
         return first;
     }
-    // the same if no cache is kept: row n of the batch is row n of the keys
-    int add_alone(const int* given, int n, int position, int prefix = 0, int shared = 0) {
+    // the same where no cache outlives the batch: row n of the batch is row n of the keys
+    int add_uncached(const int* given, int n, int position, int prefix = 0, int shared = 0) {
         return add_segment(given, n, position, rows(), rows(), prefix, shared);
     }
     // adds rows that nobody asks for, so that `ranks` can share the rows equally
     void pad_rows(int ranks) {
         std::vector<int> blank((ranks - rows() % ranks) % ranks, 0);
-        if (!blank.empty()) add_alone(blank.data(), (int)blank.size(), 0);
+        if (!blank.empty()) add_uncached(blank.data(), (int)blank.size(), 0);
     }
 };
 
@@ -70,7 +70,7 @@ inline void tune_packed(Model& model) {
     PackedBatch packed;
     std::vector<int> tokens(model.shape.T, 0);
     for (int n = std::min(model.shape.T, model.max_rows()); n > 0; n /= 2)
-        if (packed.rows() + n <= model.max_rows()) packed.add_alone(tokens.data(), n, 0);
+        if (packed.rows() + n <= model.max_rows()) packed.add_uncached(tokens.data(), n, 0);
     InFlight& kept = model.in_flight[0];
     load_packed(model, kept, packed);
     const BlockActivations& a = kept.blocks[0];

@@ -33,7 +33,7 @@ inline void check_lengths(const EvalFile& file, int T) {
                      (long long)d.line, (long long)file.requests[r].continuation_tokens, T);
 }
 
-struct ScorePlan {
+struct ScoreBatches {
     const EvalFile& file;
     std::vector<ScoreBatch> batches;
     long truncated = 0;  // documents whose context was cut
@@ -41,7 +41,7 @@ struct ScorePlan {
 
     // T: the model's positions; most_rows, most_outputs: limits of a batch; ranks: how many share its rows.
     // Without `share`, each continuation has a context of its own.
-    ScorePlan(const EvalFile& file, int T, int most_rows, int most_outputs, int ranks, bool share = true)
+    ScoreBatches(const EvalFile& file, int T, int most_rows, int most_outputs, int ranks, bool share = true)
         : file(file) {
         for (size_t d = 0; d < file.documents.size(); d++) {
             const EvalDocument& document = file.documents[d];
@@ -63,16 +63,16 @@ struct ScorePlan {
         }
     }
     void add(int cut, const std::vector<int>& requests, int most_rows, int most_outputs) {
-        int context = (int)file.requests[requests[0]].context_tokens - cut;
+        int context_length = (int)file.requests[requests[0]].context_tokens - cut;
         ScoreBatch* b = batches.empty() ? nullptr : &batches.back();
         ScoreItem* item = nullptr;
         for (int r : requests) {
-            int n = (int)file.requests[r].continuation_tokens, more = n - 1 + (item ? 0 : context);
+            int n = (int)file.requests[r].continuation_tokens, more = n - 1 + (item ? 0 : context_length);
             if (!b || b->rows + more > most_rows || b->outputs + n > most_outputs) {
                 batches.emplace_back();
                 b = &batches.back();
                 item = nullptr;
-                more = n - 1 + context;
+                more = n - 1 + context_length;
             }
             if (!item) {
                 b->items.push_back({cut, {}});
@@ -89,13 +89,13 @@ struct ScorePlan {
         for (auto& item : b.items) {
             const EvalRequest& first = file.requests[item.requests[0]];
             int n = (int)first.context_tokens - item.cut;
-            int context = out.add_alone(&file.tokens[first.context + item.cut], n, 0);
+            int context_row = out.add_uncached(&file.tokens[first.context + item.cut], n, 0);
             for (int r : item.requests) {
                 const int* own = &file.tokens[file.requests[r].continuation];
                 int length = (int)file.requests[r].continuation_tokens;
-                int row = length > 1 ? out.add_alone(own, length - 1, n, context, n) : 0;
+                int row = length > 1 ? out.add_uncached(own, length - 1, n, context_row, n) : 0;
                 for (int i = 0; i < length; i++) {
-                    out.logit_rows.push_back(i ? row + i - 1 : context + n - 1);
+                    out.logit_rows.push_back(i ? row + i - 1 : context_row + n - 1);
                     out.targets.push_back(own[i]);
                 }
             }
@@ -106,7 +106,7 @@ struct ScorePlan {
 };
 
 // the scores of a batch that was micro-batch `micro_batch` of the last stage
-inline void collect_scores(Model& model, const ScorePlan& plan, const ScoreBatch& b, int micro_batch,
+inline void collect_scores(Model& model, const ScoreBatches& plan, const ScoreBatch& b, int micro_batch,
                            std::vector<Score>& scores) {
     std::vector<real> losses(b.outputs), is_greedy(b.outputs);
     long from = (long)micro_batch * model.max_outputs();
@@ -125,7 +125,7 @@ inline void collect_scores(Model& model, const ScorePlan& plan, const ScoreBatch
 }
 
 // the scores of batches [first, end), each on one replica's last stage and 0 elsewhere -> all ranks
-inline void share_scores(const Grid& g, const ScorePlan& plan, size_t first, size_t end,
+inline void share_scores(const Grid& g, const ScoreBatches& plan, size_t first, size_t end,
                          std::vector<Score>& scores) {
     std::vector<Score*> these;
     std::vector<double> numbers;

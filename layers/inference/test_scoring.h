@@ -25,21 +25,21 @@ void test_segments() {
     };
     std::vector<int> tokens(T, 0);
     PackedBatch one, behind, last;
-    one.add_alone(tokens.data(), T, 0);
+    one.add_uncached(tokens.data(), T, 0);
     close("one segment", attend(one), whole, sums_tolerance);
     last.add_segment(tokens.data(), 1, T - 1, T - 1, 0);
     close("the last row, the others in the cache", attend(last), part(T - 1, 1), sums_tolerance);
     // the context, what follows it, and the same again: both see the context, neither the other
     cache.insert(cache.end(), qkv.begin() + cut * a.row(), qkv.end());
-    behind.add_alone(tokens.data(), cut, 0);
-    for (int i = 0; i < 2; i++) behind.add_alone(tokens.data(), T - cut, cut, 0, cut);
+    behind.add_uncached(tokens.data(), cut, 0);
+    for (int i = 0; i < 2; i++) behind.add_uncached(tokens.data(), T - cut, cut, 0, cut);
     std::vector<floatX> o = attend(behind), want = whole, again = part(cut, T - cut);
     want.insert(want.end(), again.begin(), again.end());
     close("two continuations of one context", o, want, sums_tolerance);
     check(behind.rows() == twice.T && behind.positions[T] == cut && behind.positions[T - 1] == T - 1,
           "positions go on");
     PackedBatch padded;
-    padded.add_alone(tokens.data(), 5, 0);
+    padded.add_uncached(tokens.data(), 5, 0);
     padded.pad_rows(4);
     check(padded.rows() == 8 && padded.outputs() == 0, "padding");
 }
@@ -54,7 +54,7 @@ void test_scores() {
         for (int i = 0; i < n; i++) out[i] = (int)(hash_of(salt * 1000 + i) % V);
         return out;
     };
-    auto score_all = [&](const EvalFile& file, const ScorePlan& plan) {
+    auto score_all = [&](const EvalFile& file, const ScoreBatches& plan) {
         std::vector<Score> scores(file.requests.size());
         for (auto& b : plan.batches) {
             clear_losses(a.model);
@@ -73,7 +73,7 @@ void test_scores() {
                      {{tokens(1, 6), tokens(24, 7)}, {tokens(2, 8), tokens(1, 9)}},
                      {{tokens(40, 10), tokens(5, 11)}, {tokens(40, 10), tokens(6, 12)}}},
                     V);
-    ScorePlan shared(file, T, B * T, B * T, 1), alone(file, T, B * T, B * T, 1, false),
+    ScoreBatches shared(file, T, B * T, B * T, 1), alone(file, T, B * T, B * T, 1, false),
         narrow(file, T, B * T, 25, 1);
     check(shared.truncated == 1 && shared.rows < alone.rows,
           "the long document is counted, shared contexts are fewer rows");
@@ -120,7 +120,7 @@ void test_scores() {
     wrong_first[0] = (wrong_first[0] + 1) % V;
     wrong_last[3] = (wrong_last[3] + 1) % V;
     EvalFile greedy = requests_of({{{c, chosen}, {c, wrong_first}, {c, wrong_last}, {c, {chosen[0]}}}}, V);
-    scores = score_all(greedy, ScorePlan(greedy, T, B * T, B * T, 1));
+    scores = score_all(greedy, ScoreBatches(greedy, T, B * T, B * T, 1));
     check(scores[0].is_greedy && !scores[1].is_greedy && !scores[2].is_greedy && scores[3].is_greedy,
           "greedy: all tokens, or not");
     refuses("has a continuation of 25 tokens, the model takes 24", [&] {

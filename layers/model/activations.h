@@ -49,7 +49,7 @@ struct Setup {
     int loss_rows = 0;            // rows of logits held at once; 0: all
     int optimizer_shards = 1;     // data-parallel ranks that the optimizer state is sharded over
     int chunks = 1;               // model chunks (groups of layers) per pipeline stage
-    int in_flight = 1, inputs = 1, dx_buffers = 1;
+    int slots = 1, inputs = 1, dx_buffers = 1;
     Precision precision = {};                       // of this build, except in plans
     size_t workspace = dev::gemm_workspace(false);  // bytes for GEMMs, likewise
 };
@@ -84,20 +84,19 @@ struct BlockActivations {
     NormStats ln1_stats, ln2_stats;
     bool light = false;  // ln1, ln2 and act are shared by all blocks and recomputed in backward
 
-    // what light recomputation recomputes: with it, one set for all blocks; otherwise, one set per block
-    void place_recomputed(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
+    // what light recomputation recomputes: with it, one set for all blocks (which are copies of the one that
+    // stage.h has placed); otherwise, one set per block
+    void place_recomputable(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
         long N_r = tp.row_capacity(B, shape.T);
         ln1 = arena.take_x(N_r * shape.C);
         ln2 = arena.take_x(N_r * shape.C);
         act = arena.take_x((long)B * shape.T * 4 * (shape.C / tp.group.size));
-        light = true;
     }
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
         int B = setup.B;
         long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T);
         long C_r = shape.C / tp.group.size, NH_r = shape.NH / tp.group.size;
-        if (!light) place_recomputed(arena, shape, tp, B);
-        light = setup.recompute == Recompute::Light;
+        if (!light) place_recomputable(arena, shape, tp, B);
         qkv = arena.take_x(N * 3 * C_r);
         if (setup.training && setup.flash) lse = arena.take_real(N * NH_r);
         else if (setup.training) probabilities = arena.take_x(B * NH_r * shape.T * shape.T);

@@ -155,7 +155,7 @@ void bench_evaluate() {
         synchronize(nullptr);
         return seconds() - start;
     };
-    auto evaluate = [&](const EvalFile& file, const ScorePlan& plan) {
+    auto evaluate = [&](const EvalFile& file, const ScoreBatches& plan) {
         std::vector<Score> scores(file.requests.size());
         double start = seconds();
         for (auto& b : plan.batches) {
@@ -184,7 +184,7 @@ void bench_evaluate() {
                 documents[d].push_back({some(kind.context, 9 * d), some(kind.continuation, 9 * d + 1 + c)});
         }
         EvalFile file = requests_of(documents, shape.V);
-        ScorePlan shared(file, shape.T, m.max_rows(), m.max_rows(), 1),
+        ScoreBatches shared(file, shape.T, m.max_rows(), m.max_rows(), 1),
             alone(file, shape.T, m.max_rows(), m.max_rows(), 1, false);
         double step = INFINITY, together = INFINITY, apart = INFINITY;
         for (int i = 0; i < 4; i++) {

@@ -73,7 +73,8 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     });
 }
 
-// … and adds the branch to the residual stream, giving y; fused with the next block's step 1, if there is one
+// After block_forward: adds its branch to the residual stream, giving y; fused with the next block's step 1,
+// if there is one
 inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branch, const floatX* bias,
                        const BlockActivations* next, const floatX* const* next_w, const LayerContext& ctx,
                        BatchShape batch) {
@@ -83,10 +84,11 @@ inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branc
                                next_w[LN1_B], N_r, C, ctx.stream);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to; except DOWN_B's, which is
-// the sum of dx's rows and is computed where dx was. d_bias: gradient of the bias last added to x, DOWN_B of
-// the preceding block; nullptr: not wanted. With sequence parallelism, gradients of tensors that every
-// tensor-parallel rank holds whole cover only this rank's rows: optimizer.h sums them, once per step.
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. That of DOWN_B is not
+// among them: it is the sum of dx's rows, and whoever has computed dx has computed it. d_bias: gradient of
+// the bias last added to x, DOWN_B of the preceding block; nullptr: not wanted. With sequence parallelism,
+// gradients of tensors that every tensor-parallel rank holds whole cover only this rank's rows: optimizer.h
+// sums them, once per step.
 inline void block_backward(floatX* dx, real* const* g, real* d_bias, const BlockActivations& a,
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;

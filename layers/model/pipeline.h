@@ -48,7 +48,7 @@ inline Message message_of(Model& model, const Instruction& op) {
     Grid& grid = model.grid;
     switch (op.kind) {
         case Instruction::SendForward:
-            return {grid.forward_out, model.in_flight[op.in_flight].y, "activations"};
+            return {grid.forward_out, model.in_flight[op.slot].y, "activations"};
         case Instruction::ReceiveForward: return {grid.forward_in, model.inputs[op.input], "activations"};
         case Instruction::SendBackward:
             return {grid.backward_out, model.dx_buffers[op.dx], "their gradient"};
@@ -125,7 +125,7 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
             continue;
         }
         MicroBatch mb = {op.micro_batch, op.micro_batch == schedule.shape.micro_batches - 1, op.chunk,
-                         all.sizes[op.micro_batch], model.in_flight[op.in_flight], model.inputs[op.input]};
+                         all.sizes[op.micro_batch], model.in_flight[op.slot], model.inputs[op.input]};
         PlaceScope here({Pass(op.kind), op.micro_batch, op.chunk});
         if (op.kind == Instruction::Forward) {
             if (model.chunk_reads_tokens(op.chunk)) all.load(mb.kept, op.micro_batch);

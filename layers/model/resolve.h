@@ -345,11 +345,11 @@ inline uint64_t file_sum(const std::string& path) {
 }
 
 // compared first, on its own: another build may have other options
-inline std::vector<comm::ConfigHash> program_hash() {
+inline std::vector<comm::RankHash> program_hash() {
     return {{"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
 }
-inline std::vector<comm::ConfigHash> option_hashes(const Options& o) {
-    std::vector<comm::ConfigHash> hashes;
+inline std::vector<comm::RankHash> option_hashes(const Options& o) {
+    std::vector<comm::RankHash> hashes;
     for (auto& option : option_table) {
         std::string value = print_value(o, option);
         hashes.push_back({text("--%s", option.name), checksum(value.data(), value.size()),
@@ -358,10 +358,10 @@ inline std::vector<comm::ConfigHash> option_hashes(const Options& o) {
     return hashes;
 }
 
-inline std::vector<comm::ConfigHash> file_hashes(const Run& run) {
+inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
     uint64_t train = 0, validation = 0;
     auto add = [](uint64_t& sum, const Loader& loader) {
-        for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
+        for (auto& f : loader.files) sum = sum * 31 + f.quick_fingerprint();
         for (auto& a : loader.answers) sum = sum * 31 + a.sum;
     };
     if (run.train) for (auto& set : run.train->sets) add(train, set);
@@ -381,13 +381,13 @@ inline void check_shared_folder(const Run& run) {
         FILE* file = fopen(probe.c_str(), "w");
         if (!file || fclose(file)) error = text("--save %s: cannot be written", run.options.save.c_str());
     }
-    comm::collective_check(error);
+    comm::end_on_error(error);
     if (access(probe.c_str(), F_OK) != 0)
         error = text("--save %s: is not the folder that rank 0 has under this name: give a folder that "
                      "all hosts share", run.options.save.c_str());
     comm::barrier(comm::everyone(), "all have looked");
     if (run.is_rank0()) remove(probe.c_str());
-    comm::collective_check(error);
+    comm::end_on_error(error);
 }
 
 // options as checkpoints record them

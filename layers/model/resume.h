@@ -100,7 +100,7 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         store_state(loaded, model, optimizer);
         bool at_start = run.state.step == run.checkpoints[0].state.step;
         if (at_start && batch_after(o, checkpoint.state.samples) < batch_after(o, run.state.samples))
-            comm::collective_check(
+            comm::end_on_error(
                 text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
                      "the batch ramp: give --resume %s",
                      o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
@@ -118,5 +118,5 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
         return;
     }
-    comm::collective_check(text("--resume %s: no checkpoint is whole", o.resume.c_str()));
+    comm::end_on_error(text("--resume %s: no checkpoint is whole", o.resume.c_str()));
 }

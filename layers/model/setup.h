@@ -78,7 +78,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                 .inference_cache = true,
                 .outputs = B,
                 .chunks = v,
-                .in_flight = v,
+                .slots = v,
                 .dx_buffers = 0};
     }
     if (o.inference()) {
@@ -89,7 +89,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                 .notes_greedy = true,
                 .micro_batches = score_round(grid.p),
                 .chunks = v,
-                .in_flight = s.in_flight,
+                .slots = s.slots,
                 .inputs = s.inputs,
                 .dx_buffers = 0};
     }
@@ -115,7 +115,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
         s.accumulates |= schedule.shape.micro_batches > 1;
         s.loss_in_backward |= !loss_meets_backward(schedule);
         s.micro_batches = std::max(s.micro_batches, schedule.shape.micro_batches);
-        s.in_flight = std::max(s.in_flight, schedule.in_flight);
+        s.slots = std::max(s.slots, schedule.slots);
         s.inputs = std::max(s.inputs, schedule.inputs);
         s.dx_buffers = std::max(s.dx_buffers, schedule.dx_buffers);
     }

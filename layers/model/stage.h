@@ -1,13 +1,14 @@
 // stage.h   this rank's share of the model: its memory, and forward and backward of a chunk of its layers
 //   Memory is allocated once, at the start, in arenas (parameters, gradients, activations, scratch, the
 //   GEMMs' workspace; the optimizer has its own), and the printed table shows exactly what is allocated.
-//     in_flight[i]    activations of one micro-batch in one chunk of layers, from forward to backward
+//     in_flight[slot] activations of one micro-batch in one chunk of layers, from forward to backward
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
 //   A bucket's gradients start their reduction over data-parallel ranks as soon as the last micro-batch has
 //   added to them; a bucket's new parameters are awaited where they are first read.
 //   To add a layer to the model: layers/NAME.cuh (ref, gpu, and the Operation they share), its call here or
-//   in block.h, its tensors in params.h and activations.h; then run ./test_gpt kernels pytorch.
+//   in block.h, its tensors in params.h and activations.h. What fails if one is forgotten:
+//   .github/CONTRIBUTING.md.
 #pragma once
 #include <array>
 #include "../../comm/grid.h"
@@ -49,7 +50,7 @@ struct Model {
              grid.t > 1 ? setup.tensor_chunks : 1, grid.tp_stream},
           table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
                                         setup.chunks})),
-          in_flight(setup.in_flight), inputs(setup.inputs), dx_buffers(setup.dx_buffers),
+          in_flight(setup.slots), inputs(setup.inputs), dx_buffers(setup.dx_buffers),
           parameters_gathered(table.buckets.size()) {}
     Model(const Model&) = delete;
     ~Model() {
@@ -73,6 +74,7 @@ struct Model {
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
     bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
+    // whether a pass leaves keys and values behind: in training blocks keep their qkv for backward anyway
     bool keeps_cache() const {
         return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
     }
@@ -172,7 +174,8 @@ private:
         bool full = setup.recompute == Recompute::Full;
         recomputed = {};
         if (full) recomputed.place(arena, shape, tp, setup);
-        if (setup.recompute == Recompute::Light) recomputed.place_recomputed(arena, shape, tp, setup.B);
+        recomputed.light = setup.recompute == Recompute::Light;
+        if (recomputed.light) recomputed.place_recomputable(arena, shape, tp, setup.B);
         for (InFlight& kept : in_flight) {
             kept.blocks.assign(chunk_layers(), recomputed);
             for (auto& block : kept.blocks) {

@@ -180,94 +180,98 @@ void training_places_activations() {
         check(placed[0][i] || placed[1][i], text("pointer %zu of a block's activations is not placed", i));
 }
 
-void test_training() {
-    training_in_fp8();
-    training_places_activations();
+// one batch until it is known by heart, and what is then generated from it
+void test_overfit() {
     Options o;
     o.weight_decay = 0;
     int T = 19, V = 61;
     ModelShape shape = {2, 48, 3, T, V, 64};
     std::vector<int> samples = some_samples(4, T, V);
-    {
-        Trial a(o, shape, 4), b(o, shape, 1), again(o, shape, 4);
-        double first = a.train(samples, 3e-3), loss = first;
-        close("the first loss is about ln V", std::vector<double>{first},
-              std::vector<double>{std::log((double)V)}, 0.05);
-        close("micro-batches of 1 and of 4", std::vector<double>{b.train(samples, 3e-3)},
-              std::vector<double>{first}, rounding);
-        again.train(samples, 3e-3);
-        // AdamW's first update is the gradient's sign: compare where it is not near 0
-        for (auto& p : a.model.table.list)
-            if (p.decay && sizeof(floatX) == 8)
-                close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p),
-                      1e-6);
-        for (int i = 1; i < 60; i++) {
-            loss = a.train(samples, 3e-3);
-            if (i < 10) again.train(samples, 3e-3);
-            if (i != 9) continue;
-            bool same = true;
-            for (auto& p : a.model.table.list) same = same && a.weights(p) == again.weights(p);
-            check(same, "two runs are equal to the last bit");
-        }
-        check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, wants below 0.1", loss));
-        // generation with the key-value cache gives the logits of a whole pass
-        std::vector<int> tokens(samples.begin(), samples.begin() + T);
-        auto logits_after = [&](int done) {  // of all tokens, of which those before `done` are in the cache
-            PackedBatch pack;
-            pack.add_segment(&tokens[done], T - done, done, done, 0);
-            for (int i = done; i < T; i++) pack.cache_slots.push_back(i);
-            pack.logit_rows = {T - done - 1};
-            pack.targets = {0};
-            return packed_logits(a.model, pack)[0];
-        };
-        std::vector<real> whole = logits_after(0);
-        close("logits with the cache", logits_after(T - 1), whole, 4 * rounding);
-        close("logits with half of the cache", logits_after(T / 2), whole, 4 * rounding);
-        std::vector<int> out;
-        generate(a.model, {{{tokens[0], tokens[1], tokens[2]}, 8, {.temperature = 0}}}, 1,
-                 [&](size_t, int t) {
-                     out.push_back(t);
-                     return true;
-                 });
-        check(std::equal(out.begin(), out.end(), samples.begin() + 3), "the overfitted batch is recited");
-        out.clear();
-        generate(a.model, {{{tokens[0]}, 3 * T, {.seed = 1}}}, 1,
-                 [&](size_t, int t) {
-                     out.push_back(t);
-                     return t < V;
-                 });
-        check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
-        // what a step draws from is what a pass over the same window, with nothing kept, gives: also after
-        // the window has slid, and behind a prompt that is longer than the sequence
-        Text text = {{tokens.begin(), tokens.begin() + 3}, 4 * T, {.temperature = 0}};
-        bool alike = true;
-        for (int i = 0; i < 3 * T; i++) {
-            std::vector<int> before = text.tokens;
-            if ((int)before.size() > T) before.erase(before.begin(), before.end() - (T + 1) / 2);
-            int drawn = next_tokens(a.model, {&text})[0];
-            Text fresh = {before, 1, {.temperature = 0}};
-            alike = alike && next_tokens(a.model, {&fresh})[0] == drawn;
-            text.done = 0;  // the fresh pass has overwritten the cache
-            if (i % 3) {  // …and it goes on from a cache that the text has filled itself
-                Text again = {before, 1, {.temperature = 0}};
-                next_tokens(a.model, {&again});
-                text.done = (int)before.size();
-            }
-        }
-        check(alike, "a step draws what a whole pass would");
-        std::vector<int> long_prompt = some_samples(1, 2 * T, V), seen_by_model;
-        generate(a.model, {{long_prompt, 1, {.temperature = 0}}}, 1,
-                 [&](size_t, int t) {
-                     out = {t};
-                     return true;
-                 });
-        generate(a.model, {{{long_prompt.end() - T, long_prompt.end()}, 1, {.temperature = 0}}}, 1,
-                 [&](size_t, int t) {
-                     seen_by_model = {t};
-                     return true;
-                 });
-        check(out == seen_by_model, "of a long prompt the end is seen");
+    Trial a(o, shape, 4), b(o, shape, 1), again(o, shape, 4);
+    double first = a.train(samples, 3e-3), loss = first;
+    close("the first loss is about ln V", std::vector<double>{first},
+          std::vector<double>{std::log((double)V)}, 0.05);
+    close("micro-batches of 1 and of 4", std::vector<double>{b.train(samples, 3e-3)},
+          std::vector<double>{first}, rounding);
+    again.train(samples, 3e-3);
+    // AdamW's first update is the gradient's sign: compare where it is not near 0
+    for (auto& p : a.model.table.list)
+        if (p.decay && sizeof(floatX) == 8)
+            close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p),
+                  1e-6);
+    for (int i = 1; i < 60; i++) {
+        loss = a.train(samples, 3e-3);
+        if (i < 10) again.train(samples, 3e-3);
+        if (i != 9) continue;
+        bool same = true;
+        for (auto& p : a.model.table.list) same = same && a.weights(p) == again.weights(p);
+        check(same, "two runs are equal to the last bit");
     }
+    check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, wants below 0.1", loss));
+    // generation with the key-value cache gives the logits of a whole pass
+    std::vector<int> tokens(samples.begin(), samples.begin() + T);
+    auto logits_after = [&](int done) {  // of all tokens, of which those before `done` are in the cache
+        PackedBatch pack;
+        pack.add_segment(&tokens[done], T - done, done, done, 0);
+        for (int i = done; i < T; i++) pack.cache_slots.push_back(i);
+        pack.logit_rows = {T - done - 1};
+        pack.targets = {0};
+        return packed_logits(a.model, pack)[0];
+    };
+    std::vector<real> whole = logits_after(0);
+    close("logits with the cache", logits_after(T - 1), whole, 4 * rounding);
+    close("logits with half of the cache", logits_after(T / 2), whole, 4 * rounding);
+    std::vector<int> out;
+    generate(a.model, {{{tokens[0], tokens[1], tokens[2]}, 8, {.temperature = 0}}}, 1,
+             [&](size_t, int t) {
+                 out.push_back(t);
+                 return true;
+             });
+    check(std::equal(out.begin(), out.end(), samples.begin() + 3), "the overfitted batch is recited");
+    out.clear();
+    generate(a.model, {{{tokens[0]}, 3 * T, {.seed = 1}}}, 1,
+             [&](size_t, int t) {
+                 out.push_back(t);
+                 return t < V;
+             });
+    check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
+    // what a step draws from is what a pass over the same window, with nothing kept, gives: also after
+    // the window has slid, and behind a prompt that is longer than the sequence
+    Text text = {{tokens.begin(), tokens.begin() + 3}, 4 * T, {.temperature = 0}};
+    bool alike = true;
+    for (int i = 0; i < 3 * T; i++) {
+        std::vector<int> before = text.tokens;
+        if ((int)before.size() > T) before.erase(before.begin(), before.end() - (T + 1) / 2);
+        int drawn = next_tokens(a.model, {&text})[0];
+        Text fresh = {before, 1, {.temperature = 0}};
+        alike = alike && next_tokens(a.model, {&fresh})[0] == drawn;
+        text.done = 0;  // the fresh pass has overwritten the cache
+        if (i % 3) {  // …and it goes on from a cache that the text has filled itself
+            Text again = {before, 1, {.temperature = 0}};
+            next_tokens(a.model, {&again});
+            text.done = (int)before.size();
+        }
+    }
+    check(alike, "a step draws what a whole pass would");
+    std::vector<int> long_prompt = some_samples(1, 2 * T, V), seen_by_model;
+    generate(a.model, {{long_prompt, 1, {.temperature = 0}}}, 1,
+             [&](size_t, int t) {
+                 out = {t};
+                 return true;
+             });
+    generate(a.model, {{{long_prompt.end() - T, long_prompt.end()}, 1, {.temperature = 0}}}, 1,
+             [&](size_t, int t) {
+                 seen_by_model = {t};
+                 return true;
+             });
+    check(out == seen_by_model, "of a long prompt the end is seen");
+}
+
+void test_training() {
+    training_in_fp8();
+    training_places_activations();
+    Options o;
+    o.weight_decay = 0;
     for (ModelShape odd : {ModelShape{1, 3, 1, 1, 2, 2}, {1, 1, 1, 2, 3, 128}, {3, 35, 5, 7, 13, 13}}) {
         Trial trial(o, odd, 3);
         std::vector<int> w = some_samples(3, odd.T, odd.V);

@@ -55,11 +55,11 @@ inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
-// what this rank has to report after the step. check: set if the step was computed twice
-inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* check, bool updated) {
+// what this rank has to report after the step. repeated: set if the step was computed twice
+inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* repeated, bool updated) {
     long step = run.state.step;
     trainer.memory_error = trainer.state_monitor.compare(*trainer.model, *trainer.optimizer, updated, step);
-    if (check && trainer.memory_error.empty()) trainer.memory_error = check->error(step);
+    if (repeated && trainer.memory_error.empty()) trainer.memory_error = repeated->error(step);
     trainer.data_error = trainer.samples.await();
     RankReport mine;
     mine.lacks_data = !trainer.data_error.empty();
@@ -105,7 +105,7 @@ inline void lock_save_folder(const Run& run, Trainer& trainer) {
         });
     std::string error;
     comm::await_together(locking, "locking --save", error);
-    comm::collective_check(error);
+    comm::end_on_error(error);
 }
 
 // Waits for a running save, at most `patience` seconds by rank 0's clock, while all ranks exchange their
@@ -139,7 +139,7 @@ inline void begin_save(Run& run, Trainer& trainer) {
 
 inline void check_save_attempts(const Run& run, const Trainer& trainer) {
     if (trainer.writer->failed_attempts() >= run.options.save_attempts)
-        comm::collective_check(text("%d saves in a row have failed: --save %s: make room, mend the file "
+        comm::end_on_error(text("%d saves in a row have failed: --save %s: make room, mend the file "
                                     "system, or choose another folder", trainer.writer->failed_attempts(),
                                     run.options.save.c_str()));
 }
@@ -149,7 +149,7 @@ inline void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
     double patience = trainer.writer->is_stuck() ? 10 * std::min(60.0, comm::timeout) : INFINITY;
     if (!finish_save(run, trainer, patience))
-        comm::collective_check(text("step %ld is not saved: an earlier save goes on since %.0f s: see to the "
+        comm::end_on_error(text("step %ld is not saved: an earlier save goes on since %.0f s: see to the "
                                     "file system of --save", run.state.step,
                                     trainer.writer->seconds_under_way()));
     while (trainer.writer->saved_step() != run.state.step) {
@@ -163,7 +163,7 @@ inline void save_now(Run& run, Trainer& trainer) {
 // called on all ranks if one cannot read its data; collective
 inline void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
     save_now(run, trainer);
-    comm::collective_check(error);
+    comm::end_on_error(error);
 }
 
 // ---- when something is wrong -----------------------------------------------------------------------------
@@ -184,8 +184,8 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     } catch (const Error& e) {
         error = e.what();
     }
-    comm::collective_check(error, diverged);
-    comm::check_config_hashes(file_hashes(run));
+    comm::end_on_error(error, diverged);
+    comm::check_ranks_agree(file_fingerprints(run));
     std::map<uint64_t, int> choices = run.state.choices;
     trainer.model->await_parameters();
     resume_newest(run, *trainer.model, trainer.optimizer.get());
@@ -193,14 +193,14 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     run.state.choices.insert(choices.begin(), choices.end());
     if (!checkpoint_is_wrong) run.state.samples = samples;
     if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
-        comm::collective_check("--on-spike back: the batch ramp of that checkpoint was not set up: start "
+        comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
                                "again with --resume");
     trainer.state_monitor.forget();
     trainer.writer->forget();
     trainer.spikes.losses = trainer.spikes.norms = {};  // they include the steps that are undone
     open_metrics(run);
     prefetch_samples(run, trainer, run.state.samples);
-    comm::collective_check(trainer.samples.await());
+    comm::end_on_error(trainer.samples.await());
 }
 
 inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
@@ -214,7 +214,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
                 way == "skip" ? "its update is left out" : "back to the newest checkpoint before it");
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
     finish_save(run, trainer);
-    comm::collective_check(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
+    comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
                            "earlier checkpoint (--resume-before)", diverged);
 }
 
@@ -222,7 +222,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
 inline void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
     trainer.stop |= reports.any(&RankReport::stops);
     if (reports.any(&RankReport::is_corrupt))
-        comm::collective_check(trainer.memory_error.empty() ? ""
+        comm::end_on_error(trainer.memory_error.empty() ? ""
             : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
     trainer.writer->advance(reports.save_statuses());  // not reached if a rank's memory is corrupt
     if (!result.updated) {

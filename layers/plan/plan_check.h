@@ -59,7 +59,7 @@ public:
         }
         if (run.is_rank0() && steps) print_table(mine, taken_bytes, least, most);
         if (!who.empty())
-            comm::collective_check(text("plan and run DIFFER on rank %s: a defect of this program",
+            comm::end_on_error(text("plan and run DIFFER on rank %s: a defect of this program",
                                         comm::rank_list(who).c_str()));
         if (run.is_rank0() && steps) printf("plan and run are equal on all %d ranks\n", run.grid.world.size);
     }

@@ -32,7 +32,7 @@ class Simulator {
         double now = 0, bucket_stream = 0;             // time of the compute stream, of the buckets' stream
         std::vector<double> ready;               // when each bucket's parameters are there
         size_t at = 0;
-        std::map<int, std::pair<Direction*, size_t>> in_flight_sent, dx_sent;
+        std::map<int, std::pair<Direction*, size_t>> slot_sent, dx_sent;
         std::map<std::pair<int, int>, size_t> arrival[2];
     };
     const std::vector<Schedule>& all;
@@ -76,7 +76,7 @@ class Simulator {
         Stage& me = stages[r];
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
-            (is_forward ? me.in_flight_sent[i.in_flight] : me.dx_sent[i.dx]) = {&d, d.sent.size()};
+            (is_forward ? me.slot_sent[i.slot] : me.dx_sent[i.dx]) = {&d, d.sent.size()};
             d.sent.push_back(me.now);
             d.what.push_back({.micro_batch = i.micro_batch, .chunk = i.chunk});
             advance(d, r, message_seconds(r, is_forward));
@@ -96,7 +96,7 @@ class Simulator {
         const StageRun& run = runs[r];
         bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
         if (!i.computes()) return message(r, i, is_forward);
-        if (is_forward ? !await_sent(me, me.in_flight_sent, i.in_flight)
+        if (is_forward ? !await_sent(me, me.slot_sent, i.slot)
             : !await_sent(me, me.dx_sent, i.dx)) return false;
         if (takes_message(i, r, s)) {
             Direction& d = into(r, is_forward);
@@ -156,7 +156,7 @@ class Simulator {
         backward.assign(s.p, {});
         for (auto& me : stages) {
             me.at = 0;
-            me.in_flight_sent.clear();
+            me.slot_sent.clear();
             me.dx_sent.clear();
             me.arrival[0].clear();
             me.arrival[1].clear();

@@ -1,0 +1,109 @@
+// test_gemm.h   ref::gemm beside plain loops in fp64: by CBLAS and, where it is linked, oneDNN
+#pragma once
+#include "gemm.h"
+#include "testing.h"
+
+// what gemm.h promises of a packed GEMM, one number after the other
+template <class Out>
+void gemm_in_loops(const Gemm<Out>& g) {
+    for (int i = 0; i < g.batch; i++)
+        for (int r = 0; r < g.m; r++) {
+            double row_sum = 0;
+            for (int k = 0; k < g.k; k++)
+                row_sum += g.a[i * g.stride_a + (g.transpose_a ? k * g.lda + r : r * g.lda + k)];
+            if (g.row_sums) g.row_sums[r] = Out(real(row_sum));
+            for (int c = 0; c < g.n; c++) {
+                double sum = 0;
+                for (int k = 0; k < g.k; k++)
+                    sum += (double)g.a[i * g.stride_a + (g.transpose_a ? k * g.lda + r : r * g.lda + k)] *
+                        g.b[i * g.stride_b + (g.transpose_b ? c * g.ldb + k : k * g.ldb + c)];
+                Out& out = g.out[i * g.stride_out + r * g.ldc + c];
+                sum = g.alpha * sum + (g.beta == 0 ? 0 : g.beta * (double)out);
+                if (g.bias) sum += g.bias[c];
+                long at = (long)r * g.n + c;
+                if (g.gelu_of) sum *= ref::gelu_slope(real(g.gelu_of[at]));
+                if (g.up) {
+                    g.up[at] = floatX(real(sum));
+                    sum = ref::gelu_of(real(g.up[at]));
+                }
+                out = Out(real(sum));
+            }
+        }
+}
+
+template <class Out>
+void gemm_is_loops(const std::string& what, Gemm<Out> g) {
+    g = packed(g);
+    auto operand = [&](long rows, long ld, long stride, int seed) {
+        return random_values<floatX>(rows * ld + (g.batch - 1) * stride, seed);
+    };
+    auto a = operand(g.transpose_a ? g.k : g.m, g.lda, g.stride_a, 1);
+    auto b = operand(g.transpose_b ? g.n : g.k, g.ldb, g.stride_b, 2);
+    auto bias = operand(1, g.n, 0, 3), before = operand(g.m, g.n, 0, 4);
+    auto old = random_values<Out>(g.m * g.ldc + (g.batch - 1) * g.stride_out, 5);
+    std::vector<Out> outs[2] = {old, old}, sums[2] = {std::vector<Out>(g.m), std::vector<Out>(g.m)};
+    std::vector<floatX> ups[2] = {before, before};
+    for (int way : {0, 1}) {
+        Gemm<Out> one = g;
+        one.a = a.data();
+        one.b = b.data();
+        one.out = outs[way].data();
+        if (g.bias) one.bias = bias.data();
+        if (g.up) one.up = ups[way].data();
+        if (g.gelu_of) one.gelu_of = before.data();
+        if (g.row_sums) one.row_sums = sums[way].data();
+        way == 0 ? ref::gemm(one, nullptr) : gemm_in_loops(one);
+    }
+    std::string name = text("a GEMM, %s, %d x %d x %d", what.c_str(), g.m, g.n, g.k);
+    // operands are exact: what differs are sums of up to 300 terms in fp32, and the result's rounding
+    double tolerance = sizeof(Out) == 2 ? 2 * std::ldexp(1, -8) : sizeof(Out) == 4 ? 1e-5 : 1e-12;
+    close(name, outs[0], outs[1], tolerance);
+    if (g.up) close(name + ", GELU's input", ups[0], ups[1], tolerance);
+    if (g.row_sums) close(name + ", row sums", sums[0], sums[1], tolerance);
+}
+
+// results of type Out; those that an epilogue makes are floatX
+template <class Out>
+void gemms_of() {
+    floatX here{};  // stands for an operand that gemm_is_loops makes
+    Out sums{};
+    for (auto [m, n, k] : {std::array{1, 1, 1}, {3, 5, 7}, {33, 17, 300}, {64, 128, 96}}) {
+        const Gemm<Out> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = m, .n = n, .k = k};
+        for (bool ta : {false, true})
+            for (bool tb : {false, true}) {
+                Gemm<Out> g = plain;
+                g.transpose_a = ta;
+                g.transpose_b = tb;
+                std::string which = text("transposed %d %d", ta, tb);
+                gemm_is_loops(which, g);
+                g.beta = 1;
+                gemm_is_loops(which + ", added", g);
+                g.alpha = real(0.125);
+                gemm_is_loops(which + ", scaled and added", g);
+                g.lda = g.ldb = 310;
+                g.ldc = 131;
+                g.batch = 3;
+                g.stride_a = g.stride_b = 310 * 310 + 3;
+                g.stride_out = 70 * 131;
+                gemm_is_loops(which + ", of a batch", g);
+            }
+        Gemm<Out> g = plain;
+        g.gelu_of = &here;
+        gemm_is_loops("GELU's slope", g);
+        g = plain;
+        g.transpose_b = true;
+        g.bias = &here;
+        gemm_is_loops("bias", g);
+        g.up = &here;
+        gemm_is_loops("GELU", g);
+        g = plain;
+        g.transpose_a = true;
+        g.row_sums = &sums;
+        gemm_is_loops("row sums", g);
+    }
+}
+
+inline void test_gemm() {
+    gemms_of<floatX>();
+    if (sizeof(floatX) == 2) gemms_of<real>();
+}
