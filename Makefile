@@ -52,7 +52,8 @@ BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 MAKEFLAGS += --no-builtin-rules  # a file of another folder is refused, not linked without its libraries
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 # emulated kernels: what -O2 saves in running them it costs in compiling them
-CXXFLAGS ?= $(if $(filter emulated,$(DEVICE)),-O1,-O2) $(if $(filter native,$(ARCH)),-march=native,$(if $(ARCH),-march=$(ARCH)))
+CXXFLAGS ?= $(if $(filter emulated,$(DEVICE)),-O1,-O2) $(if $(filter native,$(ARCH)),-march=native,\
+	$(if $(ARCH),-march=$(ARCH)))
 # a null pointer ends a program without UBSan's check of each access too; that check is a quarter of the build
 FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null)
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(FEWER) -fno-omit-frame-pointer -g1)
