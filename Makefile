@@ -141,7 +141,7 @@ $(PROGRAMS): %: $(BUILD)/%
 found:
 	@echo "found: nvcc $(or $(NVCC),none) | GPU $(or $(GPU),none) | MPI $(or $(MPICXX),none) |" \
 	  "NCCL $(or $(NCCL),none) | CBLAS $(or $(lastword $(BLAS)),none)$(if $(OPENMP_BLAS), (OpenMP))" \
-	  "-> DEVICE=$(DEVICE) PRECISION=$(PRECISION) COMM=$(COMM)"
+	  "$(if $(filter cpu-bf16,$(DEVICE)-$(PRECISION)),| oneDNN $(or $(ONEDNN),none) )-> DEVICE=$(DEVICE) PRECISION=$(PRECISION) COMM=$(COMM)"
 ifeq ($(strip $(BLAS)),)
 	@echo "no CBLAS was found: run scripts/install.sh, or set BLAS='-L... -l...'"; exit 1
 endif
