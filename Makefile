@@ -98,6 +98,7 @@ ifeq ($(PRECISION),bf16)
   ifeq ($(DEVICE),cpu)
     ONEDNN ?= $(call onednn_links,-ldnnl)
     LIBS   += $(ONEDNN)
+    ONEDNN_FOUND := | oneDNN $(or $(ONEDNN),none)$(empty) $(empty)
   endif
   BF16_OBJECT := $(OBJECTS)/bf16_$(if $(ONEDNN),onednn,widened).o
 endif
@@ -141,7 +142,7 @@ $(PROGRAMS): %: $(BUILD)/%
 found:
 	@echo "found: nvcc $(or $(NVCC),none) | GPU $(or $(GPU),none) | MPI $(or $(MPICXX),none) |" \
 	  "NCCL $(or $(NCCL),none) | CBLAS $(or $(lastword $(BLAS)),none)$(if $(OPENMP_BLAS), (OpenMP))" \
-	  "$(if $(filter cpu-bf16,$(DEVICE)-$(PRECISION)),| oneDNN $(or $(ONEDNN),none) )-> DEVICE=$(DEVICE) PRECISION=$(PRECISION) COMM=$(COMM)"
+	  "$(ONEDNN_FOUND)-> DEVICE=$(DEVICE) PRECISION=$(PRECISION) COMM=$(COMM)"
 ifeq ($(strip $(BLAS)),)
 	@echo "no CBLAS was found: run scripts/install.sh, or set BLAS='-L... -l...'"; exit 1
 endif

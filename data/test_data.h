@@ -97,6 +97,12 @@ void test_loader() {
     auto reads = [&](int V = 257) { std::vector<int> t(100000); TokenFile(path).read(t.data(), 0, 100000, V);
                                    };
     reads();
+    uint64_t before = TokenFile(path).fingerprint();
+    make_tokens("c.bin", 100000, 257);
+    check(TokenFile(path).fingerprint() == before, "equal files have one fingerprint");
+    make_tokens("c.bin", 100000, 257, 2);
+    check(TokenFile(path).fingerprint() != before, "files of other tokens have another");
+    write_file(path, whole);
     refuses("between offsets 64 and", [&] { patch(path, 64, std::string("\1\1", 2)); reads(); });
     write_file(path, whole);
     refuses("damaged between offsets 131136 and", [&] { patch(path, 64 + 2 * 70000, "x"); reads(); });

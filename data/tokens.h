@@ -122,14 +122,21 @@ struct TokenFile {
                  (size_t)count * width);
     }
 
-    // of the size and the first and last 64 KiB: tells different files and versions apart, but does not see a
-    // token that differs in the middle. In our format the end holds the checksums of the last 512 MiB
-    uint64_t quick_fingerprint() const {
-        std::vector<char> part(std::min(file.size, (size_t)1 << 16));
-        file.read(part.data(), 0, part.size(), "its beginning");
-        uint64_t first = checksum(part.data(), part.size());
-        file.read(part.data(), file.size - part.size(), part.size(), "its end");
-        return first ^ checksum(part.data(), part.size()) * 31 ^ file.size;
+    // of the size, the beginning, and all checksums of the tokens, 1/8192 of the file; in formats without
+    // checksums of the last 64 KiB, so that a token which differs in the middle is not seen
+    uint64_t fingerprint() const {
+        constexpr size_t piece = 1 << 20, end = 64 << 10;
+        std::vector<char> part;
+        auto sum = [&](size_t from, size_t n) {
+            part.resize(n);
+            file.read(part.data(), from, n, "what tells it from others");
+            return checksum(part.data(), n);
+        };
+        uint64_t all = file.size * 31 + sum(0, std::min(file.size, end));
+        if (!checksums) return all * 31 + sum(file.size - std::min(file.size, end), std::min(file.size, end));
+        for (size_t at = checksums; at < file.size; at += piece)
+            all = all * 31 + sum(at, std::min(piece, file.size - at));
+        return all;
     }
 
     // Reads bytes [from, from + n) of the tokens into `chunk`: the whole 64 KiB, verified, or only these

@@ -71,7 +71,7 @@ inline ForeignModel open_llmc(const std::string& path) {
                     float single;
                     bf16 half;
                     if (width == 4) memcpy(&single, from, 4);
-                    else memcpy(&half, from, 2);
+                    else memcpy((void*)&half, from, 2);
                     theirs[i] = (real)(width == 4 ? single : (float)half);
                 }
                 return placed(theirs, split_qkv(p, m));

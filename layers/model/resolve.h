@@ -361,7 +361,7 @@ inline std::vector<comm::RankHash> option_hashes(const Options& o) {
 inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
     uint64_t train = 0, validation = 0;
     auto add = [](uint64_t& sum, const Loader& loader) {
-        for (auto& f : loader.files) sum = sum * 31 + f.quick_fingerprint();
+        for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
         for (auto& a : loader.answers) sum = sum * 31 + a.sum;
     };
     if (run.train) for (auto& set : run.train->sets) add(train, set);
