@@ -58,8 +58,8 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         finish_reductions(model);  // started bucket by bucket in backward; waits for them here
         update_parameters(model, optimizer, o.clip);
     };
-    bool is_first = !trainer.steps++ && model.grid.world.size > 1;  // runs eagerly: lazy initialisation
-    if (!trainer.uses_graph || !listeners.empty() || repeats || is_first) step();
+    bool is_first_here = !trainer.steps++ && model.grid.world.size > 1;  // runs eagerly: lazy initialisation
+    if (!trainer.uses_graph || !listeners.empty() || repeats || is_first_here) step();
     else enqueue_as_graph(model, trainer, samples.batch, step);
 
     Clip clip = last_clip(model, optimizer);  // the host's first wait in the step, except inside MPI calls
@@ -67,7 +67,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
              "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
     result.norm = clip.norm;
-    result.updated = clip.is_applied;
+    result.updated = clip.will_update;
     run.state.step++;
     run.state.samples += samples.batch;
     run.state.tokens += (uint64_t)tokens;

@@ -142,14 +142,14 @@ inline std::string print_grid(const Grid& g) {
 struct TensorParallel {
     comm::Group group;
     bool sequence_parallel = false;  // rows of the residual stream are sharded over the group
-    bool generates = false;          // text is generated as well, whose few rows are not sharded
+    bool samples_text = false;       // text is generated between steps too, whose few rows are not sharded
     int chunks = 1;                  // row chunks: the call of one overlaps the next one's GEMM (overlap.h)
     Stream stream = nullptr;         // for those calls
     int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r
     // rows that a buffer of the residual stream must hold
     long row_capacity(long B, long T) const {
         if (!sequence_parallel) return B * T;
-        return generates ? std::max(B * T / group.size, T) : B * T / group.size;
+        return samples_text ? std::max(B * T / group.size, T) : B * T / group.size;
     }
 };
 

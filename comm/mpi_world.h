@@ -23,7 +23,7 @@ namespace {
 bool running = false;
 MPI_Comm control;  // over the world, for questions, answers and meetings only
 constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4, remembered = 8;
-constexpr double patience = 3;  // seconds for an answer
+constexpr double answer_seconds = 3;  // seconds for an answer
 double host_waited = 0;  // seconds
 std::string last_calls[remembered];
 long calls = 0;
@@ -104,7 +104,7 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
         }
     };
     ask(members);
-    while (now() - last < patience) {
+    while (now() - last < answer_seconds) {
         int rank;
         std::string where;
         std::vector<int> others;
@@ -151,11 +151,11 @@ public:
 };
 
 void wait_for(MPI_Request request, const std::string& here, const std::vector<int>& members) {
-    Patience patience;
+    Patience answer_seconds;
     for (int done = 0;;) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done) return note_progress();
-        patience.turn(here, members);
+        answer_seconds.turn(here, members);
     }
 }
 

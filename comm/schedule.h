@@ -23,20 +23,20 @@
 #include "../layers/base/check.h"
 
 struct PipelineShape {
-    int p = 1;              // stages
-    int micro_batches = 1;  // m
-    int chunks = 1;         // model chunks per stage, v
-    int interleave_group = 1;     // micro-batches that pass through a chunk before the next chunk, g
-    bool training = true;   // false: forward only, with interleave_group = p
+    int p = 1;                 // stages
+    int micro_batches = 1;     // m
+    int chunks = 1;            // model chunks per stage, v
+    int interleave_group = 1;  // micro-batches that pass through a chunk before the next chunk, g
+    bool training = true;      // false: forward only, with interleave_group = p
 };
 
 struct Instruction {
     enum Kind { Forward, Backward, SendForward, ReceiveForward, SendBackward, ReceiveBackward } kind;
-    int micro_batch, chunk;       // of a message: of the local computation that makes or takes it
-    int slot = -1;          // of its activations: the index into Model.in_flight (stage.h)
-    int input = -1;         // index of the buffer with the chunk's input
-    int dx = -1;            // index of the buffer with the gradient of its output, then of its input
-    int exchange = -1;      // messages with the same number are posted together; computations have none
+    int micro_batch, chunk;  // of a message: of the local computation that makes or takes it
+    int slot = -1;           // of its activations: the index into Model.in_flight (stage.h)
+    int input = -1;          // index of the buffer with the chunk's input
+    int dx = -1;             // index of the buffer with the gradient of its output, then of its input
+    int exchange = -1;       // messages with the same number are posted together; computations have none
     bool computes() const { return kind <= Backward; }
     bool sends() const { return kind == SendForward || kind == SendBackward; }
 };

@@ -1,5 +1,5 @@
 // loader.h   which tokens make up sample n: a function of n, with nothing stored but the files' sizes
-//   A sample is T + 1 tokens, T inputs and their targets, and overlaps the next by one. Several files are one
+//   A sample is T + 1 tokens, T inputs and their targets, and overlaps the next in its file by one. Several files are one
 //   set; no sample spans two files. An epoch visits every sample once, in a shuffled order that is computed,
 //   not stored: a Feistel network over the samples' numbers, keyed by seed and epoch. So the position in
 //   training is the number of samples consumed, and resuming continues from that number.
@@ -50,14 +50,14 @@ inline void check_same_tokens(const TokenFile& a, const TokenFile& b, const char
 struct Loader {
     std::vector<TokenFile> files;
     std::vector<Answers> answers;  // per file; empty: the losses of all tokens count
-    std::vector<uint64_t> first;  // number of each file's first sample; last: of all samples
+    std::vector<uint64_t> first_samples;  // number of each file's first sample; last: of all samples
     int T, V = 0;
     uint64_t key;
 
     // V must be set before samples are read: every token must be below it
     Loader(const std::vector<std::string>& paths, int T, uint64_t seed) : T(T),
         key(seed ^ purpose("order of samples")) {
-        first.push_back(0);
+        first_samples.push_back(0);
         for (auto& path : paths) {
             files.emplace_back(path);
             TokenFile& f = files.back();
@@ -65,23 +65,24 @@ struct Loader {
                 fail("%s: has %zu tokens, one sample wants %ld: choose a --sequence below %zu", path.c_str(),
                      (size_t)f.count, T + 1L, (size_t)f.count);
             check_same_tokens(f, files[0], "files of one set");
-            first.push_back(first.back() + (f.count - 1) / T);
+            first_samples.push_back(first_samples.back() + (f.count - 1) / T);
         }
     }
     // from now on only the losses of answers count
     void take_answers() {
         for (auto& f : files) answers.emplace_back(f.path, f.count);
     }
-    uint64_t samples() const { return first.back(); }
+    uint64_t samples() const { return first_samples.back(); }
     size_t file_of(uint64_t index) const {
-        return std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
+        auto next = std::upper_bound(first_samples.begin(), first_samples.end(), index);
+        return next - first_samples.begin() - 1;
     }
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
     // a token whose loss does not count is returned as -1 - token
     void read_sample(int* out, uint64_t index) {
         size_t f = file_of(index);
-        uint64_t begin = (index - first[f]) * T;
+        uint64_t begin = (index - first_samples[f]) * T;
         files[f].read(out, begin, T + 1, V);
         if (answers.empty()) return;
         for (int t = 0; t <= T; t++)
@@ -91,7 +92,7 @@ struct Loader {
     uint64_t counted(uint64_t index) const {
         if (answers.empty()) return T;
         size_t f = file_of(index);
-        uint64_t begin = (index - first[f]) * T;
+        uint64_t begin = (index - first_samples[f]) * T;
         return answers[f].count(begin + 1, begin + T + 1);
     }
     // the sample that training reads as its n-th, counted from 0 over all epochs

@@ -36,7 +36,7 @@ struct HyperParameters {
 struct Clip {
     double norm, loss;  // loss: summed over the step's tokens, not averaged
     real scale;
-    int is_applied;     // 0: the update is skipped
+    int will_update;     // 0: the update is skipped
 
     HOST_DEVICE void set(const double* sums, int count, double max_norm, const HyperParameters& hyper) {
         double sum = 0;
@@ -46,7 +46,7 @@ struct Clip {
         scale = (real)(wanted < 1 ? wanted : 1);
         loss = sums[count];
         // comparisons with NaN are false
-        is_applied = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY &&
+        will_update = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY &&
             loss <= hyper.loss_limit;
     }
 };
@@ -117,7 +117,7 @@ void update_span(State state, const real* gradients, HyperParameters hyper, real
 template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
            const Clip* clip, StateCheck* check, long n, Stream) {
-    if (!clip->is_applied) return;
+    if (!clip->will_update) return;
     unsigned long long read = 0, written = 0;
     #pragma omp parallel for reduction(+ : read, written)
     for (long first = 0; first < n; first += flag_span) {
@@ -249,7 +249,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
 template <class State>
 __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* flags,
                              const HyperParameters* hyper, const Clip* clip, StateCheck* check, long n) {
-    if (!clip->is_applied) return;
+    if (!clip->will_update) return;
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
     if (i < n) sums = adamw_values(state, gradients, flags, *hyper, clip->scale, i);

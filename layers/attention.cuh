@@ -6,7 +6,8 @@
 //   backward: dqkv is set; dp is scratch
 //             dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
 //             dq = ds k   dk = ds^T q
-//   communicates: nothing    cost: 4*B*NH*T*T*HS flops forward over all scores (half of them count),
+//   communicates: nothing    cost: 4*B*NH*T*T*HS flops forward over all scores, though those above the
+//                                diagonal are 0;
 //                                8*B*NH*T*T*HS backward
 #pragma once
 #include <algorithm>

@@ -6,11 +6,12 @@
 
 Of the hosts given the first N take part (default: all), the others are spares. A run that ends with an error
 is started again from its newest checkpoint in --save: after a pause that doubles, without the hosts that it
-was lost on, behind a checkpoint that leads to no finite loss, and over fewer replicas where hosts are missing
-and the batch still divides. It stops for good after three attempts without a newer checkpoint.
-A host that was lost and does not start a program, or for which there is a spare, is excluded; where hosts are
-missing, those that start programs again are taken back, but none whose memory was found wrong or that
-somebody has written down.
+was lost on, from an older checkpoint if the newest leads to a loss that is not finite, and over fewer
+replicas where hosts are missing and the batch still divides. It stops for good after three attempts without
+a newer checkpoint.
+A host that a run was lost on is excluded if there is a spare for it, or if it does not start a program; where
+hosts are missing, those that start programs again are taken back, but none whose memory was found wrong, and
+none that somebody has entered in DIR/excluded-hosts.
 
 DIR/launch.log (DIR: --save) has what was printed, DIR/launch.json what was started and how it ended, and
 DIR/excluded-hosts a host a line, and why; it may be edited: it is read before each attempt.

@@ -1,7 +1,8 @@
 // operation.h   what a step consists of, declared once: at the head of each layer's function and collective
 //   if (Operation op{"residual_forward", s, {reads("f", f, N, C), …, writes("y", y, N, C)}}) dev::…;
-//   An operation declares its name, what it reads and writes and, where that is not all, its works: GEMMs,
-//   and bytes that kernels move. A call also declares whom it communicates with (comm.h). Who listens:
+//   An operation declares its name, what it reads and writes and, beyond that, its Work: GEMMs, and bytes
+//   that kernels move. A call also declares whom it communicates with (comm.h). Both are announced as an
+//   Activity: the operation with its stream, place and source line. Who listens (Listener):
 //     layers/plan/dry_run.h   the step with nothing executed: its calls, FLOPs and bytes, for plans
 //     layers/plan/profile.h   the time of each operation beside its floor
 //     layers/plan/trace.h     when each began and ended, and who waited

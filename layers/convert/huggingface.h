@@ -4,8 +4,8 @@
 #pragma once
 #include "safetensors.h"
 
-inline Placement huggingface_placement(const Parameter& p, const ModelShape& m) {
-    Placement ours = split_qkv(p, m);
+inline ElementMap huggingface_placement(const Parameter& p, const ModelShape& m) {
+    ElementMap ours = split_qkv(p, m);
     if (!is_linear_weight(p)) return ours;
     long rows = ours.shape[0], columns = ours.shape[1];
     return {{columns, rows}, [=](long i) {
@@ -50,7 +50,7 @@ inline ForeignModel open_huggingface(const std::string& dir) {
     auto tensors = std::make_shared<Safetensors>(dir + "/model.safetensors");
     tensors->refuse_unknown(parameter_table(m));
     return {m, [=](const Parameter& p) {
-                Placement there = huggingface_placement(p, m);
+                ElementMap there = huggingface_placement(p, m);
                 return placed(tensors->read(p.name, there.shape), there);
             }};
 }
@@ -77,7 +77,7 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     return {m, [=](const Parameter& p) {
                 bool is_absent = !has_biases && p.name.ends_with(".bias");
                 if (is_absent && !tensors->find(p.name)) return std::vector<real>((size_t)p.stored(), 0);
-                Placement there = split_qkv(p, m);
+                ElementMap there = split_qkv(p, m);
                 return placed(tensors->read(p.name, there.shape), there);
             }};
 }

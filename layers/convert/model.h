@@ -3,7 +3,7 @@
 #include "../model/save.h"
 
 // where the elements of one of our tensors are in another program's
-struct Placement {
+struct ElementMap {
     std::vector<long> shape;           // there
     std::function<long(long)> there;   // our element -> theirs
 };
@@ -20,7 +20,7 @@ inline bool is_linear_weight(const Parameter& p) {
 }
 
 // linear weights (out, in), as ours, but for the rows of c_attn
-inline Placement split_qkv(const Parameter& p, const ModelShape& m) {
+inline ElementMap split_qkv(const Parameter& p, const ModelShape& m) {
     bool is_qkv = p.name.ends_with("attn.c_attn.weight") || p.name.ends_with("attn.c_attn.bias");
     long rows = is_qkv ? 3L * m.C : p.shape[0], columns = p.stored() / rows;
     std::vector<long> shape = p.shape;
@@ -36,9 +36,9 @@ struct ForeignModel {
     std::function<std::vector<real>(const Parameter&)> read;
 };
 
-inline std::vector<real> placed(const std::vector<real>& theirs, const Placement& placement) {
+inline std::vector<real> placed(const std::vector<real>& theirs, const ElementMap& map) {
     std::vector<real> ours(theirs.size());
-    for (size_t i = 0; i < ours.size(); i++) ours[i] = theirs[(size_t)placement.there((long)i)];
+    for (size_t i = 0; i < ours.size(); i++) ours[i] = theirs[(size_t)map.there((long)i)];
     return ours;
 }
 
@@ -89,11 +89,11 @@ struct OwnModel {
         return m;
     }
     // in the other program's order
-    std::vector<float> read(const Parameter& p, const Placement& placement) {
+    std::vector<float> read(const Parameter& p, const ElementMap& map) {
         std::vector<real> ours;
         found[0].read(ours, p, 0);
         std::vector<float> theirs(ours.size());
-        for (size_t i = 0; i < ours.size(); i++) theirs[(size_t)placement.there((long)i)] = (float)ours[i];
+        for (size_t i = 0; i < ours.size(); i++) theirs[(size_t)map.there((long)i)] = (float)ours[i];
         return theirs;
     }
 };

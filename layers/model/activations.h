@@ -32,7 +32,7 @@ struct Setup {
     bool training = true;         // false: forward only, no gradients
     bool sequence_parallel = false;
     int tensor_chunks = 1;        // row chunks whose tensor-parallel calls overlap with GEMMs: see overlap.h
-    bool generates = false;       // text is generated between training steps
+    bool samples_text = false;    // --sample-every: text is generated between training steps
     bool packs = false;           // packed batches are computed as well
     // inference only: blocks keep keys and values from one batch to the next (a KV cache)
     bool inference_cache = false;

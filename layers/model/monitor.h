@@ -62,7 +62,7 @@ public:
         model.await_parameters();
         clear_values("bit sums", optimizer.bit_sums, Optimizer::bit_sum_count, model.stream);
         sum(0, model.weights, model.table.elements);
-        model.holds_reductions = true;
+        model.holds_back_reductions = true;
         compute();
         sum_gradients(2);
         comm::traffic = traffic;
@@ -70,7 +70,7 @@ public:
         compute();
         sum_gradients(3);
         sum(1, model.weights, model.table.elements);
-        model.holds_reductions = false;
+        model.holds_back_reductions = false;
         for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++)
             reduce_bucket(model, (int)bucket);
     }

@@ -38,7 +38,7 @@ struct Model {
     std::vector<Arena> arenas;
     std::vector<comm::StreamEvent> parameters_gathered;  // event of each bucket's last all-gather
     Stream stream = nullptr;
-    bool holds_reductions = false;  // gradients are not reduced yet: see RepeatedStep in monitor.h
+    bool holds_back_reductions = false;  // gradients are not reduced yet: see RepeatedStep in monitor.h
     // pinned: token_ints() for each micro-batch of a step, copied to InFlight.tokens; two buffers in
     // training, so that the next step's tokens are read while this step computes (samples.h)
     int* host_tokens[2] = {};
@@ -46,7 +46,7 @@ struct Model {
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
-          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.generates,
+          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.samples_text,
              grid.t > 1 ? setup.tensor_chunks : 1, grid.tp_stream},
           table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
                                         setup.chunks})),
@@ -292,7 +292,7 @@ inline void reduce_bucket(Model& model, int bucket) {
     const Bucket& b = model.table.buckets[bucket];
     const comm::Group& dp = model.grid.dp;
     real* g = model.gradients + b.offset;
-    if (dp.size == 1 || model.holds_reductions) return;
+    if (dp.size == 1 || model.holds_back_reductions) return;
     Section section({.pass = Pass::Reduce, .bucket = bucket}, model.stream);
     comm::wait_stream(model.grid.dp_stream, model.stream);
     if (model.table.layout.optimizer_shards == 1) {

@@ -1,8 +1,8 @@
 // published.h   runs that others have published, and what this program plans for them: --plan published
 //   Two numbers of machines.h (narrow_loss and megatron_efficiency) are fitted to the first four, one
 //   (mtnlg_efficiency) to the next three. Nothing is fitted to the last four, which are there to judge by.
-//   They recompute only attention's scores, which this program does not do without flash attention; the plan
-//   assumes that nothing is recomputed, which is a few per cent less work.
+//   The last four recompute only attention's scores, which this program does not do without flash attention;
+//   the plan assumes that nothing is recomputed, which is a few per cent less work.
 //   Sources: Korthikanti et al., arXiv 2205.05198, table 5; Smith et al., arXiv 2201.11990, section 3.3
 #pragma once
 #include "search.h"
