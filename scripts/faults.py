@@ -12,7 +12,9 @@ from pathlib import Path
 from over_ranks import check, environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-BUILD = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else sys.exit("usage: test_faults.py BUILD [NAME…]")
+BUILD = (
+    Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else sys.exit("usage: test_faults.py BUILD [NAME…]")
+)
 WORK = Path(tempfile.mkdtemp(prefix="faults."))
 SHIM = WORK / "faults.so"
 DATA = WORK / "text.train.bin"

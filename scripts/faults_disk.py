@@ -74,7 +74,9 @@ def full_disk():
             "was not saved" in text and "training goes on" not in text.split("was not saved")[0],
             text[-600:],
         )
-        check(process.returncode == 0 and len(checkpoints(disk / "run")) >= 1, f"saved later: {text[-600:]}")
+        check(
+            process.returncode == 0 and len(checkpoints(disk / "run")) >= 1, f"saved later: {text[-600:]}"
+        )
         left = [p.name for p in (disk / "run").iterdir() if "partial" in p.name]
         check(not left, f"nothing half written remains: {left}")
     finally:
@@ -111,7 +113,8 @@ def two_runs():
     r = run(command("--steps", 10, "--save", "locked"))
     host = os.uname().nodename
     check(
-        r.returncode == 1 and re.search(rf"host {host} \(.*\), process {process.pid} writes there", r.stderr),
+        r.returncode == 1
+        and re.search(rf"host {host} \(.*\), process {process.pid} writes there", r.stderr),
         f"a second run: {r.returncode} {r.stderr[-300:]}",
     )
     check(until(lambda: checkpoints(WORK / "locked")), "the first goes on")

@@ -125,7 +125,9 @@ def spikes():
         same == list(range(1, left_out[0] + 1)),
         f"up to the first that is left out all is as before: {same[-3:]}",
     )
-    r = run(command("--steps", 61, "--save", "plain", "--resume", "plain/", "--clip", 2, "--check-every", 50))
+    r = run(
+        command("--steps", 61, "--save", "plain", "--resume", "plain/", "--clip", 2, "--check-every", 50)
+    )
     note = "note: --clip is 2, the checkpoint was trained with 1\n"
     check(r.returncode == 0 and note in r.stdout, f"another recipe: {r.returncode} {r.stdout} {r.stderr}")
 

@@ -34,6 +34,7 @@ from figure_throughput import throughput
 from over_ranks import limited, output_of, words
 from planned import PROGRAM, ROOT, plan
 
+
 # ---- figure 1 --------------------------------------------------------------------------------------------
 
 # name, when, parameters as published, where, preset

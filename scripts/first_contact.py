@@ -195,7 +195,10 @@ def train_against_cpu():
 
 def sanitizers(checks, seconds):
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    tiny = "--layers 2 --hidden 128 --heads 2 --sequence 80 --batch 4 --micro-batch 2 --steps 2 --graph no".split()
+    tiny = (
+        "--layers 2 --hidden 128 --heads 2 --sequence 80 --batch 4 --micro-batch 2 --steps 2 --graph no"
+        .split()
+    )
     train = [f"{CUDA}/train_gpt", "--train", logs / "text.bin", *tiny, "--tuning", logs / "tuning"]
     if o.rehearse or not Path(tool).exists():
         return note(" ".join(checks), None, "compute-sanitizer is not here")

@@ -227,7 +227,9 @@ def counts_of(kernel):
         "waits": near + far,
         **{kind: loop.count(kind) for kind in SHOWN},
         # of the whole kernel, so that nothing grows unseen outside of the loop
-        **{f"all {kind}": whole.count(kind) for kind in ("tensor", "special", "global", "barrier", "fence")},
+        **{
+            f"all {kind}": whole.count(kind) for kind in ("tensor", "special", "global", "barrier", "fence")
+        },
     }
 
 
