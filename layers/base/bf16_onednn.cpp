@@ -1,6 +1,6 @@
 // bf16_onednn.cpp   host_blas.h's GEMM of bf16 numbers by oneDNN (2.6 or later; Debian's libdnnl-dev), on
 //   processors that multiply bf16 themselves: AVX-512 BF16 and AMX
-//   Primitives are made once for each shape and thread: making one takes longer than a small GEMM.
+//   Primitives are kept by shape, in each thread: making one takes longer than a small GEMM.
 #include <string.h>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -11,12 +11,13 @@
 namespace {
 
 using dnnl::memory;
+constexpr size_t most_primitives = 4096;  // of a thread; inference meets ever new shapes
 using Shape = std::tuple<int, int, int, bool, bool, bool, bool, long, long, long, float, float>;
 
 struct Matmul {
     memory::desc a, b, bias, out;
     dnnl::matmul primitive;
-    bool is_fast;  // not oneDNN's plain loops
+    bool is_fast = false;  // oneDNN has it, and not as plain loops
 };
 
 // (rows, cols), ld elements a row; a transposed matrix is stored as (cols, rows)
@@ -25,7 +26,7 @@ memory::desc matrix(long rows, long cols, long ld, bool is_transposed, memory::d
     return memory::desc({rows, cols}, type, strides);
 }
 
-Matmul make(const Bf16Gemm& g, const dnnl::engine& processor) {
+Matmul make(const Bf16Gemm& g, const dnnl::engine& processor) try {
     auto bf16 = memory::data_type::bf16, type = g.out_is_fp32 ? memory::data_type::f32 : bf16;
     Matmul made{matrix(g.m, g.k, g.lda, g.transpose_a, bf16), matrix(g.k, g.n, g.ldb, g.transpose_b, bf16),
                 g.bias ? matrix(1, g.n, g.n, false, bf16) : memory::desc(),
@@ -47,6 +48,8 @@ Matmul make(const Bf16Gemm& g, const dnnl::engine& processor) {
     made.is_fast = strncmp(chosen.impl_info_str(), "ref", 3) != 0;
     made.primitive = dnnl::matmul(chosen);
     return made;
+} catch (const dnnl::error&) {  // it has none for this shape
+    return {};
 }
 
 }  // namespace
@@ -65,7 +68,10 @@ bool multiply_bf16(const Bf16Gemm& g) {
     Shape shape{g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.out_is_fp32, g.bias != nullptr, g.lda, g.ldb,
                 g.ldc, g.alpha, g.beta};
     auto found = made.find(shape);
-    if (found == made.end()) found = made.emplace(shape, make(g, processor)).first;
+    if (found == made.end()) {
+        if (made.size() == most_primitives) made.clear();
+        found = made.emplace(shape, make(g, processor)).first;
+    }
     const Matmul& matmul = found->second;
     if (!matmul.is_fast) return false;
     auto at = [&](const memory::desc& desc, const void* x) {
