@@ -56,16 +56,16 @@ def flipped_bits():
         places = [tuple(map(int, line.split())) for line in Path(f"{log}.2").read_text().splitlines()]
         address = [at for at, size in places if size > 20000 and size != 1 << 17][arena] + 4 * element + 2
         victim, at = ranks_of(process)[2], steps_written(lines)
-        while process.poll() is None and steps_written(lines) < at + 200:
+        # what lives for a part of a step wants many tries: on a busy machine most meet a rank that waits
+        last = at + (200 if name in ("own-weight", "moment") else 10000)
+        while process.poll() is None and steps_written(lines) < last:
             if name == "gradient":  # of its exponent: a 0 becomes 2; a smaller change is lost in the sums
                 flip_bit(victim, address + 1, 6)
             else:
                 flip_bit(victim, address)
             if name in ("own-weight", "moment"):
                 break
-            time.sleep(
-                random.uniform(0.001, 0.004)
-            )  # what lives for a part of a step wants more than one try
+            time.sleep(random.uniform(0.001, 0.004))
         text = end(process, 30)
         # the rank that finds it in its own memory, or those that compare theirs with one another
         found = re.search(r"\[rank (?P<rank>\d+)\].* step (?P<step>\d+)", text)
@@ -74,7 +74,7 @@ def flipped_bits():
         check(process.returncode == 1 and found, f"{name}: {process.returncode} {text[-400:]}")
         if found:
             check(found["rank"] == "2", f"{name}: rank {found['rank']} is named: {text[-400:]}")
-            check(int(found["step"]) <= at + 202, f"{name}: flipped at step {at}, found at {found['step']}")
+            check(int(found["step"]) <= last + 2, f"{name}: flipped at step {at}, found at {found['step']}")
 
 
 def until_60(name):

@@ -6,29 +6,35 @@
 // what gemm.h promises of a packed GEMM, one number after the other
 template <class Out>
 void gemm_in_loops(const Gemm<Out>& g) {
-    for (int i = 0; i < g.batch; i++)
+    using ref::to_real;
+    for (int i = 0; i < g.batch; i++) {
+        const floatX *a = g.a + i * g.stride_a, *b = g.b + i * g.stride_b;
+        auto a_of = [&](int r, int k) -> double {
+            return to_real(a[g.transpose_a ? k * g.lda + r : r * g.lda + k]);
+        };
+        auto b_of = [&](int k, int c) -> double {
+            return to_real(b[g.transpose_b ? c * g.ldb + k : k * g.ldb + c]);
+        };
         for (int r = 0; r < g.m; r++) {
             double row_sum = 0;
-            for (int k = 0; k < g.k; k++)
-                row_sum += g.a[i * g.stride_a + (g.transpose_a ? k * g.lda + r : r * g.lda + k)];
+            for (int k = 0; k < g.k; k++) row_sum += a_of(r, k);
             if (g.row_sums) g.row_sums[r] = Out(real(row_sum));
             for (int c = 0; c < g.n; c++) {
                 double sum = 0;
-                for (int k = 0; k < g.k; k++)
-                    sum += (double)g.a[i * g.stride_a + (g.transpose_a ? k * g.lda + r : r * g.lda + k)] *
-                        g.b[i * g.stride_b + (g.transpose_b ? c * g.ldb + k : k * g.ldb + c)];
+                for (int k = 0; k < g.k; k++) sum += a_of(r, k) * b_of(k, c);
                 Out& out = g.out[i * g.stride_out + r * g.ldc + c];
-                sum = g.alpha * sum + (g.beta == 0 ? 0 : g.beta * (double)out);
-                if (g.bias) sum += g.bias[c];
+                sum = g.alpha * sum + (g.beta == 0 ? 0 : g.beta * (double)to_real(out));
+                if (g.bias) sum += to_real(g.bias[c]);
                 long at = (long)r * g.n + c;
-                if (g.gelu_of) sum *= ref::gelu_slope(real(g.gelu_of[at]));
+                if (g.gelu_of) sum *= ref::gelu_slope(to_real(g.gelu_of[at]));
                 if (g.up) {
                     g.up[at] = floatX(real(sum));
-                    sum = ref::gelu_of(real(g.up[at]));
+                    sum = ref::gelu_of(to_real(g.up[at]));
                 }
                 out = Out(real(sum));
             }
         }
+    }
 }
 
 template <class Out>
