@@ -68,8 +68,13 @@ struct StateCheck {
         if constexpr (sizeof x == 8) {
             uint64_t bits = bits_as<uint64_t>(x);
             return odd * (uint32_t)bits + (odd ^ 0x85EBCA6A) * (uint32_t)(bits >> 32);
-        } else if constexpr (sizeof x == 4) return odd * bits_as<uint32_t>(x);
-        else return odd * bits_as<uint16_t>(x);
+        } else if constexpr (sizeof x == 4) {
+            return odd * bits_as<uint32_t>(x);
+        } else {
+            uint32_t bits = 0;  // as 32 bits, not 16, of which nvcc makes a slower loop on sm_80
+            memcpy(&bits, &x, sizeof x);
+            return odd * bits;
+        }
     }
 };
 
