@@ -94,13 +94,15 @@ BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(NVCC_BLAS),$(BLAS))
 # how the host multiplies bf16 numbers is chosen by linking: by oneDNN, where it is here
 onednn_links = $(shell echo 'int main() { dnnl_version(); }' | \
 	$(CXX) -include oneapi/dnnl/dnnl.hpp -x c++ - -o /dev/null $(1) 2>/dev/null && echo '$(1)')
-ifeq ($(PRECISION),bf16)
-  ifeq ($(DEVICE),cpu)
-    ONEDNN ?= $(call onednn_links,-ldnnl)
-    LIBS   += $(ONEDNN)
-    ONEDNN_FOUND := | oneDNN $(or $(ONEDNN),none)$(empty) $(empty)
+ifeq ($(DEVICE)-$(PRECISION),cpu-bf16)
+  ifeq ($(origin ONEDNN),undefined)
+    ONEDNN := $(call onednn_links,-ldnnl)
   endif
-  BF16_OBJECT := $(OBJECTS)/bf16_$(if $(ONEDNN),onednn,widened).o
+  ONEDNN_FOUND := | oneDNN $(or $(ONEDNN),none)$(empty) $(empty)
+  BF16_OBJECT  := $(OBJECTS)/bf16_$(if $(ONEDNN),onednn,widened).o
+  LIBS         += $(ONEDNN)
+else ifeq ($(PRECISION),bf16)
+  BF16_OBJECT  := $(OBJECTS)/bf16_widened.o
 endif
 
 # ---- the transport is chosen by linking --------------------------------------------------------------------

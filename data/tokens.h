@@ -125,15 +125,15 @@ struct TokenFile {
     // of the size, the beginning, and all checksums of the tokens, 1/8192 of the file; in formats without
     // checksums of the last 64 KiB, so that a token which differs in the middle is not seen
     uint64_t fingerprint() const {
-        constexpr size_t piece = 1 << 20, end = 64 << 10;
+        size_t piece = 1 << 20, end = std::min(file.size, (size_t)64 << 10);
         std::vector<char> part;
         auto sum = [&](size_t from, size_t n) {
             part.resize(n);
             file.read(part.data(), from, n, "what tells it from others");
             return checksum(part.data(), n);
         };
-        uint64_t all = file.size * 31 + sum(0, std::min(file.size, end));
-        if (!checksums) return all * 31 + sum(file.size - std::min(file.size, end), std::min(file.size, end));
+        uint64_t all = file.size * 31 + sum(0, end);
+        if (!checksums) return all * 31 + sum(file.size - end, end);
         for (size_t at = checksums; at < file.size; at += piece)
             all = all * 31 + sum(at, std::min(piece, file.size - at));
         return all;

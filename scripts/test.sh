@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All checks, on this machine: bash scripts/test.sh. The last line is `N passed, N failed`.
 #   cpu fp64       ref against finite differences and PyTorch, to 1e-7 and 1e-10
-#   cpu bf16       the same with oneDNN's GEMMs, where oneDNN is installed (scripts/install.sh --with-onednn)
+#   cpu bf16       GEMMs and training with oneDNN, where it is installed (scripts/install.sh --with-onednn)
 #   cpu fp32       what a user without a GPU runs, whole: data, training, kill -9 and resume, bad input
 #   emulated       every CUDA kernel against ref, in fp32 and bf16, in several orders of threads
 #   parallel       tensor, pipeline and data parallelism under mpirun, equal to one process to 1e-10
@@ -57,9 +57,9 @@ build() {  # build NAME OPTION…: make with these, and what came of it into fil
 }
 {  # one after the other, while the checks of those that are built run
     for each in $variants; do
-        part=
-        if [ "$each" = cpu-bf16 ]; then part=build/cpu-bf16/test_gpt; fi  # no check starts its programs
-        build "$each" -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" $part
+        only=
+        if [ "$each" = cpu-bf16 ]; then only=build/cpu-bf16/test_gpt; fi  # no check starts its programs
+        build "$each" -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" $only
     done
     if has_nccl; then
         build nccl DEVICE=emulated PRECISION=fp32 COMM=nccl \

@@ -93,19 +93,24 @@ void gemms_of() {
                 g.stride_out = 70 * 131;
                 gemm_is_loops(which + ", of a batch", g);
             }
-        Gemm<Out> g = plain;
-        g.gelu_of = &here;
-        gemm_is_loops("GELU's slope", g);
-        g = plain;
-        g.transpose_b = true;
-        g.bias = &here;
-        gemm_is_loops("bias", g);
-        g.up = &here;
-        gemm_is_loops("GELU", g);
-        g = plain;
-        g.transpose_a = true;
-        g.row_sums = &sums;
-        gemm_is_loops("row sums", g);
+        auto with = [&](const char* what, auto change) {
+            Gemm<Out> g = plain;
+            change(g);
+            gemm_is_loops(what, g);
+        };
+        with("GELU's slope", [&](auto& g) { g.gelu_of = &here; });
+        with("bias", [&](auto& g) {
+            g.transpose_b = true;
+            g.bias = &here;
+        });
+        with("GELU", [&](auto& g) {
+            g.transpose_b = true;
+            g.bias = g.up = &here;
+        });
+        with("row sums", [&](auto& g) {
+            g.transpose_a = true;
+            g.row_sums = &sums;
+        });
     }
 }
 
