@@ -49,10 +49,15 @@ inline uint64_t mix(uint64_t x) {  // splitmix64
     return x ^ (x >> 31);
 }
 
+// one of 0 … n - 1: a multiplication, cheaper than a division
+inline size_t below(size_t n, uint64_t luck) {
+    return (unsigned __int128)luck * n >> 64;
+}
+
 inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
     order.resize(n);
     for (int i = 0; i < n; i++) order[i] = i;
-    for (int i = n - 1; i > 0; i--) std::swap(order[i], order[mix(key + i) % (i + 1)]);
+    for (int i = n - 1; i > 0; i--) std::swap(order[i], order[below(i + 1, mix(key + i))]);
 }
 
 // ---- one block in execution, on one OS thread ------------------------------------------------------------
@@ -71,7 +76,9 @@ struct Thread {
 };
 
 struct Warp {
-    unsigned arrived = 0;
+    unsigned arrived = 0;   // lanes that wait in a collective
+    int first = 0;          // the thread that came first of them
+    bool is_mixed = false;  // they differ in the call or in its mask
     uint16_t turn = 0;  // how many __syncwarp() it has passed
 };
 
@@ -111,7 +118,7 @@ struct Worker {
     const char* kernel = "";
     const void* kernel_address = nullptr;
     size_t allowed = 0;  // dynamic shared memory, bytes
-    // by thread, the copies it has started: committed groups, then the open one
+    // by thread, the copies it has started: committed groups, then the open one; empty before the first copy
     std::vector<std::deque<std::vector<Copy>>> copies;
     // asynchronous engines (hopper_on_cpu.h): pieces of copies in flight, wgmma products by warp
     std::vector<std::function<void()>> arriving, late;  // late: only when no thread can run
@@ -125,7 +132,7 @@ struct Worker {
     std::map<uint32_t, Written> written;
     std::map<int, std::vector<int>> named;   // named barriers, and the threads waiting there
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
-    uint64_t key = 0;
+    uint64_t key = 0, turn = 0;
     std::string error;
 
     std::string where(int t) const {
@@ -139,8 +146,13 @@ struct Worker {
     }
     void wait() {  // suspends the running thread until another one makes it Ready
         int t = current;
-        switch_context(*threads[t].fiber, scheduler);
+        Context& to = next();
+        if (&to != threads[t].fiber) switch_context(*threads[t].fiber, to);
         enter(t, threads[t].fiber);
+    }
+    std::deque<std::vector<Copy>>& copies_of_thread() {
+        if (copies.empty()) copies.assign(threads.size(), {{}});
+        return copies[current];
     }
     void release(int t) {
         threads[t].state = Thread::Ready;
@@ -161,9 +173,9 @@ struct Worker {
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
     // when warpgroups work independently, one of them gets far ahead of the others for a while
-    size_t next_ready(uint64_t turn) {
+    size_t next_ready() {
         uint64_t luck = mix(key ^ (turn << 20));
-        size_t usual = luck % ready.size();
+        size_t usual = below(ready.size(), luck);
         if (products.empty()) return usual;
         int ahead = (int)(mix(key + turn / 4096) % ((threads.size() + 127) / 128));
         for (int i = 0; i < 16; i++, luck = mix(luck))
@@ -199,6 +211,7 @@ struct Worker {
             error = text("kernel %s: %s", kernel, e.what());
         }
     }
+    Context& next();
     void run_block(uint64_t block_key);
 };
 
@@ -209,7 +222,12 @@ inline void fiber_main() {
     Fiber* self = w.idle.back();
     w.idle.pop_back();
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &w.scheduler.stack, &w.scheduler.size);
+    Context from;
+    __sanitizer_finish_switch_fiber(nullptr, &from.stack, &from.size);
+    if (!w.scheduler.stack) {  // where the first fiber comes from
+        w.scheduler.stack = from.stack;
+        w.scheduler.size = from.size;
+    }
 #endif
     for (;;) {
         while (w.next_fresh < (int)w.threads.size()) {
@@ -225,16 +243,44 @@ inline void fiber_main() {
             w.done++;
         }
         w.idle.push_back(self);
-        switch_context(*self, w.scheduler);
-        w.idle.pop_back();  // the scheduler resumes the fiber it finds at the back
+        switch_context(*self, w.next());
+        w.idle.pop_back();  // Worker::next resumes the fiber it finds at the back
     }
+}
+
+// the fiber that runs next, a new one for a thread that has not begun; the scheduler, if none can go on
+inline Context& Worker::next() {
+    int n = (int)threads.size();
+    for (; error.empty() && done < n; turn++) {
+        bool all_wait = ready.empty() && next_fresh == n;
+        if (all_wait ? !arriving.empty() || !late.empty()
+                     : !arriving.empty() && mix(key ^ (turn << 24)) % 4 == 0) {
+            arrive(mix(key + turn));
+        } else if (!ready.empty()) {
+            std::swap(ready[next_ready()], ready.back());
+            int t = ready.back();
+            ready.pop_back();
+            turn++;
+            return *threads[t].fiber;
+        } else if (next_fresh < n) {
+            if (idle.empty()) {
+                fibers.push_back(std::make_unique<Fiber>(fiber_main, fibers.size()));
+                idle.push_back(fibers.back().get());
+            }
+            turn++;
+            return *idle.back();
+        } else {
+            break;
+        }
+    }
+    return scheduler;
 }
 
 inline void Worker::run_block(uint64_t block_key) {
     key = block_key;
     unsigned n = blockDim.x * blockDim.y * blockDim.z;
     threads.assign(n, Thread());
-    copies.assign(n, {{}});
+    copies.clear();
     warps.assign((n + 31) / 32, Warp());
     for (unsigned t = 0; t < n; t++)
         threads[t].index = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
@@ -250,26 +296,8 @@ inline void Worker::run_block(uint64_t block_key) {
     mbarriers_unseen = false;
     written.clear();
     named.clear();
-    for (uint64_t turn = 0; error.empty() && done < (int)n; turn++) {
-        bool all_wait = ready.empty() && next_fresh == (int)n;
-        if (all_wait ? !arriving.empty() || !late.empty()
-                     : !arriving.empty() && mix(key ^ (turn << 24)) % 4 == 0) {
-            arrive(mix(key + turn));
-        } else if (!ready.empty()) {
-            std::swap(ready[next_ready(turn)], ready.back());
-            int t = ready.back();
-            ready.pop_back();
-            switch_context(scheduler, *threads[t].fiber);
-        } else if (next_fresh < (int)n) {
-            if (idle.empty()) {
-                fibers.push_back(std::make_unique<Fiber>(fiber_main));
-                idle.push_back(fibers.back().get());
-            }
-            switch_context(scheduler, *idle.back());
-        } else {
-            break;
-        }
-    }
+    turn = 0;
+    for (Context* to = &next(); to != &scheduler; to = &next()) switch_context(scheduler, *to);
     if (error.empty() && done < (int)n) {
         int stuck = 0;
         while (threads[stuck].state == Thread::Done) stuck++;
@@ -300,10 +328,18 @@ void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lan
         w.stop();
     }
     Warp& warp = w.warps[t / 32];
-    for (unsigned others = warp.arrived & mask; others; others &= others - 1) {
+    auto is_here = [&](const Thread& other) {
+        return other.site.line() == site.line() && other.site.column() == site.column();
+    };
+    if (!warp.arrived) {
+        warp.first = t;
+        warp.is_mixed = false;
+    } else if (!is_here(w.threads[warp.first]) || w.threads[warp.first].mask != mask) {
+        warp.is_mixed = true;
+    }
+    for (unsigned others = warp.is_mixed ? warp.arrived & mask : 0; others; others &= others - 1) {
         const Thread& other = w.threads[first + __builtin_ctz(others)];
-        bool is_same = other.site.line() == site.line() && other.site.column() == site.column();
-        if (is_same || !(other.mask >> lane & 1)) continue;  // or the other lane does not wait for this one
+        if (is_here(other) || !(other.mask >> lane & 1)) continue;  // or the other does not wait for this one
         w.error = w.where(t) + text(": lanes of one warp are in different collectives, lines %u and %u",
                                     site.line(), other.site.line());
         w.stop();

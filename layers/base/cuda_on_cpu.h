@@ -44,11 +44,11 @@ inline void* shared_array(const void* key, size_t bytes) {
 
 // copies from global to shared memory, which are done when the thread waits for them, and not before
 inline void begin_copy(void* to, const void* from, size_t bytes) {
-    worker->copies[worker->current].back().push_back({to, from, bytes});
+    worker->copies_of_thread().back().push_back({to, from, bytes});
     watch::begin_copy(to, from, bytes);
 }
 inline void finish_copies(size_t groups_left) {
-    auto& mine = worker->copies[worker->current];
+    auto& mine = worker->copies_of_thread();
     for (; mine.size() > groups_left + 1; mine.pop_front())
         for (Copy& c : mine.front()) {
             if (c.from) memcpy(c.to, c.from, c.bytes);

@@ -135,7 +135,7 @@ void copy_async(void* shared, const void* global, bool copy) {
         fail("copy_async: %p from %p is not aligned to %d bytes", shared, global, bytes);
     emulated::begin_copy(shared, copy ? global : nullptr, bytes);
 }
-inline void copy_async_commit() { emulated::worker->copies[emulated::worker->current].emplace_back(); }
+inline void copy_async_commit() { emulated::worker->copies_of_thread().emplace_back(); }
 template <int groups>
 void copy_async_wait() {
     emulated::finish_copies(groups);
