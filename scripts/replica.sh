@@ -29,7 +29,7 @@ cores=$(nproc)
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
        OMPI_MCA_rmaps_base_oversubscribe=1 \
        OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none \
-       OMPI_MCA_hwloc_base_binding_policy=none
+       OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_pml=ob1
 
 echo "== one process"
 build/cpu-fp64/train_gpt "${model[@]}" --tensor-parallel 1 --pipeline-parallel 1 \
