@@ -51,12 +51,19 @@ OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-$(if $(WATCHED),watche
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 MAKEFLAGS += --no-builtin-rules  # a file of another folder is refused, not linked without its libraries
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
-# emulated kernels: what -O2 saves in running them it costs in compiling them
-CXXFLAGS ?= $(if $(filter emulated,$(DEVICE)),-O1,-O2) $(if $(filter native,$(ARCH)),-march=native,\
+# what is built to be checked, not to be fast: what -O2 saves in running it, it costs in compiling it
+SANITIZED := $(and $(SANITIZE),$(if $(WATCHED),,yes))
+LEVEL    := $(or $(if $(SANITIZED),-Og),$(if $(filter emulated fp64,$(DEVICE) $(PRECISION)),-O1),-O2)
+CXXFLAGS ?= $(LEVEL) $(if $(filter native,$(ARCH)),-march=native,\
 	$(if $(ARCH),-march=$(ARCH)))
-# a null pointer ends a program without UBSan's check of each access too; that check is a quarter of the build
-FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null)
-CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(FEWER) -fno-omit-frame-pointer -g1)
+# a null pointer ends a program without UBSan's check of each access too, which is a quarter of the build;
+# AddressSanitizer knows the sizes of objects, and one class alone has virtual functions
+FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null$(comma)vptr$(comma)object-size)
+# AddressSanitizer's check of an access is a call, not code at each: half the build
+CALLS    := asan-instrumentation-with-call-threshold=0
+CALLED   := $(if $(findstring address,$(SANITIZE)),$(if $(findstring clang,$(CXX)),-mllvm -,--param )$(CALLS))
+CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all $(FEWER) $(CALLED) \
+	-fno-omit-frame-pointer -g1)
 # clang says where it does not vectorise, as if that were wrong
 QUIET    := $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
 # no loop with a square root is vectorised where it might set errno
@@ -77,7 +84,7 @@ ifeq ($(DEVICE),cuda)
   ifeq ($(NVCC),)
     $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or choose DEVICE=cpu)
   endif
-  COMPILE := $(NVCC) -std=c++20 -O3 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
+  COMPILE := $(NVCC) -std=c++20 -O1 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
 	-Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   LINK    := $(NVCC) -Xcompiler -fopenmp
   LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64 -Xlinker -rpath -Xlinker $(CUDA_DIR)/lib64

@@ -26,7 +26,7 @@ headers() {  # but those of checks, which ./test_gpt compiles
 no_corpus='^data/corpus'  # where its libraries are missing
 if make -s corpus-found > /dev/null 2>&1; then no_corpus='^$'; fi
 each() { xargs -P "$(nproc)" -I{} bash -c "alone {} ${1:-}"; }
-may_have_kernels='^layers/[^/]*$\|^layers/base\|^layers/model\|^comm/nccl_on_cpu'
+may_have_kernels='^layers/[^/]*$\|^layers/base\|^layers/model/bench\|^comm/nccl_on_cpu'
 headers | grep -v "$no_corpus" | grep -v "$may_have_kernels" | each || bad=1
 headers | grep "$may_have_kernels" | each -DDEVICE_EMULATED || bad=1
 if [ -n "${bad:-}" ]; then exit 1; fi

@@ -33,7 +33,7 @@ from over_ranks import check, environment, finish, limited
 ROOT = Path(__file__).parent.parent
 BUILD = "build/emulated-bf16-watched-mpi"
 BUILD_NCCL = "build/emulated-bf16-watched-nccl"
-MAKE_WATCHED = "make -s DEVICE=emulated PRECISION=bf16 SANITIZE=thread CXXFLAGS=-O1"
+MAKE_WATCHED = "make -s DEVICE=emulated PRECISION=bf16 SANITIZE=thread"
 MAKE = [*MAKE_WATCHED.split(), "COMM=mpi"]
 DATA = f"{BUILD}/mutate"
 RUN = (
