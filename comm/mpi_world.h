@@ -132,19 +132,23 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
 
 void advance_comm_streams();  // the transport's work while this rank waits
 
-// while waiting: yields the processor, and now and then answers questions and checks the timeout
+// while waiting: yields the processor (sleeps, after a second, for others may need it longer), and now and then
+// answers questions and checks the timeout
 class Patience {
     double start = now();
     long turns = 0;
+    bool sleeps = false;
 
 public:
     Patience() = default;
     Patience(const Patience&) = delete;
     ~Patience() { host_waited += now() - start; }
     void turn(const std::string& here, const std::vector<int>& members) {
-        if (++turns > 100) sched_yield();
-        if (turns % 256 == 0) {
+        if (sleeps) usleep(50);
+        else if (turns > 100) sched_yield();
+        if (++turns % 256 == 0) {
             answer_questions(here, members);
+            sleeps = now() - start > 1;
             if (now() - start > timeout) find_who_hangs(here, members);
         }
         advance_comm_streams();  // last: it may remove the call that owns `members`
