@@ -47,12 +47,14 @@ endif
 # ---- how each variant is compiled --------------------------------------------------------------------------
 # the emulated device watches its memory itself: the compiler only shows it the accesses
 WATCHED  := $(and $(filter emulated,$(DEVICE)),$(filter thread,$(SANITIZE)))
+SANITIZED := $(and $(SANITIZE),$(if $(WATCHED),,yes))
+# what runs on the host, whatever the trainer runs on, is compiled once: the tools, the corpus
+TOOLS    := build/host$(if $(SANITIZED),-sanitized)
 OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-$(if $(WATCHED),watched,sanitized))
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 MAKEFLAGS += --no-builtin-rules  # a file of another folder is refused, not linked without its libraries
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 # what is built to be checked, not to be fast: what -O2 saves in running it, it costs in compiling it
-SANITIZED := $(and $(SANITIZE),$(if $(WATCHED),,yes))
 LEVEL    := $(or $(if $(SANITIZED),-Og),$(if $(filter emulated fp64,$(DEVICE) $(PRECISION)),-O1),-O2)
 CXXFLAGS ?= $(LEVEL) $(if $(filter native,$(ARCH)),-march=native,\
 	$(if $(ARCH),-march=$(ARCH)))
@@ -67,8 +69,8 @@ CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all $(
 # clang says where it does not vectorise, as if that were wrong
 QUIET    := $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
 # no loop with a square root is vectorised where it might set errno
-HOST     := -std=c++20 -fopenmp -fno-math-errno -Wall -Wextra $(QUIET) $(CXXFLAGS)
-HOST     += $(if $(WATCHED),-g1,$(CHECKED))
+HOST      = -std=c++20 -fopenmp -fno-math-errno -Wall -Wextra $(QUIET) $(CXXFLAGS) \
+	$(if $(WATCHED),-g1,$(CHECKED))
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
 # native: of the GPU that is here, and with what only sm_90a and sm_100a have, unlike nvcc's -arch=native
@@ -190,18 +192,18 @@ help:
 #: make record-kernels              writes that file anew
 #: make clean                       remove what was built
 
--include $(wildcard $(OBJECTS)/*.d)
+-include $(wildcard $(OBJECTS)/*.d $(TOOLS)/*.d)
 
 $(OBJECTS)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OBJECTS)/%.o: data/%.cpp Makefile
+$(TOOLS)/%.o: data/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OBJECTS)/%.o: data/tasks/%.cpp Makefile
+$(TOOLS)/%.o: data/tasks/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OBJECTS)/%.o: layers/convert/%.cpp Makefile
+$(TOOLS)/%.o: layers/convert/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
@@ -234,14 +236,14 @@ $(BUILD)/tour_kernels: $(OBJECTS)/tour_kernels.o $(OBJECTS)/watch.o $(OBJECTS)/w
 $(BUILD)/test_nccl: $(OBJECTS)/test_nccl.o $(NCCL_OBJECT)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(MPI_LINK)
-$(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(OBJECTS)/%.o
+$(TOOLS)/%.o: LEVEL := $(if $(SANITIZED),-Og,-O2)
+$(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(TOOLS)/%.o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $< -o $@
-# tools run on the host, whatever the trainer runs on
-$(OBJECTS)/host_comm_%.o: comm/comm_%.cpp Makefile
+$(TOOLS)/comm_%.o: comm/comm_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $(if $(filter mpi,$*),$(MPI_COMPILE)) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/convert: $(OBJECTS)/convert.o $(OBJECTS)/host_comm_single.o
+$(BUILD)/convert: $(TOOLS)/convert.o $(TOOLS)/comm_single.o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $^ -o $@ $(BLAS)
 
@@ -259,10 +261,10 @@ corpus-found:
 	  { echo "the corpus wants libraries that are not here: run scripts/install.sh --with-corpus"; exit 1; }
 corpus: corpus-found $(BUILD)/corpus
 	ln -f $(BUILD)/corpus $@
-$(OBJECTS)/corpus.o $(OBJECTS)/fuzz_corpus.o: $(OBJECTS)/%.o: data/corpus/%.cpp Makefile
+$(TOOLS)/corpus.o $(TOOLS)/fuzz_corpus.o: $(TOOLS)/%.o: data/corpus/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $(CORPUS_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(BUILD)/corpus $(BUILD)/fuzz_corpus: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/host_comm_$(CORPUS_COMM).o
+$(BUILD)/corpus $(BUILD)/fuzz_corpus: $(BUILD)/%: $(TOOLS)/%.o $(TOOLS)/comm_$(CORPUS_COMM).o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $^ -o $@ $(CORPUS_LIBS) $(BLAS) $(MPI_LINK)
 

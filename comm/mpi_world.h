@@ -132,8 +132,8 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
 
 void advance_comm_streams();  // the transport's work while this rank waits
 
-// while waiting: yields the processor (sleeps, after a second, for others may need it longer), and now and then
-// answers questions and checks the timeout
+// while waiting: yields the processor, sleeps after a second, and now and then answers questions and checks
+// the timeout
 class Patience {
     double start = now();
     long turns = 0;

@@ -57,8 +57,11 @@ build() {  # build NAME OPTION…: make with these, and what came of it into fil
 }
 {  # one after the other, while the checks of those that are built run
     for each in $variants; do
-        only=
-        if [ "$each" = cpu-bf16 ]; then only=build/cpu-bf16/test_gpt; fi  # no check starts its programs
+        case $each in  # what checks start of it
+            cpu-bf16) only=build/cpu-bf16/test_gpt ;;
+            emulated-bf16) only=$(echo build/emulated-bf16/{train_gpt,test_gpt}) ;;
+            *) only= ;;
+        esac
         build "$each" -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" $only
     done
     if has_nccl; then
