@@ -19,17 +19,19 @@
 
 enum CharClass : uint8_t { Other, Letter, Digit, Space };
 
+// a function, not a lambda: g++ would try to execute that while it compiles, for a second in each program
+inline std::vector<uint8_t> make_char_classes() {
+    std::vector<uint8_t> t(0x110000, Other);
+    for (int c = 0; c < 0x80; c++)
+        t[c] = (c | 32) >= 'a' && (c | 32) <= 'z' ? Letter : c >= '0' && c <= '9' ? Digit
+             : c == ' ' || (c >= 9 && c <= 13) ? Space : Other;
+    for (auto r : unicode_letters) std::fill(&t[r.first], &t[r.last] + 1, Letter);
+    for (auto r : unicode_numbers) std::fill(&t[r.first], &t[r.last] + 1, Digit);
+    for (auto r : unicode_spaces) std::fill(&t[r.first], &t[r.last] + 1, Space);
+    return t;
+}
 inline const std::vector<uint8_t>& char_classes() {
-    static const std::vector<uint8_t> table = [] {
-        std::vector<uint8_t> t(0x110000, Other);
-        for (int c = 0; c < 0x80; c++)
-            t[c] = (c | 32) >= 'a' && (c | 32) <= 'z' ? Letter : c >= '0' && c <= '9' ? Digit
-                 : c == ' ' || (c >= 9 && c <= 13) ? Space : Other;
-        for (auto r : unicode_letters) std::fill(&t[r.first], &t[r.last] + 1, Letter);
-        for (auto r : unicode_numbers) std::fill(&t[r.first], &t[r.last] + 1, Digit);
-        for (auto r : unicode_spaces) std::fill(&t[r.first], &t[r.last] + 1, Space);
-        return t;
-    }();
+    static const std::vector<uint8_t> table = make_char_classes();
     return table;
 }
 
