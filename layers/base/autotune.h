@@ -1,7 +1,7 @@
 // autotune.h   what is timed once and then remembered: cuBLASLt's algorithms, and the faster of two methods
-//   Choices are timed while `on`, in tune() at a run's start. They belong to the run: all its ranks use the
-//   same ones, and its checkpoints carry them, so that a resumed run computes exactly the same (share_choices
-//   in model/setup.h).
+//   Choices are timed while there is a TimingChoices: in tune(), at a run's start. They belong to the run:
+//   all its ranks use the same ones, and its checkpoints carry them, so that a resumed run computes exactly
+//   the same (share_choices in model/setup.h).
 //   They are also cached in a file for later runs on such a machine:
 //     train_gpt choices 1 | GPU, versions of its driver and of cuBLASLt
 //     KEY = NUMBER MICROSECONDS          one per line
@@ -138,3 +138,10 @@ private:
     }
 };
 inline Autotuner autotuner;
+
+// while this exists, what is chosen for the first time is timed: it runs more than once, outputs and all
+struct TimingChoices {
+    TimingChoices() { autotuner.on = true; }
+    TimingChoices(const TimingChoices&) = delete;
+    ~TimingChoices() { autotuner.on = false; }
+};

@@ -197,8 +197,6 @@ inline void share_choices(const comm::Group& world) {
 inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
     fill_at_random(model);
     clear_losses(model);
-    autotuner.on = true;
-    compute_once(model);
     Graph graph;
     const ModelShape& shape = model.shape;
     std::string key =
@@ -220,8 +218,12 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
         }
         return true;
     };
-    bool graph_is_faster = may_graph && autotuner.choose(key, 2, 0, model.stream, run) == 1;
-    autotuner.on = false;
+    bool graph_is_faster = false;
+    {
+        TimingChoices here;
+        compute_once(model);
+        graph_is_faster = may_graph && autotuner.choose(key, 2, 0, model.stream, run) == 1;
+    }
     share_choices(model.grid.world);
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
