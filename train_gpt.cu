@@ -58,8 +58,8 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         finish_reductions(model);  // started bucket by bucket in backward; waits for them here
         update_parameters(model, optimizer, o.clip);
     };
-    bool is_first_here = !trainer.steps++ && model.grid.world.size > 1;  // runs eagerly: lazy initialisation
-    if (!trainer.uses_graph || !listeners.empty() || repeats || is_first_here) step();
+    bool initialises = !trainer.steps++ && model.grid.world.size > 1;  // ranks' first step; not in a graph
+    if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
     else enqueue_as_graph(model, trainer, samples.batch, step);
 
     Clip clip = last_clip(model, optimizer);  // the host's first wait in the step, except inside MPI calls

@@ -156,11 +156,11 @@ public:
 };
 
 void wait_for(MPI_Request request, const std::string& here, const std::vector<int>& members) {
-    Patience answer_seconds;
+    Patience patience;
     for (int done = 0;;) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done) return note_progress();
-        answer_seconds.turn(here, members);
+        patience.turn(here, members);
     }
 }
 

@@ -9,7 +9,7 @@
 //             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
 //   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later). With TMA
-//   and wgmma (sm_90a): see flash_attention_hopper.cuh, flash_backward_hopper.cuh
+//   and wgmma (sm_90a): flash_attention_hopper.cuh, flash_backward_hopper.cuh. Which run: flash_dispatch.cuh
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -9,9 +9,6 @@
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
 #pragma once
-#include <utility>
-#include "base/autotune.h"
-#include "base/hardware.h"
 #include "base/hopper.h"
 #include "flash_attention.cuh"
 
@@ -248,52 +245,6 @@ void flash_attention_hopper_forward(X* o, real* lse, const X* qkv, AttentionShap
     } else {
         fail("flash attention on this device wants bf16");
     }
-}
-
-// ---- which kernels are used ------------------------------------------------------------------------------
-
-// "" if two ways to compute the n values at x agree, else how they differ, in relative root mean square; each
-// rounds to bf16 twice: by at most 2^-8, on average by less
-template <class T, class Run>
-std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
-    std::vector<T> values[2];
-    double difference = 0, square = 0;
-    for (bool way : {false, true}) {
-        try {
-            run(way);
-            if (take_expired_wait(s)) return "a wait for an mbarrier has expired";
-        } catch (const DeviceError& e) {
-            if (!way) throw;
-            return e.what();
-        }
-        values[way].resize(n);
-        copy_to_host(values[way].data(), x, n * sizeof(T), s);
-    }
-    for (size_t i = 0; i < n; i++) {
-        double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
-        difference += off * off;
-        square += wanted * wanted;
-    }
-    double off = std::sqrt(difference / square);
-    return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
-}
-
-// whether sm_90a's kernel is used, decided once per shape: tuning checks and times both. On the emulated
-// device only checks use it. run(shape, way): way 1 is sm_90a's; differ(): "" or how their results differ
-template <class Run, class Differ>
-bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
-    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
-    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
-    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        // change the number with the kernels, so that choices timed with the old ones are not reused
-        std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
-        return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
-            std::string wrong = way && std::exchange(is_first, false) ? differ() : "";
-            if (wrong.empty()) run(a, way == 1);
-            else fprintf(stderr, "note: flash attention %s of sm_90a is not used: %s\n", what, wrong.c_str());
-            return wrong.empty();
-        }) == 1;
-    });
 }
 
 }  // namespace gpu

@@ -1,4 +1,4 @@
-// flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, and the choice between kernels
+// flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, with TMA loads and wgmma
 //   A block has 128 keys, 64 per consumer warpgroup, and loops over the queries from the diagonal down, as
 //   sm_80's kernel does: scores are transposed, keys by queries, so that p^T and ds^T are already in
 //   registers as the A operand of dv and dk. ds goes through shared memory to the product that makes dq, of
@@ -217,85 +217,5 @@ void flash_attention_hopper_backward(X* dqkv, const FlashScratch& scratch, const
     }
 }
 
-// ---- which kernels are used ------------------------------------------------------------------------------
-
-template <class X>
-struct FlashForward {
-    X* o;
-    real* lse;
-    const X* qkv;
-    Stream s;
-    void run(AttentionShape a, bool hopper) const {
-        if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
-        else flash_attention_sm80_forward(o, lse, qkv, a, s);
-    }
-    std::string differ(AttentionShape a) const {
-        a.B = 1;
-        auto way = [&](bool hopper) { run(a, hopper); };
-        std::string wrong = ways_differ("outputs", o, (size_t)a.T * a.out(), s, way);
-        return wrong.empty() ? ways_differ("lse", lse, (size_t)a.NH * a.T, s, way) : wrong;
-    }
-};
-template <class X>
-void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    FlashForward<X> f = {o, lse, qkv, s};
-    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
-    run(a, takes_hopper("forward", a, s, run, [&] { return f.differ(a); }));
-}
-
-template <class X>
-struct FlashBackward {
-    X* dqkv;
-    const FlashScratch& scratch;
-    const X *dout, *o;
-    const real* lse;
-    const X* qkv;
-    Stream s;
-    void run(AttentionShape a, bool hopper) const {
-        if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-        else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-    }
-    std::string differ(AttentionShape a) const {
-        a.B = 1;
-        return ways_differ("gradients", dqkv, (size_t)a.T * a.row(), s, [&](bool hopper) { run(a, hopper); });
-    }
-};
-template <class X>
-void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                              const real* lse, const X* qkv, AttentionShape a, Stream s) {
-    FlashBackward<X> f = {dqkv, scratch, dout, o, lse, qkv, s};
-    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
-    run(a, takes_hopper("backward", a, s, run, [&] { return f.differ(a); }));
-}
-
 }  // namespace gpu
 #endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-// `products` matmuls over the causal half of the scores, in tiles that never leave the chip
-inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
-    GemmShape half = {a.T, a.T / 2, a.HS, (long)a.B * a.NH * products};
-    return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
-}
-
-inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
-    long rows = attention_rows_of(a);
-    if (Operation op{"flash_attention_forward", s, {qkv_of(qkv, a), writes("o", o, rows, a.out()),
-                                                    writes("lse", lse, (long)a.B * a.NH, a.T)},
-                     {flash_work(a, 2, 4.0 * (double)rows * (double)a.out())}})
-        dev::flash_attention_forward(o, lse, qkv, a, s);
-}
-
-inline void flash_attention_backward(floatX* dqkv, const FlashScratch& scratch, const floatX* dout,
-                                     const floatX* o, const real* lse, const floatX* qkv, AttentionShape a,
-                                     Stream s) {
-    long rows = attention_rows_of(a);
-    double values = (double)rows * (double)a.out();
-    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
-    if (Operation op{"flash_attention_backward", s,
-                     {qkv_of(qkv, a), reads("o", o, rows, a.out()), reads("dout", dout, rows, a.out()),
-                      reads("lse", lse, (long)a.B * a.NH, a.T), writes("dqkv", dqkv, rows, a.row())},
-                     {flash_work(a, 5, 9 * values, values * a.T / 64)}})
-        dev::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-}

@@ -7,7 +7,7 @@
 //   communicates: nothing    cost: that of packed_attention.cuh
 //   gpu: bf16, HS 64 or 128; shared memory 1 + HS * 1.125 KB
 #pragma once
-#include "flash_attention_hopper.cuh"
+#include "flash_dispatch.cuh"
 #include "packed_attention.cuh"
 
 #if HAS_KERNELS

@@ -4,7 +4,7 @@
 #include "../data/json.h"
 #include "base/file.h"
 #include "base/hardware.h"
-#include "flash_backward_hopper.cuh"
+#include "flash_dispatch.cuh"
 #include "packed_attention_hopper.cuh"
 #include "test_kernels.h"
 

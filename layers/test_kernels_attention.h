@@ -4,7 +4,7 @@
 #include "base/mma.h"
 #include "cross_entropy.cuh"
 #include "embedding.cuh"
-#include "flash_backward_hopper.cuh"
+#include "flash_dispatch.cuh"
 #include "packed_attention.cuh"
 #include "test_adamw.h"
 #include "test_kernels.h"

@@ -11,7 +11,7 @@
 #include "../base/gemm.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
-#include "../flash_backward_hopper.cuh"
+#include "../flash_dispatch.cuh"
 #include "../layernorm.cuh"
 #include "../linear.cuh"
 #include "../packed_attention_hopper.cuh"

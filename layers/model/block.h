@@ -6,8 +6,12 @@
 //   which rows a rank holds, overlap.h how communication overlaps with GEMMs.
 //   x, y, mid (N_r, C), of N = B * T rows in all, those of sequence 0 first
 //   kept:  the tensors in BlockActivations
+//   communicates, with t > 1: forward an all-gather before qkv and a reduce-scatter behind out, the same
+//   before up and behind down (without --sequence-parallel: an all-reduce behind out, and one behind down);
+//   backward the reverse
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
-//   A packed batch (evaluation, generation) runs forward only; its qkv is the KV cache.
+//   A packed batch (evaluation, generation) runs forward only; its qkv is the KV cache (with
+//   the queries, which nobody reads again).
 #pragma once
 #include "overlap.h"
 #include "params.h"

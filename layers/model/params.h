@@ -21,7 +21,7 @@
 
 struct Parameter {
     std::string name;
-    // of the whole tensor, as in checkpoints: q, k, v per head, V unpadded
+    // of the whole tensor, as in checkpoints: QKV's rows head by head, q, k and v of each; V unpadded
     std::vector<long> shape;
     std::vector<long> start, count;  // this rank's shard in it
     bool split;                      // sharded over tensor-parallel ranks; otherwise replicated

@@ -2,7 +2,8 @@
 //   Each rank reads what it owns in a background thread, while all ranks exchange their status: a slow disk
 //   is not mistaken for a hang. Of sharded master weights and moments each data-parallel rank reads its
 //   slice; the parameters are rounded from the slices and gathered. So if the layout is unchanged, each byte
-//   is read once. Nothing of a damaged checkpoint is kept: all ranks fall back to the next older one.
+//   is read once; for another layout Checkpoint::read puts together what each new shard needs. Nothing of a
+//   damaged checkpoint is kept: all ranks fall back to the next older one.
 #pragma once
 #include "resolve.h"
 #include "save.h"

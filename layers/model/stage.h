@@ -248,7 +248,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
     floatX* x = mb.input.x;
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
-        model.await_parameter(model.table.list[model.table.wpe]);  // gathered after wte's: covers both
+        model.await_parameter(model.table.list[model.table.wpe]);  // buckets come in order: wte's too
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }

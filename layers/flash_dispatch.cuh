@@ -1,0 +1,141 @@
+// flash_dispatch.cuh   flash attention as an operation of a step: of sm_80's and sm_90a's kernels, the faster
+//   sm_90a's kernels run where all of these hold, for each shape and for forward and backward apart:
+//     the device is an sm_90 and the head size 64 or 128;
+//     on this device, and for this shape, they agree with sm_80's to rounding (tuning compares them);
+//     they are the faster (tuning times both; the choice is the run's, and in its checkpoints: autotune.h).
+//   Otherwise flash_attention.cuh's run. Whether a run uses flash attention at all is decided before it
+//   starts, by uses_flash (model/setup.h); without it, attention.cuh keeps the scores in memory.
+#pragma once
+#include <utility>
+#include "base/autotune.h"
+#include "base/hardware.h"
+#include "flash_attention_hopper.cuh"
+#include "flash_backward_hopper.cuh"
+
+#if HAS_KERNELS
+namespace gpu {
+
+// "" if two ways to compute the n values at x agree, else how they differ, in relative root mean square; each
+// rounds to bf16 twice: by at most 2^-8, on average by less
+template <class T, class Run>
+std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
+    std::vector<T> values[2];
+    double difference = 0, square = 0;
+    for (bool way : {false, true}) {
+        try {
+            run(way);
+            if (take_expired_wait(s)) return "a wait for an mbarrier has expired";
+        } catch (const DeviceError& e) {
+            if (!way) throw;
+            return e.what();
+        }
+        values[way].resize(n);
+        copy_to_host(values[way].data(), x, n * sizeof(T), s);
+    }
+    for (size_t i = 0; i < n; i++) {
+        double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
+        difference += off * off;
+        square += wanted * wanted;
+    }
+    double off = std::sqrt(difference / square);
+    return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
+}
+
+// whether sm_90a's kernel is used, decided once per shape: tuning checks and times both. On the emulated
+// device only checks use it. run(shape, way): way 1 is sm_90a's; differ(): "" or how their results differ
+template <class Run, class Differ>
+bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
+    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
+    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
+        // change the number with the kernels, so that choices timed with the old ones are not reused
+        std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
+        return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
+            std::string wrong = way && std::exchange(is_first, false) ? differ() : "";
+            if (wrong.empty()) run(a, way == 1);
+            else fprintf(stderr, "note: flash attention %s of sm_90a is not used: %s\n", what, wrong.c_str());
+            return wrong.empty();
+        }) == 1;
+    });
+}
+
+template <class X>
+struct FlashForward {
+    X* o;
+    real* lse;
+    const X* qkv;
+    Stream s;
+    void run(AttentionShape a, bool hopper) const {
+        if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
+        else flash_attention_sm80_forward(o, lse, qkv, a, s);
+    }
+    std::string differ(AttentionShape a) const {
+        a.B = 1;
+        auto way = [&](bool hopper) { run(a, hopper); };
+        std::string wrong = ways_differ("outputs", o, (size_t)a.T * a.out(), s, way);
+        return wrong.empty() ? ways_differ("lse", lse, (size_t)a.NH * a.T, s, way) : wrong;
+    }
+};
+template <class X>
+void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    FlashForward<X> f = {o, lse, qkv, s};
+    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
+    run(a, takes_hopper("forward", a, s, run, [&] { return f.differ(a); }));
+}
+
+template <class X>
+struct FlashBackward {
+    X* dqkv;
+    const FlashScratch& scratch;
+    const X *dout, *o;
+    const real* lse;
+    const X* qkv;
+    Stream s;
+    void run(AttentionShape a, bool hopper) const {
+        if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+        else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+    }
+    std::string differ(AttentionShape a) const {
+        a.B = 1;
+        return ways_differ("gradients", dqkv, (size_t)a.T * a.row(), s, [&](bool hopper) { run(a, hopper); });
+    }
+};
+template <class X>
+void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                              const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    FlashBackward<X> f = {dqkv, scratch, dout, o, lse, qkv, s};
+    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
+    run(a, takes_hopper("backward", a, s, run, [&] { return f.differ(a); }));
+}
+
+}  // namespace gpu
+#endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+// `products` matmuls over the causal half of the scores, in tiles that never leave the chip
+inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
+    GemmShape half = {a.T, a.T / 2, a.HS, (long)a.B * a.NH * products};
+    return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
+}
+
+inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
+    long rows = attention_rows_of(a);
+    if (Operation op{"flash_attention_forward", s, {qkv_of(qkv, a), writes("o", o, rows, a.out()),
+                                                    writes("lse", lse, (long)a.B * a.NH, a.T)},
+                     {flash_work(a, 2, 4.0 * (double)rows * (double)a.out())}})
+        dev::flash_attention_forward(o, lse, qkv, a, s);
+}
+
+inline void flash_attention_backward(floatX* dqkv, const FlashScratch& scratch, const floatX* dout,
+                                     const floatX* o, const real* lse, const floatX* qkv, AttentionShape a,
+                                     Stream s) {
+    long rows = attention_rows_of(a);
+    double values = (double)rows * (double)a.out();
+    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
+    if (Operation op{"flash_attention_backward", s,
+                     {qkv_of(qkv, a), reads("o", o, rows, a.out()), reads("dout", dout, rows, a.out()),
+                      reads("lse", lse, (long)a.B * a.NH, a.T), writes("dqkv", dqkv, rows, a.row())},
+                     {flash_work(a, 5, 9 * values, values * a.T / 64)}})
+        dev::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+}
