@@ -63,7 +63,8 @@ CXXFLAGS ?= $(LEVEL) $(if $(filter native,$(ARCH)),-march=native,\
 FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null$(comma)vptr$(comma)object-size)
 # AddressSanitizer's check of an access is a call, not code at each: half the build
 CALLS    := asan-instrumentation-with-call-threshold=0
-CALLED   := $(if $(findstring address,$(SANITIZE)),$(if $(findstring clang,$(CXX)),-mllvm -,--param )$(CALLS))
+CALLED   := $(if $(findstring clang,$(CXX)),-Wno-unused-command-line-argument -mllvm -,--param )$(CALLS)
+CALLED   := $(if $(findstring address,$(SANITIZE)),$(CALLED))
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all $(FEWER) $(CALLED) \
 	-fno-omit-frame-pointer -g1)
 # clang says where it does not vectorise, as if that were wrong
