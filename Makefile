@@ -55,7 +55,8 @@ BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
 MAKEFLAGS += --no-builtin-rules  # a file of another folder is refused, not linked without its libraries
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
 # what is built to be checked, not to be fast: what -O2 saves in running it, it costs in compiling it
-LEVEL    := $(or $(if $(SANITIZED),-Og),$(if $(filter emulated fp64,$(DEVICE) $(PRECISION)),-O1),-O2)
+FAST     := $(if $(SANITIZED),-Og,-O2)
+LEVEL    := $(if $(filter emulated fp64,$(DEVICE) $(PRECISION)),$(FAST:-O2=-O1),$(FAST))
 CXXFLAGS ?= $(LEVEL) $(if $(filter native,$(ARCH)),-march=native,\
 	$(if $(ARCH),-march=$(ARCH)))
 # a null pointer ends a program without UBSan's check of each access too, which is a quarter of the build;
@@ -87,6 +88,7 @@ ifeq ($(DEVICE),cuda)
   ifeq ($(NVCC),)
     $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or choose DEVICE=cpu)
   endif
+  # -O1 is the host's: the kernels are the same bytes at -O3
   COMPILE := $(NVCC) -std=c++20 -O1 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
 	-Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   LINK    := $(NVCC) -Xcompiler -fopenmp
@@ -237,7 +239,7 @@ $(BUILD)/tour_kernels: $(OBJECTS)/tour_kernels.o $(OBJECTS)/watch.o $(OBJECTS)/w
 $(BUILD)/test_nccl: $(OBJECTS)/test_nccl.o $(NCCL_OBJECT)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(MPI_LINK)
-$(TOOLS)/%.o: LEVEL := $(if $(SANITIZED),-Og,-O2)
+$(TOOLS)/%.o: LEVEL := $(FAST)
 $(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(TOOLS)/%.o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $< -o $@

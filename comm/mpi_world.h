@@ -203,7 +203,7 @@ bool launched() {
 // Where ranks outnumber a host's cores. MPI_Init and MPI_Finalize wait for the others by looking every 100 us
 // (Open MPI): ranks that wait take the cores from those that still have to come. While this exists, the
 // kernel may wake a sleeping thread so much later that all of them look as often as one for each core would.
-// 280 ranks on two cores start in 16 s, not in 97.
+// 280 ranks on two cores start in 14 s, not in 97.
 struct RareWakeups {
     RareWakeups() {
         const char* ranks = nullptr;

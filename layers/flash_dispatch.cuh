@@ -41,8 +41,8 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
     return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
 }
 
-// whether sm_90a's kernel is used, decided once per shape: tuning checks and times both. On the emulated
-// device only checks use it. run(shape, way): way 1 is sm_90a's; differ(): "" or how their results differ
+// whether sm_90a's kernel is used, decided once per shape, for packed batches too. On the emulated device
+// only checks use it. run(shape, way): way 1 is sm_90a's; differ(): "" or how their results differ
 template <class Run, class Differ>
 bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`

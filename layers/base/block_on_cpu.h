@@ -132,7 +132,7 @@ struct Worker {
     std::map<uint32_t, Written> written;
     std::map<int, std::vector<int>> named;   // named barriers, and the threads waiting there
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
-    uint64_t key = 0, turn = 0;
+    uint64_t key = 0, turns = 0;
     std::string error;
 
     std::string where(int t) const {
@@ -173,7 +173,7 @@ struct Worker {
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
     // when warpgroups work independently, one of them gets far ahead of the others for a while
-    size_t next_ready() {
+    size_t next_ready(uint64_t turn) {
         uint64_t luck = mix(key ^ (turn << 20));
         size_t usual = below(ready.size(), luck);
         if (products.empty()) return usual;
@@ -251,23 +251,22 @@ inline void fiber_main() {
 // the fiber that runs next, a new one for a thread that has not begun; the scheduler, if none can go on
 inline Context& Worker::next() {
     int n = (int)threads.size();
-    for (; error.empty() && done < n; turn++) {
+    while (error.empty() && done < n) {
+        uint64_t turn = turns++;
         bool all_wait = ready.empty() && next_fresh == n;
         if (all_wait ? !arriving.empty() || !late.empty()
                      : !arriving.empty() && mix(key ^ (turn << 24)) % 4 == 0) {
             arrive(mix(key + turn));
         } else if (!ready.empty()) {
-            std::swap(ready[next_ready()], ready.back());
+            std::swap(ready[next_ready(turn)], ready.back());
             int t = ready.back();
             ready.pop_back();
-            turn++;
             return *threads[t].fiber;
         } else if (next_fresh < n) {
             if (idle.empty()) {
                 fibers.push_back(std::make_unique<Fiber>(fiber_main, fibers.size()));
                 idle.push_back(fibers.back().get());
             }
-            turn++;
             return *idle.back();
         } else {
             break;
@@ -296,7 +295,7 @@ inline void Worker::run_block(uint64_t block_key) {
     mbarriers_unseen = false;
     written.clear();
     named.clear();
-    turn = 0;
+    turns = 0;
     for (Context* to = &next(); to != &scheduler; to = &next()) switch_context(scheduler, *to);
     if (error.empty() && done < (int)n) {
         int stuck = 0;
