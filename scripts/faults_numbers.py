@@ -32,11 +32,11 @@ def flip_bit(process_id, address, bit=2):
     try:
         with open(f"/proc/{process_id}/mem", "r+b", buffering=0) as memory:
             memory.seek(address)
-            byte = memory.read(1)[0]
+            byte = memory.read(1)  # empty, or an OSError: it has ended
             memory.seek(address)
-            memory.write(bytes([byte ^ 1 << bit]))
+            memory.write(bytes(b ^ 1 << bit for b in byte))
     except OSError:
-        pass  # it has ended
+        pass
 
 
 def flipped_bits():
