@@ -132,8 +132,19 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
 
 void advance_comm_streams();  // the transport's work while this rank waits
 
-// while waiting: yields the processor, sleeps after a second, and now and then answers questions and checks
-// the timeout
+// how many of this host's ranks there are for each of its cores; 1 where the launcher does not say
+double ranks_per_core() {
+    static const double ratio = [] {
+        for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"})  // Open MPI, MPICH
+            if (const char* ranks = getenv(name)) return atof(ranks) / sysconf(_SC_NPROCESSORS_ONLN);
+        return 1.0;
+    }();
+    return ratio;
+}
+
+// while waiting: yields the processor, and now and then answers questions and checks the timeout. It sleeps
+// between two looks after a second; after a thousand looks where ranks outnumber the cores, and then the
+// longer the more they are: those that wait leave the cores to those that they wait for.
 class Patience {
     double start = now();
     long turns = 0;
@@ -144,11 +155,11 @@ public:
     Patience(const Patience&) = delete;
     ~Patience() { host_waited += now() - start; }
     void turn(const std::string& here, const std::vector<int>& members) {
-        if (sleeps) usleep(50);
+        if (sleeps) usleep((useconds_t)std::max(50.0, 10 * ranks_per_core()));
         else if (turns > 100) sched_yield();
-        if (++turns % 256 == 0) {
+        if (++turns % (sleeps ? 16 : 256) == 0) {
             answer_questions(here, members);
-            sleeps = now() - start > 1;
+            sleeps = now() - start > 1 || (turns > 1000 && ranks_per_core() > 1);
             if (now() - start > timeout) find_who_hangs(here, members);
         }
         advance_comm_streams();  // last: it may remove the call that owns `members`
@@ -206,11 +217,7 @@ bool launched() {
 // 280 ranks on two cores start in 14 s, not in 97.
 struct RareWakeups {
     RareWakeups() {
-        const char* ranks = nullptr;
-        for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"})  // Open MPI, MPICH
-            if (!ranks) ranks = getenv(name);
-        long cores = sysconf(_SC_NPROCESSORS_ONLN), here = ranks ? atol(ranks) : 0;
-        if (here > cores) prctl(PR_SET_TIMERSLACK, (unsigned long)(here * 100'000 / cores));  // ns
+        if (ranks_per_core() > 1) prctl(PR_SET_TIMERSLACK, (unsigned long)(ranks_per_core() * 100'000));  // ns
     }
     ~RareWakeups() { prctl(PR_SET_TIMERSLACK, 0ul); }  // as it was
 };
