@@ -217,7 +217,8 @@ bool launched() {
 // 280 ranks on two cores start in 14 s, not in 97.
 struct RareWakeups {
     RareWakeups() {
-        if (ranks_per_core() > 1) prctl(PR_SET_TIMERSLACK, (unsigned long)(ranks_per_core() * 100'000));  // ns
+        const double ns = ranks_per_core() * 100'000;
+        if (ranks_per_core() > 1) prctl(PR_SET_TIMERSLACK, (unsigned long)ns);
     }
     ~RareWakeups() { prctl(PR_SET_TIMERSLACK, 0ul); }  // as it was
 };

@@ -108,13 +108,14 @@ inline void resolve_batch(Run& run) {
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
     int common = 0;  // greatest common divisor of the batch sizes still to come
     for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch);
-    std::string good;
-    for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
-    if (common % d)
+    if (common % d) {
+        std::string good;
+        for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
         fail("--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
              "of %d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp "
              "(--plan: with --ramp-start 0)",
              o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
+    }
     int share = common / d;
     run.automatic_micro_batch |= o.micro_batch == automatic;
     if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
