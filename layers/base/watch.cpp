@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 #include "cuda_on_cpu.h"
+#include "line_table.h"
 #include "watch_counts.h"
 
 extern "C" char __ehdr_start;
@@ -133,23 +134,6 @@ bool is_ordered(const Access& a, int thread, uint16_t warp_turn) {
     return (size_t)work.stream < clock.size() && clock[work.stream] >= work.index;
 }
 
-// file:line of a place, the innermost function first
-std::string line_of(uint32_t code) {
-    std::string command = text("addr2line -s -i -e /proc/%d/exe 0x%x 2> /dev/null", getpid(), code - 1);
-    std::string all;
-    if (FILE* out = popen(command.c_str(), "r")) {
-        char line[256];
-        for (int i = 0; i < 3 && fgets(line, sizeof line, out); i++) {
-            std::string place(line, strcspn(line, " \n"));
-            bool is_emulator = place.find("_on_cpu.h") != place.npos || place.find("invoke.h") == 0;
-            if (i > 0 && is_emulator) break;
-            all += (i ? " in " : "") + place;
-        }
-        pclose(out);
-    }
-    return all.empty() ? text("code 0x%x", code) : all;
-}
-
 std::string who(const Access& a) {
     int t = a.thread & thread_bits;
     std::string what = line_of(a.code);
@@ -176,7 +160,7 @@ std::string unwritten(const char* p, uint32_t code) {
                 line_of(code).c_str());
 }
 bool race(const char* p, bool writes, uint32_t code, const Access& before, bool was_written) {
-    if (!s.in_kernel && !s.error.empty()) return false;  // reports the first only: each runs addr2line
+    if (!s.in_kernel && !s.error.empty()) return false;  // reports the first only
     std::string what = text("the %s of %s memory at %s races with the %s at %s", writes ? "write" : "read",
                             is_shared(p) ? "shared" : "device", line_of(code).c_str(),
                             was_written ? "write" : "read", who(before).c_str());
