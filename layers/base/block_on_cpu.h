@@ -19,7 +19,7 @@
 
 struct dim3 {
     unsigned x, y, z;
-    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -27,7 +27,7 @@ struct alignas(16) uint4 {
 struct alignas(8) float2 {
     float x, y;
 };
-inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+constinit inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
@@ -215,7 +215,7 @@ struct Worker {
     void run_block(uint64_t block_key);
 };
 
-inline thread_local Worker* worker = nullptr;
+constinit inline thread_local Worker* worker = nullptr;
 
 inline void fiber_main() {
     Worker& w = *worker;

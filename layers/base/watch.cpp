@@ -14,6 +14,9 @@
 extern "C" char __ehdr_start;
 
 namespace emulated::watch {
+
+char* memory;
+
 void join(Clock& to, const Clock& from) {
     if (to.size() < from.size()) to.resize(from.size());
     for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
@@ -60,15 +63,22 @@ struct Known {
     }
 };
 
-constexpr size_t span = 64ull << 30, shared_bytes = 1 << 20;
+constexpr size_t shared_bytes = 1 << 20;
+
+char* map(size_t bytes) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (p == MAP_FAILED) fail("SANITIZE=thread wants %zu bytes of address space", bytes);
+    return (char*)p;
+}
 
 struct State {
-    char* memory = map(span);
     Cell* cells = (Cell*)map(span * sizeof(Cell));
     size_t used = shared_bytes;
     std::map<char*, size_t> allocated;
 
     uint32_t now = 0, block_start = 0, launch_start = 0;
+    uint32_t done_moment = 0;  // the last that was looked up, of work that the running launch waited for
     std::vector<WorkStart> works;
     std::vector<uint32_t> block_starts;  // of the launch
     std::map<const void*, Known> published;
@@ -82,12 +92,7 @@ struct State {
     bool in_kernel = false;
     std::string error;
 
-    static char* map(size_t bytes) {
-        void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
-        if (p == MAP_FAILED) fail("SANITIZE=thread wants %zu bytes of address space", bytes);
-        return (char*)p;
-    }
+    State() { memory = map(span); }
 };
 [[gnu::init_priority(101)]] State s;  // constructed before all streams
 thread_local bool is_host = false;
@@ -104,8 +109,7 @@ Clock& current_clock() { return s.stream ? s.stream->clock : s.host; }
 
 // ---- the rule --------------------------------------------------------------------------------------------
 
-bool is_inside(const void* p) { return (size_t)((const char*)p - s.memory) < span; }
-bool is_shared(const char* p) { return p < s.memory + shared_bytes; }
+bool is_shared(const char* p) { return p < memory + shared_bytes; }
 
 bool is_known(const Known& known, const Access& a) {
     uint32_t block = *std::prev(std::upper_bound(s.block_starts.begin(), s.block_starts.end(), a.moment));
@@ -127,11 +131,14 @@ bool is_ordered(const Access& a, int thread, uint16_t warp_turn) {
         auto mine = s.waiting.find(thread);
         return is_known(s.known, a) || (mine != s.waiting.end() && is_known(mine->second, a));
     }
+    if (s.in_kernel && a.moment == s.done_moment) return true;
     auto next = std::upper_bound(s.works.begin(), s.works.end(), a.moment,
                                  [](uint32_t moment, const WorkStart& w) { return moment < w.moment; });
     const WorkStart& work = *std::prev(next);
     const Clock& clock = current_clock();
-    return (size_t)work.stream < clock.size() && clock[work.stream] >= work.index;
+    bool is_done = (size_t)work.stream < clock.size() && clock[work.stream] >= work.index;
+    if (s.in_kernel && is_done) s.done_moment = a.moment;
+    return is_done;
 }
 
 std::string who(const Access& a) {
@@ -197,7 +204,7 @@ Access merged(Access mine, const Access& other) {
 // calls change(cell, address) for each byte until it returns false; just once for adjacent equal cells
 template <class Change>
 void change_cells(const char* p, size_t n, Change change) {
-    Cell *cells = s.cells + (p - s.memory), before;
+    Cell *cells = s.cells + (p - memory), before;
     for (size_t i = 0; i < n; i++) {
         if (i > 0 && same(cells[i], before)) {
             cells[i] = cells[i - 1];
@@ -252,8 +259,8 @@ bool tracing = false, in_traced_block = false;
 
 void note(const char* p, size_t n, bool writing, uint32_t code, int thread) {
     bool shared = is_shared(p);
-    if (in_counted_block) counter.note(p - s.memory, shared, n, writing, code, thread);
-    const char* address = shared ? (const char*)(p - s.memory) : p;
+    if (in_counted_block) counter.note(p - memory, shared, n, writing, code, thread);
+    const char* address = shared ? (const char*)(p - memory) : p;
     if (in_traced_block)
         tracer.note({address, thread, (int)n, (int)(s.now - s.block_start), shared, writing, ""}, code);
 }
@@ -288,7 +295,7 @@ void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const vo
 void* allocate(size_t bytes) {
     size_t whole = (bytes + 255) / 256 * 256;
     if (s.used + whole > span) fail("SANITIZE=thread: %zu bytes of memory are used up", span);
-    char* p = s.memory + s.used;
+    char* p = memory + s.used;
     s.used += whole + 256;
     s.allocated[p] = whole;
     return p;
@@ -301,10 +308,10 @@ void release(void* p) {
         if (first < last) madvise((void*)first, last - first, MADV_DONTNEED);
     };
     give_back(found->first, found->second);
-    give_back((char*)(s.cells + (found->first - s.memory)), found->second * sizeof(Cell));
+    give_back((char*)(s.cells + (found->first - memory)), found->second * sizeof(Cell));
     s.allocated.erase(found);
 }
-char* shared_memory() { return s.memory; }
+char* shared_memory() { return memory; }
 void read(const void* p, size_t bytes) { seen(p, bytes, false, __builtin_return_address(0)); }
 void write(const void* p, size_t bytes) { seen(p, bytes, true, __builtin_return_address(0)); }
 
@@ -331,7 +338,7 @@ void finish_copy(const void* to, const void* from, size_t bytes) {
     if (is_inside(from))
         reads((const char*)from, bytes, code_of(__builtin_return_address(0)), me);
     for (size_t i = 0; i < bytes; i++) {
-        Access& a = s.cells[(const char*)to - s.memory + i].written;
+        Access& a = s.cells[(const char*)to - memory + i].written;
         a.thread &= (uint16_t)~arriving;
         a.moment = s.now;
         a.warp_turn = me.warp_turn;
@@ -347,13 +354,14 @@ void finish_send(const void* p, size_t bytes) {
     Me me;
     if (!is_watched(p, me)) return;
     for (size_t i = 0; i < bytes; i++) {
-        Access& a = s.cells[(const char*)p - s.memory + i].read;
+        Access& a = s.cells[(const char*)p - memory + i].read;
         if (a.thread & departing) a = {s.now, a.code, (uint16_t)me.thread, me.warp_turn};
     }
 }
 
 void begin_launch() {
     s.launch_start = ++s.now;
+    s.done_moment = 0;
     s.block_starts.clear();
     s.published.clear();
 }

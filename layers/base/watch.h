@@ -75,6 +75,10 @@ template <class V>
     store(p, &v, sizeof v);
 }
 
+extern char* memory;  // all that is watched: device, pinned and shared memory
+constexpr size_t span = 64ull << 30;
+inline bool is_inside(const void* p) { return (size_t)((const char*)p - memory) < span; }
+
 // an access that the compiler has announced, and where it comes from
 void seen(const void* p, size_t n, bool writing, const void* return_address);
 void seen_atomic(const void* p, size_t n, bool acquires, bool releases, const void* return_address,

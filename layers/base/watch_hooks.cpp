@@ -3,11 +3,12 @@
 
 namespace watch = emulated::watch;
 #define HERE __builtin_return_address(0)
+#define WATCH(p, n, writing) if (watch::is_inside(p)) watch::seen(p, n, writing, HERE);
 #define SEEN(n)                                                                                  \
-    void __tsan_read##n(void* p) { watch::seen(p, n, false, HERE); }                             \
-    void __tsan_unaligned_read##n(void* p) { watch::seen(p, n, false, HERE); }                   \
-    void __tsan_write##n(void* p) { watch::seen(p, n, true, HERE); }                             \
-    void __tsan_unaligned_write##n(void* p) { watch::seen(p, n, true, HERE); }
+    void __tsan_read##n(void* p) { WATCH(p, n, false) }                                          \
+    void __tsan_unaligned_read##n(void* p) { WATCH(p, n, false) }                                \
+    void __tsan_write##n(void* p) { WATCH(p, n, true) }                                          \
+    void __tsan_unaligned_write##n(void* p) { WATCH(p, n, true) }
 #define SEQUENTIAL __ATOMIC_SEQ_CST
 #define HOSTS(bits, T, name, call)                                                               \
     T __tsan_atomic##bits##_##name(volatile T* p, T x, int) { return call(p, x, SEQUENTIAL); }
@@ -37,8 +38,8 @@ namespace watch = emulated::watch;
 extern "C" {
 SEEN(1) SEEN(2) SEEN(4) SEEN(8) SEEN(16)
 ATOMIC(8, uint8_t) ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
-void __tsan_read_range(void* p, unsigned long n) { watch::seen(p, n, false, HERE); }
-void __tsan_write_range(void* p, unsigned long n) { watch::seen(p, n, true, HERE); }
+void __tsan_read_range(void* p, unsigned long n) { WATCH(p, n, false) }
+void __tsan_write_range(void* p, unsigned long n) { WATCH(p, n, true) }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 void __tsan_func_entry(void*) {}
