@@ -32,20 +32,14 @@ from over_ranks import check, environment
 
 
 def slow_rank():
-    """A rank that has the processor for a part of the time is named within 20 steps, with its host."""
-    larger = ["--layers", 4, "--hidden", 128, "--sequence", 64]
+    """A rank whose GEMMs take longer from some step on is named within 20 steps, with its host."""
+    slowly = WORK / "slowly"
     words = command("--steps", 100000, "--metrics", "slow.jsonl", ranks=2)
-    for name, value in zip(larger[::2], larger[1::2]):
-        words[words.index(name) + 1] = str(value)
-    process = start(words)
+    process = start(words, shimmed(FAULT_RANK=1, GEMM_SECONDS=0.001, FAULT_PATH=slowly))
     until(lambda: steps_written(WORK / "slow.jsonl") >= 20)
+    slowly.touch()
     at = steps_written(WORK / "slow.jsonl")
-    victim = ranks_of(process)[1]
-    while steps_written(WORK / "slow.jsonl") < at + 25:
-        os.kill(victim, signal.SIGSTOP)
-        time.sleep(0.04)
-        os.kill(victim, signal.SIGCONT)
-        time.sleep(0.01)
+    until(lambda: steps_written(WORK / "slow.jsonl") >= at + 25)
     process.send_signal(signal.SIGTERM)
     text = end(process)
     host = os.uname().nodename
