@@ -147,11 +147,11 @@ void advance_comm_streams() {
 }
 
 void wait_for(PendingCall& call) {
-    Patience patience;
+    WaitLoop loop;
     for (;;) {
         call.test(nullptr);
         if (call.done) return;
-        patience.turn(call.here, call.group.members);
+        loop.turn(call.here, call.group.members);
     }
 }
 
@@ -206,10 +206,10 @@ StreamEvent mark(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_s
 void hold_until(Stream, const StreamEvent& event) {
     CommStream& c = *(CommStream*)event.comm_stream;
     c.awaited = std::max(c.awaited, event.position);
-    Patience patience;
+    WaitLoop loop;
     for (advance_comm_streams(); c.done < event.position;) {
         PendingCall& next = c.queue.front();
-        patience.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
+        loop.turn(next.posted ? next.here : text("a computation before %s of %s", next.what, next.label),
                       next.group.members);
     }
     watch::learn(c.known_at(event.position));

@@ -157,8 +157,8 @@ ncclComm_t join(const Group& g, ncclUniqueId id) {
         joining->done = true;
     });
     try {
-        Patience patience;
-        while (!joining->done) patience.turn("NCCL's start of " + handle_of(g).name, g.members);
+        WaitLoop loop;
+        while (!joining->done) loop.turn("NCCL's start of " + handle_of(g).name, g.members);
     } catch (...) {
         joins.detach();
         throw;

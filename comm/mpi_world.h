@@ -142,18 +142,19 @@ double ranks_per_core() {
     return ratio;
 }
 
-// while waiting: yields the processor, and now and then answers questions and checks the timeout. It sleeps
-// between two looks after a second; after a thousand looks where ranks outnumber the cores, and then the
-// longer the more they are: those that wait leave the cores to those that they wait for.
-class Patience {
+// What a rank does between two looks at a call that it waits for: after a hundred looks it yields the
+// processor, after a second it sleeps 50 us. Where ranks outnumber the cores, it sleeps after a thousand
+// looks, with more than 5 ranks a core 10 us for each: those that wait leave the cores to those that they
+// wait for. Now and then it answers questions, and checks the timeout.
+class WaitLoop {
     double start = now();
     long turns = 0;
     bool sleeps = false;
 
 public:
-    Patience() = default;
-    Patience(const Patience&) = delete;
-    ~Patience() { host_waited += now() - start; }
+    WaitLoop() = default;
+    WaitLoop(const WaitLoop&) = delete;
+    ~WaitLoop() { host_waited += now() - start; }
     void turn(const std::string& here, const std::vector<int>& members) {
         if (sleeps) usleep((useconds_t)std::max(50.0, 10 * ranks_per_core()));
         else if (turns > 100) sched_yield();
@@ -167,11 +168,11 @@ public:
 };
 
 void wait_for(MPI_Request request, const std::string& here, const std::vector<int>& members) {
-    Patience patience;
+    WaitLoop loop;
     for (int done = 0;;) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (done) return note_progress();
-        patience.turn(here, members);
+        loop.turn(here, members);
     }
 }
 

@@ -7,8 +7,9 @@
 //   x, y, mid (N_r, C), of N = B * T rows in all, those of sequence 0 first
 //   kept:  the tensors in BlockActivations
 //   communicates, with t > 1: forward an all-gather before qkv and a reduce-scatter behind out, the same
-//   before up and behind down (without --sequence-parallel: an all-reduce behind out, and one behind down);
-//   backward the reverse
+//   before up and behind down; backward an all-gather of down's dy, one of up's input again, a reduce-scatter
+//   of its dx, and the same three for out and qkv. Without --sequence-parallel: an all-reduce behind out and
+//   one behind down, backward one of up's dx and one of qkv's
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
 //   A packed batch (evaluation, generation) runs forward only; its qkv is the KV cache (with
 //   the queries, which nobody reads again).

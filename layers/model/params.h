@@ -10,8 +10,11 @@
 //   its own, sharded like the original; it is not counted in the norm and not saved.
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
 //   To add a tensor to the block: a row in block_rows and its name in BlockTensor (compared at compile time),
-//   its use in block.h, and the same in scripts/reference_pytorch.py, whose gradients ./test_gpt compares by
-//   name. To add any other tensor: a line in parameter_table().
+//   its use in block.h, and the same in scripts/reference_pytorch.py, which writes reference_pytorch.json
+//   anew: ./test_gpt pytorch compares each gradient with it by name. One that --fp8 rounds: round_weights()
+//   in block.h as well; one that ./convert knows: layers/convert/model.h. To add any other tensor: a line in
+//   parameter_table(), its index beside those that follow it there, its use in stage.h, which also waits for
+//   its bucket and reduces it; the same check compares its gradient.
 #pragma once
 #include <cmath>
 #include <iterator>

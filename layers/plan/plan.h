@@ -37,7 +37,8 @@ struct Plan {
 };
 
 // FLOPs of a step: the model's, counting all scores of attention (half of them would do); with `recompute`,
-// those of the hardware, which also recomputes (arXiv 2104.04473, equation 3)
+// those of the hardware under --recompute full, which repeats the blocks' forward (light counts nothing more;
+// arXiv 2104.04473, equation 3)
 inline double model_flops(const ModelShape& m, double batch, bool recompute) {
     double L = m.L, C = m.C, T = m.T, Vp = m.Vp;
     double logits = Vp / ((recompute ? 16 : 12) * L * C);
