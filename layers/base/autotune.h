@@ -2,7 +2,7 @@
 //   Choices are timed while there is a TimingChoices: in tune(), at a run's start. They belong to the run:
 //   all its ranks use the same ones, and its checkpoints carry them, so that a resumed run computes exactly
 //   the same (share_choices in model/setup.h). A shape that no training step has (a packed batch's) is each
-//   rank's own matter: it takes what the file has, or the usual way (inference/packed_batch.h times attention).
+//   rank's own matter: it takes what the file has, or the usual way (packed_batch.h times attention).
 //   They are also cached in a file for later runs on such a machine:
 //     train_gpt choices 1 | GPU, versions of its driver and of cuBLASLt
 //     KEY = NUMBER MICROSECONDS          one per line
