@@ -6,7 +6,7 @@
 //   PREAD_SECONDS   a pread takes so long
 //   PWRITE_FAILS    so many calls of pwrite fail with EIO
 //   MEMORY_LOG      where a rank's large pieces of memory lie: PATH.RANK gets a line `address bytes` for each
-//   GEMM_SECONDS    a cblas_sgemm takes so much longer, from when the file FAULT_PATH is there
+//   GEMM_SECONDS    a cblas_sgemm takes so much longer, from when the file GEMM_FILE is there
 //   LATE_SECONDS    the rank sleeps so long before MPI makes the first group of its own
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -79,7 +79,7 @@ typedef void Gemm(int, int, int, int, int, int, float, const float*, int, const 
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                  const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc) {
     Gemm* real = (Gemm*)dlsym(RTLD_NEXT, "cblas_sgemm");
-    const char* begin = getenv("FAULT_PATH");
+    const char* begin = getenv("GEMM_FILE");
     if (begin && is_chosen() && !access(begin, F_OK)) pause_for("GEMM_SECONDS");
     real(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }

@@ -19,7 +19,6 @@ from faults import (
     command,
     end,
     metrics,
-    ranks_of,
     run,
     shimmed,
     skipped,
@@ -35,7 +34,7 @@ def slow_rank():
     """A rank whose GEMMs take longer from some step on is named within 20 steps, with its host."""
     slowly = WORK / "slowly"
     words = command("--steps", 100000, "--metrics", "slow.jsonl", ranks=2)
-    process = start(words, shimmed(FAULT_RANK=1, GEMM_SECONDS=0.001, FAULT_PATH=slowly))
+    process = start(words, shimmed(FAULT_RANK=1, GEMM_SECONDS=0.001, GEMM_FILE=slowly))
     until(lambda: steps_written(WORK / "slow.jsonl") >= 20)
     slowly.touch()
     at = steps_written(WORK / "slow.jsonl")
