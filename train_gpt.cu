@@ -22,6 +22,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     Optimizer& optimizer = *trainer.optimizer;
     const Options& o = run.options;
     double start = seconds(), waited = comm::waited_seconds();
+
     const StepSamples& samples = trainer.samples.take(model);
     int B = model.setup.B, T = model.shape.T;
     double tokens = (double)samples.batch * T, counted = samples.tokens();
@@ -31,9 +32,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
-    optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1,
-                                   trainer.spikes.norms.limit(o.spike_z),
-                                   trainer.spikes.losses.limit(o.spike_z) * counted);
+    set_hyper_parameters(run, trainer, result.learning_rate, counted);
 
     auto compute = [&] {
         clear_losses(model);
@@ -41,6 +40,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
             std::vector<BatchShape> sizes(micro_batches, {B, T});
             return run_schedule(model, schedule, token_batches(model, sizes), dloss);
         }
+        // one stage: a plain loop
         for (int i = 0; i < micro_batches; i++) {
             MicroBatch mb = {i, i == micro_batches - 1, 0, {B, T}, model.in_flight[0], model.inputs[0],
                              &model.dx_buffers[0]};
@@ -50,66 +50,33 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
             backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
         }
     };
+
+    // --check-every: computes the gradients twice and compares them
     std::optional<RepeatedStep> repeated;
     bool repeats = o.check_every && (run.state.step + 1) % o.check_every == 0;
+
     auto step = [&] {
         if (repeats) repeated.emplace(model, optimizer, compute);
         else compute();
         finish_reductions(model);  // started bucket by bucket in backward; waits for them here
         update_parameters(model, optimizer, o.clip);
     };
-    bool initialises = !trainer.steps++ && model.grid.world.size > 1;  // ranks' first step; not in a graph
-    if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
-    else enqueue_as_graph(model, trainer, samples.batch, step);
+
+    enqueue(model, trainer, samples.batch, repeats, step);  // as a CUDA graph, where that is faster
 
     Clip clip = last_clip(model, optimizer);  // the host's first wait in the step, except inside MPI calls
-    if (take_expired_wait(model.stream))
-        fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
-             "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
+    check_waits_of_kernels(run, model);
     result.norm = clip.norm;
     result.updated = clip.will_update;
-    run.state.step++;
-    run.state.samples += samples.batch;
-    run.state.tokens += (uint64_t)tokens;
+    run.state.advance(samples.batch, (uint64_t)tokens);
+
+    // the host's second wait: for the losses, and for the other ranks
     RankReport mine = rank_report(run, trainer, repeated ? &*repeated : nullptr, result.updated);
     mine.stops = stop_requested;
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
     return reports;
-}
-
-// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set.
-// Returns false if any rank cannot read it.
-bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
-    Model& model = *trainer.model;
-    const Grid& grid = model.grid;
-    int T = model.shape.T;
-    uint64_t all = run.validation->samples(), B = model.setup.B;
-    uint64_t count = std::min(all, run.options.evaluate_batches * B), batches = (count + B - 1) / B;
-    int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // dealt round-robin, as in training
-    std::vector<BatchShape> sizes;
-    auto first_of = [&](int i) { return ((uint64_t)i * grid.d + grid.data) * B; };
-    auto sample_of = [&](uint64_t k) { return (uint64_t)((double)k * (double)all / (double)count); };
-    for (int i = 0; i < mine; i++) sizes.push_back({(int)std::min(B, count - first_of(i)), T});
-    auto read = [&] {
-        std::vector<int> samples(B * (T + 1));
-        for (int i = 0; model.loads_tokens() && i < mine; i++) {
-            for (int b = 0; b < sizes[i].B; b++)
-                run.validation->read_sample(&samples[(size_t)b * (T + 1)], sample_of(first_of(i) + b));
-            put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
-        }
-    };
-    std::future<void> reading = std::async(std::launch::async, read);
-    if (!comm::await_together(reading, "reading validation data", trainer.data_error))
-        return false;
-    clear_losses(model);
-    Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
-    run_schedule(model, schedule, token_batches(model, sizes), 0);
-    double counted = 0;
-    for (uint64_t k = 0; k < count; k++) counted += (double)run.validation->counted(sample_of(k));
-    loss = gather_reports(model, mine, {}, 1, {}).losses[0] / std::max(1.0, counted);
-    return true;
 }
 
 // ---- train -----------------------------------------------------------------------------------------------
@@ -135,27 +102,33 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
     StepReporter reporter(run);
     StepListeners step_listeners(run, predicted.has_value());
     auto due = [&](long every) { return every && run.state.step % every == 0; };
+
     bool has_begun = run.state.step < run.last_step;
     std::string times = run.start_times.print(run.grid.world);
     if (run.is_rank0() && run.grid.world.size > 1) printf("%s", times.c_str());
     if (run.is_rank0() && !has_begun)
         printf("nothing to do: the run is at step %ld, and ends at %ld\n", run.state.step, run.last_step);
+
     if (has_begun) prefetch_samples(run, trainer, run.state.samples);
     comm::end_on_error(trainer.samples.await());
     while (run.state.step < run.last_step && !trainer.stop) {
         int batch = batch_after(o, run.state.samples);
         step_listeners.begin_step(model);
         plan_check.open(planned.work.at(batch));
+
         StepResult result;
         StepReports reports = train_step(result, run, trainer);
+
         plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
         step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
                                 predicted ? &*predicted : nullptr);
+
         bool is_corrupt = reports.any(&RankReport::is_corrupt);  // then neither evaluated nor saved
         bool evaluated = is_corrupt || evaluate_step(result, run, trainer, jobs);
         reporter.report_step(result, (double)batch * model.shape.T);
         if (!evaluated) save_and_end(run, trainer, trainer.data_error);
         act_on_reports(reports, result, run, trainer);
+
         if (due(o.check_every)) {
             double began = seconds();
             comm::end_on_error(compare_replicas(model, *trainer.optimizer, run.state.step));
@@ -163,11 +136,13 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
         }
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
     }
+
     model.await_parameters();  // all-gathered after the last update
     if (long left = comm::unawaited_calls())
         fail("%ld calls were never waited for: a defect of this program", left);
     if (trainer.stop && run.is_rank0()) printf("stopped by a signal after step %ld\n", run.state.step);
     if (has_begun || o.resume != o.save) save_now(run, trainer);
+
     step_listeners.print();
     if (run.is_rank0()) fputs(run.train->draws(run.state.samples).c_str(), stdout);
     plan_check.print(run, planned, memory_taken(model, *trainer.optimizer));
@@ -179,6 +154,8 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     const Options& o = run.options;
     bool training = run.trains(), alone = run.grid.world.size == 1;
     if (training && run.is_rank0()) print_run(run);
+
+    // the model and its memory
     trainer.schedules = std::move(schedules);
     trainer.model =
         std::make_unique<Model>(run.state.shape, run.grid, setup_of(o, run.grid, trainer.schedules));
@@ -192,17 +169,22 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
         check_memory(model, *trainer.optimizer, planned);
     }
     run.start_times.end("memory");
+
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
     run.start_times.end("parameters");
+
+    // GEMM algorithms: from --tuning or the checkpoint, or timed when a shape is first seen
     if (HAS_KERNELS) open_autotuner(o, run.state);
     if (HAS_KERNELS && model.setup.packs) tune_packed(model);
     if (!training) return share_choices(run.grid.world);
+
     keep_freed_memory();
     trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
     trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts.size());
     if (!HAS_KERNELS) return;
+
     // longer steps hide the launch overhead anyway, and graphs take memory
     bool is_short = trainer.schedules.rbegin()->second.shape.micro_batches <= 8;
     bool may_graph = o.graph == "auto" && alone && !host_is_device && is_short && o.loss_on == "all";
@@ -210,20 +192,33 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     trainer.uses_graph = o.graph == "yes" || (o.graph == "auto" && is_faster);
 }
 
-// Resolves and checks every setting before the model takes memory. Either all ranks continue, or all exit.
+// Before there is a model: every option is resolved, every file opened and checked
+void resolve_and_check(Run& run, InferenceJobs& jobs, Schedules& schedules, double memory) {
+    Options& o = run.options;
+    check_plan_options(o);
+    jobs = open_jobs(o);
+    if (!o.plan.empty()) return resolve_plan(run);
+
+    run.grid = place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
+    resolve(run, jobs.vocabulary());
+    check_tasks(jobs, o);
+    choose_micro_batch(run, memory);
+
+    if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
+    if (o.pipeline_chunks > 1 && !schedules.empty())
+        o.pipeline_group = schedules.rbegin()->second.shape.interleave_group;
+
+    device_name();      // fails if there is no device
+    uses_flash(o, {});  // fails if --attention flash has no kernel
+    check_metrics(run);
+    check_trace(run);
+}
+
+// Everything that can be refused is refused here, before the model takes memory
 Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char** argv) {
-    auto together = [](auto phase) {
-        std::string error;
-        try {
-            phase();
-        } catch (const std::exception& e) {
-            error = e.what();
-        }
-        comm::end_on_error(error);
-    };
     Options& o = run.options;
     Schedules schedules;
-    together([&] {
+    comm::together([&] {
         o = parse_options(argc, argv);
         comm::timeout = o.comm_timeout;
     });
@@ -231,39 +226,27 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
     comm::check_ranks_agree(option_hashes(o));
     run.start_times.end("options");
     if (o.help || o.version) return schedules;
+
+    // --micro-batch auto is sized by the memory that communicators leave free: they come first
     std::optional<Grid> grid;
     double memory = 0;
-    if (o.micro_batch == automatic && o.plan.empty()) {  // sized by the memory communicators leave free
-        together([&] {
+    if (o.micro_batch == automatic && o.plan.empty()) {
+        comm::together([&] {
             device_name();
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
         });
         grid = make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
         memory = memory_of_a_rank();
     }
-    together([&] {
-        check_plan_options(o);
-        jobs = open_jobs(o);
-        if (!o.plan.empty()) return resolve_plan(run);
-        run.grid =
-            place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
-        resolve(run, jobs.vocabulary());
-        check_tasks(jobs, o);
-        choose_micro_batch(run, memory);
-        if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
-        if (o.pipeline_chunks > 1 && !schedules.empty())
-            o.pipeline_group = schedules.rbegin()->second.shape.interleave_group;
-        device_name();      // fails if there is no device
-        uses_flash(o, {});  // fails if --attention flash has no kernel
-        check_metrics(run);
-        check_trace(run);
-    });
+
+    comm::together([&] { resolve_and_check(run, jobs, schedules, memory); });
     if (!o.plan.empty()) return schedules;
     comm::check_ranks_agree(file_fingerprints(run));
     comm::check_ranks_agree(job_hashes(jobs, o));
     check_shared_folder(run);
     lock_save_folder(run, trainer);
     run.start_times.end("files");
+
     run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     run.hosts = comm::gather_hosts(run.grid.world);
     int devices = host_is_device ? 0 : device_count();
@@ -281,6 +264,7 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
         else show_plan(run);
         return;
     }
+
     StagePlan planned;
     if (run.trains()) {
         for (int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, [](int) { stop_requested = 1; });
@@ -288,19 +272,23 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
     }
     build(trainer, run, std::move(schedules), planned);
     run.start_times.end("tuning");
+
     Model& model = *trainer.model;
     if (!run.trains() && !jobs.tasks.empty()) return evaluate_tasks(run, model, jobs);
     if (!run.trains() && !jobs.prompts.empty()) return answer_prompts(run, model, jobs.prompts);
     if (!run.trains()) return generate_text(run, model);
+
     open_metrics(run);
     train(run, trainer, jobs, planned);
 }
 
 int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // over the file-size limit, write() fails instead of killing the process
+
     Run run;
     InferenceJobs jobs;
     Trainer trainer;  // declared outside the try: freeing memory could block on a hung device
+
     try {
         comm::start(&argc, &argv);
         run.start_times.end("MPI");

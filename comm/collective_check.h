@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <future>
 #include <map>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -41,10 +42,14 @@ std::string ranks_with(const std::vector<Number>& of_ranks, Number value) {
 // returns if no rank has an error; otherwise all ranks exit with `code`
 inline void end_on_error(const std::string& error, int code = 1) {
     uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
+
     std::map<int64_t, std::vector<int>> who;
     std::vector<int64_t> all = gather_numbers(everyone(), {(int64_t)mine}, "who has an error");
     for (size_t rank = 0; rank < all.size(); rank++) if (all[rank]) who[all[rank]].push_back((int)rank);
+
     if (who.empty()) return;
+
+    // one rank of those with this error prints it, for all of them
     fflush(stdout);
     if (mine && who[(int64_t)mine][0] == world_rank()) {
         std::string ranks = all.size() == 1 ? ""
@@ -56,12 +61,27 @@ inline void end_on_error(const std::string& error, int code = 1) {
     exit(code);
 }
 
+// Runs a phase that may fail on some ranks only. Either all ranks go on, or all exit with `code`
+template <class Phase>
+void together(Phase phase, int code = 1) {
+    std::string error;
+    try {
+        phase();
+    } catch (const std::bad_alloc&) {
+        error = "not enough memory for these settings";
+    } catch (const std::exception& e) {
+        error = e.what();
+    }
+    end_on_error(error, code);
+}
+
 // what must be the same on all ranks: its name, its checksum, and advice if it is not
 struct RankHash { std::string name; uint64_t sum; const char* advice; };
 inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
     std::vector<int64_t> mine;
     for (auto& f : hashes) mine.push_back((int64_t)f.sum);
     std::vector<int64_t> all = gather_numbers(everyone(), mine, "what must be the same");
+
     std::string error;
     for (size_t i = 0; i < hashes.size() && error.empty(); i++) {
         std::vector<int> differ;
@@ -81,6 +101,7 @@ inline bool await_together(std::future<void>& work, const char* doing, std::stri
     constexpr std::chrono::milliseconds patience(5000), tick(20);
     auto began = std::chrono::steady_clock::now();
     int64_t status = work.valid() ? Busy : Done;
+
     for (bool named = false;;) {
         if (status != Busy) std::this_thread::sleep_for(tick);
         else if (work.wait_for(tick) == std::future_status::ready) {
@@ -92,8 +113,10 @@ inline bool await_together(std::future<void>& work, const char* doing, std::stri
                 status = Failed;
             }
         }
+
         std::vector<int64_t> all = gather_numbers(everyone(), {status}, doing);
         if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
+
         if (named || world_rank() != 0 || std::chrono::steady_clock::now() - began < patience) continue;
         named = true;
         fprintf(stderr, "slow: rank %s still %s after 5 s\n", ranks_with(all, (int64_t)Busy).c_str(), doing);

@@ -66,6 +66,7 @@ constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
         default: return bytes;
     }
 }
+
 struct Traffic {
     long calls = 0, sent = 0;  // sent: bytes, as sent_bytes() counts
     bool operator==(const Traffic&) const = default;
@@ -141,6 +142,7 @@ constexpr Type type_of() {
         return Type::Int64;
     }
 }
+
 constexpr long bytes_of(Type type) { return type == Type::Bf16 ? 2 : type == Type::Fp32 ? 4 : 8; }
 
 inline void count(const Group& g, Collective kind, long bytes) {
@@ -171,6 +173,7 @@ public:
           }) {
         if (executes()) count(g, kind, n * (long)sizeof(T));
     }
+
     explicit operator bool() const { return executes(); }
 };
 using Where = std::source_location;
@@ -187,6 +190,7 @@ void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s
     if (CallScope call{Collective::AllReduce, g, {updates("x", x, n)}, n, x, label, s, where})
         all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
 }
+
 template <class T>
 void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
                     Where where = Where::current()) {
@@ -195,6 +199,7 @@ void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* lab
                        g.size * n, in, label, s, where})
         reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
 }
+
 template <class T>
 void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
                 Where where = Where::current()) {
@@ -203,6 +208,7 @@ void all_gather(const Group& g, T* out, const T* in, long n, const char* label, 
                        g.size * n, in, label, s, where})
         all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
 }
+
 template <class T>
 void broadcast(const Group& g, T* out, const T* in, long n, int root, const char* label, Stream s,
                Where where = Where::current()) {
@@ -212,6 +218,7 @@ void broadcast(const Group& g, T* out, const T* in, long n, int root, const char
                        s, where})
         broadcast_bytes(g, out, in, n, type_of<T>(), root, label, s);
 }
+
 template <class T>
 void reduce(const Group& g, T* out, const T* in, long n, int root, const char* label, Stream s,
             Where where = Where::current()) {
@@ -221,12 +228,14 @@ void reduce(const Group& g, T* out, const T* in, long n, int root, const char* l
                        s, where})
         reduce_bytes(g, out, in, n, type_of<T>(), root, label, s);
 }
+
 template <class T>
 void send(const Group& g, const T* x, long n, int to, const char* label, Stream s,
           Where where = Where::current()) {
     if (CallScope call{Collective::Send, g, {reads("x", x, n)}, n, x, label, s, where})
         send_bytes(g, x, n, type_of<T>(), to, label, s);
 }
+
 template <class T>
 void receive(const Group& g, T* x, long n, int from, const char* label, Stream s,
              Where where = Where::current()) {
@@ -247,13 +256,16 @@ inline Activity wait_of(Stream waits, Stream awaited, long position, const char*
     return {.kind = Activity::Wait, .name = "wait", .stream = waits, .place = {}, .label = label,
             .awaited = awaited, .position = position};
 }
+
 inline void wait_stream(Stream comm_stream, Stream compute) {
     ActivityScope wait([&] { return wait_of(comm_stream, compute, -1, "computations"); });
     if (executes()) hold_comm_stream(comm_stream, compute);
 }
+
 inline StreamEvent record_event(Stream comm_stream) {
     return executes() ? mark(comm_stream) : StreamEvent{comm_stream, dry_calls};
 }
+
 // returns at once if there is no event
 inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {
     if (!event.comm_stream) return;

@@ -19,14 +19,17 @@ MPI_Datatype type_mpi(Type type) {
     return type == Type::Bf16 ? bf16_type : type == Type::Fp32 ? MPI_FLOAT : type == Type::Fp64 ? MPI_DOUBLE
         : MPI_INT64_T;
 }
+
 MPI_Op op_mpi(Type type, Op op) {
     if (type == Type::Bf16) return op == Op::Sum ? bf16_sum : bf16_max;
     return op == Op::Sum ? MPI_SUM : MPI_MAX;
 }
+
 void add_bf16(void* in, void* inout, int* n, MPI_Datatype*) {
     [[maybe_unused]] watch::Unwatched transport;
     for (int i = 0; i < *n; i++) ((bf16*)inout)[i] = bf16(float(((bf16*)inout)[i]) + float(((bf16*)in)[i]));
 }
+
 void max_bf16(void* in, void* inout, int* n, MPI_Datatype*) {
     [[maybe_unused]] watch::Unwatched transport;
     for (int i = 0; i < *n; i++)
@@ -44,23 +47,28 @@ struct Staged {
         copy.resize(bytes);
         host = copy.data();
     }
+
     void load(Stream s) {
         if (host != device) copy_to_host(host, device, bytes, s);
         else watch::begin_send(device, bytes);
     }
+
     void replace(Stream s) {  // load(), and expect() in place
         if (host != device) return load(s);
         watch::read(device, bytes);
         expect();
     }
+
     void expect() {  // announces what store() will write
         if (host == device) watch::begin_copy(device, nullptr, bytes);
     }
+
     void store(Stream s) {
         if (host == device) return watch::finish_copy(device, nullptr, bytes);
         copy_to_device(device, host, bytes, s);
         synchronize(s);
     }
+
     void sent() {
         if (host == device) watch::finish_send(device, bytes);
     }
@@ -86,6 +94,7 @@ struct PendingCall {
         post(&request, s);
         posted = true;
     }
+
     void test(Stream s) {
         int complete = 0;
         MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
@@ -110,6 +119,7 @@ struct CommStream {
         [[maybe_unused]] watch::Work now(progress, call.given);
         return call.after->reached();
     }
+
     void advance() {
         for (auto& call : queue) {
             if (!call.posted) {
@@ -124,6 +134,7 @@ struct CommStream {
             }
             call.end = progress.clock;
         }
+
         for (; !queue.empty() && queue.front().done; done++) {
             ends.push_back(queue.front().end);
             if (ends.size() > 1) watch::join(ends.back(), ends[ends.size() - 2]);
@@ -131,6 +142,7 @@ struct CommStream {
             if (ends.size() > 1000) ends.pop_front();
         }
     }
+
     // the clock of an event at `position`: without calls that ended since, except for what a call learnt
     // while others were under way
     watch::Clock known_at(long position) const {
@@ -187,6 +199,7 @@ void start(int* argc, char*** argv) {
     MPI_Op_create(add_bf16, 1, &bf16_sum);
     MPI_Op_create(max_bf16, 1, &bf16_max);
 }
+
 Group make_group(const char* name, const std::vector<int>& members) { return make_mpi_group(name, members); }
 Group make_host_group(const char* name, const std::vector<int>& members) {
     return make_mpi_group(name, members);
@@ -196,11 +209,13 @@ Stream make_comm_stream() {
     comm_streams.push_back(std::make_unique<CommStream>());
     return (Stream)comm_streams.back().get();
 }
+
 void hold_comm_stream(Stream comm_stream, Stream compute) {
     auto event = std::make_shared<Event>();
     event->record(compute);
     ((CommStream*)comm_stream)->after = event;
 }
+
 double waited_seconds() { return host_waited; }
 StreamEvent mark(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
 void hold_until(Stream, const StreamEvent& event) {
@@ -214,11 +229,13 @@ void hold_until(Stream, const StreamEvent& event) {
     }
     watch::learn(c.known_at(event.position));
 }
+
 long unawaited_calls() {
     long n = 0;
     for (auto& c : comm_streams) n += c->given - c->awaited;
     return n;
 }
+
 const bool can_capture = false;
 void begin_capture() {}
 void end_capture(Stream) {}
@@ -238,6 +255,7 @@ void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const c
         }, [=](Stream copies) { data->store(copies); }}, s);
     });
 }
+
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
     if (n * g.size > most_mpi_values) {  // parts of slices are not slices: each rank's slice by itself
@@ -245,6 +263,7 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
             reduce_bytes(g, out, (const char*)in + root * n * bytes_of(type), n, type, root, label, s);
         return;
     }
+
     bool in_place = (char*)out == (const char*)in + g.rank * n * bytes_of(type);
     auto from = std::make_shared<Staged>(in, g.size * n * bytes_of(type));
     auto to = std::make_shared<Staged>(out, n * bytes_of(type), in_place);
@@ -258,6 +277,7 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
         to->store(copies);
     }}, s);
 }
+
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s) {
     long bytes = n * bytes_of(type);
@@ -266,6 +286,7 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
             broadcast_bytes(g, (char*)out + root * bytes, in, n, type, root, label, s);
         return;
     }
+
     bool in_place = (const char*)in == (char*)out + g.rank * bytes;
     auto to = std::make_shared<Staged>(out, g.size * bytes), from = std::make_shared<Staged>(in, bytes);
     enqueue({g, "all-gather", label, n, [=](MPI_Request* r, Stream copies) {
@@ -278,6 +299,7 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
         to->store(copies);
     }}, s);
 }
+
 // root sends from `in` itself, and copies it to `out`
 void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
                      const char* label, Stream s) {
@@ -299,6 +321,7 @@ void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type typ
         }}, s);
     });
 }
+
 void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root, const char* label,
                   Stream s) {
     bool receives = g.rank == root, in_place = receives && in == out;
@@ -317,6 +340,7 @@ void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, 
         }}, s);
     });
 }
+
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
     cut(n, [&](long first, long count) {
         auto data =
@@ -327,6 +351,7 @@ void send_bytes(const Group& g, const void* x, long n, Type type, int to, const 
         }, [=](Stream) { data->sent(); }}, s);
     });
 }
+
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
     cut(n, [&](long first, long count) {
         auto data = std::make_shared<Staged>((char*)x + first * bytes_of(type), count * bytes_of(type));

@@ -21,6 +21,7 @@ void check_nccl(ncclResult_t result, const char* what) {
         fail("NCCL, %s: %s (%s): NCCL_DEBUG=INFO says more", what, ncclGetErrorString(result),
              ncclGetLastError(nullptr));
 }
+
 ncclComm_t comm_of(const Group& g) { return (ncclComm_t)handle_of(g).nccl; }
 ncclDataType_t type_nccl(Type type) {
     return type == Type::Bf16 ? ncclBfloat16 : type == Type::Fp32 ? ncclFloat32
@@ -59,11 +60,13 @@ void look() {
     static long oldest = 0;
     static double since = 0;
     forget_ended();
+
     long number = watched.empty() ? -1 : watched.front().number;
     if (number != oldest) {
         oldest = number;
         since = now();
     }
+
     std::string here = watched.empty() ? "a computation" : watched.front().here;
     answer_questions(here, watched.empty() ? std::vector<int>() : watched.front().group.members);
     for (const Handle* each : communicators) {
@@ -71,6 +74,7 @@ void look() {
         ncclCommGetAsyncError((ncclComm_t)each->nccl, &error);
         check_nccl(error, each->name.c_str());
     }
+
     if (!watched.empty() && now() - since > timeout) find_who_hangs(here, watched.front().group.members);
 }
 
@@ -80,9 +84,9 @@ void end_calls() {
     timed.clear();
     for (auto& w : watched)
         if (!w.ended) {
-        w.ended = std::make_unique<Event>();
-        w.ended->record(w.stream);
-    }
+            w.ended = std::make_unique<Event>();
+            w.ended->record(w.stream);
+        }
     forget_ended();
 }
 
@@ -119,16 +123,19 @@ template <class Post>
 void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
     std::string here = note(g, what, label, n);
     if (!capturing) watched.push_back({here, calls, g, s, nullptr});
+
     auto comm_stream = comm_streams.find(s);
     bool on_comm_stream = comm_stream != comm_streams.end();
     if (on_comm_stream) comm_stream->second->calls++;
     ncclComm_t comm = comm_of(g);
     auto post_checked = [&] { check_nccl(post(comm), here.c_str()); };
+
     if (auto times = std::move(times_of_next_call)) {
         times->has_events = true;
         times->first.record(s);
         timed.push_back({times, s});
     }
+
     if (in_group) posted.push_back({comm, here, [=] { return post(comm); }});
     else if (on_comm_stream || capturing) post_checked();
     else time_wait(s, post_checked);
@@ -156,6 +163,7 @@ ncclComm_t join(const Group& g, ncclUniqueId id) {
         }
         joining->done = true;
     });
+
     try {
         WaitLoop loop;
         while (!joining->done) loop.turn("NCCL's start of " + handle_of(g).name, g.members);
@@ -163,6 +171,7 @@ ncclComm_t join(const Group& g, ncclUniqueId id) {
         joins.detach();
         throw;
     }
+
     joins.join();
     note_progress();
     if (joining->error) std::rethrow_exception(joining->error);
@@ -180,10 +189,12 @@ void connect(const Group& g, const char* name) {
     all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
     broadcast_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
     reduce_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
+
     group_begin();
     send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
     receive_bytes(g, x + g.size + 1, 1, Type::Int64, (g.rank + g.size - 1) % g.size, "connecting", nullptr);
     group_end();
+
     synchronize(nullptr);
     device_free(x);
 }

@@ -52,6 +52,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
         fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks: wants %s "
              "ranks, or other numbers", t, p, world, near.c_str());
     }
+
     Grid g;
     g.t = t;
     g.p = p;
@@ -59,6 +60,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     g.tensor = rank % t;
     g.data = rank / t % g.d;
     g.stage = rank / t / g.d;
+
     auto group = [&](const char* name, int size, int mine, auto member) {
         comm::Group out = {name, mine, size, std::vector<int>(size)};
         for (int i = 0; i < size; i++) out.members[i] = member(i);
@@ -68,12 +70,15 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     g.dp = group("data", g.d, g.data, [&](int i) { return g.rank_of(g.tensor, i, g.stage); });
     g.world = group("world", world, rank, [](int i) { return i; });
     if (p == 1) return g;
+
+    // pipeline: the neighbours of this stage, and the two ends that share the token embedding
     auto of_stage = [&](int stage) { return g.rank_of(g.tensor, g.data, stage); };
     g.pp = group("pipeline", p, g.stage, of_stage);
     auto pair = [&](const char* name, int from, int to) {
         return group(name, 2, g.stage == from ? 0 : 1, [&](int i) { return of_stage(i ? to : from); });
     };
     if (g.holds_tied()) g.tied = pair("tied embedding", 0, p - 1);
+
     int before = (g.stage + p - 1) % p, next = (g.stage + 1) % p;
     g.forward_in.group = pair("forward", before, g.stage);
     g.forward_out.group = pair("forward", g.stage, next);
@@ -93,6 +98,7 @@ inline Grid make_grid(int t, int p, bool wrap) {
     if (p == 1) return g;
     g.pp = comm::make_host_group(g.pp.name, g.pp.members);
     if (g.holds_tied()) make(g.tied);
+
     auto make_links = [&](int from) {
         int to = (from + 1) % p;
         if (g.stage != from && g.stage != to) return;
@@ -102,6 +108,8 @@ inline Grid make_grid(int t, int p, bool wrap) {
             link->stream = comm::make_comm_stream();
         }
     };
+
+    // links of even stages and then of odd ones: no rank waits for a chain of others
     int links = wrap ? p : p - 1;
     for (int odd : {0, 1})
         for (int from = odd; from < links; from += 2) make_links(from);
@@ -120,6 +128,7 @@ inline int communicator_count(const Grid& g, bool wrap) {
 inline std::string print_grid(const Grid& g) {
     std::string out =
         text("grid      %d ranks = %d tensor x %d data x %d pipeline\n", g.t * g.d * g.p, g.t, g.d, g.p);
+
     auto shown = [](int i, int n) { return n <= 8 || i < 4 || i >= n - 2; };
     for (int s = 0; s < g.p; s++) {
         if (!shown(s, g.p)) {

@@ -84,6 +84,7 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     MPI_Get_count(&status, MPI_BYTE, &size);
     std::string answer(size, 0);
     MPI_Recv(answer.data(), size, MPI_BYTE, status.MPI_SOURCE, answer_tag, control, MPI_STATUS_IGNORE);
+
     rank = status.MPI_SOURCE;
     std::istringstream lines(answer);
     std::getline(lines, where);
@@ -96,14 +97,17 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     print_last_calls(text("waits since %.0f s in %s", timeout, here.c_str()).c_str());
     std::map<int, std::string> answers = {{world_rank(), here}};  // "" until one has come
     double last = now();
+
     auto ask = [&](const std::vector<int>& ranks) {
         MPI_Request request;
         for (int rank : ranks)
             if (answers.insert({rank, ""}).second) {
-            MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
-            last = now();
-        }
+                MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
+                last = now();
+            }
     };
+
+    // whoever answers names the ranks that it waits for: they are asked as well
     ask(members);
     while (now() - last < answer_seconds) {
         int rank;
@@ -113,18 +117,23 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
         if (take_answer(rank, where, others)) {
             answers[rank] = where;
             ask(others);
-        } else sched_yield();
+        } else {
+            sched_yield();
+        }
     }
+
     std::string silent, elsewhere;
     for (auto& [rank, where] : answers) {
         if (where.empty()) silent += text(" %d", rank);
         else if (where != here) elsewhere += text("    rank %d waits in %s\n", rank, where.c_str());
     }
+
     std::string message = text("[rank %d] ", world_rank());
     if (silent.empty()) message += "all wait for one another:\n";
     else
         message += text("waits for rank%s, which does not answer: it computes, is stopped or is gone\n",
                         silent.c_str());
+
     fputs((message + elsewhere).c_str(), stderr);
     for (double start = now(); now() - start < 1;) answer_questions(here, members);  // the others ask as well
     stop(1);
@@ -187,11 +196,14 @@ void meet(const std::string& group, const std::vector<int>& members, int own) {
         else MPI_Irecv(nullptr, 0, MPI_BYTE, members[with], tag, control, &request);
         wait_for(request, here, members);
     };
+
+    // a binary tree: arrivals rise to the root, departures come down
     int size = (int)members.size(), parent = (own - 1) / 2;
     auto each_child = [&](int tag, bool sends) {
         for (int child = 2 * own + 1; child <= 2 * own + 2; child++)
             if (child < size) exchange(child, tag, sends);
     };
+
     each_child(arrival_tag, false);
     if (own > 0) {
         exchange(parent, arrival_tag, true);
@@ -221,6 +233,7 @@ struct RareWakeups {
         const double ns = ranks_per_core() * 100'000;
         if (ranks_per_core() > 1) prctl(PR_SET_TIMERSLACK, (unsigned long)ns);
     }
+
     ~RareWakeups() { prctl(PR_SET_TIMERSLACK, 0ul); }  // as it was
 };
 
@@ -243,7 +256,7 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
     Group g = {name, 0, (int)members.size(), members, nullptr};
     for (int i = 0; i < g.size; i++) if (members[i] == world_rank()) g.rank = i;
     if (g.size == 1) return g;
-    MPI_Group world, group;
+
     auto* h = new Handle;  // lives until the end of the run
     h->name = text("group %s, ranks", name);
     for (int i = 0; i < g.size; i++) {
@@ -253,7 +266,9 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
         }
         h->name += text(" %d", members[i]);
     }
+
     meet(h->name, members, g.rank);
+    MPI_Group world, group;
     MPI_Comm_group(MPI_COMM_WORLD, &world);
     MPI_Group_incl(world, g.size, members.data(), &group);
     MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &h->mpi);
@@ -278,17 +293,20 @@ void finish() {
     RareWakeups here;
     if (running) MPI_Finalize();
 }
+
 void stop(int code) {
     fflush(stdout);
     fflush(stderr);
     if (running) MPI_Abort(MPI_COMM_WORLD, code);
     _Exit(code);
 }
+
 int world_rank() {
     int rank = 0;
     if (running) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     return rank;
 }
+
 SentMessages sent_messages() {
     using Counter = long(long* peers);
     static auto* counter = (Counter*)dlsym(RTLD_DEFAULT, "mpi_messages_sent");
@@ -296,6 +314,7 @@ SentMessages sent_messages() {
     if (counter) sent.count = counter(&sent.peers);
     return sent;
 }
+
 int world_size() {
     int size = 1;
     if (running) MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -316,6 +335,7 @@ std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& 
     wait_for(request, here, g.members);
     return all;
 }
+
 void barrier(const Group& g, const char* label) {
     if (g.size == 1) return;
     MPI_Request request;

@@ -126,6 +126,7 @@ struct Pool {  // buffer indices; the one that has been free the longest is take
         unused.erase(unused.begin());
         return n;
     }
+
     void release(int n) { unused.push_back(n); }
 };
 
@@ -133,6 +134,7 @@ inline bool takes_message(const Instruction& i, int stage, const PipelineShape& 
     int number = i.chunk * s.p + stage;
     return i.kind == Instruction::Forward ? number > 0 : number < s.p * s.chunks - 1;
 }
+
 inline bool makes_message(const Instruction& i, int stage, const PipelineShape& s) {
     int number = i.chunk * s.p + stage;
     return i.kind == Instruction::Forward ? number < s.p * s.chunks - 1 : number > 0;
@@ -145,10 +147,12 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     std::map<std::pair<int, int>, I> kept;  // (micro_batch, chunk) -> its forward, until its backward
     Pool slots, inputs;
     int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in use, one received ahead
+
     auto place = [&](I& i) {  // assigns the buffer that computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);
         else i.dx = next_dx++ % out.dx_buffers;
     };
+
     auto message = [&](I i, bool send, int exchange) {
         bool forward = i.kind == I::Forward;
         i.kind = send ? (forward ? I::SendForward : I::SendBackward)
@@ -156,6 +160,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
         i.exchange = exchange;
         out.list.push_back(i);
     };
+
     int n = (int)work.size();
     for (int k = 0; k <= n; k++) {
         if (k > 0 && makes_message(work[k - 1], stage, s)) message(work[k - 1], true, k + 1);
@@ -164,6 +169,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
             place(work[ahead]);
             if (takes_message(work[ahead], stage, s)) message(work[ahead], false, ahead);
         }
+
         if (k == n) break;
         I& i = work[k];
         std::pair<int, int> key(i.micro_batch, i.chunk);
@@ -175,11 +181,13 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
             i.input = kept[key].input;
         }
         out.list.push_back(i);
+
         if (i.kind == I::Backward || !s.training) {
             slots.release(i.slot);
             inputs.release(i.input);
         }
     }
+
     out.slots = slots.made;
     out.inputs = inputs.made;
     return out;
@@ -256,8 +264,10 @@ class ScheduleChecker {
         int number = i.chunk * s.p + r;
         bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
         const std::vector<Instruction>& list = all[r].list;
+
         for (size_t other = me.at; other-- > 0 && i.exchange >= 0 && list[other].exchange == i.exchange;)
             if (list[other].kind == i.kind) refuse(r, i, "two of a kind in one exchange");
+
         if (i.sends()) {
             Direction& d = is_forward ? forward[r] : backward[r];
             if (!me.done[!is_forward].count(key)) refuse(r, i, "sent before it is computed");
@@ -265,6 +275,7 @@ class ScheduleChecker {
             d.sent.push_back({i.micro_batch, is_forward ? number + 1 : number - 1});
             return true;
         }
+
         if (!i.computes()) {
             if (!is_forward && !sent_on(me.dx_sent, i.dx)) return false;
             if (is_forward && !me.input.insert({i.input, key}).second) refuse(r, i, "its input is in use");
@@ -273,6 +284,8 @@ class ScheduleChecker {
             d.received.push_back({i.micro_batch, number});
             return true;
         }
+
+        // a forward or backward: its input must have come
         if (is_forward && !sent_on(me.slot_sent, i.slot)) return false;
         if (takes_message(i, r, s)) {
             Direction& d = into(r, is_forward);
@@ -285,6 +298,8 @@ class ScheduleChecker {
         } else if (!sent_on(me.dx_sent, i.dx)) {
             return false;
         }
+
+        // its activations, and its input
         if (is_forward) {
             if (!me.slots.insert({i.slot, key}).second) refuse(r, i, "its activations are in use");
             if (i.slot >= all[r].slots || i.input >= all[r].inputs)
@@ -297,6 +312,7 @@ class ScheduleChecker {
         }
         if (!me.input.count(i.input) || me.input[i.input] != key) refuse(r, i, "its input is another's");
         if (me.done[!is_forward][key]++) refuse(r, i, "done twice");
+
         if (!is_forward || !s.training) {
             me.slots.erase(i.slot);
             me.input.erase(i.input);
@@ -309,8 +325,11 @@ class ScheduleChecker {
                 if ((int)stages[r].done[kind].size() != s.micro_batches * s.chunks)
                     fail("stage %d: %zu of %d computations", r, stages[r].done[kind].size(),
                          s.micro_batches * s.chunks);
+
             for (auto* d : {&forward[r], &backward[r]})
                 if (d->sent != d->received) fail("stage %d: a message is not received as sent", r);
+
+            // most forwards in flight, by the published formulas
             int after = s.p - r - 1;
             int most = s.chunks == 1 ? std::min(s.micro_batches, after + 1)
                 : std::min(s.micro_batches * s.chunks, 2 * after + (s.chunks - 1) * s.interleave_group + 1);

@@ -1,6 +1,7 @@
 // test_ranks.h   every call between ranks, of every type, on the compute stream and on a comm stream
 //   mpirun -n 4 ./test_gpt ranks
 #pragma once
+#include "../layers/base/graph.h"
 #include "../layers/base/testing.h"
 #include "collective_check.h"
 #include "hosts.h"
@@ -14,9 +15,11 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
         for (int r = 0; r < g.size; r++) sum += value(r, i);
         return sum;
     };
+
     std::vector<T> host((size_t)n * g.size), out(host.size());
     T* x = (T*)device_malloc(host.size() * sizeof(T), "a test");
     T* y = (T*)device_malloc(host.size() * sizeof(T), "a test");
+
     // fills x, makes the call where it belongs, fetches `from` into out
     auto call = [&](Stream where, T* from, auto make) {
         for (size_t i = 0; i < host.size(); i++) host[i] = T((float)value(g.rank, (int)i));
@@ -27,12 +30,14 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
         if (where) comm::wait_event(nullptr, comm::record_event(where), "a test");
         copy_to_host(out.data(), from, out.size() * sizeof(T), nullptr);
     };
+
     auto expect = [&](const char* what, bool on_channel, int from, int count, auto wanted) {
         int wrong = 0;
         for (int i = 0; i < count; i++) wrong += (double)(float)out[from + i] != wanted(i);
         check(wrong == 0, text("%s, %s%s: %d of %d values wrong", what, type,
                                on_channel ? ", on a comm_stream" : "", wrong, count));
     };
+
     int last = g.size - 1, size = n * g.size;
     int left = (g.rank + last) % g.size, right = (g.rank + 1) % g.size;
     for (Stream s : {(Stream) nullptr, comm_stream}) {
@@ -73,6 +78,7 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
             expect("send and receive", s, 0, n, [&](int i) { return value(left, i); });
         }
     }
+
     call(nullptr, y, [&](Stream s) { comm::reduce_scatter(g, y, x, n, "a test", s); });
     expect("reduce-scatter", false, 0, n, [&](int i) { return whole(g.rank * n + i); });
     call(nullptr, y, [&](Stream s) { comm::all_gather(g, y, x, n, "a test", s); });
@@ -101,6 +107,7 @@ void captured_call(const comm::Group& world, Stream comm_stream) {
             check(got == want, text("launch %d of a graph with a call: %g, wants %g", launch, got, want));
         }
     }
+
     device_free(x);
 }
 
@@ -120,6 +127,7 @@ void test_ranks() {
     for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;
     check(right, "numbers of all ranks");
     check(comm::rank_list({0, 1, 2, 5, 7, 8}) == "0 to 2 5 7 to 8", "a list of ranks");
+
     auto notes = [](std::vector<std::string> hosts, int t, int devices, const char* says) {
         std::string notes = comm::host_notes(hosts, t, devices);
         check(*says ? notes.find(says) != notes.npos : notes.empty(), "notes about hosts: " + notes);
@@ -131,17 +139,20 @@ void test_ranks() {
     notes({"a", "b", "a", "b"}, 2, 4, "2 of 2 tensor-parallel groups");
     notes({"a", "a", "b", "b"}, 2, 1, "a has 2 ranks, and 1 more host too many, for 1 GPU:");
     if (comm::can_capture && world.size > 1) captured_call(world, first);
+
     // two comm streams, the second after the first by way of the compute stream, many times over
     Stream second = comm::make_comm_stream();
     double* x = (double*)device_malloc(sizeof(double), "a test");
     double one = 1, got = 0, want = 1;
     copy_to_device(x, &one, sizeof one, nullptr);
+
     for (int i = 0; i < 20; i++, want *= world.size) {
         Stream s = i % 2 ? second : first;
         comm::wait_stream(s, nullptr);
         comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", s);
         comm::wait_event(nullptr, comm::record_event(s), "a test");
     }
+
     copy_to_host(&got, x, sizeof got, nullptr);
     device_free(x);
     check(got == want, text("a chain over two comm streams: %g, wants %g", got, want));

@@ -32,6 +32,7 @@ void test_schedule() {
             }
         }
     for (int m : {240, 192, 160}) check_schedule({35, m, 1, m});
+
     for (auto [m, N] : {std::pair{240, 40}, {240, 48}, {192, 48}, {192, 39}, {160, 40}}) {
         check(legal_group(35, m, N), text("35 stages, %d micro-batches: groups of %d are possible", m, N));
         check_schedule({35, m, 3, N});
@@ -45,6 +46,7 @@ void test_schedule() {
           "0F0 0F1 1F0 1B0 1F1 1B1 0F2 0B0 0F3 0B1 1F2 1B2 1F3 1B3 0B2 0B3", "interleaved 1F1B");
     check(print_schedule(make_schedule(1, {2, 2, 1, 2}), true) == "[r0] F0 [r1] B0 [S0] F1 B1 [S1]",
           "messages: " + print_schedule(make_schedule(1, {2, 2, 1, 2}), true));
+
     auto find = [](Schedule& s, I::Kind kind, int micro) {
         return std::find_if(s.list.begin(), s.list.end(),
                             [=](auto& i) { return i.kind == kind && i.micro_batch == micro; });
@@ -60,6 +62,7 @@ void test_schedule() {
     spoilt("its activations are another's", plain,
            [&](auto& all) { find(all[0], I::Backward, 1)->slot = 0; });
     spoilt("its input is in use", deep, [&](auto& all) { find(all[1], I::ReceiveForward, 1)->input = 0; });
+
     spoilt("sent before it is computed", plain, [&](auto& all) {
         auto send = find(all[0], I::SendForward, 0);
         std::swap(*send, *(send - 1));
@@ -71,11 +74,13 @@ void test_schedule() {
         all[3].slots = 2;
         all[3].list.insert(f + 1, again);
     });
+
     spoilt("of 6 computations", {1, 6, 1, 6},
            [&](auto& all) { all[0].list.resize(all[0].list.size() - 2); });
     spoilt("two of a kind", plain, [&](auto& all) {
         find(all[1], I::ReceiveForward, 1)->exchange = find(all[1], I::ReceiveForward, 0)->exchange;
     });
+
     spoilt("the formula says", plain,
            [&](auto& all) {  // one forward more than needed before the first backward
                all = all_stages({4, 6, 1, 6});
@@ -96,6 +101,7 @@ void test_schedule() {
            });
     refuses("wants at least 4 micro-batches", [] { check_pipeline({4, 3, 2, 4}); });
     refuses("choose one of 4 6 7 8 12", [] { check_pipeline({4, 12, 2, 5}); });
+
     for (int rank = 0; rank < 24; rank++) {
         Grid g = place_in_grid(rank, 24, 2, 3);
         check(g.d == 4 && g.rank_of(g.tensor, g.data, g.stage) == rank, "rank = tensor + t (data + d stage)");

@@ -56,20 +56,24 @@ public:
         if (access(path.c_str(), F_OK) != 0)
             fail("--loss-on answers: %s has no %s beside it: make both with ./tokenize, from JSON lines with "
                  "\"prompt\" and \"answer\"", tokens.c_str(), path.c_str());
+
         MappedFile file(path);
         if (file.size < 32 || memcmp(file.data, "GPTANSWR", 8) != 0)
             fail("%s: is no file of answers: wants \"GPTANSWR\" at offset 0; make it again with ./tokenize",
                  path.c_str());
+
         uint64_t size = file.read<uint64_t>(16, "ranges"), of = file.read<uint64_t>(8, "tokens");
         if (size > file.size || file.size != 32 + size * sizeof(AnswerRange))
             fail("%s: has %zu bytes, its header wants 32 + 16 * %zu: truncated or damaged; make it again",
                  path.c_str(), file.size, (size_t)size);
+
         sum = file.read<uint64_t>(file.size - 8, "the checksum");
         if (checksum(file.data, file.size - 8) != sum)
             fail("%s: damaged: its checksum differs; make it again with ./tokenize", path.c_str());
         if (of != count)
             fail("%s: belongs to %zu tokens, %s has %zu: make both again", path.c_str(), (size_t)of,
                  tokens.c_str(), (size_t)count);
+
         ranges.resize(size);
         memcpy(ranges.data(), file.data + 24, size * sizeof(AnswerRange));
         uint64_t all = 0, end = 0;

@@ -35,6 +35,7 @@ struct Json {
         if (!value) fail("%s: has no \"%.*s\"", name.c_str(), (int)key.size(), key.data());
         return *value;
     }
+
     int64_t integer(const std::string& name) const {
         char* end = nullptr;
         errno = 0;
@@ -43,14 +44,17 @@ struct Json {
             fail("%s: has %s, wants a whole number", name.c_str(), text.c_str());
         return value;
     }
+
     double number(const std::string& name) const {
         if (kind != Number) fail("%s: has %s, wants a number", name.c_str(), text.c_str());
         return strtod(text.c_str(), nullptr);
     }
+
     const std::string& string(const std::string& name) const {
         if (kind != String) fail("%s: wants a string", name.c_str());
         return text;
     }
+
     static Json parse(std::string_view text, const std::string& name);
 };
 
@@ -72,15 +76,18 @@ struct JsonParser {
     [[noreturn]] void refuse(const char* want) const {
         fail("%s: not JSON at offset %zu: wants %s", name.c_str(), at, want);
     }
+
     void space() {
         while (at < s.size() && (s[at] == ' ' || s[at] == '\t' || s[at] == '\n' || s[at] == '\r')) at++;
     }
+
     bool take(char c) {
         space();
         if (at >= s.size() || s[at] != c) return false;
         at++;
         return true;
     }
+
     uint32_t hex4() {
         uint32_t value = 0;
         for (int i = 0; i < 4; i++, at++) {
@@ -92,6 +99,7 @@ struct JsonParser {
         }
         return value;
     }
+
     void escape(std::string& out) {
         char c = at < s.size() ? s[at++] : 0;
         switch (c) {
@@ -104,6 +112,7 @@ struct JsonParser {
             case 'u': break;
             default: refuse("an escape");
         }
+
         uint32_t code = hex4();
         if (code >= 0xD800 && code < 0xDC00 && s.substr(at, 2) == "\\u") {
             size_t before = at;
@@ -114,6 +123,7 @@ struct JsonParser {
         }
         append_utf8(out, code >= 0xD800 && code < 0xE000 ? 0xFFFD : code);
     }
+
     std::string string() {
         std::string out;
         for (;;) {
@@ -125,29 +135,47 @@ struct JsonParser {
             escape(out);
         }
     }
+
     Json number() {
         size_t start = at;
         auto digits = [&] {
             if (at >= s.size() || s[at] < '0' || s[at] > '9') refuse("a digit");
             while (at < s.size() && s[at] >= '0' && s[at] <= '9') at++;
         };
+
         if (s[at] == '-') at++;
         if (s.substr(at, 1) == "0") at++;  // no digit may follow a leading zero
         else digits();
+
         if (at < s.size() && s[at] == '.') {
             at++;
             digits();
         }
+
         if (at < s.size() && (s[at] == 'e' || s[at] == 'E')) {
             at++;
             if (at < s.size() && (s[at] == '+' || s[at] == '-')) at++;
             digits();
         }
+
         Json out;
         out.kind = Json::Number;
         out.text = s.substr(start, at - start);
         return out;
     }
+
+    Json word() {
+        for (const char* word : {"null", "true", "false"}) {
+            if (s.substr(at, strlen(word)) != word) continue;
+            at += strlen(word);
+            Json out;
+            out.kind = word[0] == 'n' ? Json::Null : Json::Boolean;
+            out.text = word;
+            return out;
+        }
+        refuse("a value");
+    }
+
     Json value(int depth) {
         if (depth > 64) refuse("at most 64 levels");
         space();
@@ -174,14 +202,7 @@ struct JsonParser {
         } else if (at < s.size() && (s[at] == '-' || (s[at] >= '0' && s[at] <= '9'))) {
             return number();
         } else {
-            for (const char* word : {"null", "true", "false"}) {
-                if (s.substr(at, strlen(word)) != word) continue;
-                at += strlen(word);
-                out.kind = word[0] == 'n' ? Json::Null : Json::Boolean;
-                out.text = word;
-                return out;
-            }
-            refuse("a value");
+            return word();
         }
         return out;
     }

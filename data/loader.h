@@ -28,6 +28,7 @@ inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t round
     int half = 1;
     while (half < 32 && 1ull << 2 * half < n) half++;
     uint64_t mask = (1ull << half) - 1;
+
     do {
         uint64_t left = index >> half, right = index & mask;
         for (int round = 0; round < 6; round++) {
@@ -68,15 +69,18 @@ struct Loader {
             first_samples.push_back(first_samples.back() + (f.count - 1) / T);
         }
     }
+
     // from now on only the losses of answers count
     void take_answers() {
         for (auto& f : files) answers.emplace_back(f.path, f.count);
     }
+
     uint64_t samples() const { return first_samples.back(); }
     size_t file_of(uint64_t index) const {
         auto next = std::upper_bound(first_samples.begin(), first_samples.end(), index);
         return next - first_samples.begin() - 1;
     }
+
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
     // a token whose loss does not count is returned as -1 - token
@@ -88,6 +92,7 @@ struct Loader {
         for (int t = 0; t <= T; t++)
             if (!answers[f].covers(begin + t)) out[t] = -1 - out[t];
     }
+
     // how many of a sample's T losses count
     uint64_t counted(uint64_t index) const {
         if (answers.empty()) return T;
@@ -95,6 +100,7 @@ struct Loader {
         uint64_t begin = (index - first_samples[f]) * T;
         return answers[f].count(begin + 1, begin + T + 1);
     }
+
     // the sample that training reads as its n-th, counted from 0 over all epochs
     uint64_t order(uint64_t n) const { return permute(n % samples(), samples(), key, n / samples()); }
     void read_nth(int* out, uint64_t n) { read_sample(out, order(n)); }
@@ -117,6 +123,7 @@ struct Mixture {
         for (double w : weights) sum += w;
         for (double& w : weights) w /= sum;
     }
+
     SetChoice next() {
         double at = n > 0 ? (double)n : 1, most = -INFINITY;
         int best = 0;
@@ -130,6 +137,7 @@ struct Mixture {
         n++;
         return {best, taken[best]++};
     }
+
     // moves to sample `to`; moving backwards counts from 0 again
     void seek(uint64_t to) {
         if (to < n) {
@@ -172,11 +180,13 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
     for (size_t at = 0; at < all.size(); number++) {
         size_t end = std::min(all.find('\n', at), all.size()), rest = 0;
         std::string line = all.substr(at, end - at);
+
         at = end + 1;
         line = line.substr(0, line.find('#'));
         while (!line.empty() && isspace((unsigned char)line.back())) line.pop_back();
         if (line.empty()) continue;
         for (char& c : line) if (c == '\t') c = ' ';
+
         double weight = leading_weight(line, &rest, ' ');
         if (weight == 0)
             fail("%s line %d: \"%s\": wants WEIGHT FILE, as 0.14336 books3.bin", path.c_str(), number + 1,
@@ -184,6 +194,7 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
         std::string name = line.substr(line.find_first_not_of(' ', rest));
         sets.push_back({set_name(name), weight, {name[0] == '/' ? name : folder + name}});
     }
+
     if (sets.empty()) fail("%s: names no set: wants a line WEIGHT FILE for each", path.c_str());
     return sets;
 }
@@ -201,15 +212,18 @@ inline std::vector<WeightedFiles> distinct(std::vector<WeightedFiles> sets) {
 inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& given) {
     if (given.size() == 1 && given[0].ends_with(".blend")) return read_blend(given[0]);
     std::vector<WeightedFiles> weighted;
+
     for (auto& word : given) {
         size_t rest = 0;
         double weight = leading_weight(word, &rest, ':');
         if (weight > 0) weighted.push_back({set_name(word.substr(rest)), weight, {word.substr(rest)}});
     }
+
     for (auto& word : given)
         if (word.ends_with(".blend"))
             fail("%s: stands among %zu names: give one .blend alone, or write its sets as WEIGHT:FILE",
                  word.c_str(), given.size());
+
     if (weighted.empty()) return {{set_name(given[0]), 1, given}};
     if (weighted.size() != given.size())
         fail("some of the %zu sets have a weight and some have none: write WEIGHT:FILE for each, or for none",
@@ -259,15 +273,18 @@ struct Blend {
             check_same_tokens(sets[i].files[0], sets[0].files[0], "sets of one blend");
         }
     }
+
     uint64_t samples() const {
         uint64_t sum = 0;
         for (auto& s : sets) sum += s.samples();
         return sum;
     }
+
     int file_vocabulary() const { return sets[0].file_vocabulary(); }
     void set_vocabulary(int V) {
         for (auto& s : sets) s.V = V;
     }
+
     // where samples first, … first + count - 1 come from
     std::vector<SetChoice> choose(uint64_t first, uint64_t count) {
         std::vector<SetChoice> out;
@@ -275,15 +292,18 @@ struct Blend {
         for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
         return out;
     }
+
     // the table of draws_of_sets(); "" for a single set
     std::string draws(uint64_t samples) const {
         std::vector<uint64_t> sizes;
         for (auto& s : sets) sizes.push_back(s.samples());
         return sets.size() > 1 ? draws_of_sets(given, sizes, samples, sets[0].T) : "";
     }
+
     void take_answers() {
         for (auto& s : sets) s.take_answers();
     }
+
     uint64_t counted(const SetChoice& c) const { return sets[c.set].counted(sets[c.set].order(c.index)); }
     void read_sample(int* out, const SetChoice& c) { sets[c.set].read_nth(out, c.index); }
 };

@@ -23,6 +23,7 @@ std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
         uint32_t token = (uint32_t)(hash_of(i * 31 + seed) % V);
         w.add(&token, 1);
     }
+
     w.finish();
     return path;
 }
@@ -36,12 +37,14 @@ void test_answers() {
     std::vector<char> is_answer(101, 0);
     for (auto& r : ranges) std::fill(is_answer.begin() + (long)r.first, is_answer.begin() + (long)r.end, 1);
     Answers answers(path, 100);
+
     bool counts = true, covers = true;
     for (uint64_t from = 0; from <= 100; from++) {
         covers = covers && answers.covers(from) == is_answer[from];
         for (uint64_t to = from, n = 0; to <= 100; n += is_answer[to++])
             counts = counts && answers.count(from, to) == n;
     }
+
     check(counts && covers, "tokens of answers, between any two");
     Loader loader({path}, 8, 1), all({path}, 8, 1);
     loader.V = all.V = 257;
@@ -59,6 +62,7 @@ void test_answers() {
         }
         check(same && loader.counted(sample) == counted && all.counted(sample) == 8, "a sample's answers");
     }
+
     refuses("has no", [&] { Answers(make_tokens("unasked.bin", 10, 257), 10); });
     refuses("belongs to 100 tokens", [&] { Answers(path, 99); });
     refuses("its checksum differs", [&] { patch(file, 30, "x"); Answers(path, 100); });
@@ -75,6 +79,7 @@ void test_loader() {
         for (uint64_t i = 0; i < n; i++) seen.insert(permute(i, n, 9, 0));
         check(seen.size() == n && *seen.rbegin() == n - 1, text("a permutation of %d", (int)n));
     }
+
     check(permute(0, 1000, 9, 0) != permute(0, 1000, 9, 1) ||
           permute(1, 1000, 9, 0) != permute(1, 1000, 9, 1), "each epoch has its order");
     check(permute(338999999999ull, 339000000000ull, 9, 0) < 339000000000ull, "of 339e9 windows as well");
@@ -93,6 +98,7 @@ void test_loader() {
         for (uint64_t n = 0; n < 2 * 132; n++) count[loader.order(n)]++;
         check(std::count(count.begin(), count.end(), 2) == 132, "every window once an epoch");
     }
+
     std::string path = make_tokens("c.bin", 100000, 257), whole(MappedFile(path).view());
     auto reads = [&](int V = 257) { std::vector<int> t(100000); TokenFile(path).read(t.data(), 0, 100000, V);
                                    };
@@ -121,6 +127,7 @@ void test_loader() {
     refuses("one sample wants", [&] { Loader({make_tokens("d.bin", 8, 257)}, 8, 1); });
     refuses("must agree", [&] { Loader({make_tokens("d.bin", 100, 257), make_tokens("e.bin", 100, 300)}, 8,
                                        1); });
+
     // llm.c and Megatron-LM
     auto bytes = [](auto... values) { std::string s; (s.append((const char*)&values, sizeof values), ...);
                                      return s; };
@@ -133,6 +140,7 @@ void test_loader() {
     refuses("token 50000 at offset 1030", [&] { TokenFile(path).read(t.data(), 0, 4, 50000); });
     refuses("truncated or damaged", [&] { write_file(path, header + tokens.substr(1)); TokenFile f(path); });
     write_file(path, tokens);
+
     std::string magic("MMIDIDX\0\0", 9), index = scratch_folder + "/c.idx";
     auto idx = [&](uint8_t type, int first, long second) {
         return magic + bytes((uint64_t)1, type, (uint64_t)2, (uint64_t)3, first, 1, 0l, second, 0l, 1l, 2l);
@@ -155,6 +163,7 @@ void test_tokenizer() {
         split_words(s, [&](size_t a, size_t b) { out.emplace_back(s.substr(a, b - a)); });
         return out;
     };
+
     using W = std::vector<std::string>;
     check(words("I'll say it's  fine, 'tis\n\n 42nd!! \t x ") == W({"I", "'ll", " say", " it", "'s", " ",
                                                                     " fine", ",", " '", "tis", "\n\n", " 42",
@@ -175,17 +184,20 @@ void test_tokenizer() {
     write_file(path, "#version: 0.2\nh e\nl l\nhe ll\nhell o\n\xc4\xa0 w\nl o\n");
     Vocabulary v = Vocabulary::open(path), bytes = Vocabulary::open("bytes");
     check(v.size() == 263 && v.end_of_text == 262, "a token for each byte and merge, and the end of text");
+
     auto spell = [&](std::string_view s) {
         W out;
         for (int t : encode_text(v, s)) out.push_back(v.tokens[t]);
         return out;
     };
+
     check(spell("hello hello wlo") == W({"hello", " ", "hello", " w", "lo"}), "merges, the earliest first");
     std::string noise, letters;
     for (int i = 0; i < 20000; i++) {
         noise += (char)hash_of(i);
         letters += "hello"[hash_of(i) % 5];
     }
+
     for (auto* vocabulary : {&v, &bytes})
         for (auto* s : {&noise, &letters}) {
             std::string back;
@@ -203,11 +215,13 @@ void test_tokenizer() {
     encoder.symbols = start;
     encoder.merge_long();
     check(a == encoder.symbols, "long and short words merge alike");
+
     refuses("line 2: \"h qq\"", [&] {
         write_file(path, "h e\nh q\n");
         write_file(path, "#version: 0.2\nh qq\n");
         Vocabulary::open(path);
     });
+
     refuses("cannot be read", [] { Vocabulary::open("/nowhere.bpe"); });
     refuses("has no merges", [&] {
         write_file(path, "#version: 0.2\n");

@@ -87,11 +87,13 @@ struct Tokenizer {
         for (int t = 0; t < omp_get_max_threads(); t++) encoders.push_back(std::make_unique<Encoder>(v));
         choose();
     }
+
     void choose() {
         to_validation = settings.validation > 0 &&
                         uniform((uint64_t)settings.seed, purpose("validation"),
                                 documents) < settings.validation;
     }
+
     void encode_jsonl(Piece& piece, Encoder& encoder) {
         size_t at = 0;
         for (size_t number = 0; at < piece.text.size(); number++) {
@@ -99,6 +101,7 @@ struct Tokenizer {
             std::string_view row = piece.text.substr(at, end - at);
             at = end + 1;
             if (row.find_first_not_of(" \t\r") == row.npos) continue;
+
             try {
                 Json document = Json::parse(row, "document");
                 auto encode = [&](const char* field) {
@@ -108,6 +111,7 @@ struct Tokenizer {
                     piece.count = encoder.encode(tokens + piece.count, words) - tokens;
                     return piece.count;
                 };
+
                 bool is_asked = document.find("prompt") || document.find("answer");
                 size_t answer = is_asked ? encode("prompt") : 0, end = encode(is_asked ? "answer" : "text");
                 piece.documents.push_back({end, is_asked ? answer : no_answer});
@@ -117,6 +121,7 @@ struct Tokenizer {
             }
         }
     }
+
     // the pieces gathered so far, in parallel; then written in order
     void flush(bool jsonl) {
         #pragma omp parallel for schedule(dynamic)
@@ -130,12 +135,15 @@ struct Tokenizer {
                 if (piece.ends_document) piece.documents.push_back({piece.count, no_answer});
             }
         }
+
+        // one writer, in order
         for (auto& piece : pieces) {
             if (!piece.error.empty()) {
                 size_t number = strtoul(piece.error.c_str(), nullptr, 10);
                 fail("%s line %zu: %s", name.c_str(), line + number,
                      piece.error.substr(piece.error.find(' ') + 1).c_str());
             }
+
             size_t from = 0;
             for (auto [end, answer] : piece.documents) {
                 uint64_t begin = writer().count;
@@ -147,12 +155,14 @@ struct Tokenizer {
                 documents++;
                 choose();
             }
+
             writer().add(piece.tokens.get() + from, piece.count - from);
             bytes += piece.text.size();
             if (jsonl) line += std::count(piece.text.begin(), piece.text.end(), '\n');
         }
         pieces.clear();
     }
+
     TokenWriter& writer() { return to_validation ? *validation : *train; }
 
     // the first place at or after `from` where text can be cut without touching a word, or npos
@@ -163,6 +173,7 @@ struct Tokenizer {
         }
         return s.npos;
     }
+
     // encodes whole pieces of s, and all of it if it is the last; returns how much was taken
     size_t take(std::string_view s, bool last, bool jsonl) {
         constexpr size_t piece_bytes = 1 << 20;
@@ -175,14 +186,17 @@ struct Tokenizer {
                 length = s.size() - at;
                 ended = true;
             }
+
             pieces.push_back({s.substr(at, length), ended, nullptr, {}, 0, ""});
             at += length;
             if (pieces.size() == 8 * encoders.size()) flush(jsonl);
         }
+
         if (last && !ended && !jsonl) pieces.push_back({"", true, nullptr, {}, 0, ""});  // an empty file
         flush(jsonl);
         return at;
     }
+
     void add_file(const std::string& path, bool jsonl) {
         name = path;
         line = 1;
@@ -202,9 +216,11 @@ struct Tokenizer {
             take(file.view().substr(head), true, jsonl);
             return;
         }
+
         if (!jsonl && settings.validation > 0)
             fail("standard input is one document of plain text: give a file, or --format jsonl, with "
                  "--validation");
+
         std::string buffer;
         for (bool last = false; !last;) {
             size_t had = buffer.size(), want = (size_t)32 << 20;
@@ -216,11 +232,13 @@ struct Tokenizer {
             buffer.erase(0, take(buffer, last, jsonl));
         }
     }
+
     void finish() {
         for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0)
                 fail("%s: would be empty, since all %llu documents went to the other file: choose another "
                      "--validation", (*w)->file.path.c_str(), (unsigned long long)documents);
+
         for (auto* w : {&train, &validation}) {
             if (!*w) continue;
             (*w)->finish();
@@ -229,6 +247,7 @@ struct Tokenizer {
             if (!ranges.empty()) write_answers(path, (*w)->count, ranges);
             else unlink(answers_path(path).c_str());  // of other tokens
         }
+
         if (vocabulary.kind != "bpe") return;
         FileWriter copy(settings.output + ".vocab.bpe");
         copy.write(vocabulary.source);
@@ -239,22 +258,26 @@ struct Tokenizer {
 int decode(const Settings& a) {
     if (!a.files.empty() || !a.format.empty() || a.validation > 0)
         fail("--decode takes --vocabulary and --output, nothing else (--help explains)");
+
     TokenFile file(a.decode);
     std::string spec = a.vocabulary;
     if (spec.empty()) {
         if (file.kind != "bytes") fail("%s: decoding it wants --vocabulary PATH/vocab.bpe", a.decode.c_str());
         spec = "bytes";
     }
+
     Vocabulary v = Vocabulary::open(spec);
     if (file.vocabulary && file.vocabulary != v.size())
         fail("%s: has vocabulary %d, %s has %d: choose the one it was made with", a.decode.c_str(),
              file.vocabulary, spec.c_str(), v.size());
+
     std::optional<FileWriter> out;
     if (!a.output.empty()) out.emplace(a.output);
     std::vector<int> tokens(1 << 20);
     for (uint64_t at = 0; at < file.count; at += tokens.size()) {
         uint64_t n = std::min((uint64_t)tokens.size(), file.count - at);
         file.read(tokens.data(), at, n, v.size());
+
         std::string text;
         for (uint64_t i = 0; i < n; i++) {
             if (tokens[i] != v.end_of_text) text += v.tokens[tokens[i]];
@@ -264,6 +287,7 @@ int decode(const Settings& a) {
         else if (fwrite(text.data(), 1, text.size(), stdout) != text.size())
             fail("standard output: %s", strerror(errno));
     }
+
     if (out) out->finish();
     return 0;
 }
@@ -272,6 +296,7 @@ int tokenize(const Settings& a) {
     if (a.vocabulary.empty()) fail("wants --vocabulary bytes or PATH/vocab.bpe (--help explains)");
     if (a.output.empty()) fail("wants --output PREFIX (--help explains)");
     if (a.files.empty()) fail("wants a FILE, or - for standard input (--help explains)");
+
     Vocabulary v = Vocabulary::open(a.vocabulary);
     auto start = std::chrono::steady_clock::now();
     Tokenizer tokenizer(a, v);
@@ -280,6 +305,7 @@ int tokenize(const Settings& a) {
         tokenizer.add_file(path, a.format.empty() ? named : a.format == "jsonl");
     }
     tokenizer.finish();
+
     double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     for (auto* w : {&tokenizer.train, &tokenizer.validation})
         if (*w)

@@ -30,6 +30,7 @@ inline std::vector<uint8_t> make_char_classes() {
     for (auto r : unicode_spaces) std::fill(&t[r.first], &t[r.last] + 1, Space);
     return t;
 }
+
 inline const std::vector<uint8_t>& char_classes() {
     static const std::vector<uint8_t> table = make_char_classes();
     return table;
@@ -44,13 +45,16 @@ struct Char {
 inline Char decode_char(const unsigned char* s, size_t left, const uint8_t* classes) {
     unsigned char c = s[0];
     if (c < 0x80) return {(CharClass)classes[c], 1};
+
     int n = c >= 0xC2 && c < 0xE0 ? 2 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xF0 && c < 0xF5 ? 4 : 1;
     if (n == 1 || left < (size_t)n) return {Other, 1};
+
     uint32_t code = c & (0xFF >> (n + 1));
     for (int i = 1; i < n; i++) {
         if ((s[i] & 0xC0) != 0x80) return {Other, 1};
         code = code << 6 | (s[i] & 0x3F);
     }
+
     if ((n == 3 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) ||
         (n == 4 && (code < 0x10000 || code > 0x10FFFF)))
         return {Other, 1};
@@ -75,6 +79,7 @@ void split_words(std::string_view given, Word word) {
     const uint8_t* classes = char_classes().data();
     const unsigned char* s = (const unsigned char*)given.data();
     size_t n = given.size(), i = 0;
+
     auto run = [&](size_t at, CharClass kind) {  // the end of the characters of one class
         for (;;) {
             while (at < n && s[at] < 0x80 && classes[s[at]] == kind) at++;
@@ -84,6 +89,7 @@ void split_words(std::string_view given, Word word) {
             at += c.bytes;
         }
     };
+
     while (i < n) {
         size_t start = i;
         if (s[i] == '\'' && i + 1 < n) {
@@ -95,12 +101,14 @@ void split_words(std::string_view given, Word word) {
                 continue;
             }
         }
+
         size_t at = i + (s[i] == ' ' && i + 1 < n);  // one space may lead a word
         Char c = decode_char(s + at, n - at, classes);
         if (c.kind != Space) {
             word(start, i = run(at + c.bytes, c.kind));
             continue;
         }
+
         size_t end = i, last = i;  // white space: all of it but the last character, where more follows
         while (end < n) {
             c = decode_char(s + end, n - end, classes);
@@ -128,12 +136,14 @@ struct Vocabulary {
             if (merges[at].first == pair) return merges[at].second;
         return UINT32_MAX;
     }
+
     void add_merge(uint32_t left, uint32_t right, uint32_t token) {
         uint64_t pair = ((uint64_t)left << 32 | right) + 1, mask = merges.size() - 1;
         uint64_t at = pair * 0x9E3779B97F4A7C15ull >> 40 & mask;
         while (merges[at].first) at = (at + 1) & mask;
         merges[at] = {pair, token};
     }
+
     static Vocabulary bytes() {
         Vocabulary v;
         v.kind = "bytes";
@@ -145,6 +155,7 @@ struct Vocabulary {
         v.end_of_text = 256;
         return v;
     }
+
     static Vocabulary bpe(const std::string& path);
     // spec: "bytes" or the path of a vocab.bpe
     static Vocabulary open(const std::string& spec) { return spec == "bytes" ? bytes() : bpe(spec); }
@@ -164,6 +175,35 @@ struct PrintedBytes {
     }
 };
 
+// the two tokens of a line of vocab.bpe, in bytes; where: for errors
+inline std::pair<std::string, std::string> read_merge(std::string_view line,
+                                                      const std::unordered_map<uint32_t, int>& byte_of,
+                                                      const std::string& where) {
+    std::string half[2];
+    int which = 0;
+    for (size_t i = 0; i < line.size();) {
+        unsigned char c = line[i];
+        if (c == ' ' && which == 0 && i > 0) {
+            which = 1;
+            i++;
+            continue;
+        }
+
+        uint32_t code = c;
+        int bytes = 1;
+        if (c >= 0xC2 && c < 0xE0 && i + 1 < line.size()) {
+            code = (c & 31u) << 6 | (line[i + 1] & 63u);
+            bytes = 2;
+        }
+        auto found = byte_of.find(code);
+        if (found == byte_of.end())
+            fail("%s: has a character outside GPT-2's alphabet: wants a vocab.bpe", where.c_str());
+        half[which] += (char)found->second;
+        i += bytes;
+    }
+    return {half[0], half[1]};
+}
+
 inline Vocabulary Vocabulary::bpe(const std::string& path) {
     MappedFile file(path);
     Vocabulary v;
@@ -172,15 +212,20 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
     PrintedBytes printed;
     std::unordered_map<uint32_t, int> byte_of;
     for (int b = 0; b < 256; b++) byte_of[printed.code[b]] = b;
+
+    // the first 256 tokens are the bytes
     std::unordered_map<std::string, uint32_t> id;
     for (int b : printed.order) {
         v.byte_token[b] = v.size();
         id[std::string(1, (char)b)] = (uint32_t)v.size();
         v.tokens.push_back(std::string(1, (char)b));
     }
+
     size_t lines = std::count(v.source.begin(), v.source.end(), '\n') + 1, slots = 1024;
     while (slots < 4 * lines) slots *= 2;
     v.merges.assign(slots, {0, 0});
+
+    // each line makes a token of two that stand above it
     size_t at = 0;
     for (int line = 1; at < v.source.size(); line++) {
         size_t end = std::min(v.source.find('\n', at), v.source.size());
@@ -188,34 +233,17 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
         at = end + 1;
         if (words.ends_with('\r')) words.remove_suffix(1);
         if ((line == 1 && words.starts_with("#version")) || words.empty()) continue;
-        std::string half[2];
-        int which = 0;
-        for (size_t i = 0; i < words.size();) {
-            unsigned char c = words[i];
-            if (c == ' ' && which == 0 && i > 0) {
-                which = 1;
-                i++; continue; }
-            uint32_t code = c;
-            int bytes = 1;
-            if (c >= 0xC2 && c < 0xE0 && i + 1 < words.size()) {
-                code = (c & 31u) << 6 | (words[i + 1] & 63u);
-                bytes = 2;
-            }
-            auto found = byte_of.find(code);
-            if (found == byte_of.end())
-                fail("%s line %d: has a character outside GPT-2's alphabet: wants a vocab.bpe", path.c_str(),
-                     line);
-            half[which] += (char)found->second;
-            i += bytes;
-        }
-        auto left = id.find(half[0]), right = id.find(half[1]);
-        if (left == id.end() || right == id.end() || id.count(half[0] + half[1]))
+
+        auto [first, second] = read_merge(words, byte_of, path + " line " + std::to_string(line));
+        auto left = id.find(first), right = id.find(second);
+        if (left == id.end() || right == id.end() || id.count(first + second))
             fail("%s line %d: \"%.*s\" wants two tokens that stand above it and make a new one", path.c_str(),
                  line, (int)std::min(words.size(), (size_t)60), words.data());
         v.add_merge(left->second, right->second, (uint32_t)v.size());
-        id[half[0] + half[1]] = (uint32_t)v.size();
-        v.tokens.push_back(half[0] + half[1]);
+        id[first + second] = (uint32_t)v.size();
+        v.tokens.push_back(first + second);
     }
+
     if (v.tokens.size() == 256) fail("%s: has no merges: wants GPT-2's vocab.bpe", path.c_str());
     v.end_of_text = v.size();
     v.tokens.push_back("");
@@ -246,6 +274,8 @@ struct Encoder {
             const char* p = text.data() + begin;
             size_t n = end - begin;
             if (n > 15) return void(out = merge(out, p, n));
+
+            // up to 15 bytes: the key of a cache, which holds what up to three tokens were found for
             uint64_t low = 0, high = 0;
             if (text.size() - begin >= 16) {
                 memcpy(&low, p, 8);
@@ -261,6 +291,7 @@ struct Encoder {
                 memcpy(&high, copy + 8, 8);
             }
             high |= (uint64_t)n << 56;
+
             uint64_t hash = (low ^ high * 0xC2B2AE3D27D4EB4Full) * 0x9E3779B97F4A7C15ull;
             Entry& e = cache[hash >> (64 - cache_bits)];
             if (e.low != low || e.high != high) {
@@ -269,6 +300,7 @@ struct Encoder {
                 e = {low, high, {}, (uint32_t)(last - out)};
                 std::copy(out, last, e.tokens);
             }
+
             for (int i = 0; i < 3; i++) out[i] = e.tokens[i];
             out += e.count;
         });
@@ -281,6 +313,7 @@ struct Encoder {
         n > 64 ? merge_long() : merge_short();
         return std::copy(symbols.begin(), symbols.end(), out);
     }
+
     void merge_short() {
         for (;;) {
             uint32_t best = UINT32_MAX;
@@ -292,11 +325,13 @@ struct Encoder {
                     at = i;
                 }
             }
+
             if (best == UINT32_MAX) return;
             symbols[at] = best;
             symbols.erase(symbols.begin() + at + 1);
         }
     }
+
     // the same in n log n: a linked list of symbols and a heap of the pairs that can be merged
     void merge_long() {
         struct Pair {
@@ -308,16 +343,19 @@ struct Encoder {
         size_t n = symbols.size();
         std::vector<size_t> next(n), previous(n);
         std::priority_queue<Pair> heap;
+
         auto push = [&](size_t at) {
             if (at == none || next[at] == none) return;
             uint32_t token = v.merged(symbols[at], symbols[next[at]]);
             if (token != UINT32_MAX) heap.push({token, symbols[at], symbols[next[at]], at});
         };
+
         for (size_t i = 0; i < n; i++) {
             next[i] = i + 1 < n ? i + 1 : none;
             previous[i] = i ? i - 1 : none;
         }
         for (size_t i = 0; i < n; i++) push(i);
+
         while (!heap.empty()) {
             Pair p = heap.top();
             heap.pop();

@@ -51,27 +51,32 @@ struct TokenFile {
     void open_ours() {
         char header[token_header_bytes];
         file.read(header, 0, sizeof header, "the header");
+
         uint32_t version = file.read<uint32_t>(8, "version");
         if (version != 1)
             fail("%s: has version %u, this program reads 1: make it again with ./tokenize", path.c_str(),
                  version);
+
         width = (int)file.read<uint32_t>(12, "width");
         count = file.read<uint64_t>(16, "count");
         vocabulary = (int)file.read<uint32_t>(24, "vocabulary");
         end_of_text = (int)file.read<uint32_t>(28, "end of text");
         kind = std::string(header + 40, strnlen(header + 40, 16));
         begin = token_header_bytes;
+
         if (file.read<uint64_t>(56, "a checksum") != checksum(header, 56))
             fail("%s: damaged between offsets 0 and 64: its checksum differs; make it again", path.c_str());
         if ((width != 2 && width != 4) || vocabulary < 2 || end_of_text >= vocabulary)
             fail("%s: header at offset 12 is damaged: width %d, vocabulary %d, end of text %d", path.c_str(),
                  width, vocabulary, end_of_text);
         if (count > file.size) fail_size(count * width);
+
         size_t padded = (count * width + 7) / 8 * 8,
             chunks = (count * width + token_chunk_bytes - 1) / token_chunk_bytes;
         checksums = begin + padded;
         if (file.size != checksums + 8 * chunks) fail_size(checksums + 8 * chunks);
     }
+
     [[noreturn]] void fail_size(size_t wants) const {
         fail("%s: has %zu bytes, its header wants %zu: truncated or damaged; make it again", path.c_str(),
              file.size, wants);
@@ -96,19 +101,23 @@ struct TokenFile {
         MappedFile index(index_path);
         if (index.size < 9 || memcmp(index.data, "MMIDIDX\0\0", 9) != 0)
             fail("%s: is no Megatron-LM index: wants \"MMIDIDX\" at offset 0", index_path.c_str());
+
         uint64_t version = index.read<uint64_t>(9, "version"),
             sequences = index.read<uint64_t>(18, "sequences");
         uint64_t documents = index.read<uint64_t>(26, "documents");
         uint8_t type = index.read<uint8_t>(17, "type");
+
         if (version != 1)
             fail("%s: has version %zu, this program reads 1", index_path.c_str(), (size_t)version);
         if (type != 8 && type != 4)
             fail("%s: has token type %d, wants 8 (uint16) or 4 (int32)", index_path.c_str(), type);
         width = type == 8 ? 2 : 4;
+
         if (sequences > index.size || documents > index.size || index.size != 34 + sequences * 12 +
             documents * 8)
             fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(),
                  index.size, (size_t)sequences, (size_t)documents);
+
         for (uint64_t i = 0; i < sequences; i++) {
             int32_t size = index.read<int32_t>(34 + 4 * i, "a size");
             int64_t pointer = index.read<int64_t>(34 + 4 * sequences + 8 * i, "a pointer");
@@ -117,6 +126,7 @@ struct TokenFile {
                      (size_t)i, size, (long long)pointer, (size_t)count * width);
             count += size;
         }
+
         if (file.size != count * width)
             fail("%s: has %zu bytes, its index %s wants %zu", path.c_str(), file.size, index_path.c_str(),
                  (size_t)count * width);
@@ -150,6 +160,7 @@ struct TokenFile {
             file.read(chunk.data(), begin + from, n, "tokens");
             return chunk.data();
         }
+
         size_t number = from / token_chunk_bytes, first = number * token_chunk_bytes;
         chunk.resize(std::min(token_chunk_bytes, count * width - first));
         file.read(chunk.data(), begin + first, chunk.size(), "tokens");
@@ -169,6 +180,7 @@ struct TokenFile {
             size_t at = from * width, in_chunk = token_chunk_bytes - at % token_chunk_bytes;
             uint64_t some = std::min<uint64_t>(n, in_chunk / width);
             const char* p = read_chunk(at, some * width);
+
             for (uint64_t i = 0; i < some; i++) {
                 uint32_t token = 0;
                 memcpy(&token, p + i * width, width);
@@ -177,6 +189,7 @@ struct TokenFile {
                          "file was made with", path.c_str(), token, (size_t)(begin + (from + i) * width), V);
                 out[i] = (int)token;
             }
+
             out += some;
             from += some;
             n -= some;
@@ -199,6 +212,7 @@ struct TokenWriter {
         file.write(blank);
         chunk.reserve(token_chunk_bytes);
     }
+
     void add(const uint32_t* tokens, size_t n) {
         count += n;
         while (n) {
@@ -211,20 +225,24 @@ struct TokenWriter {
             if (chunk.size() == token_chunk_bytes) flush();
         }
     }
+
     void end_document() {
         uint32_t token = (uint32_t)end_of_text;
         add(&token, 1);
         documents++;
     }
+
     void flush() {
         sums.push_back(checksum(chunk.data(), chunk.size()));
         file.write(chunk);
         chunk.clear();
     }
+
     void finish() {
         if (!chunk.empty()) flush();
         file.write(std::string((8 - count * width % 8) % 8, 0));
         file.write(sums.data(), sums.size() * 8);
+
         char header[token_header_bytes] = "GPTTOKEN";
         uint32_t words[2] = {1, (uint32_t)width}, vocabulary_words[2] =
             {(uint32_t)vocabulary, (uint32_t)end_of_text};
@@ -233,6 +251,7 @@ struct TokenWriter {
         memcpy(header + 24, vocabulary_words, 8);
         memcpy(header + 32, &documents, 8);
         memcpy(header + 40, kind.data(), std::min(kind.size(), (size_t)15));
+
         uint64_t sum = checksum(header, 56);
         memcpy(header + 56, &sum, 8);
         file.write_at(header, sizeof header, 0);

@@ -62,6 +62,7 @@ struct StateCheck {
         uint32_t odd = (uint32_t)i * 2 + 1;
         return product(odd, w) + product(odd ^ 0x9E3779B8, m) + product(odd ^ 0xC2B2AE3C, v);
     }
+
     // the bits of x times an odd number, modulo 2^32
     template <class T>
     HOST_DEVICE static uint32_t product(uint32_t odd, T x) {
@@ -159,6 +160,7 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
             }
             parts[p] = sum;
         }
+
         double sum = 0;
         for (int p = 0; p < slice.parts; p++) sum += parts[p];
         sums[slice.global_id] = sum;
@@ -225,11 +227,13 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
                                           const HyperParameters& hyper, real scale, long i) {
     StateCheck sums = {};
     bool decaying = flags[i / flag_span] & flag_decay;
+
     ThreadValues<floatX> parameters = load_registers(state.parameters + i);
     ThreadValues<Low> low_bits = {};
     if (State::has_low) low_bits = load_registers(state.low_bits + i);
     auto ms = load_registers(state.m + i), vs = load_registers(state.v + i);
     ThreadValues<real> gs = load_registers(gradients + i);
+
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
         real w = join_master(parameters.at[k], low_bits.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
@@ -244,6 +248,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
         w = join_master(kept.parameter, kept.low_bits);
         sums.written += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
     }
+
     store_values(state.parameters + i, parameters);
     if (State::has_low) store_values(state.low_bits + i, low_bits);
     store_values(state.m + i, ms);

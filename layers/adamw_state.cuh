@@ -24,6 +24,7 @@ HOST_DEVICE inline MasterHalves split_master(real w) {
         return {bits_as<floatX>((uint16_t)((bits + 0x8000) >> 16)), (Low)bits};
     }
 }
+
 HOST_DEVICE inline real join_master(floatX parameter, Low low_bits) {
     if constexpr (master_is_parameter) return real(parameter);
     else {
@@ -38,6 +39,7 @@ HOST_DEVICE inline uint32_t mix_bits(uint32_t h) {
     h = (h ^ h >> 13) * 0xC2B2AE35;
     return h ^ h >> 16;
 }
+
 // 32 pseudo-random bits, derived from what a value is updated with. So copies of a value on several ranks are
 // rounded alike, and a resumed run rounds as the uninterrupted one would have. In another layout g differs in
 // its last bits, and so do the random bits; but not in fp64, where w and g are first cut to fp32 here
@@ -71,15 +73,18 @@ struct AdamWState {
     HOST_DEVICE real master(long i) const {
         return join_master(parameters[i], HAS_LOW ? low_bits[i] : Low(0));
     }
+
     HOST_DEVICE void set_master(long i, const MasterHalves& halves) const {
         parameters[i] = halves.parameter;
         if (HAS_LOW) low_bits[i] = halves.low_bits;
     }
+
     // stores w after an update; chance: the update's rounding_bits()
     HOST_DEVICE void update_master(long i, real w, uint32_t chance) const {
         if constexpr (master_is_parameter) parameters[i] = floatX(w);
         else set_master(i, keep(w, chance));
     }
+
     // w after an update, as it is stored; chance: the update's rounding_bits()
     HOST_DEVICE static MasterHalves keep(real w, uint32_t chance) {
         if (!rounds_parameters) return split_master(w);
@@ -87,9 +92,11 @@ struct AdamWState {
         round_stochastically(out.parameter, w, mix_bits(chance));
         return out;
     }
+
     HOST_DEVICE real get(StateKind kind, long i) const {
         return kind == Master ? master(i) : real(kind == MomentM ? m[i] : v[i]);
     }
+
     // sets a moment, rounded to nearest: a value that was a bf16 is restored exactly
     HOST_DEVICE void set(StateKind kind, long i, real x) const {
         if (kind == Master) set_master(i, split_master(x));
@@ -110,6 +117,7 @@ void unpack_state(real* out, const State& state, StateKind kind, long n, Stream)
     #pragma omp parallel for
     for (long i = 0; i < n; i++) out[i] = state.get(kind, i);
 }
+
 template <class State>
 void pack_state(const State& state, StateKind kind, const real* values, long n, Stream) {
     #pragma omp parallel for

@@ -47,6 +47,7 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
             const floatX *k = q + a.HS, *v = k + a.HS;
             floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
             floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
+
             for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
                 int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
                 gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys,
@@ -64,6 +65,7 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
                         row[j] = floatX(vector_exp(real(row[j]) - largest) * inverse);
                     for (int j = t + 1; j < a.T; j++) row[j] = floatX(0);
                 }
+
                 gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,
                               .n = a.HS, .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
             }
@@ -81,6 +83,7 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
             const floatX* db = dout + b * a.T * a.out() + (long)h * a.HS;
             const floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
             floatX* dpb = dp + ((long)b * a.NH + h) * a.T * a.T;
+
             // from the last rows, which see every key and so set all of dk and dv, to the first, which add
             real beta = 0;
             for (int t0 = (a.T - 1) / attention_rows * attention_rows; t0 >= 0; t0 -= attention_rows,
@@ -88,11 +91,13 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                 int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
                 const floatX *dt = db + t0 * a.out(), *pt = pb + (long)t0 * a.T;
                 floatX* dpt = dpb + (long)t0 * a.T;
+
                 gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows,
                               .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.out(), .ldc = a.row()},
                              s);
                 gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS,
                               .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
+
                 for (int t = 0; t < rows; t++) {
                     floatX* d = dpt + (long)t * a.T;
                     const floatX* pr = pt + (long)t * a.T;
@@ -103,6 +108,7 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                     for (int j = 0; j < keys; j++)
                         d[j] = floatX(real(pr[j]) * (real(d[j]) - sum) * a.scale());
                 }
+
                 gemm<floatX>({.out = dq + t0 * a.row(), .a = dpt, .b = k, .m = rows, .n = a.HS, .k = keys,
                               .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
                 gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS, .k = rows,
@@ -156,8 +162,10 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
                       .transpose_b = true, .alpha = a.scale(), .lda = a.row(), .ldb = a.row(), .batch = a.NH,
                       .stride_a = head, .stride_b = head, .stride_out = square}, s);
     }
+
     long rows = (long)a.B * a.NH * a.T;
     LAUNCH(softmax_forward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, p, rows, a.T);
+
     for (int b = 0; b < a.B; b++) {
         const floatX* v = qkv + b * a.T * a.row() + 2 * a.HS;
         gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T, .n = a.HS,
@@ -179,9 +187,11 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                       .transpose_b = true, .lda = a.out(), .ldb = a.row(), .batch = a.NH, .stride_a = a.HS,
                       .stride_b = head, .stride_out = square}, s);
     }
+
     long rows = (long)a.B * a.NH * a.T;
     LAUNCH(softmax_backward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, dp, p,
            a.scale(), rows, a.T);
+
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
         const floatX *q = qkv + at, *k = q + a.HS, *ds = dp + b * a.NH * square;
@@ -202,6 +212,7 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
 inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());
 }
+
 // rows of o or of its gradient
 inline long attention_rows_of(const AttentionShape& a) { return (long)a.B * a.T; }
 

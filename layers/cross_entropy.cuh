@@ -57,10 +57,12 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
         real log_sum = largest[n] + std::log(sums[n]), scale = counts ? dloss : 0;
         if (counts) losses[n] += log_sum - sums[N + n];
         if (is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
+
         if (!want_gradient) continue;
         #pragma omp simd
         for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * scale);
         for (int c = v.valid; c < v.columns; c++) row[c] = floatX(0);
+
         int own = targets[n] - v.first;
         if (own >= 0 && own < v.valid) row[own] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
     }
@@ -187,19 +189,23 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     bool counts = own >= 0;
     floatX* row = logits + (long)n * v.columns;
     constexpr int step = cross_entropy_block * vec_size;
+
     real most = lowest, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store16(kept + c, x);
         take_largest(most, x);
     });
     most = block_max(most, most_lane);
+
     UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.columns; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
+
     real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[own]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;
     if (!want_gradient) return;
+
     UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.columns; c += step)
         store_row(row, c, v.columns, loss_gradients(load16(kept + c), log_sum, dloss));

@@ -122,10 +122,12 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
                                           int C) {
     constexpr int pitch = 32 + 32 / vec_size;  // lanes with neighbouring columns use different banks
     SHARED(real, sums, embedding_warps * vec_size * pitch);
+
     int first = run_starts[blockIdx.x], last = run_starts[blockIdx.x + 1];
     if (first >= N) return;
     int own = tokens[sorted_rows[first]] - row, c = (blockIdx.y * 32 + threadIdx.x) * vec_size;
     if (own < 0 || own >= rows) return;
+
     real sum[vec_size] = {};
     if (c < C) {
         UNROLL(unroll 4)
@@ -134,9 +136,12 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
             for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
         }
     }
+
     for (int k = 0; k < vec_size; k++) sums[(threadIdx.y * vec_size + k) * pitch + threadIdx.x] = sum[k];
     __syncthreads();
-    int t = threadIdx.y * 32 + threadIdx.x, column = blockIdx.y * 32 * vec_size + t;  // one column per thread
+
+    // one column per thread: the sum of the warps' sums
+    int t = threadIdx.y * 32 + threadIdx.x, column = blockIdx.y * 32 * vec_size + t;
     if (t >= 32 * vec_size || column >= C) return;
     real whole = 0;
     for (int w = 0; w < embedding_warps && w < last - first; w++)
@@ -152,6 +157,7 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x, t = i / ((C + each - 1) / each);
     int c = i % ((C + each - 1) / each) * each;
     if (t >= T) return;
+
     real sum[each] = {};
     const floatX* at = dx + (t - offset % T + T) % T * C + c;
     const floatX* end = dx + (long)N * C;
@@ -165,6 +171,7 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
         for (; at < end; at += (long)T * C)
             for (int k = 0; k < each && c + k < C; k++) sum[k] += real(at[k]);
     }
+
     Vec<real> out = {};
     if (accumulate) out = load_row(dwpe + t * C, c, C);
     for (int k = 0; k < each; k++) out.at[k] += sum[k];

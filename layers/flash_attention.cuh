@@ -45,6 +45,7 @@ inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, Att
             floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
             std::vector<real> p((size_t)attention_rows * a.T);
             std::vector<floatX> rounded(p.size());
+
             for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
                 int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
                 flash_scores(p.data(), q, q + a.HS, t0, rows, keys, a, s);
@@ -68,12 +69,15 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
             std::vector<real> p((size_t)attention_rows * a.T), dp(p.size()), dk((size_t)a.T * a.HS, 0),
                 dv(dk);
             std::vector<floatX> pX(p.size()), dsX(p.size());
+
             for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
                 int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
                 const floatX* d = dout + out + t0 * a.out();
                 flash_scores(p.data(), q, k, t0, rows, keys, a, s);
                 gemm<real>({.out = dp.data(), .a = d, .b = v, .m = rows, .n = keys, .k = a.HS,
                             .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = keys}, s);
+
+                // ds = p (dp - delta), delta the sum over c of dout o
                 for (int t = 0; t < rows; t++) {
                     real delta = 0, log_sum = lse[((long)b * a.NH + h) * a.T + t0 + t];
                     for (int c = 0; c < a.HS; c++)
@@ -89,6 +93,7 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
                     std::fill(p_row + seen, p_row + keys, floatX(0));
                     std::fill(ds_row + seen, ds_row + keys, floatX(0));
                 }
+
                 gemm<real>({.out = dv.data(), .a = pX.data(), .b = d, .m = keys, .n = a.HS, .k = rows,
                             .transpose_a = true, .beta = 1, .lda = keys, .ldb = a.out(), .ldc = a.HS}, s);
                 gemm<real>({.out = dk.data(), .a = dsX.data(), .b = q + t0 * a.row(), .m = keys, .n = a.HS,
@@ -97,6 +102,7 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
                 gemm<floatX>({.out = dqkv + at + t0 * a.row(), .a = dsX.data(), .b = k, .m = rows, .n = a.HS,
                               .k = keys, .alpha = a.scale(), .lda = keys, .ldb = a.row(), .ldc = a.row()}, s);
             }
+
             for (int t = 0; t < a.T; t++)
                 for (int c = 0; c < a.HS; c++) {
                     dqkv[at + t * a.row() + a.HS + c] = floatX(dk[(long)t * a.HS + c]);
@@ -122,6 +128,7 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&largest)[M][2
                 most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]) * scale);
             for (int lanes = 1; lanes < 4; lanes *= 2)
                 most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
+
             float base = most == -INFINITY ? 0 : most, part = 0;  // a row may have no key in this tile
             shrink[m][half] = exp2_of(largest[m][half] - base);
             for (int n = 0; n < N; n++)
@@ -145,6 +152,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
     int tiles = (a.T + BM - 1) / BM, head = blockIdx.x / tiles, b = head / a.NH, h = head % a.NH;
     int first = (tiles - 1 - (int)blockIdx.x % tiles) * BM, own = first + warp * 16 * M;  // longest first
+
     long row = 3L * a.NH * HS, out_row = (long)a.NH * HS;
     const bf16* from = qkv + b * a.T * row + 3L * h * HS;
     float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {}, shrink[M][2];
@@ -159,7 +167,8 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
         __syncthreads();  // these keys have arrived, and all warps are done with the previous values
         load_tile<BN, HS>(v, from + 2 * HS, row, keys, a.T);
         copy_async_commit();
-        float s[M][BN / 8][4] = {};
+
+        float s[M][BN / 8][4] = {};  // = q k^T
         for (int x = 0; x < HS; x += 16) {
             uint32_t qa[M][4], kb[4];
             for (int m = 0; m < M; m++) load_a(qa[m], q, stride, warp * 16 * M + m * 16, x);
@@ -168,10 +177,12 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
                 for (int m = 0; m < M; m++) mma_pair(s[m][n / 8], s[m][n / 8 + 1], qa[m], kb);
             }
         }
+
         copy_async_wait<0>();
         __syncthreads();  // the values have arrived, and all warps are done with the keys
         if (keys > 0) load_tile<BN, HS>(k, from + HS, row, keys - BN, a.T);
         copy_async_commit();
+
         for (int m = 0; m < M && keys + BN - 1 > own; m++)  // on the diagonal: no query sees a later key
             for (int n = 0; n < BN / 8; n++)
                 for (int i = 0; i < 4; i++)
@@ -180,7 +191,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
         for (int m = 0; m < M; m++)
             for (int n = 0; n < HS / 8; n++)
                 for (int i = 0; i < 4; i++) out[m][n][i] *= shrink[m][i / 2];
-        for (int x = 0; x < BN; x += 16) {
+        for (int x = 0; x < BN; x += 16) {  // out += p v
             uint32_t pa[M][4], vb[4];
             for (int m = 0; m < M; m++) as_a(pa[m], s[m][x / 8], s[m][x / 8 + 1]);
             for (int n = 0; n < HS; n += 16) {
@@ -189,6 +200,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
             }
         }
     }
+
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
             int t = own + m * 16 + g + half * 8;
@@ -216,6 +228,7 @@ __global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const 
     int rows = a.T * a.NH, each = blockDim.x / lanes, blocks = (rows + each - 1) / each;  // of one sequence
     int b = blockIdx.x / blocks, row = blockIdx.x % blocks * each + threadIdx.x / lanes;
     int lane = threadIdx.x % lanes;
+
     float sum = 0;
     if (row < rows && lane < vectors) {
         long at = ((long)b * rows + row) * HS + lane * vec_size;
@@ -223,6 +236,7 @@ __global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const 
         for (int k = 0; k < vec_size; k++) sum += float(ds.at[k]) * float(os.at[k]);
     }
     for (int d = lanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d);
+
     if (row >= rows || lane > 0) return;
     long query = ((long)b * a.NH + row % a.NH) * a.T + row / a.NH;
     query_terms[query] = {lse[query] * log2_e, sum};
@@ -261,12 +275,14 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
     bf16* queries = ds + BN * ds_stride;  // two stages of q and dout
     SHARED(float2, query_terms, 2 * BM);
     SHARED(int, number, 1);
+
     if (threadIdx.x == 0) number[0] = atomicAdd(scratch.turns, 1);
     __syncthreads();
     int blocks = (a.T + BN - 1) / BN, tiles = (a.T + BM - 1) / BM;
     int head = number[0] / blocks, block = blocks - 1 - number[0] % blocks;
     int b = head / a.NH, h = head % a.NH, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2, own = block * BN + warp * 16;  // this warp's first key
+
     long qkv_row = 3L * a.NH * HS, out_row = (long)a.NH * HS, at = b * a.T * qkv_row + 3L * h * HS;
     const bf16 *from = qkv + at, *dfrom = dout + b * a.T * out_row + (long)h * HS;
     const float2* from_terms = (const float2*)scratch.query_terms + (long)head * a.T;
@@ -303,8 +319,9 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                 float2 term = terms(tile)[column];
                 float x = exp2_of(p[n][i] * (scale * log2_e) - term.x);
                 p[n][i] = key <= query ? x : 0;
-                dp[n][i] = p[n][i] * (dp[n][i] - term.y);
+                dp[n][i] = p[n][i] * (dp[n][i] - term.y);  // ds^T
             }
+
         for (int x = 0; x < BM; x += 16) {  // dv += p^T dout
             uint32_t pa[4], right[4];
             as_a(pa, p[x / 8], p[x / 8 + 1]);
@@ -331,6 +348,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         int* turn = scratch.turns + 1 + (long)head * tiles + tile;
         if (threadIdx.x == 0) wait_until(turn, diagonal - block);
         __syncthreads();  // the ds of all keys are written, and it is this block's turn
+
         // dq continues from the sum of the blocks before
         float dq[width / 8][4] = {};
         int row = warp % rows * 16, column = warp / rows * width, query[2];
@@ -346,7 +364,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                     dq[n][2 * half] = sum.x;
                     dq[n][2 * half + 1] = sum.y;
                 }
-        for (int x = 0; x < BN; x += 16) {
+        for (int x = 0; x < BN; x += 16) {  // dq += ds k
             uint32_t sa[4], kb[4];
             load_a_transposed(sa, ds, ds_stride, row, x);
             for (int n = 0; n < width; n += 16) {
@@ -354,6 +372,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                 mma_pair(dq[n / 8], dq[n / 8 + 1], sa, kb);
             }
         }
+
         for (int half = 0; half < 2; half++) {
             bf16* last = dqkv + at + query[half] * qkv_row + column + c;
             if (block > 0)
@@ -364,10 +383,12 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
                     *(uint32_t*)(last + n * 8) =
                         pack_bf16(dq[n][2 * half] * scale, dq[n][2 * half + 1] * scale);
         }
+
         copy_async_wait<0>();
         __syncthreads();  // all have added dq and are done with q, dout and ds; the next queries have arrived
         if (threadIdx.x == 0) publish(turn, diagonal - block + 1);
     }
+
     for (int n = 0; n < HS / 8; n++)
         for (int half = 0; half < 2; half++) {
             int t = own + g + half * 8;
@@ -409,6 +430,7 @@ void prepare_backward(const FlashScratch& scratch, const bf16* dout, const bf16*
     LAUNCH(flash_delta_kernel<HS>, a.B * ceil_div(a.T * a.NH, 128 / delta_lanes<HS>), 128, 0, s,
            (float2*)scratch.query_terms, dout, o, lse, a);
 }
+
 template <int HS>
 void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
                     const bf16* qkv, AttentionShape a, Stream s) {
@@ -418,32 +440,6 @@ void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, c
         if (HS > 128 || backward_bytes<HS, 64, 64> + own > largest_shared())
             return flash_backward_tiles<HS, 32>(dqkv, scratch, dout, qkv, a, s);
     if constexpr (HS <= 128) flash_backward_tiles<HS, 64>(dqkv, scratch, dout, qkv, a, s);
-}
-
-template <class Function>
-void with_head_size(int HS, Function call) {
-    if (HS == 64) call(std::integral_constant<int, 64>());
-    else if (HS == 80) call(std::integral_constant<int, 80>());
-    else if (HS == 96) call(std::integral_constant<int, 96>());
-    else if (HS == 128) call(std::integral_constant<int, 128>());
-    else if (HS == 160) call(std::integral_constant<int, 160>());
-    else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
-}
-
-template <class X>
-void flash_attention_sm80_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if constexpr (sizeof(X) == 2)
-        with_head_size(a.HS, [&](auto HS) { flash_forward<decltype(HS)::value>(o, lse, qkv, a, s); });
-    else fail("flash attention on this device wants bf16");
-}
-template <class X>
-void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                                   const real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if constexpr (sizeof(X) == 2)
-        with_head_size(a.HS, [&](auto HS) {
-            flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);
-        });
-    else fail("flash attention on this device wants bf16");
 }
 
 }  // namespace gpu

@@ -64,6 +64,7 @@ __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&
         for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale);
         for (int lanes = 1; lanes < 4; lanes *= 2)
             most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
+
         float part = 0;  // the maximum is finite: every row sees a key of the first tile
         shrink[half] = exp2_of(largest[half] - most);
         UNROLL(unroll)
@@ -111,6 +112,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     constexpr int keys = Tiles::keys, stages = Tiles::stages, abreast = HS > 64 ? Tiles::key_tile : 0;
     uint32_t v = k + stages * Tiles::all_keys;
     int lane = threadIdx.x % 32;
+
     float s[keys / 2], shrink[2];
     uint32_t p[keys / 16][4];
     auto scores = [&](int i) {  // starts the scores of tile i
@@ -124,6 +126,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
                         x > 0);
         wgmma_commit();
     };
+
     auto add_values = [&](int i) {  // starts the product with tile i's values
         int stage = i % stages;
         mbarrier_wait(&at.values_full[stage], i / stages % 2);
@@ -142,11 +145,13 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     mask(s, 0);
     softmax_tile(s, a.largest, a.sum, shrink, scale);
     round_probabilities(p, s);
+
     for (int i = 1; i < count; i++) {
         scores(i);
         add_values(i - 1);
         wgmma_wait<1>(s);
         if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
+
         mask(s, i);
         softmax_tile(s, a.largest, a.sum, shrink, scale);
         wgmma_wait<0>(a.out);
@@ -155,6 +160,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
         for (int j = 0; j < HS / 2; j++) a.out[j] *= shrink[j / 2 % 2];
         round_probabilities(p, s);
     }
+
     add_values(count - 1);
     wgmma_wait<0>(a.out);
 }
@@ -192,10 +198,12 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
     HopperBarriers& at = barriers[0];
     char* q = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char* k = q + Tiles::all_queries;
+
     int blocks = (a.T + rows - 1) / rows, head = blockIdx.x / blocks, b = head / a.NH, h = head % a.NH;
     int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // longest first
     init_barriers(at, Tiles::warps);
 
+    // the first warpgroup loads; its first thread does
     if (threadIdx.x < 128) {
         fewer_registers<24>();
         if (threadIdx.x > 0) return;
@@ -203,17 +211,20 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
         ask_for_keys<HS, Tiles>(at, k, qkv, h, b, block + 1, [&](int i) { return first - i * rows; });
         return;
     }
+
     more_registers<240>();
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int own = group * 64 + warp * 16 + lane / 4, c = lane % 4 * 2;
     uint32_t q_own = shared_address(q) + (uint32_t)group * 64 * 128;
     Attended<HS> attended;
+
     auto mask = [&](auto& s, int i) {  // the first tile has the diagonal: no query sees a later key
         if (i > 0) return;
         UNROLL(unroll)
         for (int j = 0; j < rows / 2; j++)
             if (j / 4 * 8 + c + j % 2 > own + j / 2 % 2 * 8) s[j] = -INFINITY;
     };
+
     attend<HS, Tiles>(attended, at, q_own, shared_address(k), block + 1, scale, mask, [](int) {});
     bf16* o_head = o + (long)b * a.T * a.NH * HS + h * HS;
     write_rows(o_head, lse + (long)head * a.T, attended, first + own, a.T, (long)a.NH * HS);

@@ -45,6 +45,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *v = k + Tiles::all_keys, *q = v + Tiles::all_keys;  // stages of q and dout
     char* ds = q + stages * 2 * Tiles::all_queries;
+
     if (threadIdx.x == 0) {
         number[0] = atomicAdd(scratch.turns, 1);
         mbarrier_init(&at.keys, 1);
@@ -55,10 +56,12 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         mbarrier_fence_init();
     }
     __syncthreads();
+
     int blocks = (a.T + BN - 1) / BN, tiles = (a.T + BM - 1) / BM;
     int head = number[0] / blocks, block = blocks - 1 - number[0] % blocks, b = head / a.NH, h = head % a.NH;
     int first_tile = block * BN / BM;
 
+    // one warp loads tiles, three copy the queries' terms
     if (threadIdx.x < 128) {
         fewer_registers<24>();
         if (threadIdx.x == 0) {
@@ -68,11 +71,13 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
                 tma_load(v + i * Tiles::key_tile, keys_map, &at.keys, 64 * i, 3 * h + 2, block * BN, b);
             }
         }
+
         const float2* from_terms = (const float2*)scratch.query_terms + (long)head * a.T;
         for (int i = 0; first_tile + i < tiles; i++) {
             int stage = i % stages, first = (first_tile + i) * BM;
             char* to = q + stage * 2 * Tiles::all_queries;
             if (threadIdx.x > 0 && threadIdx.x < 32) break;
+
             mbarrier_wait(&at.free[stage], (i / stages + 1) % 2);
             if (threadIdx.x == 0) {
                 mbarrier_arrive_expect(&at.full[stage], 2 * Tiles::all_queries);
@@ -89,15 +94,18 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         }
         return;
     }
+
     more_registers<240>();
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2, own = group * 64 + warp * 16;  // this warp's first key in the block
     uint32_t k_own = shared_address(k) + (uint32_t)group * 64 * 128, v_own = k_own + Tiles::all_keys;
     uint32_t k_tile = shared_address(k), q_tile = shared_address(q), ds_tile = shared_address(ds);
+
     // this warpgroup's share of dq: which queries' ds, which columns of k
     uint32_t ds_now = ds_tile + (uint32_t)((HS == 64) * group * Tiles::key_tile);
     uint32_t k_now = k_tile + (uint32_t)((HS > 64) * group * Tiles::key_tile);
     constexpr int abreast = HS > 64 ? Tiles::query_tile : 0;
+
     float dk[HS / 2] = {}, dv[HS / 2] = {}, s[BM / 2], dp[BM / 2], dq[32];
     uint32_t p_rounded[BM / 16][4], ds_rounded[BM / 16][4];
 
@@ -137,6 +145,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
             wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
+
         named_barrier<256>(1);  // both warpgroups are done with the previous ds
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++) {
@@ -144,10 +153,12 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
             uint32_t to = swizzled(ds_tile + column / 64 * Tiles::key_tile, row, column % 64 * 2);
             stmatrix_x4(ds + (to - ds_tile), ds_rounded[j]);
         }
+
         fence_for_wgmma();
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
             wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
+
         named_barrier<256>(2);  // the ds of all keys are written
         UNROLL(unroll)
         for (int j = 0; j < BN / 16; j++)  // dq = ds k
@@ -160,12 +171,14 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         int* turn = scratch.turns + 1 + ((long)head * tiles + tile) * 2 + group;
         if (threadIdx.x % 128 == 0) wait_until(turn, diagonal - block);
         named_barrier<128>(3 + group);
+
         int query = tile * BM + (HS == 64) * group * 64 + warp * 16 + g, column = (HS > 64) * group * 64 + c;
         float* sums = scratch.dq + ((long)head * tiles * BM + query) * HS + column;
         float2 before[16] = {};
         UNROLL(unroll)
         for (int i = 0; i < 16 && block < diagonal; i++)  // rows g and g + 8, a pair every 8 columns
             before[i] = load_global((const float2*)(sums + i % 2 * 8 * HS + i / 2 * 8));
+
         wgmma_wait<0>(dv, dk, dq);
         if (lane == 0) mbarrier_arrive(&at.free[stage]);
         bf16* last = dqkv + ((long)b * a.T + query) * 3 * a.NH * HS + 3L * h * HS + column;
@@ -177,9 +190,11 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
             else if (query + row < a.T)
                 *(uint32_t*)(last + 3L * row * a.NH * HS + right) = pack_bf16(now.x * scale, now.y * scale);
         }
+
         named_barrier<128>(3 + group);  // all of the warpgroup have added
         if (threadIdx.x % 128 == 0) publish(turn, diagonal - block + 1);
     }
+
     UNROLL(unroll)
     for (int half = 0; half < 2; half++) {
         int t = block * BN + own + g + half * 8;
@@ -201,6 +216,7 @@ void flash_backward_hopper(bf16* dqkv, const FlashScratch& scratch, const bf16* 
     TensorMap keys = tiles_of<HS>(qkv, 3, Tiles::keys, a), queries = tiles_of<HS>(qkv, 3, Tiles::queries, a),
               douts = tiles_of<HS>(dout, 1, Tiles::queries, a);
     allow_shared(flash_backward_hopper_kernel<HS>, Tiles::bytes);
+
     int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
     LAUNCH(flash_backward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, keys, queries, douts,
            dqkv, scratch, a, (float)a.scale());

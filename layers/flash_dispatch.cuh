@@ -15,12 +15,42 @@
 #if HAS_KERNELS
 namespace gpu {
 
+// ---- of sm_80, for any head size that has a kernel -------------------------------------------------------
+
+template <class Function>
+void with_head_size(int HS, Function call) {
+    if (HS == 64) call(std::integral_constant<int, 64>());
+    else if (HS == 80) call(std::integral_constant<int, 80>());
+    else if (HS == 96) call(std::integral_constant<int, 96>());
+    else if (HS == 128) call(std::integral_constant<int, 128>());
+    else if (HS == 160) call(std::integral_constant<int, 160>());
+    else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
+}
+
+template <class X>
+void flash_attention_sm80_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2)
+        with_head_size(a.HS, [&](auto HS) { flash_forward<decltype(HS)::value>(o, lse, qkv, a, s); });
+    else fail("flash attention on this device wants bf16");
+}
+
+template <class X>
+void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                                   const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2)
+        with_head_size(a.HS, [&](auto HS) {
+            flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);
+        });
+    else fail("flash attention on this device wants bf16");
+}
+
+// ---- of sm_90a, where they agree and are the faster ------------------------------------------------------
+
 // "" if two ways to compute the n values at x agree, else how they differ, in relative root mean square; each
 // rounds to bf16 twice: by at most 2^-8, on average by less
 template <class T, class Run>
 std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
     std::vector<T> values[2];
-    double difference = 0, square = 0;
     for (bool way : {false, true}) {
         try {
             run(way);
@@ -32,6 +62,8 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
         values[way].resize(n);
         copy_to_host(values[way].data(), x, n * sizeof(T), s);
     }
+
+    double difference = 0, square = 0;
     for (size_t i = 0; i < n; i++) {
         double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
         difference += off * off;
@@ -69,6 +101,7 @@ struct FlashForward {
         if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
         else flash_attention_sm80_forward(o, lse, qkv, a, s);
     }
+
     std::string differ(AttentionShape a) const {
         a.B = 1;
         auto way = [&](bool hopper) { run(a, hopper); };
@@ -95,6 +128,7 @@ struct FlashBackward {
         if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
         else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
     }
+
     std::string differ(AttentionShape a) const {
         a.B = 1;
         return ways_differ("gradients", dqkv, (size_t)a.T * a.row(), s, [&](bool hopper) { run(a, hopper); });

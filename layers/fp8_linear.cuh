@@ -59,6 +59,7 @@ void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float*, const floatX* x, int N, 
         float a = std::abs((float)real(x[i]));
         if (a > most) most = a;  // NaN is ignored
     }
+
     *scale = fp8_scale(most, T8::largest);
     #pragma omp parallel for
     for (int n = 0; n < N; n++)
@@ -83,6 +84,7 @@ __global__ void fp8_largest_kernel(float* parts, const floatX* x, long n) {
         UNROLL(unroll)
         for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf((float)real(v.at[k])));
     }
+
     for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
     if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = most;
     __syncthreads();
@@ -108,6 +110,8 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
     const uint8_t* tile = (const uint8_t*)tile_words;
     int n0 = blockIdx.y * fp8_tile, c0 = blockIdx.x * fp8_tile;
     float times = scale->scale;
+
+    // the rounded tile, in shared memory and to q
     for (int i = threadIdx.x; i < fp8_tile * fp8_tile / vec_size; i += blockDim.x) {
         int n = i / (fp8_tile / vec_size), c = i % (fp8_tile / vec_size) * vec_size;
         if (n0 + n >= N || c0 + c >= C) continue;
@@ -122,8 +126,11 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
         for (int k = 0; k < vec_size / 4; k++) tile_words[(n * pitch + c) / 4 + k] = words[k];
         if (q) store_whole((Rounded*)(q + at), out);
     }
+
     if (!q_t) return;
     __syncthreads();
+
+    // its columns, to q_t
     for (int i = threadIdx.x; i < fp8_tile * fp8_tile / 16; i += blockDim.x) {
         int c = i / (fp8_tile / 16), n = i % (fp8_tile / 16) * 16;
         if (n0 + n >= N || c0 + c >= C) continue;

@@ -34,6 +34,7 @@ inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const
         #pragma omp simd reduction(+ : square)
         for (int c = 0; c < C; c++) square += (real(xn[c]) - m) * (real(xn[c]) - m);
         real r = 1 / std::sqrt(square / C + layernorm_epsilon);
+
         floatX* yn = y + (long)n * C;
         #pragma omp simd
         for (int c = 0; c < C; c++) yn[c] = floatX((real(xn[c]) - m) * r * real(w[c]) + real(b[c]));
@@ -58,6 +59,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
         floatX* dxn = dx + (long)n * C;
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
+
         #pragma omp simd reduction(+ : g_sum, gx_sum)
         for (int c = 0; c < C; c++) {
             real g = real(dyn[c]) * real(w[c]);
@@ -66,12 +68,14 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
         }
         g_sum /= C;
         gx_sum /= C;
+
         #pragma omp simd
         for (int c = 0; c < C; c++) {
             real g = real(dyn[c]) * real(w[c]), xhat = (real(xn[c]) - m) * r;
             dxn[c] = floatX(real(dxn[c]) + r * (g - g_sum - xhat * gx_sum));
         }
     }
+
     // each thread sums some columns, row after row: the order does not depend on the threads
     constexpr int strip = 64;
     #pragma omp parallel for
@@ -87,6 +91,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
                 b_sum[c] += real(dyn[c]);
             }
         }
+
         for (int c = 0; c < cs; c++) {
             gradients.w[c0 + c] = (accumulate ? gradients.w[c0 + c] : 0) + w_sum[c];
             gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
@@ -114,6 +119,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     Vec<floatX> v[row_vectors];
     real sum = 0, square = 0, inverse = 1 / real(C);
     constexpr bool together = WARPS < 32;  // 32 warps leave a thread too few registers for that
+
     load_row_vectors<WARPS>(v, (branch ? residual : x) + row, C);
     if (branch) {
         UNROLL(unroll)
@@ -125,6 +131,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
         }
         store_row_vectors<WARPS>(x + row, v, C);
     }
+
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
@@ -139,6 +146,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
             square += off * off;
         }
     }
+
     real r = 1 / sqrt(row_sum<WARPS>(square) * inverse + layernorm_epsilon);
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
@@ -148,6 +156,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
             v[k].at[i] = floatX((real(v[k].at[i]) - m) * r * real(ws.at[i]) + real(bs.at[i]));
         if (!together) store_row_vector<WARPS>(y + row, k, v[k], C);
     }
+
     if (together) store_row_vectors<WARPS>(y + row, v, C);
     if (row_column<WARPS>(0) == 0) {
         stats.mean[n] = m;
@@ -165,6 +174,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     real sums[SUMS ? row_vectors : 1][vec_size] = {};
     constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice
     real inverse = 1 / real(C);
+
     for (int n = first; n < N; n += step) {
         long row = (long)n * C;
         Vec<floatX> xs[row_vectors], gs[row_vectors], ws[row_vectors], out[row_vectors];
@@ -174,6 +184,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
             load_row_vectors<WARPS>(out, dx + row, C);
             load_row_vectors<WARPS>(ws, w, C);
         }
+
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         UNROLL(unroll)
         for (int k = 0; k < row_vectors; k++) {
@@ -188,6 +199,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
                 db[k][i] += d;
             }
         }
+
         g_sum = row_sum<WARPS>(g_sum) * inverse;
         gx_sum = row_sum<WARPS>(gx_sum) * inverse;
         UNROLL(unroll)
@@ -206,6 +218,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         }
         if (keeps) store_row_vectors<WARPS>(dx + row, out, C);
     }
+
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
         int c = row_column<WARPS>(k);
@@ -226,12 +239,14 @@ __global__ void layernorm_forward_kernel(floatX* y, NormStats stats, const float
     if (n >= N) return;
     x += (long)n * C;
     y += (long)n * C;
+
     real sum = 0, square = 0;
     for (int c = lane; c < C; c += 32) sum += real(x[c]);
     real m = warp_sum(sum) / C;
     for (int c = lane; c < C; c += 32) square += (real(x[c]) - m) * (real(x[c]) - m);
     real r = 1 / sqrt(warp_sum(square) / C + layernorm_epsilon);
     for (int c = lane; c < C; c += 32) y[c] = floatX((real(x[c]) - m) * r * real(w[c]) + real(b[c]));
+
     if (lane == 0) {
         stats.mean[n] = m;
         stats.rstd[n] = r;
@@ -245,6 +260,7 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
     x += (long)n * C;
     dx += (long)n * C;
     dy += (long)n * C;
+
     real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
     for (int c = lane; c < C; c += 32) {
         real g = real(dy[c]) * real(w[c]);
@@ -253,6 +269,7 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
     }
     g_sum = warp_sum(g_sum) / C;
     gx_sum = warp_sum(gx_sum) / C;
+
     for (int c = lane; c < C; c += 32) {
         real g = real(dy[c]) * real(w[c]), xhat = (real(x[c]) - m) * r;
         dx[c] = floatX(real(dx[c]) + r * (g - g_sum - xhat * gx_sum));
@@ -301,6 +318,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
         if (gradients.bias) column_sum(gradients.bias, dx, sums, N, C, accumulate, s);
         return;
     }
+
     bool fused = gradients.bias && sums_on_the_way(C);
     with_row_warps(C, [&](auto warps) {
         constexpr int W = std::min(decltype(warps)::value, 16), block = row_block(W);
@@ -313,6 +331,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
         LAUNCH((layernorm_backward_rows_kernel<W, false>), groups / (block / (W * 32)), block, 0, s, dx,
                scratch, dy, x, w, stats, N, C);
     });
+
     column_sum(gradients.w, scratch, sums, groups, C, accumulate, s);
     column_sum(gradients.b, scratch + (long)groups * C, sums, groups, C, accumulate, s);
     if (fused) column_sum(gradients.bias, scratch + 2L * groups * C, sums, groups, C, accumulate, s);

@@ -24,10 +24,12 @@ inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, in
     linear_flops += 2L * N * C * OC;
     return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
 }
+
 inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, int N, int C, int OC) {
     linear_flops += 2L * N * C * OC;
     return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
 }
+
 inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
                               bool accumulate) {
     linear_flops += 2L * N * C * OC;
@@ -108,13 +110,16 @@ __device__ void column_sum_part(real* parts, Term term, int N, int C) {
     int c = blockIdx.x * wide + threadIdx.x * EACH, own = threadIdx.y * column_lanes + threadIdx.x;
     int part = (N + gridDim.y - 1) / gridDim.y, first = blockIdx.y * part;
     int last = first + part < N ? first + part : N;
+
     real sum[EACH] = {};
     if (c < C) {
         UNROLL(unroll 4)
         for (int n = first + threadIdx.y; n < last; n += column_rows) term(sum, n, c);
     }
+
     for (int k = 0; k < EACH; k++) sums[k * plane + own] = sum[k];
     __syncthreads();
+
     int lane = own % column_lanes, k = own / column_lanes, column = blockIdx.x * wide + lane * EACH + k;
     if (own >= wide || column >= C) return;
     real whole = 0;
@@ -300,6 +305,7 @@ struct LinearScratch {
 inline Work rounding_work(const LinearScratch& scratch, double n, int copies) {
     return scratch.fp8.x ? moves(2 * n, 0, n * copies) : Work{};
 }
+
 inline Work forward_product(const LinearScratch& scratch, floatX* y, int N, int C, int OC) {
     return product(y, N, OC, C, false, scratch.fp8.x);
 }
@@ -346,6 +352,7 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
                   x ? product(dw, OC, C, N, accumulate, rounds) : Work{},
                   dx ? product(dx, N, C, OC, false, rounds) : Work{}}};
     if (!op) return;
+
     if (!rounds) return dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
     linear_flops += 4L * N * C * OC;
     if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
@@ -366,6 +373,7 @@ inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, 
                   dw ? product(dw, OC, C, N, accumulate, rounds) : Work{},
                   product(dup, N, C, OC, false, rounds), moves(3.0 * N * C)}};
     if (!op) return;
+
     if (!rounds) {
         dev::matmul_backward(nullptr, dw, nullptr, dy, input.x, w, scratch.sums, N, C, OC, accumulate, s);
         return dev::matmul_gelu_input_backward(dup, dy, input.up, w, N, C, OC, s);

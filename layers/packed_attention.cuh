@@ -36,6 +36,7 @@ inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, in
             int near = t.at + t.rows - t.own, keys = t.shared + near;
             std::vector<real> p((size_t)t.rows * keys), sum((size_t)t.rows * a.HS);
             std::vector<floatX> rounded(p.size());
+
             auto scores = [&](int from, int n, int to) {
                 gemm<real>({.out = p.data() + to,
                             .a = q + t.at * a.row(),
@@ -50,11 +51,13 @@ inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, in
                             .ldc = keys},
                            s);
             };
+
             if (t.shared) scores(t.prefix, t.shared, 0);
             scores(t.own, near, t.shared);
             for (int r = 0; r < t.rows; r++)
                 softmax_row(rounded.data() + (long)r * keys, p.data() + (long)r * keys,
                             t.shared + t.at - t.own + r + 1, keys);
+
             auto values = [&](int from, int n, int at, real beta) {
                 gemm<real>({.out = sum.data(),
                             .a = rounded.data() + at,
@@ -68,6 +71,7 @@ inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, in
                             .ldc = a.HS},
                            s);
             };
+
             if (t.shared) values(t.prefix, t.shared, 0, 0);
             values(t.own, near, t.shared, t.shared ? 1 : 0);
             for (int r = 0; r < t.rows; r++)
@@ -100,6 +104,7 @@ __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile
     real *q = shared + (long)warp * 2 * HS, *sum = q + HS;  // (HS) each
     Tile t = tiles[blockIdx.x];
     const floatX *k = qkv + (3L * h + 1) * HS, *v = k + HS;
+
     for (int r = warp; r < t.rows; r += segment_warps) {
         const floatX* query = qkv + (t.at + r) * width + 3L * h * HS;
         for (int c = lane; c < HS; c += 32) {
@@ -107,6 +112,8 @@ __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile
             sum[c] = 0;
         }
         __syncwarp();
+
+        // the scores of 32 keys at a time, and the softmax so far
         int seen = t.shared + t.at - t.own + r + 1;
         real largest = 0, all = 0;
         for (int base = 0; base < seen; base += 32) {
@@ -114,6 +121,7 @@ __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile
             long key = (long)(j < t.shared ? t.prefix + j : t.own + j - t.shared) * width;
             real score = 0;
             for (int c = 0; c < HS && lane < n; c++) score += q[c] * real(k[key + c]);
+
             real first = __shfl_sync(all_lanes, score, 0), most = warp_max(lane < n ? score : first);
             if (base == 0 || most > largest) {
                 real keep = base == 0 ? 0 : exp(largest - most);
@@ -121,6 +129,7 @@ __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile
                 all *= keep;
                 largest = most;
             }
+
             real p = lane < n ? exp(score - largest) : 0;
             all += warp_sum(p);
             for (int i = 0; i < n; i++) {
@@ -130,6 +139,7 @@ __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile
                 for (int c = lane; c < HS; c += 32) sum[c] += weight * real(v[value + c]);
             }
         }
+
         for (int c = lane; c < HS; c += 32)
             o[(long)(t.row + r) * (width / 3) + (long)h * HS + c] = floatX(sum[c] / all);
         __syncwarp();

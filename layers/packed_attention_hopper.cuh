@@ -45,10 +45,12 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
     HopperBarriers& at = barriers[0];
     char* q = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *k = q + Tiles::all_queries, *v = k + stages * Tiles::all_keys;
+
     Tile t = tiles[blockIdx.x];
     int h = blockIdx.y, count = own_key_tiles(t, keys) + (t.shared + keys - 1) / keys;
     init_barriers(at, Tiles::warps);
 
+    // the first warpgroup loads; its first thread does
     if (threadIdx.x < 128) {
         fewer_registers<24>();
         if (threadIdx.x > 0) return;
@@ -57,9 +59,11 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
         ask_for_keys<HS, Tiles>(at, k, key_map, h, 0, count, first_key);
         return;
     }
+
     more_registers<240>();
     int thread = (int)threadIdx.x - 128, own = thread / 32 * 16 + thread % 32 / 4, c = thread % 4 * 2;
     Attended<HS> attended;
+
     auto mask = [&](auto& s, int i) {  // masks the keys that a row does not see
         SeenKeys seen = seen_keys(t, i, keys);
         if (seen.n == keys && seen.diagonal >= keys - 1) return;
@@ -69,6 +73,7 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
             if (key >= seen.n || key > seen.diagonal + row) s[j] = -INFINITY;
         }
     };
+
     auto clear_beyond = [&](int i) {  // sets the values beyond the last key to 0
         int n = seen_keys(t, i, keys).n;
         if (n == keys) return;
@@ -80,6 +85,7 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
         fence_for_wgmma();
         named_barrier<128>(1);
     };
+
     attend<HS, Tiles>(attended, at, shared_address(q), shared_address(k), count, scale, mask, clear_beyond);
     write_rows(o + (long)t.row * NH * HS + h * HS, nullptr, attended, own, t.rows, (long)NH * HS);
 }
@@ -111,6 +117,7 @@ struct PackedForward {
         }
         packed_attention_any(o, qkv, tiles, count, a, s);
     }
+
     std::string differ() const {
         return ways_differ("outputs of packed batches", o, (size_t)a.T * a.out(), s,
                            [&](bool hopper) { run(hopper); });

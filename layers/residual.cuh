@@ -143,6 +143,7 @@ __global__ void __launch_bounds__(row_block(WARPS))
 residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * row_groups<WARPS>();
     real sums[row_vectors][vec_size] = {};
+
     for (int n = first; n < N; n += step) {
         Vec<floatX> v[row_vectors];
         load_row_vectors<WARPS>(v, dx + (long)n * C, C);
@@ -150,6 +151,7 @@ residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
         for (int k = 0; k < row_vectors; k++)
             for (int i = 0; i < vec_size; i++) sums[k][i] += real(v[k].at[i]);
     }
+
     UNROLL(unroll)
     for (int k = 0; k < row_vectors; k++) {
         int c = row_column<WARPS>(k);

@@ -46,12 +46,14 @@ void stochastic_rounding() {
         check(std::abs(sum / n - x) <= 5 * step / 2 / std::sqrt(n),
               text("the mean of %d roundings of %.9g is %.9g, %d away from 0", n, x, sum / n, above));
     }
+
     // bits of numbers that differ in little are not alike: each of the 32 is set half of the time
     int set[32] = {};
     for (int i = 0; i < n; i++) {
         uint32_t bits = rounding_bits((uint32_t)(1 + i % 200), real(1 + i / 200 * 0x1p-20), real(1e-4));
         for (int b = 0; b < 32; b++) set[b] += bits >> b & 1;
     }
+
     int *least = std::min_element(set, set + 32), *most = std::max_element(set, set + 32);
     check(*least > n / 2 - 5 * std::sqrt(n) / 2 && *most < n / 2 + 5 * std::sqrt(n) / 2,
           text("of %d numbers a bit is set in %d to %d", n, *least, *most));
@@ -71,11 +73,13 @@ double long_run_of_v() {
     State state = {parameters.data(), low.data(), m.data(), v.data()};
     Clip clip = {1, 1, 1, 1};
     StateCheck sums = {};
+
     for (uint32_t step = 1; step <= 1000; step++) {
         HyperParameters hyper = {real(1e-4), real(0.9), real(0.999), real(1e-8), 0,
                        real(1 - std::pow(0.9, step)), real(1 - std::pow(0.999, step)), step};
         ref::adamw(state, gradients.data(), flags.data(), &hyper, &clip, &sums, n, {});
     }
+
     double mean = 0;
     for (auto& x : v) mean += (double)real(x) / n;
     return mean;
@@ -131,12 +135,15 @@ struct BothStates {
             gpu::pack_state(device(), kind, in.device, (long)n, nullptr);
         }
     }
+
     State ref() {
         return {parameters.ref(), HAS_LOW ? low.ref() : nullptr, m.ref(), v.ref()};
     }
+
     State device() {
         return {parameters.device, HAS_LOW ? low.device : nullptr, m.device, v.device};
     }
+
     void upload() {
         synchronize(nullptr);
         parameters.upload();
@@ -144,11 +151,13 @@ struct BothStates {
         m.upload();
         v.upload();
     }
+
     std::vector<real> on_device(StateKind kind) {
         R out(values[kind].size());
         gpu::unpack_state(out.device, device(), kind, (long)values[kind].size(), nullptr);
         return out.back();
     }
+
     void compare(const std::string& what) {
         parameters.compare("adamw parameters" + what, rounding);
         for (StateKind kind : {Master, MomentM, MomentV}) {
@@ -179,15 +188,18 @@ void check_adamw(const char* moments) {
         std::vector<uint8_t> of(2 * n / flag_span);
         for (size_t i = 0; i < of.size(); i++) of[i] = (uint8_t)(hash_of(i) % 4);
         Both<uint8_t> flags(of);
+
         HyperParameters how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19),
                                real(0.0975), 2};
         Both<HyperParameters> hyper(std::vector<HyperParameters>(1, how));
+
         // two slices, the second one's sum first
         Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
         Both<Slice> slices(std::vector<Slice>{first, second});
         Both<double> sums(std::vector<double>{0, 3, 0, 4}), parts(2 * square_sum_parts);
         ref::square_sums(sums.ref(), parts.ref(), g.ref(), flags.ref(), slices.ref(), 2, nullptr);
         gpu::square_sums(sums.device, parts.device, g.device, flags.device, slices.device, 2, nullptr);
+
         std::string size = text("%s %ld", moments, n);
         state.compare(" before a step" + size);
         sums.compare("square sums" + size, 1e-12);
@@ -195,6 +207,7 @@ void check_adamw(const char* moments) {
         for (long i = 0; i < 2 * n; i++)
             if (of[i / flag_span] & flag_in_norm) plain[i < n ? 2 : 0] += (double)g.host[i] * g.host[i];
         close("square sums against a plain loop" + size, sums.host, plain, 1e-12);
+
         double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
         for (double largest : {0.0, 1e9, 0.5}) {
             Both<Clip> clip(1);
@@ -205,6 +218,7 @@ void check_adamw(const char* moments) {
             for (const Clip& c : {clip.host[0], clip.back()[0]})
                 close("clip" + size, std::vector<double>{c.norm, (double)c.scale},
                       std::vector<double>{norm, scale}, sums_tolerance);
+
             // from the same values: where a sum is rounded otherwise, so is chance, and two updates later w
             clip.upload();
             state.upload();
@@ -214,6 +228,7 @@ void check_adamw(const char* moments) {
                        n, nullptr);
             state.compare(size);
         }
+
         // what a step has written the next one reads; one flipped bit is noticed
         auto launch = [&](real max_norm) {
             Both<Clip> clip(1);
@@ -226,19 +241,23 @@ void check_adamw(const char* moments) {
                        n, nullptr);
             return state_check.back()[0];
         };
+
         launch(INFINITY);
         StateCheck one = launch(INFINITY), two = launch(INFINITY);
         check(two.read == one.written, "state is read as it was written" + size);
+
         auto is_noticed = [&](const char* what, auto& array) {
             StateCheck before = launch(INFINITY);
             flip_bit(array, (size_t)n / 3, (int)(n % (8 * sizeof array.host[0])));
             check(launch(INFINITY).read != before.written,
                   text("a flipped bit of %s is noticed", what) + size);
         };
+
         is_noticed("parameters", state.parameters);
         if (HAS_LOW) is_noticed("low bits", state.low);
         is_noticed("m", state.m);
         is_noticed("v", state.v);
+
         std::vector<real> unchanged = state.on_device(Master);
         StateCheck none = launch(real(norm / 2));
         check(state.on_device(Master) == unchanged && none.read == 0,

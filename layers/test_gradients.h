@@ -23,6 +23,7 @@ void differences(const std::string& what, std::vector<floatX>& input, const std:
         input[i] = old;
         numeric[i] = (above - below) / (2 * h);
     }
+
     close(what, gradient, numeric, 1e-7);
 }
 
@@ -80,6 +81,7 @@ void test_gradients() {
         differences("layernorm dw", w, wide(dw), forward);
         differences("layernorm db", b, wide(db), forward);
     }
+
     {
         X x = random_values<floatX>(50, 5, 2), y(50), r = random_values<floatX>(50, 6), d = r;
         auto forward = [&] {
@@ -89,6 +91,7 @@ void test_gradients() {
         ref::gelu_backward(d.data(), x.data(), 50, nullptr);
         differences("gelu dx", x, wide(d), forward);
     }
+
     {
         int N = 4, C = 5, OC = 3;
         X x = random_values<floatX>(N * C, 7), w = random_values<floatX>(OC * C, 8),
@@ -106,6 +109,7 @@ void test_gradients() {
         differences("matmul dw", w, wide(dw), forward);
         differences("matmul db", b, wide(db), forward);
     }
+
     for (int T : {1, 5, 67}) {  // 67: more than one tile of rows
         AttentionShape a = {2, T, 2, 3};
         long n = a.B * T * a.row(), m = a.B * T * a.out(), s = (long)a.B * a.NH * T * T;
@@ -118,6 +122,7 @@ void test_gradients() {
         ref::attention_backward(d.data(), dp.data(), r.data(), p.data(), qkv.data(), a, nullptr);
         differences(text("attention dqkv, T %d", T), qkv, wide(d), forward);
     }
+
     for (int T : {1, 5, 67}) {  // the same by tiles, and not a value of T x T
         AttentionShape a = {2, T, 2, 3};
         long n = a.B * T * a.row(), m = a.B * T * a.out(), rows = (long)a.B * a.NH * T;
@@ -136,6 +141,7 @@ void test_gradients() {
         ref::flash_attention_backward(d.data(), {}, r.data(), o.data(), lse.data(), qkv.data(), a, nullptr);
         differences(text("flash attention dqkv, T %d", T), qkv, wide(d), forward);
     }
+
     for (int ranks : {1, 2}) {  // of the vocabulary
         int N = 3, V = 5, Vp = 8;
         X logits = random_values<floatX>(N * Vp, 13), work;
@@ -154,6 +160,7 @@ void test_gradients() {
                         wide(X(work)), forward);
         }
     }
+
     {
         int N = 6, T = 3, C = 4, V = 5;
         X wte = random_values<floatX>(V * C, 14), wpe = random_values<floatX>(T * C, 15), x(N * C);

@@ -74,6 +74,7 @@ void hopper_attention() {
     struct Size { int B, T, NH, HS; };
     std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 128, 1, 128}, {1, 129, 2, 64},
                                {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128}};
+
     // several blocks an SM would have, and blocks that wait for one another's turns
     if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64}});
     for (const Size& each : sizes) {
@@ -83,17 +84,20 @@ void hopper_attention() {
         X qkv(random_values<floatX>(n, 1)), o(m), old(m);
         R lse(rows), old_lse(rows);
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS), said;
+
         ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
         gpu::flash_attention_hopper_forward(o.device, lse.device, qkv.device, a, nullptr);
         o.compare("Hopper's attention o" + size, 2 * rounding);
         lse.compare("Hopper's attention lse" + size, 1e-5);
         gpu::flash_attention_sm80_forward(old.device, old_lse.device, qkv.device, a, nullptr);
         close("Hopper's attention beside sm_80's" + size, o.back(), old.back(), 2 * rounding);
+
         X dout(random_values<floatX>(m, 2)), dqkv(n);
         R terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
         Both<int> turns(flash_turns(B, NH, T));
         FlashScratch scratch = {terms.device, dq.device, turns.device};
         ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
             gpu::flash_attention_hopper_backward(dqkv.device, scratch, dout.device, o.device, lse.device,
@@ -104,12 +108,14 @@ void hopper_attention() {
                 check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
             first = back;
         }
+
         // the guard, which sees what is alike and what is not
         gpu::FlashForward<floatX> forward = {o.device, lse.device, qkv.device, nullptr};
         gpu::FlashBackward<floatX> backward = {dqkv.device, scratch,    dout.device, o.device,
                                                lse.device,  qkv.device, nullptr};
         said = forward.differ(a) + backward.differ(a);
         check(said.empty(), "the guard: " + said + size);
+
         auto of_another = [&](bool way) {
             const floatX* input = way ? dqkv.device : qkv.device;
             gpu::flash_attention_sm80_forward(o.device, lse.device, input, {1, T, NH, HS}, nullptr);
@@ -129,6 +135,7 @@ void hopper_packed_attention() {
                                     {235, 5, 140, 133, 200, 70}, {240, 3, 460, 453, 300, 131},
                                     {243, 2, 495, 490, 0, 256}};
     constexpr int rows = 245, cache_rows = 500;
+
     for (auto [NH, HS] : {std::pair{2, 64}, {1, 128}}) {
         AttentionShape a = {1, rows, NH, HS};
         std::vector<floatX> values = random_values<floatX>(cache_rows * a.row(), 1);

@@ -16,11 +16,13 @@ struct Both {
         device = (T*)device_malloc(std::max((size_t)1, host.size() * sizeof(T)), "a test");
         upload();
     }
+
     explicit Both(size_t n) : Both(std::vector<T>(n)) {  // an output: poisoned on the device
         std::vector<unsigned char> poison(n * sizeof(T), 0xFF);
         copy_to_device(device, poison.data(), poison.size(), nullptr);
         synchronize(nullptr);
     }
+
     Both(const Both&) = delete;
     ~Both() { device_free(device); }
     T* ref() { return host.data(); }
@@ -28,11 +30,13 @@ struct Both {
         copy_to_device(device, host.data(), host.size() * sizeof(T), nullptr);
         synchronize(nullptr);  // ref may write there next
     }
+
     std::vector<T> back() const {
         std::vector<T> out(host.size());
         copy_to_host(out.data(), device, out.size() * sizeof(T), nullptr);
         return out;
     }
+
     void compare(const std::string& what, double tolerance) const { close(what, back(), host, tolerance); }
 };
 // in emulation a block's threads run in an order that the seed decides
@@ -44,6 +48,7 @@ void in_several_orders(Checks checks) {
         checks();
         if (is_watched || is_sanitized) break;  // what these find does not depend on the order
     }
+
     emulated::seed = 1;
 #else
     checks();
@@ -75,12 +80,14 @@ void kernels_layernorm() {
         R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)),
             dbias(random_values<real>(C, 10)), scratch(layernorm_scratch(C));
         std::string size = text(" %d x %d", N, C);
+
         ref::layernorm_forward(y.ref(), {mean.ref(), rstd.ref()}, x.ref(), w.ref(), b.ref(), N, C, nullptr);
         gpu::layernorm_forward(y.device, {mean.device, rstd.device}, x.device, w.device, b.device, N, C,
                                nullptr);
         y.compare("layernorm y" + size, rounding);
         mean.compare("layernorm mean" + size, sums_tolerance);
         rstd.compare("layernorm rstd" + size, sums_tolerance);
+
         X made(N * C), f(random_values<floatX>(N * C, 8)), bias(random_values<floatX>(C, 9));
         ref::residual_layernorm_forward(made.ref(), y.ref(), {mean.ref(), rstd.ref()}, x.ref(), f.ref(),
                                         bias.ref(), w.ref(), b.ref(), N, C, nullptr);
@@ -88,23 +95,27 @@ void kernels_layernorm() {
                                         bias.device, w.device, b.device, N, C, nullptr);
         made.compare("layernorm's residual" + size, rounding);
         y.compare("layernorm of it" + size, 2 * rounding);
+
         for (bool add : {false, true}) {
             ref::layernorm_backward(dx.ref(), {dw.ref(), db.ref(), dbias.ref()}, dy.ref(), x.ref(), w.ref(),
                                     {mean.ref(), rstd.ref()}, nullptr, N, C, add, nullptr);
             gpu::layernorm_backward(dx.device, {dw.device, db.device, dbias.device}, dy.device, x.device,
                                     w.device, {mean.device, rstd.device}, scratch.device, N, C, add, nullptr);
             std::string what = (add ? ", added to" : ", set") + size;
+
             // the sums take up terms that are rounded anew
             dbias.compare("bias in front of a layernorm" + what,
                           sizeof(floatX) == 2 ? rounding : sums_tolerance);
             dx.compare("layernorm dx" + what, (1 + add) * rounding);
             dw.compare("layernorm dw" + what, sums_tolerance);
             db.compare("layernorm db" + what, sums_tolerance);
+
             // where no layer norm makes that sum, it is made in the same order
             R apart(C);
             gpu::residual_backward(apart.device, dx.device, scratch.device, N, C, false, nullptr);
             if (!add)
                 check(apart.back() == dbias.back(), "bias in front of a layernorm, to the last bit" + what);
+
             // without that bias the rest is the same
             X other(random_values<floatX>(N * C, 5));
             ref::layernorm_backward(other.ref(), {dw.ref(), db.ref()}, dy.ref(), x.ref(), w.ref(),
@@ -159,6 +170,7 @@ void kernels_matmul() {
             db.compare("matmul db" + what, sums_tolerance);
         }
     }
+
     // GELU behind or before a layer, in a pass of its own and in the product's epilogue
     for (auto [N, C, OC, fused] : {std::tuple{3, 5, 7, false}, {17, 40, 72, false}, {17, 40, 72, true},
                                    {100, 96, 128, true}}) {
@@ -194,6 +206,7 @@ void kernels_fp8_numbers(const std::string& name) {
         if (std::isfinite(value)) same = same && T8::of(value).bits == code;
         if (std::isfinite(value) && code < 128) values.push_back(value);
     }
+
     check(same && values.back() == T8::largest, name + ": every number is itself");
     bool nearest = true;
     for (size_t i = 0; i + 1 < values.size(); i++) {
@@ -201,10 +214,12 @@ void kernels_fp8_numbers(const std::string& name) {
         nearest = nearest && (float)T8::of(std::nextafter(middle, a)) == a && (float)T8::of(middle) == even &&
             (float)T8::of(-std::nextafter(middle, b)) == -b;
     }
+
     check(nearest, name + ": to the nearest, and to even");
     check((float)T8::of(INFINITY) == T8::largest && (float)T8::of(-1e9) == -T8::largest &&
               std::isnan((float)T8::of(NAN)), name + ": the largest, and what is no number");
 }
+
 void kernels_fp8() {
     kernels_fp8_numbers<e4m3>("e4m3");
     kernels_fp8_numbers<e5m2>("e5m2");
@@ -213,6 +228,7 @@ void kernels_fp8() {
               fp8_scale(1e-44f, 448).scale == fp8_scale(1e-30f, 448).scale && fp8_scale(0, 448).scale == 1 &&
               fp8_scale(INFINITY, 448).scale == 1,
           "scales are powers of two");
+
     for (auto [N, C] : {std::pair{16, 16}, {48, 80}, {1008, 144}, {64, 256}}) {
         X x(random_values<floatX>(N * C, 1, 1e-3));
         Both<uint8_t> q(N * C), q_t(N * C);
@@ -229,6 +245,7 @@ void kernels_fp8() {
         ref::fp8_round((e4m3*)nullptr, (e4m3*)q_t.ref(), scale.ref(), nullptr, x.ref(), N, C, nullptr);
         check(q_t.back() == q_t.host, "rounded to e4m3, transposed alone" + size);
     }
+
     int N = 48, C = 80, OC = 112;
     X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2, 0.02)),
         b(random_values<floatX>(OC, 3)), dy(random_values<floatX>(N * OC, 4, 0.3));
@@ -250,6 +267,7 @@ void kernels_fp8() {
     ref::matmul_forward(want_y.ref(), x.ref(), w.ref(), biased ? b.ref() : nullptr, N, C, OC, nullptr);
     ref::matmul_backward(want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N,
                          C, OC, true, nullptr);
+
     // root of the mean square of the difference over that of the values. A rounding is off by up
     // to 2^-4 (e4m3) or 2^-3 (e5m2) of a value, in the mean by 1/sqrt(3) of that, two together by the root of
     // their squares.
@@ -261,6 +279,7 @@ void kernels_fp8() {
         }
         return std::sqrt(d / all);
     };
+
     double forward = std::sqrt(2.0) / 16 / std::sqrt(3.0),
            backward = std::sqrt(1 / 256.0 + 1 / 64.0) / std::sqrt(3.0);
     double y_off = off(y.back(), want_y.host), dx_off = off(dx.back(), want_dx.host),
@@ -292,6 +311,7 @@ void kernels_tuning() {
     a.save();
     b.save();
     std::vector<std::thread> together;
+
     std::vector<Autotuner> many(8);
     for (int i = 0; i < 8; i++) {
         many[i].open(path, "GPU 1");
@@ -299,6 +319,7 @@ void kernels_tuning() {
         many[i].measured[text("of %d", i)] = {i, 1};
         together.emplace_back([&many, i] { many[i].save(); });
     }
+
     for (auto& t : together) t.join();
     bool agreed = true;
     for (int i = 0; i < 8; i++) {
@@ -306,6 +327,7 @@ void kernels_tuning() {
         agreed = agreed && many[i].measured.count(text("of %d", 7 - i)) &&
             many[i].measured["both"].number == many[0].measured["both"].number;
     }
+
     check(agreed, "eight that save together: all are kept, and the first holds for all");
     check(b.measured["x = y"].number == first && b.measured["can"].number == 2 && b.measured["z"].number == 4,
           "choices of two are joined, the first stays");

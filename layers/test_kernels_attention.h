@@ -52,15 +52,18 @@ void kernels_flash_attention() {
         double off = std::sqrt(difference / square);
         check(off < std::ldexp(1, -8), text("%s: off by %.2e in the mean", what.c_str(), off));
     };
+
     struct Size { int B, T, NH, HS; };
     std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 127, 3, 64},  {1, 200, 1, 64},
                                {2, 65, 2, 80},  {1, 96, 1, 96},  {1, 130, 2, 128}, {1, 64, 1, 128},
                                {2, 70, 1, 160}, {1, 129, 1, 160}};
+
     // long ones take seconds in emulation: in one order of threads
     static int orders = 0;
     if (host_is_device && !is_watched && orders++ == 0)
         sizes.insert(sizes.end(), {{1, 1000, 1, 64}, {1, 2048, 1, 128}});
     if (!host_is_device) sizes.insert(sizes.end(), {{2, 1000, 3, 64}, {1, 2048, 4, 128}, {1, 2048, 2, 160}});
+
     auto check_size = [&](int B, int T, int NH, int HS) {
         AttentionShape a = {B, T, NH, HS};
         long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
@@ -93,12 +96,14 @@ void kernels_flash_attention() {
             first = back;
         }
     };
+
     for (auto [B, T, NH, HS] : sizes) check_size(B, T, NH, HS);
 #if defined(DEVICE_EMULATED)
     size_t most = std::exchange(emulated::largest_shared, 99 << 10);  // an RTX 4090's
     check_size(2, 70, 1, 128);
     check_size(1, 130, 1, 96);
     emulated::largest_shared = most;
+
     // more heads than grid.y has room for; nothing is executed
     emulated::executes = false;
     std::string error;
@@ -109,6 +114,7 @@ void kernels_flash_attention() {
     } catch (const Error& e) {
         error = e.what();
     }
+
     check(error.empty(), "flash attention of 70,400 heads: " + error);
     emulated::executes = true;
 #endif
@@ -128,9 +134,11 @@ void kernels_cross_entropy() {
         Both<int> targets(t);
         R losses(random_values<real>(N, 2)), is_greedy(N), largest(N), sums(2 * N);
         VocabularyShard v = {V, Vp, first};
+
         std::string size = text(" N %d V %d Vp %d from %d", N, V, Vp, first);
         // ref may sum one after the other: V roundings, of which the square root adds up, and some to spare
         double summed = 4 * std::sqrt(V) * std::numeric_limits<real>::epsilon();
+
         ref::cross_entropy_max(largest.ref(), logits.ref(), N, v, nullptr);
         gpu::cross_entropy_max(largest.device, logits.device, N, v, nullptr);
         if (V == 0) {  // a rank that holds only padding: -inf, until the others' largest comes
@@ -140,11 +148,13 @@ void kernels_cross_entropy() {
             largest.upload();
         }
         largest.compare("largest" + size, 0);
+
         ref::cross_entropy_sum(sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v, nullptr);
         gpu::cross_entropy_sum(sums.device, largest.device, logits.device, targets.device, N, v, nullptr);
         sums.compare("sums" + size, sums_tolerance + summed);
         if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
         sums.upload();
+
         X whole(logits.host);
         R whole_losses(losses.host), whole_hits(N);
         for (bool want : {false, true}) {
@@ -156,6 +166,7 @@ void kernels_cross_entropy() {
             is_greedy.compare("is_greedy" + size, 0);
             logits.compare((want ? "dlogits" : "logits without gradient") + size,
                            want ? rounding + summed : 0);
+
             if (V == 0 || first) continue;
             gpu::cross_entropy(whole_losses.device, whole_hits.device, whole.device, largest.device,
                                sums.device, targets.device, real(0.1), want, N, v, nullptr);  // all at once
@@ -237,6 +248,7 @@ void kernels_mma() {
             sum += (double)(float)A.host[i / 8 * 16 + k] * (double)(float)B.host[k * 8 + i % 8];
         D.host[i] = (float)sum;
     }
+
     LAUNCH(mma_kernel, 1, 32, 0, nullptr, D.device, A.device, B.device);
     D.compare("mma and ldmatrix against a plain product", 1e-5);  // 16 exact products, summed in fp32
 }

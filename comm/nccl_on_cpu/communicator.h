@@ -89,6 +89,7 @@ struct NcclCall {
         const char* which = peer < 0 ? "" : in ? "sends " : "receives ";
         return which + header.describe();
     }
+
     int64_t bytes() const { return header.count * (int64_t)bytes_of((ncclDataType_t)header.type); }
     bool is_done() const {
         for (auto& t : transfers)
@@ -127,17 +128,20 @@ inline void add_transfers(ncclComm& comm, NcclCall& call) {
     int64_t bytes = call.bytes();
     int rank = comm.rank, root = call.header.root;
     Kind kind = call.header.kind;
+
     auto send = [&](int to, const char* from, int64_t n) {
         call.transfers.push_back({comm.channel(rank, to), to, true, (char*)from, n});
     };
     auto receive = [&](int from, char* to, int64_t n) {
         call.transfers.push_back({comm.channel(from, rank), from, false, to, n});
     };
+
     if (kind == Kind::SendReceive)
         return call.in ? send(call.peer, call.in, bytes) : receive(call.peer, call.out, bytes);
     bool is_root_of_sum = kind == Kind::Reduce && rank == root;
     call.sums = kind == Kind::AllReduce || kind == Kind::ReduceScatter || is_root_of_sum;
     if (call.sums) call.received.resize(comm.size);
+
     for (int peer = 0; peer < comm.size; peer++) {
         if (peer == rank) continue;
         if (call.sums) call.received[peer].resize(bytes);
@@ -198,6 +202,7 @@ inline void add_ranges(const ncclComm& comm, NcclCall& call) {
             return;
         case Kind::SendReceive: break;
     }
+
     bool scatters = call.header.kind == Kind::ReduceScatter, gathers = call.header.kind == Kind::AllGather;
     if (in) call.reads = {{in, scatters ? bytes * comm.size : bytes}};
     if (out) call.writes = {{out, gathers ? bytes * comm.size : bytes}};
@@ -230,14 +235,17 @@ inline bool advance(const ncclComm& comm, const NcclCall& call, Transfer& t) {
     if (t.sends ? c.written - c.read == Channel::pieces : c.written == c.read) return false;
     Channel::Piece& piece = c.ring[(t.sends ? c.written : c.read) % Channel::pieces];
     int64_t n = t.moved < 0 ? 0 : std::min<int64_t>(sizeof piece.bytes, t.bytes - t.moved);
+
     if (t.sends && t.moved < 0) piece.header = call.header;
     if (!t.sends && t.moved < 0 && !(piece.header == call.header))
         throw Defect(text("NCCL's stand-in: the ranks of %s do not agree: rank %d calls %s, rank %d calls %s",
                           comm.name.c_str(), comm.rank, call.header.describe().c_str(), t.peer,
                           piece.header.describe().c_str()));
+
     if (t.moved < 0) t.moved = 0;
     else if (t.sends) memcpy(piece.bytes, t.data + t.moved, n);
     else memcpy(t.data + t.moved, piece.bytes, n);
+
     t.moved += n;
     (t.sends ? c.written : c.read)++;
     if (t.sends && t.moved == t.bytes) t.last = c.written;
@@ -266,6 +274,7 @@ inline bool add_up(const ncclComm& comm, NcclCall& call) {
     for (auto& t : call.transfers)
         if (t.bytes) upto = std::min(upto, std::max<int64_t>(t.moved, 0));
     if (upto <= call.summed) return false;
+
     const char* own = call.in + (call.header.kind == Kind::ReduceScatter ? comm.rank * call.bytes() : 0);
     switch (call.header.type) {
         case ncclBfloat16: sum_range<bf16>(comm, call, own, call.summed, upto); break;

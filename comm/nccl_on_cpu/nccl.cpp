@@ -61,6 +61,7 @@ void begin(Launch& l) {
             emulated::watch::begin_copy(r.p, nullptr, r.bytes);
         }
         for (auto& r : call.writes) emulated::watch::begin_copy(r.p, nullptr, r.bytes);
+
         for (auto& r : call.writes) memset(r.p, 0xFF, r.bytes);  // who reads too early is to notice
         if (call.header.kind == Kind::AllGather && call.updates.empty() && call.writes.size() == 1)
             memcpy(call.out + l.comm->rank * call.bytes(), call.in, call.bytes());
@@ -104,6 +105,7 @@ emulated::Turn take_turn(Launch& l) {
     }
     if (l.lost || (!l.began && !may_begin(l))) return emulated::Turn::Stuck;
     if (!l.began) begin(l);
+
     bool moved;
     try {
         moved = move_pieces(l);
@@ -111,6 +113,7 @@ emulated::Turn take_turn(Launch& l) {
         finish(l);
         throw;
     }
+
     for (auto& call : l.calls) {
         if (call.is_done()) continue;
         if (moved) processes().moved();
@@ -132,6 +135,7 @@ std::string describe_waits() {
     const char* number = getenv("OMPI_COMM_WORLD_RANK");
     std::string out = "rank " + (number ? std::string(number) : "of process " + std::to_string(getpid()));
     if (under_way.empty()) return out + ": its host waits, no call is under way";
+
     int left_out = 0;
     for (auto& l : under_way) {
         const NcclCall* call = &l->calls[0];
@@ -150,6 +154,7 @@ std::string describe_waits() {
     }
     return out + (left_out ? text("\n        and %d others behind them", left_out) : "");
 }
+
 [[maybe_unused]] const bool is_told = [] {
     emulated::when_nothing_goes_on = [] { processes().try_again(describe_waits()); };
     return true;
@@ -183,12 +188,14 @@ EmulatedWork work_of(const LaunchPointer& l) {
     for (auto& call : l->calls) call.header.number = counter_of(comm, call)++;
     static const std::string fails = getenv("NCCL_ON_CPU_FAIL") ? getenv("NCCL_ON_CPU_FAIL") : "";
     size_t colon = fails.rfind(':');
+
     comm.calls += (int64_t)l->calls.size();
     if (colon != std::string::npos && comm.name.rfind(fails.substr(0, colon), 0) == 0 &&
         comm.calls >= atoi(fails.c_str() + colon + 1)) {
         l->lost = true;
         comm.error = ncclRemoteError;
     }
+
     l->number = comm.launched++;
     l->order = launches++;
     under_way.push_back(l);
@@ -225,11 +232,13 @@ ncclResult_t enqueue(ncclComm* comm, NcclCall call, Stream stream) {
     std::string fault = find_fault(call);
     if (!fault.empty()) return refuse(ncclInvalidArgument, comm->name + ": " + fault);
     add_transfers(*comm, call);
+
     LaunchPointer to;
     for (auto& l : collected)
         if (l->comm == comm) to = l;
     if (to && to->stream != stream)
         return refuse(ncclInvalidUsage, comm->name + ": one group, two streams: not in the stand-in");
+
     if (!to) to = std::make_shared<Launch>(Launch{comm, stream});
     to->calls.push_back(std::move(call));
     if (!depth) launch(to);

@@ -82,6 +82,7 @@ struct Processes {
         own = &shared->all[place];
         own->id = getpid();
     }
+
     void moved() { shared->moves++; }
 
     // after a try in vain
@@ -112,6 +113,7 @@ private:
         }
         return shared->moves == moves_seen;
     }
+
     [[noreturn]] void end() const {
         std::string all = "NCCL's stand-in: a deadlock, no rank can go on:";
         for (int i = 0; i < shared->count; i++)

@@ -3,6 +3,7 @@
 //   is compared with what one of the two ranks should say.
 #include <mpi.h>
 #include <nccl.h>
+#include "../../layers/base/graph.h"
 #include "../../layers/base/testing.h"
 #include "processes.h"
 
@@ -24,6 +25,7 @@ struct Rank {
         y = (float*)device_malloc(2 * n * sizeof(float), "a test");
         join(name, 2);
     }
+
     void join(const char* name, int size) {
         ncclUniqueId id;
         if (rank == 0) ncclGetUniqueId(&id);
@@ -32,12 +34,15 @@ struct Rank {
         config.commName = name;
         accept(ncclCommInitRankConfig(&comm, size, id, rank, &config));
     }
+
     void accept(ncclResult_t result) const {
         if (result != ncclSuccess) fail("%s: %s", ncclGetErrorString(result), ncclGetLastError(comm));
     }
+
     void all_reduce(size_t count = n, ncclDataType_t type = ncclFloat32, ncclRedOp_t op = ncclSum) {
         accept(ncclAllReduce(x, x, count, type, op, comm, s));
     }
+
     void all_gather() { accept(ncclAllGather(x, y, n, ncclFloat32, comm, s)); }
     void send(size_t count = n) { accept(ncclSend(x, count, ncclFloat32, other, comm, s)); }
     void receive() { accept(ncclRecv(y, n, ncclFloat32, other, comm, s)); }
@@ -55,6 +60,7 @@ int sum(int mine) {
         } catch (const Defect&) {
         }
     }
+
     return all;
 }
 
@@ -70,6 +76,7 @@ void expect(const std::string& says, Calls calls) {
     } catch (const std::exception& e) {
         said = e.what();
     }
+
     int on_ranks = sum(says.empty() ? said.empty() : said.find(says) != std::string::npos);
     bool good = says.empty() ? on_ranks == 2 : on_ranks > 0;
     if (r.rank == 0 || !good)
@@ -90,6 +97,7 @@ void test_calls() {
         r.receive();
         r.accept(ncclGroupEnd());
     });
+
     expect("cannot reach", [&](Rank& r) {
         r.accept(ncclBroadcast(on_host, on_host, 4, ncclFloat32, 0, r.comm, r.s));
     });
@@ -97,17 +105,20 @@ void test_calls() {
     expect("not aligned", [](Rank& r) {
         r.accept(ncclAllReduce((char*)r.x + 2, (char*)r.x + 2, 4, ncclFloat32, ncclSum, r.comm, r.s));
     });
+
     expect("overlap", [](Rank& r) { r.accept(ncclAllGather(r.x + 1, r.x, 8, ncclFloat32, r.comm, r.s)); });
     expect("does not have", [](Rank& r) { r.all_reduce(n, ncclFloat16); });
     expect("does not have", [](Rank& r) { r.all_reduce(n, ncclFloat32, ncclProd); });
     expect("root outside", [](Rank& r) {
         r.accept(ncclBroadcast(r.x, r.x, 4, ncclFloat32, 2, r.comm, r.s));
     });
+
     expect("to or from rank", [](Rank& r) { r.accept(ncclSend(r.x, 4, ncclFloat32, r.rank, r.comm, r.s)); });
     expect("nobody began", [](Rank& r) { r.accept(ncclGroupEnd()); });
     expect("no communicator", [](Rank& r) {
         r.accept(ncclAllReduce(r.x, r.x, 4, ncclFloat32, ncclSum, nullptr, r.s));
     });
+
     expect("was aborted", [](Rank& r) {
         ncclCommAbort(r.comm);
         r.all_reduce();
@@ -119,6 +130,7 @@ void test_calls() {
         r.accept(ncclGroupEnd());
         r.accept(second);
     });
+
     Graph twice, unjoined, outside;  // graphs, with a stream beside that joins the capture
     Event forked, joined, early;
     expect("", [&](Rank& r) {
@@ -134,6 +146,7 @@ void test_calls() {
                 r.all_gather();
             });
     });
+
     expect("was not waited for", [&](Rank& r) {
         Stream beside = make_stream();
         unjoined.run(r.s, [&] {
@@ -142,6 +155,7 @@ void test_calls() {
             r.accept(ncclAllReduce(r.y, r.y, n, ncclFloat32, ncclSum, r.comm, beside));
         });
     });
+
     expect("outside of the capture", [&](Rank& r) {
         early.record(r.s);
         outside.run(r.s, [&] { early.hold(r.s); });
@@ -155,6 +169,7 @@ void test_between_ranks() {
     expect(disagree, [](Rank& r) { r.all_reduce(n, r.rank ? ncclFloat32 : ncclBfloat16); });
     expect(disagree, [](Rank& r) { r.all_reduce(n, ncclFloat32, r.rank ? ncclSum : ncclMax); });
     expect(disagree, [](Rank& r) { r.accept(ncclBroadcast(r.x, r.x, n, ncclFloat32, r.rank, r.comm, r.s)); });
+
     expect(disagree, [](Rank& r) {
         r.accept(ncclReduce(r.x, r.y, n, ncclFloat32, ncclSum, r.rank, r.comm, r.s));
     });
@@ -165,11 +180,13 @@ void test_between_ranks() {
         r.all_reduce(r.rank ? n : 1);
         r.all_reduce(r.rank ? 1 : n);
     });
+
     const char* deadlock = "receives message 0 of 3000 fp32: has not begun, behind";
     expect(deadlock, [](Rank& r) {  // both send, and nobody receives before he has sent
         r.send();
         r.receive();
     });
+
     expect("sends message 0 of 3000 fp32, to 1", [](Rank& r) { if (r.rank == 0) r.send(); });
     // two communicators whose calls stand in one stream, on each rank in another order
     expect("all-reduce 0 of 8 fp32 sum, to 1", [](Rank& r) {
@@ -198,6 +215,7 @@ int main(int argc, char** argv) {
     } catch (const std::exception& e) {
         check(false, std::string("stopped: ") + e.what());
     }
+
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Finalize();

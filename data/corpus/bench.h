@@ -19,6 +19,7 @@ struct Bench {
         printf("%-42s %8.1f %s/s  (wanted: %s)\n", what, amount * times / seconds, unit, floor);
         fflush(stdout);
     }
+
     static std::string generated_text(size_t bytes) {
         std::string out;
         std::vector<std::string> words;
@@ -53,6 +54,7 @@ struct BenchPages {
         printf("%zu pages of %.2f MB of HTML, %.2f MB of text; one core\n", pages.size(), page_mb, text_mb);
         if (pages.empty()) fail("%s: has no pages", path.c_str());
     }
+
     // what the step does with a file but for writing; keep: the pages themselves
     void extract(std::vector<std::string>* keep) {
         Counts counts;
@@ -81,12 +83,14 @@ inline void bench_pages(BenchPages& b) {
                 [&] { for (auto& p : b.pages) detect_language(p, true); });
     Bench::time("  of it, main text", b.page_mb, "MB", "-",
                 [&] { for (auto& p : b.pages) main_text(p, b.stop, b.rules); });
+
     CleaningRules cleaning{Settings()};
     Bench::time("cleaning, and the language of short texts", b.text_mb, "MB", "60 of text", [&] {
         for (auto t : b.texts) cleaning.clean(t, counts);
     });
     Bench::time("  the language of all texts", b.text_mb, "MB", "-",
                 [&] { for (auto& t : b.texts) detect_language(t, false); });
+
     for (const char* fast : {"no", "yes"}) {
         Settings s;
         s.values["fast"] = fast;
@@ -97,6 +101,7 @@ inline void bench_pages(BenchPages& b) {
                     full ? "60 of text" : "200 of text",
                     [&] { for (auto& t : b.texts) hasher.signature(t, signature.data()); });
     }
+
     Keys keys;
     for (size_t i = 0; i < 20000; i++)
         keys.add_question(Bench::generated_text(60 + i % 60).substr(i % 30), "bench");

@@ -116,23 +116,28 @@ const StepForm& parse(int argc, char** argv, Command& command) {
         comm::finish();
         exit(0);
     }
+
     command.settings.take(parse_command_line(argc, argv, corpus_forms(), &command.words));
     const StepForm& form = find_form(command.words);
     command.step = bare_step(form);
     bool runs = command.step == "run", lists = command.step == "fetch";
     bool files = !runs && !lists && command.step != "report" && command.step != "bench";
+
     for (auto& [name, value] : command.settings.values)
         if (const CorpusOption& o = find_corpus_option(name); !runs && !takes(o, command.step))
             fail("--%s: is for %s, not for %s", o.form.name, steps_of(o).c_str(), form.name);
+
     if ((runs || command.step == "report") && command.words.size() != 1)
         fail("%s wants one %s", form.name, form.takes);
     if (runs) {
         read_corpus_config(command.words[0], command.settings, command.corpus);
         check_run(command);
     }
+
     for (auto& option : parts_of(form.needs, ' '))
         command.settings.need(option.c_str(), "(--help explains it)");
     if (lists && command.words.empty()) fail("fetch wants LIST…: files or URLs (--help explains)");
+
     for (size_t i = 0; files && i < command.words.size(); i++) {
         const std::string& word = command.words[i];
         size_t is = word.find('=');
@@ -140,6 +145,7 @@ const StepForm& parse(int argc, char** argv, Command& command) {
         command.corpus.add(named ? word.substr(0, is) : "all", command.step == "extract", 0,
                          named ? word.substr(is + 1) : word);
     }
+
     if (files && command.corpus.files.empty())
         fail("%s wants files: SET=PATTERN… (--help explains)", form.name);
     command.corpus.finish();
@@ -163,14 +169,17 @@ void run_all(const Ranks& ranks, Command& command) {
     const Settings& s = command.settings;
     Corpus c = command.corpus;
     std::string out = command.output();
+
     std::vector<bool> crawled;
     for (auto& set : c.sets) crawled.push_back(set.warc);
     auto from_crawl = [&](const CorpusFile& f) { return crawled[(size_t)f.set]; };
     bool any_crawl = std::count(crawled.begin(), crawled.end(), true) > 0;
+
     if (any_crawl) {
         c = extract(ranks, s, c, out + "/extract");
         for (auto& set : c.sets) set.warc = false;
     }
+
     c = clean(ranks, s, c, out + "/clean");
     std::string model = s.has("model") ? s.get("model") : out + "/classifier/model.bin";
     if (s.has("positives") && !s.has("model")) {
@@ -183,15 +192,18 @@ void run_all(const Ranks& ranks, Command& command) {
         if (ranks.first()) std::filesystem::create_directories(out + "/classifier");
         train_classifier(ranks, s, crawl, model);
     }
+
     // what an earlier run with other settings left would be reported as this one's
     bool cuts = s.has("against"), scores = any_crawl && (s.has("positives") || s.has("model"));
     if (ranks.first() && !any_crawl) unlink((out + "/extract/extract.json").c_str());
     if (ranks.first() && !scores) unlink((out + "/filter/filter.json").c_str());
     if (ranks.first() && !cuts) unlink((out + "/decontaminate/decontaminate.json").c_str());
+
     if (scores) {
         c = score(ranks, s, c, out + "/score", model, from_crawl);
         c = filter(ranks, s, c, out + "/filter", from_crawl);
     }
+
     c = dedup(ranks, s, c, out + "/dedup");
     if (cuts) c = decontaminate(ranks, s, c, out + "/decontaminate");
     tokens(ranks, s, c, out + "/tokens");

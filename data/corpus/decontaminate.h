@@ -34,6 +34,7 @@ void each_word(std::string_view s, Word word) {
                 t[c] = (uint16_t)lower_code(c);
         return t;
     }();
+
     for (size_t i = 0; i < s.size();) {
         uint64_t h = 0;
         size_t from = i;
@@ -52,10 +53,12 @@ void each_word(std::string_view s, Word word) {
             h = (h ^ code) * odd;
             i += n;
         }
+
         if (i > from) {
             if (!word(from, i, h ^ h >> 29)) return;
             continue;
         }
+
         size_t n = 1;
         if ((unsigned char)s[i] >= 0x80) decode_at(s, i, &n);
         i += n;
@@ -95,22 +98,27 @@ struct Keys {
         for (size_t i = 0; i + length <= words.size(); i++)
             add({words.begin() + (long)i, words.begin() + (long)(i + length)}, task);
     }
+
     // each hit in s at or after `from`, in the order of words, longer ones first, until found returns false
     template <class Found>
     void search(std::string_view s, Found found) const {
         struct Place { size_t from, to; uint64_t hash; };
+
         Place ring[key_most];
         long count = 0;  // words read
         bool more = true;
+
         auto look = [&](long first) {  // the window that begins with word `first`
             uint64_t h = 0;
             for (long i = first; i < first + key_least; i++) h = h * multiplier + ring[i % key_most].hash;
             if (!(seen[h >> (64 - seen_bits) >> 6] >> (h >> (64 - seen_bits) & 63) & 1)) return;
+
             uint64_t of_length[key_most + 1] = {};  // hashes of the windows of 8 to 13 words
             of_length[key_least] = h;
             long longest = std::min((long)key_most, count - first);
             for (long n = key_least + 1; n <= longest; n++)
                 of_length[n] = of_length[n - 1] * multiplier + ring[(first + n - 1) % key_most].hash;
+
             for (long n = longest; more && n >= key_least; n--) {
                 auto bucket = by_words[n].find(of_length[n]);
                 if (bucket == by_words[n].end()) continue;
@@ -124,6 +132,7 @@ struct Keys {
                 }
             }
         };
+
         long looked = 0;
         each_word(s, [&](size_t from, size_t to, uint64_t h) {
             ring[count++ % key_most] = {from, to, h};
@@ -132,6 +141,7 @@ struct Keys {
         });
         for (; more && looked + key_least <= count; looked++) look(looked);
     }
+
     // of all texts, to find changes by
     uint64_t fingerprint() const {
         uint64_t h = keys.size();
@@ -176,6 +186,7 @@ inline void add_questions(Keys& keys, const std::string& from, const std::string
             }
         return;
     }
+
     EvalFile e = EvalFile::open(from);
     if (e.kind != "bytes" && vocabulary == "bytes")
         fail("%s: is in tokens of GPT-2's vocabulary: give --vocabulary PATH/vocab.bpe", from.c_str());
@@ -183,6 +194,7 @@ inline void add_questions(Keys& keys, const std::string& from, const std::string
     if (e.vocabulary != v.size())
         fail("%s: has a vocabulary of %d, %s has %d", from.c_str(), e.vocabulary, vocabulary.c_str(),
              v.size());
+
     for (auto& d : e.documents) {
         const EvalRequest& r = e.requests[(size_t)d.first];
         std::string question;
@@ -210,12 +222,14 @@ struct Cutter {
         for (; n > 0 && i > 0; n--) do i--; while (i > 0 && ((unsigned char)s[i] & 0xC0) == 0x80);
         return n > 0 ? s.npos : i;
     }
+
     static size_t on(std::string_view s, size_t i, int64_t n) {
         for (; n > 0 && i < s.size(); n--) do
                 i++;
             while (i < s.size() && ((unsigned char)s[i] & 0xC0) == 0x80);
         return n > 0 ? s.npos : i;
     }
+
     bool longer(std::string_view s) const { return on(s, 0, shortest + 1) != s.npos; }
     // pieces of s; hits: the keys that were found. One piece that is all of s: nothing was found
     std::vector<std::string_view> cut(std::string_view s, std::vector<size_t>& hits) const {
@@ -227,16 +241,19 @@ struct Cutter {
                 return hit.at == s.npos;
             });
             if (hit.at == s.npos) break;
+
             hits.push_back(hit.key);
             size_t left = back(s, hit.at, margin);
             if (left != s.npos) left = s.find_last_of(".!?", left);
             if (left != s.npos && longer(s.substr(0, left + 1)))
                 pieces.push_back(s.substr(0, left + 1));
+
             size_t right = on(s, hit.at, keys.keys[hit.key].length + margin);
             if (right != s.npos) right = s.find_first_of(".!?", right);
             if (right == s.npos || !longer(s.substr(right + 1))) return pieces;
             s = s.substr(right + 1);
             if (pieces.size() > most) return pieces;
+
         }
         pieces.push_back(s);
         return pieces;
@@ -270,6 +287,7 @@ inline void count_hits(const Ranks& ranks, const Settings& settings, const Corpu
             }
             write_hits(to, hits);
         });
+
     for (auto& f : counted.files) {
         MappedFile file(f.path);
         for (size_t at = 0; at < file.size; at += 16) {
@@ -279,9 +297,11 @@ inline void count_hits(const Ranks& ranks, const Settings& settings, const Corpu
             keys.keys[k].hits += (int64_t)n;
         }
     }
+
     int64_t least = (int64_t)settings.whole("common");
     for (auto& k : keys.keys) k.common = k.hits >= least;
     if (!ranks.first()) return;
+
     FileWriter report(folder + "/keys.tsv");
     report.write("hits\tcommon\ttask\tkey\n");
     for (auto& k : keys.keys) {
@@ -297,12 +317,15 @@ inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const 
                             const std::string& folder) {
     Keys keys = ranks.together([&] { return read_keys(settings); });
     if (ranks.first()) printf("decontaminate: %zu keys\n", keys.keys.size());
+
     count_hits(ranks, settings, in, folder, keys);
     uint64_t everywhere = keys.fingerprint();
     for (auto& k : keys.keys) everywhere = everywhere * 3 + k.common;
+
     Stage stage(ranks, settings, "decontaminate", folder, settings.documents_ending(), everywhere);
     Cutter cutter = {keys, (int64_t)settings.whole("margin"), (int64_t)settings.whole("shortest-piece"),
                      settings.whole("most-pieces")};
+
     return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
         DocumentReader reader(f.path, settings.whole("longest"), counts);
         DocumentWriter writer(to);
@@ -311,9 +334,11 @@ inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const 
         for (Document d; reader.next(d);) {
             stage.progress.at(stage.progress.done + (double)reader.bytes.at);
             counts["characters"] += characters(d.text);
+
             std::vector<size_t> hits;
             std::vector<std::string_view> pieces = cutter.cut(d.text, hits);
             bool many = pieces.size() > cutter.most, whole = hits.empty();
+
             if (!whole) {
                 std::string words, id;
                 for (auto& w : keys.keys[hits[0]].words) words += (words.empty() ? "" : " ") + w;
@@ -323,9 +348,11 @@ inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const 
                     text("\t%zu\t%zu\t%s\t", pieces.size(), hits.size(), keys.keys[hits[0]].task.c_str()) +
                     words + "\n");
             }
+
             counts[many ? "in too many pieces" : pieces.empty() ? "nothing left" : whole ? "untouched"
                    : pieces.size() > 1 ? "split" : "trimmed"]++;
             if (many) continue;
+
             for (size_t i = 0; i < pieces.size(); i++) {
                 // without an id its pieces have none either: random numbers are keyed by their texts
                 std::string id = whole || d.id.empty() ? d.id : d.id + text("#%zu", i + 1);

@@ -43,10 +43,12 @@ struct Components {
     explicit Components(size_t n) : parent(n) {
         for (size_t i = 0; i < n; i++) parent[i] = (Number)i;
     }
+
     Number root(Number x) {
         for (; parent[x] != x; x = parent[x]) parent[x] = parent[parent[x]];
         return x;
     }
+
     bool join(Number a, Number b) {
         a = root(a);
         b = root(b);
@@ -65,9 +67,11 @@ inline void reduce_to_forest(std::vector<Join>& joins) {
     }
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
+
     auto index = [&](uint64_t name) {
         return (uint64_t)(std::lower_bound(names.begin(), names.end(), name) - names.begin());
     };
+
     Components<uint64_t> components(names.size());
     for (auto& j : joins) components.join(index(j.key), index(j.other));
     joins.clear();
@@ -86,6 +90,7 @@ size_t join_bucket(std::vector<uint64_t>& left, int n, double least, Read read, 
         if (pivots == most_pivots) return left.size();
         uint64_t pivot = left[0];
         read(pivot, of_pivot.data());
+
         size_t kept = 0;
         for (size_t i = 1; i < left.size(); i++) {
             read(left[i], of_other.data());
@@ -131,25 +136,31 @@ struct Dedup {
                                    writer.finish();
                                });
     }
+
     void number_documents() {
         std::string names = settings.get("priority");
         std::vector<std::string> priority = parts_of(names.empty() ? default_priority : names, ',');
+
         std::vector<long> rank_of;
         for (auto& set : in.sets)
             rank_of.push_back(std::find(priority.begin(), priority.end(), set.name) - priority.begin());
+
         for (size_t i = 0; i < in.files.size(); i++) order.push_back(i);
         std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
             return rank_of[(size_t)in.files[a].set] < rank_of[(size_t)in.files[b].set];
         });
         place.resize(order.size());
         for (size_t f = 0; f < order.size(); f++) place[order[f]] = f;
+
         std::vector<int64_t> documents;
         for (size_t f = 0; f < order.size() && ranks.first(); f++)
             documents.push_back((int64_t)SignatureFile(hashed.files[order[f]].path).documents);
+
         first.push_back(0);
         for (int64_t n : ranks.from_first(documents, order.size(), "documents of files"))
             first.push_back(first.back() + (uint64_t)n);
     }
+
     const SignatureFile& file_at(size_t f) {
         auto& file = open[f];
         if (file) return *file;
@@ -163,9 +174,11 @@ struct Dedup {
         }
         return *open[f];
     }
+
     size_t file_of(uint64_t document) const {  // its place in `order`
         return (size_t)(std::upper_bound(first.begin(), first.end(), document) - first.begin()) - 1;
     }
+
     void read_signature(uint64_t document, uint32_t* out) {
         size_t f = file_of(document);
         file_at(f).read(document - first[f], 1, out);
@@ -177,14 +190,17 @@ struct Dedup {
         std::vector<size_t> places;  // of this rank's files
         for (size_t i : deal(ranks, in, every_file)) places.push_back(place[i]);
         std::sort(places.begin(), places.end());
+
         ExternalSort<BandRecord> sorter(folder, memory * 0.7);
         sorter.reserve(1.05 * (double)first.back() * (to - from) / ranks.all.size + 4096);
+
         // records that wait to be sent: few, since they are held a second time
         size_t room = std::max((size_t)(std::min(memory * 0.1, 4e6) / sizeof(BandRecord)), (size_t)1024),
                at = 0;
         uint64_t document = 0;
         constexpr uint64_t at_once = 1024;
         std::vector<uint32_t> block(at_once * (uint64_t)hasher.n);
+
         auto produce = [&](auto add) {
             for (size_t sent = 0; at < places.size(); document = 0, at++) {
                 size_t f = places[at];
@@ -202,9 +218,11 @@ struct Dedup {
             }
             return false;
         };
+
         exchange_all<BandRecord>(ranks, produce, [&](const std::vector<BandRecord>& came) {
             for (auto& r : came) sorter.add(r);
         }, "band hashes");
+
         std::vector<uint64_t> bucket;
         size_t joins_limit = (size_t)(memory * 0.1 / sizeof(Join)) + 1024;
         sorter.each_group([](auto& a, auto& b) { return a.document < b.document; },
@@ -230,11 +248,13 @@ struct Dedup {
         for (auto& j : joins)
             to[(size_t)((unsigned __int128)j.key * (unsigned)ranks.all.size / first.back())].push_back(j);
         std::vector<Join> here = exchange(ranks, to, "pairs");
+
         std::sort(here.begin(), here.end(),
                   [](auto& a, auto& b) { return a.key != b.key ? a.key < b.key : a.other < b.other; });
         here.erase(std::unique(here.begin(), here.end(),
                                [](auto& a, auto& b) { return a.key == b.key && a.other == b.other; }),
                    here.end());
+
         std::string out;
         auto name = [&](uint64_t d) {
             size_t f = file_of(d);
@@ -243,11 +263,13 @@ struct Dedup {
                         (unsigned long long)(d - first[f] + 1));
         };
         for (auto& j : here) out += name(j.key) + "\t" + name(j.other) + text("\t%.4f\n", j.alike);
+
         std::string part = path + text(".part%d", ranks.all.rank);
         FileWriter file(part);
         file.write(out);
         file.finish();
         ranks.wait("pairs");
+
         if (ranks.first()) {
             FileWriter whole(path);
             for (int r = 0; r < ranks.all.size; r++) {
@@ -263,6 +285,7 @@ struct Dedup {
     template <class Number>
     void find_components(const std::string& path) {
         reduce_to_forest(joins);
+
         Components<Number> components(ranks.first() ? first.back() : 0);
         size_t at = 0;
         exchange_all<Join>(ranks, [&](auto add) {
@@ -274,20 +297,24 @@ struct Dedup {
         }, [&](const std::vector<Join>& came) {
             for (auto& j : came) components.join((Number)j.key, (Number)j.other);
         }, "spanning forests");
+
         joins = {};
         if (!ranks.first()) return ranks.wait("components");
+
         std::vector<uint64_t> out = {0, 0};    // a checksum, the count, then the documents
         std::map<uint64_t, uint64_t> size_of;  // of components with more than one
         for (uint64_t d = 0; d < components.parent.size(); d++)
             if (uint64_t root = components.root((Number)d); root != d) {
-            size_of[root]++;
-            out.push_back(d);
-        }
+                size_of[root]++;
+                out.push_back(d);
+            }
+
         uint64_t gone = out[1] = out.size() - 2;
         out[0] = checksum(out.data() + 2, gone * 8);
         FileWriter file(path);
         file.write(out.data(), out.size() * 8);
         file.finish();
+
         std::map<uint64_t, uint64_t> sizes;
         for (auto& [root, others] : size_of) sizes[std::bit_floor(others + 1)]++;
         std::string about =
@@ -313,11 +340,13 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
         check_priority(settings, in);
         return MinHash(settings);
     });
+
     Dedup d(ranks, settings, in, folder, hasher);
     d.hashed = d.hash_all();
     d.number_documents();
     std::string path = folder + "/removed", pairs = settings.get("pairs");
     Stage matching(ranks, settings, "dedup", folder, "");
+
     // rank 0 decides for all: what is done, and what all of the input is
     std::vector<int64_t> facts;
     uint64_t stamp = settings.fingerprint("dedup");
@@ -331,6 +360,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
     facts = ranks.from_first(facts, 3, "what is done");
     stamp = (uint64_t)facts[0];
     bool done = facts[1], again = facts[2];
+
     if (!done || again) {
         double memory = settings.number("memory");
         for (int band = 0; band < d.hasher.bands; band += bands_at_once) {
@@ -338,6 +368,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
                    !pairs.empty());
             if (pairs.empty()) reduce_to_forest(d.joins);
         }
+
         d.left_over = ranks.sum({d.left_over}, "documents left over")[0];
         if (!pairs.empty() && d.first.back()) d.write_pairs(pairs);
         if (d.first.back() < (1ull << 32)) d.find_components<uint32_t>(path);
@@ -348,6 +379,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
         }
         ranks.wait("what is done now");
     }
+
     MappedFile removed(path);
     uint64_t held = removed.read<uint64_t>(8, "count");
     if (held > removed.size || removed.size != 16 + 8 * held ||
@@ -355,6 +387,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
         fail("%s: damaged: remove it and start again", path.c_str());
     const uint64_t *begin = (const uint64_t*)(removed.data + 16),
                    *end = begin + removed.read<uint64_t>(8, "count");
+
     Stage stage(ranks, settings, "dedup", folder, settings.documents_ending(), stamp);
     return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
         size_t place = d.place[(size_t)(&f - in.files.data())];
@@ -362,6 +395,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
         uint64_t number = d.first[place];
         DocumentReader reader(f.path, settings.whole("longest"), counts);
         DocumentWriter writer(to);
+
         for (Document doc; reader.next(doc); number++) {
             int64_t n = characters(doc.text);
             counts["characters"] += n;

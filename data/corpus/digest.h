@@ -32,6 +32,7 @@ public:
         if (!method || !EVP_DigestInit_ex(state.get(), method, nullptr))
             fail("OpenSSL has no %s here", algorithm.c_str());
     }
+
     void add(std::string_view data) { EVP_DigestUpdate(state.get(), data.data(), data.size()); }
     Digest finish() {
         unsigned char out[EVP_MAX_MD_SIZE];
@@ -63,6 +64,7 @@ inline Digest digest_of_file(const std::string& path, const std::string& algorit
 // bits: 4, 5 or 6 of each character; '=' at the end counts for nothing. Nothing where a character is no digit
 inline std::optional<std::string> decode_digits(std::string_view digits, const char* alphabet, int bits) {
     while (digits.ends_with('=')) digits.remove_suffix(1);
+
     std::string out;
     unsigned held = 0;
     int count = 0;
@@ -75,6 +77,7 @@ inline std::optional<std::string> decode_digits(std::string_view digits, const c
         count -= 8;
         out += (char)(held >> count);
     }
+
     return out;
 }
 

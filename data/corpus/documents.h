@@ -61,6 +61,7 @@ inline std::string with_meta(const std::string& meta, const std::string& name, c
         }
         kept += "}";
     }
+
     if (kept.size() <= 2) return "{" + pair + "}";
     return kept.substr(0, kept.size() - 1) + ", " + pair + "}";
 }
@@ -85,6 +86,7 @@ struct DocumentReader {
         if (bytes.damaged && !std::exchange(told, true)) counts["damaged compressed data"] += bytes.damaged;
         return false;
     }
+
     // "meta"'s member, a string or a number as written; "" where there is none
     static std::string meta_value(const Document& d, const char* name) {
         if (d.meta.size() <= 2) return "";
@@ -119,6 +121,7 @@ private:
                 seen = begin;
                 continue;
             }
+
             if (end - begin > longest) {
                 skipping = true;
                 begin = end;
@@ -128,12 +131,14 @@ private:
                 end -= begin;
                 begin = 0;
             }
+
             seen = end;
             size_t want = std::max((size_t)256 << 10, std::min(end, (size_t)64 << 20));
             if (buffer.size() < end + want + simdjson::SIMDJSON_PADDING)
                 buffer.resize(end + want + simdjson::SIMDJSON_PADDING);
             size_t got = bytes.read(buffer.data() + end, want);
             end += got;
+
             if (got) continue;
             if (skipping) {
                 counts["longer than --longest"]++;
@@ -145,6 +150,7 @@ private:
             return true;
         }
     }
+
     bool parse(std::string_view one, Document& d) {
         simdjson::dom::element root, id, meta;
         std::string_view s;
@@ -158,6 +164,7 @@ private:
             counts["without \"text\""]++;
             return false;
         }
+
         d.text = s;
         d.id.clear();
         d.meta.clear();
@@ -186,5 +193,6 @@ struct DocumentWriter {
         line += "}\n";
         bytes.write(line);
     }
+
     void finish() { bytes.finish(); }
 };

@@ -101,6 +101,7 @@ public:
             usleep((useconds_t)(seconds * 1e6));
         }
     }
+
     bool is_complete() const { return source.length >= 0 && (int64_t)file.written == source.length; }
     const std::string& partial() const { return file.partial; }
     size_t bytes() const { return file.written; }
@@ -126,12 +127,14 @@ private:
             return false;  // cut off
         }
     }
+
     void write_source() const {
         FileWriter about(path + ".source");
         about.write("{\"url\": " + json_quote(source.url) + ", \"validator\": " +
                     json_quote(source.validator) + text(", \"length\": %lld}\n", (long long)source.length));
         about.finish();
     }
+
     void restart() {
         file.clear();
         source.validator.clear();
@@ -148,6 +151,7 @@ private:
         etag = date = range = refused = write_error = "";
         length = -1;
         asked_from = file.written;
+
         CURL* c = curl.get();
         curl_easy_reset(c);
         char message[CURL_ERROR_SIZE] = "";
@@ -165,6 +169,7 @@ private:
         curl_easy_setopt(c, CURLOPT_HEADERDATA, this);
         curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, take_body);
         curl_easy_setopt(c, CURLOPT_WRITEDATA, this);
+
         std::unique_ptr<curl_slist, void (*)(curl_slist*)> headers(nullptr, curl_slist_free_all);
         if (asked_from > 0) {
             curl_easy_setopt(c, CURLOPT_RANGE, text("%zu-", asked_from).c_str());
@@ -172,6 +177,7 @@ private:
                 headers.reset(curl_slist_append(nullptr, ("If-Range: " + source.validator).c_str()));
             curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers.get());
         }
+
         CURLcode result = curl_easy_perform(c);
         if (!write_error.empty()) fail("%s", write_error.c_str());
         if (!refused.empty()) {
@@ -181,6 +187,7 @@ private:
         if (status == 416) return judge_416();
         if (result == CURLE_OK && status != 200 && status != 206) return judge_status();
         if (result != CURLE_OK) return judge_failure(result, *message ? message : curl_easy_strerror(result));
+
         if (!begun) {  // an empty body: the header alone says what is here
             begin_body();
         }
@@ -188,6 +195,7 @@ private:
             restart();
             return refused;
         }
+
         if (source.length >= 0 && (int64_t)file.written != source.length)
             return text("ended at byte %zu of %lld", file.written, (long long)source.length);
         return "";
@@ -199,17 +207,20 @@ private:
         restart();
         return "there is no such range: the file has changed";
     }
+
     std::string judge_status() const {
         for (long final : {400, 401, 404, 405, 410, 414, 451})
             if (status == final) fail("%s: HTTP status %ld", source.url.c_str(), status);
         return text("HTTP status %ld", status);
     }
+
     std::string judge_failure(CURLcode result, const char* message) const {
         for (CURLcode final : {CURLE_UNSUPPORTED_PROTOCOL, CURLE_URL_MALFORMAT, CURLE_TOO_MANY_REDIRECTS,
                                CURLE_PEER_FAILED_VERIFICATION, CURLE_SSL_CACERT_BADFILE, CURLE_NOT_BUILT_IN})
             if (result == final) fail("%s: %s", source.url.c_str(), message);
         return message;
     }
+
     // the longer, the more attempts have brought nothing; not the same for all ranks
     double pause_after(long barren, long attempt) const {
         curl_off_t asked = 0;
@@ -226,6 +237,7 @@ private:
         ((Download*)self)->take_header_line({data, n});
         return n;
     }
+
     void take_header_line(std::string_view line) {
         if (line.starts_with("HTTP/")) {  // of another response, behind a redirection
             size_t blank = std::min(line.find(' '), line.size());
@@ -235,14 +247,17 @@ private:
             stated.reset();
             return;
         }
+
         HeaderFields field(line);
         if (field.fields.empty()) return;
         auto& [name, value] = field.fields[0];
+
         auto is = [&](const char* other) { return HeaderFields::same(name, other); };
         if (is("ETag") && !value.starts_with("W/")) etag = value;  // a weak one is for no range
         if (is("Last-Modified")) date = value;
         if (is("Content-Range")) range = value;
         if (is("Content-Length")) length = strtoll(std::string(value).c_str(), nullptr, 10);
+
         size_t sha256 = value.find("sha-256=");
         if ((is("Repr-Digest") || is("Digest")) && sha256 != value.npos) {
             std::string_view digits = value.substr(sha256 + 8);
@@ -259,10 +274,12 @@ private:
             if (!std::exchange(d.begun, true)) d.begin_body();
             if (!d.refused.empty()) return 0;
             d.file.write(data, n);
+
             if (d.source.length >= 0 && (int64_t)d.file.written > d.source.length) {
                 d.refused = text("sends more than the %lld bytes it announced", (long long)d.source.length);
                 return 0;
             }
+
             d.report((double)d.file.written);
             d.bound.take(n);
         } catch (const std::exception& e) {
@@ -271,6 +288,7 @@ private:
         }
         return n;
     }
+
     // whether what comes now is what is missing
     void begin_body() {
         std::string validator = !etag.empty() ? etag : date;
@@ -289,6 +307,7 @@ private:
             }
             return;
         }
+
         file.clear();
         source.validator = validator;
         source.length = length;

@@ -16,6 +16,7 @@ inline bool for_interchange(uint32_t c) {
     bool control = (c < 0x20 && c != '\t' && c != '\n' && c != '\r') || (c >= 0x7F && c < 0xA0);
     return !control && (c & 0xFFFE) != 0xFFFE && !(c >= 0xFDD0 && c <= 0xFDEF);
 }
+
 // of valid UTF-8; as pycld2.detect has it, which refuses what CLD2 does: here it counts as blanks
 inline Language detect_language(std::string_view s, bool is_html) {
     CLD2::CLDHints hints = {nullptr, nullptr, CLD2::UNKNOWN_ENCODING, CLD2::UNKNOWN_LANGUAGE};
@@ -23,10 +24,12 @@ inline Language detect_language(std::string_view s, bool is_html) {
     int percent[3] = {}, bytes = 0, valid = 0, size = (int)std::min(s.size(), (size_t)1 << 30);
     double scores[3];
     bool reliable = false;
+
     auto detect = [&](const char* text, int n) {
         CLD2::ExtDetectLanguageSummaryCheckUTF8(text, n, !is_html, &hints, 0, three, percent, scores, nullptr,
                                                 &bytes, &reliable, &valid);
     };
+
     detect(s.data(), size);
     if (valid < size) {
         std::string clean;
@@ -48,6 +51,7 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
     std::string language = settings.get("language");
     double share = settings.number("share");
     auto warc = [&](const CorpusFile& f) { return in.sets[f.set].warc; };
+
     return stage.each_file(in, warc, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
         WarcReader reader(f.path, longest, counts);
         DocumentWriter writer(to);
@@ -57,6 +61,7 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
                 counts["records that are no response"]++;
                 continue;
             }
+
             std::string charset;
             const char* why = nullptr;
             std::string page = page_of(record.content, longest, counts, &charset, &why);
@@ -66,20 +71,24 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
             }
             counts["documents"]++;
             counts["characters"] += characters(page);
+
             Language l = detect_language(page, true);
             if (language != "any" && (l.code != language || l.share < share)) {
                 counts["in another language"]++;
                 continue;
             }
+
             Document d;
             d.text = main_text(std::move(page), stop, rules, &counts);
             if (d.text.empty()) {
                 counts["without main text"]++;
                 continue;
             }
+
             std::string_view url = record.fields.get("WARC-Target-URI");
             if (url.starts_with('<') && url.ends_with('>'))
                 url = url.substr(1, url.size() - 2);  // as wget has it
+
             auto put = [&](const char* name, std::string_view value) {
                 std::string quoted;
                 size_t wrong = 0;
@@ -87,11 +96,13 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
                 d.meta = with_meta(d.meta, name, quoted);
             };
             size_t wrong = 0;
+
             d.id = valid_utf8(record.fields.get("WARC-Record-ID"), &wrong);
             put("url", url);
             put("date", record.fields.get("WARC-Date"));
             put("language", l.code);
             put("charset", charset);
+
             counts["kept"]++;
             counts["kept characters"] += characters(d.text);
             writer.write(d);

@@ -45,10 +45,12 @@ inline RemoteFile parse_list_line(std::string line, const std::string& base_url)
         size_t path = line.find_first_not_of(" *", blank);
         if (file.digest && path != line.npos) line = line.substr(path);
     }
+
     bool has_control = std::any_of(line.begin(), line.end(), [](unsigned char c) { return c <= ' '; });
     file.url = is_url(line) ? line : base_url + (base_url.ends_with('/') ? "" : "/") +
         line.substr(std::min(line.find_first_not_of('/'), line.size()));
     file.name = file_name_of(file.url);
+
     bool is_bad = file.name.empty() || file.name[0] == '.' || file.name.size() > 200;
     if (has_control || is_bad || is_reserved(file.name))
         fail("wants a path, or a digest and a path: has %.100s", line.c_str());
@@ -63,6 +65,7 @@ inline std::vector<RemoteFile> read_file_list(const std::string& path, const std
         if (all.size() > ((size_t)1 << 30)) fail("%s: is no list: over 1 GB", path.c_str());
     }
     if (bytes.damaged) fail("%s: is damaged: fetch the list again", path.c_str());
+
     std::vector<RemoteFile> out;
     long number = 0;
     for (auto& raw : parts_of(all, '\n')) {
@@ -96,6 +99,7 @@ inline Counts check_warc(const std::string& path) {
     }
     return counts;
 }
+
 inline int64_t count_wrong(const Counts& counts) {
     int64_t wrong = 0;
     for (auto& [name, n] : counts)
@@ -109,6 +113,7 @@ inline std::string find_disagreement(const Download& download, const RemoteFile&
                                      bool& is_tolerable) {
     counts = {{"bytes", (int64_t)download.bytes()}, {"files", 1}};
     is_tolerable = false;
+
     for (auto* wants : {&file.digest, &download.stated})
         if (*wants) {
             Digest has = digest_of_file(download.partial(), (*wants)->algorithm);
@@ -116,6 +121,7 @@ inline std::string find_disagreement(const Download& download, const RemoteFile&
                 return text("has %s, %s wants %s", has.hex().c_str(),
                             wants == &file.digest ? "the list" : "the server", (*wants)->hex().c_str());
         }
+
     if (!file.name.ends_with(".warc") && !file.name.ends_with(".warc.gz")) return "";
     Counts warc = check_warc(download.partial());
     counts.insert(warc.begin(), warc.end());
@@ -131,11 +137,13 @@ inline void fetch_file(const DownloadSettings& settings, RateBound& bound, const
                        const std::string& path, Counts& counts, const std::function<void(double)>& report) {
     Download download(settings, bound, file.url, path, report);
     uint64_t before = 0;
+
     for (bool first = true;; first = false) {
         download.run();
         bool is_tolerable = false;
         std::string wrong = find_disagreement(download, file, counts, is_tolerable);
         if (wrong.empty()) break;
+
         uint64_t now = Stage::whole_hash(download.partial());
         bool is_same = !first && now == before;
         before = now;
@@ -145,6 +153,7 @@ inline void fetch_file(const DownloadSettings& settings, RateBound& bound, const
             counts["files damaged at their source"] = 1;
             break;
         }
+
         download.again();
         if (!first) fail("%s: %s, twice", file.url.c_str(), wrong.c_str());
         fprintf(stderr, "%s: %s: fetched once more\n", file.url.c_str(), wrong.c_str());
@@ -157,11 +166,13 @@ inline std::vector<RemoteFile> fetch_lists(const Ranks& ranks, const Settings& s
                                            const std::vector<std::string>& lists, const std::string& folder) {
     std::vector<RemoteFile> all;
     std::string base_url = settings.get("base-url");
+
     ranks.together([&] {
         if (!is_url(base_url)) fail("--base-url %s: wants http:// or https://", base_url.c_str());
         std::error_code e;
         if (ranks.first() && !std::filesystem::create_directories(folder, e) && e)
             fail("%s: cannot be made: %s", folder.c_str(), e.message().c_str());
+
         for (auto& list : lists) {
             if (!ranks.first() || !is_url(list)) continue;
             if (file_name_of(list).empty()) fail("%s: names no list", list.c_str());
@@ -178,11 +189,13 @@ inline std::vector<RemoteFile> fetch_lists(const Ranks& ranks, const Settings& s
             std::string path = is_url(list) ? folder + "/" + list_name(list) : list;
             for (auto& file : read_file_list(path, base_url)) all.push_back(file);
         }
+
         std::map<std::string, std::string> urls;
         for (auto& file : all)
             if (auto [had, is_new] = urls.insert({file.name, file.url}); !is_new)
                 fail("two files are called %s: %s and %s: give lists that have one of each name",
                      file.name.c_str(), had->second.c_str(), file.url.c_str());
+
         size_t files = settings.whole("files"), n = all.size();
         if (!n) fail("the lists name no file");
         std::vector<RemoteFile> some;
@@ -197,14 +210,17 @@ inline void fetch(const Ranks& ranks, const Settings& settings, const std::vecto
     DownloadSettings download = ranks.together([&] { return DownloadSettings(settings, ranks.all.size); });
     RateBound bound(download.rate);
     Stage stage(ranks, settings, "fetch", folder, "");
+
     auto path_of = [&](const RemoteFile& file) { return folder + "/" + file.name; };
     auto input_of = [](const RemoteFile& file) {  // what the file is to be
         std::string about = file.url + (file.digest ? file.digest->hex() : "");
         return XXH3_64bits(about.data(), about.size());
     };
+
     std::vector<RemoteFile> wanted;  // of this rank
     for (size_t i = (size_t)ranks.all.rank; i < files.size(); i += (size_t)ranks.all.size)
         if (!stage.finished(path_of(files[i]), input_of(files[i]))) wanted.push_back(files[i]);
+
     double files_done = 0;
     int64_t missing = 0;
     for (auto& file : wanted) {
@@ -225,6 +241,7 @@ inline void fetch(const Ranks& ranks, const Settings& settings, const std::vecto
             missing++;
         }
     }
+
     missing = ranks.sum({missing}, "files that are missing")[0];
     if (ranks.first()) {
         std::map<std::string, Counts> sums;
@@ -233,6 +250,7 @@ inline void fetch(const Ranks& ranks, const Settings& settings, const std::vecto
                 for (auto& [name, n] : Stage::read_counts(path_of(file))) sums["all"][name] += n;
         stage.report(sums);
     }
+
     ranks.together([&] {
         if (missing)
             fail("%lld of %zu files are not here, for the reasons above: run it again to fetch the rest",

@@ -20,6 +20,7 @@ std::string compress_gzip(const std::string& s) {
     unlink(path.c_str());
     return all;
 }
+
 std::string response_record(const std::string& headers, const std::string& body) {
     std::string content = "HTTP/1.1 200 OK\r\n" + headers + "\r\n" + body;
     return text(
@@ -27,6 +28,7 @@ std::string response_record(const std::string& headers, const std::string& body)
                content.size()) +
         content + "\r\n\r\n";
 }
+
 const char page[] =
     "<!DOCTYPE html><html><head><title>a</title><meta charset=utf-8></head><body class='b'><form><div><h1>One"
     "</h1><p>The history of the town is known from letters that were written by its people.<br><br>More "
@@ -48,6 +50,7 @@ void read_warc(const std::string& path) {
         main_text(found, stop, JusText(), &counts);
     }
 }
+
 void read_documents(const std::string& path) {
     Counts counts;
     DocumentReader reader(path, 1 << 22, counts);
@@ -58,6 +61,7 @@ void read_documents(const std::string& path) {
         append_json(out, d.text);
     }
 }
+
 void read_text(const std::string& path) {
     static MinHash full{Settings()};
     static Keys keys = [] {
@@ -65,18 +69,22 @@ void read_text(const std::string& path) {
         k.add_question("the history of the town is known from letters that were written by its people", "x");
         return k;
     }();
+
     size_t wrong = 0;
     std::string s = valid_utf8(MappedFile(path).view(), &wrong);
     repair_unicode(s);
     std::vector<uint32_t> signature((size_t)full.n);
     full.signature(s, signature.data());
+
     std::vector<size_t> hits;
     Cutter{keys, 20, 5, 10}.cut(s, hits);
+
     CleaningRules rules{Settings()};
     Counts counts;
     rules.clean(s, counts);
     classifier_line(s);
 }
+
 template <class Open>
 void attempt(Open open) {
     try {
@@ -84,6 +92,7 @@ void attempt(Open open) {
     } catch (const Error&) {
     }
 }
+
 void read_tokens(const std::string& path) {
     attempt([&] {
         TokenFile file(path);
@@ -102,6 +111,7 @@ void read_tokens(const std::string& path) {
     attempt([&] { EvalFile::open(path); });
     attempt([&] { Json::parse(MappedFile(path).view(), path); });
 }
+
 void read_settings(const std::string& path) {
     Settings settings;
     Corpus corpus;
@@ -131,12 +141,14 @@ std::vector<Target> targets() {
         response_record(html + "Content-Encoding: gzip\r\n", compress_gzip(page)),
         response_record("Content-Type: text/html; charset=shift_jis\r\n", page),
         response_record("Content-Type: text/html\r\n", "\xFF\xFE" "<\0p\0>\0a\0")};
+
     std::vector<std::string> documents = {
         "{\"text\": \"a\\u00e9\\ud83d\\ude00\", \"id\": \"x\", "
         "\"meta\": {\"quality\": 0.5, \"a\": [1, {\"b\": null}]}}\n"
         "{\"text\": \"b\"}\n",
         "{\"id\": 5, \"meta\": {}, \"text\": \"\"}"};
     documents.push_back(compress_gzip(documents[0]));
+
     std::string temporary = text("/tmp/fuzz-%d-seed", (int)getpid());
     std::vector<std::string> tokens = {
         made_by(temporary,
@@ -158,6 +170,7 @@ std::vector<Target> targets() {
         std::string("GPTDOCS1\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0abcdefgh", 32) + std::string(8, 1) +
             std::string(8, 0) + std::string("\2\0\0\0\0\0\0\0", 8),
     };
+
     return {
         {"warc", read_warc, warcs},
         {"documents", read_documents, documents},
@@ -216,10 +229,12 @@ long fuzz(const Target& target, double seconds) {
     for (Clock::time_point start = Clock::now(); seconds_since(start) < seconds; inputs++) {
         std::string s = target.seeds[dice.below(target.seeds.size())];
         if (inputs >= (long)target.seeds.size()) s = mutate(s, target.seeds, dice);
+
         FileWriter out(path);
         out.write(s);
         if (close(std::exchange(out.fd, -1)) || rename(out.partial.c_str(), path.c_str()))
             fail("%s", path.c_str());
+
         alarm(20);
         try {
             target.read(path);

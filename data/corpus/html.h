@@ -52,6 +52,7 @@ inline Tag tag_of(std::string_view name) {
         all["a"] = Tag::Link;
         return all;
     }();
+
     auto found = known.find(name);
     return found == known.end() ? Tag::Inline : found->second;
 }
@@ -74,17 +75,20 @@ struct ParagraphMaker {
         events.processingInstruction = [](void* self, const xmlChar*, const xmlChar*) {
             ((ParagraphMaker*)self)->flush();  // comments join the text around them, these part it
         };
+
         context = htmlNewParserCtxt();
         if (!context) fail("no memory to parse a page of %zu bytes", page.size());
         htmlSAXHandler* given = context->sax;
         context->sax = &events;
         context->userData = this;
+
         htmlDocPtr tree = htmlCtxtReadMemory(context, page.data(), (int)page.size(), nullptr, "UTF-8",
                                              HTML_PARSE_RECOVER | HTML_PARSE_NOERROR | HTML_PARSE_NOWARNING |
                                              HTML_PARSE_NONET | HTML_PARSE_COMPACT);
         if (tree) xmlFreeDoc(tree);
         context->sax = given;
         htmlFreeParserCtxt(context);
+
         flush();
         start_paragraph();
     }
@@ -106,6 +110,7 @@ private:
                 (i + 2 == name.size() || !word(name[i + 2]))) return true;
         return false;
     }
+
     void start_paragraph() {
         std::string whole;
         now.length = append_normalised(whole, trim_spaces(now.text));
@@ -115,6 +120,7 @@ private:
         now.heading = headings > 0;
         now.selects = selects > 0;
     }
+
     void flush() {
         if (pending.empty()) return;
         if (!trim_spaces(pending).empty()) {
@@ -124,6 +130,7 @@ private:
         }
         pending.clear();
     }
+
     void open_tag(std::string_view name) {
         Open open = {tag_of(name), is_heading(name), name.find("select") != name.npos};
         path.push_back(open);
@@ -131,8 +138,10 @@ private:
             too_deep = true;
             xmlStopParser(context);
         }
+
         if (open.tag == Tag::Killed) killed++;
         if (killed || open.tag == Tag::Dropped) return;
+
         flush();
         headings += open.heading;
         selects += open.selects;
@@ -141,6 +150,7 @@ private:
         if (after_break) now.text += ' ';
         if (open.tag == Tag::Link) link = true;
     }
+
     void close_tag() {
         if (path.empty()) return;
         Open open = path.back();
@@ -156,6 +166,7 @@ private:
         if (open.tag == Tag::Block) start_paragraph();
         if (open.tag == Tag::Link) link = false;
     }
+
     void characters(std::string_view s) {
         if (!killed) pending += s;
     }
@@ -169,11 +180,13 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
         size_t found = page.find(end, i);
         return found == page.npos ? page.size() : found;
     };
+
     for (size_t i = page.find('<'); i != page.npos; i = page.find('<', i)) {
         size_t from = i++;
         std::string_view rest = std::string_view(page).substr(i, 6);
         if (rest.starts_with("!--")) i = past(i, "-->");
         if (i >= page.size() || !isalpha((unsigned char)page[i])) continue;
+
         bool raw = !strncasecmp(rest.data(), "script", 6) || !strncasecmp(rest.data(), "style", 5);
         int parts = 0;
         char quote = 0, last = 0;
@@ -188,6 +201,7 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
             else if ((unsigned char)c <= ' ' || c == '/' || c == '"' || c == '\'') parts++;
             if ((unsigned char)c > ' ') last = c;
         }
+
         if (parts > most) {
             std::fill(page.begin() + (long)from, page.begin() + (long)i, ' ');
             ++*removed;
@@ -206,11 +220,13 @@ struct StopWords {
         for_words(all, [&](std::string_view word) { words.insert(lower(word)); });
         if (words.empty()) fail("%s: has no words: wants one a line", path.c_str());
     }
+
     uint64_t fingerprint() const {
         uint64_t sum = 0;
         for (auto& w : words) sum += XXH3_64bits(w.data(), w.size());
         return sum;
     }
+
     double share(std::string_view s) const {  // of the words of s
         long all = 0, stop = 0;
         std::string word;
@@ -243,6 +259,7 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
         if (k == Kind::Good || k == Kind::Bad) return Near{k, k};
         return k == Kind::NearGood ? Near{near.sure, k} : near;
     };
+
     std::vector<Near> before(n), after(n);
     Near near;
     for (size_t i = 0; i < n; i++) {
@@ -254,6 +271,8 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
         after[i] = near;
         near = pass(near, all[i].alone);
     }
+
+    // short ones: as their neighbours
     for (size_t i = 0; i < n; i++) {
         all[i].kind = all[i].alone;
         if (all[i].alone != Kind::Short) continue;
@@ -263,6 +282,8 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
                 (a == Kind::Bad && after[i].any == Kind::NearGood);
         all[i].kind = good ? Kind::Good : Kind::Bad;
     }
+
+    // nearly good ones: bad between two bad ones
     near = {};
     for (size_t i = n; i-- > 0;) {
         after[i] = near;
@@ -274,6 +295,8 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
             all[i].kind = last == Kind::Bad && after[i].sure == Kind::Bad ? Kind::Bad : Kind::Good;
         last = all[i].kind;
     }
+
+    // headings: good if a good paragraph follows within heading_distance characters
     bool seen = false;  // a good one follows, so many characters from here
     long distance = 0;
     std::vector<bool> to_good(n);
@@ -285,6 +308,7 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
             distance = 0;
         } else distance += all[i].length;
     }
+
     for (size_t i = 0; i < n; i++) if (to_good[i]) all[i].kind = Kind::Good;
 }
 

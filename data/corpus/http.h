@@ -22,11 +22,13 @@ inline bool undo_chunks(std::string_view in, std::string& out) {
                                   : (in[digits] | 32) - 'a' + 10);
             digits++;
         }
+
         size_t line = in.substr(0, 1024).find('\n');
         bool clean = digits && line != in.npos &&
             (in[digits] == '\r' || in[digits] == '\n' || in[digits] == ';' || in[digits] == ' ');
         if (!clean) return any;
         if (n == 0) return true;
+
         any = true;
         in.remove_prefix(line + 1);
         out.append(in.substr(0, n));
@@ -43,6 +45,7 @@ inline bool inflate_all(std::string_view in, std::string& out, int bits, size_t 
     s.next_in = (Bytef*)in.data();
     s.avail_in = (uInt)in.size();
     out.clear();
+
     for (int result = Z_OK; result == Z_OK && out.size() <= longest;) {
         size_t had = out.size();
         out.resize(had + std::max((size_t)64 << 10, had));
@@ -55,6 +58,7 @@ inline bool inflate_all(std::string_view in, std::string& out, int bits, size_t 
     inflateEnd(&s);
     return !out.empty();
 }
+
 inline bool unbrotli(std::string_view in, std::string& out, size_t longest) {
     BrotliDecoderState* state = BrotliDecoderCreateInstance(nullptr, nullptr, nullptr);
     const uint8_t* next = (const uint8_t*)in.data();
@@ -71,6 +75,7 @@ inline bool unbrotli(std::string_view in, std::string& out, size_t longest) {
     BrotliDecoderDestroyInstance(state);
     return !out.empty();
 }
+
 inline bool unzstd(std::string_view in, std::string& out, size_t longest) {
     ZSTD_DCtx* state = ZSTD_createDCtx();
     ZSTD_inBuffer from = {in.data(), in.size(), 0};
@@ -125,6 +130,7 @@ inline bool convert(std::string_view in, const std::string& charset, std::string
     char* from = (char*)in.data();
     size_t left = in.size();
     char piece[32 << 10];
+
     while (left) {
         char* to = piece;
         size_t space = sizeof piece;
@@ -149,6 +155,7 @@ inline std::string declared_charset(std::string_view s, bool in_page) {
             size_t tag = s.rfind('<', i);
             if (tag == s.npos || strncasecmp(s.data() + tag, "<meta", std::min(i - tag, (size_t)5))) continue;
         }
+
         std::string_view value = s.substr(i + 8);
         while (!value.empty() && (value[0] == '"' || value[0] == '\'' || value[0] == ' '))
             value.remove_prefix(1);
@@ -164,6 +171,8 @@ inline std::string declared_charset(std::string_view s, bool in_page) {
 // the page as UTF-8; charset: what it was taken for
 inline std::string to_utf8(std::string_view body, std::string_view content_type, std::string* charset) {
     size_t wrong = 0;
+
+    // a byte-order mark decides
     for (auto [mark, name] :
          {std::pair{"\xEF\xBB\xBF", "UTF-8"}, {"\xFF\xFE", "UTF-16LE"}, {"\xFE\xFF", "UTF-16BE"}})
         if (body.starts_with(mark)) {
@@ -173,6 +182,7 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
             return name[4] == '8' || !convert(body, name, out, &wrong) ? valid_utf8(body, &wrong)
                 : valid_utf8(out, &wrong);
         }
+
     std::string out = valid_utf8(body, &wrong), other;
     auto is_in = [&](const std::string& name) {  // then `other` is the page
         size_t errors = 0;
@@ -181,8 +191,10 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
         other = valid_utf8(other, &errors);
         return true;
     };
+
     *charset = "UTF-8";
     if (!wrong) return out;
+
     for (std::string name : {declared_charset(content_type, false), declared_charset(body, true)}) {
         for (auto& alias : charset_aliases) if (name == alias.label) name = alias.means;
         if (name.empty() || (name == "utf-8" && wrong > body.size() / 100))
@@ -190,6 +202,8 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
         if (name == "utf-8" || name == "UTF-8") return out;
         if (is_in(name)) return other;
     }
+
+    // what it looks like
     uchardet_t detector = uchardet_new();
     uchardet_handle_data(detector, body.data(), std::min(body.size(), (size_t)64 << 10));
     uchardet_data_end(detector);
@@ -210,6 +224,7 @@ inline std::string page_of(std::string_view content, size_t longest, Counts& cou
     size_t blank = content.find(' ');
     *why = "responses of another status than 2xx";
     if (blank == content.npos || blank + 1 >= head || content[blank + 1] != '2') return "";
+
     HeaderFields fields(content.substr(0, head));
     std::string_view type = fields.get("Content-Type"), body = content.substr(head);
     auto names = [&](const char* known) {
@@ -218,12 +233,14 @@ inline std::string page_of(std::string_view content, size_t longest, Counts& cou
     *why = "pages that are not HTML";
     if (!type.empty() && !(type.size() >= 9 && names("text/html")) &&
         !(type.size() >= 21 && names("application/xhtml+xml"))) return "";
+
     std::string unchunked, decoded;
     std::string_view transfer = fields.get("Transfer-Encoding");
     if (transfer.size() >= 7 && !strncasecmp(transfer.data() + transfer.size() - 7, "chunked", 7)) {
         if (undo_chunks(body, unchunked)) body = unchunked;
         else counts["pages that are not chunked as declared"]++;
     }
+
     std::string_view encodings = fields.get("Content-Encoding");
     for (int rounds = 0; !encodings.empty() && rounds < 3; rounds++) {  // the last one was applied last
         size_t comma = encodings.rfind(',');
@@ -237,10 +254,12 @@ inline std::string page_of(std::string_view content, size_t longest, Counts& cou
             body = decoded;
         } else counts["pages that are not encoded as declared"]++;
     }
+
     *why = "pages longer than --longest-page";
     if (body.size() > longest) return "";
     *why = "empty pages";
     if (HeaderFields::strip(body).empty()) return "";
+
     std::string_view start = HeaderFields::strip(body.substr(0, 1024));
     *why = "pages that are not HTML";
     if (start.starts_with("%PDF") || start.starts_with("\x89PNG") || start.starts_with("GIF8") ||

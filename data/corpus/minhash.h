@@ -46,9 +46,11 @@ struct MinHash {
         if (fast) densify();
         std::copy(lowest.begin(), lowest.begin() + n, out);
     }
+
     uint64_t band(const uint32_t* signature, int i) const {
         return XXH3_64bits_withSeed(signature + (long)i * rows, (size_t)rows * 4, (XXH64_hash_t)i);
     }
+
     static int equal_places(const uint32_t* x, const uint32_t* y, int n) {
         int equal = 0;
         for (int i = 0; i < n; i++) equal += x[i] == y[i];
@@ -69,6 +71,7 @@ private:
         hashes.push_back(h ^ h >> 32);
         if (hashes.size() == batch) take();
     }
+
     void take() {
         if (fast) {
             for (uint64_t h : hashes) {
@@ -80,6 +83,7 @@ private:
         }
         hashes.clear();
     }
+
     void take_lanes(const uint32_t* a_in, const uint32_t* b_in, uint32_t* inout) {
         typedef uint32_t Lanes __attribute__((vector_size(lanes * 4)));  // one register, or a few
         Lanes m, x, y;
@@ -92,6 +96,7 @@ private:
         }
         memcpy(inout, &m, sizeof m);
     }
+
     void densify() {
         bool any = false;
         for (int i = 0; i < n; i++) any = any || lowest[i] != ~0u;
@@ -103,6 +108,7 @@ private:
                 lowest[i] = filled[(size_t)((h >> 32) * (uint64_t)n >> 32)];
             }
     }
+
     // each run of `shingle` values; the values of a text shorter than that are one
     struct Roller {
         std::vector<uint64_t>& ring;
@@ -112,6 +118,7 @@ private:
             ring.assign((size_t)k, 0);
             for (int i = 0; i < k; i++) power *= base;
         }
+
         bool push(uint64_t value) {  // true: a whole run ends here
             h = h * base + value - ring[at] * power;
             ring[at] = value;
@@ -130,6 +137,7 @@ private:
         }
         if (r.count > 0 && r.count < ring.size()) add(r.h);
     }
+
     void shingle_words(std::string_view s) {
         Roller r(ring, shingle);
         for_words(s, [&](std::string_view w) {
@@ -148,22 +156,26 @@ struct SignatureFile {
             if (fd >= 0) close(fd);
         }
     };
+
     std::string path;
     Descriptor fd;
     uint64_t documents = 0;
     int n = 0;
+
     explicit SignatureFile(const std::string& path)
         : path(path), fd{open(path.c_str(), O_RDONLY | O_CLOEXEC)} {
         char header[24];
         struct stat info = {};
         if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
         if (pread(fd, header, 24, 0) != 24 || memcmp(header, "GPTMINH1", 8)) refuse("holds no signatures");
+
         memcpy(&n, header + 8, 4);
         memcpy(&documents, header + 16, 8);
         uint64_t bytes = (uint64_t)info.st_size;
         if (n < 1 || documents > bytes || bytes != 24 + documents * (uint64_t)n * 4)
             refuse("has another length than its header says");
     }
+
     SignatureFile(const SignatureFile&) = delete;
     // of documents first … first + count - 1: (count, n)
     void read(uint64_t first, uint64_t count, uint32_t* out) const {
@@ -192,15 +204,18 @@ struct SignatureWriter {
     SignatureWriter(const std::string& path, int n) : file(path), n((uint32_t)n) {
         file.write(std::string(24, 0));
     }
+
     void add(const uint32_t* signature) {
         pending.insert(pending.end(), signature, signature + n);
         documents++;
         if (pending.size() > (1 << 18)) flush();
     }
+
     void flush() {
         file.write(pending.data(), pending.size() * 4);
         pending.clear();
     }
+
     void finish() {
         flush();
         char header[24] = "GPTMINH1";

@@ -63,21 +63,25 @@ struct Classifier {
             fail(
                 "%s: is no classifier of ours: %s.about.json is missing; make it with ./corpus quality train",
                 path.c_str(), path.c_str());
+
         MappedFile about(path + ".about.json");
         Json said = Json::parse(about.view(), about.path);
         if (said.at("hash", about.path).string(about.path) != Stage::hex(hash))
             fail("%s: is not the classifier that %s is about: damaged; make it with ./corpus quality train",
                  path.c_str(), about.path.c_str());
+
         try {
             model.loadModel(path);
         } catch (const std::exception& e) {
             fail("%s: is no classifier: %s; make it with ./corpus quality train", path.c_str(), e.what());
         }
+
         for (int32_t i = 0; i < model.getDictionary()->nlabels(); i++)
             if (model.getDictionary()->getLabel(i) == "__label__positive") positive = i;
         if (positive < 0)
             fail("%s: has no label positive: make it with ./corpus quality train", path.c_str());
     }
+
     double score(const std::string& text) {
         std::istringstream line(classifier_line(text) + "\n");
         model.getDictionary()->getLine(line, words, labels);
@@ -154,6 +158,7 @@ inline void train_on(const std::string& lines, const Settings& settings, const s
     a.bucket = (int)settings.whole("buckets");
     a.thread = 1;
     a.verbose = 0;
+
     fasttext::FastText model;
     model.train(a);
     model.saveModel(path + ".partial");
@@ -173,19 +178,20 @@ inline std::array<TrainingSet, 2> training_sets(const Settings& settings, const 
     return sets;
 }
 
-// rank 0 does it; the model appears at `path`, and what was measured at path.about.json
-inline void train_and_measure(const Settings& settings, const Corpus& in, const std::string& path) {
-    std::array<TrainingSet, 2> sets = training_sets(settings, in);
-    uint64_t mark = settings.fingerprint("train");
-    for (auto& s : sets) for (auto& f : s.files) mark = mark * 31 ^ Stage::identity(f);
-    std::string stamp = Stage::hex(mark), about = path + ".about.json";
+// whether `path` holds a classifier that was trained and measured with these settings and files
+inline bool is_trained(const std::string& path, const std::string& stamp) {
+    std::string about = path + ".about.json";
     try {
         Json said = Json::parse(MappedFile(about).view(), about);
-        if (said.find("right") && said.at("mark", about).string("mark") == stamp &&
-            said.at("hash", about).string("hash") == Stage::hex(Stage::whole_hash(path)))
-            return;
+        return said.find("right") && said.at("mark", about).string("mark") == stamp &&
+               said.at("hash", about).string("hash") == Stage::hex(Stage::whole_hash(path));
     } catch (const Error&) {
-    }  // none, or not whole
+        return false;  // none, or not whole
+    }
+}
+
+// how much of each set is taken, so that as many documents of both are
+inline void balance(std::array<TrainingSet, 2>& sets, const Settings& settings) {
     for (auto& s : sets) {
         s.each(settings, [&](Document&) { s.documents++; });
         if (s.documents < 20)
@@ -194,12 +200,24 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
     }
     for (int i = 0; i < 2; i++)
         sets[i].taken = std::min(1.0, (double)sets[1 - i].documents / (double)sets[i].documents);
+}
+
+// rank 0 does it; the model appears at `path`, and what was measured at path.about.json
+inline void train_and_measure(const Settings& settings, const Corpus& in, const std::string& path) {
+    std::array<TrainingSet, 2> sets = training_sets(settings, in);
+    uint64_t mark = settings.fingerprint("train");
+    for (auto& s : sets) for (auto& f : s.files) mark = mark * 31 ^ Stage::identity(f);
+    std::string stamp = Stage::hex(mark), about = path + ".about.json";
+    if (is_trained(path, stamp)) return;
+
+    balance(sets, settings);
     uint64_t seed = settings.whole("seed");
     double held_out = settings.number("held-out");
     auto held = [&](const Document& d) { return uniform(seed, purpose("held out"), d.key()) < held_out; };
     auto taken = [&](const TrainingSet& s, const Document& d) {
         return uniform(seed, purpose("balance"), d.key()) < s.taken;
     };
+
     std::string lines[3] = {path + ".lines.positive", path + ".lines.negative", path + ".lines"};
     for (int i = 0; i < 2; i++) {
         ByteWriter out(lines[i]);
@@ -209,9 +227,11 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
         });
         out.finish();
     }
+
     alternate_lines(lines[2], lines);
     train_on(lines[2], settings, path);
     for (auto& name : lines) unlink(name.c_str());
+
     std::string hash = Stage::hex(Stage::whole_hash(path));
     auto write_about = [&](const std::string& measured) {
         FileWriter file(about);
@@ -220,6 +240,7 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
         file.finish();
     };
     write_about("");
+
     Classifier classifier(path);
     long right = 0, all = 0;
     for (int i = 0; i < 2; i++)
@@ -228,12 +249,14 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
             all++;
             right += (classifier.score(d.text) > 0.5) == (i == 0);
         });
+
     printf("train: %lld positive and %lld negative documents, accuracy %.1f %% on %ld held out\n",
            (long long)sets[0].documents, (long long)sets[1].documents,
            all ? 100.0 * (double)right / (double)all : 0.0, all);
     write_about(text(", \"positives\": %lld, \"negatives\": %lld, \"held_out\": %ld, \"right\": %ld",
                      (long long)sets[0].documents, (long long)sets[1].documents, all, right));
 }
+
 inline void train_classifier(const Ranks& ranks, const Settings& settings, const Corpus& in,
                              const std::string& path) {
     ranks.together([&] { return ranks.first() ? (train_and_measure(settings, in, path), 0) : 0; });

@@ -51,12 +51,14 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
                             thousands(count_of(c, "tokens") + count_of(c, "validation tokens")).c_str());
                 continue;
             }
+
             int64_t in = count_of(c, "documents"), kept = count_of(c, "kept");
             out += text("| %s | %s | %s | %s | %.1f %% | %s | %s | ", set.c_str(), step.step.c_str(),
                         thousands(in).c_str(), thousands(kept).c_str(),
                         in ? 100.0 * (double)kept / (double)in : 0.0,
                         thousands(count_of(c, "characters")).c_str(),
                         thousands(count_of(c, "kept characters")).c_str());
+
             bool first = true;
             for (auto& [name, n] : c) {
                 if (name == "documents" || name == "kept" || name == "characters" ||
@@ -66,6 +68,7 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
             }
             out += " |\n";
         }
+
     FileWriter file(folder + "/report.md");
     file.write(out);
     file.finish();
@@ -79,6 +82,7 @@ struct Timeline {
     void words(double x, int y, const char* how, const std::string& s) {
         out += text("<text x=\"%.0f\" y=\"%d\"%s>%s</text>\n", x, y, how, s.c_str());
     }
+
     // a bar around `middle`, as wide as the share
     void draw(double middle, int y, double share, const char* colour, const std::string& label) {
         double w = std::max(2.0, bar * std::min(share, 1.0));
@@ -95,6 +99,7 @@ inline void write_funnel(const std::string& folder, const std::vector<StepCounts
     int bands = ((int)sets.size() + P::across - 1) / P::across,
         band = P::top + P::row * ((int)steps.size() + 1) + 16;
     int width = P::left + std::min((int)sets.size(), P::across) * (P::bar + P::gap);
+
     Timeline picture;
     picture.out = text(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
@@ -103,12 +108,14 @@ inline void write_funnel(const std::string& folder, const std::vector<StepCounts
     for (size_t s = 0; s < sets.size(); s++) {
         int top = (int)s / P::across * band + P::top;
         double middle = P::left + (double)(s % P::across) * (P::bar + P::gap) + P::bar / 2.0;
+
         if (s % P::across == 0) {
             picture.words(10, top + 17, "", "given");
             for (int i = 0; i < (int)steps.size(); i++)
                 picture.words(10, top + P::row * (i + 1) + 17, "", steps[i].says);
         }
         picture.words(middle, top - 18, " text-anchor=\"middle\" font-weight=\"bold\"", sets[s]);
+
         double given = 0;
         for (size_t i = 0; i < steps.size(); i++) {
             auto found = steps[i].sets.find(sets[s]);
@@ -120,6 +127,7 @@ inline void write_funnel(const std::string& folder, const std::vector<StepCounts
                 given = (double)std::max(in, (int64_t)1);
                 picture.draw(middle, top, 1, "#c6dbef", thousands(in) + " documents");
             }
+
             if (last) kept = in + count_of(c, "validation documents");
             std::string label = last
                 ? thousands(count_of(c, "tokens") + count_of(c, "validation tokens")) + " tokens"
@@ -128,6 +136,7 @@ inline void write_funnel(const std::string& folder, const std::vector<StepCounts
                          last ? "#a1d99b" : "#9ecae1", label);
         }
     }
+
     FileWriter file(folder + "/report.svg");
     file.write(picture.out + "</svg>\n");
     file.finish();

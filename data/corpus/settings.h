@@ -155,9 +155,11 @@ inline const std::vector<OptionForm>& corpus_forms() {
     }();
     return forms;
 }
+
 inline const CorpusOption& find_corpus_option(const std::string& name) {
     return corpus_options[(size_t)(&find_form(corpus_forms(), name) - corpus_forms().data())];
 }
+
 // for a reader: without the steps that are part of others
 inline std::string steps_of(const CorpusOption& o) {
     std::string out;
@@ -167,6 +169,7 @@ inline std::string steps_of(const CorpusOption& o) {
             out += (out.empty() ? "" : " ") + word;
     return out;
 }
+
 inline bool takes(const CorpusOption& o, const std::string& step) {
     return !strcmp(o.steps, "all") ||
         (" " + std::string(o.steps) + " ").find(" " + step + " ") != std::string::npos;
@@ -190,10 +193,12 @@ struct Settings {
         auto found = values.find(name);
         return found == values.end() ? find_form(corpus_forms(), name).value : found->second;
     }
+
     std::string need(const char* name, const char* wants) const {
         if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
         return get(name);
     }
+
     // checked when it was given
     double number(const char* name) const { return strtod(get(name).c_str(), nullptr); }
     size_t whole(const char* name) const { return (size_t)number(name); }
@@ -202,6 +207,7 @@ struct Settings {
         std::string packing = choice("compress", {"zst", "gz", "none"});
         return packing == "none" ? ".jsonl" : ".jsonl." + packing;
     }
+
     std::string choice(const char* name, const std::vector<std::string>& known) const {
         std::string value = get(name), all;
         for (auto& k : known) all += (all.empty() ? "" : " or ") + k;
@@ -209,9 +215,11 @@ struct Settings {
             fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
         return value;
     }
+
     void take(const std::vector<GivenOption>& all) {
         for (auto& given : all) values[given.form->name] = given.values[0];
     }
+
     // of everything that shapes a step's result
     uint64_t fingerprint(const std::string& step) const {
         std::string all = "2 " + step;
@@ -240,6 +248,7 @@ struct Corpus {
         for (size_t i = 0; i < sets.size(); i++) if (sets[i].name == name) return (int)i;
         return -1;
     }
+
     static std::string bare_name(const std::string& path) {
         std::string name = std::filesystem::path(path).filename();
         for (bool cut = true; cut;) {
@@ -252,6 +261,7 @@ struct Corpus {
         }
         return name;
     }
+
     void add(const std::string& set, bool warc, double weight, const std::string& pattern) {
         for (char c : set)
             if (!isalnum((unsigned char)c) && !strchr("-_", c))
@@ -260,6 +270,7 @@ struct Corpus {
              {"minhash", "hits", "encoded", "removed"})  // stand beside the folders of sets
             if (set == ours) fail("set %s: this name is the program's own: give another", ours);
         if (set.empty()) fail("%s: wants a name for its set", pattern.c_str());
+
         int at = find(set);
         if (at < 0) {
             at = (int)sets.size();
@@ -267,12 +278,14 @@ struct Corpus {
         }
         if (sets[at].warc != warc) fail("set %s: has WARC and JSONL files: make it two sets", set.c_str());
         if (weight > 0) sets[at].weight = weight;
+
         if (pattern.size() > 4096) fail("%.60s…: wants a path of at most 4096 bytes", pattern.c_str());
         glob_t found = {};
         int result = glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
         std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + (result == 0 ? found.gl_pathc : 0));
         globfree(&found);
         if (result) fail("%s: there is no such file", pattern.c_str());
+
         for (auto& path : paths) {
             if (path.ends_with(".partial") || path.ends_with(".counts")) continue;
             std::error_code e;
@@ -281,6 +294,7 @@ struct Corpus {
             files.push_back({path, bare_name(path), at, bytes});
         }
     }
+
     void finish() {
         std::stable_sort(files.begin(), files.end(), [](auto& a, auto& b) {
             return a.set != b.set ? a.set < b.set : a.name != b.name ? a.name < b.name : a.path < b.path;
@@ -302,6 +316,7 @@ inline void read_corpus_config(const std::string& path, Settings& settings, Corp
             if (words.size() != 2) fail("%swants NAME VALUE, or set NAME warc|jsonl PATTERN", where.c_str());
             return false;
         }
+
         bool weighted = words.size() == 6 && words[4] == "weight";
         if ((words.size() != 4 && !weighted) || (words[2] != "warc" && words[2] != "jsonl"))
             fail("%swants set NAME warc|jsonl PATTERN [weight W]", where.c_str());
@@ -309,6 +324,7 @@ inline void read_corpus_config(const std::string& path, Settings& settings, Corp
         corpus.add(words[1], words[2] == "warc", weight, words[3]);
         return true;
     }));
+
     if (corpus.files.empty())
         fail("%s: names no set: wants a line set NAME warc|jsonl PATTERN", path.c_str());
     corpus.finish();

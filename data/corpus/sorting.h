@@ -13,12 +13,14 @@ std::vector<T> exchange(const Ranks& ranks, std::vector<std::vector<T>>& to, con
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
     int size = ranks.all.size, me = ranks.all.rank;
     if (size == 1) return std::exchange(to[0], {});
+
     std::vector<int64_t> counts;
     for (auto& t : to) counts.push_back((int64_t)t.size());
     std::vector<int64_t> all = comm::gather_numbers(ranks.all, counts, label);  // (from, to)
     std::vector<size_t> begin(size + 1, 0);
     for (int r = 0; r < size; r++) begin[r + 1] = begin[r] + (size_t)all[r * size + me];
     std::vector<T> out(begin[size]);
+
     constexpr long most = 1 << 26, words = sizeof(T) / 8;  // of int64 in a message
     comm::group_begin();
     for (int r = 0; r < size; r++) {
@@ -33,6 +35,7 @@ std::vector<T> exchange(const Ranks& ranks, std::vector<std::vector<T>>& to, con
         for (long at = 0; at < sends; at += most)
             comm::send(ranks.all, from + at, std::min(most, sends - at), r, label, nullptr);
     }
+
     comm::group_end();
     for (auto& t : to) t.clear();
     return out;
@@ -80,11 +83,13 @@ struct ExternalSort {
     ~ExternalSort() {
         for (auto& r : runs) close(r.fd);
     }
+
     void reserve(double records) { held.reserve(std::min(most, (size_t)records)); }
     void add(const T& record) {
         held.push_back(record);
         if (held.size() >= most) spill();
     }
+
     // group(first, last) for each key in order, records of a key in the order of less
     template <class Less, class Group>
     void each_group(Less less, Group group) {
@@ -99,6 +104,7 @@ struct ExternalSort {
             held = {};
             return;
         }
+
         if (!held.empty()) spill();
         held = {};
         spare = {};
@@ -120,6 +126,7 @@ private:
         int fd = mkostemp(path.data(), O_CLOEXEC);
         if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
         unlink(path.c_str());
+
         const char* p = (const char*)held.data();
         for (size_t left = held.size() * sizeof(T); left;) {
             ssize_t n = ::write(fd, p, std::min(left, (size_t)1 << 30));
@@ -131,6 +138,7 @@ private:
         runs.push_back({fd, held.size()});
         held.clear();
     }
+
     bool refill(Run& r) {
         size_t n = std::min(std::max(most / (runs.size() + 1), (size_t)64), r.records - r.at);
         r.buffer.resize(n);
@@ -145,6 +153,7 @@ private:
         r.at += n;
         return n > 0;
     }
+
     template <class Less, class Group>
     void merge(Less less, Group group) {
         using Head = std::pair<uint64_t, size_t>;  // key, run

@@ -20,24 +20,18 @@ struct Ranks {
     // what() on every rank; where it fails on some, the error is told once and all ranks end
     template <class What>
     auto together(What what) const {
-        std::string error;
         std::optional<decltype(what())> result;
-        try {
-            result.emplace(what());
-        } catch (const std::bad_alloc&) {
-            error = "not enough memory for these settings";
-        } catch (const std::exception& e) {
-            error = e.what();
-        }
-        comm::end_on_error(error);
+        comm::together([&] { result.emplace(what()); });
         return std::move(*result);
     }
+
     // what rank 0 has, on every rank
     std::vector<int64_t> from_first(std::vector<int64_t> x, size_t n, const char* label) const {
         x.resize(n);
         if (n) comm::broadcast(all, x.data(), x.data(), (long)n, 0, label, nullptr);
         return x;
     }
+
     // the same sum on every rank
     std::vector<int64_t> sum(std::vector<int64_t> x, const char* label) const {
         std::vector<int64_t> every = comm::gather_numbers(all, x, label), out(x.size(), 0);
@@ -78,9 +72,11 @@ inline std::vector<size_t> deal(const Ranks& ranks, const Corpus& corpus, const 
         if (wanted(corpus.files[i])) order.push_back(i);
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return corpus.files[a].bytes > corpus.files[b].bytes; });
+
     using Load = std::pair<uint64_t, int>;
     std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
     for (int r = 0; r < ranks.all.size; r++) loads.push({0, r});
+
     for (size_t i : order) {
         auto [load, rank] = loads.top();
         loads.pop();
@@ -107,12 +103,14 @@ struct Stage {
     std::string output(const Corpus& corpus, const CorpusFile& f) const {
         return folder + "/" + corpus.sets[f.set].name + "/" + f.name + ending;
     }
+
     // of a file as it lies there: its size, its beginning and its end
     static uint64_t ends_of(const std::string& path) {
         MappedFile file(path);
         size_t part = std::min(file.size, (size_t)1 << 16);
         return file.size ^ XXH3_64bits(file.data, part) * 3 ^ XXH3_64bits(file.data + file.size - part, part);
     }
+
     static uint64_t whole_hash(const std::string& path) {
         MappedFile file(path);
         std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
@@ -126,6 +124,7 @@ struct Stage {
         }
         return XXH3_64bits_digest(state.get());
     }
+
     // of an input: of what we wrote, the hash that is beside it; else its ends, and when it was changed
     static uint64_t identity(const std::string& path) {
         std::string about = path + ".counts";
@@ -138,6 +137,7 @@ struct Stage {
         return ends_of(path) ^
             ((uint64_t)info.st_mtim.tv_sec * 1000000000 + (uint64_t)info.st_mtim.tv_nsec) * 7;
     }
+
     static std::string hex(uint64_t x) { return text("%016llx", (unsigned long long)x); }
     std::string mark(uint64_t of_input) const { return hex(fingerprint ^ of_input * 5); }
     bool finished(const std::string& path, uint64_t of_input) const {
@@ -152,6 +152,7 @@ struct Stage {
             return false;  // cut off or foreign: done again
         }
     }
+
     void finish(const std::string& path, uint64_t of_input, const Counts& counts) const {
         FileWriter about(path + ".counts");
         about.write("{\"mark\": \"" + mark(of_input) + "\", \"ends\": \"" +
@@ -159,12 +160,14 @@ struct Stage {
                     "\", \"counts\": " + as_json(counts) + "}\n");
         about.finish();
     }
+
     static std::string as_json(const Counts& counts) {
         std::string out = "{";
         for (auto& [name, n] : counts)
             out += (out.size() > 1 ? ", " : "") + json_quote(name) + ": " + std::to_string(n);
         return out + "}";
     }
+
     static Counts read_counts(const std::string& path) {
         MappedFile file(path + ".counts");
         Counts counts;
@@ -197,6 +200,7 @@ struct Stage {
         ranks.together([&] { return ranks.first() ? prepare(in, wanted) : 0; });
         std::vector<size_t> files = deal(ranks, in, wanted);
         for (size_t i : files) progress.total += (double)in.files[i].bytes;
+
         for (size_t i : files) {
             const CorpusFile& f = in.files[i];
             std::string to = output(in, f);
@@ -205,6 +209,7 @@ struct Stage {
                 progress.total -= (double)f.bytes;
                 continue;
             }
+
             unlink((to + ".counts").c_str());
             Counts counts;
             work(f, to, counts);
@@ -212,7 +217,9 @@ struct Stage {
             progress.done += (double)f.bytes;
             progress.at(progress.done);
         }
+
         ranks.wait("a step");
+
         Corpus out = in;
         std::map<std::string, Counts> sums;
         std::vector<int64_t> sizes;
@@ -224,6 +231,7 @@ struct Stage {
             Counts& sum = sums[in.sets[f.set].name];
             for (auto& [name, n] : read_counts(f.path)) sum[name] += n;
         }
+
         sizes =
             ranks.from_first(sizes, (size_t)std::count_if(in.files.begin(), in.files.end(), wanted), "sizes");
         size_t next = 0;
@@ -232,6 +240,7 @@ struct Stage {
         if (ranks.first()) report(sums);
         return out;
     }
+
     // reads documents and writes those for which keep() says nothing; else what it says is counted
     template <class Keep>
     Corpus each_document(const Corpus& in, const Wanted& wanted, Keep keep) {
@@ -248,11 +257,13 @@ struct Stage {
                     counts["kept characters"] += characters(d.text);
                     writer.write(d);
                 }
+
                 progress.at(progress.done + (double)reader.bytes.at);
             }
             writer.finish();
         });
     }
+
     void report(const std::map<std::string, Counts>& sums) const {
         std::string all;
         for (auto& [set, counts] : sums) {

@@ -34,6 +34,7 @@ struct ByteReader {
         if (zstd) ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax, 31);
         if (file.data) madvise((void*)file.data, file.size, MADV_SEQUENTIAL);
     }
+
     ByteReader(const ByteReader&) = delete;
     ~ByteReader() {
         if (packing == Packing::Gzip) inflateEnd(&inflate_state);
@@ -69,6 +70,7 @@ private:
     bool gzip_at(size_t i) const {
         return i + 3 <= file.size && !memcmp(file.data + i, "\x1f\x8b\x08", 3);
     }
+
     size_t plain(char* out, size_t n) {
         starts_part = at == 0;
         n = std::min(n, file.size - at);
@@ -76,6 +78,7 @@ private:
         at += n;
         return n;
     }
+
     // to the next member behind damage, or the end
     void find_member(size_t from) {
         for (at = std::min(from, file.size); at < file.size && !gzip_at(at);) {
@@ -84,6 +87,7 @@ private:
         }
         inside = false;
     }
+
     size_t inflate_some(char* out, size_t n) {
         if (!inside) {
             if (!gzip_at(at)) {
@@ -96,13 +100,16 @@ private:
             inflateReset(&inflate_state);
             inside = starts_part = true;
         } else starts_part = false;
+
         inflate_state.next_in = (Bytef*)file.data + at;
         inflate_state.avail_in = (uInt)std::min(file.size - at, (size_t)1 << 30);
         inflate_state.next_out = (Bytef*)out;
         inflate_state.avail_out = (uInt)std::min(n, (size_t)1 << 30);
+
         int result = inflate(&inflate_state, Z_NO_FLUSH);
         size_t used = (size_t)((const char*)inflate_state.next_in - file.data) - at;
         size_t got = (size_t)((char*)inflate_state.next_out - out);
+
         at += used;
         if (result == Z_STREAM_END) inside = false;
         else if (result != Z_OK && result != Z_BUF_ERROR) {
@@ -111,6 +118,7 @@ private:
         } else if (!used && !got) at = file.size;  // wants more than there is
         return got;
     }
+
     size_t zstd_some(char* out, size_t n) {
         starts_part = !inside;
         ZSTD_inBuffer in = {file.data, file.size, at};
@@ -122,6 +130,7 @@ private:
             inside = false;
             return to.pos;
         }
+
         bool moved = in.pos != at || to.pos;
         at = in.pos;
         inside = left != 0;
@@ -148,11 +157,13 @@ struct ByteWriter {
         }
         pending.reserve(piece);
     }
+
     ByteWriter(const ByteWriter&) = delete;
     ~ByteWriter() {
         if (packing == Packing::Gzip) deflateEnd(&deflate_state);
         ZSTD_freeCCtx(zstd);
     }
+
     void write(std::string_view s) {
         while (!s.empty()) {
             size_t n = std::min(s.size(), piece - pending.size());
@@ -161,6 +172,7 @@ struct ByteWriter {
             if (pending.size() == piece) flush(false);
         }
     }
+
     void finish() {
         flush(true);
         file.finish();

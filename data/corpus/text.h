@@ -29,6 +29,7 @@ inline std::string valid_utf8(std::string_view in, size_t* wrong) {
             out.append(in, from, i - from);
             continue;
         }
+
         size_t n = utf8_bytes(in.substr(i));
         if (n == 0) {
             out += "\xEF\xBF\xBD";
@@ -49,6 +50,7 @@ inline uint32_t decode_at(std::string_view s, size_t i, size_t* bytes) {
     for (size_t k = 1; k < n; k++) code = code << 6 | ((unsigned char)s[i + k] & 0x3F);
     return code;
 }
+
 inline int64_t characters(std::string_view s) {  // code points
     int64_t n = 0;
     for (char c : s) n += ((unsigned char)c & 0xC0) != 0x80;
@@ -82,6 +84,7 @@ inline long append_normalised(std::string& out, std::string_view s) {
         }
         out.append(from, p);
         if (p == end) break;
+
         size_t space = space_bytes(p, end);
         if (!space) {
             out += *p++;
@@ -89,6 +92,7 @@ inline long append_normalised(std::string& out, std::string_view s) {
             n++;
             continue;
         }
+
         bool line = false;
         for (; p < end && (space = space_bytes(p, end)); p += space) line = line || *p == '\n' || *p == '\r';
         out += line ? '\n' : ' ';
@@ -117,11 +121,13 @@ inline std::string_view trim_spaces(std::string_view s) {
 inline void make_lower(std::string& s) {
     for (char& c : s) c = c >= 'A' && c <= 'Z' ? (char)(c | 32) : c;
 }
+
 inline std::string lower(std::string_view s) {
     std::string out(s);
     make_lower(out);
     return out;
 }
+
 // each(word): what white space parts
 template <class Each>
 void for_words(std::string_view s, Each each) {

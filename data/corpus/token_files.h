@@ -26,6 +26,7 @@ struct DocumentTokens {
         if (memcmp(file.data, "GPTDOCS1", 8) || !fits)
             fail("%s: is no file of a corpus's tokens, or damaged: remove it and start again", path.c_str());
     }
+
     static uint64_t padded(uint64_t tokens) { return (tokens + 1) / 2 * 8; }
     const uint32_t* at(uint64_t token) const { return (const uint32_t*)(file.data + 24) + token; }
     Entry entry(uint64_t i) const {
@@ -45,9 +46,11 @@ inline Corpus encode_files(const Ranks& ranks, const Settings& settings, const C
     return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
         DocumentReader reader(f.path, settings.whole("longest"), counts);
         FileWriter writer(to);
+
         uint64_t header[3] = {0, 0, 0};
         memcpy(header, "GPTDOCS1", 8);
         writer.write(header, sizeof header);
+
         std::vector<DocumentTokens::Entry> index;
         std::vector<uint32_t> tokens;
         for (Document d; reader.next(d);) {
@@ -60,10 +63,12 @@ inline Corpus encode_files(const Ranks& ranks, const Settings& settings, const C
             counts["characters"] += characters(d.text);
             stage.progress.at(stage.progress.done + (double)reader.bytes.at);
         }
+
         writer.write(std::string(DocumentTokens::padded(header[2]) - header[2] * 4, 0));
         writer.write(index.data(), index.size() * sizeof index[0]);
         writer.write_at(header, sizeof header, 0);
         writer.finish();
+
         counts["kept"] = (int64_t)header[1];
         counts["tokens"] = (int64_t)header[2];
     });
@@ -81,6 +86,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     std::map<uint64_t, std::unique_ptr<DocumentTokens>>
         open_files;  // a system maps some 65,000 files at a time
     std::deque<uint64_t> opened;
+
     auto file_at = [&](uint64_t f) -> const DocumentTokens& {
         auto& file = open_files[f];
         if (file) return *file;
@@ -92,6 +98,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
         }
         return *open_files[f];
     };
+
     uint64_t seed = settings.whole("seed");
     double validation = settings.number("validation");
     ExternalSort<ShuffledDocument> sorter(folder, settings.number("memory"));
@@ -102,12 +109,14 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
             sorter.add({(uint64_t)r.x[0] << 32 | r.x[1], f, i});
         }
     }
+
     std::string prefix = folder + "/" + encoded.sets[set].name;
     auto open = [&](const char* ending) {
         return std::make_unique<TokenWriter>(prefix + ending, v.kind, v.size(), v.end_of_text);
     };
     std::unique_ptr<TokenWriter> train = open(validation > 0 ? ".train.bin" : ".bin"), held;
     if (validation > 0) held = open(".validation.bin");
+
     auto less = [](auto& a, auto& b) { return a.file != b.file ? a.file < b.file : a.index < b.index; };
     sorter.each_group(less, [&](ShuffledDocument* p, ShuffledDocument* end) {
         for (; p < end; p++) {
@@ -119,6 +128,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
             out.end_document();
         }
     });
+
     for (auto* w : {&train, &held}) {
         if (!*w) continue;
         const char* name = w == &train ? "tokens" : "validation tokens";
@@ -148,12 +158,14 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     bool weighted = in.sets[0].weight > 0;
     Vocabulary v = ranks.together([&] { return open_vocabulary(settings, in); });
     Corpus encoded = encode_files(ranks, settings, in, folder, v);
+
     Stage stage(ranks, settings, "tokens", folder, "");
     auto mark_of = [&](size_t set) {
         uint64_t h = set;
         for (auto& f : encoded.files) if (f.set == (int)set) h = h * 31 ^ Stage::identity(f.path);
         return h;
     };
+
     // sets, the largest first, to the rank that has least; the mark of what is done lies beside them
     Corpus sets;
     sets.sets = in.sets;
@@ -162,6 +174,7 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
         for (auto& f : encoded.files) if (f.set == (int)s) bytes += f.bytes;
         sets.files.push_back({"", in.sets[s].name, (int)s, bytes});
     }
+
     std::string ending = validation > 0 ? ".train.bin" : ".bin";
     auto path = [&](size_t set) { return folder + "/" + in.sets[set].name + ending; };
     for (size_t s : deal(ranks, sets, every_file)) {
@@ -172,8 +185,10 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
         write_set(settings, encoded, s, folder, v, counts);
         stage.finish(path(s), mark, counts);
     }
+
     ranks.wait("token files");
     if (!ranks.first()) return;
+
     std::map<std::string, Counts> sums;
     std::string blend = "# sets with their sampling weights: train_gpt --train " + folder + "/train.blend\n";
     for (size_t s = 0; s < in.sets.size(); s++) {
@@ -186,6 +201,7 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
         double weight = weighted ? in.sets[s].weight : (double)counts["tokens"];
         blend += text("%.10g %s\n", weight, (in.sets[s].name + ending).c_str());
     }
+
     stage.report(sums);
     FileWriter file(folder + "/train.blend");
     file.write(blend);

@@ -38,6 +38,7 @@ inline Misread misread_at(std::string_view s, size_t i) {
     size_t step = 0;
     int lead = byte_of(decode_at(s, i, &step));
     if (lead < 0xC2 || lead > 0xF4) return {};
+
     Misread m;
     size_t n = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2, at = i + step;
     m.bytes[0] = (char)lead;
@@ -52,10 +53,12 @@ inline Misread misread_at(std::string_view s, size_t i) {
         m.quotes = m.quotes && usual;
         m.bytes[k] = (char)b;
     }
+
     if (utf8_bytes(std::string_view(m.bytes, n)) != n) return {};
     m.length = at - i;
     return m;
 }
+
 // Â, Ã and â begin nearly all damage in western text and, followed so, no words; Ð and Ñ that in Cyrillic.
 // Any other letter followed only by quotes or dashes may be the end of a word, unless the word goes on behind
 // them; two misread characters in a row are no accident.
@@ -75,6 +78,7 @@ inline bool repair_mojibake(std::string& s) {
     std::string out;
     size_t from = 0;
     bool another = false;
+
     for (size_t i = 0; i < s.size();) {
         unsigned char c = (unsigned char)s[i];
         if (c < 0x80) {
@@ -82,6 +86,7 @@ inline bool repair_mojibake(std::string& s) {
             another = false;
             continue;
         }
+
         Misread m =
             c == 0xC3 ? misread_at(s, i) : Misread();  // all leads are U+00C2 to U+00F4: C3 82 to C3 B4
         if (m.length && likely_damage(m, s, i, another)) {
@@ -92,11 +97,13 @@ inline bool repair_mojibake(std::string& s) {
             another = true;
             continue;
         }
+
         size_t n = 0;
         decode_at(s, i, &n);
         i += n;
         another = false;
     }
+
     if (from == 0) return false;
     out.append(s, from, s.npos);
     s = std::move(out);
@@ -123,12 +130,14 @@ inline void order_marks(std::string& s) {
     std::vector<Mark> run;
     std::string out;
     out.reserve(s.size());
+
     auto end_run = [&] {
         auto less = [](const Mark& a, const Mark& b) { return a.order < b.order; };
         std::stable_sort(run.begin(), run.end(), less);
         for (auto& m : run) append_utf8(out, m.code);
         run.clear();
     };
+
     for (size_t i = 0, n = 0; i < s.size(); i += n) {
         uint32_t c = decode_at(s, i, &n);
         int order = c < 0x300 ? 0 : utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
@@ -138,6 +147,7 @@ inline void order_marks(std::string& s) {
             out.append(s, i, n);
         }
     }
+
     end_run();
     s = std::move(out);
 }
@@ -147,9 +157,11 @@ inline bool repair_unicode(std::string& s) {
     bool plain = true, marks = false;  // marks: what composition could change
     for (unsigned char c : s) plain = plain && (c == '\n' || c == '\t' || (c >= 0x20 && c < 0x7F));
     if (plain) return false;
+
     std::string given = s;
     // Â is C3 82: before U+00C2 there is nothing that was misread
     for (int times = 0; times < 3 && s.find('\xC3') != s.npos; times++) if (!repair_mojibake(s)) break;
+
     std::string out;
     out.reserve(s.size());
     for (size_t i = 0; i < s.size();) {
@@ -158,6 +170,7 @@ inline bool repair_unicode(std::string& s) {
         out.append(s, i, n);
         i += n;
         if (i == s.size()) break;
+
         uint32_t c = decode_at(s, i, &n);
         if (c >= 0x80 && c < 0xA0 && c != 0x85) c = windows_1252[c - 0x80];
         bool line = c == '\r' || c == 0x85 || c == 0x2028 || c == 0x2029;
@@ -168,6 +181,7 @@ inline bool repair_unicode(std::string& s) {
         marks = marks || may_compose(c);
         i += n;
     }
+
     s = std::move(out);
     if (marks) {
         order_marks(s);

@@ -26,14 +26,17 @@ struct HeaderFields {
             fields.push_back({strip(line.substr(0, colon)), strip(line.substr(colon + 1))});
         }
     }
+
     std::string_view get(std::string_view name) const {
         for (auto& [key, value] : fields)
             if (same(key, name)) return value;
         return {};
     }
+
     static bool same(std::string_view a, std::string_view b) {  // without case
         return a.size() == b.size() && !strncasecmp(a.data(), b.data(), a.size());
     }
+
     static std::string_view strip(std::string_view s) {
         while (!s.empty() && (unsigned char)s.front() <= ' ') s.remove_prefix(1);
         while (!s.empty() && (unsigned char)s.back() <= ' ') s.remove_suffix(1);
@@ -73,6 +76,7 @@ struct WarcReader {
             size_t head = header();
             if (!head) continue;
             record.fields = HeaderFields(view().substr(0, head));
+
             std::string_view length = record.fields.get("Content-Length");
             uint64_t n = 0;
             bool number = !length.empty() && length.size() < 19;
@@ -84,6 +88,7 @@ struct WarcReader {
                 junk(5);
                 continue;
             }
+
             counts["records"]++;
             if (n > longest) {
                 bool wrong = bytes.packing == Packing::Plain && n > view().size() + bytes.left();
@@ -92,11 +97,13 @@ struct WarcReader {
                 else skip(head + n);
                 continue;
             }
+
             std::string head_copy(view().substr(0, head));  // need() may move what is held
             bool whole = need(head + n);
             head_text = std::move(head_copy);
             record.fields = HeaderFields(head_text);
             n = std::min(n, view().size() - head);
+
             bool cut = false;
             if (!whole || !well_ended(head + n)) {  // it holds others, or there is more of it
                 size_t other = view().substr(head, n + 8).find("\nWARC/1.");
@@ -104,6 +111,7 @@ struct WarcReader {
                 cut = other != view().npos;
                 n = std::min(n, other);
             }
+
             record.content = view().substr(head, n);
             consumed = head + n;
             while (cut && record.content.ends_with('\n'))
@@ -125,6 +133,7 @@ private:
         begin += n;
         if (limit && begin >= limit) limit = 0;
     }
+
     // n bytes of this member, or false with as many as there are
     bool need(size_t n) {
         while (view().size() < n && !limit && !exhausted) {
@@ -133,11 +142,13 @@ private:
                 end -= begin;
                 begin = 0;
             }
+
             size_t want = std::max((size_t)128 << 10, std::min(end, (size_t)16 << 20));
             if (buffer.size() < end + want) buffer.resize(end + want);
             size_t got = bytes.read(buffer.data() + end, want);
             exhausted = !got;
             if (!got) return false;
+
             // a member that begins a record ends the one before; else it goes on (blocked gzip)
             begins = bytes.starts_part && !memcmp(buffer.data() + end, "WARC/", std::min(got, (size_t)5));
             if (begins && end > 0) limit = end;
@@ -145,6 +156,7 @@ private:
         }
         return view().size() >= n;
     }
+
     void skip(size_t n) {  // what is skipped may be more than should be held
         while (n > 0) {
             size_t here = std::min(n, view().size());
@@ -153,10 +165,12 @@ private:
             if (n && (limit || !need(1) || begins)) return;
         }
     }
+
     void junk(size_t n) {
         counts["bytes that are no record"] += (int64_t)n;
         take(n);
     }
+
     // to the beginning of a record; false at the end of the file
     bool to_record() {
         take(std::exchange(consumed, 0));
@@ -166,10 +180,12 @@ private:
                 limit = 0;
                 continue;
             }
+
             if (view()[0] == '\r' || view()[0] == '\n') {
                 take(1);
                 continue;
             }
+
             need(8);
             if (view().starts_with("WARC/1.") || view().starts_with("WARC/0.")) return true;
             need(64 << 10);
@@ -179,6 +195,7 @@ private:
             junk(n);
         }
     }
+
     size_t header() {  // its length; 0 and junk if it never ends
         for (size_t have = 4096;; have *= 2) {
             bool more = need(have);
@@ -191,6 +208,7 @@ private:
             }
         }
     }
+
     // behind a record: line ends, and then another one or nothing
     bool well_ended(size_t at) {
         need(at + 9);

@@ -50,6 +50,7 @@ struct EvalFile {
     void save(const std::string& to) const {
         std::string names;
         for (auto& g : groups) names += (names.empty() ? "" : ", ") + json_quote(g);
+
         std::string about = text(
             "{\"task\": %s, \"form\": %s, \"version\": %d, \"shots\": %d, \"metric\": %s, ",
             json_quote(task).c_str(), json_quote(form).c_str(), version, shots, json_quote(metric).c_str());
@@ -58,6 +59,7 @@ struct EvalFile {
                       json_quote(from).c_str(), json_quote(hash).c_str());
         about += text("\"groups\": [%s]}", names.c_str());
         about.resize((about.size() + 7) / 8 * 8, ' ');
+
         std::string body = about;
         auto add = [&](const auto& list) {
             body.append((const char*)list.data(), list.size() * sizeof list[0]);
@@ -65,6 +67,7 @@ struct EvalFile {
         add(documents);
         add(requests);
         add(tokens);
+
         char header[64] = "GPTEVALS";
         auto put = [&](size_t at, auto value) { memcpy(header + at, &value, sizeof value); };
         put(8, (uint32_t)1);
@@ -75,6 +78,7 @@ struct EvalFile {
         put(40, (uint64_t)about.size());
         put(48, checksum(body.data(), body.size()));
         put(56, checksum(header, 56));
+
         FileWriter file(to);
         file.write(std::string_view(header, 64));
         file.write(body);
@@ -92,21 +96,26 @@ struct EvalFile {
         if (uint32_t version = file.read<uint32_t>(8, "version"); version != 1)
             fail("%s: has version %u, this program reads 1: make it again with ./tasks", path.c_str(),
                  version);
+
         e.vocabulary = (int)file.read<uint32_t>(12, "vocabulary");
         uint64_t size[4];  // documents, continuations, tokens, bytes of the description
         memcpy(size, file.data + 16, sizeof size);
+
         bool fits = true;
         for (uint64_t s : size) fits &= s <= file.size;
         size_t want =
             fits ? 64 + size[3] + size[0] * sizeof(EvalDocument) + size[1] * sizeof(EvalRequest) + size[2] * 4
                  : 0;
+
         if (want != file.size || size[3] % 8)
             fail("%s: has %zu bytes, its header wants another length: make it again with ./tasks",
                  path.c_str(), file.size);
         if (file.read<uint64_t>(48, "a checksum") != checksum(file.data + 64, file.size - 64))
             fail("%s: damaged: its checksum differs: make it again with ./tasks", path.c_str());
+
         e.describe(Json::parse(std::string_view(file.data + 64, size[3]), path));
         const char* at = file.data + 64 + size[3];
+
         auto take = [&](auto& list, uint64_t n) {
             list.resize(n);
             if (n) memcpy(list.data(), at, n * sizeof list[0]);
@@ -115,6 +124,7 @@ struct EvalFile {
         take(e.documents, size[0]);
         take(e.requests, size[1]);
         take(e.tokens, size[2]);
+
         e.check();
         return e;
     }
@@ -133,10 +143,12 @@ private:
         normalised = about.at("normalised", path).text == "true";
         priors = about.at("priors", path).text == "true";
         for (auto& g : about.at("groups", path).items) groups.push_back(g.string(path));
+
         if (metric != "greedy" && metric != "choice" && metric != "none")
             fail("%s: has metric %s, this program knows greedy, choice and none", path.c_str(),
                  metric.c_str());
     }
+
     void check() const {
         auto within = [](int64_t from, int64_t n, size_t size) {
             return from >= 0 && n > 0 && (uint64_t)from <= size && (uint64_t)n <= size - (uint64_t)from;
@@ -144,6 +156,7 @@ private:
         if (documents.empty() || vocabulary < 1 || vocabulary > 1 << 28 || shots < 0)
             fail("%s: has %zu documents, a vocabulary of %d, %d shots: make it again with ./tasks",
                  path.c_str(), documents.size(), vocabulary, shots);
+
         int64_t next = 0;
         for (auto& d : documents) {
             bool good = d.first == next && within(d.first, d.count, requests.size()) &&
@@ -154,10 +167,12 @@ private:
                 fail("%s: document %zu is inconsistent", path.c_str(), (size_t)(&d - documents.data()));
             next += d.count;
         }
+
         for (auto& r : requests)
             if (!within(r.context, r.context_tokens, tokens.size()) ||
                 !within(r.continuation, r.continuation_tokens, tokens.size()) || r.characters < 0)
                 fail("%s: continuation %zu is inconsistent", path.c_str(), (size_t)(&r - requests.data()));
+
         for (int t : tokens)
             if (t < 0 || t >= vocabulary)
                 fail("%s: has a token %d, its vocabulary has %d", path.c_str(), t, vocabulary);

@@ -17,6 +17,7 @@ struct PythonRandom {
         auto mixed = [&](int i) { return state[i - 1] ^ state[i - 1] >> 30; };
         state[0] = 19650218;
         for (int i = 1; i < n; i++) state[i] = 1812433253 * mixed(i) + (uint32_t)i;
+
         int i = 1;
         auto wrap = [&] {
             if (++i == n) {
@@ -28,6 +29,7 @@ struct PythonRandom {
         for (int k = 0; k < n - 1; k++, wrap()) state[i] = (state[i] ^ mixed(i) * 1566083941) - (uint32_t)i;
         state[0] = 0x80000000;
     }
+
     uint32_t next() {
         if (at == n) {
             for (int i = 0; i < n; i++) {
@@ -42,6 +44,7 @@ struct PythonRandom {
         y ^= y << 15 & 0xEFC60000;
         return y ^ y >> 18;
     }
+
     // uniform in [0, n), 0 < n
     uint32_t below(uint32_t n) {
         int bits = 0;
@@ -51,15 +54,18 @@ struct PythonRandom {
         while (r >= n);
         return r;
     }
+
     template <class T>
     void shuffle(std::vector<T>& list) {
         for (size_t i = list.size(); i-- > 1;) std::swap(list[i], list[below((uint32_t)i + 1)]);
     }
+
     // k different numbers of [0, n), in the order drawn; k <= n
     std::vector<uint32_t> sample(uint32_t n, uint32_t k) {
         std::vector<uint32_t> out;
         double most = 21;  // up to here a list takes less memory than a set, Python reckons
         if (k > 5) most += pow(4, ceil(log(k * 3.0) / log(4.0)));
+
         if (n <= most) {
             std::vector<uint32_t> pool(n);
             for (uint32_t i = 0; i < n; i++) pool[i] = i;
@@ -70,6 +76,7 @@ struct PythonRandom {
             }
             return out;
         }
+
         std::set<uint32_t> chosen;
         while (out.size() < k)
             if (uint32_t j = below(n); chosen.insert(j).second) out.push_back(j);

@@ -18,6 +18,7 @@ inline std::vector<uint32_t> code_points(std::string_view s, const std::string& 
         if (n == 1 && c >= 0x80)
             fail("%s: has a byte 0x%02x that is not UTF-8, %zu bytes into a text: convert the file to UTF-8",
                  where.c_str(), c, i);
+
         uint32_t code = n == 1 ? c : c & (0xFF >> (n + 1));
         for (int k = 1; k < n; k++) code = code << 6 | ((unsigned char)s[i + k] & 0x3F);
         out.push_back(code);
@@ -25,6 +26,7 @@ inline std::vector<uint32_t> code_points(std::string_view s, const std::string& 
     }
     return out;
 }
+
 inline std::string from_code_points(const std::vector<uint32_t>& codes) {
     std::string out;
     for (uint32_t c : codes) append_utf8(out, c);

@@ -23,6 +23,7 @@ struct Sha256 {
             if (bytes % 64 == 0) mix();
         }
     }
+
     std::string digits() {  // ends the stream
         uint64_t bits = bytes * 8;
         std::string end(1, (char)0x80);
@@ -46,15 +47,18 @@ private:
             0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
             0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
         uint32_t w[64], v[8];
+
         for (int i = 0; i < 16; i++)
             w[i] = (uint32_t)block[4 * i] << 24 | block[4 * i + 1] << 16 | block[4 * i + 2] << 8 |
                    block[4 * i + 3];
+
         auto turn = [](uint32_t x, int n) { return std::rotr(x, n); };
         for (int i = 16; i < 64; i++) {
             uint32_t a = w[i - 15], b = w[i - 2];
             w[i] = w[i - 16] + (turn(a, 7) ^ turn(a, 18) ^ a >> 3) + w[i - 7] +
                    (turn(b, 17) ^ turn(b, 19) ^ b >> 10);
         }
+
         std::copy(h, h + 8, v);
         for (int i = 0; i < 64; i++) {
             uint32_t choose = (v[4] & v[5]) ^ (~v[4] & v[6]),
@@ -65,6 +69,7 @@ private:
             v[4] += a;
             v[0] = a + b;
         }
+
         for (int i = 0; i < 8; i++) h[i] += v[i];
     }
 };

@@ -51,6 +51,7 @@ std::vector<DocumentRequests> ask(const TaskForm& task, std::vector<TaskDocument
     PythonRandom random(42);
     random.shuffle(order);
     order.resize(std::min(order.size(), limit));
+
     std::vector<DocumentRequests> out;
     for (uint32_t i : order) {
         TaskDocument& d = documents[i];
@@ -62,10 +63,11 @@ std::vector<DocumentRequests> ask(const TaskForm& task, std::vector<TaskDocument
             uint32_t taken = 0;
             for (uint32_t s : random.sample((uint32_t)documents.size(), shots + 1))
                 if (documents[s].raw != d.raw && taken < shots) {
-                add(documents[s]);
-                taken++;
-            }
+                    add(documents[s]);
+                    taken++;
+                }
         }
+
         DocumentRequests item = {render(task, d), 0, &d};
         item.gold = gold_of(task, d, item.requests.size());
         for (auto& r : item.requests) r.context = before + r.context;
@@ -100,6 +102,21 @@ EvalFile describe_task(const TaskForm& task, const Vocabulary& v) {
     return e;
 }
 
+// all documents say which continuation is right, or none does: then there is no accuracy
+void check_gold(EvalFile& e, const std::vector<DocumentRequests>& all) {
+    auto has_none = [](auto& item) { return item.gold < 0; };
+    if (std::all_of(all.begin(), all.end(), has_none)) {
+        e.metric = "none";
+        e.normalised = false;
+        return;
+    }
+
+    auto first = std::find_if(all.begin(), all.end(), has_none);
+    if (first != all.end())
+        fail("%s: has no \"gold\", others have: say for each which continuation is right, or for none",
+             first->document->where.c_str());
+}
+
 EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& all, const Vocabulary& v) {
     EvalFile e = describe_task(task, v);
     Encoder encoder(v);
@@ -112,13 +129,14 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
         if (words.empty()) e.tokens.push_back(v.end_of_text);  // nothing before: the text begins
         return {from, (int64_t)e.tokens.size() - from};
     };
+
     std::map<std::string, int64_t> groups;
-    size_t without = 0;  // documents that say nothing of what is right
     std::pair<int64_t, int64_t> prior = {-1, 0};
     if (task.prior) prior = add(task.prior);
+
     for (auto& item : all) {
         EvalDocument d = {(int64_t)e.requests.size(), 0, item.gold, {-1, -1}, item.document->line};
-        without += item.gold < 0;
+
         for (size_t g = 0; g < task.groups.size(); g++) {
             if (task.labels.empty() && !item.document->fields.count(task.groups[g]))
                 continue;  // one's own may
@@ -127,6 +145,7 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
             if (is_new) e.groups.push_back(name);
             d.groups[g] = at->second;
         }
+
         std::map<std::string, std::pair<int64_t, int64_t>> contexts;
         for (auto& r : item.requests) {
             if (!contexts.count(r.context)) contexts[r.context] = add(r.context);
@@ -136,23 +155,19 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
             int64_t characters = (int64_t)code_points(r.continuation, item.document->where).size() - blank;
             e.requests.push_back({context, length, from, n, characters});
         }
+
         for (size_t i = 0; task.prior && i < item.requests.size(); i++) {
             EvalRequest r = e.requests[(size_t)d.first + i];
             r.context = prior.first;
             r.context_tokens = prior.second;
             e.requests.push_back(r);
         }
+
         d.count = (int64_t)e.requests.size() - d.first;
         e.documents.push_back(d);
     }
-    if (without == all.size()) {
-        e.metric = "none";
-        e.normalised = false;
-    }
-    for (auto& item : all)
-        if (without && without < all.size() && item.gold < 0)
-            fail("%s: has no \"gold\", others have: say for each which continuation is right, or for none",
-                 item.document->where.c_str());
+
+    check_gold(e, all);
     return e;
 }
 
@@ -177,30 +192,36 @@ void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabular
                                {job.output, job.requests}})
         if (!one.empty() && (one == other || std::filesystem::equivalent(one, other, none)))
             fail("%s would be written over %s: give another name", one.c_str(), other.c_str());
+
     std::vector<TaskDocument> documents = read_task(task, job.from, false), train;
     try {
         if (shots && !task.train.empty()) train = read_task(task, job.from, true);
     } catch (const Error& e) {
         fail("--shots %u are drawn from the train split: %s", shots, e.what());
     }
+
     size_t pool = task.train.empty() ? documents.size() - 1 : train.size();
     if (shots > pool)
         fail("--shots %u: %s has %zu documents to draw them from: choose at most %zu", shots,
              job.from.c_str(), pool, pool);
+
     std::vector<DocumentRequests> items = ask(task, documents, train, shots, job.limit);
     std::string json = as_json(items, std::string(task.metric) == "greedy");
     Sha256 sum;
     sum.add(json);
+
     EvalFile e = encode_task(task, items, vocabulary);
     e.shots = (int)shots;
     e.hash = sum.digits();
     e.from = job.from;
     e.save(job.output);
+
     if (!job.requests.empty()) {
         FileWriter file(job.requests);
         file.write(json);
         file.finish();
     }
+
     printf("%s%s%s: %zu documents, %u shots, %zu continuations, %zu tokens\nsha256 of all requests %s\n",
            task.task, *task.form ? " " : "", task.form, e.documents.size(), shots, e.requests.size(),
            e.tokens.size(), e.hash.c_str());
@@ -214,6 +235,7 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (error) fail("--output %s: cannot be made: %s", folder.c_str(), error.message().c_str());
+
     int found = 0, made = 0;
     for (auto& p : published_scores) {
         bool has_form = false;
@@ -233,6 +255,7 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
             printf("%s: left out: %s\n", p.task, e.what());
         }
     }
+
     if (!found)
         fail("%s: none of the nine tasks is there: wants folders of their names", job.from.c_str());
     if (!made) fail("%s: none of its %d tasks can be made, for the reasons above", job.from.c_str(), found);

@@ -69,6 +69,7 @@ inline std::string clean_hellaswag(const std::string& given, const std::string& 
     }
     return replace_all(out, "  ", " ");
 }
+
 inline void prepare_hellaswag(TaskDocument& d) {
     d.fields["query"] = clean_hellaswag(
         d.at("activity_label") + ": " + d.at("ctx_a") + " " + python_capitalize(d.at("ctx_b"), d.where),
@@ -123,6 +124,7 @@ inline void prepare_race(TaskDocument& d, bool filled) {
         if (d.fields.count(more))
             fail("%s: has %s, wants an answer and four options for each of %d questions", d.where.c_str(),
                  more.c_str(), last + 1);
+
     for (int i = 0; i <= last; i++) {
         const std::string &question = d.at(text("questions.%d", i)), &letter = d.at(text("answers.%d", i));
         if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D')
@@ -263,6 +265,7 @@ void each_line(const MappedFile& file, Line line) {
     std::string_view all = file.view();
     while (!all.empty() && (all.back() == '\n' || all.back() == '\r')) all.remove_suffix(1);
     if (all.empty()) fail("%s: is empty", file.path.c_str());
+
     for (size_t at = 0, number = 1; at <= all.size(); number++) {
         size_t end = std::min(all.find('\n', at), all.size());
         std::string_view one = all.substr(at, end - at);
@@ -298,12 +301,14 @@ inline std::vector<TaskDocument> read_table(const std::string& path) {
             cells.emplace_back(line.substr(at, end - at));
             at = end + 1;
         }
+
         if (header.empty()) {
             for (auto& name : header = cells)
                 if (std::count(cells.begin(), cells.end(), name) > 1)
                     fail("%s: has two columns \"%s\"", where.c_str(), name.c_str());
             return;
         }
+
         if (cells.size() != header.size())
             fail("%s: has %zu columns, the header %zu", where.c_str(), cells.size(), header.size());
         out.push_back({where, number, std::string(line), {}});
@@ -321,6 +326,7 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
         if (entry.path().extension() == ".txt") paths.push_back(entry.path());
     if (e || paths.empty())
         fail("%s: has no .txt files: wants RACE's folder with test and train", folder.c_str());
+
     std::sort(paths.begin(), paths.end());
     std::vector<TaskDocument> out;
     std::map<std::string, size_t> known;
@@ -332,6 +338,7 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
             out.push_back(d);
             continue;
         }
+
         TaskDocument& same = out[at->second];
         int had = 0;
         while (same.fields.count(text("questions.%d", had))) had++;
@@ -354,6 +361,7 @@ inline std::vector<TaskDocument> read_task(const TaskForm& task, const std::stri
     if (!folder && (train || names.size() > 1 || task.records == Records::Folder))
         fail("--from %s: wants the folder that holds %s", from.c_str(), names.back());
     std::string path = folder ? which_path(from, names[0]) : from;
+
     std::vector<TaskDocument> out;
     if (task.records == Records::Folder) out = read_folder(path);
     else if (task.records == Records::Table) out = read_table(path);
@@ -361,6 +369,7 @@ inline std::vector<TaskDocument> read_task(const TaskForm& task, const std::stri
         each_line(MappedFile(path), [&](std::string_view line, const std::string& where, long number) {
             out.push_back(parse_document(line, where, number));
         });
+
     if (names.size() > 1) {
         std::string labels = which_path(from, names[1]);
         size_t n = 0;

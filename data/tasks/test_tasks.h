@@ -17,12 +17,14 @@ EvalFile requests_of(const std::vector<std::vector<std::pair<std::vector<int>, s
     e.from = "a file";
     e.vocabulary = V;
     e.normalised = true;
+
     std::map<std::vector<int>, int64_t> known;
     auto add = [&](const std::vector<int>& tokens) {
         auto [at, is_new] = known.emplace(tokens, (int64_t)e.tokens.size());
         if (is_new) e.tokens.insert(e.tokens.end(), tokens.begin(), tokens.end());
         return at->second;
     };
+
     for (auto& d : documents) {
         e.documents.push_back(
             {(int64_t)e.requests.size(), (int64_t)d.size(), 0, {-1, -1}, (int64_t)e.documents.size() + 1});
@@ -31,6 +33,7 @@ EvalFile requests_of(const std::vector<std::vector<std::pair<std::vector<int>, s
             e.requests.push_back({a, (int64_t)context.size(), b, (int64_t)own.size(), (int64_t)own.size()});
         }
     }
+
     return e;
 }
 
@@ -60,6 +63,7 @@ void test_tasks() {
               python_strip("\xc2\xa0 a b\x1c\n", "") == "a b" &&
               python_capitalize("\xc3\xa9", "") == "\xc3\x89",
           "capitalize and strip");
+
     auto rendered = [](const char* task, const char* form, const std::string& line) {
         const TaskForm& t = find_task(task, form);
         TaskDocument d = parse_document(line, "a test", 1);
@@ -69,6 +73,7 @@ void test_tasks() {
         for (auto& r : all) out += r.context + "|" + r.continuation + "\n--\n";
         return out + std::to_string(gold_of(t, d, all.size()));
     };
+
     check(rendered("lambada", "", R"({"text": "a b  c d."})") == "a b  c| d.\n--\n0", "LAMBADA");
     check(rendered("lambada", "cloze", R"({"text": "a b"})") == "a ____. ->| b\n--\n0", "LAMBADA as a cloze");
     check(rendered("boolq", "", R"({"question": "is it", "passage": "P.", "label": false})") ==
@@ -122,6 +127,7 @@ void test_tasks() {
     check(rendered("requests", "", R"({"context": "c", "continuations": [" a", " b"], "gold": 1})") ==
               "c| a\n--\nc| b\n--\n1",
           "one's own");
+
     // files: HANS's table, RACE's folder with one article in two files, PiQA's labels
     fs::path folder = scratch_folder + "/tasks";
     fs::create_directories(folder / "test");
@@ -145,6 +151,7 @@ void test_tasks() {
         "RACE: one document an article");
     write_file(where + "/valid.jsonl", R"({"goal": "g", "sol1": "a", "sol2": "b"})" "\n"
                R"({"goal": "h", "sol1": "a", "sol2": "b"})" "\n");
+
     auto labels = [&](const char* text) {
         write_file(where + "/valid-labels.lst", text);
         read_task(find_task("piqa", ""), where, false);
@@ -152,11 +159,13 @@ void test_tasks() {
     refuses("has 1 labels, " + where + "/valid.jsonl has 2 documents", [&] { labels("0\n"); });
     refuses("valid-labels.lst line 3: has more labels", [&] { labels("0\n1\n1\n"); });
     refuses("valid-labels.lst line 2: is an empty document", [&] { labels("0\n\n1\n"); });
+
     refuses("valid.jsonl line 1: has label \"2\", wants one of 0 1", [&] {
         labels("2\n1\n");
         docs = read_task(find_task("piqa", ""), where, false);
         gold_of(find_task("piqa", ""), docs[0], 2);
     });
+
     refuses("is this the task's file?", [&] {
         docs = read_task(find_task("boolq", ""), where + "/valid.jsonl", false);
         render(find_task("boolq", ""), docs[0]);
@@ -172,6 +181,7 @@ void test_tasks() {
     check(back.tokens == file.tokens && back.task == "piqa" && back.documents.size() == 1 && back.normalised,
           "an evaluation file");
     std::string bytes(MappedFile(path).view());
+
     auto spoilt = [&](const std::string& text) {
         write_file(path, text);
         EvalFile::open(path);

@@ -109,15 +109,18 @@ inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
         if (!is_option)
             fail("%s: options begin with --, as in --%s VALUE (--help lists all)", word.c_str(),
                  forms[0].name);
+
         if (size_t equals = word.find('='); equals != word.npos)
             fail("%s: write %s %s, with a space", word.c_str(), word.substr(0, equals).c_str(),
                  word.substr(equals + 1).c_str());
+
         const OptionForm& form = find_form(forms, word.substr(2));
         std::vector<std::string> values;
         auto takes_more = [&] {
             return form.kind == OptionForm::List || (form.kind != OptionForm::Flag && values.empty());
         };
         while (i < argc && takes_more() && strncmp(argv[i], "--", 2) != 0) values.push_back(argv[i++]);
+
         if (form.bare && values.empty()) values = {form.bare};
         check_values(form, values);
         given.push_back({&form, values});
@@ -135,18 +138,21 @@ std::vector<GivenOption> read_option_file(const std::string& path, const std::ve
     std::vector<GivenOption> given;
     std::set<std::string> seen;
     std::string line;
+
     for (int number = 1; std::getline(lines, line); number++) {
         std::istringstream words(line.substr(0, line.find('#')));
         std::string where = text("%s line %d: ", path.c_str(), number);
         std::vector<std::string> all;
         for (std::string word; words >> word;) all.push_back(word);
         if (all.empty() || other(all, where)) continue;
+
         const OptionForm& form = find_form(forms, all[0], where);
         std::vector<std::string> values(all.begin() + 1, all.end());
         if (!values.empty() && values[0] == "=")
             fail("%swrite `%s VALUE`, without =", where.c_str(), form.name);
         if (!seen.insert(form.name).second) fail("%s%s stands here a second time", where.c_str(), form.name);
         if (named.count(form.name)) continue;
+
         if (form.bare && values.empty()) values = {form.bare};
         try {
             check_values(form, values);
@@ -186,16 +192,19 @@ struct Arguments {
         for (auto& given : parse_command_line(argc, argv, forms, &words))
             values[given.form->name] = given.values[0];
     }
+
     bool has(const char* name) const { return values.count(name) > 0; }
     std::string get(const char* name) const {
         auto found = values.find(name);
         return found == values.end() ? find_form(forms, name).value : found->second;
     }
+
     // wants: what to give where it is missing
     std::string need(const char* name, const char* wants) const {
         if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
         return get(name);
     }
+
     double number(const char* name) const {
         return parse_number(name, get(name), find_form(forms, name).least, false);
     }

@@ -35,6 +35,7 @@ struct Autotuner {
         std::string all = machine + "\n" + key;
         return checksum(all.data(), all.size());
     }
+
     void take_run_choices(const std::map<uint64_t, int>& choices) {
         run_choices = choices;
         generation++;
@@ -46,6 +47,7 @@ struct Autotuner {
         std::istringstream lines{std::string(contents)};
         std::string line;
         if (!std::getline(lines, line) || line != header(machine)) return out;
+
         while (std::getline(lines, line)) {
             size_t equals = line.rfind(" = ");
             Choice c;
@@ -58,6 +60,7 @@ struct Autotuner {
         }
         return out;
     }
+
     static std::string header(const std::string& machine) { return "train_gpt choices 1 | " + machine; }
 
     void open(const std::string& file, const std::string& of) {
@@ -66,6 +69,7 @@ struct Autotuner {
         generation++;
         if (!path.empty()) measured = read_file();
     }
+
     // adds to the file what it lacks, and keeps the union; ranks take turns
     void save() {
         if (path.empty()) return;
@@ -112,12 +116,14 @@ private:
         std::vector<bool> can(ways);
         for (int way = 0; way < ways; way++) can[way] = run(way);  // the first run does not count
         synchronize(s);
+
         for (double began = seconds(); !host_is_device && !is_warm && seconds() - began < clocks_rise;)
             for (int way = 0; way < ways; way++) {
                 if (can[way]) run(way);
                 synchronize(s);
             }
         is_warm = true;
+
         for (int round = 0; round < rounds; round++)
             for (int way = 0; way < ways; way++) {
                 if (!can[way]) continue;
@@ -128,11 +134,13 @@ private:
                 synchronize(s);
                 least[way] = std::min(least[way], end.since(begin) * 1e6);
             }
+
         Choice best = {usual, INFINITY};
         for (int way = 0; way < ways; way++)
             if (least[way] < best.microseconds) best = {way, least[way]};
         return best;
     }
+
     std::map<std::string, Choice> read_file() const {
         if (access(path.c_str(), R_OK) != 0) return {};
         return parse(MappedFile(path).view(), machine);

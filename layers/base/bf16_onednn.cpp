@@ -65,6 +65,7 @@ bool multiply_bf16(const Bf16Gemm& g) {
     static const dnnl::engine processor(dnnl::engine::kind::cpu, 0);
     thread_local dnnl::stream stream(processor);
     thread_local std::map<Shape, Matmul> made;
+
     Shape shape{g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.out_is_fp32, g.bias != nullptr, g.lda, g.ldb,
                 g.ldc, g.alpha, g.beta};
     auto found = made.find(shape);
@@ -72,14 +73,17 @@ bool multiply_bf16(const Bf16Gemm& g) {
         if (made.size() == most_primitives) made.clear();
         found = made.emplace(shape, make(g, processor)).first;
     }
+
     const Matmul& matmul = found->second;
     if (!matmul.is_fast) return false;
+
     auto at = [&](const memory::desc& desc, const void* x) {
         return memory(desc, processor, const_cast<void*>(x));
     };
     std::unordered_map<int, memory> operands{{DNNL_ARG_SRC, at(matmul.a, g.a)},
                                              {DNNL_ARG_WEIGHTS, at(matmul.b, g.b)},
                                              {DNNL_ARG_DST, at(matmul.out, g.out)}};
+
     if (g.bias) operands[DNNL_ARG_BIAS] = at(matmul.bias, g.bias);
     matmul.primitive.execute(stream, operands);
     stream.wait();

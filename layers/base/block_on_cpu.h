@@ -93,6 +93,7 @@ struct Shared {
         if (!watch::on) own = std::make_unique<char[]>(n);
         bytes = watch::on ? watch::shared_memory() + (before + 15) / 16 * 16 : own.get();
     }
+
     void poison() {
         if (!poisoned) memset(bytes, 0xFF, bytes_count);
         poisoned = true;
@@ -112,25 +113,31 @@ struct Worker {
     std::vector<Thread> threads;
     std::vector<Warp> warps;
     std::vector<int> order, ready;
+
     std::vector<Shared> shared;
     Shared dynamic_shared{nullptr, 0, 0};
+
     const std::function<void()>* body = nullptr;
     const char* kernel = "";
     const void* kernel_address = nullptr;
     size_t allowed = 0;  // dynamic shared memory, bytes
+
     // by thread, the copies it has started: committed groups, then the open one; empty before the first copy
     std::vector<std::deque<std::vector<Copy>>> copies;
+
     // asynchronous engines (hopper_on_cpu.h): pieces of copies in flight, wgmma products by warp
     std::vector<std::function<void()>> arriving, late;  // late: only when no thread can run
     std::map<int, std::shared_ptr<void>> products;
     std::string (*describe_mbarrier)(const void*) = nullptr;
     bool mbarriers_unseen = false;  // not yet fenced for TMA
+
     uint64_t boxes = 0;
     // 16 bytes of shared memory that wgmma is to read, and the thread that wrote them: kept until that thread
     // has passed a fence and then a barrier
     struct Written { int thread; bool is_fenced; };
     std::map<uint32_t, Written> written;
     std::map<int, std::vector<int>> named;   // named barriers, and the threads waiting there
+
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
     uint64_t key = 0, turns = 0;
     std::string error;
@@ -139,29 +146,35 @@ struct Worker {
         return text("kernel %s, block (%u,%u,%u), thread (%u,%u,%u)", kernel, blockIdx.x, blockIdx.y,
                     blockIdx.z, threads[t].index.x, threads[t].index.y, threads[t].index.z);
     }
+
     void enter(int t, Fiber* fiber) {
         current = t;
         threads[t].fiber = fiber;
         threadIdx = threads[t].index;
     }
+
     void wait() {  // suspends the running thread until another one makes it Ready
         int t = current;
         Context& to = next();
         if (&to != threads[t].fiber) switch_context(*threads[t].fiber, to);
         enter(t, threads[t].fiber);
     }
+
     std::deque<std::vector<Copy>>& copies_of_thread() {
         if (copies.empty()) copies.assign(threads.size(), {{}});
         return copies[current];
     }
+
     void release(int t) {
         threads[t].state = Thread::Ready;
         ready.push_back(t);
     }
+
     [[noreturn]] void stop() {  // from inside a kernel, with `error` set: its fiber never resumes
         switch_context(*threads[current].fiber, scheduler);
         abort();
     }
+
     void block_barrier() {
         if (++at_block < (int)threads.size()) {
             threads[current].state = Thread::AtBlock;
@@ -172,6 +185,7 @@ struct Worker {
         for (Thread& t : threads) t.barriers++;
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
+
     // when warpgroups work independently, one of them gets far ahead of the others for a while
     size_t next_ready(uint64_t turn) {
         uint64_t luck = mix(key ^ (turn << 20));
@@ -182,6 +196,7 @@ struct Worker {
             if (ready[luck % ready.size()] / 128 == ahead) return luck % ready.size();
         return usual;
     }
+
     void named_barrier(int id, int count) {
         std::vector<int>& here = named[id];
         here.push_back(current);
@@ -196,6 +211,7 @@ struct Worker {
         }
         here.clear();
     }
+
     // some of what is in flight arrives, in any order
     void arrive(uint64_t luck) {
         if (arriving.empty()) arriving.swap(late);
@@ -211,6 +227,7 @@ struct Worker {
             error = text("kernel %s: %s", kernel, e.what());
         }
     }
+
     Context& next();
     void run_block(uint64_t block_key);
 };
@@ -254,6 +271,7 @@ inline Context& Worker::next() {
     while (error.empty() && done < n) {
         uint64_t turn = turns++;
         bool all_wait = ready.empty() && next_fresh == n;
+
         if (all_wait ? !arriving.empty() || !late.empty()
                      : !arriving.empty() && mix(key ^ (turn << 24)) % 4 == 0) {
             arrive(mix(key + turn));
@@ -283,10 +301,12 @@ inline void Worker::run_block(uint64_t block_key) {
     warps.assign((n + 31) / 32, Warp());
     for (unsigned t = 0; t < n; t++)
         threads[t].index = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
+
     shuffle(order, n, key);
     for (auto& s : shared) s.poisoned = false;
     dynamic_shared.poisoned = false;
     dynamic_shared.poison();
+
     ready.clear();
     next_fresh = at_block = done = 0;
     arriving.clear();
@@ -296,6 +316,7 @@ inline void Worker::run_block(uint64_t block_key) {
     written.clear();
     named.clear();
     turns = 0;
+
     for (Context* to = &next(); to != &scheduler; to = &next()) switch_context(scheduler, *to);
     if (error.empty() && done < (int)n) {
         int stuck = 0;
@@ -309,6 +330,7 @@ inline void Worker::run_block(uint64_t block_key) {
                               : t.state == Thread::AtNamed ? "named barrier"
                                                            : "warp collective");
     }
+
     if (error.empty() && !(arriving.empty() && late.empty()))
         error = text("kernel %s: a block ends while copies are on their way", kernel);
     if (!error.empty()) {  // parked fibers are in the middle of a kernel: discard them
@@ -326,16 +348,19 @@ void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lan
         w.error = w.where(t) + text(": lane %d is not in its own mask %08x", lane, mask);
         w.stop();
     }
+
     Warp& warp = w.warps[t / 32];
     auto is_here = [&](const Thread& other) {
         return other.site.line() == site.line() && other.site.column() == site.column();
     };
+
     if (!warp.arrived) {
         warp.first = t;
         warp.is_mixed = false;
     } else if (!is_here(w.threads[warp.first]) || w.threads[warp.first].mask != mask) {
         warp.is_mixed = true;
     }
+
     for (unsigned others = warp.is_mixed ? warp.arrived & mask : 0; others; others &= others - 1) {
         const Thread& other = w.threads[first + __builtin_ctz(others)];
         if (is_here(other) || !(other.mask >> lane & 1)) continue;  // or the other does not wait for this one
@@ -343,6 +368,7 @@ void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lan
                                     site.line(), other.site.line());
         w.stop();
     }
+
     w.threads[t].deposit = &mine;
     w.threads[t].site = site;
     w.threads[t].mask = mask;
@@ -351,6 +377,7 @@ void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lan
         w.threads[t].state = Thread::AtWarp;
         return w.wait();
     }
+
     Args* lanes[32];
     for (int i = 0; i < 32; i++) lanes[i] = mask >> i & 1 ? (Args*)w.threads[first + i].deposit : nullptr;
     all(lanes, mask);

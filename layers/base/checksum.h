@@ -11,6 +11,7 @@ inline uint64_t checksum(const void* data, size_t bytes) {
         h = (h ^ word) * odd;
         return h << 29 | h >> 35;
     };
+
     const char* p = (const char*)data;
     uint64_t h[4] = {1, 2, 3, 4};
     size_t left = bytes;
@@ -19,6 +20,7 @@ inline uint64_t checksum(const void* data, size_t bytes) {
         memcpy(word, p, 32);
         for (int i = 0; i < 4; i++) h[i] = step(h[i], word[i]);
     }
+
     uint64_t tail[4] = {};
     memcpy(tail, p, left);
     uint64_t out = bytes;

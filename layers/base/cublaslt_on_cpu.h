@@ -19,6 +19,7 @@ inline cublasStatus_t refuse(cublasStatus_t status, const std::string& why) {
     cublas_reason = why;
     return status;
 }
+
 inline cublasStatus_t forbidden(const std::string& why) { return refuse(CUBLAS_STATUS_INVALID_VALUE, why); }
 inline bool lives(const void* object) { return cublas_objects.count(object) > 0; }
 
@@ -28,12 +29,14 @@ cublasStatus_t create(T** object, Values... values) {
     cublas_objects.insert(*object);
     return CUBLAS_STATUS_SUCCESS;
 }
+
 template <class T>
 cublasStatus_t destroy(T* object) {
     if (!cublas_objects.erase(object)) return forbidden("destroyed twice, or never created");
     delete object;
     return CUBLAS_STATUS_SUCCESS;
 }
+
 // sets an attribute to a value, which must have the attribute's size
 template <class T>
 cublasStatus_t set_attribute(T& to, const void* value, size_t bytes) {
@@ -48,6 +51,7 @@ cublasStatus_t set_attribute(T& to, const void* value, size_t bytes) {
 inline const char* cublasLtGetStatusString(cublasStatus_t status) {
     return status == CUBLAS_STATUS_SUCCESS ? "success" : emulated::cublas_reason.c_str();
 }
+
 inline size_t cublasLtGetVersion() { return 0; }
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return emulated::create(handle); }
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return emulated::destroy(handle); }
@@ -58,6 +62,7 @@ inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasCo
         return emulated::forbidden("a scale of another type than the computation's");
     return emulated::create(d, compute, scale);
 }
+
 inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return emulated::destroy(d); }
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
                                                      cublasLtMatmulDescAttributes_t which, const void* value,
@@ -82,6 +87,7 @@ inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cuda
                                                  uint64_t rows, uint64_t cols, int64_t ld) {
     return emulated::create(l, type, rows, cols, ld);
 }
+
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return emulated::destroy(l); }
 inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
                                                        cublasLtMatrixLayoutAttribute_t which,
@@ -96,9 +102,11 @@ inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
 inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
     return emulated::create(p);
 }
+
 inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
     return emulated::destroy(p);
 }
+
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
                                                            cublasLtMatmulPreferenceAttributes_t which,
                                                            const void* value, size_t bytes) {
@@ -107,6 +115,7 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
         return emulated::set_attribute(p->workspace, value, bytes);
     if (which == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
         return emulated::set_attribute(p->reductions, value, bytes);
+
     int operand = which - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
     if (operand < 0 || operand > 3)
         return emulated::forbidden("an attribute of a preference that is not known");
@@ -130,6 +139,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
          {(void*)handle, (void*)d, (void*)A, (void*)B, (void*)C, (void*)D, (void*)wanted})
         if (!emulated::lives(object)) return emulated::forbidden("an object that does not live");
     if (requested < 1) return emulated::forbidden("no algorithm is asked for");
+
     emulated::Problem p = {*d, *A, *B, *C};
     if (std::string bad = p.check(); !bad.empty()) return emulated::forbidden(bad);
     if (*C != *D) return emulated::forbidden("C and D differ");
@@ -138,6 +148,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
         return emulated::forbidden("reductions that round, or come in any order");
     if (std::string why = p.unsupported(wanted->alignment); !why.empty())
         return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, why);
+
     for (uint64_t way = 0; way < 3 && *returned < requested; way++) {
         uint64_t bytes = way == 1 ? 2 * p.C.rows * p.C.cols * sizeof(real) : 0;
         bool may_split = wanted->reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE && p.k() > 1;
@@ -160,11 +171,13 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     for (const void* object : {(void*)handle, (void*)d, (void*)a, (void*)b, (void*)c, (void*)out})
         if (!emulated::lives(object)) return emulated::forbidden("an object that does not live");
     if (!alpha || !beta || !A || !B || !C || !D || !algo) return emulated::forbidden("a pointer is missing");
+
     emulated::Problem p = {*d, *a, *b, *c};
     if (std::string bad = p.check(); !bad.empty()) return emulated::forbidden(bad);
     if (*c != *out) return emulated::forbidden("C and D differ");
     if (algo->data[1] != p.signature())
         return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "an algorithm of another problem");
+
     const void* operands[] = {A, B, C, D};
     const EmulatedMatrixLayout* layouts[] = {a, b, c, out};
     for (int i = 0; i < 4; i++)
@@ -172,11 +185,13 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
              (int64_t)emulated::bytes_of(layouts[i]->type)) % algo->data[2 + i])
             return emulated::forbidden(text("operand %c is not aligned to the %llu bytes that were promised",
                                             "ABCD"[i], (unsigned long long)algo->data[2 + i]));
+
     if (p.epilogue_alignment() < algo->data[7])
         return emulated::forbidden("an operand of the epilogue is less aligned than the algorithm wants");
     if (algo->data[6] > workspace_bytes || (algo->data[6] && !workspace))
         return emulated::forbidden("the workspace is smaller than the algorithm's");
     if ((uintptr_t)workspace % 16) return emulated::forbidden("the workspace is not aligned to 16 bytes");
+
     auto end = [](const void* x, const EmulatedMatrixLayout& l) {
         int64_t last = (l.batch - 1) * l.stride + (int64_t)(l.cols - 1) * l.ld + (int64_t)l.rows;
         return (const char*)x + last * (int64_t)emulated::bytes_of(l.type);
@@ -185,7 +200,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
         return (const char*)x < end(D, p.C) && (const char*)D < end(x, l);
     };
     if (overlaps(A, p.A) || overlaps(B, p.B)) return emulated::forbidden("D lies over A or B");
+
     if (algo->data[0] == 2) return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "this algorithm refuses");
+
     bool wide = p.desc.scale == CUDA_R_64F;
     double factor = wide ? *(const double*)alpha : *(const float*)alpha;
     double keeps = wide ? *(const double*)beta : *(const float*)beta;

@@ -96,12 +96,14 @@ namespace emulated {
 inline size_t bytes_of(cudaDataType_t type) {
     return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1;
 }
+
 inline double value_at(const void* p, cudaDataType_t type, int64_t i) {
     if (type == CUDA_R_64F) return ((const double*)p)[i];
     if (type == CUDA_R_32F) return ((const float*)p)[i];
     if (type == CUDA_R_16BF) return (float)((const bf16*)p)[i];
     return type == CUDA_R_8F_E4M3 ? (float)((const e4m3*)p)[i] : (float)((const e5m2*)p)[i];
 }
+
 inline void store_at(void* p, cudaDataType_t type, int64_t i, double x) {
     if (type == CUDA_R_64F) ((double*)p)[i] = x;
     else if (type == CUDA_R_32F) ((float*)p)[i] = (float)x;
@@ -131,6 +133,7 @@ struct Problem {
         uint64_t bits = (uint64_t)desc.bias | (uint64_t)desc.aux | 256;
         return bits & -bits;
     }
+
     // a hash of what an algorithm depends on
     uint64_t signature() const {
         uint64_t h = 1;
@@ -151,6 +154,7 @@ struct Problem {
         if (l.batch != C.batch) return text("%s: a batch of %d, D's is %d", name, l.batch, C.batch);
         return "";
     }
+
     std::string check() const {
         for (auto& [l, name] : {std::pair{&A, "A"}, {&B, "B"}, {&C, "C"}})
             if (std::string bad = check_layout(*l, name); !bad.empty()) return bad;
@@ -164,6 +168,7 @@ struct Problem {
             return "the batch's results lie over each other";
         return check_epilogue();
     }
+
     std::string check_epilogue() const {
         bool known = false;
         for (uint32_t e : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
@@ -174,6 +179,7 @@ struct Problem {
         if (!has_bias() && desc.bias) return "a pointer to a bias, and no epilogue that reads it";
         if (has_aux() && !desc.aux) return "an epilogue with an auxiliary matrix, and no pointer to it";
         if (!has_aux() && desc.aux) return "a pointer to an auxiliary matrix, and no epilogue for it";
+
         if (has_aux() && desc.aux_ld % 8)
             return text("the auxiliary matrix: leading dimension %lld, wants a multiple of 8",
                         (long long)desc.aux_ld);
@@ -181,9 +187,11 @@ struct Problem {
         if (has_aux() && (uintptr_t)desc.aux % 16) return "the auxiliary matrix is not aligned to 16 bytes";
         if (has_aux() && C.batch > 1) return "an auxiliary matrix of a batch, without a stride";
         if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB && C.batch > 1) return "a bias gradient of a batch";
+
         if ((desc.scale_a || desc.scale_b) && !is_fp8()) return "scales of operands that are not fp8";
         return "";
     }
+
     // "", or why no algorithm supports it
     std::string unsupported(const uint32_t* alignment) const {
         bool wide = desc.compute == CUBLAS_COMPUTE_64F, plain = desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
@@ -200,6 +208,7 @@ struct Problem {
             return is(CUDA_R_32F, CUDA_R_32F, CUDA_R_32F) || is(CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF) ||
                     is(CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F)
                 ? "" : "types that have no kernel together";
+
         if (bytes_of(A.type) != 1 || bytes_of(B.type) != 1) return "an fp8 operand beside another";
         if (A.type == CUDA_R_8F_E5M2 && B.type == CUDA_R_8F_E5M2) return "e5m2 times e5m2";
         if (bytes_of(C.type) == 1) return "a result in fp8 is not known here";
@@ -210,6 +219,7 @@ struct Problem {
             return "an epilogue that fp8 has not";
         if (A.ld % 16 || B.ld % 16 || C.ld * (int64_t)bytes_of(C.type) % 16 || k() % 16 || m() % 16)
             return "fp8 wants sizes that are multiples of 16";
+
         for (int i = 0; i < 4; i++)
             if (alignment[i] % 16) return "fp8 wants operands aligned to 16 bytes";
         return "";
@@ -235,6 +245,7 @@ void read_values(const void* from, cudaDataType_t type, int64_t rows, int64_t co
     else if (type == CUDA_R_8F_E4M3) read((const e4m3*)from);
     else read((const e5m2*)from);
 }
+
 // out (m, n) = a (m, k) b (k, n), over [first, last) of k
 inline void multiply_range(real* out, const real* a, const real* b, int64_t m, int64_t n, int64_t k,
                            int64_t first, int64_t last) {
@@ -254,6 +265,7 @@ inline void multiply(const Problem& p, const Operands& given, int way, real* wor
     if (p.desc.scale_a) alpha *= *p.desc.scale_a;
     if (p.desc.scale_b) alpha *= *p.desc.scale_b;
     std::vector<real> a((size_t)(m * k)), b((size_t)(k * n)), whole((size_t)(m * n));
+
     for (int g = 0; g < p.C.batch; g++) {
         auto at = [&](const EmulatedMatrixLayout& l, bool t, int64_t r, int64_t c) {
             return g * l.stride + (t ? c + r * l.ld : r + c * l.ld);
@@ -261,6 +273,7 @@ inline void multiply(const Problem& p, const Operands& given, int way, real* wor
         bool ta = p.desc.trans_a != CUBLAS_OP_N, tb = p.desc.trans_b != CUBLAS_OP_N;
         read_values(A, p.A.type, m, k, a.data(), [&](int64_t r, int64_t x) { return at(p.A, ta, r, x); });
         read_values(B, p.B.type, k, n, b.data(), [&](int64_t x, int64_t c) { return at(p.B, tb, x, c); });
+
         if (way == 0) {
             multiply_range(whole.data(), a.data(), b.data(), m, n, k, 0, k);
         } else {
@@ -269,12 +282,14 @@ inline void multiply(const Problem& p, const Operands& given, int way, real* wor
             watch::write(workspace, 2 * m * n * sizeof(real));  // by the BLAS, whose accesses are not watched
             for (int64_t i = 0; i < m * n; i++) whole[i] = workspace[i] + workspace[m * n + i];
         }
+
         if (p.desc.epilogue == CUBLASLT_EPILOGUE_BGRADB)
             for (int64_t c = 0; c < n; c++) {
                 real sum = 0;
                 for (int64_t x = 0; x < k; x++) sum += b[x * n + c];
                 store_at(p.desc.bias, p.C.type, c, sum);
             }
+
         for (int64_t r = 0; r < m; r++)
             for (int64_t c = 0; c < n; c++) {
                 int64_t to = at(p.C, false, r, c), aux = r + c * p.desc.aux_ld;

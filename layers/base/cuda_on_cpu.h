@@ -31,12 +31,14 @@ inline void* shared_array(const void* key, size_t bytes) {
         s.poison();
         return s.bytes;
     }
+
     size_t all = bytes, dynamic = worker->dynamic_shared.bytes_count;
     for (auto& s : worker->shared) all += s.bytes_count;
     size_t most = worker->allowed > usual_shared ? largest_shared : usual_shared;
     if (all > usual_shared || all + dynamic > most)
         fail("kernel %s: %zu bytes of shared memory and %zu dynamic ones: a block has %zu, or after "
              "allow_shared %zu", worker->kernel, all, dynamic, usual_shared, largest_shared);
+
     worker->shared.emplace_back(key, bytes, dynamic + all - bytes + 16 * worker->shared.size());
     worker->shared.back().poison();
     return worker->shared.back().bytes;
@@ -47,6 +49,7 @@ inline void begin_copy(void* to, const void* from, size_t bytes) {
     worker->copies_of_thread().back().push_back({to, from, bytes});
     watch::begin_copy(to, from, bytes);
 }
+
 inline void finish_copies(size_t groups_left) {
     auto& mine = worker->copies_of_thread();
     for (; mine.size() > groups_left + 1; mine.pop_front())
@@ -76,14 +79,17 @@ struct BlockWaits {
         running = threads;
         in_vain.clear();
     }
+
     void stop_running() {
         std::lock_guard lock(guard);
         running--;
     }
+
     void stop_waiting() {
         std::lock_guard lock(guard);
         in_vain.erase(worker);
     }
+
     // before: what had been published before this block looked
     void look_again(long before) {
         if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) fail("waits for a block that failed");
@@ -105,18 +111,21 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
         grid.z > 65535)
         fail("kernel %s: launched with grid (%u,%u,%u) and block (%u,%u,%u): a block has 1 to 1024 threads, "
              "grid.y and grid.z 1 to 65535", kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z);
+
     auto found = allowed_shared.find(of.address);
     size_t allowed = found == allowed_shared.end() ? 0 : found->second;
     if (shared_bytes > std::max(usual_shared, allowed))
         fail("kernel %s: launched with %zu bytes of dynamic shared memory: %zu are allowed: call "
              "allow_shared first", kernel, shared_bytes, std::max(usual_shared, allowed));
     if (!executes) return;
+
     int blocks = grid.x * grid.y * grid.z;
     std::vector<int> order;
     shuffle(order, blocks, mix(seed) ^ 0xB10C);
     std::string error;
     has_failed = false;
     watch::begin_launch();
+
     auto run_one = [&](int number) {
         if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) return;
         static thread_local Worker mine;
@@ -131,16 +140,20 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
             mine.shared.clear();
             mine.dynamic_shared = Shared(nullptr, shared_bytes, 0);
         }
+
         blockDim = block;
         gridDim = grid;
         blockIdx = dim3(number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y);
+
         watch::begin_block();
         mine.run_block(mix(seed) ^ mix(number));
         watch::end_block();
+
         #pragma omp critical
         if (error.empty()) error = mine.error;
         if (!mine.error.empty()) __atomic_store_n(&has_failed, true, __ATOMIC_RELAXED);
     };
+
     #pragma omp parallel if(!watch::on)
     {
         #pragma omp single
@@ -149,6 +162,7 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
         for (int i = 0; i < blocks; i++) run_one(order[i]);
         block_waits.stop_running();
     }
+
     if (!error.empty()) throw Defect(error);
 }
 
@@ -178,11 +192,13 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32,
     });
     return mine.result;
 }
+
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
                   emulated::Site site = emulated::Site::current()) {
     return __shfl_sync(mask, value, (emulated::worker->current % 32) ^ lanes, width, site);
 }
+
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, int delta, int width = 32,
                    emulated::Site site = emulated::Site::current()) {
@@ -200,12 +216,15 @@ inline unsigned __ballot_sync(unsigned mask, int predicate,
     });
     return mine.result;
 }
+
 inline int __any_sync(unsigned mask, int predicate, emulated::Site site = emulated::Site::current()) {
     return __ballot_sync(mask, predicate, site) != 0;
 }
+
 inline int __all_sync(unsigned mask, int predicate, emulated::Site site = emulated::Site::current()) {
     return __ballot_sync(mask, predicate, site) == mask;
 }
+
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 

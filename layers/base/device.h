@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include "check.h"
 
 #if defined(__CUDACC__)
@@ -90,6 +89,7 @@ inline Stream make_stream(bool urgent = false) {
     check_cuda(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, priority), "a stream");
     return s;
 }
+
 inline void destroy_stream(Stream s) { cudaStreamDestroy(s); }
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
@@ -100,6 +100,7 @@ inline void* device_malloc(size_t bytes, const char* what) {
              what, bytes * 1e-9);
     return p;
 }
+
 inline void device_free(void* p) { cudaFree(p); }
 // pinned host memory: copies to the device read it when their turn comes, and the host does not wait
 inline void* host_malloc(size_t bytes, const char* what) {
@@ -109,17 +110,21 @@ inline void* host_malloc(size_t bytes, const char* what) {
              (double)bytes * 1e-9);
     return p;
 }
+
 inline void host_free(void* p) { cudaFreeHost(p); }
 // `from` is read when the copy's turn comes, and must stay unchanged until then
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s), "copy to the device");
 }
+
 inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s), "copy on the device");
 }
+
 inline void set_zero(void* p, size_t bytes, Stream s) {
     check_cuda(cudaMemsetAsync(p, 0, bytes, s), "set to zero");
 }
+
 inline void (*while_waiting)() = nullptr;  // called now and then while the host waits
 inline void synchronize(Stream s) {
     for (long turn = 0; while_waiting; turn++) {
@@ -138,11 +143,13 @@ inline bool device_orders_launches() {
     int driver = 0;
     return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
 }
+
 inline int current_device() {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "the device");
     return device;
 }
+
 // selects the device that this thread works on; several ranks may share one
 inline void use_device(int local_rank) {
     int devices = 0;
@@ -190,12 +197,14 @@ inline void* device_malloc(size_t bytes, const char* what) {
              bytes * 1e-9);
     return p;
 }
+
 inline void device_free(void* p) { free(p); }
 inline void* host_malloc(size_t bytes, const char* what) {
     void* p = device_malloc(bytes ? bytes : 1, what);
     memset(p, 0, bytes);  // so that its pages exist, as those of CUDA's pinned memory do
     return p;
 }
+
 inline void host_free(void* p) { free(p); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
@@ -222,12 +231,14 @@ struct TimedEvent {
         if (!event) check_cuda(cudaEventCreate(&event), "an event");
         check_cuda(cudaEventRecord(event, s), "recording an event");
     }
+
     bool reached() const {
         cudaError_t e = cudaEventQuery(event);
         if (e == cudaErrorNotReady) cudaGetLastError();  // "not ready" is no error
         else check_cuda(e, "asking for an event");
         return e == cudaSuccess;
     }
+
     double since(const TimedEvent& begin) const {  // seconds
         float ms = 0;
         check_cuda(cudaEventElapsedTime(&ms, begin.event, event), "the time between events");
@@ -248,93 +259,6 @@ struct TimedEvent {
     double since(const TimedEvent& begin) const { return at - begin.at; }
 #endif
     TimedEvent(const TimedEvent&) = delete;
-};
-
-// ---- work of a stream, recorded once and then launched as a whole: a CUDA graph --------------------------
-// What the work reads from the host must be in memory from host_malloc, and is read when its turn comes;
-// kernel arguments are those of the recording.
-
-#if HAS_KERNELS
-class Graph {
-    cudaGraphExec_t whole = nullptr;
-
-public:
-    Graph() = default;
-    Graph(const Graph&) = delete;
-    ~Graph() {
-        if (whole) cudaGraphExecDestroy(whole);
-    }
-    // enqueues the work on the stream; the first time, work() is called and recorded
-    template <class Work>
-    void run(Stream s, Work work) {
-        if (!whole) record(s, work);
-        check_cuda(cudaGraphLaunch(whole, s), "launching a graph");
-    }
-
-private:
-    template <class Work>
-    void record(Stream s, Work work) {
-        cudaGraph_t graph = nullptr;
-        check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "recording a graph");
-        try {
-            work();
-        } catch (...) {
-            cudaStreamEndCapture(s, &graph);
-            if (graph) cudaGraphDestroy(graph);
-            cudaGetLastError();
-            throw;
-        }
-        check_cuda(cudaStreamEndCapture(s, &graph), "recording a graph");
-        cudaError_t e = cudaGraphInstantiate(&whole, graph, 0);
-        cudaGraphDestroy(graph);
-        check_cuda(e, "making a graph");
-    }
-};
-#else
-struct Graph {
-    template <class Work>
-    void run(Stream, Work work) {
-        work();
-    }
-};
-#endif
-
-// The work of a step as a CUDA graph, which all steps with the same batch share. If it cannot be captured, it
-// is launched call by call or, if all ranks must do alike, the error is thrown
-class CapturedStep {
-    std::unique_ptr<Graph> graph;
-    bool failed = false;
-    int captured_batch = 0;
-    int64_t counted = 0;  // by the captured work
-
-public:
-    bool must_capture = false;
-
-    // counter: what `work` counts while it is enqueued; a graph that is launched again counts the same
-    template <class Work>
-    void enqueue(Stream s, int batch, int64_t& counter, Work work) {
-        int64_t before = counter;
-        if (failed) return work();
-        if (captured_batch == batch) {
-            counter += counted;
-            return graph->run(s, work);
-        }
-        graph = std::make_unique<Graph>();  // only one batch's at a time: graphs take memory
-        captured_batch = 0;
-        try {
-            graph->run(s, work);
-        } catch (const DeviceError& e) {
-            if (must_capture) throw;
-            fprintf(stderr, "note: a step cannot be captured as a CUDA graph (%s): call by call instead\n",
-                    e.what());
-            failed = true;
-            graph = nullptr;
-            counter = before;
-            return work();
-        }
-        captured_batch = batch;
-        counted = counter - before;
-    }
 };
 
 // ---- what the device has ---------------------------------------------------------------------------------
@@ -419,6 +343,7 @@ __device__ inline Vec<T> load_row(const T* row, int c, int C) {
     for (int k = 0; k < Vec<T>::size; k++) v.at[k] = c + k < C ? row[c + k] : T(0);
     return v;
 }
+
 template <class T>
 __device__ inline void store_row(T* row, int c, int C, const Vec<T>& v) {
     if (C % Vec<T>::size == 0) return store16(row + c, v);
@@ -430,6 +355,7 @@ __device__ inline real warp_sum(real x) {
     for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(all_lanes, x, lanes);
     return x;
 }
+
 __device__ inline real warp_max(real x) {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
         real other = __shfl_xor_sync(all_lanes, x, lanes);

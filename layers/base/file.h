@@ -34,11 +34,13 @@ struct InputFile {
         size = info.st_size;
         modified = info.st_mtim;
     }
+
     InputFile(InputFile&& o) noexcept
         : path(std::move(o.path)), fd(std::exchange(o.fd, -1)), size(o.size), modified(o.modified) {}
     ~InputFile() {
         if (fd >= 0) close(fd);
     }
+
     // the bytes [offset, offset + n), or an Error that names what was wanted
     void read(void* to, size_t offset, size_t n, const char* what) const {
         for (size_t done = 0; done < n;) {
@@ -53,12 +55,14 @@ struct InputFile {
             done += (size_t)some;
         }
     }
+
     template <class T>
     T read(size_t offset, const char* what) const {
         T value;
         read(&value, offset, sizeof(T), what);
         return value;
     }
+
     // whether it has been modified since it was opened
     bool has_changed() const {
         struct stat now;
@@ -80,11 +84,13 @@ struct MappedFile {
         if (p == MAP_FAILED) fail("%s: cannot be mapped: %s", path.c_str(), strerror(errno));
         data = (const char*)p;
     }
+
     MappedFile(MappedFile&& o) noexcept
         : path(std::move(o.path)), data(std::exchange(o.data, nullptr)), size(std::exchange(o.size, 0)) {}
     ~MappedFile() {
         if (data) munmap((void*)data, size);
     }
+
     std::string_view view() const { return {data, size}; }
     // the bytes [offset, offset + n), or an Error that names what was wanted
     const char* range(size_t offset, size_t n, const char* what) const {
@@ -93,6 +99,7 @@ struct MappedFile {
                  offset);
         return data + offset;
     }
+
     template <class T>
     T read(size_t offset, const char* what) const {
         T value;
@@ -111,6 +118,7 @@ struct FileLock {
             fail("%s: cannot be locked: %s", path.c_str(), strerror(e));
         }
     }
+
     FileLock(const FileLock&) = delete;
     ~FileLock() { close(fd); }
 };
@@ -139,6 +147,7 @@ struct FileWriter {
             throw;
         }
     }
+
     FileWriter(FileWriter&& o) noexcept
         : path(std::move(o.path)), partial(std::move(o.partial)), mode(o.mode), fd(std::exchange(o.fd, -1)),
           written(o.written) {}
@@ -147,10 +156,12 @@ struct FileWriter {
         if (mode == Partial::Replace) unlink(partial.c_str());  // while it is locked
         close(fd);
     }
+
     void clear() {
         if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
         written = 0;
     }
+
     // against another process that writes the same file; one that is just exiting is given some seconds
     void lock() {
         for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) {
@@ -162,10 +173,12 @@ struct FileWriter {
         if (fstat(fd, &ours) != 0 || stat(partial.c_str(), &there) != 0 || ours.st_ino != there.st_ino)
             fail("%s: another process has written it just now: start again", partial.c_str());
     }
+
     void write(const void* data, size_t bytes) {
         write_at(data, bytes, written);
         written += bytes;
     }
+
     void write_at(const void* data, size_t bytes, size_t offset) {
         for (const char* p = (const char*)data; bytes;) {
             ssize_t n = pwrite(fd, p, std::min(bytes, (size_t)1 << 30), (off_t)offset);
@@ -178,6 +191,7 @@ struct FileWriter {
             offset += (size_t)n;
         }
     }
+
     void write(std::string_view text) { write(text.data(), text.size()); }
     void finish() {
         bool good = fsync(fd) == 0 && rename(partial.c_str(), path.c_str()) == 0;  // while it is locked

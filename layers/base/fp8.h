@@ -29,6 +29,7 @@ struct Fp8 {
         return {(uint8_t)(sign | (q + ((e + BIAS - 1) << MANTISSA)))};  // a carry goes into the exponent
 #endif
     }
+
     explicit operator float() const {
         int e = (bits & 0x7F) >> MANTISSA, q = bits & ((1 << MANTISSA) - 1);
         bool all_ones = e == 0x7F >> MANTISSA, not_finite = MANTISSA == 3 ? (bits & 0x7F) == 0x7F : all_ones;

@@ -14,6 +14,7 @@ inline real gelu_tanh(real x) {
     u = u > 15 ? 15 : u < -15 ? -15 : u;
     return 1 - 2 / (1 + vector_exp(2 * u));
 }
+
 inline real gelu_of(real x) { return real(0.5) * x * (1 + gelu_tanh(x)); }
 inline real gelu_slope(real x) {
     real t = gelu_tanh(x);

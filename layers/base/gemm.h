@@ -104,6 +104,7 @@ void finish_row(const Gemm<Out, A, B>& g, long r, real* x) {
         #pragma omp simd
         for (long c = 0; c < n; c++) x[c] += real(bias[c]);
     }
+
     if (g.gelu_of) {
         const floatX* at = g.gelu_of + r * n;
         #pragma omp simd
@@ -171,6 +172,7 @@ void gemm_of_batch(const Gemm<Out, A, B>& g) {
             for (long r = 0; r < rows; r++) gelu_row(g, r);
             return;
         }
+
         thread_local std::vector<real> unrounded;
         if (unrounded.size() < (size_t)g.m * g.n) unrounded.resize((size_t)g.m * g.n);
         real* wide = unrounded.data();
@@ -255,6 +257,7 @@ struct MatmulDescriptor {
     explicit MatmulDescriptor(const Gemm<Out, Left, Right>& g) {
         check_cublas(cublasLtMatmulDescCreate(&gemm, fp64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                               fp64 ? CUDA_R_64F : CUDA_R_32F), "cublasLtMatmulDescCreate");
+
         set(CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
         layout(A, cuda_type<Right>(), g.transpose_b ? g.k : g.n, g.transpose_b ? g.n : g.k, g.ldb, g.batch,
@@ -262,17 +265,20 @@ struct MatmulDescriptor {
         layout(B, cuda_type<Left>(), g.transpose_a ? g.m : g.k, g.transpose_a ? g.k : g.m, g.lda, g.batch,
                g.stride_a);
         layout(C, cuda_type<Out>(), g.n, g.m, g.ldc, g.batch, g.stride_out);
+
         uint32_t bits =
             alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
         bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_of, 0) |
             alignment(g.row_sums, 0);
         align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
+
         if (g.scale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.scale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.scale_a);
             int8_t rough = std::is_same_v<Left, e4m3>;  // forward GEMMs may accumulate in fewer bits
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, rough);
         }
+
         if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
         if (g.up || g.gelu_of) {
             const void* aux = g.up ? g.up : g.gelu_of;
@@ -280,15 +286,18 @@ struct MatmulDescriptor {
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
         }
+
         if (g.row_sums) {
             set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.row_sums);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB);
         }
+
         if (g.bias || g.gelu_of)
             set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_of ? CUBLASLT_EPILOGUE_DGELU
                                                    : g.up ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
                                                           : CUBLASLT_EPILOGUE_BIAS);
     }
+
     MatmulDescriptor(const MatmulDescriptor&) = delete;
     ~MatmulDescriptor() {
         for (auto layout : {A, B, C}) cublasLtMatrixLayoutDestroy(layout);
@@ -300,6 +309,7 @@ private:
     void set(cublasLtMatmulDescAttributes_t which, const T& value) {
         check_cublas(cublasLtMatmulDescSetAttribute(gemm, which, &value, sizeof value), "a GEMM");
     }
+
     void layout(cublasLtMatrixLayout_t& l, cudaDataType_t type, long rows, long cols, long ld, int batch,
                 long stride) {
         check_cublas(cublasLtMatrixLayoutCreate(&l, type, rows, cols, ld), "cublasLtMatrixLayoutCreate");
@@ -326,6 +336,7 @@ struct Cublas {
         static Cublas cublas;
         return cublas;
     }
+
     Cublas() {
         check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
         workspace = device_malloc(cublas_workspace, "cuBLASLt workspace");
@@ -336,6 +347,7 @@ struct Cublas {
         cublasLtMatmulPreference_t preference;
         Candidates found;
         check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+
         auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
             check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
                          "a preference");
@@ -343,14 +355,17 @@ struct Cublas {
         set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, cublas_workspace);
         uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // partial sums are never rounded to bf16
         set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
+
         for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
+
         cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.gemm, d.A, d.B, d.C, d.C,
                                                                preference, most, found.at, &found.count);
         cublasLtMatmulPreferenceDestroy(preference);
         if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
+
         auto works = [](auto& result) { return result.state == CUBLAS_STATUS_SUCCESS; };
         found.count = (int)(std::stable_partition(found.at, found.at + found.count, works) - found.at);
         return found;

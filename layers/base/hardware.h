@@ -93,6 +93,7 @@ inline int compute_capability() {
     return 90;
 #endif
 }
+
 // whether it has fp8 GEMMs; so do the plain loops
 inline bool device_has_fp8() { return compute_capability() >= 89; }
 // whether it has TMA and wgmma
@@ -108,6 +109,7 @@ inline int device_count() {
 #endif
     return count;
 }
+
 // bytes of its memory that are free
 inline size_t free_memory() {
 #if defined(__CUDACC__)
@@ -118,6 +120,7 @@ inline size_t free_memory() {
     char line[128];
     unsigned long kilobytes = 0;
     FILE* file = fopen("/proc/meminfo", "r");
+
     while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %lu", &kilobytes) != 1) {}
     if (file) fclose(file);
     if (!kilobytes) fail("free memory is not known here (/proc/meminfo): give --micro-batch a number");

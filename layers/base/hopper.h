@@ -35,6 +35,7 @@ inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], co
             throw DeviceError("the driver has no cuTensorMapEncodeTiled");
         return (decltype(&cuTensorMapEncodeTiled))found;
     }();
+
     TensorMap map;
     const uint32_t steps[4] = {1, 1, 1, 1};
     CUresult e = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)base, size, stride + 1, box, steps,
@@ -50,17 +51,21 @@ __device__ inline void mbarrier_init(Mbarrier* b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(arrivals)
                  : "memory");
 }
+
 // makes initialised mbarriers visible to TMA; a barrier of the block's threads must follow
 __device__ inline void mbarrier_fence_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+
 __device__ inline void mbarrier_arrive(Mbarrier* b) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
+
 __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)),
                  "r"(bytes) : "memory");
 }
+
 // A wait that never ends gives up after ten seconds, and so do all that follow: the kernel ends, with invalid
 // results, and the host asks (take_expired_wait). A trap instead made registers spill
 static __device__ int wait_expired;
@@ -80,6 +85,7 @@ __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
         return;
     }
 }
+
 // whether a wait has expired since the last call
 inline bool take_expired_wait(Stream s) {
     int then = 0, none = 0;
@@ -104,11 +110,13 @@ __device__ inline void pin_registers(float (&d)[size]) {
     UNROLL(unroll)
     for (int i = 0; i < size; i++) asm volatile("" : "+f"(d[i]) :: "memory");
 }
+
 template <int groups, int... sizes>
 __device__ inline void wgmma_wait(float (&... registers)[sizes]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
     (pin_registers(registers), ...);
 }
+
 // 16 bytes that wgmma may read after fence_for_wgmma() by the threads that store them, and then a barrier
 __device__ inline void store_for_wgmma(void* to, const Vec<bf16>& values) { store16((bf16*)to, values); }
 // makes this thread's writes to shared memory visible to wgmma; a barrier must follow
@@ -118,15 +126,18 @@ template <int threads>
 __device__ inline void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(threads) : "memory");
 }
+
 // stores four 8 x 8 matrices to shared memory, in the layout that ldmatrix_x4 reads
 __device__ inline void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
                  :: "r"(shared_address(row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
+
 template <int count>
 __device__ inline void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(count));
 }
+
 template <int count>
 __device__ inline void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(count));
@@ -159,6 +170,7 @@ __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add
                      : IN_OUT_32(d, 0), IN_OUT_32(d, 32)
                      : "l"(a), "l"(b), "r"((int)adds), "n"((int)columns));
 }
+
 // A in registers; in B's tiles N is contiguous
 template <int N>
 __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds) {
@@ -191,6 +203,7 @@ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
     b->bytes += bytes;
     b->arrive();
 }
+
 inline void mbarrier_wait(Mbarrier* b, int parity) { emulated::wait_mbarrier(b, parity); }
 inline bool take_expired_wait(Stream) { return false; }  // in emulation that is an error
 
@@ -201,26 +214,32 @@ inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1
 inline void wgmma_fence(emulated::Site site = emulated::Site::current()) {
     emulated::as_warp(site, [] { emulated::warp_products().fenced = true; });
 }
+
 inline void wgmma_commit(emulated::Site site = emulated::Site::current()) {
     emulated::as_warp(site, [] { emulated::commit_products(); });
 }
+
 template <int groups, int... sizes>
 void wgmma_wait([[maybe_unused]] float (&... registers)[sizes]) {
     emulated::as_warp(emulated::Site::current(), [] { emulated::warp_products().wait(groups); });
 }
+
 inline void fence_for_wgmma() { emulated::fence_written(); }
 inline void store_for_wgmma(void* to, const Vec<bf16>& values) { emulated::store_for_wgmma(to, &values); }
 template <int threads>
 void named_barrier(int id) {
     emulated::worker->named_barrier(id, threads);
 }
+
 inline void stmatrix_x4(void* row, const uint32_t (&r)[4], emulated::Site site = emulated::Site::current()) {
     emulated::stmatrix(row, r, site);
 }
+
 template <int count>
 void more_registers() {
     static_assert(count % 8 == 0 && count >= 24 && count <= 256);
 }
+
 template <int count>
 void fewer_registers() {
     static_assert(count % 8 == 0 && count >= 24 && count <= 256);
@@ -231,6 +250,7 @@ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds,
            emulated::Site site = emulated::Site::current()) {
     emulated::wgmma({d, a, b, nullptr, !columns, !columns, adds, N}, site);
 }
+
 template <int N>
 void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds,
            emulated::Site site = emulated::Site::current()) {
@@ -259,10 +279,12 @@ HOST_DEVICE constexpr uint64_t swizzled_descriptor(uint32_t address, uint32_t le
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
            (uint64_t)(stride >> 4) << 32 | 1ull << 62;
 }
+
 // the tile's rows are the operand's M or N, its columns k … k + 15 are K
 HOST_DEVICE inline uint64_t rows_descriptor(uint32_t tile, int k) {
     return swizzled_descriptor(tile + 2 * (uint32_t)k, 16, 1024);
 }
+
 // the tile's rows k … k + 15 are the operand's K, its columns are M or N; columns beyond 64 are in the
 // tiles that follow, `tile_bytes` apart
 HOST_DEVICE inline uint64_t columns_descriptor(uint32_t tile, int k, uint32_t tile_bytes) {

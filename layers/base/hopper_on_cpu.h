@@ -22,6 +22,7 @@ inline uint32_t shared_offset(const void* p, const char* what) {
         fail("%s: %p does not lie in dynamic shared memory", what, p);
     return shared_base() + (uint32_t)((const char*)p - all.bytes);
 }
+
 inline char* shared_at(uint32_t address) {
     const Shared& all = worker->dynamic_shared;
     if (address < shared_base() || address + 16 > shared_base() + all.bytes_count)
@@ -29,6 +30,7 @@ inline char* shared_at(uint32_t address) {
              shared_base());
     return all.bytes + (address - shared_base());
 }
+
 // 128-byte swizzle: the 16-byte pieces of row r are permuted: their numbers are XORed with r % 8
 constexpr uint32_t swizzle_128(uint32_t address) { return address ^ (address >> 3 & 0x70); }
 
@@ -44,6 +46,7 @@ struct alignas(8) Mbarrier {
     void check(const char* what) const {
         if (count == 0xFFFF) fail("%s: the mbarrier was not initialised", what);
     }
+
     void advance() {
         if (pending > 0 || bytes != 0) return;
         count ^= 0x8000;
@@ -52,12 +55,14 @@ struct alignas(8) Mbarrier {
             if (worker->threads[t].state == Thread::AtMbarrier && worker->threads[t].mbarrier == this)
                 worker->release(t);
     }
+
     void arrive() {
         check("mbarrier.arrive");
         if (pending == 0) fail("mbarrier.arrive: more than the %d arrivals of a phase", wanted());
         pending--;
         advance();
     }
+
     void complete(int n) {
         check("a copy");
         if (bytes < n) fail("a copy brings %d bytes to an mbarrier that expects %d more", n, bytes);
@@ -77,6 +82,7 @@ inline void init_mbarrier(Mbarrier* b, int arrivals) {
     *b = {(uint16_t)arrivals, (uint16_t)arrivals, 0};
     worker->mbarriers_unseen = true;
 }
+
 inline void fence_mbarriers() { worker->mbarriers_unseen = false; }
 inline void wait_mbarrier(Mbarrier* b, int parity) {
     b->check("mbarrier.try_wait");
@@ -113,6 +119,7 @@ inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], co
         map.stride[i] = stride[i];
         map.box[i] = box[i];
     }
+
     if (box[0] * 2 != 128) fail("a tensor map: a swizzled row of %u bytes, wants 128", box[0] * 2);
     return map;
 }
@@ -122,10 +129,12 @@ inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const i
     if (worker->mbarriers_unseen) fail("TMA: no fence.mbarrier_init behind mbarrier.init");
     uint32_t address = shared_offset(to, "TMA");
     if (address % 1024) fail("TMA: a swizzled box at %u, which is not aligned to 1024 bytes", address);
+
     uint32_t rows = map.box[1] * map.box[2] * map.box[3];
     bool is_late = mix(worker->key ^ worker->boxes++ << 40) % 2;
     shared_at(address + rows * 128 - 16);  // fails if the box's end is outside
     memset(to, 0xFF, rows * 128);
+
     for (uint32_t row = 0; row < rows; row++) {
         int64_t at[4] = {first[0], first[1] + row % map.box[1], first[2] + row / map.box[1] % map.box[2],
                          first[3] + row / map.box[1] / map.box[2]};
@@ -135,6 +144,7 @@ inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const i
             inside = inside && at[i] >= 0 && at[i] < (int64_t)map.size[i];
             from += at[i] * (int64_t)map.stride[i];
         }
+
         for (int piece = 0; piece < 8; piece++) {
             int64_t column = at[0] + piece * 8;
             if (column < (int64_t)map.size[0] && column + 8 > (int64_t)map.size[0])
@@ -193,6 +203,7 @@ inline uint32_t operand_address(uint64_t descriptor, bool k_major, int mn, int k
                             (uint32_t)(k % 8) * 128 + (uint32_t)(mn % 64) * 2;
     return swizzle_128(start + at);
 }
+
 inline float operand(uint64_t descriptor, bool k_major, int mn, int k) {
     uint32_t address = operand_address(descriptor, k_major, mn, k);
     if (!worker->written.empty())
@@ -227,18 +238,21 @@ struct WarpProducts {
     void compute(const Product& p) {
         [[maybe_unused]] watch::Unwatched emulator;
         int first = worker->current % 128 / 32 * 16;  // this warp's, of the warpgroup's 64 rows
+
         std::vector<float> A(16 * 16), B(16 * (size_t)p.N);
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < p.N; n++) B[(size_t)k * p.N + n] = operand(p.b, p.b_k_major, n, k);
             for (int m = 0; m < 16 && !p.a_in_registers; m++)
                 A[m * 16 + k] = operand(p.a, p.a_k_major, first + m, k);
         }
+
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < 8 && p.a_in_registers; i++) {
                 bf16 x;
                 x.bits = (uint16_t)(p.a_registers[l][i / 2] >> 16 * (i % 2));
                 A[(l / 4 + i / 2 % 2 * 8) * 16 + l % 4 * 2 + i % 2 + i / 4 * 8] = (float)x;
             }
+
         for (int l = 0; l < 32; l++) {
             std::vector<float>& d = accumulators.at(p.d[l]);
             for (int i = 0; i < p.N / 2; i++) {
@@ -249,10 +263,12 @@ struct WarpProducts {
             }
         }
     }
+
     void compute_groups(size_t count) {
         for (; computed < count; computed++)
             for (const Product& p : groups[computed]) compute(p);
     }
+
     void take(Product& p) {
         if (!fenced) fail("wgmma: a group without a wgmma.fence before its first product");
         for (int l = 0; l < 32; l++) {
@@ -265,6 +281,7 @@ struct WarpProducts {
         }
         groups.back().push_back(p);
     }
+
     static void check_untouched(const float* d, int n) {
         for (int i = 0; i < n; i++) {
             uint32_t bits;
@@ -273,11 +290,13 @@ struct WarpProducts {
                 fail("wgmma: accumulator %d is written while products are in flight", i);
         }
     }
+
     void commit(bool at_once) {
         groups.emplace_back();
         if (at_once) compute_groups(groups.size() - 1);
         fenced = false;
     }
+
     void wait(size_t left) {
         fenced = false;
         while (groups.size() > left + 1) {
@@ -292,6 +311,7 @@ struct WarpProducts {
             retire();
         }
     }
+
     void retire() {  // hands over accumulators that no product in flight adds to
         std::map<float*, bool> busy;
         for (auto& group : groups)
@@ -341,6 +361,7 @@ inline void wgmma(WgmmaCall call, Site site) {
         const WgmmaCall& first = *lanes[0];
         Product p = {first.a, first.b, first.a_registers != nullptr, first.a_k_major, first.b_k_major,
                      first.adds, first.N, {}, {}, {}};
+
         for (int l = 0; l < 32; l++) {
             if (lanes[l]->a != first.a || lanes[l]->b != first.b || lanes[l]->adds != first.adds)
                 fail("wgmma: lanes of one warp bring different operands");

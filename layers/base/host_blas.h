@@ -8,6 +8,7 @@ void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, co
 void cblas_dgemm(int order, int ta, int tb, int m, int n, int k, double alpha, const double* a, int lda,
                  const double* b, int ldb, double beta, double* c, int ldc);
 }
+
 constexpr int cblas_row_major = 101, cblas_as_is = 111;  // 112: transposed
 
 // out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out + bias (n), summed in fp32; all row-major, ld

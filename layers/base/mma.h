@@ -48,6 +48,7 @@ __device__ inline void copy_async(void* shared, const void* global, bool copy) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" :: "r"(address), "l"(global),
                      "r"(wanted), "n"(bytes) : "memory");
 }
+
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int groups>
 __device__ inline void copy_async_wait() {
@@ -66,9 +67,11 @@ __device__ inline void wait_until(const int* turn, int value) {
     do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
     while (now != value);
 }
+
 __device__ inline void publish(int* turn, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
 }
+
 __device__ inline float2 load_global(const float2* x) { return __ldcg(x); }
 
 __device__ inline float exp2_of(float x) {
@@ -90,6 +93,7 @@ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
             x.bits = (uint16_t)(word >> 16 * i);
             return (float)x;
         };
+
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < 2; i++) {
                 int g = l / 4, c = 2 * (l % 4) + i;
@@ -100,6 +104,7 @@ inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
                 B[c][g] = half(lanes[l]->b[0], i);
                 B[c + 8][g] = half(lanes[l]->b[1], i);
             }
+
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < 4; i++) {
                 int row = l / 4 + i / 2 * 8, column = 2 * (l % 4) + i % 2;
@@ -135,6 +140,7 @@ void copy_async(void* shared, const void* global, bool copy) {
         fail("copy_async: %p from %p is not aligned to %d bytes", shared, global, bytes);
     emulated::begin_copy(shared, copy ? global : nullptr, bytes);
 }
+
 inline void copy_async_commit() { emulated::worker->copies_of_thread().emplace_back(); }
 template <int groups>
 void copy_async_wait() {
@@ -157,6 +163,7 @@ inline void wait_until(const int* turn, int value) {
     t.turn_value = value;
     t.turn_barriers = t.barriers;
 }
+
 inline void publish(int* turn, int value) {
     const emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
     // blocks that run one after another do not need these barriers; a watched build checks accesses instead
@@ -166,6 +173,7 @@ inline void publish(int* turn, int value) {
     __atomic_store_n(turn, value, __ATOMIC_RELEASE);
     emulated::block_waits.publish();
 }
+
 inline float2 load_global(const float2* x) { return load_whole(x); }
 
 inline float exp2_of(float x) {
@@ -205,27 +213,32 @@ __device__ inline void load_a(uint32_t (&a)[4], const bf16* tile, int stride, in
     int lane = threadIdx.x % 32;
     ldmatrix_x4<false>(a, tile + (r + lane % 16) * stride + c + lane / 16 * 8);
 }
+
 // A (16, 16) of the tile's transpose: its columns r.. are A's rows
 __device__ inline void load_a_transposed(uint32_t (&a)[4], const bf16* tile, int stride, int r, int c) {
     int lane = threadIdx.x % 32, matrix = lane / 8;
     ldmatrix_x4<true>(a, tile + (c + matrix / 2 * 8 + lane % 8) * stride + r + matrix % 2 * 8);
 }
+
 // two B (16, 8) side by side: B[k][n] = tile[n][k], the rows n.. of the tile
 __device__ inline void load_b_rows(uint32_t (&b)[4], const bf16* tile, int stride, int n, int k) {
     int lane = threadIdx.x % 32, matrix = lane / 8;
     ldmatrix_x4<false>(b, tile + (n + matrix / 2 * 8 + lane % 8) * stride + k + matrix % 2 * 8);
 }
+
 // two B (16, 8) side by side: B[k][n] = tile[k][n]
 __device__ inline void load_b_columns(uint32_t (&b)[4], const bf16* tile, int stride, int k, int n) {
     int lane = threadIdx.x % 32, matrix = lane / 8;
     ldmatrix_x4<true>(b, tile + (k + matrix % 2 * 8 + lane % 8) * stride + n + matrix / 2 * 8);
 }
+
 __device__ inline void mma_pair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
                                 const uint32_t (&b)[4]) {
     uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
     mma_16x8x16(d0, a, left);
     mma_16x8x16(d1, a, right);
 }
+
 // two adjacent accumulators, rounded, are the A operand of the next product
 __device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
     a[0] = pack_bf16(d0[0], d0[1]);

@@ -37,6 +37,7 @@ inline double element_bytes(Element e, const Precision& precision) {
         default: return 8;
     }
 }
+
 template <class T>
 Element element_at(const T* p) {
     uintptr_t part = nowhere(p);
@@ -64,14 +65,17 @@ template <class T>
 Tensor reads(const char* name, const T* p, long rows, long columns = 1) {
     return {Tensor::Read, element_at(p), name, p, p ? rows : 0, columns};
 }
+
 template <class T>
 Tensor writes(const char* name, T* p, long rows, long columns = 1) {
     return {Tensor::Written, element_at(p), name, p, p ? rows : 0, columns};
 }
+
 template <class T>
 Tensor updates(const char* name, T* p, long rows, long columns = 1) {
     return {Tensor::Updated, element_at(p), name, p, p ? rows : 0, columns};
 }
+
 // set or, with `accumulate`, added to
 template <class T>
 Tensor sums_to(const char* name, T* p, bool accumulate, long rows, long columns = 1) {
@@ -99,6 +103,7 @@ struct Work {
 inline Work moves(double x, double reals = 0, double others = 0) {
     return {.x = x, .reals = reals, .others = others};
 }
+
 // a linear layer's GEMM: out (m, n) is set or added to
 template <class Out>
 Work product(const Out* out, long m, long n, long k, bool adds = false, bool fp8 = false) {
@@ -106,6 +111,7 @@ Work product(const Out* out, long m, long n, long k, bool adds = false, bool fp8
     (element_at(out) == Element::X ? w.x : w.reals) += (double)(m * n) * (adds ? 2 : 1);
     return w;
 }
+
 // one of attention's matmuls, over all heads, with operands and result in memory
 inline Work scores_product(GemmShape p) {
     return {.kind = Work::Attention, .gemm = p,
@@ -196,11 +202,13 @@ public:
         activity->place = current_place;
         for (auto* l : listeners) l->begin(*activity);
     }
+
     // listeners hear of the end in reverse order; the end of an activity that threw is not announced
     ~ActivityScope() noexcept(false) {
         if (!activity || std::uncaught_exceptions() > exceptions) return;
         for (size_t i = listeners.size(); i-- > 0;) listeners[i]->end(*activity);
     }
+
     ActivityScope(const ActivityScope&) = delete;
 };
 
@@ -264,12 +272,14 @@ Tensor written_values(const char* name, T* p, long n) {
         return writes(name, (char*)p, n, sizeof(T));
     else return writes(name, p, n);
 }
+
 template <class T>
 void clear_values(const char* name, T* p, long n, Stream s,
                   std::source_location where = std::source_location::current()) {
     if (Operation op{"clear_values", s, {written_values(name, p, n)}, {}, where})
         set_zero(p, n * sizeof(T), s);
 }
+
 // copies from pinned host memory
 template <class T>
 void load_values(const char* name, T* to, const T* from, long n, Stream s,

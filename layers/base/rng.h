@@ -12,6 +12,7 @@ inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t counter_low) 
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t x0 = (uint32_t)counter_low, x1 = (uint32_t)(counter_low >> 32);
     uint32_t x2 = (uint32_t)counter_high, x3 = (uint32_t)(counter_high >> 32);
+
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * x0, b = (uint64_t)0xCD9E8D57u * x2;
         uint32_t y0 = (uint32_t)(b >> 32) ^ x1 ^ k0, y2 = (uint32_t)(a >> 32) ^ x3 ^ k1;

@@ -83,10 +83,12 @@ inline bool go_on(EmulatedStream& s) {
     EmulatedWork& next = s.work.front();
     const EmulatedEvent& first = next.awaited;
     if (first.stream && first.stream->done < first.at) return go_on(*first.stream);
+
     auto finish = [&] {
         s.work.pop_front();
         s.done++;
     };
+
     Turn turn;
     try {
         [[maybe_unused]] watch::Work now(s.progress, next.after);
@@ -95,6 +97,7 @@ inline bool go_on(EmulatedStream& s) {
         finish();
         throw;
     }
+
     if (turn == Turn::Done) finish();
     if (turn != Turn::Stuck) turns_taken++;
     watch::reached(s.progress, s.done);
@@ -134,6 +137,7 @@ inline void enqueue(cudaStream_t s, EmulatedWork work) {
     stream.given++;
     some_time_passes();
 }
+
 template <class Work>
 void enqueue(cudaStream_t s, Work work) {  // that takes a single turn
     enqueue(s, EmulatedWork{[work = std::move(work)] {
@@ -162,6 +166,7 @@ inline const char* cudaGetErrorString(cudaError_t e) {
         default: return "out of memory";
     }
 }
+
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (emulated::stream_of(s).recording) return cudaErrorNotReady;  // as on a device
@@ -170,6 +175,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     emulated::watch::complain();
     return cudaSuccess;
 }
+
 // waits as cudaStreamSynchronize does, but one turn at a time, for hosts that do something else meanwhile
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     EmulatedStream& stream = emulated::stream_of(s);
@@ -178,11 +184,13 @@ inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     if (!emulated::go_on(stream)) emulated::any_stream_goes_on();
     return cudaErrorNotReady;
 }
+
 namespace emulated {
 inline bool take_memory(void** p, size_t bytes) {
     if (watch::on) return (*p = watch::allocate(bytes));
     return !posix_memalign(p, 256, bytes);
 }
+
 inline void give_memory(void* p) {
     try {
         for (auto* s : streams) cudaStreamSynchronize(s);
@@ -209,21 +217,25 @@ inline cudaError_t cudaMalloc(void** p, size_t bytes) {
     emulated::on_device[(const char*)*p] = bytes;
     return cudaSuccess;
 }
+
 inline cudaError_t cudaFree(void* p) {
     emulated::on_device.erase((const char*)p);
     emulated::give_memory(p);
     return cudaSuccess;
 }
+
 inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
     if (!emulated::take_memory(p, bytes)) return cudaErrorMemoryAllocation;
     emulated::pinned[(const char*)*p] = bytes;
     return cudaSuccess;
 }
+
 inline cudaError_t cudaFreeHost(void* p) {
     emulated::pinned.erase((const char*)p);
     emulated::give_memory(p);
     return cudaSuccess;
 }
+
 // A copy is made when its turn comes. CUDA may stage pageable host memory earlier, but need not: the source
 // must stay unchanged until then
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
@@ -247,6 +259,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
     }
     return cudaSuccess;
 }
+
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
     emulated::enqueue(s, [p, value, bytes] {
         memset(p, value, bytes);
@@ -254,29 +267,35 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
     });
     return cudaSuccess;
 }
+
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     *least = 0;
     *greatest = -5;  // as on GPUs: smaller means more urgent
     return cudaSuccess;
 }
+
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
     emulated::streams.push_back(*s = new EmulatedStream);
     return cudaSuccess;
 }
+
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     cudaStreamSynchronize(s);
     std::erase(emulated::streams, s);
     delete s;
     return cudaSuccess;
 }
+
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
     *e = new EmulatedEvent;
     return cudaSuccess;
 }
+
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
     delete e;
     return cudaSuccess;
 }
+
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     EmulatedStream& stream = emulated::stream_of(s);
     if (auto& capture = stream.recording) {
@@ -287,6 +306,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     *e = {&stream, stream.given, emulated::watch::at(stream.progress, stream.given, stream.done)};
     return cudaSuccess;
 }
+
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     emulated::some_time_passes();
     if (!e->stream) return cudaSuccess;
@@ -298,6 +318,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     if (e->clock) emulated::watch::learn(*e->clock);
     return cudaSuccess;
 }
+
 namespace emulated {
 inline EmulatedWork wait_for(const EmulatedEvent& event) {
     return {[clock = event.clock] {
@@ -336,22 +357,27 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, int) {
     s->recording->streams = {s};
     return cudaSuccess;
 }
+
 inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
     std::shared_ptr<EmulatedCapture> capture = s->recording;
+
     std::vector<bool> open(capture->streams.size(), false);  // has work the first stream did not wait for
     for (auto& node : capture->nodes) {
         const EmulatedEvent& awaited = node.work.awaited;
         if (node.stream > 0) open[node.stream] = true;
         else if (awaited.capture) open[capture->nodes[awaited.at].stream] = false;
     }
+
     for (auto* stream : capture->streams) stream->recording = nullptr;
     capture->ended = true;
     *graph = nullptr;
+
     for (bool is_open : open)
         if (is_open) return cudaErrorStreamCaptureUnjoined;
     *graph = new EmulatedGraph{capture};
     return cudaSuccess;
 }
+
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* whole, cudaGraph_t graph, int) {
     *whole = new EmulatedGraph(*graph);
     (*whole)->streams.assign(graph->capture->streams.size(), nullptr);
@@ -359,6 +385,7 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* whole, cudaGraph_t grap
         cudaStreamCreateWithPriority(&(*whole)->streams[i], cudaStreamNonBlocking, 0);
     return cudaSuccess;
 }
+
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t whole, cudaStream_t s) {
     std::vector<EmulatedEvent> events(whole->capture->nodes.size());
     for (size_t i = 0; i < events.size(); i++) {
@@ -370,10 +397,12 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t whole, cudaStream_t s) {
     }
     return cudaSuccess;
 }
+
 inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     delete graph;
     return cudaSuccess;
 }
+
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t whole) {
     for (size_t i = 1; i < whole->streams.size(); i++) cudaStreamDestroy(whole->streams[i]);
     delete whole;

@@ -13,6 +13,7 @@ void test_rng() {
        {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
     size_t n = 100000;
     auto x = random_values<double>(n, 7);
+
     double mean = 0, square = 0;
     for (double v : x) {
         mean += v / n;

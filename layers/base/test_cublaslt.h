@@ -39,6 +39,7 @@ struct CublasCall {
         prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
         if (fp8) set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     }
+
     CublasCall(const CublasCall&) = delete;
     ~CublasCall() {
         for (auto l : {A, B, C, D}) cublasLtMatrixLayoutDestroy(l);
@@ -46,33 +47,40 @@ struct CublasCall {
         cublasLtMatmulDescDestroy(desc);
         cublasLtDestroy(handle);
     }
+
     void keep(cublasStatus_t now) {
         if (status == CUBLAS_STATUS_SUCCESS) status = now;
     }
+
     template <class T>
     void set(cublasLtMatmulDescAttributes_t which, T value) {
         keep(cublasLtMatmulDescSetAttribute(desc, which, &value, sizeof value));
     }
+
     template <class T>
     void set(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t which, T value) {
         keep(cublasLtMatrixLayoutSetAttribute(l, which, &value, sizeof value));
     }
+
     template <class T>
     void prefer(cublasLtMatmulPreferenceAttributes_t which, T value) {
         keep(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value));
     }
+
     void epilogue(uint32_t e, void* bias, void* aux, int64_t ld) {
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, e);
         if (bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
         if (aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
         if (ld) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
     }
+
     void batch(int count, int64_t stride) {
         for (auto l : {A, B, C, D}) {
             set(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
             set(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
         }
     }
+
     // why it was refused, or ""
     std::string run() {
         cublasLtMatmulHeuristicResult_t found[3] = {};
@@ -84,6 +92,7 @@ struct CublasCall {
         if (status == CUBLAS_STATUS_SUCCESS) status = matmul(found[way].algo);
         return status == CUBLAS_STATUS_SUCCESS ? "" : cublasLtGetStatusString(status);
     }
+
     cublasStatus_t matmul(const cublasLtMatmulAlgo_t& algo) {
         status = cublasLtMatmul(handle, desc, alpha_at, from_a, A, from_b, B, beta_at, to, C, to, D, &algo,
                                 work, work_bytes, nullptr);
@@ -105,11 +114,13 @@ inline void cublaslt_refuses() {
         CublasCall call;
         refuses_call(want, call, change);
     };
+
     for (int way : {0, 1}) {
         CublasCall call;
         call.way = way;
         check(call.run().empty(), text("cuBLASLt: algorithm %d does what is allowed", way));
     }
+
     // sizes, leading dimensions, batches
     refuses("A: leading dimension", [](Call& c) { c.A->ld = c.m - 1; });
     refuses("B: leading dimension", [](Call& c) { c.B->ld = 1; });
@@ -124,6 +135,7 @@ inline void cublaslt_refuses() {
     refuses("a batch of 0", [](Call& c) { c.batch(0, 0); });
     refuses("lie over each other", [](Call& c) { c.batch(2, 0); });
     refuses("C and D differ", [](Call& c) { c.D->ld = 32; });
+
     // attributes
     refuses("an attribute of 8 bytes, wants 4", [](Call& c) { c.set(CUBLASLT_MATMUL_DESC_TRANSA, 1L); });
     refuses("an attribute of 4 bytes, wants 8",
@@ -135,10 +147,12 @@ inline void cublaslt_refuses() {
     refuses("not known", [](Call& c) { c.set((cublasLtMatmulDescAttributes_t)99, 1); });
     refuses("an alignment to no power of 2",
             [](Call& c) { c.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 24u); });
+
     refuses("reductions that round", [](Call& c) {
         c.prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_MASK);
     });
     refuses("no algorithm is asked for", [](Call& c) { c.requested = 0; });
+
     // epilogues
     refuses("no pointer to it", [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_BIAS, nullptr, nullptr, 0); });
     refuses("no epilogue that reads it", [](Call& c) { c.epilogue(1, c.vectors, nullptr, 0); });
@@ -152,6 +166,7 @@ inline void cublaslt_refuses() {
             [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 0); });
     refuses("not aligned to 16 bytes",
             [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors + 2, 16); });
+
     refuses("without a stride", [](Call& c) {
         c.batch(2, 512);
         c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 16);
@@ -160,6 +175,7 @@ inline void cublaslt_refuses() {
         c.batch(2, 1024);
         c.epilogue(CUBLASLT_EPILOGUE_BGRADB, c.vectors, nullptr, 0);
     });
+
     refuses("no whole vectors", [](Call& c) {
         c.A->rows = c.C->rows = c.D->rows = 12;
         c.epilogue(CUBLASLT_EPILOGUE_BIAS, c.vectors, nullptr, 0);
@@ -167,18 +183,21 @@ inline void cublaslt_refuses() {
     refuses("is not known here",
             [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_BIAS | 512, c.vectors, nullptr, 0); });
     refuses("not fp8", [](Call& c) { c.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &c.alpha); });
+
     // the call
     refuses("not aligned to the 256 bytes", [](Call& c) { c.from_a = c.a + 16; });
     refuses("operand B is not aligned", [](Call& c) {
         c.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 16u);
         c.from_b = c.b + 2;
     });
+
     refuses("a pointer is missing", [](Call& c) { c.beta_at = nullptr; });
     refuses("a pointer is missing", [](Call& c) { c.from_b = nullptr; });
     refuses("smaller than the algorithm's", [](Call& c) {
         c.way = 1;
         c.work_bytes = 64;
     });
+
     refuses("smaller than the algorithm's", [](Call& c) {
         c.way = 1;
         c.work = nullptr;
@@ -190,12 +209,14 @@ inline void cublaslt_refuses() {
         c.prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(0));
         c.way = 2;
     });
+
     // types
     auto refuses_types = [](const char* want, cudaDataType_t a, cudaDataType_t b, cudaDataType_t c,
                             auto change) {
         CublasCall call(a, b, c);
         refuses_call(want, call, change);
     };
+
     auto nothing = [](Call&) {};
     auto e4 = CUDA_R_8F_E4M3, e5 = CUDA_R_8F_E5M2, half = CUDA_R_16BF, single = CUDA_R_32F;
     for (auto [a, b, c] : {std::tuple{e4, e4, half}, {e4, e5, single}, {half, half, single},
@@ -204,6 +225,7 @@ inline void cublaslt_refuses() {
         std::string why = call.run();
         check(why.empty(), text("cuBLASLt: types %d, %d, %d are allowed: %s", a, b, c, why.c_str()));
     }
+
     refuses_types("fp32 result", e4, e4, single,
                   [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_BIAS, c.vectors, nullptr, 0); });
     refuses_types("no kernel together", half, single, half, nothing);
@@ -215,11 +237,13 @@ inline void cublaslt_refuses() {
                   [](Call& c) { c.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 8u); });
     refuses_types("fp8 has not", e4, e5, half,
                   [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 16); });
+
     refuses_types("A transposed, B not", e4, e5, half, [](Call& c) {
         c.set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N);
         std::swap(c.A->rows, c.A->cols);
         c.A->ld = c.m;
     });
+
     cublasLtMatmulDesc_t d;
     check(cublasLtMatmulDescCreate(&d, CUBLAS_COMPUTE_32F, CUDA_R_64F) == CUBLAS_STATUS_INVALID_VALUE,
           "cuBLASLt: a scale of another type than the computation's");
@@ -264,6 +288,7 @@ inline void cublaslt_gemm() {
     ref::gemm(g, nullptr);
     close("a GEMM by cuBLASLt", out, want, rounding);
     g.out = out.data();
+
     for (int way : {0, 1}) {
         std::fill(out.begin(), out.end(), floatX(-1));
         gpu::MatmulDescriptor d(packed(g));
@@ -273,12 +298,14 @@ inline void cublaslt_gemm() {
         synchronize(nullptr);
         close(text("a GEMM by cuBLASLt's algorithm %d", way), out, want, rounding);
     }
+
     gpu::Cublas::get().chosen.map.clear();
     {
         TimingChoices here;
         gpu::gemm(g, nullptr);
         synchronize(nullptr);
     }
+
     for (auto& [key, choice] : autotuner.measured)
         check(choice.number != 2 || key.rfind("GEMM", 0) != 0,
               "an algorithm that refuses was chosen: " + key);
@@ -296,6 +323,7 @@ inline void cublaslt_epilogues() {
                         outs[2] = {before, before}, ups[2] = {before, before};
     Gemm<floatX> g = {.out = outs[0].data(), .a = a.data(), .b = b.data(), .m = m, .n = n, .k = k,
                       .transpose_b = true};
+
     auto both = [&](const std::string& name, auto with, auto& out) {
         for (int way : {0, 1}) {
             auto one = with(way);
@@ -304,16 +332,19 @@ inline void cublaslt_epilogues() {
         }
         close("cuBLASLt's epilogue: " + name, out[0], out[1], 2 * rounding);
     };
+
     auto output = [&](int way) {
         Gemm<floatX> one = g;
         one.out = outs[way].data();
         return one;
     };
+
     both("bias", [&](int way) {
         Gemm<floatX> one = output(way);
         one.bias = bias.data();
         return one;
     }, outs);
+
     both("GELU", [&](int way) {
         Gemm<floatX> one = output(way);
         one.bias = bias.data();
@@ -321,12 +352,14 @@ inline void cublaslt_epilogues() {
         return one;
     }, outs);
     close("cuBLASLt's epilogue: GELU's input", ups[0], ups[1], 2 * rounding);
+
     both("GELU's slope", [&](int way) {
         Gemm<floatX> one = output(way);
         one.gelu_of = before.data();
         return one;
     }, outs);
     std::vector<real> weights[2], sums[2];
+
     both("bias gradient", [&](int way) {
         weights[way].assign((size_t)m * n, 1);
         sums[way].assign(m, -1);

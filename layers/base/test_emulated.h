@@ -2,7 +2,7 @@
 #pragma once
 #include "operation.h"
 #include "testing.h"
-#include "device.h"
+#include "graph.h"
 #include "mma.h"
 
 #if defined(DEVICE_EMULATED)
@@ -10,24 +10,29 @@ __global__ void missing_barrier_kernel(int* out) {
     if (threadIdx.x != 5) __syncthreads();
     out[threadIdx.x] = 1;
 }
+
 __global__ void missing_lane_kernel(int* out) {
     if (threadIdx.x == 3) return;
     out[threadIdx.x] = __shfl_xor_sync(all_lanes, 1, 1);
 }
+
 __global__ void foreign_mask_kernel(int* out) { out[threadIdx.x] = __shfl_sync(0x0000ffffu, 1, 0); }
 // half of the lanes are in one shuffle, half in another
 __global__ void two_calls_kernel(int* out) {
     if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(all_lanes, 1, 1);
     else out[threadIdx.x] = __shfl_xor_sync(all_lanes, 2, 1);
 }
+
 __global__ void large_shared_kernel(int* out) {
     SHARED(int, x, 13 << 10);
     out[threadIdx.x] = x[threadIdx.x];
 }
+
 __global__ void poison_kernel(float* out) {
     SHARED(float, x, 4);
     out[threadIdx.x] = x[threadIdx.x];
 }
+
 __global__ void order_kernel(int* out, int* next) { out[atomicAdd(next, 1)] = threadIdx.x; }
 __global__ void stamp_kernel(int* out) { *out = 7; }
 // neighbour's value through shared memory: right only with the barrier, in any order of threads
@@ -37,6 +42,7 @@ __global__ void neighbour_kernel(int* out, bool barrier) {
     if (barrier) __syncthreads();
     out[threadIdx.x] = x[(threadIdx.x + 1) % 64];
 }
+
 __global__ void warp_kernel(int* out) {
     int lane = threadIdx.x % 32;
     unsigned odd = __ballot_sync(all_lanes, lane & 1);
@@ -46,6 +52,7 @@ __global__ void warp_kernel(int* out) {
         !__all_sync(all_lanes, lane == 7) && half == (lane < 16 ? lane ^ 3 : lane % 16 + 2 < 16 ? lane + 2
                                                       : lane);
 }
+
 // blocks take their turns, in an order that they draw; one of them never publishes
 __global__ void turns_kernel(int* drawn, int* turn, int forgetful) {
     if (threadIdx.x == 0) drawn[1 + blockIdx.x] = atomicAdd(drawn, 1);
@@ -66,6 +73,7 @@ void test_emulated() {
             synchronize(nullptr);
         });
     };
+
     int turn = 0;
     if (!emulated::watch::on) {
         LAUNCH(turns_kernel, 9, 32, 0, nullptr, o, &turn, -1);
@@ -77,6 +85,7 @@ void test_emulated() {
                 [&] { LAUNCH(turns_kernel, 9, 32, 0, nullptr, o, &turn, 4); });
         out.assign(1024, 0);
     }
+
     refused("waits forever: 1 of 64 threads never reach its __syncthreads()",
             [&] { LAUNCH(missing_barrier_kernel, 1, 64, 0, nullptr, o); });
     refused("missing_lane_kernel, block (0,0,0), thread (0,0,0) waits",
@@ -94,6 +103,7 @@ void test_emulated() {
     refuses("a device has", [&] { allow_shared(stamp_kernel, 228 << 10); });
     refused("a block has 1 to 1024 threads", [&] { LAUNCH(order_kernel, 1, 1025, 0, nullptr, o, n); });
     std::vector<float> poison(4, 0);
+
     float* p = poison.data();
     if (is_watched) {
         refused("nobody has written it", [&] { LAUNCH(poison_kernel, 1, 4, 0, nullptr, p); });
@@ -102,6 +112,7 @@ void test_emulated() {
         synchronize(nullptr);
         check(std::isnan(poison[0]) && std::isnan(poison[3]), "shared memory starts as NaN");
     }
+
     std::vector<int> first;
     int wrong = 0;
     for (unsigned seed = 1; seed <= 4; seed++) {
@@ -122,6 +133,7 @@ void test_emulated() {
         synchronize(nullptr);
         for (int i = 0; i < 96; i++) wrong += out[i] != 1;
     }
+
     check(wrong == 0, text("barriers and warp votes: %d wrong values", wrong));
     if (is_watched) {
         refused("of shared memory at", [&] { LAUNCH(neighbour_kernel, 1, 64, 0, nullptr, o, false); });
@@ -132,6 +144,7 @@ void test_emulated() {
         for (int i = 0; i < 64; i++) stale += out[i] == -1;
         check(stale > 0, "without its barrier a kernel reads poison");
     }
+
     // two streams: the second reads what the first writes, with an event between them and without
     int early[2] = {0, 0};
     for (bool with_event : {true, false}) {
@@ -156,13 +169,16 @@ void test_emulated() {
         cudaStreamDestroy(a);
         cudaStreamDestroy(b);
     }
+
     check(early[true] == 0, "an event orders two streams");
     check(early[false] > 10, text("without it the second is too early: %d of 100 times", early[false]));
     emulated::seed = 1;
+
     // a step that waits for the device cannot be captured: it is done call by call, and counted once
     Stream s = make_stream();
     CapturedStep step;
     int64_t counter = 0;
+
     int* value = &out[0];
     for (int i = 0; i < 3; i++) {
         set_zero(value, sizeof(int), s);
@@ -174,6 +190,7 @@ void test_emulated() {
         synchronize(s);
         check(*value == 7 && counter == i + 1, text("a step without capture: %d %ld", *value, counter));
     }
+
     // nor one that copies from pageable memory; and what a copy reads stays until its turn has come
     CapturedStep copying;
     for (int i = 0; i < 3; i++) {
@@ -184,6 +201,7 @@ void test_emulated() {
         synchronize(s);
         check(value[0] == i && value[1] == 40 + i, "a copy from pageable memory, without capture");
     }
+
     int early_changes = 0;
     for (unsigned round = 1; round <= 40; round++) {
         emulated::seed = round;
@@ -196,6 +214,7 @@ void test_emulated() {
             early_changes += strstr(e.what(), "was written again or freed") != nullptr;
         }
     }
+
     emulated::seed = 1;
     check(early_changes > 5, text("memory that changes before its copy: seen %d times", early_changes));
     destroy_stream(s);

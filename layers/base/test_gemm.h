@@ -49,6 +49,7 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g) {
     auto old = random_values<Out>(g.m * g.ldc + (g.batch - 1) * g.stride_out, 5);
     std::vector<Out> outs[2] = {old, old}, sums[2] = {std::vector<Out>(g.m), std::vector<Out>(g.m)};
     std::vector<floatX> ups[2] = {before, before};
+
     for (int way : {0, 1}) {
         Gemm<Out> one = g;
         one.a = a.data();
@@ -60,6 +61,7 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g) {
         if (g.row_sums) one.row_sums = sums[way].data();
         way == 0 ? ref::gemm(one, nullptr) : gemm_in_loops(one);
     }
+
     std::string name = text("a GEMM, %s, %d x %d x %d", what.c_str(), g.m, g.n, g.k);
     // operands are exact: what differs are sums of up to 300 terms in fp32, and the result's rounding
     double tolerance = sizeof(Out) == 2 ? 2 * std::ldexp(1, -8) : sizeof(Out) == 4 ? 1e-5 : 1e-12;
@@ -75,6 +77,7 @@ void gemms_of() {
     Out sums{};
     for (auto [m, n, k] : {std::array{1, 1, 1}, {3, 5, 7}, {33, 17, 300}, {64, 128, 96}}) {
         const Gemm<Out> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = m, .n = n, .k = k};
+
         for (bool ta : {false, true})
             for (bool tb : {false, true}) {
                 Gemm<Out> g = plain;
@@ -93,6 +96,7 @@ void gemms_of() {
                 g.stride_out = 70 * 131;
                 gemm_is_loops(which + ", of a batch", g);
             }
+
         auto with = [&](const char* what, auto change) {
             Gemm<Out> g = plain;
             change(g);

@@ -14,6 +14,7 @@ __global__ void exchange_kernel(int* out, bool first, bool second) {
         if (second) __syncthreads();
     }
 }
+
 // lanes of a warp: a shuffle between does not make the one's write the other's
 __global__ void lanes_kernel(int* out, bool sync) {
     SHARED(int, x, 32);
@@ -22,6 +23,7 @@ __global__ void lanes_kernel(int* out, bool sync) {
     if (sync) __syncwarp();
     out[threadIdx.x] = x[31 - threadIdx.x] + sum;
 }
+
 // a copy that is waited for, and seen by the others behind a barrier
 __global__ void copied_kernel(int* out, const int* from, bool wait, bool barrier) {
     SHARED(int, x, 4 * 32);
@@ -31,6 +33,7 @@ __global__ void copied_kernel(int* out, const int* from, bool wait, bool barrier
     if (barrier) __syncthreads();
     out[threadIdx.x] = x[4 * ((threadIdx.x + 1) % 32)];
 }
+
 // a tile that is loaded anew while others may still read it
 __global__ void overwritten_kernel(int* out, const int* from, bool barrier) {
     SHARED(int, x, 4 * 32);
@@ -42,6 +45,7 @@ __global__ void overwritten_kernel(int* out, const int* from, bool barrier) {
     copy_async_commit();
     copy_async_wait<0>();
 }
+
 // each block goes on from the sum of the one before
 __global__ void chain_kernel(int* sums, int* turns, bool wait, bool before, bool after) {
     SHARED(int, number, 1);
@@ -54,6 +58,7 @@ __global__ void chain_kernel(int* sums, int* turns, bool wait, bool before, bool
     if (before) __syncthreads();
     if (threadIdx.x == 0) publish(turns + 1, mine + 1);
 }
+
 // what its publisher writes behind the counter is nobody's to read
 __global__ void late_kernel(int* sums, int* turns) {
     SHARED(int, number, 1);
@@ -64,17 +69,20 @@ __global__ void late_kernel(int* sums, int* turns) {
     if (threadIdx.x == 0) publish(turns + 1, number[0] + 1);
     if (threadIdx.x == 0) sums[0] += 1;
 }
+
 // whoever adds last, the reader may be earlier
 __global__ void one_reads_kernel(int* sum, int* out) {
     atomicAdd(sum, 1);
     if (threadIdx.x == 7) *out = *sum;
 }
+
 __global__ void unwritten_kernel(int* out) {
     SHARED(int, x, 33);
     x[threadIdx.x] = 1;
     __syncthreads();
     out[threadIdx.x] = x[threadIdx.x + 1];
 }
+
 __global__ void add_kernel(int* sum) { atomicAdd(sum, 1); }
 __global__ void add_and_read_kernel(int* sum, int* out) { out[threadIdx.x] = atomicAdd(sum, 1) + *sum; }
 constexpr int all_write_line = __LINE__ + 1;
@@ -88,6 +96,7 @@ std::string error_of(Work work) {
     } catch (const std::exception& e) {
         return e.what();
     }
+
     return "";
 }
 
@@ -102,6 +111,7 @@ void test_watch() {
         });
         check(error.empty(), text("%s: %s", what, error.c_str()));
     };
+
     auto races = [&](const std::string& part, auto work) {
         set_zero(memory, 4096 * sizeof(int), nullptr);
         synchronize(nullptr);
@@ -110,6 +120,7 @@ void test_watch() {
             synchronize(nullptr);
         });
     };
+
     for (emulated::seed = 1; emulated::seed <= 4; emulated::seed++) {
         succeeds("both barriers", [&] { LAUNCH(exchange_kernel, 1, 64, 0, nullptr, out, true, true); });
         races("of shared memory at test_watch.h",
@@ -145,8 +156,10 @@ void test_watch() {
         for (auto part : {"the write of device memory at " + line, "races with the write at " + line})
             races(part, [&] { LAUNCH(all_write_kernel, 1, 2, 0, nullptr, out); });
     }
+
     emulated::seed = 1;
     synchronize(nullptr);
+
     // streams: with the event the second goes behind the first; then it does not
     cudaStream_t a = make_stream(), b = make_stream();
     for (bool with_event : {true, false}) {
@@ -163,6 +176,7 @@ void test_watch() {
         synchronize(a);
         synchronize(b);
     }
+
     // the host's pinned memory, which it must leave alone until the copy is done
     int* pinned = (int*)host_malloc(4, "a test");
     for (bool waits : {true, false}) {
@@ -173,6 +187,7 @@ void test_watch() {
         std::string error = error_of([&] { synchronize(a); });
         check(error.empty() == waits, "pinned memory: " + error);
     }
+
     host_free(pinned);
     destroy_stream(a);
     destroy_stream(b);

@@ -45,6 +45,7 @@ void refuses(const std::string& part, Function call) {
         return check(std::string(e.what()).find(part) != std::string::npos,
                      "says \"" + std::string(e.what()) + "\", wants \"" + part + "\"");
     }
+
     check(false, "accepted what should say \"" + part + "\"");
 }
 
@@ -63,6 +64,7 @@ std::vector<double> wide(const std::vector<T>& x) {
     for (size_t i = 0; i < x.size(); i++) out[i] = (double)real(x[i]);
     return out;
 }
+
 inline std::vector<double> wide(const std::vector<double>& x) { return x; }
 
 // |got - want| <= tolerance * (|want| + root mean square of want), element by element; NaN never passes
@@ -73,6 +75,7 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
     double square = 0, worst = 0;
     for (double w : want) square += w * w;
     double rms = std::sqrt(square / std::max((size_t)1, want.size()));
+
     size_t at = 0;
     bool good = got.size() == want.size();
     for (size_t i = 0; good && i < got.size(); i++) {
@@ -82,6 +85,7 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
             at = i;
         }
     }
+
     if (!(worst <= tolerance)) good = false;
     check(good, good ? what : text("%s: element %zu of %zu is %.9g, wants %.9g: off by %.2e, at most %.2e",
                                    what.c_str(), at, got.size(), at < got.size() ? got[at] : 0,

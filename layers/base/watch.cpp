@@ -105,6 +105,7 @@ void advance(Clock& clock, int stream, uint64_t index) {
     s.works.push_back({++s.now, stream, index});
     s.block_start = s.launch_start = s.now;
 }
+
 Clock& current_clock() { return s.stream ? s.stream->clock : s.host; }
 
 // ---- the rule --------------------------------------------------------------------------------------------
@@ -120,17 +121,19 @@ bool is_known(const Known& known, const Access& a) {
 // whether `a` happens before what `thread` does now
 bool is_ordered(const Access& a, int thread, uint16_t warp_turn) {
     if (a.thread & (arriving | departing) || (a.thread & blocks && a.moment >= s.launch_start)) return false;
-    if (a.moment >= s.block_start) {
+    if (a.moment >= s.block_start) {  // of this block: before its last barrier, or by this thread or warp
         if (a.moment < s.now) return true;
         if (a.thread & warps) return false;
         int other = a.thread & thread_bits;
         if (other == thread && !(a.thread & lanes)) return true;
         return other / 32 == thread / 32 && a.warp_turn < warp_turn;
     }
-    if (a.moment >= s.launch_start) {
+    if (a.moment >= s.launch_start) {  // of another block of this launch
         auto mine = s.waiting.find(thread);
         return is_known(s.known, a) || (mine != s.waiting.end() && is_known(mine->second, a));
     }
+
+    // of earlier work
     if (s.in_kernel && a.moment == s.done_moment) return true;
     auto next = std::upper_bound(s.works.begin(), s.works.end(), a.moment,
                                  [](uint32_t moment, const WorkStart& w) { return moment < w.moment; });
@@ -162,10 +165,12 @@ bool found(const std::string& what) {
     w.error = w.where(w.current) + ": " + what;
     w.stop();
 }
+
 std::string unwritten(const char* p, uint32_t code) {
     return text("the read of %s memory at %s: nobody has written it", is_shared(p) ? "shared" : "device",
                 line_of(code).c_str());
 }
+
 bool race(const char* p, bool writes, uint32_t code, const Access& before, bool was_written) {
     if (!s.in_kernel && !s.error.empty()) return false;  // reports the first only
     std::string what = text("the %s of %s memory at %s races with the %s at %s", writes ? "write" : "read",
@@ -214,6 +219,7 @@ void change_cells(const char* p, size_t n, Change change) {
         if (!change(cells[i], p + i)) return;
     }
 }
+
 // whether there was such an access at all; in shared memory, those of earlier blocks do not count
 bool counts(const Access& a, const char* p) {
     return a.moment && !(is_shared(p) && a.moment < s.block_start);
@@ -300,6 +306,7 @@ void* allocate(size_t bytes) {
     s.allocated[p] = whole;
     return p;
 }
+
 void release(void* p) {
     auto found = s.allocated.find((char*)p);
     if (found == s.allocated.end()) return;
@@ -311,6 +318,7 @@ void release(void* p) {
     give_back((char*)(s.cells + (found->first - memory)), found->second * sizeof(Cell));
     s.allocated.erase(found);
 }
+
 char* shared_memory() { return memory; }
 void read(const void* p, size_t bytes) { seen(p, bytes, false, __builtin_return_address(0)); }
 void write(const void* p, size_t bytes) { seen(p, bytes, true, __builtin_return_address(0)); }
@@ -319,6 +327,7 @@ void load(void* to, const void* p, size_t bytes) {
     seen(p, bytes, false, __builtin_return_address(0));
     memcpy(to, p, bytes);
 }
+
 void store(void* p, const void* from, size_t bytes) {
     seen(p, bytes, true, __builtin_return_address(0));
     memcpy(p, from, bytes);
@@ -332,6 +341,7 @@ void begin_copy(const void* to, const void* from, size_t bytes) {
     note((const char*)to, bytes, true, code, me.thread);
     writes((const char*)to, bytes, code, me, arriving);
 }
+
 void finish_copy(const void* to, const void* from, size_t bytes) {
     Me me;
     if (!is_watched(to, me)) return;
@@ -350,6 +360,7 @@ void begin_send(const void* p, size_t bytes) {
     if (!is_watched(p, me)) return;
     reads((const char*)p, bytes, code_of(__builtin_return_address(0)), me, departing);
 }
+
 void finish_send(const void* p, size_t bytes) {
     Me me;
     if (!is_watched(p, me)) return;
@@ -365,6 +376,7 @@ void begin_launch() {
     s.block_starts.clear();
     s.published.clear();
 }
+
 void begin_block() {
     s.block_start = ++s.now;
     s.block_starts.push_back(s.now);
@@ -374,11 +386,13 @@ void begin_block() {
     in_counted_block = counting && s.block_starts.size() <= counted_blocks;
     in_traced_block = tracing && s.block_starts.size() == 1;
 }
+
 void end_block() {
     s.in_kernel = false;
     if (in_counted_block) counter.finish_block(worker->kernel, line_of);
     in_counted_block = in_traced_block = false;
 }
+
 void block_barrier() {
     s.now++;
     for (auto& [thread, known] : s.waiting) s.known.join(known);
@@ -398,12 +412,14 @@ Clock given() {
     s.host_open = false;
     return current_clock();
 }
+
 Work::Work(Progress& stream, const Clock& given) : outer(s.stream) {
     s.stream = &stream;
     s.host_open = false;
     join(stream.clock, given);
     advance(stream.clock, stream.id, ++stream.works);
 }
+
 Work::~Work() { s.stream = outer; }
 std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done) {
     auto clock = std::make_shared<Clock>();
@@ -411,6 +427,7 @@ std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done) {
     else stream.asked.push_back({given, clock});
     return clock;
 }
+
 void reached(Progress& stream, uint64_t done) {
     std::erase_if(stream.asked, [&](auto& a) {
         if (a.first > done) return false;
@@ -418,10 +435,12 @@ void reached(Progress& stream, uint64_t done) {
         return true;
     });
 }
+
 void learn(const Clock& clock) {
     s.host_open = false;
     join(current_clock(), clock);
 }
+
 void complain() {
     std::string error;
     std::swap(error, s.error);

@@ -70,6 +70,7 @@ template <class V>
     load(&v, p, sizeof v);
     return v;
 }
+
 template <class V>
 [[gnu::always_inline]] inline void store_whole(V* p, const V& v) {
     store(p, &v, sizeof v);

@@ -23,11 +23,13 @@ struct Counter {
         uint32_t occurrence = occurrences[place << 10 | (uint64_t)thread]++;
         accesses.push_back({place, occurrence, (uint16_t)thread, (uint16_t)bytes, address});
     }
+
     // line_of: file:line of a place in the program, from its code address
     template <class LineOf>
     void finish_block(const char* kernel, LineOf line_of) {
         auto key = [](const Access& a) { return std::tuple(a.place, a.thread / 32, a.occurrence); };
         std::sort(accesses.begin(), accesses.end(), [&](auto& a, auto& b) { return key(a) < key(b); });
+
         std::map<uint64_t, Counts> places;
         for (size_t first = 0, last; first < accesses.size(); first = last) {
             for (last = first + 1; last < accesses.size(); last++)
@@ -63,8 +65,10 @@ private:
         c.requests++;
         c.lanes += end - begin;
     }
+
     static void count_shared(Counts& c, const Access* begin, const Access* end) {
         int together = begin->bytes <= 4 ? 32 : begin->bytes == 8 ? 16 : 8;
+
         for (int first = 0; first < 32; first += together) {
             std::set<size_t> words[32];
             size_t turns = 0;

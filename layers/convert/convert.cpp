@@ -64,6 +64,7 @@ const Conversion& find_conversion(Arguments& a) {
         if (!a.has(c.from) || !a.has(c.to)) continue;
         for (auto& name : c.needs)
             if (!a.has(name.c_str())) fail("--%s wants --%s N", c.from, name.c_str());
+
         for (auto& given : a.values) {
             const std::string& name = given.first;
             auto among = [&](const std::vector<std::string>& list) {

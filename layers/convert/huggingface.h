@@ -30,12 +30,14 @@ inline ForeignModel open_huggingface(const std::string& dir) {
                     number_in(config, "vocab_size", name), 0};
     m.Vp = m.V;
     check_shape(m, name);
+
     auto wants = [&](const char* key, std::vector<std::string> accepted) {
         const Json* value = config.find(key);
         if (value && std::find(accepted.begin(), accepted.end(), value->text) == accepted.end())
             fail("%s: has %s %s, this program computes %s", name.c_str(), key, value->text.c_str(),
                  accepted[0].c_str());
     };
+
     wants("model_type", {"gpt2"});
     wants("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
     wants("tie_word_embeddings", {"true"});
@@ -64,16 +66,20 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     if (!fits || std::min({wte[0], wte[1], wpe[0]}) < 1 || std::max({wte[0], wte[1], wpe[0]}) > 1 << 24)
         fail("%s: wte.weight has shape %s and wpe.weight %s: wants a GPT of nanoGPT", path.c_str(),
              json_numbers(wte).c_str(), json_numbers(wpe).c_str());
+
     int layers = 0;
     while (layers < 1 << 20 && tensors->find(text("h.%d.ln_1.weight", layers))) layers++;
     if (!layers) fail("%s: has no layers: wants a GPT of nanoGPT", path.c_str());
+
     ModelShape m = {layers, (int)wte[1], heads, (int)wpe[0], (int)wte[0], (int)wte[0]};
     if (m.C % heads) fail("--heads %d does not divide the hidden size %d of %s", heads, m.C, path.c_str());
     check_shape(m, path);
     tensors->refuse_unknown(parameter_table(m));
+
     bool has_biases = tensors->find("ln_f.bias");
     printf("note: nanoGPT computes GELU by erf, this program by tanh (as GPT-2): losses differ slightly%s\n",
            has_biases ? "" : "; the model has no biases: here they are 0, and training would change them");
+
     return {m, [=](const Parameter& p) {
                 bool is_absent = !has_biases && p.name.ends_with(".bias");
                 if (is_absent && !tensors->find(p.name)) return std::vector<real>((size_t)p.stored(), 0);
@@ -92,9 +98,11 @@ inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
         if (t == v.end_of_text) name = "<|endoftext|>";
         ids += text("%s%s: %d", t ? ", " : "{", json_quote(name).c_str(), t);
     }
+
     std::string config = text("{\"tokenizer_class\": \"GPT2Tokenizer\", \"model_max_length\": %d, ", T);
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
         config += text("\"%s\": \"<|endoftext|>\"%s", name, *name == 'u' ? "}\n" : ", ");
+
     for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
                                    {"merges.txt", v.source}, {"tokenizer_config.json", config}}) {
         FileWriter file(to + "/" + name);
@@ -115,9 +123,11 @@ inline void write_huggingface(const std::string& dir, const std::string& to) {
                        offset + p.stored() * 4);
         offset += p.stored() * 4;
     }
+
     header = "{\"__metadata__\":{\"format\":\"pt\"}," + header.substr(1) + "}";
     header += std::string((8 - header.size() % 8) % 8, ' ');
     std::filesystem::create_directories(to);
+
     FileWriter file(to + "/model.safetensors");
     uint64_t n = header.size();
     file.write(&n, 8);
@@ -127,6 +137,7 @@ inline void write_huggingface(const std::string& dir, const std::string& to) {
         file.write(theirs.data(), theirs.size() * 4);
     }
     file.finish();
+
     FileWriter config(to + "/config.json");
     config.write(text("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n  "
                       "\"activation_function\": \"gelu_new\",\n  \"n_layer\": %d,\n  \"n_embd\": %d,\n  "
@@ -135,6 +146,7 @@ inline void write_huggingface(const std::string& dir, const std::string& to) {
                       "\"resid_pdrop\": 0.0,\n  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %d,\n  "
                       "\"eos_token_id\": %d\n}\n", m.L, m.C, m.NH, m.T, m.T, m.V, m.V - 1, m.V - 1));
     config.finish();
+
     if (own.checkpoint().state.tokenizer == "bpe")
         write_tokenizer(Vocabulary::open(own.checkpoint().folder + "/vocab.bpe"), m.T, to);
     printf("%s: %ld parameters of step %ld\n", to.c_str(), own.table.count, own.checkpoint().state.step);

@@ -26,6 +26,7 @@ struct LlmcLayout {
             tensors.push_back({&p, elements});
             elements += (size_t)stored;
         };
+
         add(table.list[table.wte], Vp * m.C);
         add(table.list[table.wpe], table.list[table.wpe].stored());
         for (int t = 0; t < block_tensors; t++)
@@ -43,10 +44,12 @@ inline ForeignModel open_llmc(const std::string& path) {
     if (file->size < 1024 || header(0) != llmc_magic)
         fail("%s: is not a model file of llm.c: wants one that train_gpt2.py or train_gpt2.cu wrote",
              path.c_str());
+
     int32_t version = header(1);
     if (version != llmc_fp32 && version != llmc_bf16)
         fail("%s: has version %d, wants 3 (fp32) or 5 (bf16): write it again with today's llm.c",
              path.c_str(), version);
+
     int T = header(2), V = header(3), L = header(4), NH = header(5), C = header(6), Vp = header(7);
     for (int value : {T, V, L, NH, C, Vp})
         if (value < 1 || value > 1 << 24)
@@ -54,14 +57,17 @@ inline ForeignModel open_llmc(const std::string& path) {
                  1 << 24);
     if (Vp < V || C % NH)
         fail("%s: is damaged: V %d, Vp %d, C %d, NH %d, L %d", path.c_str(), V, Vp, C, NH, L);
+
     ModelShape m = {L, C, NH, T, V, V};
     check_shape(m, path);
+
     size_t width = version == llmc_fp32 ? 4 : 2;
     auto table = std::make_shared<ParameterTable>(parameter_table(m));
     LlmcLayout layout(*table, m, Vp);
     if (layout.is_too_large || file->size != 1024 + layout.elements * width)
         fail("%s: truncated or damaged: has %zu bytes, wants %zu", path.c_str(), file->size,
              1024 + layout.elements * width);
+
     std::map<std::string, size_t> begins;
     for (auto& [p, begin] : layout.tensors) begins[p->name] = begin;
     return {m, [=](const Parameter& p) {
@@ -83,9 +89,11 @@ inline void write_llmc(const std::string& dir, const std::string& to, bool as_bf
     const ModelShape& m = own.shape;
     long Vp = ((long)m.V + llmc_padding - 1) / llmc_padding * llmc_padding;
     LlmcLayout layout(own.table, m, Vp);
+
     std::vector<int32_t> header(256, 0);
     int32_t sizes[] = {llmc_magic, as_bf16 ? llmc_bf16 : llmc_fp32, m.T, m.V, m.L, m.NH, m.C, (int32_t)Vp};
     std::copy(std::begin(sizes), std::end(sizes), header.begin());
+
     FileWriter file(to);
     file.write(header.data(), 1024);
     for (size_t t = 0; t < layout.tensors.size(); t++) {
@@ -100,6 +108,7 @@ inline void write_llmc(const std::string& dir, const std::string& to, bool as_bf
             file.write(theirs.data(), 4 * theirs.size());
         }
     }
+
     file.finish();
     printf("%s: %ld parameters of step %ld\n", to.c_str(), own.table.count, own.checkpoint().state.step);
 }

@@ -55,6 +55,7 @@ inline void write_checkpoint(const ForeignModel& model, const std::string& to, c
     if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
     if (vocabulary && vocabulary->size() != m.V)
         fail("--tokenizer %s: has %d tokens, the model %d", tokenizer.c_str(), vocabulary->size(), m.V);
+
     if (!list_checkpoints(to).empty())
         fail("--to %s already holds checkpoints: choose another folder", to.c_str());
     ParameterTable table = parameter_table(m);
@@ -65,12 +66,14 @@ inline void write_checkpoint(const ForeignModel& model, const std::string& to, c
         snapshot.ranges.push_back({p, Master, 0, p.stored(), -1, values.size()});
         values.insert(values.end(), ours.begin(), ours.end());
     }
+
     snapshot.values = values.data();
     RunState state;
     state.shape = m;
     state.seed = 1234;
     if (vocabulary) state.tokenizer = vocabulary->kind;
     save_whole(to, state, snapshot, "{}", vocabulary ? &*vocabulary : nullptr);
+
     printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), table.count);
 }
 
@@ -88,6 +91,7 @@ struct OwnModel {
         m.Vp = m.V;
         return m;
     }
+
     // in the other program's order
     std::vector<float> read(const Parameter& p, const ElementMap& map) {
         std::vector<real> ours;

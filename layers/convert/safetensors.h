@@ -25,18 +25,21 @@ struct Safetensors {
         header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
         begin = 8 + n;
     }
+
     // without what torch.compile and GPT2LMHeadModel put in front
     static std::string bare_name(std::string_view key) {
         for (std::string_view prefix : {"_orig_mod.", "transformer."})
             if (key.starts_with(prefix)) key.remove_prefix(prefix.size());
         return std::string(key);
     }
+
     // the entry of a tensor, whatever stands in front of its name; nullptr: not there
     const Json* find(const std::string& name) const {
         for (auto& [key, value] : header.members)
             if (bare_name(key) == name) return &value;
         return nullptr;
     }
+
     // a tensor that is not the model's would be lost silently; masks and the tied head may be there
     void refuse_unknown(const ParameterTable& table) const {
         for (auto& [key, value] : header.members) {
@@ -47,12 +50,14 @@ struct Safetensors {
             if (!known) fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), key.c_str());
         }
     }
+
     std::vector<long> shape_of(const std::string& name) const {
         const Json* t = find(name);
         if (!t) fail("%s: has no tensor %s: wants a GPT-2 model", file.path.c_str(), name.c_str());
         std::string what = file.path + ", " + name;
         return Checkpoint::numbers(t->at("shape", what), what);
     }
+
     // the values of a tensor, which must have this shape
     std::vector<real> read(const std::string& name, const std::vector<long>& shape) const {
         std::string what = file.path + ", " + name;
@@ -60,15 +65,18 @@ struct Safetensors {
         if (stored != shape)
             fail("%s: has shape %s, the model wants %s", what.c_str(), json_numbers(stored).c_str(),
                  json_numbers(shape).c_str());
+
         const Json& t = *find(name);
         std::vector<long> offsets = Checkpoint::numbers(t.at("data_offsets", what), what);
         const std::string& type = t.at("dtype", what).string(what);
         size_t width = type == "F64" ? 8 : type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0, n = 1;
         if (!width) fail("%s: has dtype %s, wants F64, F32, F16 or BF16", what.c_str(), type.c_str());
+
         for (long d : shape) n *= (size_t)d;
         if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0] ||
             (size_t)(offsets[1] - offsets[0]) != n * width)
             fail("%s: has damaged offsets, wants %zu bytes", what.c_str(), n * width);
+
         const char* from = file.range(begin + (size_t)offsets[0], n * width, name.c_str());
         std::vector<real> out(n);
         for (size_t i = 0; i < n; i++) {

@@ -3,7 +3,7 @@
 #include <unistd.h>
 #include <iostream>
 #include <iterator>
-#include "../model/resolve.h"
+#include "../model/run.h"
 #include "../model/setup.h"
 #include "generate.h"
 #include "scoring.h"
@@ -29,14 +29,17 @@ inline InferenceJobs open_jobs(const Options& o) {
     if (!o.results.empty() && o.evaluate.empty() && !reads_file)
         fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     if (reads_file) jobs.prompts = read_prompts(o);
+
     std::error_code none;
     for (auto& input : reads_file ? std::vector<std::string>{o.generate} : o.evaluate)
         if (!o.results.empty() && std::filesystem::equivalent(o.results, input, none))
             fail("--results %s would be written over %s: give another name", o.results.c_str(),
                  input.c_str());
+
     if (!o.results.empty() && prints) FileWriter probe(o.results);
     if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)
         printf("note: without --resume the model's weights are random\n");
+
     if (o.plan.empty())
         for (auto& path : o.evaluate) jobs.tasks.push_back(EvalFile::open(path));
     return jobs;
@@ -78,13 +81,16 @@ inline std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
         auto batch_of = [&](int micro_batch) -> const ScoreBatch& {
             return plan.batches[first + (size_t)micro_batch * grid.d + grid.data];
         };
+
         int mine = (int)((end - first + grid.d - 1 - grid.data) / grid.d);
         MicroBatches all;
         for (int i = 0; i < mine; i++) all.sizes.push_back({1, batch_of(i).rows});
         all.load = [&](InFlight& to, int i) { load_packed(model, to, plan.pack_batch(batch_of(i), shares)); };
+
         clear_losses(model);
         run_schedule(model, make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false}), all,
                      0);
+
         for (int i = 0; grid.is_last_stage() && i < mine; i++)
             collect_scores(model, plan, batch_of(i), i, scores);
         share_scores(grid, plan, first, end, scores);
@@ -103,12 +109,14 @@ inline void evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
         jobs.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
         rows += (double)plan.rows;
     }
+
     if (!run.trains()) comm::end_on_error(not_finite(jobs.results));
     if (!run.is_rank0()) return;
     double took = seconds() - start;
     printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(jobs.results).c_str(), rows, took,
            rows / took);
     fflush(stdout);
+
     if (o.results.empty()) return;
     std::string name = run.trains() ? o.save : o.resume;
     save_results(o.results, task_json(jobs.results, name.empty() ? o.model : name, run.state.step),
@@ -124,6 +132,7 @@ inline int print_sample(const Run& run, Model& model, const std::string& prompt,
     std::vector<int> tokens = encode_text(vocabulary, prompt);
     if (tokens.empty()) tokens.push_back(vocabulary.end_of_text);
     Sampling how = {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, draw};
+
     int count = 0;
     if (run.is_rank0()) printf("%s", prompt.c_str());
     generate(model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
@@ -136,6 +145,7 @@ inline int print_sample(const Run& run, Model& model, const std::string& prompt,
         }
         return true;
     });
+
     if (run.is_rank0()) printf("\n");
     return count;
 }
@@ -169,6 +179,7 @@ inline void answer_prompts(const Run& run, Model& model, const std::vector<Promp
     std::optional<FileWriter> file;
     if (run.is_rank0() && !o.results.empty()) file.emplace(o.results);
     size_t round = (size_t)o.batch * run.grid.d * 8, right = 0, with_answer = 0;
+
     for (size_t first = 0; first < prompts.size(); first += round) {
         std::vector<Prompt> some(prompts.begin() + (long)first,
                                  prompts.begin() + (long)std::min(first + round, prompts.size()));
@@ -185,6 +196,7 @@ inline void answer_prompts(const Run& run, Model& model, const std::vector<Promp
             }
         }
     }
+
     if (file) file->finish();
     if (run.is_rank0() && with_answer)
         fprintf(stderr, "right     %zu of %zu answers, to the letter\n", right, with_answer);

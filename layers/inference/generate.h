@@ -23,6 +23,7 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     check_logits(logits);
     if (how.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
+
     size_t n = how.top_k > 0 ? std::min((size_t)how.top_k, order.size()) : order.size();
     // the likeliest tokens are sorted only as far as needed: usually a few are enough
     size_t sorted = 0;
@@ -32,14 +33,17 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
         std::partial_sort(order.begin() + (long)sorted, order.begin() + (long)end, order.end(), likelier);
         sorted = end;
     };
+
     sort_to(how.top_k > 0 ? n : 64);
     auto p = [&](size_t i) {
         if (i >= sorted) sort_to(4 * sorted);
         return std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
     };
+
     double sum = 0, kept = 0, below = 0;
     for (size_t i = 0; i < n; i++)
         sum += std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
+
     size_t last = n;
     if (how.top_p < 1)
         for (last = 0; last < n && (last == 0 || kept < how.top_p * sum); last++) kept += p(last);
@@ -73,6 +77,7 @@ inline Likelihood likelihood_of(const std::vector<real>& logits, int token, int 
     std::partial_sort(order.begin(), order.begin() + top, order.end(), [&](int a, int b) {
         return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
     });
+
     double largest = *std::max_element(logits.begin(), logits.end()), sum = 0;
     for (real x : logits) sum += std::exp((double)x - largest);
     Likelihood out = {logits[token] - largest - std::log(sum), {}};
@@ -91,6 +96,7 @@ inline void share_likelihoods(const Grid& g, std::vector<Likelihood>& all) {
     }
     if (!g.is_last_stage()) numbers.assign(numbers.size(), 0);
     numbers = comm::sum_over(g.pp, numbers, "log-probabilities");
+
     size_t at = 0;
     for (auto& one : all) {
         one.logprob = numbers[at++];
@@ -121,11 +127,13 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
     for (size_t place = 0; place < texts.size(); place++) {
         Text* t = texts[place];
         if (!t) continue;
+
         if ((int)t->tokens.size() > T) {
             t->tokens.erase(t->tokens.begin(), t->tokens.end() - (T + 1) / 2);
             t->done = 0;
         }
         if (!model.keeps_cache()) t->done = 0;
+
         int n = (int)t->tokens.size() - t->done, base = (int)place * T;
         if (packed.rows() + n > room) break;
         int first = packed.add_segment(t->tokens.data() + t->done, n, t->done, base + t->done, base);
@@ -135,6 +143,7 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
         t->done = (int)t->tokens.size();
         asked.push_back(t);
     }
+
     std::vector<std::vector<real>> logits = packed_logits(model, packed);
     std::vector<int64_t> drawn(asked.size(), 0);
     std::vector<Likelihood> noted;
@@ -147,11 +156,13 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
         else if (top >= 0)
             noted.push_back({0, std::vector<std::pair<int, double>>(std::min(top, model.shape.V))});
     }
+
     share_likelihoods(model.grid, noted);
     if (likelihoods) *likelihoods = std::move(noted);
     std::vector<int64_t> all = drawn;
     if (model.grid.p > 1)
         all = comm::gather_numbers(model.grid.pp, drawn, "tokens of generation");  // of the last stage -> all
+
     std::vector<int> out;
     for (size_t i = 0; i < asked.size(); i++) {
         int token = (int)all[all.size() - asked.size() + i];
@@ -183,6 +194,7 @@ void generate(Model& model, std::vector<Text> texts, int at_once, Emit emit) {
             if (active[i]) places.push_back(i);
         }
         if (places.empty()) return;
+
         std::vector<int> tokens = next_tokens(model, active);
         for (size_t i = 0; i < tokens.size(); i++) {
             Text*& t = active[places[i]];
@@ -207,10 +219,12 @@ inline bool take_token(Answer& a, int token, const Prompt& p, const Vocabulary& 
         a.stopped = "end of text";
         return false;
     }
+
     size_t had = a.text.size(), first = a.text.npos;
     a.text += v.tokens[token];
     for (auto& stop : p.stop)
         first = std::min(first, a.text.find(stop, had > stop.size() ? had - stop.size() : 0));
+
     if (first == a.text.npos) return true;
     a.text.resize(first);
     a.stopped = "stop";
@@ -231,10 +245,13 @@ inline std::vector<Answer> answer_all(Model& model, const std::vector<Prompt>& p
         texts.push_back({tokens, prompts[i].tokens, prompts[i].how});
         mine.push_back(i);
     }
+
     generate(model, texts, at_once, [&](size_t i, int token) {
         return take_token(answers[mine[i]], token, prompts[mine[i]], v);
     });
     if (g.d == 1) return answers;
+
+    // the answers of other replicas
     int64_t most = 0;
     for (auto& a : answers) most = std::max(most, (int64_t)a.tokens.size());
     for (int64_t other : comm::gather_numbers(g.dp, {most}, "longest answer")) most = std::max(most, other);
@@ -243,6 +260,7 @@ inline std::vector<Answer> answer_all(Model& model, const std::vector<Prompt>& p
         std::copy(answers[mine[i]].tokens.begin(), answers[mine[i]].tokens.end(),
                   numbers.begin() + (long)i * (most + 1));
     std::vector<int64_t> all = comm::gather_numbers(g.dp, numbers, "answers");  // each replica's -> all
+
     for (size_t i = 0; i < prompts.size(); i++) {
         if ((int)(i % g.d) == g.data) continue;
         const int64_t* from = &all[(i % g.d) * numbers.size() + i / g.d * (size_t)(most + 1)];

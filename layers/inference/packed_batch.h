@@ -25,10 +25,12 @@ struct PackedBatch {
         }
         return first;
     }
+
     // the same where no cache outlives the batch: row n of the batch is row n of the keys
     int add_uncached(const int* given, int n, int position, int prefix = 0, int shared = 0) {
         return add_segment(given, n, position, rows(), rows(), prefix, shared);
     }
+
     // adds rows that nobody asks for, so that `ranks` can share the rows equally
     void pad_rows(int ranks) {
         std::vector<int> blank((ranks - rows() % ranks) % ranks, 0);
@@ -44,6 +46,7 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
         all.insert(all.end(), list.begin(), list.end());
         return at;
     };
+
     PackedSegments& s = to.segments;
     s.positions = to.segment_arrays;
     s.cache_slots = packed.cache_slots.empty() ? nullptr : append(packed.cache_slots);
@@ -52,11 +55,13 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     s.tile_count = (int)packed.tiles.size();
     s.outputs = packed.outputs();
     s.cache_rows = model.max_rows();
+
     size_t tile_bytes = packed.tiles.size() * sizeof(Tile);
     all.resize(all.size() + tile_bytes / sizeof(int));
     memcpy((char*)(all.data() + all.size()) - tile_bytes, packed.tiles.data(), tile_bytes);
     synchronize(model.stream);  // a kernel may still be reading what is overwritten now
     copy_to_device(to.segment_arrays, all.data(), all.size() * sizeof(int), model.stream);
+
     if (to.tokens) {
         copy_to_device(to.tokens, packed.tokens.data(), packed.tokens.size() * sizeof(int), model.stream);
         copy_to_device(to.targets, packed.targets.data(), packed.targets.size() * sizeof(int), model.stream);
@@ -71,6 +76,7 @@ inline void tune_packed(Model& model) {
     std::vector<int> tokens(model.shape.T, 0);
     for (int n = std::min(model.shape.T, model.max_rows()); n > 0; n /= 2)
         if (packed.rows() + n <= model.max_rows()) packed.add_uncached(tokens.data(), n, 0);
+
     InFlight& kept = model.in_flight[0];
     load_packed(model, kept, packed);
     const BlockActivations& a = kept.blocks[0];
@@ -78,6 +84,7 @@ inline void tune_packed(Model& model) {
     std::vector<floatX> values((size_t)model.max_rows() * row);
     normals(values.data(), 0, purpose("packed tuning"), 0, (long)values.size(), 1);
     copy_to_device(a.qkv, values.data(), values.size() * sizeof(floatX), model.stream);
+
     AttentionShape heads = {1, packed.rows(), model.shape.NH / model.grid.t, model.shape.HS()};
     const PackedSegments& s = kept.segments;
     TimingChoices here;
@@ -101,6 +108,7 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
     Grid& grid = model.grid;
     long values = (long)packed.rows() * model.shape.C;
     Buffer& input = model.inputs[0];
+
     for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
         InFlight& kept = model.in_flight[chunk];
         load_packed(model, kept, packed);
@@ -113,12 +121,14 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
         else
             all_logits(model, mb, ctx);
     }
+
     std::vector<std::vector<real>> out;
     if (!grid.is_last_stage()) return out;
     int K = packed.outputs(), Vp_r = model.shape.Vp / grid.t, V = model.shape.V;
     // my columns -> all columns
     comm::all_gather(tp.group, model.gathered_logits, model.lm_head.logits, (long)K * Vp_r, "logits",
                      model.stream);
+
     std::vector<floatX> all((size_t)K * model.shape.Vp);
     copy_to_host(all.data(), model.gathered_logits, all.size() * sizeof(floatX), model.stream);
     for (int k = 0; k < K; k++) {

@@ -61,6 +61,7 @@ PromptLine parse_prompt(const Json& json, const std::string& where, const Option
             }
         };
         auto count_of = [&](double least) { return (int)std::min(number_of(least, true), 1e9); };
+
         if (set_other(key, value)) continue;
         else if (key == "prompt") p.text = value.string(where + ": \"prompt\"");
         else if (key == "answer") p.answer = value.string(where + ": \"answer\"");
@@ -81,6 +82,7 @@ PromptLine parse_prompt(const Json& json, const std::string& where, const Option
             fail("%s: \"%s\": wants prompt, answer, samples, seed, tokens, temperature, top_k, "
                  "top_p, repetition, or stop with an array", where.c_str(), key.c_str());
     }
+
     for (auto& s : p.stop) if (s.empty()) fail("%s: \"stop\" has an empty string", where.c_str());
     return out;
 }
@@ -94,6 +96,7 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
         left.remove_prefix(std::min(line.size() + 1, left.size()));
         std::string where = text("%s line %d", o.generate.c_str(), number);
         if (line.find_first_not_of(" \t\r") == line.npos) continue;
+
         Json json = Json::parse(line, where);
         json.at("prompt", where);
         PromptLine one = parse_prompt(json, where, o, [](auto&, auto&) { return false; });
@@ -101,6 +104,7 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
             fail("%s: makes more than %zu answers in all: give several files", where.c_str(), most_prompts);
         for (int s = 0; s < one.samples; s++) out.push_back(one.sample(s, out.size()));
     }
+
     if (out.empty())
         fail("%s: has no prompts: wants a line {\"prompt\": \"…\"} for each", o.generate.c_str());
     return out;

@@ -54,14 +54,17 @@ struct ScoreBatches {
                 cut_here |= cut > 0;
                 same[{share ? q.context : r, q.context_tokens, cut}].push_back((int)r);
             }
+
             truncated += cut_here;
             for (auto& [key, requests] : same) add(std::get<2>(key), requests, most_rows, most_outputs);
         }
+
         for (auto& b : batches) {
             b.rows = (b.rows + ranks - 1) / ranks * ranks;
             rows += b.rows;
         }
     }
+
     void add(int cut, const std::vector<int>& requests, int most_rows, int most_outputs) {
         int context_length = (int)file.requests[requests[0]].context_tokens - cut;
         ScoreBatch* b = batches.empty() ? nullptr : &batches.back();
@@ -74,6 +77,7 @@ struct ScoreBatches {
                 item = nullptr;
                 more = n - 1 + context_length;
             }
+
             if (!item) {
                 b->items.push_back({cut, {}});
                 item = &b->items.back();
@@ -94,6 +98,7 @@ struct ScoreBatches {
                 const int* own = &file.tokens[file.requests[r].continuation];
                 int length = (int)file.requests[r].continuation_tokens;
                 int row = length > 1 ? out.add_uncached(own, length - 1, n, context_row, n) : 0;
+
                 for (int i = 0; i < length; i++) {
                     out.logit_rows.push_back(i ? row + i - 1 : context_row + n - 1);
                     out.targets.push_back(own[i]);
@@ -113,6 +118,7 @@ inline void collect_scores(Model& model, const ScoreBatches& plan, const ScoreBa
     copy_to_host(losses.data(), model.lm_head.losses + from, losses.size() * sizeof(real), model.stream);
     copy_to_host(is_greedy.data(), model.lm_head.is_greedy + from, is_greedy.size() * sizeof(real),
                  model.stream);
+
     size_t at = 0;
     for (auto& item : b.items)
         for (int r : item.requests) {
@@ -132,10 +138,12 @@ inline void share_scores(const Grid& g, const ScoreBatches& plan, size_t first, 
     for (size_t b = first; b < end; b++)
         for (auto& item : plan.batches[b].items)
             for (int r : item.requests) these.push_back(&scores[r]);
+
     for (auto* s : these) {
         numbers.push_back(s->log_likelihood);
         numbers.push_back(s->is_greedy);
     }
+
     numbers = comm::sum_over(g.dp, numbers, "scores");
     if (!g.is_last_stage()) numbers.assign(numbers.size(), 0);
     if (g.p > 1) numbers = comm::sum_over(g.pp, numbers, "scores");

@@ -18,7 +18,7 @@
 #include <poll.h>
 #include <unistd.h>
 #include <deque>
-#include "../model/resolve.h"
+#include "../model/run.h"
 #include "generate.h"
 
 constexpr int most_logprobs = 20, most_samples = 128;
@@ -66,6 +66,7 @@ public:
             else if (!held.empty()) held += '\n';  // a last line without its end
             end = held.rfind('\n');
         }
+
         if (end == held.npos) return "";
         std::string lines = held.substr(0, end + 1);
         held.erase(0, end + 1);
@@ -146,16 +147,20 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
         } else return false;
         return true;
     });
+
     json.at("prompt", "a request");
     if (t.text.logprobs > most_logprobs)
         fail("\"logprobs\" %d: wants at most %d", t.text.logprobs, most_logprobs);
+
     t.text.tokens = tokens ? *tokens : encode_text(v, line.prompt.text);
     if (t.text.tokens.empty()) t.text.tokens.push_back(v.end_of_text);
     t.text.seen.insert(t.text.tokens.begin(), t.text.tokens.end());
     t.text.left = line.prompt.tokens;
+
     if (t.is_computed() && (int)t.text.tokens.size() > shape.T)
         fail("the prompt has %zu tokens, the model takes %d: shorten it", t.text.tokens.size(), shape.T);
     if (line.samples > most_samples) fail("\"samples\" %d: wants at most %d", line.samples, most_samples);
+
     std::vector<ServedText> out;
     for (int s = 0; s < line.samples; s++) {
         out.push_back(t);
@@ -178,12 +183,14 @@ inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text)
             packed.logit_rows.push_back(i);
             packed.targets.push_back(0);
         }
+
         std::vector<std::vector<real>> logits = packed_logits(model, packed);
         for (int i = 0; i < rows && first + i + 1 < n; i++) {
             if (logits.empty()) out.push_back({0, std::vector<std::pair<int, double>>(text.logprobs)});
             else out.push_back(likelihood_of(logits[i], text.tokens[(size_t)(first + i + 1)], text.logprobs));
         }
     }
+
     text.done = n - 1;  // the last row is computed again, with the token that follows
     share_likelihoods(model.grid, out);
     return out;
@@ -207,6 +214,7 @@ public:
             fail("--generate -.jsonl over %d replicas: start one (t p = %d ranks)", run.grid.d,
                  run.grid.t * run.grid.p);
     }
+
     void serve() {
         print(text("{\"sequence\": %d, \"vocabulary\": %d, \"end_of_text\": %d}\n", model.shape.T, v.size(),
                    v.end_of_text));
@@ -217,6 +225,7 @@ public:
             if (run.is_rank0() && input.ended && lines.empty() && idle) lines = "end";
             if (run.grid.world.size > 1) lines = share_text(lines);
             if (lines == "end") return;
+
             for (size_t at = 0, end; (end = lines.find('\n', at)) != lines.npos; at = end + 1)
                 take_line(lines.substr(at, end - at));
             fill_places();
@@ -230,6 +239,7 @@ private:
         fputs(line.c_str(), stdout);
         if (fflush(stdout) != 0) fail("standard output is closed");
     }
+
     void take_line(const std::string& line) {
         if (line.find_first_not_of(" \t\r") == line.npos) return;
         int64_t id = -1;
@@ -248,6 +258,7 @@ private:
                        json_quote(whole_utf8(e.what())).c_str()));
         }
     }
+
     void cancel(int64_t id) {
         for (auto& t : waiting)
             if (t.id == id) print(stopped_json(t, "cancelled"));
@@ -258,6 +269,7 @@ private:
                 place.reset();
             }
     }
+
     void fill_places() {
         for (size_t i = 0; i < places.size(); i++)
             while (!places[i] && !waiting.empty()) {
@@ -271,6 +283,7 @@ private:
                 places[i].reset();
             }
     }
+
     // a token for each text in its place; as many as fit into a batch
     void draw() {
         std::vector<Text*> texts;
@@ -280,8 +293,10 @@ private:
             if (places[i]) drawn.push_back(i);
         }
         if (drawn.empty()) return;
+
         std::vector<Likelihood> likelihoods;
         std::vector<int> tokens = next_tokens(model, texts, &likelihoods);
+
         size_t next = 0;
         for (size_t i = 0; i < tokens.size(); i++) {
             ServedText& t = *places[drawn[i]];

@@ -54,6 +54,7 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
         auto length = [&](int i) {
             return (double)std::max<int64_t>(1, file.requests[d.first + i].characters);
         };
+
         bool good = file.metric == "greedy" ? s[d.gold].is_greedy : file.metric == "none" ? false
             : likeliest(n, [&](int i) { return s[i].log_likelihood - prior(i); }) == d.gold;
         right.push_back(good);
@@ -61,6 +62,7 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
         logs.push_back(s[std::max<int64_t>(d.gold, 0)].log_likelihood);
         for (int64_t g : d.groups) if (g >= 0) of_group[g].push_back(good);
     }
+
     if (file.metric == "none") return out;
     out.metrics.push_back(mean_metric("acc", right));
     if (file.normalised) out.metrics.push_back(mean_metric("acc_norm", by_length));
@@ -70,6 +72,7 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
         mean.error *= mean.value;
         out.metrics.push_back(mean);
     }
+
     for (size_t g = 0; g < of_group.size(); g++)
         out.metrics.push_back(mean_metric("acc " + file.groups[g], of_group[g]));
     return out;
@@ -84,11 +87,13 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
             for (auto& m : r.metrics) if (m.name == name) return &m;
             return nullptr;
         };
+
         auto cell = [](const TaskMetric* m, double scale) {
             if (m && std::isfinite(m->error))
                 return text("%8.2f ± %-5.2f", scale * m->value, scale * m->error);
             return m ? text("%8.2f        ", scale * m->value) : text("%16s", "-");
         };
+
         std::string mtnlg = "-", gpt3 = "-";
         const PublishedScores* p = find_published(f.task.c_str());
         int column = f.shots == 0 ? 0 : f.shots == 1 ? 1 : 2;
@@ -96,12 +101,15 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
             mtnlg = text("%.1f", p->mtnlg[column]);
             if (!std::isnan(p->gpt3[column])) gpt3 = text("%.1f", p->gpt3[column]);
         }
+
         out += text("%-28s%9zu  %5d  %s  %s  %s  %11s  %11s\n", r.name.c_str(), f.documents.size(), f.shots,
                     cell(find("acc"), 100).c_str(), cell(find("acc_norm"), 100).c_str(),
                     cell(find("ppl"), 1).c_str(), mtnlg.c_str(), gpt3.c_str());
+
         for (auto& m : r.metrics)
             if (m.name.rfind("acc ", 0) == 0)
                 out += text("  %-41s  %s\n", m.name.c_str() + 4, cell(&m, 100).c_str());
+
         if (r.truncated)
             out += text("  %ld of %zu documents are longer than the model's sequence: cut from the left\n",
                         r.truncated, f.documents.size());
@@ -122,11 +130,13 @@ inline std::string task_json(const std::vector<TaskResult>& results, const std::
                                    (m.name.find(' ') == m.name.npos ? "" : m.name.substr(m.name.find(' '))))
                             .c_str(),
                         number(m.error).c_str());
+
         values += comma + name + ": {" + row + "}";
         versions += comma + name + text(": %d", r.file->version);
         shots += comma + name + text(": %d", r.file->shots);
         hashes += comma + name + ": " + json_quote(r.file->hash);
         cut += comma + name + text(": %ld", r.truncated);
+
         std::string documents;
         for (auto& d : r.file->documents) {
             std::string one;
@@ -135,6 +145,7 @@ inline std::string task_json(const std::vector<TaskResult>& results, const std::
             documents += (documents.empty() ? "[" : ", [") + one + "]";
         }
         scores += comma + name + ": [" + documents + "]";
+
         std::string from;
         for (auto& d : r.file->documents) from += text(from.empty() ? "%lld" : ", %lld", (long long)d.line);
         lines += comma + name + ": [" + from + "]";

@@ -14,6 +14,7 @@ void test_segments() {
     std::vector<floatX> qkv = random_values<floatX>(T * a.row(), 1), whole(T * a.out()), p(3L * T * T),
                         cache = qkv;
     ref::attention_forward(whole.data(), p.data(), qkv.data(), a, nullptr);
+
     auto part = [&](int from, int n) {
         return std::vector<floatX>(whole.begin() + from * a.out(), whole.begin() + (from + n) * a.out());
     };
@@ -23,12 +24,14 @@ void test_segments() {
         ref::packed_attention(o.data(), cache.data(), pack.tiles.data(), count, 0, a, nullptr);
         return o;
     };
+
     std::vector<int> tokens(T, 0);
     PackedBatch one, behind, last;
     one.add_uncached(tokens.data(), T, 0);
     close("one segment", attend(one), whole, sums_tolerance);
     last.add_segment(tokens.data(), 1, T - 1, T - 1, 0);
     close("the last row, the others in the cache", attend(last), part(T - 1, 1), sums_tolerance);
+
     // the context, what follows it, and the same again: both see the context, neither the other
     cache.insert(cache.end(), qkv.begin() + cut * a.row(), qkv.end());
     behind.add_uncached(tokens.data(), cut, 0);
@@ -54,6 +57,7 @@ void test_scores() {
         for (int i = 0; i < n; i++) out[i] = (int)(hash_of(salt * 1000 + i) % V);
         return out;
     };
+
     auto score_all = [&](const EvalFile& file, const ScoreBatches& plan) {
         std::vector<Score> scores(file.requests.size());
         for (auto& b : plan.batches) {
@@ -65,6 +69,7 @@ void test_scores() {
         }
         return scores;
     };
+
     // continuations of one token and of many, contexts shared and not, one that fills the sequence, one too
     // long for it
     auto c = tokens(9, 1);
@@ -79,6 +84,7 @@ void test_scores() {
           "the long document is counted, shared contexts are fewer rows");
     std::vector<Score> scores = score_all(file, shared), one_by_one = score_all(file, alone),
                        cut = score_all(file, narrow);
+
     std::vector<double> got, again, few, want;
     for (size_t r = 0; r < file.requests.size(); r++) {
         got.push_back(scores[r].log_likelihood);
@@ -99,9 +105,11 @@ void test_scores() {
         want.push_back(0);
         for (int i = n - 1 - length; i < n - 1; i++) want.back() -= losses[i];
     }
+
     close("log-likelihoods are a whole pass's", got, want, 4 * rounding);
     close("a context for each continuation: the same", again, got, 4 * rounding);
     close("small batches: the same", few, got, 4 * rounding);
+
     // greedy: is each token the likeliest where it stands? Continuations are made from the model's own
     // choices
     auto first_choice = [&](std::vector<int> context, int n) {
@@ -116,6 +124,7 @@ void test_scores() {
         }
         return made;
     };
+
     std::vector<int> chosen = first_choice(c, 4), wrong_first = chosen, wrong_last = chosen;
     wrong_first[0] = (wrong_first[0] + 1) % V;
     wrong_last[3] = (wrong_last[3] + 1) % V;
@@ -123,10 +132,12 @@ void test_scores() {
     scores = score_all(greedy, ScoreBatches(greedy, T, B * T, B * T, 1));
     check(scores[0].is_greedy && !scores[1].is_greedy && !scores[2].is_greedy && scores[3].is_greedy,
           "greedy: all tokens, or not");
+
     refuses("has a continuation of 25 tokens, the model takes 24", [&] {
         EvalFile long_one = requests_of({{{c, tokens(25, 1)}}}, V);
         check_lengths(long_one, T);
     });
+
     // what scores mean, by hand: right, wrong, right by characters alone; a tie goes to the first
     EvalFile f = requests_of(
         {{{c, {1}}, {c, {2}}}, {{c, {1}}, {c, {2}}}, {{c, {1, 2, 3, 4}}, {c, {2}}}, {{c, {5}}, {c, {6}}}}, V);
@@ -136,10 +147,12 @@ void test_scores() {
     f.documents[3].groups[1] = 1;
     TaskResult r =
         task_result(f, {{-1, 0}, {-2, 0}, {-3, 0}, {-2, 0}, {-4, 0}, {-2, 0}, {-7, 0}, {-7, 0}}, 0);
+
     auto metric = [&](const char* name) {
         for (auto& m : r.metrics) if (m.name == name) return m;
         return TaskMetric{name, NAN, NAN};
     };
+
     // stderr of {1, 0, 0, 1}: deviation sqrt(1/3), over sqrt(4); of {1, 0, 1, 1}: 1/2 over 2
     check(metric("acc").value == 0.5 && std::abs(metric("acc").error - std::sqrt(1.0 / 3) / 2) < 1e-15 &&
               metric("acc_norm").value == 0.75 && metric("acc_norm").error == 0.25 &&
@@ -148,6 +161,7 @@ void test_scores() {
     f = requests_of({{{c, {1}}}, {{c, {2}}}}, V);
     f.metric = "greedy";
     r = task_result(f, {{-1, true}, {-3, false}}, 0);
+
     // mean -2; deviation sqrt(2) over sqrt(2)
     check(metric("acc").value == 0.5 && std::abs(metric("ppl").value - std::exp(2)) < 1e-12 &&
           std::abs(metric("ppl").error - std::exp(2)) < 1e-12, "greedy accuracy and perplexity");
@@ -187,5 +201,6 @@ void kernels_packed_attention() {
         o.compare("segment attention" + size, 2 * rounding);
     }
 }
+
 void test_packed_kernels() { in_several_orders(kernels_packed_attention); }
 #endif

@@ -92,6 +92,7 @@ struct BlockActivations {
         ln2 = arena.take_x(N_r * shape.C);
         act = arena.take_x((long)B * shape.T * 4 * (shape.C / tp.group.size));
     }
+
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
         int B = setup.B;
         long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T);
@@ -184,11 +185,13 @@ struct Scratch {
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
         int B = setup.B, NH_r = shape.NH / tp.group.size;
         long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T), t = tp.group.size, C = shape.C;
+
         partial = arena.take_x(N * C);
         reduced = tp.sequence_parallel ? arena.take_x(N_r * C) : partial;
         all_rows = tp.sequence_parallel ? arena.take_x(N * C) : nullptr;
         wide = arena.take_x(N * 4 * C / t);
         if (!setup.training) return;
+
         if (setup.fp8) {
             Fp8Scratch& fp8 = linear.fp8;
             long rows = N * std::max<long>(C, 4 * C / t);
@@ -196,6 +199,7 @@ struct Scratch {
             fp8.scales = arena.take<Fp8Scale>(2);
             fp8.parts = arena.take<float>(fp8_parts);
         }
+
         if (setup.flash) {
             flash.query_terms = arena.take_real(flash_query_terms(B, NH_r, shape.T));
             flash.dq = arena.take_real(flash_dq(B, NH_r, shape.T, shape.HS()));
@@ -205,6 +209,7 @@ struct Scratch {
         }
         linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), layernorm_scratch(shape.C)));
     }
+
     // a packed batch can have any number of rows, but FP8 GEMMs need multiples of 16
     LinearScratch linear_of(BatchShape batch) const {
         return batch.segments ? LinearScratch{linear.sums} : linear;

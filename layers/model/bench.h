@@ -30,14 +30,17 @@ public:
         sums = (real*)device_malloc(largest * C * sizeof(real), "bench");
         set_zero(sums, largest * C * sizeof(real), nullptr);
     }
+
     GemmBench(const GemmBench&) = delete;
     ~GemmBench() {
         for (void* p : {(void*)a, (void*)b, (void*)c, (void*)sums}) device_free(p);
     }
+
     // FLOP/s
     double measure() {
         long C = shape.C;
         double flops = 0;
+
         synchronize(nullptr);
         double start = seconds();
         for (auto [in, out, times] : {std::tuple{C, 3 * C, shape.L}, {C, C, shape.L}, {C, 4 * C, shape.L},
@@ -88,11 +91,13 @@ void bench_step() {
     Trial trial(o, shape, B, flash), materialised(o, shape, B);
     std::vector<int> samples = some_samples(B, shape.T, shape.V);
     double flops = flops_per_token(shape) * N;
+
     timed_step(trial, samples);
     timed_step(materialised, samples);
     gemms.measure();
     std::vector<double> took, rate, share, other;
     Profile profile({INFINITY, INFINITY});
+
     for (int i = 0; i < rounds; i++) {
         {
             Listening now(profile);
@@ -103,6 +108,7 @@ void bench_step() {
         share.push_back(flops / took.back() / rate.back());
         other.push_back(timed_step(materialised, samples) / took.back());
     }
+
     double step = median(took), total = 0;
     for (double s : took) total += s;
     printf(
@@ -111,6 +117,7 @@ void bench_step() {
         N / *std::min_element(took.begin(), took.end()));
     printf("%.1f GFLOP/s, %.1f %% of the same GEMMs by themselves, in turn (%.1f GFLOP/s)\n",
            flops / step * 1e-9, 100 * median(share), median(rate) * 1e-9);
+
     for (auto& [name, time] : profile.by_name())
         printf("  %-26s %8.1f ms %6.1f %%\n", name.c_str(), 1e3 * time, 100 * time * rounds / total);
     printf("memory: %.2f bytes a parameter, and %.1f MB of activations and scratch\n",
@@ -130,6 +137,7 @@ void print_profile(const std::vector<std::string>& words) {
     Profile profile(measure_ceilings());
     Trial trial(o, shape, B, uses_flash(o, {}));
     std::vector<int> samples = some_samples(B, shape.T, shape.V);
+
     for (int i = 0; i < 7; i++) {
         std::optional<Listening> now;
         if (i >= 2) now.emplace(profile);
@@ -149,12 +157,14 @@ void bench_evaluate() {
     Trial trial(o, shape, B, uses_flash(o, {}));
     Model& m = trial.model;
     std::vector<int> samples = some_samples(B, shape.T, shape.V);
+
     auto train = [&] {
         double start = seconds();
         trial.train(samples, 1e-4);
         synchronize(nullptr);
         return seconds() - start;
     };
+
     auto evaluate = [&](const EvalFile& file, const ScoreBatches& plan) {
         std::vector<Score> scores(file.requests.size());
         double start = seconds();
@@ -167,11 +177,13 @@ void bench_evaluate() {
         }
         return seconds() - start;
     };
+
     // tokens of a context and of each of its four continuations: about as in the public task files
     struct {
         const char* name;
         int context, continuation;
     } kinds[] = {{"HellaSwag", 70, 22}, {"RACE-h", 230, 9}};
+
     for (auto& kind : kinds) {
         std::vector<std::vector<std::pair<std::vector<int>, std::vector<int>>>> documents(16);
         for (size_t d = 0; d < documents.size(); d++) {
@@ -183,15 +195,18 @@ void bench_evaluate() {
             for (int c = 0; c < 4; c++)
                 documents[d].push_back({some(kind.context, 9 * d), some(kind.continuation, 9 * d + 1 + c)});
         }
+
         EvalFile file = requests_of(documents, shape.V);
         ScoreBatches shared(file, shape.T, m.max_rows(), m.max_rows(), 1),
             alone(file, shape.T, m.max_rows(), m.max_rows(), 1, false);
+
         double step = INFINITY, together = INFINITY, apart = INFINITY;
         for (int i = 0; i < 4; i++) {
             step = std::min(step, train());
             together = std::min(together, evaluate(file, shared));
             apart = std::min(apart, evaluate(file, alone));
         }
+
         double trained = m.max_rows() / step, scored = (double)alone.rows / apart,
                of_shared = (double)shared.rows / together;
         printf(

@@ -7,137 +7,193 @@
 // Calls measure(name, bytes that must be moved, matmul FLOPs, call) for every kernel. Sizes: on a GPU those
 // of a step of the 124M model, in emulation small ones; if watched, 124M's channels with fewer rows.
 template <class Measure>
-void run_every_kernel(Measure measure) {
-    bool small = host_is_device;
-    int B = !small ? 32 : is_watched ? 2 : 1, T = !small ? 1024 : is_watched ? 128 : 64;
+struct KernelBench {
+    Measure measure;
+    static constexpr bool small = host_is_device;
+    int B = !small ? 32 : is_watched ? 2 : 1, T = !small ? 1024 : is_watched ? 128 : 64, N = B * T;
     int C = small && !is_watched ? 128 : 768, V = !small ? 50257 : is_watched ? 5000 : 300;
-    int Vp = (V + 127) / 128 * 128, N = B * T;
-    long n = (long)N * C, wide = 4 * n, parameters = !small ? 124000000 : is_watched ? 1004800 : 20096;
-    double x = sizeof(floatX), r = sizeof(real), A = x * (double)n;
+    int Vp = (V + 127) / 128 * 128;
+    long parameters = !small ? 124000000 : is_watched ? 1004800 : 20096;
+    long n = (long)N * C, wide = 4 * n;
+    double x = sizeof(floatX), r = sizeof(real), A = x * (double)n;  // bytes of a value, and of (N, C)
     std::vector<void*> buffers;
-    auto room = [&](size_t bytes) {
+    floatX *a, *b, *c, *w, *bias, *o;
+    NormStats stats;
+    real *dw, *db, *scratch;
+
+    explicit KernelBench(Measure measure) : measure(measure) {
+        for (floatX** rows : {&a, &b, &c}) *rows = xs(wide);
+        w = xs(4L * C * C);
+        bias = xs(4 * C);
+        o = xs(n);
+        stats = {rs(N), rs(N)};
+        dw = rs(4L * C * C);
+        db = rs(4 * C);
+        scratch = rs(std::max(layernorm_scratch(C), column_sum_scratch(4 * C)));
+    }
+    KernelBench(const KernelBench&) = delete;
+    ~KernelBench() {
+        for (void* p : buffers) device_free(p);
+    }
+
+    void all() {
+        TimingChoices here;  // use the algorithms that training would choose
+        products();
+        rows();
+        attention({B, T, C / 64, 64});
+        int longer = small ? 64 : 2048;
+        attention({std::max(1, N / longer), longer, small ? 1 : 16, 128});
+        embedding_and_loss();
+        if (sizeof(floatX) == 2) eight_bits();
+        optimizer();
+    }
+
+private:
+    // ---- buffers -----------------------------------------------------------------------------------------
+
+    void* room(size_t bytes) {
         buffers.push_back(device_malloc(bytes, "bench"));
         set_zero(buffers.back(), bytes, nullptr);
         return buffers.back();
-    };
+    }
+
     // random values: on zeros a GPU draws less power and would measure too fast
-    auto fill = [&](auto* p, long count, auto value) {
-        std::vector<std::remove_pointer_t<decltype(p)>> some(std::min(count, 1L << 20));
-        for (size_t i = 0; i < some.size(); i++) some[i] = std::remove_pointer_t<decltype(p)>(value(i));
+    template <class T, class Value>
+    T* fill(T* p, long count, Value value) {
+        std::vector<T> some(std::min(count, 1L << 20));
+        for (size_t i = 0; i < some.size(); i++) some[i] = T(value(i));
         copy_to_device(p, some.data(), some.size() * sizeof *p, nullptr);
         for (long done = (long)some.size(); done < count; done *= 2)
             copy_on_device(p + done, p, std::min(done, count - done) * sizeof *p, nullptr);
         synchronize(nullptr);
         return p;
-    };
-    auto xs = [&](long count) {  // in [-1, 1)
+    }
+
+    floatX* xs(long count) {  // in [-1, 1)
         return fill((floatX*)room((size_t)count * sizeof(floatX)), count,
                     [](size_t i) { return (real)(2 * uniform(1, purpose("bench"), i) - 1); });
-    };
-    auto rs = [&](long count) {  // in [0, 1): non-negative, like v and rstd
+    }
+
+    real* rs(long count) {  // in [0, 1): non-negative, like v and rstd
         return fill((real*)room((size_t)count * sizeof(real)), count,
                     [](size_t i) { return (real)uniform(2, purpose("bench"), i); });
-    };
-    auto ints = [&](const std::vector<int>& values) {
-        int* p = (int*)room(values.size() * sizeof(int));
-        copy_to_device(p, values.data(), values.size() * sizeof(int), nullptr);
+    }
+
+    template <class T>
+    T* put(const T* values, size_t count) {
+        T* p = (T*)room(count * sizeof(T));
+        copy_to_device(p, values, count * sizeof(T), nullptr);
         synchronize(nullptr);
         return p;
-    };
-    TimingChoices here;  // use the algorithms that training would choose
-    floatX *a = xs(wide), *b = xs(wide), *c = xs(wide), *w = xs(4L * C * C), *bias = xs(4 * C), *o = xs(n);
-    NormStats stats = {rs(N), rs(N)};
-    real *dw = rs(4L * C * C), *db = rs(4 * C);
-    real* scratch = rs(std::max(layernorm_scratch(C), column_sum_scratch(4 * C)));
-    struct {
-        const char* name;
-        int m, n, k;
-    } products[] = {{"product, square", small ? 128 : 8192, small ? 128 : 8192, small ? 128 : 8192},
-                    {"product qkv", N, 3 * C, C},
-                    {"product out", N, C, C},
-                    {"product up", N, 4 * C, C},
-                    {"product down", N, C, 4 * C}};
-    long largest = 1;
-    for (auto& p : products) largest = std::max({largest, (long)p.m * p.n, (long)p.m * p.k, (long)p.n * p.k});
-    floatX *pa = xs(largest), *pb = xs(largest), *pc = xs(largest);
-    for (auto& p : products)
-        measure(p.name, 0, 2.0 * p.m * p.n * p.k,
-                [&] { gpu::matmul_forward(pc, pa, pb, nullptr, p.m, p.k, p.n, nullptr); });
-    // after the GEMMs, when the device has warmed up
-    measure("device copy", 2 * x * (double)wide, 0,
-            [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
-    measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
-        gpu::matmul_backward(nullptr, dw, nullptr, a, o, w, scratch, N, C, 4 * C, true, nullptr);
-    });
-    measure("layer norm", 2 * A, 0,
-            [&] { gpu::layernorm_forward(o, stats, a, w, bias, N, C, nullptr); });
-    measure("residual and layer norm", 4 * A, 0, [&] {
-        gpu::residual_layernorm_forward(b, o, stats, a, c, bias, w, bias, N, C, nullptr);
-    });
-    measure("layer norm backward", 4 * A, 0, [&] {
-        gpu::layernorm_backward(o, {dw, db, db + C}, a, b, w, stats, scratch, N, C, true, nullptr);
-    });
-    measure("residual", 3 * A, 0, [&] { gpu::residual_forward(o, a, b, bias, N, C, nullptr); });
-    measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
-    measure("gelu backward", 12 * A, 0,
-            [&] { gpu::gelu_backward(b, a, wide, nullptr); });
-    measure("bias gradient of up", 4 * A, 0,
-            [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
-    struct { int NH, HS, T; } heads[] = {{C / 64, 64, T}, {small ? 1 : 16, 128, small ? 64 : 2048}};
-    for (auto& h : heads) {
-        AttentionShape shape = {std::max(1, N / h.T), h.T, h.NH, h.HS};
-        if (sizeof(floatX) != 2 || !flash_head_size(h.HS)) continue;
-        long rows = (long)shape.B * h.T;
-        floatX *qkv = xs(rows * shape.row()), *dqkv = xs(rows * shape.row()), *out = xs(rows * shape.out()),
-               *dout = xs(rows * shape.out());
-        real* lse = rs(rows * h.NH);
-        FlashScratch flash = {rs(flash_query_terms(shape.B, h.NH, h.T)),
-                              rs(flash_dq(shape.B, h.NH, h.T, shape.HS)),
-                              (int*)room(flash_turns(shape.B, h.NH, h.T) * sizeof(int))};
-        double flops =
-            (double)shape.B * h.NH * h.T * h.T * h.HS;  // of one matmul over the causal half
-        measure(text("attention, head size %d, T %d", h.HS, h.T), 0, 2 * flops, [&] {
+    }
+
+    template <class T>
+    T* put(const std::vector<T>& values) { return put(values.data(), values.size()); }
+
+    template <class T>
+    T* put(const T& value) { return put(&value, 1); }
+
+    // ---- kernels -----------------------------------------------------------------------------------------
+
+    void products() {
+        struct { const char* name; int m, n, k; } all[] = {
+            {"product, square", small ? 128 : 8192, small ? 128 : 8192, small ? 128 : 8192},
+            {"product qkv", N, 3 * C, C},
+            {"product out", N, C, C},
+            {"product up", N, 4 * C, C},
+            {"product down", N, C, 4 * C}};
+        long largest = 1;
+        for (auto& p : all) largest = std::max({largest, (long)p.m * p.n, (long)p.m * p.k, (long)p.n * p.k});
+        floatX *out = xs(largest), *left = xs(largest), *right = xs(largest);
+        for (auto& p : all)
+            measure(p.name, 0, 2.0 * p.m * p.n * p.k,
+                    [&] { gpu::matmul_forward(out, left, right, nullptr, p.m, p.k, p.n, nullptr); });
+    }
+
+    // one value in, one out, and sums over rows and columns
+    void rows() {
+        // after the GEMMs, when the device has warmed up
+        measure("device copy", 2 * x * (double)wide, 0,
+                [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
+        measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
+            gpu::matmul_backward(nullptr, dw, nullptr, a, o, w, scratch, N, C, 4 * C, true, nullptr);
+        });
+        measure("layer norm", 2 * A, 0,
+                [&] { gpu::layernorm_forward(o, stats, a, w, bias, N, C, nullptr); });
+        measure("residual and layer norm", 4 * A, 0, [&] {
+            gpu::residual_layernorm_forward(b, o, stats, a, c, bias, w, bias, N, C, nullptr);
+        });
+        measure("layer norm backward", 4 * A, 0, [&] {
+            gpu::layernorm_backward(o, {dw, db, db + C}, a, b, w, stats, scratch, N, C, true, nullptr);
+        });
+        measure("residual", 3 * A, 0, [&] { gpu::residual_forward(o, a, b, bias, N, C, nullptr); });
+        measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
+        measure("gelu backward", 12 * A, 0, [&] { gpu::gelu_backward(b, a, wide, nullptr); });
+        measure("bias gradient of up", 4 * A, 0,
+                [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
+    }
+
+    void attention(const AttentionShape& shape) {
+        if (sizeof(floatX) != 2 || !flash_head_size(shape.HS)) return;
+        long rows = (long)shape.B * shape.T;
+        floatX *qkv = xs(rows * shape.row()), *dqkv = xs(rows * shape.row());
+        floatX *out = xs(rows * shape.out()), *dout = xs(rows * shape.out());
+        real* lse = rs(rows * shape.NH);
+        FlashScratch flash = {rs(flash_query_terms(shape.B, shape.NH, shape.T)),
+                              rs(flash_dq(shape.B, shape.NH, shape.T, shape.HS)),
+                              (int*)room(flash_turns(shape.B, shape.NH, shape.T) * sizeof(int))};
+
+        // FLOPs of one matmul over the causal half: forward has two, backward five
+        double flops = (double)shape.B * shape.NH * shape.T * shape.T * shape.HS;
+        std::string size = text("head size %d, T %d", shape.HS, shape.T);
+        measure("attention, " + size, 0, 2 * flops, [&] {
             gpu::flash_attention_sm80_forward(out, lse, qkv, shape, nullptr);
         });
-        measure(text("attention backward, head size %d, T %d", h.HS, h.T), 0, 5 * flops, [&] {
+        measure("attention backward, " + size, 0, 5 * flops, [&] {
             gpu::flash_attention_sm80_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
         });
-        if (!device_is_hopper() || !gpu::hopper_head_size(h.HS) || is_watched) continue;  // unknown there
-        measure(text("attention of sm_90a, head size %d, T %d", h.HS, h.T), 0, 2 * flops, [&] {
+        if (!device_is_hopper() || !gpu::hopper_head_size(shape.HS) || is_watched) return;  // unknown there
+        measure("attention of sm_90a, " + size, 0, 2 * flops, [&] {
             gpu::flash_attention_hopper_forward(out, lse, qkv, shape, nullptr);
         });
-        measure(text("attention backward of sm_90a, head size %d, T %d", h.HS, h.T), 0, 5 * flops, [&] {
+        measure("attention backward of sm_90a, " + size, 0, 5 * flops, [&] {
             gpu::flash_attention_hopper_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
         });
     }
-    std::vector<int> some(N);
-    for (int i = 0; i < N; i++) some[i] = (int)(hash_of(i) % V);
-    std::vector<int> rows_of(N), starts(N + 1);
-    sort_tokens(rows_of.data(), starts.data(), some.data(), N, V);
-    int* tokens = ints(some);
-    const int *sorted_rows = ints(rows_of), *run_starts = ints(starts);
-    floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C), *logits = xs((long)N * Vp);
-    real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C), *losses = rs(N), *most = rs(N), *sums = rs(2 * N);
-    measure("embedding", 2 * A, 0, [&] { gpu::embedding_forward(o, tokens, wte, 0, Vp, N, C, nullptr); });
-    measure("positions", 2 * A, 0, [&] { gpu::position_forward(o, wpe, nullptr, 0, N, T, C, nullptr); });
-    measure("embedding backward", A + 2 * r * (double)n, 0,
-            [&] { gpu::embedding_backward(dwte, tokens, sorted_rows, run_starts, o, 0, Vp, N, C, nullptr); });
-    measure("positions backward", A, 0, [&] { gpu::position_backward(dwpe, o, 0, N, T, C, true, nullptr); });
-    measure("cross entropy", 2 * x * (double)N * Vp, 0, [&] {
-        gpu::cross_entropy(losses, nullptr, logits, most, sums, tokens, real(1e-4), true, N, {V, Vp, 0},
-                           nullptr);
-    });
-    if (sizeof(floatX) == 2) {
-        uint8_t *q = (uint8_t*)room(wide), *q_t = (uint8_t*)room(wide);
-        Fp8Scratch f = {(uint8_t*)room(wide),
-                        (uint8_t*)room(wide),
-                        (uint8_t*)room(wide),
-                        (Fp8Scale*)room(2 * sizeof(Fp8Scale)),
+
+    void embedding_and_loss() {
+        std::vector<int> some(N), sorted(N), starts(N + 1);
+        for (int i = 0; i < N; i++) some[i] = (int)(hash_of(i) % V);
+        sort_tokens(sorted.data(), starts.data(), some.data(), N, V);
+        const int *tokens = put(some), *sorted_rows = put(sorted), *run_starts = put(starts);
+
+        floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C);
+        real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C);
+        measure("embedding", 2 * A, 0, [&] { gpu::embedding_forward(o, tokens, wte, 0, Vp, N, C, nullptr); });
+        measure("positions", 2 * A, 0, [&] { gpu::position_forward(o, wpe, nullptr, 0, N, T, C, nullptr); });
+        measure("embedding backward", A + 2 * r * (double)n, 0, [&] {
+            gpu::embedding_backward(dwte, tokens, sorted_rows, run_starts, o, 0, Vp, N, C, nullptr);
+        });
+        measure("positions backward", A, 0,
+                [&] { gpu::position_backward(dwpe, o, 0, N, T, C, true, nullptr); });
+
+        floatX* logits = xs((long)N * Vp);
+        real *losses = rs(N), *largest = rs(N), *sums = rs(2 * N);
+        measure("cross entropy", 2 * x * (double)N * Vp, 0, [&] {
+            gpu::cross_entropy(losses, nullptr, logits, largest, sums, tokens, real(1e-4), true, N,
+                               {V, Vp, 0}, nullptr);
+        });
+    }
+
+    void eight_bits() {
+        auto bytes = [&](long count) { return (uint8_t*)room(count); };
+        auto scales = [&](long count) { return (Fp8Scale*)room(count * sizeof(Fp8Scale)); };
+        uint8_t *q = bytes(wide), *q_t = bytes(wide);
+        long weights = 4L * C * C;
+        Fp8Scratch f = {bytes(wide), bytes(wide), bytes(wide), scales(2),
                         (float*)room(fp8_parts * sizeof(float)),
-                        {w, (e4m3*)room(4L * C * C), (e4m3*)room(4L * C * C),
-                         (Fp8Scale*)room(sizeof(Fp8Scale)), 4L * C * C}};
-        double rounded = 4.0 * C * C;
-        measure("weights to fp8, once a step", (2 * x + 2) * rounded, 0,
+                        {w, (e4m3*)room(weights), (e4m3*)room(weights), scales(1), weights}};
+        measure("weights to fp8, once a step", (2 * x + 2) * (double)weights, 0,
                 [&] { fp8::round_weight(w, f, C, 4 * C, nullptr); });
         measure("rounding to fp8, and transposed", (2 * x + 2) * (double)wide, 0, [&] {
             gpu::fp8_round((e5m2*)q, (e5m2*)q_t, f.scales, f.parts, a, N, 4 * C, nullptr);
@@ -146,45 +202,41 @@ void run_every_kernel(Measure measure) {
             measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C,
                     [&] { fp8::matmul_forward(b, o, w, bias, f, N, C, 4 * C, nullptr); });
     }
-    floatX* weights = xs(parameters);
-    Low* low_bits = master_is_parameter ? nullptr : (Low*)room(parameters * sizeof(Low));
-    real *m = rs(parameters), *v = rs(parameters), *g = rs(parameters);
-    std::vector<uint8_t> of(parameters / flag_span, flag_decay | flag_in_norm);
-    uint8_t* flags = (uint8_t*)room(of.size());
-    auto put = [&](const auto& value) {
-        auto* p = (std::decay_t<decltype(value)>*)room(sizeof value);
-        copy_to_device(p, &value, sizeof value, nullptr);
-        synchronize(nullptr);
-        return p;
-    };
-    copy_to_device(flags, of.data(), of.size(), nullptr);
-    synchronize(nullptr);
-    HyperParameters* hyper = put(HyperParameters{real(1e-4), real(0.9), real(0.95), real(1e-8), real(0.1),
-                                                 real(0.1), real(0.05), 1});
-    Clip* clip = put(Clip{1, 1, 1, 1});
-    StateCheck* state_check = put(StateCheck{});
-    Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
-    auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
-        measure(name, (double)parameters * adamw_bytes({}, low_bits ? sizeof(Low) : 0, moment_bytes), 0, [=] {
-            gpu::adamw(state, g, flags, hyper, clip, state_check, parameters, nullptr);
-        });
-    };
-    constexpr bool halves = !master_is_parameter;
-    bf16 *short_m = (bf16*)m, *short_v = (bf16*)v;
-    measure_adamw("AdamW", AdamWState<real, halves>{weights, low_bits, m, v}, sizeof(real));
-    measure_adamw("AdamW, moments of bf16", AdamWState<bf16, halves>{weights, low_bits, short_m, short_v},
-                  sizeof(bf16));
-    double* square = (double*)room(8 * (square_sum_parts + 1));
-    measure("gradient norm", (double)parameters * r, 0,
-            [&] { gpu::square_sums(square, square + 1, g, flags, slice, 1, nullptr); });
-    for (void* p : buffers) device_free(p);
-}
+
+    void optimizer() {
+        floatX* weights = xs(parameters);
+        Low* low_bits = master_is_parameter ? nullptr : (Low*)room(parameters * sizeof(Low));
+        real *m = rs(parameters), *v = rs(parameters), *g = rs(parameters);
+        uint8_t* flags = put(std::vector<uint8_t>(parameters / flag_span, flag_decay | flag_in_norm));
+        HyperParameters* hyper = put(HyperParameters{real(1e-4), real(0.9), real(0.95), real(1e-8),
+                                                     real(0.1), real(0.1), real(0.05), 1});
+        Clip* clip = put(Clip{1, 1, 1, 1});
+        StateCheck* state_check = put(StateCheck{});
+
+        auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
+            size_t low_bytes = low_bits ? sizeof(Low) : 0;
+            measure(name, (double)parameters * adamw_bytes({}, low_bytes, moment_bytes), 0, [=, this] {
+                gpu::adamw(state, g, flags, hyper, clip, state_check, parameters, nullptr);
+            });
+        };
+        constexpr bool halves = !master_is_parameter;
+        bf16 *short_m = (bf16*)m, *short_v = (bf16*)v;
+        measure_adamw("AdamW", AdamWState<real, halves>{weights, low_bits, m, v}, sizeof(real));
+        measure_adamw("AdamW, moments of bf16",
+                      AdamWState<bf16, halves>{weights, low_bits, short_m, short_v}, sizeof(bf16));
+
+        Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
+        double* square = (double*)room(8 * (square_sum_parts + 1));
+        measure("gradient norm", (double)parameters * r, 0,
+                [&] { gpu::square_sums(square, square + 1, g, flags, slice, 1, nullptr); });
+    }
+};
 
 // one JSON line per kernel: GB/s, also relative to a device copy, or TFLOP/s
 void bench_kernels() {
     int repeats = host_is_device ? 1 : 20;
     double copy_rate = 0;
-    run_every_kernel([&](const std::string& name, double least, double flops, auto run) {
+    auto measure = [&](const std::string& name, double least, double flops, auto run) {
         run();
         synchronize(nullptr);
         double best = INFINITY;
@@ -201,6 +253,7 @@ void bench_kernels() {
         if (flops > 0) printf(", \"tflop_per_s\": %.4g", flops / best * 1e-12);
         printf("}\n");
         fflush(stdout);
-    });
+    };
+    KernelBench(measure).all();
 }
 #endif

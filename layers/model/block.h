@@ -46,6 +46,7 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     const PackedSegments* packed = batch.segments;
     LinearScratch linear = scratch.linear_of(batch);
     floatX* qkv = packed && packed->cache_slots ? scratch.wide : a.qkv;
+
     // 2. queries, keys and values of this rank's heads
     gathered_gemm(ctx, a.ln1, batch, "rows for qkv", [&](const floatX* rows, RowRange r) {
         linear_forward(qkv + r.at(3 * C_r), rows, w[QKV_W], w[QKV_B], linear, r.count, C, 3 * C_r, s);

@@ -45,6 +45,7 @@ inline std::string index_text(const RunState& s, const std::string& options, con
     std::string choices;
     for (auto& [hash, way] : s.choices)
         choices += text("%s\"%016llx\": %d", choices.empty() ? "" : ", ", (unsigned long long)hash, way);
+
     std::string body = text(
         "{\"format\": \"train_gpt checkpoint\", \"version\": 2, \"program\": \"%s\",\n"
         "\"step\": %ld, \"samples\": %llu, "
@@ -55,6 +56,7 @@ inline std::string index_text(const RunState& s, const std::string& options, con
         (unsigned long long)s.set_samples, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         options.c_str(), files.c_str());
+
     return body + text(",\n\"checksum\": \"%016llx\"}\n",
                        (unsigned long long)checksum(body.data(), body.size()));
 }
@@ -88,6 +90,7 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
             whole += step_of(name) <= step && is_complete(folder);
             continue;
         }
+
         std::error_code e;
         // index first: without it, what is left is not a checkpoint
         if (fs::remove(folder + "/index.json", e), !e) fs::remove_all(folder, e);
@@ -140,6 +143,7 @@ struct Checkpoint {
             fail("%s: is no checkpoint of this program", name.c_str());
         if (end == std::string_view::npos || parse_sum(index, name) != checksum(file.data, end))
             fail("%s: damaged: its checksum differs", name.c_str());
+
         auto number = [&](const Json& object, const char* key, int64_t least, int64_t most) {
             int64_t value = object.at(key, name).integer(name);
             if (value < least || value > most)
@@ -147,12 +151,14 @@ struct Checkpoint {
                      (long long)least, (long long)most);
             return value;
         };
+
         state.step = number(index, "step", 0, 1L << 50);
         state.samples = number(index, "samples", 0, 1L << 60);
         state.tokens = number(index, "tokens", 0, 1L << 60);
         state.seed = number(index, "seed", 0, INT64_MAX);
         state.set_samples =
             number(index, index.find("set_samples") ? "set_samples" : "windows", 0, 1L << 60);
+
         state.tokenizer = index.at("tokenizer", name).string(name);
         state.vocabulary_sum = parse_sum(index, name, "vocabulary_checksum");
         if (state.tokenizer != "" && state.tokenizer != "bytes" && state.tokenizer != "bpe")
@@ -162,16 +168,19 @@ struct Checkpoint {
             if (checksum(vocabulary.data, vocabulary.size) != state.vocabulary_sum)
                 fail("%s: damaged: its checksum differs", vocabulary.path.c_str());
         }
+
         if (const Json* choices = index.find("choices"))
             for (auto& [hash, way] : choices->members)
                 state.choices[strtoull(hash.c_str(), nullptr, 16)] = (int)way.integer(name);
         if (const Json* recorded = index.find("options"))
             for (auto& [option, value] : recorded->members) options[option] = value.text;
+
         const Json& m = index.at("model", name);
         state.shape = {(int)number(m, "layers", 1, 10000), (int)number(m, "hidden", 1, 1 << 20),
                        (int)number(m, "heads", 1, 1 << 20), (int)number(m, "sequence", 1, 1 << 24),
                        (int)number(m, "vocabulary", 2, 1 << 28), 0};
         if (state.shape.C % state.shape.NH) fail("%s: its heads do not divide its hidden", name.c_str());
+
         for (auto& f : index.at("files", name).items) add_file(f, name);
         ModelShape whole = state.shape;
         whole.Vp = whole.V;
@@ -179,14 +188,17 @@ struct Checkpoint {
         if (access((folder + "/DAMAGED").c_str(), F_OK) == 0)
             fail("%s: its data were found damaged: see the file DAMAGED in it", folder.c_str());
     }
+
     static uint64_t parse_sum(const Json& object, const std::string& name, const char* key = "checksum") {
         return strtoull(object.at(key, name).string(name).c_str(), nullptr, 16);
     }
+
     static std::vector<long> numbers(const Json& array, const std::string& name) {
         std::vector<long> out;
         for (auto& item : array.items) out.push_back(item.integer(name));
         return out;
     }
+
     void add_file(const Json& f, const std::string& index_name) {
         auto inside = [&](const char* key) {
             const std::string& file = f.at(key, index_name).string(index_name);
@@ -199,6 +211,7 @@ struct Checkpoint {
                          (size_t)f.at("bytes", index_name).integer(index_name),
                          tensors ? tensors->string(index_name) : ""});
     }
+
     // whether a file with tensors `ranges` has values of tensor `id`
     static bool lists(const std::string& ranges, int id) {
         if (ranges.empty() || ranges == "none") return ranges.empty();
@@ -211,6 +224,7 @@ struct Checkpoint {
         }
         return false;
     }
+
     // reads the tables of all files that have values of a tensor
     void open_tables(const std::string& tensor) const {
         auto known = tensor_ids.find(tensor);
@@ -219,14 +233,17 @@ struct Checkpoint {
             read_table(f);
         }
     }
+
     void read_table(RankFile& f) const {
         const std::string& name = f.table;
         MappedFile file(name);
         if (checksum(file.data, file.size) != f.table_sum)
             fail("%s: damaged: its checksum differs", name.c_str());
+
         std::error_code missing;
         if (std::filesystem::file_size(f.data, missing) != f.bytes || missing)
             fail("%s: truncated: wants %zu bytes", f.data.c_str(), f.bytes);
+
         Json table = Json::parse(file.view(), name);
         for (auto& p : table.at("pieces", name).items) {
             const std::string& type = p.at("dtype", name).string(name);
@@ -242,6 +259,7 @@ struct Checkpoint {
         }
         f.is_open = true;
     }
+
     bool has(const Parameter& p, int kind) const {
         open_tables(p.name);
         return pieces.count(shard_kinds[kind] + (" " + p.name)) > 0;
@@ -252,6 +270,7 @@ struct Checkpoint {
         out.resize(p.stored());
         read(out.data(), p, kind, 0, p.stored());
     }
+
     // Reads values [first, last) of this rank's shard of a tensor from whichever pieces hold them. A piece is
     // read, and its checksum verified, only if it holds a requested value.
     void read(real* out, const Parameter& p, int kind, long first, long last) const {
@@ -260,6 +279,7 @@ struct Checkpoint {
         if (found == pieces.end())
             fail("%s: has no tensor %s (%s)", folder.c_str(), p.name.c_str(), shard_kinds[kind]);
         const std::vector<Piece>& all = found->second;
+
         long filled = 0;
         for (size_t i = 0; i < all.size(); i++) {
             check_piece(p, all[i]);
@@ -267,15 +287,18 @@ struct Checkpoint {
                 if (overlap(all[i], all[j]))
                     fail("%s: tensor %s has two pieces over the same values", folder.c_str(), p.name.c_str());
         }
+
         for (auto& piece : all) filled += place(out, p, piece, first, last);
         if (filled != last - first)
             fail("%s: tensor %s has %ld of %ld values", folder.c_str(), p.name.c_str(), filled, last - first);
     }
+
     void check_piece(const Parameter& p, const Piece& piece) const {
         if (piece.shape != p.shape || piece.count.size() != p.shape.size() ||
             piece.start.size() != p.shape.size())
             fail("%s: tensor %s has shape %s, wants %s", folder.c_str(), p.name.c_str(),
                  json_numbers(piece.shape).c_str(), json_numbers(p.shape).c_str());
+
         long n = 1;
         for (size_t d = 0; d < p.shape.size(); d++) {
             long start = piece.start[d], count = piece.count[d];
@@ -283,11 +306,13 @@ struct Checkpoint {
                 fail("%s: tensor %s has a piece outside its shape", folder.c_str(), p.name.c_str());
             n *= count;
         }
+
         if (piece.bytes % (piece.wide ? 8 : 4) || piece.first < 0 || piece.first > n ||
             piece.values() > n - piece.first)
             fail("%s: tensor %s has a piece of %zu bytes from value %ld of %ld on", folder.c_str(),
                  p.name.c_str(), piece.bytes, piece.first, n);
     }
+
     static bool overlap(const Piece& a, const Piece& b) {
         if (a.start == b.start && a.count == b.count)
             return a.first < b.first + b.values() && b.first < a.first + a.values();
@@ -295,10 +320,12 @@ struct Checkpoint {
             if (a.start[d] + a.count[d] <= b.start[d] || b.start[d] + b.count[d] <= a.start[d]) return false;
         return true;
     }
+
     // copies the requested values of one piece; returns how many
     long place(real* out, const Parameter& p, const Piece& piece, long first, long last) const {
         std::vector<char> data;  // read on first use
         long copied = 0;
+
         for_each_common_run(p, piece, first, last, [&](long from, long to, long n) {
             if (data.empty()) read_piece(data, p.name, piece);
             for (long i = 0; i < n; i++) {
@@ -313,6 +340,7 @@ struct Checkpoint {
         });
         return copied;
     }
+
     void read_piece(std::vector<char>& data, const std::string& tensor, const Piece& piece) const {
         InputFile file(piece.file);
         data.resize(piece.bytes);
@@ -321,20 +349,27 @@ struct Checkpoint {
             fail("%s: damaged between offsets %zu and %zu: its checksum differs", piece.file.c_str(),
                  piece.offset, piece.offset + piece.bytes);
     }
+
     // contiguous runs that a piece shares with values [first, last) of this rank's shard:
     // run(index in the piece, index relative to `first`, length)
     template <class Run>
     static void for_each_common_run(const Parameter& p, const Piece& piece, long first, long last, Run run) {
         size_t dims = p.shape.size();
+
         if (piece.start == p.start && piece.count == p.count) {  // the same shard as was written
             long begin = std::max(first, piece.first), end = std::min(last, piece.first + piece.values());
             if (begin < end) run(begin - piece.first, begin - first, end - begin);
             return;
         }
+
+        // another layout: row by row of the piece
         long row = piece.count.back(), end = piece.first + piece.values();
         if (row == 0) return;
+
         std::vector<long> index(dims);
         for (long at = piece.first; at < end;) {
+
+            // a run of values within one row: its index in the whole tensor, relative to this shard
             long rest = at / row, column = at % row, n = std::min(row - column, end - at), local = 0;
             bool inside = true;
             for (int d = (int)dims - 2; d >= 0; d--) {
@@ -342,6 +377,7 @@ struct Checkpoint {
                 rest /= piece.count[d];
                 inside &= index[d] >= 0 && index[d] < p.count[d];
             }
+
             long left = piece.start.back() + column - p.start.back(), right = left + n;
             long from = at - piece.first;
             at += n;
@@ -349,6 +385,8 @@ struct Checkpoint {
             from += std::max(0L, -left);
             left = std::max(0L, left);
             right = std::min(right, p.count.back());
+
+            // the same run's place in the shard, cut to [first, last)
             for (size_t d = 0; d + 1 < dims; d++) local = local * p.count[d] + index[d];
             long begin = local * p.count.back() + left, stop = local * p.count.back() + right;
             from += std::max(0L, first - begin);
@@ -357,6 +395,7 @@ struct Checkpoint {
             if (begin < stop) run(from, begin - first, stop - begin);
         }
     }
+
     // reads all values of one rank's file, to verify their checksums
     void verify_file(size_t number) const {
         read_table(files[number]);
@@ -389,10 +428,12 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
             if (comm::world_rank() == 0) fprintf(stderr, "passed over: %s\n", e.what());
         }
     };
+
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);
     else
         for (auto& name : list_checkpoints(dir))
             if (!before || step_of(name) < before) consider(dir + "/" + name);
+
     if (out.empty())
         fail("--resume %s: holds no whole checkpoint: choose a folder that --save wrote", dir.c_str());
     return out;

@@ -41,45 +41,57 @@ constexpr int automatic = -1;  // a number given as `auto`, resolved later
 struct Options {
     std::string model = "124M";
     int layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, pad_vocabulary = 0;
+
     std::vector<std::string> train, validation, evaluate;
     std::string tokenizer;
+
     int batch = 8, micro_batch = 0, ramp_start = 0, ramp_increment = 0;
     long ramp_tokens = 0;
+
     long steps = 0, until_tokens = 0;
     double learning_rate = 0, min_learning_rate = -1;
     long warmup_tokens = -1, decay_tokens = -1;
     double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, clip = 1;
     long seed = 1234;
+
     long evaluate_every = 0, evaluate_batches = 20, sample_every = 0;
     int sample_tokens = 64, top_k = 0;
     double temperature = 1, top_p = 1, repetition = 1;
+
     std::string save, resume, metrics, config, generate, results;
     long save_every = 0, keep = 2, save_attempts = 5, resume_before = 0;
     double save_seconds = 0, mtbf = 0;
+
     std::string on_spike = "stop";
     double spike_z = 0, slow_factor = 2;
+
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
-    int loss_chunk = 0;
-    int tensor_chunks = 1;
+    int loss_chunk = 0, tensor_chunks = 1;
+
     std::string graph = "auto", fp8 = "no", moments = "fp32", master_weights = "yes";
     std::string loss_on = "all";
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
+
     long check_every = 0;
     double comm_timeout = 600;
     int world_size = 0;
+
     std::string tuning, plan, plan_json, hardware, hosts, timeline, trace, record;
     long trace_step = 2, record_values = 256, profile = 0;
     double gemm_efficiency = 0.545, network_rate = 0, file_system_rate = 0;
+
     bool help = false, version = false;
     std::set<std::string> given;  // given on the command line or in the config file
+
     bool has(const char* name) const { return given.count(name) > 0; }
+
     // the model generates or is evaluated, and is not trained
     bool inference() const {
         return !generate.empty() || (!evaluate.empty() && train.empty() && plan.empty());
     }
-    bool prompts() const {
-        return generate.ends_with(".jsonl");
-    }  // a file of prompts; otherwise the text is the only prompt
+
+    // --generate names a file of prompts; otherwise its text is the only prompt
+    bool prompts() const { return generate.ends_with(".jsonl"); }
 };
 
 using Field = std::variant<int Options::*, long Options::*, double Options::*, bool Options::*,
@@ -239,6 +251,8 @@ inline OptionForm form_of(const Option& o) {
     form.least = o.least;
     form.bare = o.bare;
     form.takes_auto = o.takes_auto;
+
+    // the kind follows from the field's type
     std::visit([&](auto field) {
         using T = std::decay_t<decltype(std::declval<Options>().*field)>;
         if constexpr (std::is_same_v<T, bool>) form.kind = OptionForm::Flag;
@@ -270,12 +284,15 @@ inline Options parse_options(int argc, char** argv) {
     std::vector<OptionForm> forms;
     for (auto& o : option_table) forms.push_back(form_of(o));
     Options options;
+
     auto take = [&](const std::vector<GivenOption>& all) {
         for (auto& given : all)
             set_option(options, option_table[(size_t)(given.form - forms.data())], given.values);
     };
     take(parse_command_line(argc, argv, forms));
     if (options.config.empty()) return options;
+
+    // the command line wins over the file
     take(read_option_file(options.config, forms, options.given, [](auto& words, const std::string& where) {
         if (words[0] == "config") fail("%sa config file names no other", where.c_str());
         return false;
@@ -328,6 +345,12 @@ struct RunState {
     std::string tokenizer;  // "bytes", "bpe" or ""
     uint64_t vocabulary_sum = 0;  // checksum of vocab.bpe
     std::map<uint64_t, int> choices;  // the autotuner's: see base/autotune.h
+
+    void advance(int batch, uint64_t batch_tokens) {
+        step++;
+        samples += (uint64_t)batch;
+        tokens += batch_tokens;
+    }
 };
 
 inline const Preset& find_preset(const std::string& name) {
@@ -376,15 +399,18 @@ inline ModelShape model_shape(Options& o, int file_vocabulary) {
     if (!o.sequence) o.sequence = p.sequence;
     if (!o.pad_vocabulary) o.pad_vocabulary = p.pad_vocabulary;
     if (!o.vocabulary) o.vocabulary = file_vocabulary ? file_vocabulary : gpt2_vocabulary;
+
     struct { const char* name; int value, most; } sizes[] =
         {{"layers", o.layers, 10000}, {"hidden", o.hidden, 1 << 20},
         {"heads", o.heads, 1 << 20}, {"sequence", o.sequence, 1 << 24},
             {"vocabulary", o.vocabulary, 1 << 28}};
     for (auto& size : sizes)
         if (size.value > size.most) fail("--%s %d: too large, at most %d", size.name, size.value, size.most);
+
     if (o.hidden % o.heads)
         fail("--heads %d does not divide --hidden %d: choose --heads %s", o.heads, o.hidden,
              divisors_near(o.hidden, o.heads).c_str());
+
     long padded = ((long)o.vocabulary + o.pad_vocabulary - 1) / o.pad_vocabulary * o.pad_vocabulary;
     if (padded > std::numeric_limits<int>::max())
         fail("--vocabulary %d padded to a multiple of %d: too large", o.vocabulary, o.pad_vocabulary);

@@ -25,6 +25,7 @@ class FolderLock {
         char line[256] = {};
         return pread(fd, line, sizeof line - 1, 0) > 0 ? line : "another run";
     }
+
     // host name and boot id: processes for which they are equal share one kernel's locks
     static std::string this_host() {
         char boot[40] = {};
@@ -33,6 +34,7 @@ class FolderLock {
         if (file >= 0) close(file);
         return text("host %s (%.8s)", comm::host_name().c_str(), boot);
     }
+
     // whether the holder touches the file within two beats; reopened, since a network file system may cache
     bool beats() const {
         struct stat before = {}, now = {};
@@ -44,6 +46,7 @@ class FolderLock {
         return known && (now.st_mtim.tv_sec != before.st_mtim.tv_sec ||
                          now.st_mtim.tv_nsec != before.st_mtim.tv_nsec);
     }
+
     [[noreturn]] void refuse(const std::string& who) {
         close(std::exchange(fd, -1));
         fail("--save %s: %s writes there: end that run, or choose another folder",
@@ -55,20 +58,25 @@ public:
         fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
         if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
         bool is_locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+
         std::string mine = text("%s, process %d", this_host().c_str(), (int)getpid()), there = holder(fd);
         struct stat info = {};
         bool is_elsewhere =
             fstat(fd, &info) == 0 && info.st_size > 0 && there.rfind(this_host() + ",", 0) != 0;
+
         // a dead host's lock may linger on the file system for minutes: its heartbeat decides
         if (is_elsewhere ? beats() : is_locked) refuse(there);
         if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
             fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
+
+        // a thread touches the lock, so that other hosts see that this one lives
         heart = std::thread([this] {
             std::unique_lock lock(mutex);
             while (!ends.wait_for(lock, std::chrono::seconds(beat), [this] { return ended; }))
                 futimens(fd, nullptr);
         });
     }
+
     FolderLock(const FolderLock&) = delete;
     ~FolderLock() {
         if (heart.joinable()) {
@@ -81,6 +89,7 @@ public:
         }
         if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
     }
+
     // removes what interrupted saves left behind; restores a checkpoint that one was about to replace
     static void remove_leftovers(const std::string& dir) {
         std::error_code ignored;
@@ -89,10 +98,13 @@ public:
             std::string path = entry.path();
             if (path.ends_with(".replaced")) replaced_ones.push_back(path);
         }
+
+        // a checkpoint that was to replace another was not yet in its place
         for (auto& path : replaced_ones) {
             std::string whole = path.substr(0, path.rfind('.'));
             if (!std::filesystem::exists(whole)) std::filesystem::rename(path, whole, ignored);
         }
+
         for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
             std::string name = entry.path().filename();
             bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");

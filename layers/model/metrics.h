@@ -1,7 +1,7 @@
 // metrics.h   what a run reports: its settings, progress lines, and with --metrics a JSON line per step
 #pragma once
 #include "../base/hardware.h"
-#include "resolve.h"
+#include "run.h"
 
 // model FLOPs per token, for MFU: 6 N + 6 L C T; N without position embeddings, causal half of attention
 inline double flops_per_token(const ModelShape& shape) {
@@ -23,6 +23,7 @@ inline void print_settings(const Run& run) {
         bool unset = value.empty() || (value == "0" && option.least >= 1);
         if (!unset && name != "help") printf("  %-18s %s\n", option.name, value.c_str());
     }
+
     std::string device = device_name();
     double peak = device_peak(device);
     printf("model     %ld parameters, vocabulary %d padded to %d\n", parameter_table(run.state.shape).count,
@@ -51,6 +52,7 @@ inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::st
     std::vector<std::pair<long, std::string>> lines;
     MappedFile old(path);
     std::string_view left = old.view();
+
     while (left.find('\n') != left.npos) {  // a last line without a newline was cut off
         std::string line(left.substr(0, left.find('\n')));
         left.remove_prefix(line.size() + 1);
@@ -61,6 +63,7 @@ inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::st
                  "remove it", path.c_str(), lines.size() + 1);
         }
     }
+
     if (lines.empty() && old.size > 0)
         fail("--metrics %s: exists but is not a metrics file: choose another file, or remove it",
              path.c_str());
@@ -121,6 +124,7 @@ class StepReporter {
         line += json_values("losses", r.set_losses);
         if (!std::isnan(r.validation_loss)) line += text(", \"validation_loss\": %.17g", r.validation_loss);
         line += json_values("tasks", r.tasks);
+
         line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %s, \"seconds\": %.6g, "
                      "\"tokens_per_second\": %.6g", r.learning_rate, json_number(r.norm).c_str(), r.seconds,
                      speed);
@@ -128,20 +132,24 @@ class StepReporter {
         for (size_t i = 0; i < r.slow_ranks.size(); i++)
             line += text("%s%d%s", i ? ", " : ", \"slow_ranks\": [", r.slow_ranks[i],
                          i + 1 == r.slow_ranks.size() ? "]" : "");
+
         if (peak > 0) line += text(", \"mfu\": %.4f", speed * flops / peak);
         unwritten += line + "}\n";
         append_lines(run.options.metrics);
     }
+
     // appends all pending lines or none: what cannot be written is kept for the next step
     void append_lines(const std::string& path) {
         int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
         struct stat before;
         bool opened = fd >= 0 && fstat(fd, &before) == 0;
         errno = opened ? 0 : errno;
+
         bool written = opened && write(fd, unwritten.data(), unwritten.size()) == (ssize_t)unwritten.size();
         int reason = errno ? errno : ENOSPC;
         if (opened && !written && ftruncate(fd, before.st_size) != 0) reason = errno;
         if (fd >= 0) close(fd);
+
         if (written) unwritten.clear();
         else if (!was_told)
             fprintf(stderr, "--metrics %s: cannot be written: %s: training goes on, lines are kept until "
@@ -160,12 +168,14 @@ public:
         usual = pace * tokens;
         pace = pace ? 0.9 * pace + 0.1 * each : each;
         if (!run.is_rank0()) return;
+
         double speed = 1 / pace;
         if (!run.options.metrics.empty()) write_metrics(r, speed);
         bool evaluated = !std::isnan(r.validation_loss);
         bool edge = run.state.step == 1 || run.state.step == run.last_step || evaluated;
         if (!edge && seconds() - last_print < 2) return;
         last_print = seconds();
+
         double left = ((double)run.last_tokens - (double)run.state.tokens) / speed;
         std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops / peak) : "";
         std::string validation = evaluated ? text("  validation loss %.4f", r.validation_loss) : "";
@@ -174,6 +184,7 @@ public:
                (long)left / 60, (long)left % 60, validation.c_str());
         fflush(stdout);
     }
+
     // prints, once, the cost of a --check-every step that found nothing; took: seconds of step and comparison
     void report_check(double took) {
         if (check_was_told || usual <= 0 || run.options.check_every < 2 || !run.is_rank0()) return;

@@ -15,6 +15,7 @@ public:
         mean += weight * delta;
         variance = (1 - weight) * (variance + weight * delta * delta);
     }
+
     // `z` standard deviations above the mean; infinite until enough values have been seen
     double limit(double z) const {
         constexpr long enough = 30;
@@ -47,6 +48,7 @@ class RepeatedStep {
     void sum(int which, const T* x, long n) {
         sum_bits(optimizer.bit_sums + which, x, n, model.stream);
     }
+
     void sum_gradients(int which) {
         sum(which, model.gradients, model.table.elements);
         if (model.sums_wte_apart())
@@ -59,9 +61,12 @@ public:
     RepeatedStep(Model& model, Optimizer& optimizer, Compute compute) : model(model), optimizer(optimizer) {
         auto traffic = comm::traffic;  // do not count the repetition
         int64_t flops = linear_flops;
+
         model.await_parameters();
         clear_values("bit sums", optimizer.bit_sums, Optimizer::bit_sum_count, model.stream);
         sum(0, model.weights, model.table.elements);
+
+        // twice, over the same micro-batches
         model.holds_back_reductions = true;
         compute();
         sum_gradients(2);
@@ -69,11 +74,13 @@ public:
         linear_flops = flops;
         compute();
         sum_gradients(3);
+
         sum(1, model.weights, model.table.elements);
         model.holds_back_reductions = false;
         for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++)
             reduce_bucket(model, (int)bucket);
     }
+
     // "", or what is wrong on this rank; called after the step
     std::string error(long step) {
         unsigned long long sums[Optimizer::bit_sum_count];
@@ -129,6 +136,7 @@ public:
         std::vector<int> slow;
         if (grid.world.rank != 0) return slow;
         int per_stage = grid.t * grid.d;
+
         for (int rank = 0; rank < (int)reports.size(); rank++) {
             std::vector<double> peers;
             for (int other = 0; other < (int)reports.size(); other++)
@@ -136,6 +144,7 @@ public:
                     peers.push_back(reports[other].computed);
             auto median = peers.begin() + (long)(peers.size() - 1) / 2;
             std::nth_element(peers.begin(), median, peers.end());
+
             double computed = reports[rank].computed;
             bool is_slow = computed > factor * *median && computed > *median + noise;
             slow_steps[rank] = is_slow ? slow_steps[rank] + 1 : 0;

@@ -30,6 +30,7 @@ inline std::vector<TensorPart> owned_tensor_parts(const ParameterTable& table, i
         begin.push_back(state);
         state += bucket.elements / table.layout.optimizer_shards;
     }
+
     for (size_t i = 0; i < table.list.size(); i++) {
         const Parameter& p = table.list[i];
         const Bucket& bucket = table.buckets[p.bucket];
@@ -99,11 +100,13 @@ struct Optimizer {
         state_check = to.take<StateCheck>(1);
         bit_sums = to.take<unsigned long long>(bit_sum_count);
     }
+
     // counts bytes without allocating
     void measure_memory(Model& model) {
         arena = Arena{"optimizer", nullptr, 0, model.setup.precision};
         place(arena, model.table.bucket_ids);
     }
+
     void allocate_memory(Model& model) {
         arena = allocate("optimizer", [&](Arena& to) { place(to, model.table.bucket_ids); });
         void* pinned = host_malloc(sizeof(HyperParameters), "the optimizer's hyper-parameters");
@@ -114,6 +117,7 @@ struct Optimizer {
         synchronize(model.stream);  // before `all` is freed
         clear_state(model);
     }
+
     // each gradient is counted in the norm exactly once
     std::vector<uint8_t> flags_of(const Model& model) const {
         std::vector<uint8_t> all(elements / flag_span, 0);
@@ -128,6 +132,7 @@ struct Optimizer {
         }
         return all;
     }
+
     // for the step that is enqueued next; steps count from 1. If the norm before clipping or the sum of
     // losses exceeds its limit, there is no update
     void set_hyper_parameters(const Options& options, double rate, long step, double norm_limit = INFINITY,
@@ -136,10 +141,12 @@ struct Optimizer {
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
                        (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
     }
+
     void clear_state(Model& model) {
         if (low_bits) set_zero(low_bits, elements * sizeof(Low), model.stream);
         for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
     }
+
     // call(AdamWState) for values from `at` in the flat buffers and `state_offset` in low_bits, m and v
     template <class Function>
     void with_state(const Model& model, long at, long state_offset, Function call) const {
@@ -153,6 +160,7 @@ struct Optimizer {
         if (model.setup.bf16_moments) with((bf16*)m, (bf16*)v);
         else with((real*)m, (real*)v);
     }
+
     // where values are stored as real; nullptr: they are stored in another format
     real* kept_as_real(const Model& model, StateKind kind, long at, long state_offset) const {
         if (kind == Master) return master_is_parameter ? (real*)model.weights + at : nullptr;
@@ -183,6 +191,7 @@ inline void finish_reductions(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
+
     if (model.tp.sequence_parallel) {
         comm::group_begin();
         for (auto& p : model.table.list)  // partial sums over this rank's rows; only the owned slice is read
@@ -192,6 +201,7 @@ inline void finish_reductions(Model& model) {
         comm::group_end();
     }
     if (!grid.holds_tied()) return;
+
     int shards = model.table.layout.optimizer_shards;
     const Bucket& bucket = model.table.buckets[model.table.list[model.table.wte].bucket];
     long slice = bucket.elements / shards;
@@ -222,6 +232,7 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
     load_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
     compute_clip(model, optimizer, max_norm);
     clear_values("state check", optimizer.state_check, 1, model.stream);
+
     auto update = [&](const Slice& mine, long n) {
         optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {
             adamw(state, model.gradients + mine.at, optimizer.flags + mine.state_offset / flag_span,
@@ -230,11 +241,13 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
     };
     // not sharded: its slices are whole buckets, contiguous
     if (model.table.layout.optimizer_shards == 1) return update(optimizer.slices[0], optimizer.elements);
+
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
         update(optimizer.slices[bucket], optimizer.slices[bucket].n);
         const Bucket& b = model.table.buckets[bucket];
         long slice = b.elements / model.grid.d;
         floatX* w = model.weights + b.offset;
+
         Section gathering({.pass = Pass::Gather, .bucket = (int)bucket}, model.stream);
         comm::wait_stream(model.grid.dp_stream, model.stream);
         // this rank's slice -> all slices, overlapped with the next forward
@@ -265,6 +278,7 @@ inline void copy_state_to_host(real* to, Model& model, const Optimizer& optimize
     copy_to_host(to, from ? from : model.gradients, n * sizeof(real), model.stream);
     if (!from) set_zero(model.gradients, n * sizeof(real), model.stream);
 }
+
 inline void write_state(Model& model, const Optimizer& optimizer, StateKind kind, long at, long state_offset,
                         const real* values, long n) {
     real* to = optimizer.kept_as_real(model, kind, at, state_offset);

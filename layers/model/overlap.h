@@ -57,6 +57,8 @@ const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchSha
         gemm(rows, {0, N, true});
         return rows;
     }
+
+    // all gathers are enqueued at once; a chunk's GEMM waits for its own
     std::vector<comm::StreamEvent> gathered;
     comm::wait_stream(tp.stream, ctx.stream);
     for (int i = 0; i < chunks; i++) {
@@ -67,6 +69,7 @@ const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchSha
         });
         gathered.push_back(comm::record_event(tp.stream));
     }
+
     for (int i = 0; i < chunks; i++) {
         comm::wait_event(ctx.stream, gathered[i], label);
         RowRange rows = chunk_rows(N, i, chunks);
@@ -87,6 +90,7 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
         gemm(partial, {0, N, true});
         return reduce_rows(tp, reduced, partial, N, C, label, ctx.stream, where);
     }
+
     for (int i = 0; i < chunks; i++) {
         RowRange rows = chunk_rows(N, i, chunks);
         gemm(partial + rows.at(C), rows);
@@ -103,6 +107,7 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
                          where);
         });
     }
+
     comm::wait_event(ctx.stream, comm::record_event(tp.stream), label);
     return reduced;
 }
@@ -122,13 +127,16 @@ floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape 
         backward(scratch.partial, rows);
         return reduce_rows(tp, scratch.reduced, scratch.partial, N, C, labels.sum, ctx.stream, where);
     }
+
     comm::wait_stream(tp.stream, ctx.stream);
     const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, labels.rows, tp.stream, where);
     comm::StreamEvent gathered = comm::record_event(tp.stream);
+
     backward(scratch.partial, nullptr);
     comm::wait_stream(tp.stream, ctx.stream);
     floatX* reduced = reduce_rows(tp, scratch.reduced, scratch.partial, N, C, labels.sum, tp.stream, where);
     if (tp.sequence_parallel) comm::wait_event(ctx.stream, gathered, labels.rows);
+
     backward(nullptr, rows);
     comm::wait_event(ctx.stream, comm::record_event(tp.stream), labels.sum);
     return reduced;

@@ -41,6 +41,7 @@ struct Parameter {
         for (long dim : dims) n *= dim;
         return n;
     }
+
     long stored() const { return product(count); }
     // contiguous runs: run(first element in the whole tensor, first element in the shard, length)
     template <class Run>
@@ -127,6 +128,7 @@ constexpr bool block_rows_match() {
         if (block_rows[i].tensor != i) return false;
     return std::size(block_rows) == block_tensors;
 }
+
 static_assert(block_rows_match(), "block_rows lists the tensors of BlockTensor, in its order");
 
 // ---- the table -------------------------------------------------------------------------------------------
@@ -153,12 +155,14 @@ struct ParameterTable {
         buckets.back().elements = (elements - buckets.back().offset + unit - 1) / unit * unit;
         elements = buckets.back().offset + buckets.back().elements;
     }
+
     // std: of the initial normal distribution; rows: size of dimension 0 with padding, 0: no padding
     void add_tensor(const std::string& name, Dims shape, int split, Init init, double std, long rows = 0) {
         if (!rows) rows = shape[0];
         count += Parameter::product(shape) / shape[0] * rows;
         int id = tensors++;
         if (!adding) return;
+
         bool is_matrix = init == Init::Normal || init == Init::Residual;
         Parameter p = {name,
                        shape,
@@ -173,6 +177,7 @@ struct ParameterTable {
                        0,
                        id,
                        false};
+
         p.size = Parameter::product(shape) / shape[0] * rows / (split >= 0 ? layout.t : 1);
         if (split >= 0) {
             long part = (split == 0 ? rows : shape[split]) / layout.t, begin = part * layout.tensor;
@@ -181,12 +186,14 @@ struct ParameterTable {
         }
         append(p);
     }
+
     void append(Parameter p) {
         p.offset = elements;
         p.bucket = (int)buckets.size() - 1;
         list.push_back(p);
         elements += (p.size + 127) / 128 * 128;
     }
+
     // layer: counted over all chunks of this rank
     const Parameter& block(int layer, BlockTensor tensor) const {
         return list[blocks + layer * block_tensors + tensor];

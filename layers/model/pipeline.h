@@ -124,8 +124,10 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
             i = exchange_messages(model, schedule.list, i, all);
             continue;
         }
+
         MicroBatch mb = {op.micro_batch, op.micro_batch == schedule.shape.micro_batches - 1, op.chunk,
                          all.sizes[op.micro_batch], model.in_flight[op.slot], model.inputs[op.input]};
+
         PlaceScope here({Pass(op.kind), op.micro_batch, op.chunk});
         if (op.kind == Instruction::Forward) {
             if (model.chunk_reads_tokens(op.chunk)) all.load(mb.kept, op.micro_batch);

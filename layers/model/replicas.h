@@ -18,6 +18,8 @@ inline uint64_t device_checksum(const void* p, size_t bytes, uint64_t before, St
 inline std::string compare_replicas(Model& model, const Optimizer& o, long step) {
     model.await_parameters();
     const ParameterTable& table = model.table;
+
+    // this rank's checksums, by tensor
     std::vector<uint64_t> weights, state(table.list.size(), 0);
     for (auto& p : table.list)
         weights.push_back(
@@ -28,9 +30,11 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
             if (values)
                 state[part.parameter] = device_checksum(values + part.state_offset * bytes, part.n * bytes,
                                                         state[part.parameter], model.stream);
+
     struct { const comm::Group& group; bool tied, whole, with_state; } all[] = {
         {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.optimizer_shards == 1},
         {model.grid.tied, true, false, true}};
+
     std::string error;  // reported only after all groups have compared
     for (auto& [group, tied, whole, with_state] : all) {
         if (group.size == 1) continue;
@@ -42,6 +46,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
             mine.push_back(with_state ? (int64_t)state[i] : 0);
             tensors.push_back(&table.list[i]);
         }
+
         std::vector<int64_t> each = comm::gather_numbers(group, mine, "checksums of replicas");
         for (size_t i = 0; i < mine.size(); i++) {
             std::vector<int> differ;

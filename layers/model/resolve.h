@@ -5,32 +5,10 @@
 #pragma once
 #include <unistd.h>
 #include <numeric>
-#include <optional>
-#include "../../comm/collective_check.h"
 #include "../../comm/hosts.h"
-#include "../../data/loader.h"
 #include "../base/autotune.h"
 #include "../base/hardware.h"
-#include "checkpoint.h"
-#include "start_times.h"
-
-// a run once every setting is resolved; nothing here is on the device
-struct Run {
-    Options options;
-    Grid grid;
-    RunState state;           // its progress
-    long last_step = 0;
-    uint64_t last_tokens = 0;
-    std::optional<Blend> train;
-    std::optional<Loader> validation;
-    std::optional<Vocabulary> vocabulary;
-    std::vector<Checkpoint> checkpoints;  // to resume from, newest first
-    std::vector<std::string> hosts;       // by rank
-    StartTimes start_times;
-    bool automatic_micro_batch = false;
-    bool trains() const { return !options.inference() && options.plan.empty(); }
-    bool is_rank0() const { return comm::world_rank() == 0; }  // the rank that prints
-};
+#include "run.h"
 
 // takes the model's shape and seed from the checkpoint; options given explicitly must agree with them
 inline void take_from_checkpoint(Run& run) {
@@ -47,6 +25,7 @@ inline void take_from_checkpoint(Run& run) {
                 o.given.insert(names[i]);
             }
     }
+
     struct { const char* name; int* setting; int saved; } all[] = {
         {"layers", &o.layers, saved.shape.L},       {"hidden", &o.hidden, saved.shape.C},
         {"heads", &o.heads, saved.shape.NH},        {"sequence", &o.sequence, saved.shape.T},
@@ -57,6 +36,7 @@ inline void take_from_checkpoint(Run& run) {
                  "a new run without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
         *a.setting = a.saved;
     }
+
     if (o.has("seed") && o.inference()) return void(run.state = saved);  // here it seeds sampling
     if (o.has("seed") && o.seed != saved.seed)
         fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(),
@@ -71,6 +51,8 @@ inline void open_vocabulary(Run& run) {
     std::string spec = o.tokenizer;
     if (spec.empty() && !run.checkpoints.empty() && !run.state.tokenizer.empty())
         spec = run.state.tokenizer == "bytes" ? "bytes" : run.checkpoints[0].folder + "/vocab.bpe";
+
+    // a token file made by ./tokenize has its vocabulary beside it
     if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bytes") spec = "bytes";
     if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bpe") {
         for (const char* ending : {".train.bin", ".bin"}) {
@@ -80,10 +62,12 @@ inline void open_vocabulary(Run& run) {
             if (access(path.c_str(), R_OK) == 0) spec = path;
         }
     }
+
     if (spec.empty() && (o.sample_every || !o.generate.empty()))
         fail("%s wants to know the vocabulary: give --tokenizer bytes or PATH/vocab.bpe",
              o.sample_every ? "--sample-every" : "--generate");
     if (spec.empty()) return;
+
     run.vocabulary = Vocabulary::open(spec);
     if (run.vocabulary->size() != o.vocabulary)
         fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(),
@@ -95,6 +79,7 @@ inline void open_vocabulary(Run& run) {
 inline void resolve_batch(Run& run) {
     Options& o = run.options;
     int d = run.grid.d;
+
     if (!o.ramp_start && !o.has("ramp-start") && (o.ramp_increment || o.ramp_tokens))
         fail("--ramp-increment and --ramp-tokens want --ramp-start as well");
     if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
@@ -105,6 +90,7 @@ inline void resolve_batch(Run& run) {
     if (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment)
         fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
              "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
+
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
     int common = 0;  // greatest common divisor of the batch sizes still to come
     for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch);
@@ -116,12 +102,14 @@ inline void resolve_batch(Run& run) {
              "(--plan: with --ramp-start 0)",
              o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
     }
+
     int share = common / d;
     run.automatic_micro_batch |= o.micro_batch == automatic;
     if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
     if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
         fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
              "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
+
     if (!o.micro_batch)
         for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
     if (share % o.micro_batch)
@@ -131,24 +119,15 @@ inline void resolve_batch(Run& run) {
              divisors_near(share, o.micro_batch).c_str());
 }
 
-inline void resolve_schedule(Run& run) {
+// the run's last step, by --steps and --until-tokens: counted step by step, because the batch size may grow
+inline void resolve_last_step(Run& run) {
     Options& o = run.options;
-    if (o.inference() && o.micro_batch == automatic)
-        fail("--micro-batch auto is for training: give a number");
-    if (!o.inference()) resolve_batch(run);
-    else if (!o.generate.empty()) o.micro_batch = 1;
-    else if (!o.micro_batch) o.micro_batch = 4;
-    if (o.inference() && (long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
-        fail("--%s: makes more than %d rows at once: choose a smaller one",
-             o.prompts() ? "batch" : "micro-batch", 1 << 28);
-    if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
-    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
     if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
-    // steps are counted one by one, because the batch size may grow
     uint64_t samples = run.state.samples, T = (uint64_t)o.sequence;
     run.last_step = run.state.step;
     uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
     uint64_t tokens = run.state.tokens;  // not samples * T: --on-spike back skips samples
+
     for (; run.last_step < o.steps && tokens < enough; run.last_step++) {
         int B = batch_after(o, samples);
         samples += B;
@@ -162,13 +141,35 @@ inline void resolve_schedule(Run& run) {
         }
     }
     run.last_tokens = tokens;
+}
+
+// in tokens: decay to the run's end unless given, warm-up over 1 % of it
+inline void resolve_learning_rate(Run& run) {
+    Options& o = run.options;
     if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
     if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
-    if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)tokens;
+    if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)run.last_tokens;
     if (o.warmup_tokens < 0) o.warmup_tokens = o.decay_tokens / 100;
     if (o.warmup_tokens > o.decay_tokens)
         fail("--warmup-tokens %ld is more than --decay-tokens %ld: lower it", o.warmup_tokens,
              o.decay_tokens);
+}
+
+inline void resolve_schedule(Run& run) {
+    Options& o = run.options;
+    if (o.inference() && o.micro_batch == automatic)
+        fail("--micro-batch auto is for training: give a number");
+    if (!o.inference()) resolve_batch(run);
+    else if (!o.generate.empty()) o.micro_batch = 1;
+    else if (!o.micro_batch) o.micro_batch = 4;
+    if (o.inference() && (long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
+        fail("--%s: makes more than %d rows at once: choose a smaller one",
+             o.prompts() ? "batch" : "micro-batch", 1 << 28);
+
+    if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
+    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
+    resolve_last_step(run);
+    resolve_learning_rate(run);
 }
 
 // fails: the value is not one of the words that the option allows
@@ -179,7 +180,7 @@ inline void resolve_schedule(Run& run) {
     fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
 }
 
-inline void resolve_fp8(const Run& run) {
+inline void check_fp8(const Run& run) {
     const Options& o = run.options;
     if (o.plan.empty() && sizeof(floatX) != 2)
         fail("--fp8 yes in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
@@ -189,14 +190,11 @@ inline void resolve_fp8(const Run& run) {
     if (o.inference()) fail("--fp8 yes is for training: leave it out");
     int t = run.grid.t;
     if (o.hidden % (16 * t) || o.sequence % 16)
-        fail(
-            "--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of "
-            "%d "
-            "and 16",
-            o.hidden, t, o.sequence, 16 * t);
+        fail("--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of "
+             "%d and 16", o.hidden, t, o.sequence, 16 * t);
 }
 
-inline void resolve_tensor_chunks(const Run& run) {
+inline void check_tensor_chunks(const Run& run) {
     const Options& o = run.options;
     int t = run.grid.t, k = o.tensor_chunks;
     if (o.fp8 == "yes")
@@ -209,9 +207,8 @@ inline void resolve_tensor_chunks(const Run& run) {
         fail("--tensor-chunks %d with --sequence %d: choose at most %d", k, o.sequence, o.sequence);
 }
 
-inline void resolve_parallel(Run& run) {
-    const Options& o = run.options;
-    int t = run.grid.t;
+// options whose values are words
+inline void check_words(const Options& o) {
     struct { const char* name; const std::string& value; std::vector<std::string> wants; } words[] = {
         {"sequence-parallel", o.sequence_parallel, {"yes", "no"}},
         {"recompute", o.recompute, {"none", "light", "full"}},
@@ -224,17 +221,11 @@ inline void resolve_parallel(Run& run) {
         {"master-weights", o.master_weights, {"yes", "no"}}};
     for (auto& w : words)
         if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
-    if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1 && !comm::can_capture)
-        fail("--graph yes over %d ranks: calls of MPI cannot be captured: build with COMM=nccl, or choose "
-             "--graph no or auto", comm::world_size());
-    if (o.graph == "yes" && o.loss_on == "answers")
-        fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
-             "--graph no or auto");
-    if (o.fp8 == "yes") resolve_fp8(run);
-    if (o.tensor_chunks > 1) resolve_tensor_chunks(run);
-    if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
-        fail("--master-weights no in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
-    if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
+}
+
+inline void check_tensor_parallel(const Run& run) {
+    const Options& o = run.options;
+    int t = run.grid.t;
     if (o.heads % t)
         fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",
              o.heads, t, o.heads, divisors_near(o.heads, t).c_str());
@@ -244,6 +235,10 @@ inline void resolve_parallel(Run& run) {
     if (o.sequence % t && o.sequence_parallel == "yes")
         fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
              "no", o.sequence, t, t);
+}
+
+inline void check_pipeline_parallel(const Run& run) {
+    const Options& o = run.options;
     long L = o.layers, p = run.grid.p, v = o.pipeline_chunks;
     if (v > 1 && p == 1)
         fail("--pipeline-chunks %ld on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
@@ -251,12 +246,32 @@ inline void resolve_parallel(Run& run) {
     if (v == 1 && o.has("pipeline-group"))
         fail("--pipeline-group %d wants --pipeline-chunks 2 or more", o.pipeline_group);
     if (L % (p * v) == 0) return;
+
+    // does not divide: which numbers of stages, and of layers, would?
     std::string good, layers = text("%ld", (L / (p * v) + 1) * p * v);
     if (L > p * v) layers = text("%ld or ", L / (p * v) * p * v) + layers;
     for (long i = 1; i <= L; i++)
         if (L % (i * v) == 0 && i != p) good += text(" %ld", i);
     fail("%ld layers over %ld pipeline stages%s: choose a --pipeline-parallel of%s, or --layers %s", L, p,
          v > 1 ? text(" of %ld chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
+}
+
+inline void check_parallel(const Run& run) {
+    const Options& o = run.options;
+    check_words(o);
+    if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1 && !comm::can_capture)
+        fail("--graph yes over %d ranks: calls of MPI cannot be captured: build with COMM=nccl, or choose "
+             "--graph no or auto", comm::world_size());
+    if (o.graph == "yes" && o.loss_on == "answers")
+        fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
+             "--graph no or auto");
+    if (o.fp8 == "yes") check_fp8(run);
+    if (o.tensor_chunks > 1) check_tensor_chunks(run);
+    if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
+        fail("--master-weights no in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
+    if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
+    check_tensor_parallel(run);
+    check_pipeline_parallel(run);
 }
 
 // with --plan the token files may be on another machine; if they are here, they give the vocabulary size
@@ -276,126 +291,83 @@ inline void take_answers(Run& run) {
     if (run.validation) run.validation->take_answers();
 }
 
-// task_vocabulary: vocabulary size of the --evaluate files, or 0
-inline void resolve(Run& run, int task_vocabulary) {
+// opens --train and --validation
+inline void open_data(Run& run) {
     Options& o = run.options;
-    bool training = run.trains();
-    for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
-        while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
-    if (training && o.train.empty())
-        fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
-    if (!o.resume.empty()) {
-        run.checkpoints = find_checkpoints(o.resume, o.resume_before);
-        take_from_checkpoint(run);
-    }
-    if (training) {
-        find_preset(o.model);
-        int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
-        run.train.emplace(o.train, T, (uint64_t)o.seed);
-        if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
-        if (o.loss_on == "answers") take_answers(run);
-    }
-    int V = run.train         ? run.train->file_vocabulary()
-            : task_vocabulary ? task_vocabulary
-                              : planned_vocabulary(o);
-    run.state.shape = model_shape(o, V);
-    resolve_parallel(run);
-    run.state.seed = o.seed;
-    auto check_vocabulary = [&](const TokenFile& file, int V) {
+    find_preset(o.model);
+    int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
+    run.train.emplace(o.train, T, (uint64_t)o.seed);
+    if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
+    if (o.loss_on == "answers") take_answers(run);
+}
+
+// the token files' vocabulary must be the model's
+inline void check_data_vocabulary(Run& run) {
+    Options& o = run.options;
+    auto check = [&](const TokenFile& file, int V) {
         if (V && V != o.vocabulary)
             fail("%s: has a vocabulary of %d, the model of %d: give --vocabulary %d or other files",
                  file.path.c_str(), V, o.vocabulary, V);
     };
     if (run.train) {
-        check_vocabulary(run.train->sets[0].files[0], run.train->file_vocabulary());
+        check(run.train->sets[0].files[0], run.train->file_vocabulary());
         run.train->set_vocabulary(o.vocabulary);
     }
     if (run.validation) {
-        check_vocabulary(run.validation->files[0], run.validation->file_vocabulary());
+        check(run.validation->files[0], run.validation->file_vocabulary());
         run.validation->V = o.vocabulary;
     }
-    if (o.plan.empty()) open_vocabulary(run);
-    resolve_schedule(run);
-    if (!o.plan.empty()) return;  // a plan reads and writes no data
-    if (run.is_rank0() && run.train && run.state.set_samples && run.state.set_samples != run.train->samples())
-        printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
-               (unsigned long long)run.train->samples(), (unsigned long long)run.state.set_samples);
-    if (run.train) run.state.set_samples = run.train->samples();
+}
+
+// --save is a folder that can be written, and holds no other run
+inline void check_save_folder(const Options& o) {
     if (o.save.empty())
         for (const char* name : {"save-every", "save-seconds", "mtbf"})
             if (o.has(name)) fail("--%s wants --save FOLDER as well", name);
-    if (o.on_spike == "back" && o.save.empty() && training)
+    if (o.on_spike == "back" && o.save.empty() && !o.inference())
         fail("--on-spike back wants --save FOLDER as well");
-    if (!o.save.empty()) {
-        std::error_code e;
-        std::filesystem::create_directories(o.save, e);
-        if (e || access(o.save.c_str(), W_OK) != 0)
-            fail("--save %s: cannot be written: %s", o.save.c_str(),
-                 e ? e.message().c_str() : strerror(errno));
-    }
-    if (!o.save.empty() && o.resume != o.save && !list_checkpoints(o.save).empty())
+    if (o.save.empty()) return;
+
+    std::error_code e;
+    std::filesystem::create_directories(o.save, e);
+    if (e || access(o.save.c_str(), W_OK) != 0)
+        fail("--save %s: cannot be written: %s", o.save.c_str(),
+             e ? e.message().c_str() : strerror(errno));
+
+    if (o.resume != o.save && !list_checkpoints(o.save).empty())
         fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
              "folder", o.save.c_str(), o.save.c_str());
 }
 
-// ---- what must be the same on every rank -----------------------------------------------------------------
+// task_vocabulary: vocabulary size of the --evaluate files, or 0
+inline void resolve(Run& run, int task_vocabulary) {
+    Options& o = run.options;
+    for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
+        while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
+    if (run.trains() && o.train.empty())
+        fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
 
-inline uint64_t file_sum(const std::string& path) {
-    MappedFile file(path);
-    return checksum(file.data, file.size);
-}
-
-// compared first, on its own: another build may have other options
-inline std::vector<comm::RankHash> program_hash() {
-    return {{"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
-}
-inline std::vector<comm::RankHash> option_hashes(const Options& o) {
-    std::vector<comm::RankHash> hashes;
-    for (auto& option : option_table) {
-        std::string value = print_value(o, option);
-        hashes.push_back({text("--%s", option.name), checksum(value.data(), value.size()),
-                         "start all ranks with the same options"});
+    // the model: from the checkpoint, or the options and the data's vocabulary
+    if (!o.resume.empty()) {
+        run.checkpoints = find_checkpoints(o.resume, o.resume_before);
+        take_from_checkpoint(run);
     }
-    return hashes;
-}
+    if (run.trains()) open_data(run);
+    int V = run.train ? run.train->file_vocabulary()
+        : task_vocabulary ? task_vocabulary
+        : planned_vocabulary(o);
+    run.state.shape = model_shape(o, V);
+    run.state.seed = o.seed;
 
-inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
-    uint64_t train = 0, validation = 0;
-    auto add = [](uint64_t& sum, const Loader& loader) {
-        for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
-        for (auto& a : loader.answers) sum = sum * 31 + a.sum;
-    };
-    if (run.train) for (auto& set : run.train->sets) add(train, set);
-    if (run.validation) add(validation, *run.validation);
-    uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is loaded
-    for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
-    return {{"the training set", train, "copy the same files to all hosts"},
-            {"the validation set", validation, "copy the same files to all hosts"},
-            {"the folder of --resume", resumed, "give a folder that all hosts share"}};
-}
+    check_parallel(run);
+    check_data_vocabulary(run);
+    if (o.plan.empty()) open_vocabulary(run);
+    resolve_schedule(run);
+    if (!o.plan.empty()) return;  // a plan reads and writes no data
 
-// --save must be the same folder on all ranks: rank 0 creates a file there, which all must see. Collective.
-inline void check_shared_folder(const Run& run) {
-    if (run.options.save.empty() || comm::world_size() == 1) return;
-    std::string probe = run.options.save + "/.seen-by-all-ranks", error;
-    if (run.is_rank0()) {
-        FILE* file = fopen(probe.c_str(), "w");
-        if (!file || fclose(file)) error = text("--save %s: cannot be written", run.options.save.c_str());
-    }
-    comm::end_on_error(error);
-    if (access(probe.c_str(), F_OK) != 0)
-        error = text("--save %s: is not the folder that rank 0 has under this name: give a folder that "
-                     "all hosts share", run.options.save.c_str());
-    comm::barrier(comm::everyone(), "all have looked");
-    if (run.is_rank0()) remove(probe.c_str());
-    comm::end_on_error(error);
-}
-
-// options as checkpoints record them
-inline std::string options_json(const Options& o) {
-    std::string out;
-    for (auto& option : option_table)
-        out += text("%s%s: %s", out.empty() ? "" : ", ", json_quote(option.name).c_str(),
-                    json_quote(print_value(o, option)).c_str());
-    return "{" + out + "}";
+    if (run.is_rank0() && run.train && run.state.set_samples && run.state.set_samples != run.train->samples())
+        printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
+               (unsigned long long)run.train->samples(), (unsigned long long)run.state.set_samples);
+    if (run.train) run.state.set_samples = run.train->samples();
+    check_save_folder(o);
 }

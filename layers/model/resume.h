@@ -5,7 +5,7 @@
 //   is read once; for another layout Checkpoint::read puts together what each new shard needs. Nothing of a
 //   damaged checkpoint is kept: all ranks fall back to the next older one.
 #pragma once
-#include "resolve.h"
+#include "run.h"
 #include "save.h"
 
 struct LoadedState {
@@ -23,10 +23,12 @@ inline LoadedState read_state(const Checkpoint& c, const Model& model, const Opt
         count += (size_t)range.n;
         out.ranges.push_back(std::move(range));
     };
+
     if (optimizer)
         for (auto& range : state_ranges(model, *optimizer, false)) add(range);
     else
         for (auto& p : model.table.list) add({p, Master, 0, p.stored(), -1, 0});
+
     out.values.resize(count);
     for (auto& range : out.ranges)
         c.read(out.values.data() + range.at, range.parameter, range.kind, range.first,
@@ -44,6 +46,8 @@ inline void store_state(const LoadedState& state, Model& model, Optimizer* optim
             write_state(model, *optimizer, range.kind, range.in_buffers(), range.state_offset, values,
                         range.n);
     }
+
+    // every rank has its slice of the parameters: gather the others'
     if (!optimizer || model.table.layout.optimizer_shards == 1) return;
     for (auto& bucket : model.table.buckets) {
         long slice = bucket.elements / model.grid.d;
@@ -75,6 +79,7 @@ inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
                                  "min-learning-rate", "warmup-tokens", "decay-tokens", "beta1", "beta2",
                                  "epsilon", "weight-decay", "clip", "moments", "master-weights"})
             in_recipe |= option.name == std::string(name);
+
         auto before = checkpoint.options.find(option.name);
         if (!in_recipe || before == checkpoint.options.end()) continue;
         std::string now = print_value(run.options, option);
@@ -91,6 +96,7 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
     for (auto& checkpoint : run.checkpoints) {
         double began = seconds();
         LoadedState loaded;
+
         std::future<void> reading = std::async(std::launch::async, [&] {
             loaded = read_state(checkpoint, model, optimizer);
         });
@@ -98,6 +104,7 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         bool all_whole = comm::await_together(reading, "reading a checkpoint", error);
         if (!error.empty()) fprintf(stderr, "passed over: %s\n", error.c_str());
         if (!all_whole) continue;
+
         store_state(loaded, model, optimizer);
         bool at_start = run.state.step == run.checkpoints[0].state.step;
         if (at_start && batch_after(o, checkpoint.state.samples) < batch_after(o, run.state.samples))
@@ -105,10 +112,12 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
                 text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
                      "the batch ramp: give --resume %s",
                      o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
+
         uint64_t set_samples = run.state.set_samples;
         run.state = checkpoint.state;
         run.state.shape = model.shape;
         run.state.set_samples = set_samples;
+
         double bytes = comm::sum_over(world, {(double)loaded.values.size() * sizeof(real)}, "bytes read")[0];
         double took = seconds() - began;
         if (run.trains() && run.is_rank0()) {
@@ -116,6 +125,7 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
                    run.state.step, bytes * 1e-9, took, bytes * 1e-9 / took);
             note_recipe_changes(run, checkpoint);
         }
+
         if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
         return;
     }

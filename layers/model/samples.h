@@ -5,7 +5,8 @@
 //   all ranks learn of it at the end of the step before (step_reports.h).
 #pragma once
 #include <future>
-#include "resolve.h"
+#include <numeric>
+#include "run.h"
 
 struct StepSamples {
     uint64_t first = 0;  // number of its first sample in the run
@@ -51,6 +52,7 @@ public:
             return read_samples(set, model, other, first, batch);
         });
     }
+
     // waits for the read that was begun; returns "" or the error
     std::string await() {
         if (!next.valid()) return "";
@@ -62,12 +64,14 @@ public:
         }
         return "";
     }
+
     // the samples of the next step; valid until the next call
     const StepSamples& take(Model& model) {
         samples = std::move(upcoming);
         model.token_buffer = samples.token_buffer;
         return samples;
     }
+
     ~SampleReader() {
         if (next.valid()) next.wait();
     }

@@ -12,7 +12,7 @@
 #pragma once
 #include <future>
 #include "folder_lock.h"
-#include "resolve.h"
+#include "run.h"
 
 constexpr size_t piece_bytes = 64 << 20;  // each with a checksum; striped file systems like this size
 
@@ -46,6 +46,7 @@ inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer&
         for (auto& part : optimizer.tensor_parts) {
             const Parameter& p = model.table.list[part.parameter];
             long begin = part.at - p.offset, first = begin, last = std::min(begin + part.n, p.stored());
+
             if (share && p.is_copy) continue;
             if (share && model.table.layout.optimizer_shards == 1) cut_range(first, last, grid.data, grid.d);
             if (share && !p.split) cut_range(first, last, grid.tensor, grid.t);
@@ -81,6 +82,7 @@ inline std::vector<uint64_t> tensor_bits(const Snapshot& snapshot) {
     }
     return bits;
 }
+
 // as ranges: 0-11,24
 inline std::string print_bits(const std::vector<uint64_t>& bits) {
     std::string out;
@@ -101,6 +103,7 @@ inline WrittenFile write_rank_file(const std::string& folder, int rank, const Sn
     double began = seconds();
     FileWriter data(folder + "/" + rank_file(rank) + ".bin");
     std::string pieces;
+
     for (auto& range : snapshot.ranges) {
         long most = piece_bytes / sizeof(real);
         for (long done = 0; done < range.n; done += most) {
@@ -117,9 +120,11 @@ inline WrittenFile write_rank_file(const std::string& folder, int rank, const Sn
             data.write(values, bytes);
         }
     }
+
     pieces = "{\"pieces\": [" + pieces + "\n]}\n";
     WrittenFile out = {checksum(pieces.data(), pieces.size()), data.written, tensor_bits(snapshot)};
     data.finish();
+
     FileWriter table(folder + "/" + rank_file(rank) + ".json");
     table.write(pieces);
     table.finish();
@@ -149,6 +154,7 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) >= step) continue;
         if (keep <= 1) return;
+
         std::string folder = dir + "/" + name;
         if (access((folder + "/DAMAGED").c_str(), F_OK) == 0) continue;
         try {
@@ -157,6 +163,7 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
             keep--;
         } catch (const std::exception& e) {
             // what cannot be read right now may still be intact
+
             if (!strstr(e.what(), "damaged") && !strstr(e.what(), "truncated")) continue;
             fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
             if (access((folder + "/index.json").c_str(), F_OK) != 0) continue;
@@ -174,17 +181,20 @@ inline void publish_checkpoint(const std::string& dir, RunState state, const std
                                const std::string& options, const Vocabulary* vocabulary) {
     namespace fs = std::filesystem;
     std::string whole = dir + "/" + step_name(state.step), partial = partial_folder(dir, state.step), list;
+
     if (vocabulary && vocabulary->kind == "bpe") {
         FileWriter copy(partial + "/vocab.bpe");
         copy.write(vocabulary->source);
         copy.finish();
         state.vocabulary_sum = checksum(vocabulary->source.data(), vocabulary->source.size());
     }
+
     for (size_t rank = 0; rank < files.size(); rank++)
         list += text("%s{\"table\": \"%s.json\", \"checksum\": \"%016llx\", \"data\": \"%s.bin\", \"bytes\": "
                      "%zu, \"tensors\": \"%s\"}", list.empty() ? "[" : ",\n", rank_file((int)rank).c_str(),
                      (unsigned long long)files[rank].table_sum, rank_file((int)rank).c_str(),
                      files[rank].bytes, print_bits(files[rank].tensors).c_str());
+
     FileWriter index(partial + "/index.json");
     index.write(index_text(state, options, list + "]"));
     index.finish();
@@ -237,6 +247,7 @@ private:
         was_named = false;
         if (mine) job = std::async(std::launch::async, work);
     }
+
     bool is_first() const { return run.grid.world.rank == 0; }
     std::string folder() const { return run.options.save + "/" + step_name(state.step); }
 
@@ -250,9 +261,11 @@ public:
         buffer.reset((real*)host_malloc(count * sizeof(real), "a snapshot for checkpoints"));
         snapshot.values = buffer.get();
     }
+
     ~CheckpointWriter() {
         if (job.valid()) job.wait();
     }
+
     bool is_idle() const { return stage == Idle; }
     bool is_stuck() const { return stuck && !is_idle(); }  // training no longer waits for it
     double seconds_under_way() const { return seconds() - began; }
@@ -262,6 +275,7 @@ public:
         failures++;
         due_since = seconds();
     }
+
     long saved_step() const { return last_saved; }  // the newest that was verified; -1: none
     void forget() { last_saved = -1; }              // the run went back to an earlier step
     int failed_attempts() const { return failures; }
@@ -306,6 +320,7 @@ public:
         for (auto& range : snapshot.ranges)
             copy_state_to_host(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
                                range.state_offset, range.n);
+
         blocked = seconds() - began;
         start(Write, true, [this] {
             std::string partial = partial_folder(run.options.save, state.step);
@@ -314,30 +329,36 @@ public:
         });
     }
 
+    // what each rank has written; sets all_bytes and all_seconds. Collective
+    std::vector<WrittenFile> gather_files() {
+        size_t words = tensors / 64 + 1, each = words + 3;
+        std::vector<int64_t> mine = {(int64_t)file.table_sum, (int64_t)file.bytes,
+                                     std::bit_cast<int64_t>(file.seconds)};
+        mine.insert(mine.end(), file.tensors.begin(), file.tensors.end());
+        mine.resize(each, 0);
+        std::vector<int64_t> all = comm::gather_numbers(run.grid.world, mine, "files of a checkpoint");
+
+        std::vector<WrittenFile> files;
+        all_bytes = 0;
+        all_seconds = 0;
+        for (auto its = all.begin(); its != all.end(); its += (long)each) {
+            files.push_back({(uint64_t)its[0], (size_t)its[1], {its + 3, its + (long)each},
+                             std::bit_cast<double>(its[2])});
+            all_bytes += files.back().bytes;
+            all_seconds = std::max(all_seconds, files.back().seconds);
+        }
+        return files;
+    }
+
     // starts the next stage once all ranks have finished this one; statuses: by rank, the same on all ranks
     void advance(const std::vector<int>& statuses) {
         if (stage == Idle) return;
         if (std::count(statuses.begin(), statuses.end(), (int)Busy)) return name_slow(statuses);
         for (size_t rank = 0; rank < statuses.size(); rank++)
             if (statuses[rank] == Failed) return give_up((int)rank);
+
         if (stage == Write) {
-            const comm::Group& world = run.grid.world;
-            size_t words = tensors / 64 + 1, each = words + 3;
-            std::vector<int64_t> mine = {(int64_t)file.table_sum, (int64_t)file.bytes,
-                                         std::bit_cast<int64_t>(file.seconds)};
-            mine.insert(mine.end(), file.tensors.begin(), file.tensors.end());
-            mine.resize(each, 0);
-            std::vector<int64_t> all = comm::gather_numbers(world, mine, "files of a checkpoint");
-            std::vector<WrittenFile> files;
-            all_bytes = 0;
-            all_seconds = 0;
-            for (auto its = all.begin(); its != all.end(); its += (long)each) {
-                files.push_back({(uint64_t)its[0], (size_t)its[1], {its + 3, its + (long)each},
-                                 std::bit_cast<double>(its[2])});
-                all_bytes += files.back().bytes;
-                all_seconds = std::max(all_seconds, files.back().seconds);
-            }
-            start(Publish, is_first(), [this, files] {
+            start(Publish, is_first(), [this, files = gather_files()] {
                 publish_checkpoint(run.options.save, state, files, options_json(run.options),
                                    run.vocabulary ? &*run.vocabulary : nullptr);
             });
@@ -365,6 +386,7 @@ private:
                (double)all_bytes * 1e-6, blocked, all_seconds,
                (double)all_bytes / std::max(all_seconds, 1e-9) * 1e-9);
     }
+
     void name_slow(const std::vector<int>& statuses) {
         constexpr double patience = 5;  // seconds
         if (was_named || !is_first() || seconds() - stage_began < patience) return;
@@ -373,16 +395,19 @@ private:
         fprintf(stderr, "slow: rank %s still %s %s after %.0f s\n", slow.c_str(), doing[stage],
                 folder().c_str(), seconds() - stage_began);
     }
+
     void give_up(int failed) {
         Stage at = stage;
         if (at < Tidy) failures += at != Drop;
         double pause = 2 * std::pow(3, std::min(failures, 6) - 1);  // seconds: 2, 6, 18, 54, …
+
         if (failed == run.grid.world.rank)
             fprintf(stderr, "[rank %d] checkpoint %s was not saved: %s; older checkpoints are untouched; "
                     "failure %d of %ld, another attempt in %.0f s: make room, or mend the file system\n",
                     failed, folder().c_str(), error.c_str(), failures, run.options.save_attempts, pause);
         error.clear();
         not_before = seconds() + pause;
+
         start(at == Tidy ? Idle : Tidy, is_first() && at != Tidy, [this, at] {
             FolderLock::remove_leftovers(run.options.save);
             if (at != Verify) return;

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <vector>
+#include "../base/graph.h"
 #include "../base/hardware.h"
 #include "checkpoint.h"
 #include "pipeline.h"
@@ -70,6 +71,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                       const Target& target = {}) {
     int v = o.pipeline_chunks, d = grid.d;
     bool flash = uses_flash(o, target);
+
     if (!o.generate.empty()) {
         int B = o.prompts() ? o.batch : 1;
         return {.B = B,
@@ -81,6 +83,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                 .slots = v,
                 .dx_buffers = 0};
     }
+
     if (o.inference()) {
         Schedule s = make_schedule(grid.stage, {grid.p, score_round(grid.p), v, grid.p, false});
         return {.B = o.micro_batch,
@@ -93,6 +96,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                 .inputs = s.inputs,
                 .dx_buffers = 0};
     }
+
     Setup s = {.B = o.micro_batch,
                .sequence_parallel = o.sequence_parallel == "yes",
                .tensor_chunks = o.tensor_chunks,
@@ -110,6 +114,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .chunks = v,
                .precision = target.precision,
                .workspace = target.workspace};
+
     if (!o.validation.empty()) s.micro_batches = (int)((o.evaluate_batches + d - 1) / d);
     for (auto& [batch, schedule] : schedules) {
         s.accumulates |= schedule.shape.micro_batches > 1;
@@ -131,12 +136,14 @@ inline void open_autotuner(const Options& o, const RunState& state) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (folder.empty() && !host_is_device && (cache || home))
         folder = cache ? std::string(cache) + "/train_gpt" : std::string(home) + "/.cache/train_gpt";
+
     if (!folder.empty() && folder != "none") {
         std::error_code e;
         std::filesystem::create_directories(folder, e);  // failures are reported by save()
         uint64_t hash = checksum(machine.data(), machine.size());
         file = text("%s/choices-%016llx", folder.c_str(), (unsigned long long)hash);
     }
+
     autotuner.open(file, machine);
     autotuner.run_choices = state.choices;
 }
@@ -153,6 +160,7 @@ inline void fill_at_random(Model& model) {
                 samples[i] = (int)(uniform(0, purpose("tuning"), i + index * samples.size()) * shape.V);
             put_tokens_on_host(model, model.token_buffer, samples, batch, index);
         }
+
     if (model.grid.p == 1) return;  // nothing is received
     std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);
     normals(values.data(), 0, purpose("tuning"), 0, (long)values.size(), 1);
@@ -182,10 +190,13 @@ inline void share_choices(const comm::Group& world) {
         mine.push_back((int64_t)hash);
         mine.push_back(way);
     }
+
+    // the ranks may have chosen for different numbers of shapes
     int64_t most = 0;
     for (int64_t n : comm::gather_numbers(world, {(int64_t)mine.size()}, "choices")) most = std::max(most, n);
     mine.resize((size_t)most, 0);
     std::vector<int64_t> all = comm::gather_numbers(world, mine, "choices");
+
     std::map<uint64_t, int> shared;
     for (size_t i = 0; i + 1 < all.size(); i += 2)
         if (all[i]) shared.emplace((uint64_t)all[i], (int)all[i + 1]);
@@ -198,6 +209,7 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
     fill_at_random(model);
     clear_losses(model);
     Graph graph;
+
     const ModelShape& shape = model.shape;
     std::string key =
         text("graph " PRECISION_NAME
@@ -205,6 +217,7 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
              "fp8 %d rows of logits %d",
              shape.L, shape.C, shape.NH, model.setup.B, shape.T, shape.Vp, (int)model.setup.recompute,
              model.setup.flash, model.setup.fp8, model.lm_head.rows_held);
+
     auto run = [&](int way) {
         if (!way) {
             compute_once(model);
@@ -218,20 +231,24 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
         }
         return true;
     };
+
     bool graph_is_faster = false;
     {
         TimingChoices here;
         compute_once(model);
         graph_is_faster = may_graph && autotuner.choose(key, 2, 0, model.stream, run) == 1;
     }
+
     share_choices(model.grid.world);
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
+
     if (model.grid.world.size == 1) {  // loads its kernels before a capture; limits of -1 prevent an update
         optimizer.set_hyper_parameters(o, 0, 1, -1, -1);
         update_parameters(model, optimizer, o.clip);
         synchronize(model.stream);
     }
+
     model.clear_gradients();
     return graph_is_faster;
 }

@@ -22,6 +22,7 @@ struct Model {
     Setup setup;
     TensorParallel tp;
     ParameterTable table;
+
     floatX* weights = nullptr;
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices
@@ -29,16 +30,19 @@ struct Model {
     // separate buffer, added after the last one, so that sums have a pipeline's order. One micro-batch, or
     // the last of several stages: wte's own gradient. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
+
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
     BlockActivations recomputed;    // with recomputation: of the current layer, shared by all
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // over the whole vocabulary: (B, Vp) with a KV cache, else (Vp)
     Scratch scratch;
+
     std::vector<Arena> arenas;
     std::vector<comm::StreamEvent> parameters_gathered;  // event of each bucket's last all-gather
     Stream stream = nullptr;
     bool holds_back_reductions = false;  // gradients are not reduced yet: see RepeatedStep in monitor.h
+
     // pinned: token_ints() for each micro-batch of a step, copied to InFlight.tokens; two buffers in
     // training, so that the next step's tokens are read while this step computes (samples.h)
     int* host_tokens[2] = {};
@@ -68,6 +72,7 @@ struct Model {
     bool chunk_reads_tokens(int chunk) const {
         return setup.packs || is_first_chunk(chunk) || is_last_chunk(chunk);
     }
+
     int max_rows() const { return setup.B * shape.T; }                              // most rows in a batch
     // most rows of logits in a batch
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
@@ -78,6 +83,7 @@ struct Model {
     bool keeps_cache() const {
         return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
     }
+
     bool sums_wte_apart() const { return grid.p == 1 && setup.accumulates; }
     LayerContext context(bool accumulate = false) const { return {shape, tp, scratch, stream, accumulate}; }
 
@@ -87,16 +93,19 @@ struct Model {
         for (int i = 0; i < block_tensors; i++) w[i] = weights + table.block(layer, BlockTensor(i)).offset;
         return w;
     }
+
     std::array<real*, block_tensors> block_gradients(int layer) const {
         std::array<real*, block_tensors> g;
         for (int i = 0; i < block_tensors; i++) g[i] = gradients + table.block(layer, BlockTensor(i)).offset;
         return g;
     }
+
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
     real* gradient(int parameter) const { return gradients + table.list[parameter].offset; }
     std::array<const floatX*, lm_head_tensors> lm_head_weights() const {
         return {weight(table.lnf), weight(table.lnf + 1), weight(table.wte)};
     }
+
     std::array<real*, lm_head_tensors> lm_head_gradients() const {
         return {gradient(table.lnf), gradient(table.lnf + 1), wte_gradient_from_logits};
     }
@@ -106,6 +115,7 @@ struct Model {
         comm::wait_event(stream, parameters_gathered[p.bucket], "parameters");
         parameters_gathered[p.bucket] = {};
     }
+
     void await_parameters() {
         for (auto& p : table.list) await_parameter(p);
     }
@@ -125,6 +135,7 @@ struct Model {
         scratch.linear.fp8.weights = fp8;
         arenas.push_back({"GEMM workspace", nullptr, workspace});
     }
+
     void measure_memory() {
         auto measure = [&](const char* name, auto walk) {
             Arena arena = {name, nullptr, 0, setup.precision};
@@ -133,6 +144,7 @@ struct Model {
         };
         make_arenas(measure, setup.workspace);
     }
+
     // parameters and gradients start at 0
     void allocate_memory() {
         auto take = [](const char* name, auto walk) { return allocate(name, walk); };
@@ -143,6 +155,7 @@ struct Model {
         set_zero(weights, table.elements * sizeof(floatX), stream);
         if (setup.training) clear_gradients();
     }
+
     void clear_gradients() {
         set_zero(gradients, table.elements * sizeof(real), stream);
         if (sums_wte_apart())
@@ -159,6 +172,7 @@ private:
         else if (grid.is_last_stage())
             wte_gradient_from_logits = gradients ? gradient(table.wte) : nullptr;
     }
+
     void place_fp8_weights(Arena& arena) {
         const Parameter &first = table.block(0, LN1_W),
                         &last = table.block(setup.chunks * chunk_layers() - 1, DOWN_B);
@@ -169,6 +183,7 @@ private:
         fp8.transposed = arena.take<e4m3>(elements);
         fp8.scales = arena.take<Fp8Scale>(elements / fp8.spacing + 1);
     }
+
     void place_activations(Arena& arena) {
         long N = max_rows(), size = tp.row_capacity(setup.B, shape.T) * shape.C;
         bool full = setup.recompute == Recompute::Full;
@@ -176,6 +191,7 @@ private:
         if (full) recomputed.place(arena, shape, tp, setup);
         recomputed.light = setup.recompute == Recompute::Light;
         if (recomputed.light) recomputed.place_recomputable(arena, shape, tp, setup.B);
+
         for (InFlight& kept : in_flight) {
             kept.blocks.assign(chunk_layers(), recomputed);
             for (auto& block : kept.blocks) {
@@ -187,6 +203,7 @@ private:
                 }
                 block.x = &block != &kept.blocks[0] ? arena.take_x(size) : nullptr;
             }
+
             kept.y.x = arena.take_x(size);
             if (loads_tokens()) {
                 kept.tokens = arena.take<int>(token_ints());
@@ -196,6 +213,7 @@ private:
             }
             if (setup.packs) kept.segment_arrays = arena.take<int>(segment_ints * N);
         }
+
         for (auto* buffers : {&inputs, &dx_buffers})
             for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
         gathered_logits = arena.take_x((size_t)(setup.inference_cache ? setup.B : 1) * shape.Vp);
@@ -246,17 +264,20 @@ inline void await_lm_head(Model& model) {
 inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     int n = model.chunk_layers();
     floatX* x = mb.input.x;
+
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
         model.await_parameter(model.table.list[model.table.wpe]);  // buckets come in order: wte's too
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
+
     auto await_block = [&](int l) {
         model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W));
         bool may_be_new = mb.index == 0 && !mb.batch.segments;
         if (model.setup.fp8 && may_be_new) round_weights(model.block_weights(mb.chunk * n + l).data(), ctx);
     };
+
     for (int l = 0; l < n; l++) {
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l], *next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
@@ -266,6 +287,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
             await_block(0);
             ln1_forward(a, w.data(), ctx, mb.batch);
         }
+
         const floatX* branch = block_forward(a, w.data(), ctx, mb.batch, true);
         if (next) await_block(l + 1);
         auto next_w = model.block_weights(mb.chunk * n + (next ? l + 1 : l));
@@ -294,12 +316,14 @@ inline void reduce_bucket(Model& model, int bucket) {
     real* g = model.gradients + b.offset;
     if (dp.size == 1 || model.holds_back_reductions) return;
     Section section({.pass = Pass::Reduce, .bucket = bucket}, model.stream);
+
     comm::wait_stream(model.grid.dp_stream, model.stream);
     if (model.table.layout.optimizer_shards == 1) {
         // this rank's gradients -> sums over all ranks
         comm::all_reduce(dp, g, b.elements, comm::Op::Sum, "gradients", model.grid.dp_stream);
         return;
     }
+
     long slice = b.elements / dp.size;
     // this rank's gradients -> this rank's slice of the sums
     comm::reduce_scatter(dp, g + dp.rank * slice, g, slice, "gradients", model.grid.dp_stream);
@@ -312,10 +336,13 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);
     floatX *dx = mb.dx_buffer->x, *x = mb.input.x;
+
     auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
+
+    // dx begins as the gradient that the next stage sent, or comes from the losses
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
         residual_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums, ctx.tp.rows(mb.batch.rows()),
@@ -327,21 +354,25 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         begin_reduction(table.list[table.lnf]);
         if (model.grid.p > 1) begin_reduction(table.list[table.wte]);
     }
+
     for (int l = n - 1; l >= 0; l--) {
         int layer = mb.chunk * n + l;
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
         auto w = model.block_weights(layer);
+
         if (model.setup.recompute == Recompute::Full) {
             ln1_forward(a, w.data(), ctx, mb.batch);
             block_forward(a, w.data(), ctx, mb.batch, false);
         }
+
         block_backward(dx, gradients(l).data(), l > 0 ? gradients(l - 1)[DOWN_B] : nullptr, a, w.data(), ctx,
                        mb.batch);
         begin_reduction(table.block(layer, LN1_W));
     }
     current_place.layer = -1;
+
     if (!model.is_first_chunk(mb.chunk)) return;
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;

@@ -25,6 +25,7 @@ public:
         begun = now;
         sent = all;
     }
+
     // seconds of each phase on its slowest rank; messages if something counts them (scripts/test_start.py).
     // Collective over the world
     std::string print(const comm::Group& world) const {
@@ -33,11 +34,13 @@ public:
         std::vector<int64_t> numbers = {mine.count, mine.peers};
         for (auto& p : phases) numbers.insert(numbers.end(), {(int64_t)(p.seconds / unit), p.messages});
         std::vector<int64_t> all = comm::gather_numbers(world, numbers, "the start's times");
+
         auto most = [&](size_t which) {
             int64_t found = all[which];
             for (size_t i = which; i < all.size(); i += numbers.size()) found = std::max(found, all[i]);
             return found;
         };
+
         std::string times, messages;
         double sum = 0;
         for (size_t i = 0; i < phases.size(); i++) {
@@ -47,6 +50,7 @@ public:
             messages += text("%s %s %ld", i ? "," : "", phases[i].name, (long)most(3 + 2 * i));
         }
         std::string out = text("start     %.3g s:%s (each on its slowest rank)\n", sum, times.c_str());
+
         if (mine.count < 0) return out;
         int64_t whole = 0;
         for (size_t i = 0; i < all.size(); i += numbers.size()) whole += all[i];

@@ -24,6 +24,7 @@ struct StepReports {
         for (auto& r : by_rank) out.push_back(r.save_status);
         return out;
     }
+
     bool any(bool RankReport::* flag) const {
         return std::any_of(by_rank.begin(), by_rank.end(), [&](auto& r) { return r.*flag; });
     }

@@ -11,6 +11,7 @@ void save_alone(const RunState& state, Trial& trial, const std::string& dir, lon
     run.state = state;
     CheckpointWriter writer(run, trial.model, trial.optimizer);
     writer.begin(trial.model);
+
     while (!writer.is_idle()) {
         usleep(1000);
         writer.advance({writer.status()});
@@ -31,12 +32,14 @@ void check_bf16_moments(const char* master_weights) {
     for (int i = 0; i < 4; i++) trial.train(samples, 1e-2);
     save_alone({trial.step, 8, 40, 7, 3, shape, "bytes", 0, {}}, trial, dir, 2);
     double next = trial.train(samples, 1e-2), after = trial.train(samples, 1e-2);
+
     for (Trial* resumed : {&other, &wide}) {
         load_checkpoint(find_checkpoints(dir)[0], resumed->model, &resumed->optimizer);
         resumed->step = 4;
     }
     check(other.train(samples, 1e-2) == next && other.train(samples, 1e-2) == after,
           "bf16 moments: goes on to the last bit");
+
     // the update is made of what is not yet rounded: the first is the same, whatever is kept of it
     wide.train(samples, 1e-2);
     check(wide.train(samples, 1e-2) == after, "bf16 moments, resumed with those of fp32: the first update");
@@ -51,12 +54,14 @@ void test_checkpoint() {
     ModelShape shape = {2, 12, 3, 5, 11, 16};
     std::string dir = scratch_folder + "/checkpoints";
     std::vector<int> samples = some_samples(2, 5, 11);
+
     Trial trial(o, shape, 2);
     auto save = [&](long keep) {
         RunState s = {
             trial.step, (uint64_t)trial.step * 2, (uint64_t)trial.step * 10, 7, 3, shape, "bytes", 0, {}};
         save_alone(s, trial, dir, keep);
     };
+
     for (int i = 0; i < 4; i++) {
         trial.train(samples, 1e-2);
         save(2);
@@ -87,6 +92,7 @@ void test_checkpoint() {
     patch(dir + "/step-00000004/index.json", 60, "9");
     refuses("holds no whole checkpoint", [&] { find_checkpoints(dir); });
     refuses("holds no whole checkpoint", [&] { find_checkpoints("/nowhere"); });
+
     // a tensor put together from boxes and parts of them, as several ranks would have written it
     save(2);
     Checkpoint c(dir + "/" + step_name(trial.step));
@@ -96,6 +102,7 @@ void test_checkpoint() {
     auto& pieces = c.pieces["master " + p.name];
     std::string file = scratch_folder + "/file.bin", bytes;
     std::vector<Checkpoint::Piece> parts;
+
     for (long half = 0; half < 2; half++) {
         long columns = p.shape[1] / 2, rows = p.shape[0], cut = half ? 5 * columns + 3 : rows * columns;
         std::vector<real> box;
@@ -110,10 +117,12 @@ void test_checkpoint() {
                                  checksum(bytes.data() + at, n), sizeof(real) == 8, first});
         }
     }
+
     write_file(file, bytes);
     pieces = parts;
     c.read(got, p, 0);
     check(parts.size() == 3 && got == want, "a tensor cut in columns comes together");
+
     // a rank's rows of it, and of these some
     Parameter mine = p;
     mine.start = {7, 2};
@@ -130,6 +139,7 @@ void test_checkpoint() {
     refuses("values", [&] { c.read(got, p, 0); });
     pieces[0].first = 1;
     refuses("from value 1 of", [&] { c.read(got, p, 0); });
+
     // what is kept: the newest that are whole, up to the one just written; nothing that is not a checkpoint
     // goes
     std::string keeps = scratch_folder + "/keeps", old = dir;
@@ -150,6 +160,7 @@ void test_checkpoint() {
     save(2);
     check(list_checkpoints(keeps).size() == 4 && is_complete(keeps + "/step-00000003"),
           "saved again over itself");
+
     // data that were damaged after they were written count no longer, and nothing is removed for them
     patch(keeps + "/step-00000003/rank-00000.bin", 50, "x");
     trial.step = 5;

@@ -22,14 +22,17 @@ constexpr long bulk = 256;       // sectors of two blocks; less is no kernel's t
 void test_counts() {
     using emulated::watch::Counts;
     std::map<std::string, emulated::watch::CountsByLine> all;
-    run_every_kernel([&](const std::string&, double, double, auto run) {
+    auto measure = [&](const std::string&, double, double, auto run) {
         emulated::watch::count(true);
         run();
         synchronize(nullptr);
         emulated::watch::count(false);
         for (auto& [kernel, lines] : emulated::watch::take_counts())
             for (auto& [line, c] : lines) all[kernel][line].add(c);
-    });
+    };
+
+    KernelBench(measure).all();
+
     auto percent = [](const Counts& c) {
         return c.sectors ? 100 * (double)c.used / (32.0 * (double)c.sectors) : 100;
     };
@@ -54,6 +57,7 @@ void test_counts() {
             if (why) printf("    %s: %s\n", what.c_str(), why);
         }
     }
+
     check(all.size() >= 20, text("%zu kernels", all.size()));
 }
 #endif

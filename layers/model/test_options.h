@@ -37,6 +37,7 @@ void test_options() {
                 write_file(path, "layers x\n");
                 options_of({"--config", path});
             });
+
     refuses("line 2: layers stands here a second", [&] {
         write_file(path, "layers 1\nlayers 2\n");
         options_of({"--config", path});
@@ -46,6 +47,7 @@ void test_options() {
     struct { const char* name; long count; } counts[] =
         {{"124M", 124475904}, {"1558M", 1557686400}, {"8.3B", 8314288128},
          {"17B", 17177045760}, {"530B", 529600819200}};
+
     for (auto& c : counts) {
         Options p = options_of({"--model", c.name});
         ModelShape m = model_shape(p, 0);

@@ -28,11 +28,13 @@ Outcome run(const std::string& command, double after = 0, int kill_signal = SIGK
         execl("/bin/sh", "sh", "-c", ("exec " + command).c_str(), (char*)nullptr);
         _exit(127);
     }
+
     close(fds[1]);
     if (after > 0) {
         usleep((useconds_t)(after * 1e6));
         kill(child, kill_signal);
     }
+
     std::string out;
     char buffer[4096];
     for (ssize_t n; (n = read(fds[0], buffer, sizeof buffer)) > 0;) out.append(buffer, n);
@@ -64,6 +66,7 @@ std::map<long, std::string> read_metrics(const std::string& path) {
         out[step] = j.at("loss", path).text + " " + j.at("gradient_norm", path).text + " " +
             j.at("learning_rate", path).text;
     }
+
     return out;
 }
 
@@ -75,10 +78,12 @@ void test_resume() {
             "--learning-rate 1e-2 --evaluate-every 5 --evaluate-batches 2 --save-every 3 --save " + s + "/" +
             name + " --metrics " + s + "/" + name + ".jsonl --tuning " + s + "/tuning";  // one machine's
     };
+
     Outcome o = run(command("unbroken"));
     check(o.code == 0 && o.out.find("validation loss") != std::string::npos, "a run to its end: " + o.out);
     auto want = read_metrics(s + "/unbroken.jsonl");
     check(want.size() == 120, "a line of metrics for each step");
+
     // kill -9 at whatever moment, resume, again and again
     int kills = 0;
     for (double after = 0.02; after < 2; after *= 1.35) {
@@ -87,6 +92,7 @@ void test_resume() {
         kills += o.code == 128 + SIGKILL;
         if (o.code != 128 + SIGKILL && o.code != 0) check(false, "after kill -9: " + o.out);
     }
+
     bool begun = !list_checkpoints(s + "/killed").empty();
     o = run(command("killed") + (begun ? " --resume " + s + "/killed" : ""));
     check(o.code == 0, "the last resume: " + o.out);
@@ -99,6 +105,7 @@ void test_resume() {
     o = run(command("stopped") + " --steps 100000 --save-every 0 --decay-tokens 1e6", 0.5, SIGTERM);
     check(o.code == 0 && list_checkpoints(s + "/stopped").size() == 1,
           "SIGTERM: finishes the step, saves, exits with 0: " + o.out);
+
     // a disk that is full: the older checkpoint stays
     size_t had = list_checkpoints(s + "/unbroken").size();
     o = run(programs + "/train_gpt --train " + tokens + " --steps 126 --batch 6 --micro-batch 2 --save " + s +
@@ -118,6 +125,7 @@ void test_resume() {
     program_refuses("--train " + tokens + " --layers 2 --hidden 24 --heads 3 --sequence 16 --save " + s +
                     "/unbroken", "already holds checkpoints");
     check(find_checkpoints(s + "/unbroken")[0].state.step == 120, "nothing was written over");
+
     // an older checkpoint of an earlier part of the ramp: what was set up for the newest does not fit
     std::string ramped = programs + "/train_gpt --train " + tokens +
                          " --layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --micro-batch 2 "
@@ -138,6 +146,7 @@ void test_program() {
     std::string tokens = make_tokens("train.bin", 700, 257), s = scratch_folder,
         small = " --layers 1 --hidden 8 --heads 2 --sequence 8 ";
     check(run(programs + "/train_gpt --help").out.find("--micro-batch") != std::string::npos, "--help");
+
     program_refuses("", "wants --train FILE");
     program_refuses("--modle 124M", "did you mean --model");
     program_refuses("--train " + tokens + " --model 530", "did you mean 530B");
@@ -152,6 +161,7 @@ void test_program() {
     program_refuses("--generate hello", "give --resume DIR");
     program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "cannot be written");
     program_refuses("--train " + tokens + small + "--tokenizer /nowhere.bpe", "cannot be read");
+
     write_file(s + "/text.txt", "To be, or not to be: that is the question.\n");
     program_refuses("--train " + s + "/text.txt" + small, "make one from text with ./tokenize");
     program_refuses("--vocabulary bytes --output " + s + "/x /nowhere.txt", "cannot be read", "tokenize");
@@ -159,6 +169,7 @@ void test_program() {
     program_refuses("--vocabulary bytes --output " + s + "/x", "wants a FILE", "tokenize");
     check(!fs::exists(s + "/x.bin") && !fs::exists(s + "/x.bin.partial"),
           "a refused tokenize leaves nothing");
+
     write_file(s + "/bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n");
     program_refuses("--vocabulary bytes --output " + s + "/x " + s + "/bad.jsonl",
                     "bad.jsonl line 2: document: has no \"text\"", "tokenize");
@@ -166,11 +177,13 @@ void test_program() {
                                   "\"b\"}");
     check(run(programs + "/tokenize --vocabulary bytes --output " + s + "/j " + s + "/good.jsonl").code == 0,
           "JSONL");
+
     TokenFile j(s + "/j.bin");
     std::vector<int> t(j.count);
     j.read(t.data(), 0, j.count, 257);
     check(t == std::vector<int>({'a', 0xc3, 0xa9, 256, 256, 'b', 256}),
           "a document a line, each with its end of text");
+
     std::string command = programs + "/tokenize --vocabulary bytes --output " + s + "/t ";
     check(run(command + s + "/text.txt").code == 0 &&
           run(programs + "/tokenize --decode " + s +
@@ -181,6 +194,7 @@ void test_program() {
     check(run(command + "--validation 0.3 " + s + "/text.txt").code == 0 &&
           TokenFile(s + "/t.train.bin").count + TokenFile(s + "/t.validation.bin").count == 45,
           "one document is split at its end");
+
     std::string many;
     for (int i = 0; i < 1000; i++) many += text("{\"text\": \"document %d\"}\n", i);
     write_file(s + "/many.jsonl", many);

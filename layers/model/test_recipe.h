@@ -11,6 +11,7 @@ void test_recipe() {
                                    0.09446, 0.01359, 0.01588, 0.13017, 0.15652, 0.08962, 0.00859};
     Mixture mixture(weights), later(weights);
     double drift = 0;
+
     std::vector<SetChoice> tail;
     for (int i = 0; i < 1000000; i++) {
         SetChoice c = mixture.next();
@@ -19,12 +20,14 @@ void test_recipe() {
             drift =
                 std::max(drift, std::abs(mixture.weights[k] * (double)mixture.n - (double)mixture.taken[k]));
     }
+
     check(drift < 1.05, text("the largest drift of a set in 1e6 samples: %.4f", drift));
     double last = 0;
     for (size_t k = 0; k < weights.size(); k++)
         last = std::max(last, std::abs(mixture.weights[k] * 1e6 - (double)mixture.taken[k]));
     check(last <= 1, text("and after them: %.4f", last));
     later.seek(777777);
+
     bool same = true;
     for (auto& c : tail) {
         SetChoice d = later.next();
@@ -57,6 +60,7 @@ void test_recipe() {
     refuses("mix.blend line 2: \"b.bin\": wants WEIGHT FILE", [&] { parse_sets({name}); });
     write_file(name, "# nothing\n");
     refuses("names no set", [&] { parse_sets({name}); });
+
     // MT-NLG's ramp: from 32 by 32 to 1920 over 12e9 tokens, then on to 270e9
     Options o = options_of({"--sequence", "2048", "--batch", "1920", "--ramp-start", "32", "--ramp-increment",
                             "32", "--ramp-tokens", "12e9"});
@@ -65,6 +69,7 @@ void test_recipe() {
         in_ramp += (double)samples <= 12e9 / 2048;
         samples += batch_after(o, samples);
     }
+
     check(in_ramp == 14475 && steps == 80087, text("the ramp: %ld steps, %ld in all", in_ramp, steps));
     check(batch_after(o, 0) == 32 && batch_after(o, 5859375) <= 1920 && batch_after(o, 5859376) == 1920,
           "its ends");

@@ -14,11 +14,13 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     model.allocate_memory();
     o.allocate_memory(model);
     initialise_parameters(model, &o, 7);
+
     auto error = [&] {
         std::string said = compare_replicas(model, o, 1);
         double all = comm::sum_over(grid.world, {(double)!said.empty()}, "who complains")[0];
         return all == 0 ? "none" : said;
     };
+
     check(error() == "none", "replicas that are alike");
     real one = 1;
     floatX x = floatX(0.125f);

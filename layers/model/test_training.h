@@ -22,10 +22,12 @@ struct Trial {  // a small model with its optimiser
         optimizer.allocate_memory(model);
         initialise_parameters(model, &optimizer, 7);
     }
+
     MicroBatch micro_batch(int index, BatchShape batch, bool is_last = false) {
         return {
             index, is_last, 0, batch, model.in_flight[0], model.inputs[0], &model.dx_buffers[0]};
     }
+
     // logits and losses stay in model.lm_head
     void forward_tokens(const std::vector<int>& samples, BatchShape batch) {
         clear_losses(model);
@@ -33,6 +35,7 @@ struct Trial {  // a small model with its optimiser
         copy_tokens(model, model.in_flight[0], 0);
         forward(model, micro_batch(0, batch), 0);
     }
+
     // the mean loss over samples (batch, T + 1), micro-batch by micro-batch, and one update
     double train(const std::vector<int>& samples, double rate, bool update = true) {
         int row = model.shape.T + 1, B = model.setup.B, rows = (int)samples.size() / row;
@@ -60,6 +63,7 @@ struct Trial {  // a small model with its optimiser
         for (double loss : sequence_losses(model, micro_batches)) sum += loss;
         return sum / tokens;
     }
+
     std::vector<real> weights(const Parameter& p) {
         std::vector<floatX> out(p.stored());
         copy_to_host(out.data(), model.weights + p.offset, out.size() * sizeof(floatX), nullptr);
@@ -84,12 +88,14 @@ void test_pytorch() {
         for (auto& item : array.items) out.push_back(item.number(name));
         return out;
     };
+
     Options o;
     o.weight_decay = number("weight_decay");
     o.clip = number("clip");
     int C = (int)number("hidden"), T = (int)number("sequence"), V = (int)number("vocabulary"), Vp = 16,
         B = (int)number("batch");
     Trial trial(o, {(int)number("layers"), C, (int)number("heads"), T, V, Vp}, B);
+
     Model& m = trial.model;
     for (size_t t = 0; t < m.table.list.size(); t++) {
         const Parameter& p = m.table.list[t];
@@ -98,6 +104,7 @@ void test_pytorch() {
             values[i] = (real)(p.constant + 0.3 * std::sin(1 + (double)t + 0.7 * (double)i));
         store_parameter(m, &trial.optimizer, p, values);
     }
+
     // fp64: PyTorch's own rounding; fp32: sums of some 100 terms through 2 layers; bf16: 2^-8 a rounding,
     // some 20 in a row
     double tolerance = sizeof(floatX) == 8 ? 1e-10 : sizeof(floatX) == 4 ? 2e-4 : 0.3;
@@ -109,6 +116,7 @@ void test_pytorch() {
     copy_to_host(logits.data(), m.lm_head.logits, logits.size() * sizeof(floatX), nullptr);
     for (int n = 0; n < B * T; n++) unpadded.insert(unpadded.end(), &logits[n * Vp], &logits[n * Vp] + V);
     close("logits", unpadded, list(j.at("logits", name)), sizeof(floatX) == 2 ? 0.05 : tolerance);
+
     std::vector<double> losses, wanted = list(j.at("losses", name));
     for (size_t step = 0; step < wanted.size(); step++) {
         losses.push_back(trial.train(w, number("learning_rate"), step > 0));
@@ -124,6 +132,7 @@ void test_pytorch() {
         update_parameters(m, trial.optimizer, o.clip);
         synchronize(m.stream);  // the next step's hyper-parameters lie where these are read
     }
+
     close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
 }
 
@@ -136,6 +145,7 @@ void training_in_fp8() {
     Trial trial(o, {2, 64, 1, 32, V, 64}, 2);
     Model& m = trial.model;
     std::vector<uint8_t> before;
+
     for (int step = 0; step < 2; step++) {
         trial.train(some_samples(4, 32, V), 3e-3);         // two micro-batches
         trial.train(some_samples(2, 32, V), 3e-3, false);  // one, without an update
@@ -175,6 +185,7 @@ void training_places_activations() {
         placed[flash].resize(offsetof(BlockActivations, light) / sizeof(void*));
         memcpy(placed[flash].data(), (void*)&a, placed[flash].size() * sizeof(void*));
     }
+
     check(placed[0].size() >= 14, "pointers of a block's activations");
     for (size_t i = 1; i < placed[0].size(); i++)  // the first is x
         check(placed[0][i] || placed[1][i], text("pointer %zu of a block's activations is not placed", i));
@@ -194,11 +205,13 @@ void test_overfit() {
     close("micro-batches of 1 and of 4", std::vector<double>{b.train(samples, 3e-3)},
           std::vector<double>{first}, rounding);
     again.train(samples, 3e-3);
+
     // AdamW's first update is the gradient's sign: compare where it is not near 0
     for (auto& p : a.model.table.list)
         if (p.decay && sizeof(floatX) == 8)
             close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p),
                   1e-6);
+
     for (int i = 1; i < 60; i++) {
         loss = a.train(samples, 3e-3);
         if (i < 10) again.train(samples, 3e-3);
@@ -207,6 +220,7 @@ void test_overfit() {
         for (auto& p : a.model.table.list) same = same && a.weights(p) == again.weights(p);
         check(same, "two runs are equal to the last bit");
     }
+
     check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, wants below 0.1", loss));
     // generation with the key-value cache gives the logits of a whole pass
     std::vector<int> tokens(samples.begin(), samples.begin() + T);
@@ -218,6 +232,7 @@ void test_overfit() {
         pack.targets = {0};
         return packed_logits(a.model, pack)[0];
     };
+
     std::vector<real> whole = logits_after(0);
     close("logits with the cache", logits_after(T - 1), whole, 4 * rounding);
     close("logits with half of the cache", logits_after(T / 2), whole, 4 * rounding);
@@ -235,6 +250,7 @@ void test_overfit() {
                  return t < V;
              });
     check((int)out.size() == 3 * T, "generation goes on beyond the sequence length");
+
     // what a step draws from is what a pass over the same window, with nothing kept, gives: also after
     // the window has slid, and behind a prompt that is longer than the sequence
     Text text = {{tokens.begin(), tokens.begin() + 3}, 4 * T, {.temperature = 0}};
@@ -252,6 +268,7 @@ void test_overfit() {
             text.done = (int)before.size();
         }
     }
+
     check(alike, "a step draws what a whole pass would");
     std::vector<int> long_prompt = some_samples(1, 2 * T, V), seen_by_model;
     generate(a.model, {{long_prompt, 1, {.temperature = 0}}}, 1,
@@ -281,6 +298,7 @@ void test_training() {
               text("L %d C %d NH %d T %d V %d learns: %.3f -> %.3f", odd.L, odd.C, odd.NH, odd.T, odd.V,
                    before, after));
     }
+
     double peak = 6e-4, low = 6e-5;
     auto rate = [&](double t) { return learning_rate(t, peak, low, 100, 1000); };
     check(rate(50) == peak / 2 && rate(100) == peak && std::abs(rate(550) - (peak + low) / 2) < 1e-12 &&
@@ -290,16 +308,19 @@ void test_training() {
     check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 &&
           sample_token(l, {.top_p = 0.6}, 0.99) == 1 && sample_token(l, {.top_k = 2}, 0.999) == 2 &&
           sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
+
     // many tokens, of which the likeliest are sorted first: each gets its share of u. p falls by 0.99 from
     // one to the next; the first k together have (1 - 0.99^k) / (1 - 0.99^n)
     std::vector<real> many(500);
     for (int i = 0; i < 500; i++) many[(i * 37) % 500] = real(i * std::log(0.99));
+
     bool shares = true;
     for (double u : {0.0, 0.1, 0.5, 0.9, 0.99, 0.9999}) {
         int k = (int)(std::log(1 - u * (1 - std::pow(0.99, 500))) / std::log(0.99) + 1e-3);
         shares = shares &&
                  std::abs(((long)sample_token(many, {}, u) * 473) % 500 - k) <= 1;  // 473 * 37 = 1 mod 500
     }
+
     check(shares && sample_token(many, {.top_p = 0.5}, 0.9999) == 37 * 68 % 500, "each token has its share");
     // repetition: logits of tokens that were there, 2 -> 1 and -2 -> -4
     Text said = {{1}, 9, {.temperature = 0, .repetition = 2}, {1, 2}};
@@ -310,12 +331,14 @@ void test_training() {
     Text drawn = {{1}, 9, {.seed = 3, .draw = 7}};
     std::vector<double> u;
     for (int i = 0; i < 3; i++) u.push_back(uniform(3, purpose("sample"), 7 + i));
+
     std::vector<int> tokens_drawn, want;
     for (int i = 0; i < 3; i++) {
         std::vector<real> flat(1000, 0);
         tokens_drawn.push_back(draw_token(drawn, flat));
         want.push_back(sample_token(flat, drawn.how, u[i]));
     }
+
     check(tokens_drawn == want && want[0] != want[1] && want[1] != want[2], "a random number for each token");
     // stops: over two tokens, the earliest of several, in one token, the end of text
     Vocabulary v = Vocabulary::bytes();
@@ -327,6 +350,7 @@ void test_training() {
         while (n < given.size() && take_token(answer, given[n++], prompt, v)) {}
         return answer.text + "|" + answer.stopped + "|" + std::to_string(n);
     };
+
     check(taken({"ab"}, {'x', 'a', 'b', 'c'}) == "x|stop|3" && taken({"c", "bc"}, {1, 'z'}) == "xa|stop|1" &&
               taken({"q"}, {'a', 256, 'b'}) == "a|end of text|2" && taken({}, {'a', 'b'}) == "ab|length|2",
           "stops");

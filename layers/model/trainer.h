@@ -2,7 +2,9 @@
 //   At the end of a step (train_gpt.cu) ranks exchange reports (step_reports.h). All ranks act on them here
 //   in the same way: a save begins or advances, a spike is skipped or rolled back, a run without data ends.
 #pragma once
+#include "../base/graph.h"
 #include "monitor.h"
+#include "pipeline.h"
 #include "resume.h"
 #include "setup.h"
 
@@ -30,7 +32,7 @@ template <class Step>
 void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     CapturedStep& captured = trainer.captured[model.token_buffer];
     if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, linear_flops, step);
-    auto& of_launch = trainer.captured_traffic[model.token_buffer];
+
     std::map<std::string, comm::Traffic> before = comm::traffic;
     bool is_new = false;
     await_communication(model);
@@ -42,13 +44,40 @@ void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
         await_communication(model);
         comm::end_capture(model.stream);
     });
+
+    // calls are counted when they are captured: a launch counts those of the capture again
+    std::map<std::string, comm::Traffic>& of_launch = trainer.captured_traffic[model.token_buffer];
     if (is_new) of_launch.clear();
-    for (auto& [group, all] : comm::traffic) {
-        comm::Traffic &one = of_launch[group], earlier = before[group];
-        if (is_new) one = {all.calls - earlier.calls, all.sent - earlier.sent};
-        else all = {all.calls + one.calls, all.sent + one.sent};
+    for (auto& [group, sum] : comm::traffic) {
+        comm::Traffic& launch = of_launch[group];
+        if (is_new) launch = {sum.calls - before[group].calls, sum.sent - before[group].sent};
+        else sum = {sum.calls + launch.calls, sum.sent + launch.sent};
     }
     comm::watch_graph(model.grid.world, model.stream);
+}
+
+// Enqueues a step: as a graph, unless somebody listens to its operations, it is computed twice, or it is the
+// ranks' first one, in which communicators may still be set up
+template <class Step>
+void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step) {
+    bool initialises = !trainer.steps++ && model.grid.world.size > 1;
+    if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
+    else enqueue_as_graph(model, trainer, batch, step);
+}
+
+// Of the step that is enqueued next. counted: tokens whose losses count. A gradient norm or a loss beyond
+// --spike-z's limit prevents the update
+inline void set_hyper_parameters(const Run& run, Trainer& trainer, double rate, double counted) {
+    const Options& o = run.options;
+    trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
+                                            trainer.spikes.norms.limit(o.spike_z),
+                                            trainer.spikes.losses.limit(o.spike_z) * counted);
+}
+
+inline void check_waits_of_kernels(const Run& run, const Model& model) {
+    if (take_expired_wait(model.stream))
+        fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
+             "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
 }
 
 inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
@@ -61,6 +90,7 @@ inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* re
     trainer.memory_error = trainer.state_monitor.compare(*trainer.model, *trainer.optimizer, updated, step);
     if (repeated && trainer.memory_error.empty()) trainer.memory_error = repeated->error(step);
     trainer.data_error = trainer.samples.await();
+
     RankReport mine;
     mine.lacks_data = !trainer.data_error.empty();
     mine.wants_save = trainer.writer->is_due(step);
@@ -78,6 +108,7 @@ inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& tr
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++)
         for (int b = 0; b < model.setup.B; b++)
             set_of.push_back(samples.chosen[sample_index(model, micro_batch, b)].set);
+
     size_t sets = run.train->sets.size();
     StepReports reports = gather_reports(model, micro_batches, set_of, sets, mine);
     for (size_t set = 0; set < sets; set++) {
@@ -88,6 +119,46 @@ inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& tr
     }
     result.slow_ranks = trainer.slow->update(run.grid, run.hosts, reports.by_rank, run.options.slow_factor);
     return reports;
+}
+
+// ---- validation ------------------------------------------------------------------------------------------
+
+// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set.
+// Returns false if any rank cannot read it.
+inline bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
+    Model& model = *trainer.model;
+    const Grid& grid = model.grid;
+    int T = model.shape.T;
+    uint64_t all = run.validation->samples(), B = model.setup.B;
+    uint64_t count = std::min(all, run.options.evaluate_batches * B), batches = (count + B - 1) / B;
+    int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // dealt round-robin, as in training
+
+    auto first_of = [&](int i) { return ((uint64_t)i * grid.d + grid.data) * B; };
+    auto sample_of = [&](uint64_t k) { return (uint64_t)((double)k * (double)all / (double)count); };
+    std::vector<BatchShape> sizes;
+    for (int i = 0; i < mine; i++) sizes.push_back({(int)std::min(B, count - first_of(i)), T});
+
+    auto read = [&] {
+        std::vector<int> samples(B * (T + 1));
+        for (int i = 0; model.loads_tokens() && i < mine; i++) {
+            for (int b = 0; b < sizes[i].B; b++)
+                run.validation->read_sample(&samples[(size_t)b * (T + 1)], sample_of(first_of(i) + b));
+            put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
+        }
+    };
+
+    std::future<void> reading = std::async(std::launch::async, read);
+    if (!comm::await_together(reading, "reading validation data", trainer.data_error))
+        return false;
+
+    clear_losses(model);
+    Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
+    run_schedule(model, schedule, token_batches(model, sizes), 0);
+
+    double counted = 0;
+    for (uint64_t k = 0; k < count; k++) counted += (double)run.validation->counted(sample_of(k));
+    loss = gather_reports(model, mine, {}, 1, {}).losses[0] / std::max(1.0, counted);
+    return true;
 }
 
 // ---- saves -----------------------------------------------------------------------------------------------
@@ -113,6 +184,7 @@ inline void lock_save_folder(const Run& run, Trainer& trainer) {
 inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) {
     CheckpointWriter& writer = *trainer.writer;
     double began = seconds();
+
     for (bool late = false; !writer.is_idle() && !late;) {
         usleep(5000);
         int64_t mine = writer.status() | (seconds() - began > patience) << 4;
@@ -152,6 +224,7 @@ inline void save_now(Run& run, Trainer& trainer) {
         comm::end_on_error(text("step %ld is not saved: an earlier save goes on since %.0f s: see to the "
                                     "file system of --save", run.state.step,
                                     trainer.writer->seconds_under_way()));
+
     while (trainer.writer->saved_step() != run.state.step) {
         check_save_attempts(run, trainer);
         usleep((useconds_t)(1e6 * trainer.writer->seconds_to_wait()));
@@ -176,16 +249,16 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
     uint64_t samples = run.state.samples;
     finish_save(run, trainer);
+
     run.options.resume = run.options.save;
     run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
-    std::string error = run.options.resume_before > 0 ? "" : "there is no checkpoint to go back to";
-    try {
-        if (error.empty()) run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
-    } catch (const Error& e) {
-        error = e.what();
-    }
-    comm::end_on_error(error, diverged);
+    comm::together([&] {
+        if (run.options.resume_before <= 0) fail("there is no checkpoint to go back to");
+        run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
+    }, diverged);
     comm::check_ranks_agree(file_fingerprints(run));
+
+    // what was chosen by timing since then still belongs to the run
     std::map<uint64_t, int> choices = run.state.choices;
     trainer.model->await_parameters();
     resume_newest(run, *trainer.model, trainer.optimizer.get());
@@ -195,10 +268,12 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
         comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
                                "again with --resume");
+
     trainer.state_monitor.forget();
     trainer.writer->forget();
     trainer.spikes.losses = trainer.spikes.norms = {};  // they include the steps that are undone
     open_metrics(run);
+
     prefetch_samples(run, trainer, run.state.samples);
     comm::end_on_error(trainer.samples.await());
 }
@@ -208,11 +283,13 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     int most = way == "skip" ? 10 : way == "back" ? 3 : 0;
     std::string what = text("step %ld: loss %g and gradient norm %g are %s", run.state.step, result.loss,
                             result.norm, result.is_finite() ? "a spike" : "not finite");
+
     bool stops = ++trainer.spikes.in_a_row > most;
     if (!stops && run.is_rank0())
         fprintf(stderr, "%s: %s\n", what.c_str(),
                 way == "skip" ? "its update is left out" : "back to the newest checkpoint before it");
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
+
     finish_save(run, trainer);
     comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
                            "earlier checkpoint (--resume-before)", diverged);
@@ -224,6 +301,7 @@ inline void act_on_reports(const StepReports& reports, StepResult& result, Run& 
     if (reports.any(&RankReport::is_corrupt))
         comm::end_on_error(trainer.memory_error.empty() ? ""
             : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
+
     trainer.writer->advance(reports.save_statuses());  // not reached if a rank's memory is corrupt
     if (!result.updated) {
         handle_spike(result, run, trainer);
@@ -233,6 +311,7 @@ inline void act_on_reports(const StepReports& reports, StepResult& result, Run& 
         bool has_newer_checkpoint = trainer.writer->saved_step() > trainer.loaded_step;
         if (run.options.on_spike != "back" || has_newer_checkpoint) trainer.spikes.in_a_row = 0;
     }
+
     check_save_attempts(run, trainer);
     if (reports.by_rank[0].wants_save) begin_save(run, trainer);
     if (reports.any(&RankReport::lacks_data) && run.state.step < run.last_step)

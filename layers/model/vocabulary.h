@@ -45,6 +45,7 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
+
     position_backward(dwpe, dx, first_row(ctx.tp, N_r), N_r, batch.T, C, ctx.accumulate, s);
     const floatX* rows =
         gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
@@ -61,8 +62,10 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C;
     layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], ctx.tp.rows(N), C, s);
+
     floatX* all = a.rows ? a.rows : ctx.scratch.all_rows;
     const floatX* rows = gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
+
     if (!batch.segments) return rows;
     // rows[logit_rows[i]]: a table lookup, like the embedding
     floatX* some = ctx.scratch.partial;
@@ -89,9 +92,12 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     real* is_greedy = mb.batch.segments && a.is_greedy ? a.is_greedy + row : nullptr;
     const int* targets = mb.kept.targets + first;
     bool want_gradient = dloss != 0;
+
     if (tp.size == 1)
         return cross_entropy(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient,
                              n, v, s);
+
+    // over t ranks: the largest logit and the sum of a row come from all shards
     cross_entropy_max(a.largest, a.logits, n, v, s);
     comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // max of a shard -> of the row
     cross_entropy_sum(a.sums, a.largest, a.logits, targets, n, v, s);
@@ -120,6 +126,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
     const Scratch& scratch = ctx.scratch;
     const floatX *x = mb.kept.y.x, *rows = a.rows ? a.rows : a.ln;
     int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
+
     if (a.loss_in_backward) rows = lm_head_rows(a, x, w, ctx, mb.batch);
     for (int first = 0; first < N; first += a.rows_held) {
         int n = std::min(a.rows_held, N - first);
@@ -131,6 +138,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
         linear_backward(scratch.partial + (long)first * C, g[LOGITS_W], nullptr, a.logits, some, w[LOGITS_W],
                         {scratch.linear.sums}, n, C, Vp_r, ctx.accumulate || first > 0, s);
     }
+
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     clear_values("dx", dx, (long)N_r * C, s);

@@ -111,6 +111,7 @@ public:
     void begin(const Activity& a) override {
         if (a.kind != Activity::Section) said.push_back(a);
     }
+
     void end(const Activity&) override {}
     template <class Code>
     static std::vector<Activity> of(Code code) {
@@ -139,8 +140,10 @@ class StepCounter {
         comm::Traffic& t = part.work.traffic[a.call.group];
         t.calls++;
         t.sent += comm::sent_bytes(a.call.kind, a.call.size, (long)whole_bytes(a, precision));
+
         if (!hardware.is_known()) return;
         double seconds = call_seconds(hardware, a, precision);
+
         if (!strcmp(a.call.group, "tensor")) part.tensor_seconds += seconds;
         if (a.stream == model.tp.stream) {
             beside.tensor += seconds;
@@ -148,17 +151,20 @@ class StepCounter {
             beside.ends.push_back({a.call.number, beside.tensor});
             return;
         }
+
         if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
         bool of_bucket = a.place.pass == Pass::Reduce || a.place.pass == Pass::Gather;
         if (of_bucket) part.pieces.back().beside.push_back({a.place.bucket, seconds});
         else add_seconds(part, beside, seconds);
     }
+
     // adds time on the compute stream
     void add_seconds(StepPart& part, Beside& beside, double seconds) const {
         if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
         part.pieces.back().seconds += seconds;
         beside.compute += seconds;
     }
+
     void add_computation(StepPart& part, const Activity& a, Beside& beside) const {
         OperationTotals& totals = part.operations[a.name];
         totals.calls++;
@@ -171,6 +177,7 @@ class StepCounter {
         if (!hardware.is_known()) return;
         add_seconds(part, beside, compute_seconds(hardware, a, model.setup.precision));
     }
+
     // the stream of --tensor-chunks waits for computations, or these wait for a call there
     void add_tensor_wait(StepPart& part, const Activity& a, Beside& beside) const {
         if (a.stream == model.tp.stream) {
@@ -184,6 +191,7 @@ class StepCounter {
         part.hidden_seconds -= waited;
         add_seconds(part, beside, waited);
     }
+
     void add_wait(StepPart& part, const Activity& a) const {
         for (size_t bucket = 0; bucket < gathered.size(); bucket++) {
             const comm::StreamEvent& event = gathered[bucket];
@@ -251,12 +259,14 @@ struct StageRun {
         for (auto& bucket : update) times[&bucket]++;
         for (auto& [part, n] : times) each(*part, n);
     }
+
     // a rank's work in a step
     StepWork work(const Schedule& schedule) const {
         StepWork out;
         for_each_part(schedule, [&](const StepPart& part, long times) { out.add(part.work, times); });
         return out;
     }
+
     OperationTable operations(const Schedule& schedule) const {
         OperationTable out;
         for_each_part(schedule, [&](const StepPart& part, long times) {
@@ -292,11 +302,13 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     StepCounter counter(model, hardware, gathered);
     BatchShape batch = {model.setup.B, model.shape.T};
 
+    // the update: up to the norm, then bucket by bucket
     Activities update = DryRun::of([&] { update_parameters(model, optimizer, 1); });
     gathered = model.parameters_gathered;
     out.norm = counter.count(take_until(update, [](auto& a) { return !strcmp(a.name, "clip_gradients"); }));
     auto is_gather = [](auto& a) { return a.place.pass == Pass::Gather && a.kind == Activity::Communicate; };
     while (!update.empty()) out.update.push_back(counter.count(take_until(update, is_gather)));
+
     out.clear = counter.count(DryRun::of([&] { clear_losses(model); }));
     Activities reduce = DryRun::of([&] { finish_reductions(model); });
     auto tied = std::find_if(reduce.begin(), reduce.end(),
@@ -304,6 +316,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     out.reduce = counter.count({reduce.begin(), tied});
     out.tied = counter.count({tied, reduce.end()});
 
+    // forward and backward: a first, a later and a last micro-batch may differ
     std::set<int> all_kinds;
     for (auto& [batch, schedule] : schedules)
         for (int index : {0, 1, schedule.shape.micro_batches - 1})
@@ -322,6 +335,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
             out.backward[chunk][which] = counter.count(DryRun::of([&] { backward(model, mb, 1); }));
         }
     }
+
     if (model.grid.p == 1) return out;
     for (int kind = 0; kind < 4; kind++) {
         Instruction op = {Instruction::Kind(Instruction::SendForward + kind), 0, 0, 0, 0, 0};

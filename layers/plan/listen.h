@@ -48,6 +48,7 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
     const Grid& g = run.grid;
     model.await_parameters();  // then the step's calls have ended
     synchronize(model.stream);
+
     int row = g.stage * g.t + g.tensor, rank = g.world.rank;
     std::string spans, events;
     if (g.data == 0) {
@@ -62,9 +63,11 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
                 events += chrome_name(row, lane, "thread_name", chrome_lanes[lane]);
         }
     }
+
     spans = collect_text(g.world, spans);
     events = collect_text(g.world, events);
     if (!run.is_rank0()) return;
+
     Timeline traced = {text("step %ld of the run, %.4g s", run.state.step, took), {}, shape.micro_batches,
                        shape.chunks, took, {}};
     for (int i = 0; i < g.p * g.t; i++)
@@ -74,6 +77,7 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
         traced.spans.resize(spans.size() / sizeof(Span));
         memcpy((void*)traced.spans.data(), spans.data(), spans.size());
     } else traced.rows.clear();
+
     std::vector<Timeline> panels = {traced};
     if (planned) {
         Plan of_step = *planned;  // with this step's batch
@@ -81,6 +85,7 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
         of_step.steps[of_step.o.batch] = simulate(of_step, of_step.o.batch);
         panels.push_back(draw(of_step.step(), shape, plan_title(of_step)));
     }
+
     try {
         save_timeline(run.options.trace, panels, events);
         printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
@@ -124,6 +129,7 @@ public:
         if (is_wanted && run.is_rank0()) ceilings = measure_ceilings();
         if (o.profile) profile.emplace(ceilings.value_or(Ceilings{INFINITY, INFINITY}));
     }
+
     // collective over the world, like end_step()
     void begin_step(Model& model) {
         const Options& o = run.options;
@@ -137,6 +143,7 @@ public:
         trace.emplace().start(run.grid.world, model.stream);
         listen(*trace);
     }
+
     // predicted: the planned step on rank 0, where the machine is known
     void end_step(Model& model, const PipelineShape& shape, const StepResult& result, const Plan* predicted) {
         bool was_profiled = profiles(run.state.step);
@@ -150,9 +157,11 @@ public:
         trace.reset();
         record.reset();
     }
+
     bool profiles(long step) const {
         return profile && step > first_step + 2 && step <= first_step + 2 + run.options.profile;
     }
+
     void print() const {
         if (profile && run.is_rank0() && profiled_steps) fputs(profile->print().c_str(), stdout);
     }

@@ -55,6 +55,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
     double wanted = 0;
     for (int b = 1; b <= common; b++) {
         if (common % b || (b > 1 && g.p > 1 && common / b < g.p)) continue;
+
         Options with = o;
         with.micro_batch = b;
         double most = 0;
@@ -63,10 +64,12 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         } catch (const Error&) {
             continue;  // it has no valid schedule
         }
+
         if (!wanted) wanted = most;
         if (most > bytes) break;
         best = b;
     }
+
     if (!best)
         fail("--micro-batch auto: even 1 wants %.2f GB, a rank may take %.2f: choose --recompute full, more "
              "ranks or a smaller model", wanted * 1e-9, bytes * 1e-9);

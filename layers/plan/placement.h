@@ -21,6 +21,7 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
         std::istringstream words(line.substr(0, line.find('#')));
         std::string name, word;
         if (!(words >> name)) continue;
+
         int count = slots;
         while (words >> word) {
             // an option of mpirun's own
@@ -32,11 +33,13 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
                 fail("--hosts %s line %d: \"%s\": wants slots=N with N from 1 to 4096", path.c_str(), number,
                      word.c_str());
         }
+
         auto same = [&](const Host& h) { return h.name == name; };
         auto before = std::find_if(hosts.begin(), hosts.end(), same);
         if (before != hosts.end()) before->slots += count;  // as mpirun counts
         else hosts.push_back({name, count});
     }
+
     if (hosts.empty())
         fail("--hosts %s: names no host: wants a line a host, as node17 slots=8", path.c_str());
     return hosts;
@@ -52,6 +55,7 @@ class Placement {
         int a = host_of[from], b = host_of[to], leaf = plan.hardware.leaf;
         bytes[group][a == b ? 0 : a / leaf == b / leaf ? 1 : 2] += sent;
     }
+
     void count(int rank) {
         const Grid& g = plan.grid;
         Grid at = place_in_grid(rank, plan.world(), g.t, g.p);
@@ -61,6 +65,7 @@ class Placement {
             auto to = [&](int tensor, int data, int stage) {
                 return at.rank_of(tensor, data, (stage + g.p) % g.p);
             };
+
             int next = group == "tensor" ? to((at.tensor + 1) % g.t, at.data, at.stage)
                 : group == "data" ? to(at.tensor, (at.data + 1) % g.d, at.stage)
                 : group == "forward" ? to(at.tensor, at.data, at.stage + 1)
@@ -82,6 +87,7 @@ public:
                  "--world-size", path.c_str(), hosts.size(), host_of.size(), plan.world());
         for (int rank = 0; rank < plan.world(); rank++) count(rank);
     }
+
     std::string print() const {
         const Grid& g = plan.grid;
         std::string out = "hosts\n";
@@ -97,6 +103,7 @@ public:
                         a.stage == b.stage ? range(a.data, b.data).c_str() : "several");
             first = last + 1;
         }
+
         out += "groups of rank 0\n";
         auto members = [&](const char* name, int stride, int n) {
             std::vector<int> ranks;
@@ -106,6 +113,7 @@ public:
         members("tensor", 1, g.t);
         members("data", g.t, g.d);
         members("pipeline", g.t * g.d, g.p);
+
         out += "all ranks send in a step, GB   inside a node   to its leaf   beyond the leaf\n";
         for (auto& [group, level] : bytes)
             out += text("  %-26s %16.4g %13.4g %17.4g\n", group.c_str(), level[0] * 1e-9, level[1] * 1e-9,

@@ -24,12 +24,14 @@ struct Plan {
         double share = (double)(batch - below->first) / (above->first - below->first);
         return below->second.seconds + share * (above->second.seconds - below->second.seconds);
     }
+
     bool timed() const { return hardware.gpu.peak > 0; }
     size_t most_bytes() const {
         size_t most = 0;
         for (auto& s : stages) most = std::max(most, s.bytes());
         return most;
     }
+
     int communicators() const { return most_communicators(grid, o.pipeline_chunks > 1); }
     // of a GPU's memory, with an estimate of what NCCL takes
     double gpu_bytes() const { return (double)most_bytes() + communicators() * bytes_of_communicator; }
@@ -94,6 +96,7 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
     plan.hardware = h;
     plan.samples = samples;
     if (h.is_known() && !h.is_measured) plan.target = gpu_target;
+
     for (int stage = 0; stage < grid.p; stage++) {
         bool is_representative = all || stage <= 1 || stage == grid.p - 1;
         if (is_representative)
@@ -102,6 +105,7 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
         plan.runs.push_back(plan.stages.back().run);
         if (!is_representative) time_sends(plan.runs.back(), h, grid, stage);
     }
+
     if (!plan.timed()) return plan;
     for (int batch : representative_batches(o, samples))
         if (all || batch == o.batch) plan.steps[batch] = simulate(plan, batch);

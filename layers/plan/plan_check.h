@@ -20,6 +20,7 @@ public:
         linear_flops = 0;
         now = &work;
     }
+
     // seconds: what the step took; predicted: what it should have taken, or 0
     void close(double seconds, double predicted) {
         TrafficTable said;
@@ -27,6 +28,7 @@ public:
             comm::Traffic more = {t.calls - before[group].calls, t.sent - before[group].sent};
             if (more.calls) said[group] = more;
         }
+
         equal = equal && said == now->traffic && linear_flops == now->linear_flops;
         for (auto& [group, t] : said) {
             done[group].calls += t.calls;
@@ -36,6 +38,7 @@ public:
             planned[group].calls += t.calls;
             planned[group].sent += t.sent;
         }
+
         done_flops += (double)linear_flops;
         planned_flops += (double)now->linear_flops;
         if (steps++ == 1) done_seconds = planned_seconds = 0;  // the first warms up, and does not count
@@ -50,6 +53,7 @@ public:
         int64_t differs = !equal, resident = usage.ru_maxrss * 1024;
         std::vector<int64_t> all =
             comm::gather_numbers(run.grid.world, {differs, resident}, "plan and run");
+
         std::vector<int> who;
         int64_t least = all[1], most = all[1];
         for (size_t i = 0; i < all.size(); i += 2) {
@@ -57,6 +61,7 @@ public:
             least = std::min(least, all[i + 1]);
             most = std::max(most, all[i + 1]);
         }
+
         if (run.is_rank0() && steps) print_table(mine, taken_bytes, least, most);
         if (!who.empty())
             comm::end_on_error(text("plan and run DIFFER on rank %s: a defect of this program",
@@ -74,12 +79,14 @@ private:
                    (double)t.sent * 1e-6 / (double)steps, (double)d.sent * 1e-6 / (double)steps,
                    t.calls / steps, d.calls / steps);
         }
+
         printf("  linear layers   %9.4g GFLOP%9.4g GFLOP\n", planned_flops * 1e-9 / (double)steps,
                done_flops * 1e-9 / (double)steps);
         printf(
             "  memory          %9.1f MB   %9.1f MB   and %.1f to %.1f MB resident at most, over all ranks\n",
             (double)mine.bytes() * 1e-6, (double)taken_bytes * 1e-6, (double)least * 1e-6,
             (double)most * 1e-6);
+
         double timed = (double)std::max(1L, steps - 1);
         std::string time =
             planned_seconds > 0 ? text("%9.4g s ", planned_seconds / timed) : "no known machine";

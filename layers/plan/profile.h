@@ -18,11 +18,14 @@ inline Ceilings measure_ceilings() {
     char *to = (char*)device_malloc(bytes + 3 * matrix, "measuring this machine"), *from = to + bytes / 2;
     auto* matrices = (floatX*)(to + bytes);
     set_zero(to, bytes, nullptr);
+
     std::vector<floatX> ones((size_t)n * n, floatX(1));
     for (int i = 0; i < 3; i++) copy_to_device(matrices + i * ones.size(), ones.data(), matrix, nullptr);
     synchronize(nullptr);  // `ones` is not needed after this
+
     Gemm<floatX> gemm = {.out = matrices, .a = matrices + ones.size(), .b = matrices + 2 * ones.size(),
                          .m = n, .n = n, .k = n, .transpose_b = true};
+
     auto fastest = [](auto work) {
         double best = INFINITY;
         for (int i = 0; i < 6; i++) {
@@ -34,6 +37,7 @@ inline Ceilings measure_ceilings() {
         }
         return best;
     };
+
     double product = fastest([&] { dev::gemm(gemm, nullptr); });
     double copy = fastest([&] { copy_on_device(to, from, bytes / 2, nullptr); });
     device_free(to);
@@ -61,6 +65,7 @@ class Profile : public Listener {
         if (a.kind == Activity::Section || (a.kind == Activity::Wait && a.position < 0)) return false;
         return a.kind != Activity::Communicate || !a.call.ends_later();
     }
+
     static std::string sizes_of(const Activity& a) {
         if (a.kind == Activity::Wait) return text("for %s", a.label);
         if (a.kind == Activity::Communicate) return text("%s, %ld values", a.label, a.call.count);
@@ -75,6 +80,7 @@ class Profile : public Listener {
         return largest->columns > 1 ? text("%ld x %ld", largest->rows, largest->columns)
                                     : text("%ld", largest->rows);
     }
+
     // each of the works separately: they are kernels that run one after the other
     double floor_of(const Activity& a) const {
         double sum = 0;
@@ -82,6 +88,7 @@ class Profile : public Listener {
             sum += std::max(w.gemm.flops() / ceilings.flops / (w.fp8 ? 2 : 1), w.bytes({}) / ceilings.bytes);
         return a.works.empty() ? bytes_moved(a, {}) / ceilings.bytes : sum;
     }
+
     static std::string rate_of(const Row& row) {
         if (row.seconds <= 0) return text("%16s", "");
         double flops = row.flops / row.seconds;
@@ -99,11 +106,13 @@ public:
         entries.back().begin.record(a.stream);
         open.push_back(&entries.back());
     }
+
     void end(const Activity& a) override {
         if (!is_timed(a)) return;
         open.back()->end.record(a.stream);
         open.pop_back();
     }
+
     // after each step; seconds: what the step took
     void collect(Stream stream, double seconds) {
         synchronize(stream);
@@ -115,31 +124,37 @@ public:
             row.seconds += e.end.since(e.begin);
             if (a.kind == Activity::Communicate)
                 row.bytes += (double)comm::sent_bytes(a.call.kind, a.call.size, (long)whole_bytes(a, {}));
+
             if (a.kind != Activity::Compute) continue;
             for (auto& work : a.works) row.flops += work.gemm.flops();
             row.bytes += bytes_moved(a, {});
             row.floor += floor_of(a);
         }
+
         entries.clear();
         steps++;
         took += seconds;
     }
+
     // seconds per step, by the operation's name
     std::map<std::string, double> by_name() const {
         std::map<std::string, double> out;
         for (auto& [key, row] : rows) out[key.first] += row.seconds / (double)steps;
         return out;
     }
+
     std::string print() const {
         std::vector<std::pair<double, decltype(rows)::const_iterator>> order;
         for (auto it = rows.begin(); it != rows.end(); ++it) order.push_back({-it->second.seconds, it});
         std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a.first < b.first; });
+
         double n = (double)steps, named = 0, lost = 0;
         std::string out = text(
             "profile of %ld steps of %.4g ms; floors: products at %.4g TFLOP/s, all else at %.4g GB/s, both "
             "measured here\n%-26s %-34s %6s %9s %7s %16s %8s\n",
             steps, 1e3 * took / n, ceilings.flops * 1e-12, ceilings.bytes * 1e-9, "operation", "sizes",
             "calls", "ms", "of step", "", "of floor");
+
         for (auto& [negative, it] : order) {
             const Row& row = it->second;
             named += row.seconds;

@@ -55,14 +55,17 @@ inline double planned_seconds(const PublishedRun& r) {
                                       "no", "--recompute", "full", "--attention", "materialised",
                                       "--micro-batch", "1", "--gemm-efficiency", text("%g", r.efficiency)};
     std::istringstream in(r.options);
+
     for (std::string word; in >> word;) {
         auto named_before = std::find(words.begin(), words.end(), word);
         if (word.starts_with("--") && named_before != words.end())
             words.erase(named_before, named_before + 2);
         words.push_back(word);
     }
+
     std::vector<char*> argv;
     for (auto& word : words) argv.push_back(word.data());
+
     Run run;
     run.options = parse_options((int)argv.size(), argv.data());
     check_plan_options(run.options);
@@ -95,6 +98,7 @@ inline std::string planned_draws(const Run& run) {
         return text("what is drawn from each set is not known: %s\n", e.what());
     }
     if (sets.size() < 2) return "";
+
     std::vector<uint64_t> sizes(sets.size(), 0);
     for (size_t i = 0; i < sets.size(); i++) {
         try {
@@ -109,10 +113,12 @@ inline std::string planned_draws(const Run& run) {
 inline void show_plan(const Run& run) {
     const Options& o = run.options;
     if (o.plan == "published") return (void)fputs(published_report().c_str(), stdout);
+
     Hardware h = choose_hardware(o);
     if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
     Plan p = whole_plan(run, h);
     std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
+
     if (!o.plan_json.empty() && o.plan_json != "-") {
         FileWriter file(o.plan_json);
         file.write(plan_json(p));
@@ -121,10 +127,12 @@ inline void show_plan(const Run& run) {
     if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
     else fputs((plan_text(p) + tensor_calls_report(run, p) + planned_draws(run)).c_str(), stdout);
     fputs(hosts.c_str(), stdout);
+
     if (!o.timeline.empty()) {
         if (!p.timed()) fail("--timeline: --hardware %s has no times: name another machine", h.name);
         save_timeline(o.timeline, {draw(p.step(), pipeline_shape(o, p.grid.d, o.batch), plan_title(p))});
     }
+
     if (!p.fits())
         fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", p.gpu_bytes() * 1e-9, h.name,
              h.gpu.memory * 1e-9, what_would_fit(run, h).c_str());

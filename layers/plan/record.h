@@ -41,6 +41,7 @@ class Record : public Listener {
         if (s == g.backward_out.stream) return "backward out";
         return s == g.dp_stream ? "buckets" : "tensor";
     }
+
     template <class T>
     std::string list(const Tensor& t) const {
         std::vector<T> values((size_t)(t.rows * t.columns));
@@ -55,6 +56,7 @@ class Record : public Listener {
         }
         return out + "]";
     }
+
     std::string values_of(const Tensor& t) const {
         long count = t.rows * t.columns;
         if (count == 0 || count > most_values) return "";
@@ -68,6 +70,7 @@ class Record : public Listener {
             default: return "";  // not numbers
         }
     }
+
     static const char* type_of(Element e) {
         static constexpr const char* names[] = {"",      "",      "fp64",  "fp32",  "bf16",
                                                 "int64", "int32", "int16", "8 bits"};
@@ -75,6 +78,7 @@ class Record : public Listener {
         if (e == Element::Real) return sizeof(real) == 8 ? "fp64" : "fp32";
         return names[(int)e];
     }
+
     std::string tensor(const Tensor& t, const std::string& old, const std::string& now) const {
         static constexpr const char* uses[] = {"read", "written", "updated"};
         std::string out = text("{\"name\":%s,\"use\":\"%s\",\"type\":\"%s\",\"shape\":[%ld,%ld]",
@@ -84,6 +88,7 @@ class Record : public Listener {
         if (!now.empty()) out += ",\"values\":" + now;
         return out + "}";
     }
+
     static bool is_later(const Activity& a) {
         return a.kind == Activity::Communicate && a.call.ends_later();
     }
@@ -92,21 +97,25 @@ class Record : public Listener {
         static constexpr const char* kinds[] = {"section", "compute", "call", "wait"};
         std::string out = text("{\"rank\":%d,\"n\":%ld,\"kind\":\"%s\",\"name\":%s", rank, lines++,
                                kinds[a.kind], json_quote(a.name).c_str());
+
         if (a.place.pass != Pass::None) out += text(",\"pass\":\"%s\"", pass_names[(int)a.place.pass]);
         if (a.place.micro_batch >= 0) out += text(",\"micro_batch\":%d", a.place.micro_batch);
         if (a.place.chunk >= 0) out += text(",\"chunk\":%d", a.place.chunk);
         if (a.place.bucket >= 0) out += text(",\"bucket\":%d", a.place.bucket);
         if (a.place.layer >= 0) out += text(",\"layer\":%d", a.place.layer);
         out += text(",\"stream\":\"%s\"", stream_name(a.stream));
+
         if (a.kind == Activity::Wait) {
             written += out + text(",\"label\":\"%s\",\"awaited\":\"%s\"}\n", a.label, stream_name(a.awaited));
             return;
         }
+
         double flops = 0;
         for (auto& work : a.works) flops += work.gemm.flops();
         std::string file = std::filesystem::path(a.where.file_name()).lexically_normal().string();
         out += text(",\"file\":%s,\"line\":%u,\"flops\":%.17g,\"bytes\":%.17g", json_quote(file).c_str(),
                     (unsigned)a.where.line(), flops, bytes_moved(a, {}));
+
         if (a.kind == Activity::Communicate) {
             out += text(",\"label\":%s,\"group\":\"%s\",\"ranks\":[", json_quote(a.label).c_str(),
                         a.call.group);
@@ -114,6 +123,7 @@ class Record : public Listener {
                 out += text(i ? ",%d" : "%d", (*a.call.members)[i]);
             out += text("],\"values_in_all\":%ld", a.call.count);
         }
+
         out += ",\"tensors\":[";
         for (size_t i = 0; i < a.tensors.size(); i++) {
             const Tensor& t = a.tensors[i];
@@ -133,9 +143,11 @@ public:
         before.clear();
         for (auto& t : a.tensors) before.push_back(t.use == Tensor::Written ? "" : values_of(t));
     }
+
     void end(const Activity& a) override {
         if (a.kind != Activity::Section) add(a);
     }
+
     const std::string& lines_written() const { return written; }
 };
 

@@ -81,6 +81,7 @@ inline Choices possible_micro_batches(const Plan& plan) {
             out.refused.push_back(text("not %d: %s", b, e.what()));
             continue;
         }
+
         if (plan.hardware.gpu.memory == 0 || wanted <= plan.hardware.gpu.memory) {
             out.possible.push_back(b);
             continue;
@@ -90,6 +91,7 @@ inline Choices possible_micro_batches(const Plan& plan) {
                                    plan.hardware.gpu.memory * 1e-9));
         break;
     }
+
     for (int b : divisors(share)) if (common % b && !beyond) beyond = b;
     out.refused.push_back(beyond
                               ? text("not %d …: they divide the batch's %d on a replica, but not all of the "
@@ -105,6 +107,7 @@ inline std::string choices(const Plan& plan) {
     Choices of = possible_micro_batches(plan);
     for (int b : of.possible) out += text(" %d", b);
     for (auto& why : of.refused) out += "\n                " + why;
+
     out += text("\nchunks a stage  %d; possible:", plan.o.pipeline_chunks);
     if (p == 1) return out + " 1 (there is one stage)\n";
     int least = representative_batches(plan.o, plan.samples)[0] / plan.grid.d / plan.o.micro_batch;
@@ -113,6 +116,7 @@ inline std::string choices(const Plan& plan) {
     if (least < p)
         return out +
                text(" (more want %d micro-batches in every step, and there are as few as %d)\n", p, least);
+
     std::vector<int> groups = legal_groups(p, m);
     out += text("\n  with several  --pipeline-group of %s\n",
                 groups.empty() ? "none: there are fewer micro-batches than stages"
@@ -129,6 +133,7 @@ inline double megatron_activations(const Plan& plan, bool sequence, bool flash, 
     double layers = (double)flight * m.L / plan.grid.p, scores = flash ? 0 : 5.0 * m.NH * m.T / (m.C * t);
     if (plan.o.pipeline_chunks > 1)
         layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
+
     // bytes per value of the residual stream: those that every tensor rank has, and those that they share
     double each = 10, cut = 24;
     if (recompute == Recompute::Light) {  // outputs of layer norms, of GELU
@@ -147,6 +152,7 @@ inline std::string memory_report(const Plan& plan) {
         if (plan.grid.p <= 4 || s.stage <= 1 || s.stage == plan.grid.p - 1) shown.push_back(s);
     for (auto& s : shown)
         out += text("%s stage %d: %s", &s == &shown[0] ? "" : ";", s.stage, grouped(s.parameters).c_str());
+
     out += "\n" + memory_table(shown);
     int communicators = plan.communicators();
     double has = plan.hardware.gpu.memory * 1e-9, each = bytes_of_communicator * 1e-6;
@@ -156,6 +162,7 @@ inline std::string memory_report(const Plan& plan) {
     if (has > 0)
         out += text("  %.1f of %.0f GB at most: %s\n", plan.gpu_bytes() * 1e-9, has,
                     plan.fits() ? "fits" : "DOES NOT FIT");
+
     bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, flash = uses_flash(plan.o, plan.target);
     constexpr Recompute none = Recompute::None, full = Recompute::Full;
     out += text(
@@ -177,6 +184,7 @@ inline std::string traffic_report(const Plan& plan) {
     for (auto* s : shown)
         for (auto& [group, t] : s->work.at(plan.o.batch).traffic) groups.insert(group);
     if (groups.empty()) return "";
+
     std::string out = "a rank sends in a step, GB";
     for (auto* s : shown) out += text("%12s", text("stage %d", s->stage).c_str());
     for (auto& group : groups) {
@@ -187,6 +195,7 @@ inline std::string traffic_report(const Plan& plan) {
             out += text("%12.4g", found == traffic.end() ? 0 : (double)found->second.sent * 1e-9);
         }
     }
+
     double message = 2.0 * plan.o.micro_batch * plan.shape.T * plan.shape.C;
     if (plan.target.precision.x != 2) message *= (double)plan.target.precision.x / 2;
     if (plan.grid.p > 1)
@@ -228,19 +237,23 @@ inline std::string time_report(const Plan& plan) {
     double gpus = plan.world(), done = model_flops(m, plan.o.batch, full);
     double model = model_flops(m, plan.o.batch, false), s = step.seconds, p = plan.grid.p;
     double half = model_flops(m, plan.o.batch, false) - 6.0 * plan.o.batch * m.T * (double)m.L * m.C * m.T;
+
     std::string out = text(
         "step            %.4g s on %s; %.4g TFLOP/s on each GPU, MFU %.1f %% (%.1f %% with half of "
         "the scores, as a run prints)\n",
         s, plan.hardware.name, done / s / gpus * 1e-12, 100 * model / s / gpus / plan.hardware.gpu.peak,
         100 * half / s / gpus / plan.hardware.gpu.peak);
+
     double gemms = 0;
     for (auto& stage : plan.stages) gemms += stage.work.at(plan.o.batch).gemm_flops * gpus / p;
     out += text(
         "  FLOPs         model %.4g, with recomputation %.4g (arXiv 2104.04473: all scores of attention); "
         "GEMMs of this program %.4g\n",
         model, done, gemms);
+
     out += text("  bubble        %.1f %% of the ideal time by the formula; the mean stage stands idle for "
                 "%.1f %% of the step\n", 100 * bubble(plan), 100 * step.idle());
+
     Recipe r = recipe_of(plan);
     out += text("recipe          %ld steps", r.steps);
     if (r.ramp) out += text(", %ld of them in the ramp", r.ramp);
@@ -256,6 +269,7 @@ inline std::string plan_text(const Plan& plan) {
         "model           %s parameters: %d layers, hidden %d, %d heads, sequence %d, "
         "vocabulary %d padded to %d\n",
         grouped(parameter_table(m).count).c_str(), m.L, m.C, m.NH, m.T, m.V, m.Vp);
+
     out += print_grid(plan.grid) + memory_report(plan) + choices(plan) + traffic_report(plan);
     if (plan.timed()) {
         out += time_report(plan);
@@ -266,12 +280,14 @@ inline std::string plan_text(const Plan& plan) {
             "that is known\n",
             r.steps, r.ramp);
     }
+
     double saved = checkpoint_bytes(plan) * 1e-9, rate = plan.o.file_system_rate;
     out += text("checkpoint      %.4g GB; a rank writes %.3g GB, and holds as much on its host meanwhile\n",
                 saved, saved / plan.world());
     if (rate > 0)
         out += text("  at %.4g GB/s  written in %.3g s beside the steps, read in %.3g s at a resume\n", rate,
                     saved / rate, saved / rate);
+
     return out + text(
                      "proved          %d ranks stand in one place each; %d schedules meet and never wait for "
                      "ever\n",
@@ -287,12 +303,14 @@ inline std::string stage_json(const Plan& plan, const StagePlan& s) {
             text("%s%s: %zu", &arena == &s.memory[0] ? "" : ", ", json_quote(arena.name).c_str(), arena.used);
     out += "}, \"sent\": {";
     bool first = true;
+
     const StepWork& work = s.work.at(plan.o.batch);
     for (auto& [group, t] : work.traffic) {
         out += text("%s%s: {\"calls\": %ld, \"bytes\": %ld}", first ? "" : ", ", json_quote(group).c_str(),
                     t.calls, t.sent);
         first = false;
     }
+
     out += text("}, \"linear_flops\": %lld, \"operations\": {", (long long)work.linear_flops);
     Schedule schedule = make_schedule(s.stage, pipeline_shape(plan.o, plan.grid.d, plan.o.batch));
     for (auto& [name, o] : s.run.operations(schedule))
@@ -315,6 +333,7 @@ inline std::string plan_json(const Plan& plan) {
         " \"world\": %d, \"tensor\": %d, \"data\": %d, \"pipeline\": %d, \"batch\": %d, \"micro_batch\": %d, "
         "\"micro_batches\": %d,\n",
         plan.world(), plan.grid.t, plan.grid.d, plan.grid.p, plan.o.batch, plan.o.micro_batch, micro_batches);
+
     const Options& o = plan.o;
     out += text(
         " \"pipeline_chunks\": %d, \"pipeline_group\": %d, \"sequence_parallel\": %s, \"recompute\": %s, "
@@ -326,6 +345,7 @@ inline std::string plan_json(const Plan& plan) {
     out += text(" \"precision\": %s, \"hardware\": %s, \"memory_limit\": %.0f, \"fits\": %s,\n",
                 json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware.name).c_str(),
                 plan.hardware.gpu.memory, plan.fits() ? "true" : "false");
+
     out += " \"pipeline_groups\": [";
     auto list = [&](const std::vector<int>& numbers) {
         for (int n : numbers) out += text(out.back() == '[' ? "%d" : ", %d", n);
@@ -333,12 +353,14 @@ inline std::string plan_json(const Plan& plan) {
     list(legal_groups(plan.grid.p, micro_batches));
     out += "], \"micro_batch_sizes\": [";
     list(possible_micro_batches(plan).possible);
+
     out += text("], \"bubble\": %.10g,\n \"stages\": [\n", bubble(plan));
     for (auto& s : plan.stages)
         out += "  " + stage_json(plan, s) + (&s == &plan.stages.back() ? "\n" : ",\n");
     out +=
         text(" ],\n \"model_flops\": %.17g, \"hardware_flops\": %.17g,\n",
              model_flops(m, plan.o.batch, false), model_flops(m, plan.o.batch, plan.o.recompute == "full"));
+
     if (plan.timed()) {
         double s = plan.step().seconds, gpus = plan.world();
         out +=
@@ -347,6 +369,7 @@ inline std::string plan_json(const Plan& plan) {
                  model_flops(m, plan.o.batch, false) / s / gpus / plan.hardware.gpu.peak, plan.step().idle());
         out += text(" \"days\": %.10g, \"gpu_hours\": %.10g,\n", r.seconds / 86400, r.seconds / 3600 * gpus);
     }
+
     return out +
            text(" \"steps\": %ld, \"ramp_steps\": %ld, \"tokens\": %.17g, \"checkpoint_bytes\": %.17g}\n",
                 r.steps, r.ramp, r.tokens, checkpoint_bytes(plan));

@@ -12,8 +12,10 @@ inline void check_plan_options(Options& o) {
     check_timeline_path("timeline", o.timeline);
     check_timeline_path("trace", o.trace);
     if (!o.hardware.empty()) find_hardware(o.hardware);
+
     if (o.gemm_efficiency > 1)
         fail("--gemm-efficiency %g: wants a share of the peak, at most 1", o.gemm_efficiency);
+
     if (o.plan.empty()) {
         for (const char* name :
              {"plan-json", "hosts", "timeline", "hardware", "network-rate", "file-system-rate"})
@@ -23,9 +25,11 @@ inline void check_plan_options(Options& o) {
                  comm::world_size(), o.world_size);
         return;
     }
+
     if (o.plan_json == "-" && o.has("hosts")) fail("--hosts prints a text: give --plan-json a FILE");
     if (o.plan != "this" && o.plan != "search" && o.plan != "published")
         fail("--plan %s: wants nothing, search or published", o.plan.c_str());
+
     for (const char* name : {"plan-json", "hosts", "timeline"})
         if (o.plan != "this" && o.has(name))
             fail("--%s wants one layout: give --plan without %s", name, o.plan.c_str());
@@ -60,14 +64,17 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     Run run;
     run.options = o;
     run.state = base.state;
+
     if (!o.has("micro-batch")) run.options.micro_batch = 0;  // what is not named is resolved anew
     if (!o.has("pipeline-group")) run.options.pipeline_group = 0;
     run.grid = place_in_grid(0, base.grid.world.size, o.tensor_parallel, o.pipeline_parallel);
-    resolve_parallel(run);
+    check_parallel(run);
     resolve_batch(run);
     Options& resolved = run.options;
+
     check_pipeline(pipeline_shape(resolved, run.grid.d, resolved.batch));
     if (timed) return make_plan(resolved, base.state.shape, run.grid, h, base.state.samples, false);
+
     Plan plan;
     plan.o = resolved;
     plan.grid = run.grid;
@@ -102,6 +109,7 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         if (p > o.pipeline_parallel)
             changes.push_back(
                 {text("--pipeline-parallel %d", p), [p](Options& o) { o.pipeline_parallel = p; }});
+
     std::string out;
     int found = 0;
     auto attempt = [&](const std::string& say, Options with) {
@@ -113,11 +121,13 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
             }
         } catch (const Error&) {}  // that one is impossible for another reason
     };
+
     for (auto& c : changes) {
         Options with = o;
         c.make(with);
         attempt(c.say, with);
     }
+
     for (size_t i = 0; i < changes.size() && !found; i++)
         for (size_t j = i + 1; j < changes.size(); j++) {
             Options with = o;
@@ -178,8 +188,10 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
     };
     std::vector<std::string> recompute = {"none", "light", "full"};
     if (o.has("recompute")) recompute = {o.recompute};
+
     std::vector<int> tensor, pipeline = divisors(L);
     for (int t : divisors(o.heads)) if (t <= h.node) tensor.push_back(t);
+
     std::vector<Options> all;
     for (int t : one_or("tensor-parallel", o.tensor_parallel, tensor))
         for (int p : one_or("pipeline-parallel", o.pipeline_parallel, pipeline)) {
@@ -207,6 +219,7 @@ inline std::string search(const Run& run, const Hardware& h) {
     std::vector<Candidate> good;
     int impossible = 0, large = 0;
     std::string why;  // the first
+
     for (auto& o : all) {
         try {
             if (!plan_with(run, o, h, false).fits()) {
@@ -220,9 +233,11 @@ inline std::string search(const Run& run, const Hardware& h) {
             if (!impossible++) why = e.what();
         }
     }
+
     std::vector<std::pair<double, size_t>> order;  // the fastest first
     for (size_t i = 0; i < good.size(); i++) order.push_back({good[i].seconds, i});
     std::sort(order.begin(), order.end());
+
     std::string out = text(
         "search          %zu layouts of %d ranks: %d impossible, %d do not fit in %.0f GB, %zu "
         "simulated\n",
@@ -232,12 +247,14 @@ inline std::string search(const Run& run, const Hardware& h) {
             text("  no tensor x pipeline of %d heads and %d layers divides %d ranks so that --batch %d goes "
                  "round the replicas: choose other ranks or another batch\n",
                  run.options.heads, run.state.shape.L, run.grid.world.size, run.options.batch);
+
     if (impossible) out += text("  impossible, the first: %s\n", why.c_str());
     if (good.empty() && large) return out + "  none fits: plan for more ranks, or a smaller model\n";
     if (good.empty()) return out;
     out +=
         "  tensor  data  pipeline  chunks  micro-batch  recompute        s  TFLOP/s    MFU     GB    idle  "
         "tensor calls\n";
+
     for (size_t i = 0; i < order.size() && i < 10; i++) {
         const Candidate& candidate = good[order[i].second];
         const Plan& p = candidate.plan;

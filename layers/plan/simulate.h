@@ -46,13 +46,16 @@ class Simulator {
     Direction& into(int r, bool is_forward) {
         return is_forward ? forward[(r + s.p - 1) % s.p] : backward[(r + 1) % s.p];
     }
+
     void add(Span::Kind kind, int stage, const Place& of, double start, double end) {
         if (out) out->spans.push_back({kind, stage, of.micro_batch, of.chunk, of.bucket, start, end});
     }
+
     double message_seconds(int stage, bool is_forward) const {
         I::Kind kind = is_forward ? I::SendForward : I::SendBackward;
         return runs[stage].message[kind - I::SendForward].seconds();
     }
+
     // every message whose send and receive are both posted is carried
     void advance(Direction& d, int stage, double seconds) {
         while (d.finish.size() < std::min(d.sent.size(), d.posted.size())) {
@@ -62,6 +65,7 @@ class Simulator {
             add(Span::Message, stage, d.what[i], start, start + seconds);
         }
     }
+
     // waits until the last send from a buffer is done; false: when that is, is not known yet
     bool await_sent(Stage& me, std::map<int, std::pair<Direction*, size_t>>& last, int memory) {
         auto found = last.find(memory);
@@ -72,6 +76,7 @@ class Simulator {
         last.erase(found);
         return true;
     }
+
     bool message(int r, const I& i, bool is_forward) {
         Stage& me = stages[r];
         if (i.sends()) {
@@ -82,6 +87,7 @@ class Simulator {
             advance(d, r, message_seconds(r, is_forward));
             return true;
         }
+
         if (!is_forward && !await_sent(me, me.dx_sent, i.dx)) return false;
         int from = is_forward ? (r + s.p - 1) % s.p : (r + 1) % s.p;
         Direction& d = into(r, is_forward);
@@ -90,20 +96,24 @@ class Simulator {
         advance(d, from, message_seconds(from, is_forward));
         return true;
     }
+
     // false: it must wait for something that is not known yet
     bool step(int r, const I& i) {
         Stage& me = stages[r];
         const StageRun& run = runs[r];
         bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
+
         if (!i.computes()) return message(r, i, is_forward);
         if (is_forward ? !await_sent(me, me.slot_sent, i.slot)
             : !await_sent(me, me.dx_sent, i.dx)) return false;
+
         if (takes_message(i, r, s)) {
             Direction& d = into(r, is_forward);
             size_t arrival = me.arrival[!is_forward].at({i.micro_batch, i.chunk});
             if (arrival >= d.finish.size()) return false;
             me.now = std::max(me.now, d.finish[arrival]) + run.gathered.seconds();
         }
+
         double start = me.now;
         int which = which_micro_batch(i.micro_batch, s.micro_batches);
         for (auto& piece : (is_forward ? run.forward : run.backward)[i.chunk][which].pieces) {
@@ -115,11 +125,13 @@ class Simulator {
                 add(Span::Reduce, r, {.bucket = call.bucket}, begin, me.bucket_stream);
             }
         }
+
         if (out) out->busy[r] += me.now - start;
         Place place = {.micro_batch = i.micro_batch, .chunk = i.chunk};
         add(is_forward ? Span::Forward : Span::Backward, r, place, start, me.now);
         return true;
     }
+
     // finish_reductions and update_parameters of optimizer.h; returns when the whole world has its norm
     double finish_step() {
         double last = 0;
@@ -129,11 +141,14 @@ class Simulator {
                 if (!d->finish.empty()) me.now = std::max(me.now, d->finish.back());
             me.now = std::max(me.now, me.bucket_stream) + runs[r].reduce.seconds();
         }
+
         if (s.p > 1)
             stages.front().now = stages.back().now =
                 std::max(stages.front().now, stages.back().now) + runs.front().tied.seconds();
+
         for (int r = 0; r < s.p; r++) last = std::max(last, stages[r].now + runs[r].norm.seconds());
         last += reports;
+
         for (int r = 0; r < s.p; r++) {
             Stage& me = stages[r];
             me.now = last;
@@ -151,6 +166,7 @@ class Simulator {
         }
         return last;
     }
+
     void play() {
         forward.assign(s.p, {});
         backward.assign(s.p, {});
@@ -172,14 +188,17 @@ public:
         : all(all), runs(runs), reports(reports), s(all[0].shape), stages(s.p) {
         for (int r = 0; r < s.p; r++) stages[r].ready.assign(runs[r].update.size(), 0);
     }
+
     Simulation run() {
         Simulation result;
+        // the first step starts with all stages together; the second is one of many
         play();
         double first = finish_step();
         result.busy.assign(s.p, 0);
         out = &result;
         play();
         double second = finish_step();
+
         result.seconds = second - first;
         for (auto& span : result.spans) {
             span.start -= first;

@@ -13,6 +13,7 @@ Run resolved_plan(const std::string& words) {
     resolve_plan(run);
     return run;
 }
+
 Plan plan_of(const std::string& words) {
     Run run = resolved_plan(words);
     return whole_plan(run, choose_hardware(run.options));
@@ -33,12 +34,14 @@ void test_plan_mtnlg() {
               text("%d GPUs: %.2f s, published %.1f", r.world, s, r.seconds));
         check(std::abs(tflops / r.tflops - 1) < 0.03, text("%d GPUs: %.1f TFLOP/s", r.world, tflops));
     }
+
     for (size_t i = 0; i < std::size(published_runs); i++) {
         const PublishedRun& r = published_runs[i];
         double off = planned_seconds(r) / r.seconds - 1;
         double most = r.source == smith ? 0.03 : i < fitted_runs ? 0.05 : 0.15;
         check(std::abs(off) < most, text("%s: %+.1f %%", r.name, 100 * off));
     }
+
     check(Options().gemm_efficiency == mtnlg_efficiency, "MT-NLG's is the default");
     std::string report = published_report();
     check(std::count(report.begin(), report.end(), '\n') == 2 + (long)std::size(published_runs), report);
@@ -47,14 +50,17 @@ void test_plan_mtnlg() {
     check(p.stages.size() == 35 && p.stages[0].parameters == 2060874240 &&
               p.stages[1].parameters == 1887859200 && p.stages[34].parameters == 2018972160,
           "of stages 0, 1, 34");
+
     auto gb = [&](bool sequence, bool flash, bool full) {
         return std::round(megatron_activations(p, sequence, flash, full ? Recompute::Full : Recompute::None) *
                           1e-8) /
             10;
     };
+
     check(gb(false, false, false) == 92.5 && gb(true, false, false) == 53.9 &&
               gb(true, true, false) == 18.7 && gb(false, false, true) == 8.8,
           "activations by Megatron-LM's formulas");
+
     // ZeRO-1 at d = 8: 6 bytes a parameter, 7/8 of them to others; padding of the buckets is less than 1e-4
     double data = (double)p.stages[1].work.at(1920).traffic.at("data").sent;
     check(std::abs(data / (6.0 * 1887859200 * 7 / 8) - 1) < 1e-4, text("data-parallel traffic %.3g", data));
@@ -108,6 +114,7 @@ void test_plan_simulation() {
         for (auto& each : runs.back().backward.back()) each.pieces[0].seconds += last;
         return Simulator(all_stages(s), runs, 0).run();
     };
+
     for (int p : {1, 2, 4, 7})
         for (int m : {7, 8, 30}) {
             double wants = (m + p - 1) * 3.0, got = play({p, m, 1, m}, 1, 2, 0).seconds;
@@ -119,9 +126,11 @@ void test_plan_simulation() {
             check(std::abs(got - wants) < 1e-9,
                   text("interleaved p %d v %d: %g, wants %g", p, v, got, wants));
         }
+
     // neighbours wait for one message in turn: a micro-batch more costs its work and one message
     double more = play({2, 20, 1, 20}, 1, 2, 0.25).seconds - play({2, 10, 1, 10}, 1, 2, 0.25).seconds;
     check(std::abs(more - 10 * 3.25) < 1e-9, text("ten micro-batches more: %g", more));
+
     // the slowest stage sets the pace
     more = play({4, 30, 1, 30}, 1, 2, 0, 0.5).seconds - play({4, 20, 1, 20}, 1, 2, 0, 0.5).seconds;
     check(std::abs(more - 10 * 3.5) < 1e-9, text("ten more with a slow last stage: %g", more));
@@ -145,12 +154,14 @@ void test_plan_hosts() {
     check(out.find("b                leaf 0   ranks 4 to 7: stage 1, data 0 to 1") != out.npos, out);
     double listed = 0, sent = 0;  // what is listed by level is what all ranks send
     std::istringstream lines(out.substr(out.find("leaf\n  backward")));
+
     std::string line;
     for (std::getline(lines, line); std::getline(lines, line);) {
         double a, b, c;
         check(sscanf(line.c_str() + 28, "%lf %lf %lf", &a, &b, &c) == 3, line);
         listed += a + b + c;
     }
+
     for (auto& stage : p.stages)
         for (auto& [group, t] : stage.work.at(16).traffic) sent += 4 * (double)t.sent * 1e-9;
     check(std::abs(listed / sent - 1) < 1e-3, text("%g GB listed, %g sent", listed, sent));
@@ -161,6 +172,7 @@ void test_plan_hosts() {
         write_file(path, bad);
         refuses("line 1", [&] { Placement(p, path); });
     }
+
     write_file(path, "# none\n");
     refuses("names no host", [&] { Placement(p, path); });
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
@@ -191,6 +203,7 @@ void test_plan_advice() {
         }
         check(taken > 0 || line.find("plan for more ranks") != line.npos, base);
     }
+
     Run named = resolved_plan(
         "search --hardware dgx-h100 --model 22B --world-size 64 --batch 512 --pipeline-parallel 4 "
         "--pipeline-chunks 2 --pipeline-group 16");
@@ -202,6 +215,7 @@ void test_plan_advice() {
     check(tensor_nodes(h, 8) == 1 && tensor_nodes(h, 4) == 1 && tensor_nodes(h, 6) == 2 &&
               tensor_nodes(h, 16) == 2,
           "groups that straddle nodes");
+
     // without recomputation the products are the model's FLOPs, to the last digit that a double has
     Plan p = plan_of(mtnlg + "--ramp-start 0 --world-size 2240 --recompute none --sequence-parallel yes");
     double products = 0;
@@ -229,6 +243,7 @@ void test_plan_forms() {
     Plan p = plan_of(small + "--pipeline-chunks 2");
     Timeline picture = draw(p.step(), pipeline_shape(p.o, 2, 16), plan_title(p));
     Json trace = Json::parse(chrome_trace({picture}), "a trace");
+
     long computations = 0;
     for (auto& e : trace.at("traceEvents", "a trace").items) {
         std::string name = e.at("name", "an event").text;
@@ -251,6 +266,7 @@ void test_plan_forms() {
     std::string line;
     double before = 0;
     int listed = 0;
+
     while (std::getline(lines, line)) {
         int t, d, pipe, v, b;
         char recompute[16];
@@ -263,6 +279,7 @@ void test_plan_forms() {
         before = s;
         listed++;
     }
+
     check(listed == 10, text("%d layouts listed", listed));
     // of a build in which floatX and real may be one type: in the planned one they are two
     Plan one = plan_of("--hardware dgx-h200 --model 124M --batch 64 --micro-batch 64 ");

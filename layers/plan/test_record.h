@@ -11,6 +11,7 @@ std::vector<Instruction> recorded_instructions(const std::vector<Json>& lines) {
         const Json* value = line.find(key);
         return value ? (int)value->integer(key) : -1;
     };
+
     for (auto& line : lines) {
         const Json* pass = line.find("pass");
         std::string name = line.at("name", "a line").text, kind = line.at("kind", "a line").text;
@@ -28,6 +29,7 @@ std::vector<Instruction> recorded_instructions(const std::vector<Json>& lines) {
         } else continue;
         out.push_back(i);
     }
+
     return out;
 }
 
@@ -39,12 +41,14 @@ void check_record(const std::vector<std::string>& words) {
     Json header = Json::parse(text_line, words[0]);
     auto of = [&](const char* key) { return (int)header.at(key, words[0]).integer(key); };
     std::map<int, std::vector<Json>> lines;
+
     while (std::getline(file, text_line)) {
         Json line = Json::parse(text_line, words[0]);
         int rank = (int)line.at("rank", words[0]).integer("rank");
         check(line.at("n", words[0]).integer("n") == (long)lines[rank].size(), "lines are in order");
         lines[rank].push_back(std::move(line));
     }
+
     int t = of("tensor"), d = of("data"), p = of("pipeline"), world = t * d * p;
     check((int)lines.size() == world, text("%zu ranks of %d", lines.size(), world));
     int micro_batches = of("batch") / d / of("micro_batch");
@@ -53,6 +57,7 @@ void check_record(const std::vector<std::string>& words) {
     bool twice = header.at("computed_twice", words[0]).text == "true";
     std::vector<Schedule> all = all_stages(shape);
     check(ScheduleChecker(all).check().empty(), "the schedule is accepted");
+
     for (auto& [rank, its] : lines) {
         std::vector<Instruction> done = recorded_instructions(its);
         std::vector<Instruction> wanted = all[place_in_grid(rank, world, t, p).stage].list;
@@ -64,5 +69,6 @@ void check_record(const std::vector<std::string>& words) {
         check(equal, text("rank %d: %zu computations and messages, the schedule has %zu, in its order", rank,
                           done.size(), wanted.size()));
     }
+
     printf("%d passed, %d failed\n", passed, failed);
 }

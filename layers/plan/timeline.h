@@ -63,6 +63,7 @@ class SvgPicture {
         double row = std::clamp(760.0 / (double)p.rows.size(), 9.0, 44.0), top = height + 46;
         std::map<std::pair<int, std::string>, std::string> paths;  // in drawing order: the last is on top
         std::string labels;
+
         for (auto& s : p.spans) {
             RowPart part = part_of_row(s.kind);
             double x = left + s.start * scale, w = std::max(0.15, (s.end - s.start) * scale);
@@ -70,12 +71,14 @@ class SvgPicture {
             int order = s.kind == Span::Wait ? 1 : s.kind == Span::Collective ? 2 : 0;
             paths[{order, span_colour(s, p.micro_batches)}] += text("M%.2f %.1fh%.2fv%.1fh-%.2fz", x, y, w, h,
                                                                     w);
+
             std::string name =
                 p.chunks > 1 ? text("%d.%d", s.micro_batch, s.chunk) : text("%d", s.micro_batch);
             if (s.kind <= Span::Backward && w > 8.0 * (double)name.size() && row > 14)
                 labels += text("<text x=\"%.1f\" y=\"%.1f\">%s</text>", x + w / 2, y + h * 0.6 + 4,
                                name.c_str());
         }
+
         out += text("<text x=\"%.0f\" y=\"%.0f\" font-size=\"15\">%s</text>\n<text x=\"%.0f\" y=\"%.0f\" "
                     "fill=\"#666\">%s</text>\n",
                     left, height + 18, p.title.c_str(), left, height + 36, legend(p).c_str());
@@ -83,11 +86,14 @@ class SvgPicture {
                     top, width, row * (double)p.rows.size());
         for (auto& [key, d] : paths)
             out += text("<path fill=\"%s\" d=\"%s\"/>\n", key.second.c_str(), d.c_str());
+
         out += "<g text-anchor=\"middle\" font-size=\"11\">" + labels +
                "</g>\n<g text-anchor=\"end\" fill=\"#444\">";
         for (size_t i = 0; i < p.rows.size(); i += row < 12 ? 2 : 1)
             out += text("<text x=\"%.0f\" y=\"%.1f\">%s</text>", left - 6, top + ((double)i + 0.5) * row + 4,
                         p.rows[i].c_str());
+
+        // the axis of time
         out += "</g>\n<g text-anchor=\"middle\" fill=\"#444\">";
         double all = width / scale, tick = std::pow(10, std::floor(std::log10(all / 5)));
         while (all / tick > 12) tick *= all / tick > 30 ? 5 : 2;
@@ -97,6 +103,7 @@ class SvgPicture {
         out += "</g>\n";
         height += 40;
     }
+
     static std::string legend(const Timeline& p) {
         bool has[Span::kinds] = {};
         for (auto& s : p.spans) has[s.kind] = true;
@@ -116,6 +123,7 @@ public:
         scale = width / longest;
         for (auto& p : panels) add_panel(p);
     }
+
     std::string text_of() const {
         return text("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" "
                     "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" "
@@ -144,6 +152,7 @@ inline std::string chrome_events(const Timeline& p, int first) {
         for (int lane = 0; lane < (int)std::size(chrome_lanes); lane++)
             out += chrome_name(process, lane, "thread_name", chrome_lanes[lane]);
     }
+
     for (auto& s : p.spans) {
         int lane = chrome_lane(s.kind);
         std::string name = span_names[s.kind];
@@ -172,6 +181,7 @@ inline void check_timeline_path(const char* option, const std::string& path) {
     if (!path.empty() && !path.ends_with(".svg") && !path.ends_with(".json"))
         fail("--%s %s: wants FILE.svg or FILE.json", option, path.c_str());
 }
+
 inline void save_timeline(const std::string& path, const std::vector<Timeline>& panels,
                           const std::string& events = "") {
     FileWriter file(path);

@@ -12,11 +12,13 @@ inline std::string collect_text(const comm::Group& world, const std::string& min
     std::vector<int64_t> lengths = comm::gather_numbers(world, {(int64_t)mine.size()}, "lengths of texts");
     std::vector<std::string> all(lengths.size());
     size_t longest = (size_t)*std::max_element(lengths.begin(), lengths.end());
+
     for (size_t at = 0; at < longest; at += piece * sizeof(int64_t)) {
         std::vector<int64_t> numbers(std::min(piece, (longest - at + 7) / 8), 0);
         size_t mine_left = at < mine.size() ? mine.size() - at : 0;
         memcpy(numbers.data(), mine.data() + std::min(at, mine.size()),
                std::min(mine_left, numbers.size() * sizeof(int64_t)));
+
         std::vector<int64_t> texts = comm::gather_numbers(world, numbers, "texts");
         for (size_t rank = 0; world.rank == 0 && rank < all.size(); rank++) {
             size_t length = std::min((size_t)lengths[rank] - std::min(at, (size_t)lengths[rank]),
@@ -24,6 +26,7 @@ inline std::string collect_text(const comm::Group& world, const std::string& min
             all[rank].append((const char*)&texts[rank * numbers.size()], length);
         }
     }
+
     std::string out;
     for (auto& each : all) out += each;
     return out;
@@ -44,6 +47,7 @@ class Trace : public Listener {
     static bool is_comm_stream_waiting(const Activity& a) {
         return a.kind == Activity::Wait && a.position < 0;
     }
+
     static bool is_timed_here(const Activity& a) {
         return a.kind != Activity::Communicate || !a.call.ends_later();
     }
@@ -60,6 +64,7 @@ public:
         for (size_t i = 0; i < all.size(); i += 2)
             if (all[i] == host) shift = std::max(shift, host_origin - std::bit_cast<double>(all[i + 1]));
     }
+
     void begin(const Activity& a) override {
         if (is_comm_stream_waiting(a)) return;
         entries.emplace_back();
@@ -70,6 +75,7 @@ public:
         entry.times = std::make_shared<comm::CallTimes>();
         comm::times_of_next_call = entry.times;
     }
+
     void end(const Activity& a) override {
         if (is_comm_stream_waiting(a)) return;
         if (is_timed_here(a)) open.back()->end.record(a.stream);
@@ -106,11 +112,13 @@ inline bool span_of(const Activity& a, Span& span) {
     bool is_shown_section = a.kind == Activity::Section &&
         (a.place.pass == Pass::Forward || a.place.pass == Pass::Backward || a.place.pass == Pass::Update);
     if (a.kind == Activity::Compute || (a.kind == Activity::Section && !is_shown_section)) return false;
+
     if (a.kind == Activity::Wait) span.kind = Span::Wait;
     else if (a.kind == Activity::Communicate && !a.call.on_comm_stream) span.kind = Span::Collective;
     else if (is_beside_gemms(a)) return false;
     else if (a.place.pass == Pass::None) return false;
     else span.kind = of_pass[(int)a.place.pass];
+
     span.micro_batch = a.place.micro_batch;
     span.chunk = a.place.chunk;
     span.bucket = a.place.bucket;
@@ -124,6 +132,7 @@ inline std::string chrome_event(const Trace::Event& e, int process) {
         : a.place.pass == Pass::Message           ? 1
         : is_beside_gemms(a)                      ? 3
                                                   : 2;
+
     std::string name = a.name, more;
     if (a.kind == Activity::Section && a.place.micro_batch >= 0) name += text(" %d", a.place.micro_batch);
     if (a.kind == Activity::Wait) name = text("wait: %s", a.label);
@@ -131,6 +140,7 @@ inline std::string chrome_event(const Trace::Event& e, int process) {
         name = text("%s: %s", a.name, a.label);
         more = text(", \"group\": \"%s\", \"values\": %ld", a.call.group, a.call.count);
     }
+
     if (a.place.layer >= 0) more += text(", \"layer\": %d", a.place.layer);
     return text("{\"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"name\": \"%s\", \"ts\": %.3f, \"dur\": %.3f, "
                 "\"args\": {\"pass\": \"%s\", \"micro_batch\": %d, \"%s\": %d%s}},\n",

@@ -30,6 +30,7 @@ public:
         tensors.push_back({name, type, rows, columns, bytes, (char*)data});
         return data;
     }
+
     // run: one launch of it
     template <class Run>
     void print(const char* kernel, int grid, int block, Run run) {
@@ -69,6 +70,7 @@ private:
         for (auto& line : lines) printf("%s\"%s\"", &line == &lines[0] ? "" : ", ", line.c_str());
         printf("], \"accesses\": [%s], ", list.c_str());
     }
+
     void print_counts() {
         printf("\"counts\": {");
         const char* before = "";

@@ -1,0 +1,94 @@
+// run.h   a run: its options, its data and its progress; and what must be the same on every rank
+#pragma once
+#include <unistd.h>
+#include <optional>
+#include "../../comm/collective_check.h"
+#include "../../comm/grid.h"
+#include "../../data/loader.h"
+#include "checkpoint.h"
+#include "start_times.h"
+
+// a run once every setting is resolved; nothing here is on the device
+struct Run {
+    Options options;
+    Grid grid;
+    RunState state;           // its progress
+    long last_step = 0;
+    uint64_t last_tokens = 0;
+    std::optional<Blend> train;
+    std::optional<Loader> validation;
+    std::optional<Vocabulary> vocabulary;
+    std::vector<Checkpoint> checkpoints;  // to resume from, newest first
+    std::vector<std::string> hosts;       // by rank
+    StartTimes start_times;
+    bool automatic_micro_batch = false;
+    bool trains() const { return !options.inference() && options.plan.empty(); }
+    bool is_rank0() const { return comm::world_rank() == 0; }  // the rank that prints
+};
+
+// ---- what must be the same on every rank -----------------------------------------------------------------
+
+inline uint64_t file_sum(const std::string& path) {
+    MappedFile file(path);
+    return checksum(file.data, file.size);
+}
+
+// compared first, on its own: another build may have other options
+inline std::vector<comm::RankHash> program_hash() {
+    return {{"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
+}
+
+inline std::vector<comm::RankHash> option_hashes(const Options& o) {
+    std::vector<comm::RankHash> hashes;
+    for (auto& option : option_table) {
+        std::string value = print_value(o, option);
+        hashes.push_back({text("--%s", option.name), checksum(value.data(), value.size()),
+                         "start all ranks with the same options"});
+    }
+    return hashes;
+}
+
+inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
+    uint64_t train = 0, validation = 0;
+    auto add = [](uint64_t& sum, const Loader& loader) {
+        for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
+        for (auto& a : loader.answers) sum = sum * 31 + a.sum;
+    };
+    if (run.train) for (auto& set : run.train->sets) add(train, set);
+    if (run.validation) add(validation, *run.validation);
+    uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is loaded
+    for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
+    return {{"the training set", train, "copy the same files to all hosts"},
+            {"the validation set", validation, "copy the same files to all hosts"},
+            {"the folder of --resume", resumed, "give a folder that all hosts share"}};
+}
+
+// --save must be the same folder on all ranks: rank 0 creates a file there, which all must see. Collective.
+inline void check_shared_folder(const Run& run) {
+    if (run.options.save.empty() || comm::world_size() == 1) return;
+
+    // a file that rank 0 writes: do all see it?
+    std::string probe = run.options.save + "/.seen-by-all-ranks", error;
+    if (run.is_rank0()) {
+        FILE* file = fopen(probe.c_str(), "w");
+        if (!file || fclose(file)) error = text("--save %s: cannot be written", run.options.save.c_str());
+    }
+    comm::end_on_error(error);
+
+    if (access(probe.c_str(), F_OK) != 0)
+        error = text("--save %s: is not the folder that rank 0 has under this name: give a folder that "
+                     "all hosts share", run.options.save.c_str());
+
+    comm::barrier(comm::everyone(), "all have looked");
+    if (run.is_rank0()) remove(probe.c_str());
+    comm::end_on_error(error);
+}
+
+// options as checkpoints record them
+inline std::string options_json(const Options& o) {
+    std::string out;
+    for (auto& option : option_table)
+        out += text("%s%s: %s", out.empty() ? "" : ", ", json_quote(option.name).c_str(),
+                    json_quote(print_value(o, option)).c_str());
+    return "{" + out + "}";
+}
