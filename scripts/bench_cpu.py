@@ -60,6 +60,7 @@ def main():
     except ImportError:
         print("PyTorch is not here: the step was not compared with it")
         return
+
     precision = BUILD.resolve().name.split("-")[1]
     peers = [(mode, each) for each in sorted({"fp32", precision}) for mode in ("none", "default")]
     rates = {peer: [] for peer in ["this program", *peers]}
@@ -71,6 +72,7 @@ def main():
             for peer in peers:
                 rate, version = pytorch(*peer)
                 rates[peer].append(rate)
+
     medians = {name: statistics.median(values) for name, values in rates.items()}
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     print(f"124M, B {B}, T {T}, {os.cpu_count()} cores of {processor[1] if processor else 'a CPU'}")
@@ -79,6 +81,7 @@ def main():
         name = f"PyTorch {version.split('+')[0]} {'eager' if mode == 'none' else 'compiled'}, {each}"
         ratio = medians["this program"] / medians[mode, each]
         print(f"{name:30} {medians[mode, each]:7.1f} tokens/s   {ratio:.2f} x")
+
     if kernels := os.environ.get("OPENBLAS_CORETYPE"):
         print(f"OPENBLAS_CORETYPE={kernels} is set: OpenBLAS does not choose by the processor")
 

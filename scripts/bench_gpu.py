@@ -120,11 +120,13 @@ def write_report():
         "| kernel | µs | GB/s | of the copy's rate | TFLOP/s |",
         "|---|---|---|---|---|",
     ]
+
     for k in report["kernels"]:
         out.append(
             f"| {k['kernel']} | {k['microseconds']:.1f} | {number(k.get('gb_per_s'), ',.0f')} |"
             f" {number(k.get('of_floor'), '.0%')} | {number(k.get('tflop_per_s'), '.4g')} |"
         )
+
     out += [
         "",
         "A share of the copy's rate counts the bytes that must be moved, not those that are.",
@@ -132,6 +134,7 @@ def write_report():
         "| model | T | micro-batch | tokens/s | MFU | PyTorch tokens/s | ours / PyTorch | peers |",
         "|---|---|---|---|---|---|---|---|",
     ]
+
     for row in rows:
         mine, other = row.get("ours") or {}, row.get("pytorch") or {}
         ratio = mine["tokens_per_second"] / other["tokens_per_second"] if mine and other else None
@@ -142,6 +145,7 @@ def write_report():
             f" {number(other.get('tokens_per_second'), ',.0f')} | {number(ratio, '.2f')} |"
             f" {row.get('skipped', peers)} |"
         )
+
     for row in rows:
         for variant, got in row.get("variants", {}).items():
             got = got or {}
@@ -149,6 +153,7 @@ def write_report():
                 f"| {row['model']}, {variant} | {row['sequence']} | {got.get('micro_batch', '-')} |"
                 f" {number(got.get('tokens_per_second'), ',.0f')} | {number(got.get('mfu'), '.1%')} | | | |"
             )
+
     note = "MFU counts 6 N + 6 L C T FLOPs a token: N without the position table, causal attention once."
     with open(o.output + ".md", "w") as f:
         f.write("\n".join([*out, "", note]) + "\n")
@@ -228,8 +233,10 @@ def ours(model, *extra):
                 "mfu": lines[-1].get("mfu"),
                 "loss": lines[-1]["loss"],
             }
+
         error = result.stderr.strip().splitlines()[-1:] or ["no message"]
         print(f"   {model} with micro-batch {size}: {error[0][:200]}")
+
     return None
 
 
@@ -266,8 +273,10 @@ def twin(model):
             )
             if got and (best is None or got[-1]["tokens_per_second"] > best["tokens_per_second"]):
                 best = tried[-1]
+
         if best:
             break  # a smaller micro-batch is slower
+
     return best, tried
 
 

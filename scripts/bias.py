@@ -94,16 +94,19 @@ def score_toxicity(texts):
     if not o.toxicity:
         return []
     given = "".join(json.dumps(text) + "\n" for text in texts)
+
     try:
         done = subprocess.run(shlex.split(o.toxicity), input=given, stdout=subprocess.PIPE, encoding="utf8")
         scores = [float(line) for line in done.stdout.split()]
     except (OSError, ValueError) as e:
         stop(f"--toxicity {o.toxicity}: {e}")
+
     if done.returncode or len(scores) != len(texts) or not all(0 <= score <= 1 for score in scores):
         stop(
             f"--toxicity {o.toxicity}: exit code {done.returncode}, {len(scores)} numbers for {len(texts)} "
             "answers: wants one from 0 to 1 for each"
         )
+
     return scores
 
 

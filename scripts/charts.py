@@ -18,6 +18,7 @@ def bars(title, rows, unit):
         f'<rect width="{wide}" height="{high}" fill="white"/>',
         f'<text x="8" y="18" font-size="14">{title}</text>',
     ]
+
     y = 34
     for name, values in rows:
         out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{name}</text>')
@@ -27,6 +28,7 @@ def bars(title, rows, unit):
             out.append(f'<text x="{left + size + 6:.1f}" y="{y + 11}">{value:g} {unit}</text>')
             y += step
         y += 8
+
     return "\n".join(out) + "\n</svg>\n"
 
 
@@ -47,6 +49,7 @@ def over_time(title, models):
         f'<rect width="{wide}" height="{high}" fill="white"/>',
         f'<text x="8" y="18" font-size="14">{title}</text>',
     ]
+
     for power, said in (
         (8, "100 million"),
         (9, "1 billion"),
@@ -57,6 +60,7 @@ def over_time(title, models):
         y = 40 + (most - power) / (most - least) * (high - bottom - 40)
         out.append(f'<path d="M{left} {y:.1f}H{wide - 20}" stroke="#ddd"/>')
         out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="10">{said}</text>')
+
     for year in range(first, last + 1):
         x = left + (year - first) / (last - first) * (wide - left - 90)
         out.append(f'<text x="{x:.1f}" y="{high - 16}" text-anchor="middle">{year}</text>')
@@ -68,6 +72,7 @@ def over_time(title, models):
         out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
         at = f'x="{x - 9:.1f}" text-anchor="end"' if crowded else f'x="{x + 9:.1f}"'
         out.append(f'<text {at} y="{y + 4:.1f}">{model["name"]}</text>')
+
     out.append(f'<text x="{wide - 20}" y="34" text-anchor="end" fill="{COLOURS["ours"]}">presets here</text>')
     return "\n".join(out) + "\n</svg>\n"
 
@@ -115,17 +120,20 @@ def line_chart(curves, x_said, y_said, low, x_names=()):
         f' {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
     ]
+
     for y in ticks(low, high):
         out.append(
             f'<path d="M{LEFT} {py(y):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>'
             f'<text x="{LEFT - 8}" y="{py(y) + 4:.1f}" text-anchor="end">{y:g}</text>'
         )
+
     for x, name in list(enumerate(x_names)) or [(x, f"{x:g}") for x in ticks(0, last)]:
         at = f'x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}"'
         out.append(f'<text {at} text-anchor="middle">{name}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     out.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{x_said}</text>')
     out.append(f'<text x="{LEFT}" y="20">{y_said}</text>')
+
     for i, curve in enumerate(curves):
         path = "".join(f'{"ML"[j > 0]}{px(x):.1f} {py(y):.1f}' for j, (x, y) in enumerate(curve.points))
         out.append(f'<path d="{path}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"/>')
@@ -134,4 +142,5 @@ def line_chart(curves, x_said, y_said, low, x_names=()):
         if curve.width == 2:
             dots = [f'cx="{px(x):.1f}" cy="{py(y):.1f}"' for x, y in curve.points]
             out += [f'<circle {dot} r="3" fill="{curve.colour}"/>' for dot in dots]
+
     return "\n".join(out) + "\n</svg>\n"

@@ -55,6 +55,7 @@ TOP = {
 }
 
 LINES, COLUMNS, FUNCTION, KERNEL = 450, 110, 60, 120
+AIR, AIR_OF_CHECKS = 30, 40  # statements that may follow one another without a blank line
 MOST_LINES = {"test_gpt.cu": 200, "train_gpt.cu": 320}
 
 complaints = []
@@ -157,7 +158,9 @@ def without_templates(items):
                     break
             if skip:
                 continue
+
         out.append(item)
+
     return out
 
 
@@ -230,6 +233,7 @@ def comma_statements(group):
             yield from comma_statements(item)
     if group.bracket in ("(", "["):
         return
+
     statement = []
     for i, item in enumerate(group.items):
         following = group.items[i + 1] if i + 1 < len(group.items) else None
@@ -318,6 +322,20 @@ def check_size(name, text):
             complain(f"{name}:{number}: {len(line)} columns, at most {COLUMNS}")
 
 
+def check_air(name, text):
+    """Blank lines part thoughts: no long run of statements without one. Tables are no statements."""
+    most = AIR_OF_CHECKS if is_check(name) else AIR
+    start, statements = None, 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.startswith(" "):
+            if statements > most:
+                complain(f"{name}:{start}: {statements} statements without a blank line, at most {most}")
+            start, statements = None, 0
+            continue
+        start = start or number
+        statements += line.split("//")[0].rstrip().endswith((";", "{", "}"))
+
+
 def check_functions(name, text):
     start, indent, limit = None, 0, 0
     for number, line in enumerate(text.split("\n"), 1):
@@ -352,16 +370,19 @@ def main():
         check_arrows(name, text)
         check_size(name, text)
         check_functions(name, text)
+        check_air(name, text)
         check_choices(name, text)
         check_parameters(name, text)
         for at in comma_statements(read_groups(text)):
             complain(f"{name}:{text.count(chr(10), 0, at) + 1}: a comma statement: one statement a line")
+
     for name in listed(*SCRIPTS):
         text = Path(name).read_text(encoding="utf8")
         for node in ast.walk(ast.parse(text)) if name.endswith(".py") else ():
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Tuple):
                 complain(f"{name}:{node.lineno}: a comma statement: one statement a line")
         check_size(name, text)
+
     in_spine = [f for f in listed(*SPINE) if str(Path(f).parent) not in WINGS]
     spine = [f for f in in_spine if not is_check(f) and f in sizes]
     layers = sum(sizes[f] for f in spine if f.endswith(".cuh"))

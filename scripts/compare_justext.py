@@ -60,6 +60,7 @@ def ours(path, *options):
             check=True,
             stdout=subprocess.DEVNULL,
         )
+
         name = next(n for n in os.listdir(f"{work}/s") if n.endswith(".jsonl"))
         return {d["id"]: d for d in map(json.loads, open(f"{work}/s/{name}"))}
 
@@ -85,6 +86,7 @@ def main():
             if "meta" in mine:
                 asked += 1
                 languages += mine["meta"]["language"] == pycld2.detect(page)[2][0][1]
+
     print(
         f"{texts} of {pages} texts are jusText's, {built_in} with the stop words that are built in; "
         f"{languages} of {asked} languages are pycld2's"

@@ -45,6 +45,7 @@ def read(argument, by):
                 held.append((x, line["validation_loss"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"compare_runs.py: {path}: {error}: is it a file of train_gpt --metrics?")
+
     if not train:
         sys.exit(f"compare_runs.py: {path}: has no line with a loss")
     pace = statistics.median(line.get("tokens_per_second", math.nan) for line in lines)

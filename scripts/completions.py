@@ -60,12 +60,14 @@ def request_of(body):
             raise Refused(f"{name}: unknown, this server has {', '.join(sorted(KNOWN))}")
         if name in INERT and value not in (None, INERT[name]):
             raise Refused(f"{name}: is not supported here: leave it out")
+
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
         raise Refused("stop: wants a text, or a list of texts")
     if len(stop) > 16 or any(len(s) > 1000 for s in stop):
         raise Refused("stop: wants at most 16 texts of at most 1000 characters")
+
     request = {
         "tokens": number_of(body, "max_tokens", 16, 0, 1e6, int),
         "temperature": number_of(body, "temperature", 1.0, 0, 100),
@@ -77,6 +79,7 @@ def request_of(body):
         "stop": stop,
     }
     request["top_k"] = max(0, request["top_k"])  # -1: all
+
     for name, most in (("logprobs", 20), ("seed", 2**53)):
         if body.get(name) is not None and body[name] is not False:
             request[name] = number_of(body, name, 0, 0, most, int)

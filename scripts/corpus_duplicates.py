@@ -34,6 +34,7 @@ def test_s_curve(work):
             x, y = shingles(a), shingles(b)
             pairs.append((s, len(x & y) / len(x | y)))
             documents += [a, b]
+
     write(f"{work}/a.jsonl", documents)
     for fast in ("no", "yes"):
         run(
@@ -48,6 +49,7 @@ def test_s_curve(work):
             f"{work}/{fast}",
             f"s={work}/a.jsonl",
         )
+
         met = {tuple(int(w.split(":")[1]) for w in line.split()[:2]) for line in open(f"{work}/pairs-{fast}")}
         signatures = read_signatures(f"{work}/{fast}/minhash/s/a.signatures")
         for s in sorted({s for s, _ in pairs}):
@@ -60,6 +62,7 @@ def test_s_curve(work):
                 abs(found - sum(p)) <= 4 * spread + 1,
                 f"S-curve, fast {fast}, {s}: {found} met, wants {sum(p):.1f} +- {spread:.1f}",
             )
+
             # the estimate: its mean over pairs; each place agrees with probability Jaccard
             n = len(signatures[0])
             mean = sum(
@@ -70,6 +73,7 @@ def test_s_curve(work):
                 abs(mean) < 4.5 * spread,
                 f"estimates, fast {fast}, {s}: off by {mean:.5f}, one deviation is {spread:.5f}",
             )
+
         strangers = [m for m in met if (m[0] + 1) // 2 != (m[1] + 1) // 2]
         check(not strangers, f"strangers met: {strangers[:3]}")
 
@@ -88,6 +92,7 @@ def test_components(work):
                 sets[r.choice(names)].append(" ".join(words))
         else:
             sets[r.choice(names)].append(base)
+
     sets["own"] += ["", "", "short", "short"]
     args = []
     for name, texts in sets.items():
@@ -98,11 +103,13 @@ def test_components(work):
                 [{"text": t, "id": f"{name}{k} {i}"} for i, t in enumerate(texts[k::2])],
             )
         args.append(f"{name}={work}/{name}?.jsonl")
+
     for priority in (None, "own,cc-2021-04"):
         folder = f"{work}/out-{priority}"
         more = ["--priority", priority] if priority else []
         run("dedup", "--compress", "none", "--output", folder, *more, *args)
         order = ["wikipedia", "cc-2021-04", "own"] if not priority else ["own", "cc-2021-04", "wikipedia"]
+
         documents = []
         for name in order:
             for k in range(2):
@@ -110,6 +117,7 @@ def test_components(work):
                 documents += list(
                     zip([d["id"] for d in read(f"{work}/{name}{k}.jsonl")], signatures, strict=True)
                 )
+
         group = list(range(len(documents)))  # each document's least relative
 
         def root(x):
@@ -132,6 +140,7 @@ def test_components(work):
                         a, b = root(pivot), root(other)
                         group[max(a, b)] = min(a, b)
                     bucket = rest
+
         want = {documents[i][0] for i in range(len(documents)) if root(i) == i}
         got = {d["id"] for name in sets for k in range(2) for d in read(f"{folder}/{name}/{name}{k}.jsonl")}
         check(
@@ -142,6 +151,7 @@ def test_components(work):
             json.load(open(f"{folder}/components.json"))["removed"] == len(documents) - len(want),
             "the count of what goes",
         )
+
     # pairs follow the settings; a damaged list of what goes is refused; an output that was emptied is made
     # again
     one = args[:1]
@@ -163,17 +173,20 @@ def test_components(work):
             all(float(line.split("\t")[2]) > jaccard for line in lines) and (lines or jaccard > 0.9),
             f"pairs above {jaccard}",
         )
+
     survivors = tree(f"{work}/p")
     name = one[0].split("=")[0]
     open(f"{work}/p/{name}/{name}0.jsonl", "w").close()
     run("dedup", "--compress", "none", "--output", f"{work}/p", "--jaccard", 0.5, *one)
     check(tree(f"{work}/p") == survivors, "an output that was emptied")
+
     with open(f"{work}/p/removed", "r+b") as f:
         f.seek(20)
         f.write(b"\x07")
     open(f"{work}/p/{name}/{name}0.jsonl", "w").close()
     run("dedup", "--compress", "none", "--output", f"{work}/p", "--jaccard", 0.5, *one)
     check(tree(f"{work}/p") == survivors, "a list of duplicates that was damaged")
+
     # little memory: sorted through files, over several ranks; many joins: the forest is reduced again and
     # again
     many = [f"{i} {i * 7919} {i * 104729} {i * 31} and more of the number {i}" for i in range(20000)]
@@ -182,6 +195,7 @@ def test_components(work):
     wide = [f"a={work}/many.jsonl", f"b={work}/more.jsonl"]
     start = time.time()
     run("dedup", "--output", f"{work}/wide", "--pairs", f"{work}/wide.pairs", *wide)
+
     for ranks in (1, 3):
         run(
             "dedup",
@@ -200,6 +214,7 @@ def test_components(work):
             f"pairs of {ranks} ranks",
         )
         os.remove(f"{work}/narrow.pairs")
+
     run("dedup", "--output", f"{work}/narrow", "--memory", 1e6, *wide)
     check(
         tree(f"{work}/narrow") == tree(f"{work}/wide") and time.time() - start < 120,
@@ -220,6 +235,7 @@ def literal_decontamination(documents, questions, common=10, margin=200, shortes
         if 8 <= len(words) <= 12:
             keys.add(tuple(words))
         keys |= {tuple(words[i : i + 13]) for i in range(len(words) - 12)}
+
     hits = dict.fromkeys(keys, 0)
     for d in documents:
         words = [w for w, _ in words_of(d["text"])]
@@ -228,6 +244,7 @@ def literal_decontamination(documents, questions, common=10, margin=200, shortes
                 key = tuple(words[i : i + n])
                 if len(key) == n and key in keys:
                     hits[key] += 1
+
     rare = {k for k in keys if hits[k] < common}
     out = []
     for d in documents:
@@ -242,6 +259,7 @@ def literal_decontamination(documents, questions, common=10, margin=200, shortes
                         break
                 if found:
                     break
+
             if not found:
                 pieces.append(text)
                 break
@@ -254,9 +272,12 @@ def literal_decontamination(documents, questions, common=10, margin=200, shortes
             right = found[0] + found[1] + margin
             while right < len(text) and text[right] not in ".!?":
                 right += 1
+
             text = text[right + 1 :] if right < len(text) and len(text) - right - 1 > shortest else None
+
         if len(pieces) <= most:
             out += [(d["id"] + (f"#{i + 1}" if hit_any else ""), p) for i, p in enumerate(pieces)]
+
     return out, hits
 
 
@@ -267,6 +288,7 @@ def test_decontaminate(work):
     write(
         f"{work}/questions.jsonl", [{"context": q, "continuations": ["a", "b"], "gold": 0} for q in questions]
     )
+
     documents = []
     for i in range(10000):
         text = "" if i % 500 == 0 else prose(r, 60000 if i % 200 == 7 else r.choice((100, 500, 700, 900)))
@@ -282,6 +304,7 @@ def test_decontaminate(work):
         if i % 97 == 0:
             text = text.replace(".", "")
         documents.append({"text": text, "id": f"d{i}"})
+
     write(f"{work}/a.jsonl", documents[:6000])
     write(f"{work}/b.jsonl", documents[6000:])
     for options in ({}, {"margin": 30, "shortest": 10, "most": 3, "common": 4}):
@@ -299,6 +322,7 @@ def test_decontaminate(work):
             f"s={work}/?.jsonl",
             ranks=2 if options else 0,
         )
+
         got = [(d["id"], d["text"]) for n in "ab" for d in read(f"{work}/d/s/{n}.jsonl")]
         want, hits = literal_decontamination(documents, questions, **options)
         first = str(next((pair for pair in zip(got, want) if pair[0] != pair[1]), ""))[:200]
@@ -313,12 +337,14 @@ def test_decontaminate(work):
             any(n >= least for n in hits.values()) and any(0 < n < least for n in hits.values()),
             "both kinds of keys were hit",
         )
+
         c = counts(f"{work}/d", "decontaminate")["s"]
         check(
             min(c.get(k, 0) for k in ("split", "trimmed", "untouched", "nothing left", "in too many pieces"))
             > 0,
             f"all cases: {c}",
         )
+
     if os.path.exists(f"{SHARED}/tasks"):
         tasks = [
             "lambada=/lambada_test.jsonl",
@@ -332,6 +358,7 @@ def test_decontaminate(work):
             "hans=/hans",
         ]
         against = ",".join(t.replace("=", f"={SHARED}/tasks") for t in tasks)
+
         goal = max((json.loads(line)["goal"] for line in open(f"{SHARED}/tasks/piqa/valid.jsonl")), key=len)
         write(f"{work}/t.jsonl", [prose(r, 900) + " " + goal + " " + prose(r, 900)])
         run(
@@ -344,11 +371,13 @@ def test_decontaminate(work):
             "none",
             f"s={work}/t.jsonl",
         )
+
         pieces = read(f"{work}/t/s/t.jsonl")
         check(
             [d["id"] for d in pieces] == ["d0#1", "d0#2"] and all(goal not in d["text"] for d in pieces),
             "a task's question is cut out",
         )
+
     run(
         "decontaminate",
         "--against",

@@ -78,10 +78,12 @@ def test_extract(work):
             got and got[0]["meta"]["language"] == "en" and got[0]["meta"]["url"].startswith("http://a.b/"),
             f"meta, {name}",
         )
+
     # CLD2 refuses control characters: they do not cost a page its language
     open(f"{work}/a.warc", "wb").write(record(response(page("It\u0092s so. " + text))))
     run("extract", "--output", f"{work}/x", "--compress", "none", f"s={work}/a.warc")
     check(len(read(f"{work}/x/s/a.jsonl")) == 1, "a page with a control character")
+
     # charsets: what a header or the page declares, and what is found out
     accents = "Zoë’s café in the naïve façade — “quoted” "
     for name, body, header in (
@@ -103,11 +105,13 @@ def test_extract(work):
             len(got) == 1 and got[0]["text"] == "A heading\n\n" + first + text.strip(),
             f"charset {name}: {got}",
         )
+
     # records in all states, each gzip member a record; nothing stops the reading, all is counted
     r = [record(response(page(text))) for _ in range(6)]
     whole = [gzip.compress(x) for x in r]
     broken = bytearray(whole[1])
     broken[len(broken) // 2 : len(broken) // 2 + 8] = b"\xff" * 8
+
     for name, data, kept, said in (
         ("whole", b"".join(whole), 6, {}),
         ("plain", b"".join(r), 6, {}),
@@ -210,6 +214,7 @@ def test_extract(work):
         got = len(read(f"{work}/x/s/a.jsonl"))
         check(got == kept if kept is not None else got >= 4, f"records, {name}: {got} documents, {c}")
         check(all(k in c and (n is None or c[k] == n) for k, n in said.items()), f"counts, {name}: {c}")
+
     # what a hostile page could hang on: each must be done within seconds
     for name, body in (
         ("nesting", b"<div>" * 200000),
@@ -236,6 +241,7 @@ def test_extract(work):
         documents = f"{work}/x/s/a.jsonl"
         run("clean", "--output", f"{work}/y", "--language", "any", f"s={documents}")
         check(time.time() - start < 60, f"cleaning a page of {name} took {time.time() - start:.0f} s")
+
     sample = f"{SHARED}/warc/sample-0000.warc.gz"
     if os.path.exists(
         sample
@@ -275,12 +281,14 @@ def test_clean(work):
         "\u212b": "Å",
         "日本語のテキスト": "日本語のテキスト",
     }
+
     filler = " " + ENGLISH * 3
     write(f"{work}/a.jsonl", [given + filler for given in cases])
     run("clean", "--output", f"{work}/c", "--compress", "none", f"s={work}/a.jsonl")
     for (given, want), got in zip(cases.items(), read(f"{work}/c/s/a.jsonl"), strict=True):
         check(got["text"] == want + filler, f"Unicode {given!r}: {got['text'][:40]!r}, wants {want!r}")
         check(got["text"] == unicodedata.normalize("NFC", got["text"]), f"not NFC: {given!r}")
+
     german = "Der Fluss wurde von den meisten benutzt, um auf den Markt zu gehen. "
     documents = [
         ENGLISH,
@@ -293,6 +301,7 @@ def test_clean(work):
     ]
     write(f"{work}/a.jsonl", documents)
     run("clean", "--output", f"{work}/c", "--compress", "none", f"s={work}/a.jsonl")
+
     c = counts(f"{work}/c", "clean")["s"]
     check([d["id"] for d in read(f"{work}/c/s/a.jsonl")] == ["d0", "d2", "d6"], f"rules: {c}")
     check(
@@ -307,12 +316,14 @@ def test_clean(work):
         '{"text": "\ud800"}',
         '{"text": "a", "id": 7, "meta": 3}',
     ]
+
     with open(f"{work}/a.jsonl", "wb") as f:
         f.write(
             "\n".join(bad[:4] + bad[5:]).encode()
             + b'\n\n{"text": "\xff"}\n'
             + json.dumps({"text": "y" * 3000}).encode()
         )
+
     run(
         "clean",
         "--output",
@@ -325,6 +336,7 @@ def test_clean(work):
         "any",
         f"s={work}/a.jsonl",
     )
+
     c = counts(f"{work}/c", "clean")["s"]
     check(
         c["not JSON"] == 2

@@ -18,6 +18,7 @@ def test_quality(work):
     texts = lambda words, n: [" ".join(r.choice(words) for _ in range(60)) for _ in range(n)]
     write(f"{work}/good.jsonl", texts(fine, 300))
     write(f"{work}/web.jsonl", [{"text": t, "id": f"w{i}"} for i, t in enumerate(texts(coarse, 3000))])
+
     train = [
         "quality",
         "train",
@@ -31,6 +32,7 @@ def test_quality(work):
         f"{work}/good.jsonl",
         "--model",
     ]
+
     out = run(*train, f"{work}/model.bin", f"s={work}/web.jsonl")
     accuracy = float(re.search(r"accuracy ([\d.]+) %", out).group(1))
     check(60 < accuracy <= 100, out)  # half is chance; the vocabularies differ in much
@@ -51,11 +53,13 @@ def test_quality(work):
         f"good={work}/good.jsonl",
         f"s={work}/web.jsonl",
     )
+
     mean = lambda name: sum(d["meta"]["quality"] for d in read(name)) / len(read(name))
     check(
         mean(f"{work}/s/good/good.jsonl") > mean(f"{work}/s/s/web.jsonl") + 0.1,
         "good documents have the higher scores",
     )
+
     # kept with probability (2 - p)^-alpha, for each p; within 4.5 standard deviations
     for alpha in (3, 1):
         for p in (0, 0.25, 0.5, 0.9, 1):
@@ -73,6 +77,7 @@ def test_quality(work):
                 abs(kept - want) <= 4.5 * math.sqrt(want * (1 - want) / 4000),
                 f"alpha {alpha}, p {p}: {kept}, wants {want}",
             )
+
     # what is drawn for a document does not depend on the files it is in
     half = read(f"{work}/p.jsonl")
     for d in half:
@@ -86,6 +91,7 @@ def test_quality(work):
     )
     ids = lambda *names: sorted(d["id"] for n in names for d in read(f"{work}/f/{n}.jsonl"))
     check(ids("a/all") == ids("b/h1", "b/h2") and len(ids("a/all")) > 400, "the filter depends on the files")
+
     # a second score replaces the first; words that mean something to fastText mean nothing in a text
     run(
         "quality",
@@ -98,6 +104,7 @@ def test_quality(work):
         "none",
         f"s={work}/s/s/web.jsonl",
     )
+
     twice = open(f"{work}/s2/s/web.jsonl").readline()
     check(twice.count('"quality"') == 1, f"scored twice: {twice[-100:]}")
     good = read(f"{work}/good.jsonl")[0]["text"]
@@ -115,11 +122,13 @@ def test_quality(work):
         "none",
         f"s={work}/t.jsonl",
     )
+
     told = {d["id"]: d["meta"]["quality"] for d in read(f"{work}/t/s/t.jsonl")}
     check(
         all(0 < q < 1 for q in told.values()) and told["a b"] == told["end"] != told["cut"],
         f"tricks in a text: {told}",
     )
+
     for damage in (100, -4):
         data = open(f"{work}/model.bin", "rb").read()
         open(f"{work}/bad.bin", "wb").write(data[:damage])
@@ -134,6 +143,7 @@ def test_quality(work):
             f"s={work}/t.jsonl",
             fails="damaged",
         )
+
     write(
         f"{work}/n.jsonl", [{"text": f"text {i}", "id": None, "meta": {"quality": 0.5}} for i in range(400)]
     )

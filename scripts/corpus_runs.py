@@ -59,6 +59,7 @@ def test_tokens(work):
         f"s={work}/?.jsonl",
         ranks=2,
     )
+
     train, held = decode_tokens(f"{work}/v/s.train.bin"), decode_tokens(f"{work}/v/s.validation.bin")
     check(
         sorted(train + held) == sorted(texts) and abs(len(held) - 400) < 4.5 * math.sqrt(320),
@@ -102,6 +103,7 @@ def make_inputs(folder):
             f.write(
                 "".join(json.dumps({"text": article(), "id": f"wiki {k} {i}"}) + "\n" for i in range(150))
             )
+
     for k in range(3):
         with open(f"{folder}/crawl{k}.warc.gz", "wb") as f:
             for i in range(60):
@@ -111,6 +113,7 @@ def make_inputs(folder):
                     else ENGLISH * 3
                 )
                 f.write(gzip.compress(record(response(page(text))), mtime=0))
+
     write(f"{folder}/own.jsonl", [article() for _ in range(80)] + ["x " * 2000])
     write(f"{folder}/questions.jsonl", [{"context": f, "continuations": ["a"], "gold": 0} for f in fine[:30]])
     open(f"{folder}/corpus.conf", "w").write(CONFIGURATION)
@@ -148,6 +151,7 @@ def test_run(work):
         and sum(s.get("split", 0) + s.get("trimmed", 0) + s.get("nothing left", 0) for s in c.values()) > 20,
         f"{removed} duplicates, {c}",
     )
+
     for step in ("clean", "filter", "dedup"):  # what goes in is what comes out or is counted
         for name, s in counts(f"out/{step}", step).items():
             other = sum(
@@ -156,6 +160,7 @@ def test_run(work):
                 if k not in ("documents", "kept", "characters", "kept characters", "Unicode repaired")
             )
             check(s["documents"] == s["kept"] + other, f"{step} {name}: {s}")
+
     before = {
         p: os.stat(f"out/{p}").st_mtime_ns for p in whole if p.endswith((".jsonl.zst", ".signatures", ".bin"))
     }
@@ -164,12 +169,14 @@ def test_run(work):
         tree("out") == whole and all(os.stat(f"out/{p}").st_mtime_ns == t for p, t in before.items()),
         "finished steps are not done again",
     )
+
     for ranks in (1, 2, 5):
         shutil.rmtree("out")
         run("run", "corpus.conf", ranks=ranks)
         check(
             tree("out") == whole, f"{ranks} ranks: {[p for p in whole if tree('out').get(p) != whole[p]][:5]}"
         )
+
     # another setting, and back
     run("run", "corpus.conf", "--margin", 50)
     check(
@@ -184,6 +191,7 @@ def test_run(work):
     open("own.jsonl", "w").write(middle)
     run("run", "corpus.conf")
     check(len(middle) == len(text) and tree("out") != whole, "an input that changed in its middle")
+
     with open("own.jsonl", "a") as f:
         f.write(json.dumps({"text": prose(random.Random(99), 500), "id": "late"}) + "\n")
     run("run", "corpus.conf")
@@ -194,6 +202,7 @@ def test_run(work):
     shutil.rmtree("out")
     run("run", "corpus.conf")
     whole = tree("out")
+
     # kill -9 at random moments, on one rank or two; a run that came through leaves nothing to kill
     r = random.Random(19)
     for ranks in (0, 2):
@@ -203,6 +212,7 @@ def test_run(work):
         run("run", "corpus.conf", ranks=ranks)
         length = time.time() - start
         shutil.rmtree("out")
+
         for _ in range(100):
             if kills == 6:
                 break
@@ -214,6 +224,7 @@ def test_run(work):
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
             try:
                 process.wait(r.random() * length)
                 shutil.rmtree("out")
@@ -222,6 +233,7 @@ def test_run(work):
                 subprocess.run(["pkill", "-9", "-f", f"^{CORPUS} run corpus.conf"])
                 process.wait()
                 kills += 1
+
         check(kills == 6, f"six runs could not be killed over {ranks} ranks")
         run("run", "corpus.conf", ranks=ranks)
         left = {p: h for p, h in tree("out").items() if not p.endswith(".partial")}
@@ -238,6 +250,7 @@ def test_run(work):
         f.truncate(1000)
     run("run", "corpus.conf")
     check(tree("out") == whole, "a damaged classifier is trained again")
+
     # the same length, the same number of tokens, in the middle of a large file: seen all the same
     large = [{"text": f"{i:06} " + "x" * 100, "id": str(i)} for i in range(4000)]
     for name in ("first", "changed"):
@@ -249,6 +262,7 @@ def test_run(work):
             f"{name}: what is there is trained on",
         )
         large[2000]["text"] = "changed" + large[2000]["text"][7:]
+
     trained = subprocess.run(
         [
             TRAINER,
@@ -319,6 +333,7 @@ def test_bad_input(work):
         f"s={work}/two/a.jsonl",
         fails="have one name in one set",
     )
+
     for text, says in (
         ("set a jsonl", "line 1: wants set NAME"),
         ("colour red", "unknown option --colour"),
@@ -328,6 +343,7 @@ def test_bad_input(work):
     ):
         open(f"{work}/c.conf", "w").write(text)
         run("run", f"{work}/c.conf", fails=says)
+
     run(
         *foreign,
         ranks=2,

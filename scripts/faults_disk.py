@@ -42,6 +42,7 @@ def slow_disk():
         and "step 40 is not saved: an earlier save still goes on" in r.stderr,
         f"who is slow: {r.stderr[-600:]}",
     )
+
     words = command("--steps", 62, "--save", "slow", "--resume", "slow", "--comm-timeout", 4, ranks=4)
     r = run(words, shimmed(FAULT_RANK=1, PREAD_SECONDS=0.25, FAULT_PATH="/step-"))
     check(r.returncode == 0 and "resumed" in r.stdout, f"slow reads: {r.returncode} {r.stderr[-600:]}")
@@ -54,6 +55,7 @@ def full_disk():
     disk.mkdir()
     if run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]).returncode:
         return skipped("a full disk", "no tmpfs may be mounted")
+
     try:
         filler = disk / "filler"
         filler.write_bytes(bytes(3_900_000))
@@ -61,6 +63,7 @@ def full_disk():
             "--steps", 100000, "--save", disk / "run", "--save-every", 10, "--metrics", disk / "m"
         )
         process = start(words)
+
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -68,6 +71,7 @@ def full_disk():
                 filler.unlink(missing_ok=True)  # somebody makes room
             if line.startswith("saved"):
                 break
+
         process.send_signal(signal.SIGTERM)
         text = "".join(lines) + end(process)
         check(
@@ -81,6 +85,7 @@ def full_disk():
         check(not left, f"nothing half written remains: {left}")
     finally:
         run(["umount", str(disk)])
+
     words = command("--steps", 400, "--save", "eio", "--save-every", 20, ranks=2)
     r = run(words, shimmed(FAULT_RANK=1, PWRITE_FAILS=1, FAULT_PATH="/.step-"))
     check(
@@ -95,6 +100,7 @@ def full_disk():
         r.returncode == 1 and "2 saves in a row have failed" in r.stderr,
         f"attempts: {r.returncode} {r.stderr[-600:]}",
     )
+
     # leftovers of a save that was cut off
     (WORK / "eio/.step-00000999.partial").mkdir()
     (WORK / "eio/step-00000020.replaced").mkdir()
@@ -120,6 +126,7 @@ def two_runs():
     check(until(lambda: checkpoints(WORK / "locked")), "the first goes on")
     os.killpg(process.pid, signal.SIGKILL)
     end(process)
+
     r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
     check(r.returncode == 0 and "nothing to do" in r.stdout, f"after kill -9: {r.stderr[-300:]}")
     # another host's, where the file system does not tell of its lock: alive while it touches the file
@@ -134,6 +141,7 @@ def two_runs():
         f"alive: {r.stderr[-300:]}",
     )
     lock.write_text("host elsewhere, process 7")
+
     r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
     check(r.returncode == 0, f"a dead host's lock: {r.stderr[-300:]}")
 
@@ -194,6 +202,7 @@ def killed_saves():
             os.kill(random.choice(list(ranks_of(process).values()) or [process.pid]), signal.SIGKILL)
             kills += 1
         end(process, 30)
+
     r = run(again())
     check(
         r.returncode == 0 and metrics(WORK / "saves.jsonl") == whole,

@@ -87,6 +87,7 @@ class Hosts:
         )
         self.agent.chmod(0o755)
         self.usable = not run(["ip", "link", "add", self.bridge, "type", "bridge"]).returncode
+
         self.usable = self.usable and not run(["ip", "link", "set", self.bridge, "up"]).returncode
         for i, name in enumerate(self.names):
             space, outside = self.prefix + name, f"v{self.prefix}{i}"
@@ -183,6 +184,7 @@ def lost_hosts():
             ]
             process = hosts.launch(["h1", "h2", "h3"], 2, options)
             check(until(lambda: steps_written(lines) >= 60), f"{name}: begins")
+
             began = time.time()
             if name == "link":
                 hosts.link("h2", "down")
@@ -197,6 +199,7 @@ def lost_hosts():
                 hosts.signal("h1", signal.SIGKILL, "train_gpt")
             else:
                 hosts.signal("h2", signal.SIGTERM, "orted")
+
             text = finished(process, name)
             record = json.loads((WORK / name / "launch.json").read_text())
             check(len(record["attempts"]) == 2, f"{name}: {len(record['attempts'])} attempts {text[-300:]}")
@@ -227,6 +230,7 @@ def fewer_replicas():
         hosts.signal("h2", signal.SIGKILL)
         hosts.link("h2", "up")
         hosts.signal("h1", signal.SIGKILL, "train_gpt")
+
         text = end(process, 240)
         got, ranks = metrics(lines), [attempt["ranks"] for attempt in record()]
         check(process.returncode == 0 and ranks == [4, 2, 4], f"4, 2, 4 ranks: {ranks} {text[-900:]}")
@@ -240,6 +244,7 @@ def launcher_rules():
     hosts = [f"node{i}.cluster" for i in range(1, 5)]
     launcher = launch.Launcher("mpirun", hosts, 2, 3, launch.Options(["--save", str(WORK / "rules")]))
     launcher.answers = lambda host: host != "node2.cluster"
+
     ended = "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD"
     for printed, wanted in (
         ("[rank 3] train_gpt: CUDA: unspecified launch failure\n" + ended, {"node2.cluster": "fails"}),
@@ -256,12 +261,14 @@ def launcher_rules():
     ):
         found = launcher.lost_hosts(printed, hosts[:3])
         check(found == wanted, f"lost on {wanted}: {found} by {printed}")
+
     recipe = (
         "--batch 1920 --ramp-start 32 --ramp-increment 32 --tensor-parallel 8 --pipeline-parallel 35".split()
     )
     for options, wanted in ((recipe, 4), (recipe[:2] + recipe[6:], 6)):
         large = launch.Launcher("mpirun", ["h"] * 240, 8, 240, launch.Options(options))
         check(large.replicas(239) == wanted, f"replicas on 239 hosts: {large.replicas(239)} for {wanted}")
+
     # a host that is lost on again and again without a spare is not taken back at once, nor one written down
     launcher.wanted = 4
     launcher.record["attempts"].append({"lost_on": ["node3.cluster"]})

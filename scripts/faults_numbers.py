@@ -52,10 +52,12 @@ def flipped_bits():
         words = command("--steps", 1000000, "--check-every", 1, "--metrics", lines, ranks=4)
         process = start(words, shimmed(MEMORY_LOG=log))
         until(lambda: steps_written(lines) >= 3)
+
         # arenas as they were made: parameters, gradients, …, optimizer; MPI's own piece has 128 KiB
         places = [tuple(map(int, line.split())) for line in Path(f"{log}.2").read_text().splitlines()]
         address = [at for at, size in places if size > 20000 and size != 1 << 17][arena] + 4 * element + 2
         victim, at = ranks_of(process)[2], steps_written(lines)
+
         # what lives for a part of a step wants many tries: on a busy machine most meet a rank that waits
         last = at + (200 if name in ("own-weight", "moment") else 10000)
         while process.poll() is None and steps_written(lines) < last:
@@ -66,12 +68,14 @@ def flipped_bits():
             if name in ("own-weight", "moment"):
                 break
             time.sleep(random.uniform(0.001, 0.004))
+
         text = end(process, 30)
         # the rank that finds it in its own memory, or those that compare theirs with one another
         found = re.search(r"\[rank (?P<rank>\d+)\].* step (?P<step>\d+)", text)
         compared = re.search(r"after step (?P<step>\d+) .* on rank (?P<rank>\d+) differs", text)
         found = compared or found
         check(process.returncode == 1 and found, f"{name}: {process.returncode} {text[-400:]}")
+
         if found:
             check(found["rank"] == "2", f"{name}: rank {found['rank']} is named: {text[-400:]}")
             check(int(found["step"]) <= last + 2, f"{name}: flipped at step {at}, found at {found['step']}")
@@ -89,6 +93,7 @@ def spikes():
     r = run(command(*steps, "plain", "--metrics", "plain.jsonl"))
     check(r.returncode == 0, f"undisturbed: {r.stderr[-300:]}")
     plain = metrics(WORK / "plain.jsonl")
+
     # a NaN in the newest checkpoint, with right sums
     for way in ("stop", "back"):
         name = f"nan-{way}"
@@ -96,6 +101,7 @@ def spikes():
         unhurt = metrics(WORK / f"{name}.jsonl")
         damage_checkpoint(WORK / name / "step-00000030")
         words = command("--steps", 40, "--on-spike", way, "--resume", WORK / name, *until_60(name))
+
         r = run(words)
         if way == "stop":
             check(
@@ -104,6 +110,7 @@ def spikes():
             )
             check(metrics(WORK / "nan-stop.jsonl")[31] == (None, None), "the metrics say null")
             r = run([*words, "--resume-before", "30"])
+
         check(r.returncode == 0, f"{way}: {r.returncode} {r.stderr[-300:]}")
         after = metrics(WORK / f"nan-{way}.jsonl")
         check(
@@ -114,6 +121,7 @@ def spikes():
             (WORK / name / "diverged-step-00000030/index.json").exists(),
             f"{way}: the wrong one is set aside",
         )
+
     # a z-score: the losses of this text never spike, unless nearly everything is one
     r = run(command(*steps, "z", "--metrics", "z.jsonl", "--on-spike", "skip", "--spike-z", 0.001))
     lines = [json.loads(line) for line in (WORK / "z.jsonl").read_text().splitlines()]
@@ -128,6 +136,7 @@ def spikes():
     r = run(
         command("--steps", 61, "--save", "plain", "--resume", "plain/", "--clip", 2, "--check-every", 50)
     )
+
     note = "note: --clip is 2, the checkpoint was trained with 1\n"
     check(r.returncode == 0 and note in r.stdout, f"another recipe: {r.returncode} {r.stdout} {r.stderr}")
 
@@ -163,6 +172,7 @@ def diverged_checkpoint():
         DATA,
         *MODEL,
     ]
+
     variables = dict(environment, LAUNCH_PAUSE="0.1", LAUNCH_DIR=str(BUILD))
 
     def launched(*options):
@@ -180,6 +190,7 @@ def diverged_checkpoint():
         status.returncode == 0 and all(w in status.stdout for w in wants),
         f"status.sh: {status.stdout} {status.stderr}",
     )
+
     # without progress, for the options are refused: three attempts, then it stops
     refused = launched("--steps", 60, "--learning-rate", "nan")
     stops = "3 attempts without a newer checkpoint"

@@ -98,6 +98,7 @@ def one_node():
         )
         for words in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"])
     ]
+
     try:
         idle = lambda: "idle" in run(["sinfo", "-h"], variables, 10).stdout
         begun = until(idle, 20)
@@ -105,6 +106,7 @@ def one_node():
         if not begun:
             return
         undisturbed()
+
         batch = [
             "sbatch",
             "--nodes=1",
@@ -123,6 +125,7 @@ def one_node():
             *MODEL,
             *LONG,
         ]
+
         lines = WORK / "slurm.jsonl"
         words += ["--pipeline-parallel", 2, "--save", WORK / "slurmed", "--metrics", lines]
         here = subprocess.run(
@@ -140,6 +143,7 @@ def one_node():
             if Path(f"/proc/{v}/comm").exists()
         }
         os.kill(int(next(v for v, name in names.items() if name == "train_gpt")), signal.SIGKILL)
+
         ended = until(lambda: not run(["squeue", "-h"], variables).stdout.strip(), 90)
         good = ended and metrics(lines) == undisturbed()
         attempts = json.loads((WORK / "slurmed/launch.json").read_text())["attempts"]
@@ -188,6 +192,7 @@ class SlurmHosts(Hosts):
         self.variables["OMP_WAIT_POLICY"] = "passive"
         if not self.usable:
             return
+
         for i, name in enumerate(self.names):
             for own in ("spool", "tmp"):
                 (self.folder / f"{own}-{name}").mkdir()
@@ -196,6 +201,7 @@ class SlurmHosts(Hosts):
             subprocess.Popen(
                 self.inside(name, daemon), env=self.variables, stdout=log, stderr=log, start_new_session=True
             )
+
         begun = until(lambda: self.ask("sinfo", "-h", "-N", "-t", "idle").count("idle") == 4, 30)
         check(begun, "Slurm's daemons begin on four nodes")
         self.usable = self.usable and begun
@@ -233,6 +239,7 @@ def four_nodes():
         check(begun, f"a job on two nodes begins: {job} {said()}")
         if not begun:
             return
+
         nodes = hosts.nodes_of(job)
         check(nodes.strip() == "h[2-3]", f"without h1, which is excluded: {nodes}")
         rank = run(["pgrep", "-f", f"{BUILD}/train_gpt.*timed"]).stdout.split()

@@ -106,6 +106,7 @@ def questions_of(shots, rows, documents, empty, limit):
             guessed = "".join(shot.shot(change.randrange(2)) for shot in chosen)
             asked["labels"] = guessed + document.prompt
         out.append(Question(document, asked))
+
     return out
 
 
@@ -205,6 +206,7 @@ def tables(model):
             shown(s["labels_at_random"]), *map(shown, s["by_label"].values()), shown(s["says_true"]),
             shown(s["says_true_calibrated"]), shown(s["published"]),
         ))  # fmt: skip
+
     names = list(model["shots"][0]["by_heuristic"])
     by_heuristic = [
         (
@@ -245,6 +247,7 @@ def chart(models):
         curve(2, "MT-NLG 530B, published",
               [(i, s["published"]) for i, s in enumerate(model["shots"]) if s["published"]], 2),
     ]  # fmt: skip
+
     for i, earlier in enumerate(models[:-1]):
         points = [(j, s["accuracy"]) for j, s in enumerate(earlier["shots"])]
         curves.append(curve(5 + i, f"as drawn, step {earlier['step']}", points))
@@ -258,17 +261,20 @@ def hans(options):
     work = options.output / "hans-requests"
     work.mkdir(exist_ok=True)
     rows, documents, empty = read_documents(options.source, options.form, work)
+
     most = SHOTS[-1]
     if len(documents) <= most:
         sys.exit(
             f"figures.py: {options.source / FILE}: has {len(documents)} documents, wants more than {most}"
         )
+
     limit = options.limit or DOCUMENTS
     asked = {n: questions_of(n, rows, documents, empty, limit) for n in SHOTS}
     files = [work / f"hans-{n}.eval" for n in SHOTS]
     for file, questions in zip(files, asked.values()):
         request_file(questions, file, options.vocabulary)
     models = [answered(checkpoint, files, asked, work) for checkpoint in options.resume]
+
     said = (
         f"Accuracy, per cent, on {len(asked[0])} of {len(documents)} documents"
         f" ({'MT-NLG' if options.form else 'lm-evaluation-harness'}'s wording), after step"

@@ -153,6 +153,7 @@ def explain(planned):
     ]  # fmt: skip
     head = ("besides what is planned", "", "efficiency fitted", *(f"{s} servers" for s in SERVERS), "fall",
             "error", "holds")  # fmt: skip
+
     g = straggler_factors(1e9)
     text = (
         "\n## Where the rest of the fall may come from\n\n"
@@ -202,6 +203,7 @@ def throughput(_options):
             "planned_tflops": ours, "published_tflops": rate, "bubble": made["bubble"], "idle": made["idle"],
             "mfu": made["mfu"],
         })  # fmt: skip
+
     rows = [
         (s["servers"], f"{s['planned_seconds']:.2f}", s["published_seconds"],
          f"{s['published_seconds'] - s['planned_seconds']:+.2f}", f"{s['planned_tflops']:.1f}",
@@ -219,6 +221,7 @@ def throughput(_options):
         "idle",
         "MFU",
     )
+
     falls = {
         which: 1 - out[-1][f"{which}_tflops"] / out[0][f"{which}_tflops"]
         for which in ("planned", "published")
@@ -234,6 +237,7 @@ def throughput(_options):
         "\nTFLOP/s count recomputation, as the paper does. From 280 to 420 servers they fall by"
         f" {100 * falls['published']:.1f} % as published and by {100 * falls['planned']:.1f} % as planned.\n"
     )
+
     alone_head = ("layout", "GPUs", "a GPU of 80 GB holds", "fits", "a step, s", "MFU")
     text = table(head, rows) + counted + said
     text += "\n## One kind of parallelism alone\n\n" + table(alone_head, alone_rows)

@@ -107,6 +107,7 @@ def sets(_options):
     if set(weights) != set(SETS):
         sys.exit(f"figures.py: scripts/mtnlg-530b.blend has {set(weights) ^ set(SETS)} besides, or not")
     tokens = plan({"world-size": 2240})["tokens"]
+
     out = []
     for name, (size, epochs, published) in SETS.items():
         drawn = weights[name] / sum(weights.values()) * tokens / 1e9
@@ -114,6 +115,7 @@ def sets(_options):
             "set": name, "tokens": size, "weight": weights[name], "published_epochs": epochs,
             "drawn": drawn, "epochs": drawn / size, "is_published": published,
         })  # fmt: skip
+
     rows = [
         (s["set"], f"{s['tokens']}{'' if s['is_published'] else ' (recalled)'}", s["weight"],
          f"{s['drawn']:.1f}", f"{s['published_epochs']}{'' if s['is_published'] else ' (recalled)'}",
@@ -128,6 +130,7 @@ def sets(_options):
         "epochs, published",
         "epochs, drawn",
     )
+
     said = f"A run of {tokens:,} tokens (`--plan`), by the weights of `scripts/mtnlg-530b.blend`.\n\n"
     pictures = [
         (s["set"], [(round(s["epochs"], 2), "ours"), (s["published_epochs"], "published")]) for s in out
@@ -147,6 +150,7 @@ def tasks(options):
     limit = ["--limit", str(options.limit)] if options.limit else []
     form = ["--form", options.form] if options.form else []
     files, gaps = [], {}  # what is left out, and with how many shots
+
     for shots in SHOTS:
         folder = options.output / f"tasks-{shots}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,12 +163,14 @@ def tasks(options):
             if ": left out: " in line:
                 gaps.setdefault(line, []).append(shots)
         files += sorted(folder.glob("*.eval"))
+
     if not files:
         sys.exit(f"figures.py: {options.source}: no task can be made:\n" + "\n".join(gaps))
     results = options.output / "tasks.results.json"
     asked = ["--resume", options.resume[-1], "--evaluate", *files, "--results", results]
     output_of([PROGRAM, *asked], 24 * 3600, cwd=ROOT)
     got = json.loads(results.read_text())
+
     out = []
     for task, published in got["published"].items():
         for column, shots in enumerate(SHOTS):
@@ -177,6 +183,7 @@ def tasks(options):
                 "error": 100 * (ours[0]["acc_stderr"] or 0) if ours else None,
                 "mtnlg": published["MT-NLG 530B"][column], "gpt3": published["GPT-3 175B"][column],
             })  # fmt: skip
+
     shown = lambda value: "-" if value is None else f"{value:.1f}"  # noqa: E731
     rows = [
         (s["task"], s["shots"], "-" if s["ours"] is None else f"{s['ours']:.1f} ± {s['error']:.1f}",
@@ -188,6 +195,7 @@ def tasks(options):
         " 175B: arXiv 2005.14165. Both are published numbers; the model's own are of --resume"
         f"{f', of the first {options.limit} documents' if options.limit else ''}.\n\n"
     )
+
     left_out = [
         line if len(with_shots) == len(SHOTS) else f"{line} (with {', '.join(with_shots)} shots)"
         for line, with_shots in gaps.items()
@@ -229,6 +237,7 @@ def prompts(more, seed=1234):
         arithmetic("$^%", [(11, 2), (3, 9), (12, 4), (7, 7), (8, 5)], product),
         *((f"{first}\nQuestion: {second} True or False?\n", "True") for first, second in HANS),
     ]
+
     draw = random.Random(seed)
     for _ in range(more):  # one's own: a sign that means something else, four examples, one question
         sign = "".join(draw.choice("#$%^&*@!~") for _ in range(draw.randint(1, 3)))
@@ -239,6 +248,7 @@ def prompts(more, seed=1234):
             out.append(
                 arithmetic(sign, [(draw.randint(2, 12), draw.randint(2, 12)) for _ in range(5)], product)
             )
+
     return out
 
 
@@ -250,11 +260,13 @@ def samples(options):
     lines = [json.dumps({"prompt": prompt, "tokens": 24, "temperature": 0}) for prompt, _ in asked]
     file.write_text("\n".join(lines) + "\n")
     answers = output_of([PROGRAM, "--resume", options.resume[-1], "--generate", file], cwd=ROOT)
+
     out = []
     for (prompt, want), line in zip(asked, answers.splitlines()):
         said = json.loads(line)["text"]
         got = (re.match(r"\s*([-\w.]*\w)", said) or [""])[0].strip()
         out.append({"prompt": prompt, "want": want, "answer": said, "right": got == want})
+
     shown = [(i + 1, s["prompt"].splitlines()[-2], s["want"],
               s["answer"].replace("\n", "⏎").replace("|", "\\|"), "yes" if s["right"] else "no")
              for i, s in enumerate(out)]  # fmt: skip
@@ -295,6 +307,7 @@ def main():
     parser.add_argument(
         "--more", type=int, default=0, help="of samples: as many obfuscated sums of one's own"
     )
+
     options = parser.parse_args()
     if options.limit is not None and options.limit < 1:
         sys.exit(f"figures.py: --limit {options.limit}: wants at least one document")

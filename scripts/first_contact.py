@@ -92,11 +92,13 @@ def build():
     start = time.time()
     Path("build").mkdir(exist_ok=True)
     settings = ["GPU_CODE=native", "COMM=single"]
+
     found = limited(["make", "-s", "found", "DEVICE=cpu", "COMM=single"], 60)
     if "no CBLAS" in found.stdout + found.stderr:
         plain = ["g++", "-O3", "-march=native", "-fopenmp", "-c", "-o", "build/plain_blas.o"]
         limited([*plain, "layers/base/plain_blas.cpp"], 60)
         settings.append("BLAS=build/plain_blas.o")
+
     targets = (
         ("cuda", "bf16", CUDA, ("train_gpt", "test_gpt")),
         ("cuda", "fp32", CUDA_FP32, ("train_gpt",)),
@@ -175,6 +177,7 @@ def train_against_cpu():
         cpu = losses(CPU, "cpu")
     except Exception as e:
         return note("losses of the CPU", False, f"{type(e).__name__} {e}"[:200], time.time() - start)
+
     variants = (
         ("fp32", CUDA_FP32, 2e-3, ()),
         ("bf16", CUDA, 3e-2, ()),
@@ -203,6 +206,7 @@ def sanitizers(checks, seconds):
     if o.rehearse or not Path(tool).exists():
         return note(" ".join(checks), None, "compute-sanitizer is not here")
     limited(train, max(5, min(60, left())))  # what is timed is known then: a tool would find it slow
+
     for check in checks:
         run(
             check,
@@ -260,6 +264,7 @@ def write_report():
     Path(o.output + ".json").write_text(json.dumps(report, indent=1) + "\n")
     title = "A rehearsal without a GPU: these figures mean nothing" if o.rehearse else "First contact"
     out = [f"# {title}", "", "| part | | says | s |", "|---|---|---|---|"]
+
     for part in parts:
         state = "left out" if part["good"] is None else "ok" if part["good"] else "**failed**"
         says = part["says"].replace("|", "/")
@@ -267,6 +272,7 @@ def write_report():
     for path in sorted(logs.glob("bench_*.md")):
         out += ["", path.read_text()]
     Path(o.output + ".md").write_text("\n".join(out) + "\n")
+
     with tarfile.open(o.output + ".tgz", "w:gz") as archive:  # one file, for a machine that gives few back
         for path in sorted([*logs.glob("*.log"), *logs.glob("*.json*"), *logs.glob("*.md")]):
             archive.add(path, path.name)

@@ -196,6 +196,7 @@ def to_huggingface(tensors, args, vocabulary):
         if theirs not in tensors:
             fail(f"the checkpoint has no {theirs}")
         out[ours] = layers.take(theirs)
+
     out["wte.weight"] = out["wte.weight"][:vocabulary]
     for layer in range(args.num_layers):
         for ours, theirs in LAYER.items():
@@ -206,6 +207,7 @@ def to_huggingface(tensors, args, vocabulary):
                 if kind == "weight" and not ours.startswith("ln"):
                     tensor = tensor.T
                 out[f"h.{layer}.{ours}.{kind}"] = tensor
+
     left = sorted(set(tensors) - layers.taken)
     if left:
         fail(f"the checkpoint has {left[0]} (one of {len(left)}), which is not GPT-2's")
@@ -227,6 +229,7 @@ def main():
     vocabulary = options.vocabulary or getattr(args, "vocab_size", None) or padded
     if not 0 < vocabulary <= padded:
         fail(f"--vocabulary {vocabulary}: the checkpoint has {padded} rows of embeddings")
+
     out = to_huggingface(tensors, args, vocabulary)
     shapes = {name: list(tensor.shape) for name, tensor in out.items()}
     layers = 1 + max(int(re.search(r"h\.(\d+)\.", name)[1]) for name in shapes if ".h." in name)

@@ -118,6 +118,7 @@ def works_of(m, kernels, operations):
         2 * (64 + 2 * back) * row + 128 * (back + 8),
         trips(back),
     )
+
     hopper = [f"flash_{way}_hopper_kernel<{HS}>" for way in ("forward", "backward")]
     if hopper[0] in kernels and kernels[hopper[0]]["loop"].count("tensor"):  # its 8 warps that multiply
         blocks, tile = math.ceil(T / 128), 128 * HS * 2
@@ -178,6 +179,7 @@ def estimate(kernel, work, gpu):
     }
     unit = max(units, key=units.get)
     busy = (units[unit] + sum(units.values())) / 2
+
     near, far = loop.waits()
     alone = near * gpu.l2 + far * gpu.memory + loop.count("fence") * 2 * gpu.l2 + loop.count("barrier") * 30
     alone += busy * 4  # a warp has its sub-partition alone
@@ -196,6 +198,7 @@ def step_table(kernels, model, gpu):
     flops = sum(o["flops"] for name, o in operations.items() if name.startswith("linear_"))
     gemms = flops / gpu.peak / GEMM_RATE
     rows, total = [[f"GEMMs, {flops * 1e-12:.1f} TFLOP", "", "", "tensor", f"{gemms * 1e3:.2f}"]], gemms
+
     for work in works_of(m, kernels, operations):
         if work.kernel not in kernels:
             sys.exit(f"kernel_report.py: no kernel {work.kernel} is compiled: correct works_of()")
@@ -209,6 +212,7 @@ def step_table(kernels, model, gpu):
         if work.instead:
             before = work.launches * max(estimate(kernels[work.instead.kernel], work.instead, gpu).values())
             rows.append([f"(instead of {work.instead.kernel})", "", "", "", f"({before * 1e3:.2f})"])
+
     return rows, total
 
 
@@ -258,11 +262,13 @@ def main():
     os.makedirs(folder, exist_ok=True)
     if o.check or o.record:
         o.arch = ["sm_80", "sm_90a"]
+
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         compiled = pool.map(lambda arch: machine_code.compile_kernels(o.nvcc, arch, folder), o.arch)
         report = dict(zip(o.arch, compiled))
     counts = {arch: {k: counts_of(v) for k, v in kernels.items()} for arch, kernels in report.items()}
     compiler = subprocess.run([o.nvcc, "--version"], capture_output=True, text=True).stdout.split()[-1]
+
     if o.record:
         record(counts, compiler, o.counts)
         return print(f"recorded {sum(map(len, counts.values()))} kernels in {o.counts}")
@@ -287,6 +293,7 @@ def check(counts, compiler, path):
         recorded = json.load(f)
     if compiler != recorded["compiler"]:
         return print(f"not checked: nvcc is {compiler}, what was recorded is of {recorded['compiler']}")
+
     passed = failures = 0
     for arch, kernels in counts.items():
         rows = recorded["counts"][arch]
@@ -303,6 +310,7 @@ def check(counts, compiler, path):
             failures += bool(problem)
             if problem:
                 print(f"FAILED  {name} on {arch} {problem}")
+
     print(f"{passed} passed, {failures} failed")
     sys.exit(failures > 0)
 
@@ -329,6 +337,7 @@ def print_report(report, counts, models):
             own = [c["registers"], report[arch][name]["shared"], c["spilt"], c["instructions"], c["waits"]]
             print_row([name, *own, *(c[kind] for kind in SHOWN)])
         print(f"\n{len(kernels)} kernels, {sum(c['spilt'] for c in kernels.values())} bytes spilt")
+
     for arch in [a for a in report if a in GPUS]:
         gpu = GPUS[arch]
         for model in models:

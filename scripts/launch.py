@@ -192,11 +192,13 @@ class Launcher:
             hosts = self.usable_hosts()[: self.wanted]
             if len(hosts) == self.wanted:
                 return hosts, len(hosts) * self.each
+
             best, replica = self.replicas(len(hosts)), self.options.ranks_of_replica()
             if best:
                 needed = -(-best * replica // self.each)
                 say(f"launch.py: {len(hosts)} of {self.wanted} hosts are left: {best} replicas on {needed}")
                 return hosts[:needed], best * replica
+
             message = (
                 f"{len(hosts)} of {self.wanted} hosts are left, {len(hosts) * self.each} ranks: a replica"
                 f" takes {replica}: mend hosts and take them out of {self.folder}/excluded-hosts, or add"
@@ -292,6 +294,7 @@ class Launcher:
         )
         if self.stopping:
             self.on_signal(None, None)
+
         reader = threading.Thread(target=self.read, args=(attempt,), daemon=True)
         reader.start()
         while self.child.poll() is None:
@@ -301,6 +304,7 @@ class Launcher:
                 os.killpg(self.child.pid, signal.SIGKILL)  # its daemons notice, and end their ranks
                 self.child.wait()
                 say(f"launch.py: {command[0]} {'is silent' if silent else 'does not end'}: killed")
+
         reader.join(5)  # what still holds the pipe is on a host that is gone
         return self.child.returncode, "".join(list(attempt.tail))
 
@@ -316,17 +320,20 @@ class Launcher:
         """Hosts that are not taken again; found: by lost_hosts."""
         spares = len(self.usable_hosts()) - self.wanted
         good = self.answering(list(found))
+
         # a rank that died alone may be no fault of its host: without a spare it is tried once more
         strikes = {host: sum(host in a["lost_on"] for a in self.record["attempts"]) for host in found}
         out = [host for host in found if spares > 0 or strikes[host] > 0 or host not in good]
         if (len(self.usable_hosts()) - len(out)) * self.each < self.options.ranks_of_replica():
             # what is left would hold no replica: stay with those that answer
             out = [host for host in out if host not in good]
+
         # it answers, and was lost on again: not to be taken back at once
         why = {
             host: "fails" if host in good and spares <= 0 and found[host] != "memory" else found[host]
             for host in out
         }
+
         if out and self.folder:
             when = time.strftime("%Y-%m-%dT%H:%M:%S")
             self.keep("excluded-hosts", "a", "".join(f"{host} {why[host]} {when}\n" for host in out))
@@ -357,6 +364,7 @@ class Launcher:
             }
             self.record["attempts"].append(attempt)
             self.write_record()
+
             code, printed = self.run(command)
             end = newest_checkpoint(self.folder)
             lost = self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
@@ -368,17 +376,20 @@ class Launcher:
                 self.leave(code, code != 0 or "stopped by a signal" in printed)
             if not self.folder:
                 stop(f"train_gpt ended with {code}, and there is no --save to go on from")
+
             progress, best = end > best, max(end, best)  # a step that was never saved before
             if progress:
                 resume_before = None
             elif (code == DIVERGED or SPIKE.search(printed)) and start >= 0:  # the checkpoint leads there
                 resume_before = start
+
             failures = 0 if progress else failures + 1
             if failures >= ATTEMPTS:
                 stop(
                     f"{ATTEMPTS} attempts without a newer checkpoint than step {end}: see"
                     f" {self.folder}/launch.log"
                 )
+
             wait = min(LONGEST_PAUSE, pause * 2**failures)
             where = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
             say(f"launch.py: train_gpt ended with {code} at checkpoint {end}{where}: again in {wait:.0f} s")
@@ -412,6 +423,7 @@ def main(words):
             stop("SLURM_JOB_NODELIST names no host: start with sbatch scripts/launch_slurm.sh")
     else:
         usage()
+
     wanted = 0
     if rest[0] == "--hosts" and len(rest) > 2:
         wanted, rest = int(rest[1]), rest[2:]

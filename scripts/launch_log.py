@@ -41,12 +41,14 @@ def named_hosts(printed, known, hosts, each):
     first, hangs, abort = FIRST_LOST.search(alone), HANGS.search(printed), ABORT.search(printed)
     if first:
         names.append(first[1])
+
     found = {ours[first_label(name)]: "lost" for name in names if first_label(name) in ours}
     host_of = lambda rank: hosts[min(rank // each, len(hosts) - 1)]  # ranks fill host after host
     if hangs and not found:
         found = {host_of(int(rank)): "hangs" for rank in hangs[1].split()}
     if abort and not found:
         found = {host_of(int(abort[1])): "fails"}
+
     for name in MEMORY.findall(printed):
         if first_label(name) in ours:
             found[ours[first_label(name)]] = "memory"

@@ -121,6 +121,7 @@ class Loop:
             if i.name.startswith("LDG.") or i.name == "LDG":
                 for r in i.loaded():
                     pending[r] = "STRONG" in i.name
+
         return near, far
 
 
@@ -144,6 +145,7 @@ def parse(text):
             if t := re.search(r"\((\.L_\w+)\)", m[3]):
                 targets.append((len(code), t[1]))
             code.append(Instruction((m[1] or "").strip(), m[2], m[3]))
+
     return {k: (c, [s for s in spans if s[1] > s[0]]) for k, (c, spans) in out.items()}
 
 
@@ -201,6 +203,7 @@ def compile_kernels(nvcc, arch, folder):
             f'#include "{path}"\n' for path in sorted(glob.glob(os.path.join(ROOT, "layers", "*.cuh")))
         )
         f.write(UNIT)
+
     options = ["-std=c++20", "-O3", "-DPRECISION_BF16", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
     result = subprocess.run([nvcc, *options, "-x", "cu", unit, "-o", cubin], capture_output=True, text=True)
     if result.returncode:
@@ -208,6 +211,7 @@ def compile_kernels(nvcc, arch, folder):
     text = subprocess.run(
         [find_nvdisasm(nvcc), "-c", cubin], capture_output=True, text=True, check=True
     ).stdout
+
     kernels = {}
     for block in re.split(r"Compiling entry function ", result.stderr)[1:]:
         number = lambda pattern: int((re.search(pattern, block) or [0, 0])[1])
@@ -216,13 +220,16 @@ def compile_kernels(nvcc, arch, folder):
             "shared": number(r"(\d+) bytes smem"),
             "spilt": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         }
+
     names = subprocess.run(
         ["c++filt"], input="\n".join(kernels), capture_output=True, text=True, check=True
     ).stdout.splitlines()
     code = parse(text)
+
     out = {}
     for mangled, shown in zip(kernels, names):
         short = re.sub(r"^void |gpu::|__nv_|\(.*$|\b(std::)", "", shown).replace(", ", ",").strip()
         loop = hottest(*code[mangled])
         out[short] = {**kernels[mangled], "loop": loop, "code": code[mangled]}
+
     return out

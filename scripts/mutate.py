@@ -38,8 +38,8 @@ MAKE = [*MAKE_WATCHED.split(), "COMM=mpi"]
 DATA = f"{BUILD}/mutate"
 RUN = (
     f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {DATA}.train.bin"
-    f" --validation {DATA}.validation.bin --evaluate-every 2 --layers 4 --hidden 32 --heads 2 --sequence"
-    " 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
+    f" --validation {DATA}.validation.bin --evaluate-every 2 --evaluate-batches 4 --layers 4 --hidden 32"
+    " --heads 2 --sequence 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
 )
 LAYOUTS = (
     (2, f"--zero 1 --save {DATA}.saves --save-every 1"),
@@ -384,6 +384,7 @@ def main():
     options = parser.parse_args()
     if options.family == "layouts":
         return check_layouts(options.transport)
+
     find, get_ready = {
         "barriers": (find_sites, prepare),
         "hopper": (hopper_sites, prepare_hopper),
@@ -392,6 +393,7 @@ def main():
     sites = [site for site in find() if re.search(options.only, str(site))]
     if options.list or not sites:
         return print("\n".join(map(str, sites)) or "no such site")
+
     with tempfile.TemporaryDirectory(prefix="mutate.") as scratch:
         folders = Queue()
         for i in range(min(options.jobs, len(sites))):
@@ -400,6 +402,7 @@ def main():
             copy_tree(folder)
             get_ready(folder)
             folders.put(folder)
+
         unmutated = next(iter(folders.queue))
         kinds = {id(site.kind): site.kind for site in sites}.values()
         for command, kind in ((command, kind) for kind in kinds for command in kind["commands"]):
@@ -419,6 +422,7 @@ def main():
                 verdict = "caught" if re.search(SAYS_WHY, wrong) else "unclear" if wrong else "SURVIVED"
                 counts[verdict] += 1
                 print(f"{verdict:8} {site}\n    {wrong}", flush=True)
+
     print("{caught} caught, {unclear} unclear, {SURVIVED} survived".format(**counts))
     return 1 if counts["SURVIVED"] or counts["unclear"] else 0
 

@@ -23,6 +23,7 @@ def answers():
     ends = struct.unpack_from(f"<{2 * size}Q", file, 24)
     sizes = [end - first for first, end in zip(ends[::2], ends[1::2])]
     check(sizes == [len(each["answer"]) + 1 for each in questions], "an answer and its end of text")
+
     # the same tokens, of which those between the answers count
     between = struct.pack("<8s2Q", b"GPTANSWR", count, size)
     between += struct.pack(f"<{2 * size}Q", 0, *ends[:-1])
@@ -44,6 +45,7 @@ def answers():
     other = losses("the others", 1, "others", *only)
     tokens = 12 * 8 * (every[0][0] - other[0][0]) / (one[0][0] - other[0][0])
     check(abs(tokens - round(tokens)) < 1e-6 and 20 < tokens < 76, f"{tokens} of 96 tokens are of answers")
+
     for ranks, options in (
         (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
         (4, {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"}),
@@ -111,6 +113,7 @@ def blends():
         "--warmup-tokens",
         "5",
     ]
+
     for name, ranks, extra, resume in (
         ("blend1", 1, [], None),
         ("blend4", 4, ["--pipeline-parallel", "2"], None),
@@ -118,6 +121,7 @@ def blends():
         ("blend_half", 2, ["--recompute", "full"], "blend_half"),
     ):
         train(name, ranks, [*blend, *extra], resume=resume)
+
     # what is drawn from each set, planned and at a run's end; 30 samples: 21 and 9
     planned = run(1, [*MODEL, *blend, "--plan"])
     done = run(1, [*DATA, *MODEL, *blend, "--resume", f"{work}/blend_half"])
@@ -131,6 +135,7 @@ def blends():
             ),
             f"{name}: what is drawn from each set: {rows} {out.stderr[-300:]}",
         )
+
     elsewhere = run(1, [*MODEL, "--train", "0.7:a.bin", "0.3:b.bin", "--vocabulary", "257", "--plan"])
     check(
         re.search(r"^b +0\.3000 +not here +\S+ +-$", elsewhere.stdout, re.M),
@@ -153,6 +158,7 @@ def blends():
         and len(one_blend[-1]["losses"]) == 2,
         "a loss for each set",
     )
+
     for name in ("blend4", "blend_half"):
         check(
             near([m["loss"] for m in metrics(name)], [m["loss"] for m in one_blend])
@@ -202,6 +208,7 @@ def samples_in_training():
         .split("\nrank 0, a step")[0]
         .rstrip("\n")
     )
+
     for ranks, options in (
         (2, {"pipeline-parallel": 2, "recompute": "full"}),
         (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),

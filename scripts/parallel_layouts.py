@@ -19,16 +19,19 @@ def layouts():
         if p == 2:
             for recompute in ("full", "none"):
                 yield t * p * d, {**basic, "pipeline-chunks": 2, "recompute": recompute}
+
     yield 1, {"recompute": "full"}
     yield 1, {"recompute": "light"}
     yield 1, {"loss-chunk": 5}
     yield 1, {"attention": "flash"}
     yield 2, {"tensor-parallel": 2, "attention": "flash"}
+
     for sequence, chunks in (("yes", 2), ("yes", 4), ("no", 2), ("no", 3)):  # calls beside GEMMs
         overlap = {"tensor-parallel": 4, "tensor-chunks": chunks, "sequence-parallel": sequence}
         yield 4, overlap
         yield 8, {**overlap, "pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "light"}
         yield 8, {**overlap, "zero": 0, "recompute": "full", "attention": "flash", "check-every": 2}
+
     yield 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "attention": "flash", "recompute": "full"}
     yield 2, {
         "pipeline-parallel": 2,
@@ -178,6 +181,7 @@ def graphs():
         train(name, 1, [*graph, "--graph", choice], folder=emulated)
     train("half", 1, [*graph, "--graph", "yes", "--steps", "3"], folder=emulated)
     train("half", 1, [*graph, "--graph", "yes"], resume="half", folder=emulated)
+
     for name in ("graph", "half"):
         check(
             [[m.get(key) for key in KEYS] for m in metrics(name)]

@@ -98,6 +98,7 @@ def different_ranks():
     with open(f"{work}/other.bin", "r+b") as f:
         f.seek(70)
         f.write(b"zz")
+
     os.makedirs(f"{work}/here")
     os.makedirs(f"{work}/there")
     shutil.copy(f"{text}.train.bin", f"{work}/here/data.bin")
@@ -105,6 +106,7 @@ def different_ranks():
     shutil.copy(f"{build}/train_gpt", f"{work}/other_build")
     with open(f"{work}/other_build", "ab") as f:
         f.write(b" ")
+
     # two folders of checkpoints with the same newest one: it may be damaged, and then the older ones count
     run(1, [*DATA, *MODEL, "--save", f"{work}/here/old", "--save-every", "3"])
     shutil.copytree(f"{work}/here/old", f"{work}/there/old")
@@ -177,12 +179,14 @@ def signalled(victim, number, options, timeout, hangs):
     listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
     ranks = listed.stdout.split()
     os.kill(int(ranks[victim]), number)
+
     try:
         out, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         check(False, hangs)
         return None
+
     return process.returncode, len(ranks), out, errors
 
 
@@ -263,6 +267,7 @@ def launchers():
         with open(f"{work}/{name}", "w") as f:
             f.write(f"#!/usr/bin/env bash\n{line}\n")
         os.chmod(f"{work}/{name}", 0o755)
+
     for name, start_with in (
         ("mpirun", ["scripts/launch_mpirun.sh", f"{work}/hosts", "4"]),
         ("slurm", ["scripts/launch_slurm.sh"]),
@@ -304,6 +309,7 @@ def launchers():
                 f"{start_with[0]}, {steps} steps: {result.returncode} {result.stdout[-300:]}"
                 f" {result.stderr[-300:]}",
             )
+
     result = subprocess.run(
         ["bash", "scripts/launch_mpirun.sh", f"{work}/nothing", "4", "--steps", "1"],
         capture_output=True,

@@ -46,6 +46,7 @@ def make_parameters():
                 ("mlp.c_proj.bias", (C,)),
             )
         ]
+
     shapes += [("ln_f.weight", (C,)), ("ln_f.bias", (C,))]
     return {
         n: torch.nn.Parameter(value(t, s, n.split(".")[-2].startswith("ln") and n.endswith("weight")))

@@ -219,6 +219,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(
                 {"tokens": tokens, "count": len(tokens), "max_model_len": engine.info["sequence"]}
             )
+
         if self.path == "/detokenize":
             if not is_tokens(body.get("tokens")):
                 raise Refused("tokens: wants a list of tokens")
@@ -226,6 +227,7 @@ class Handler(BaseHTTPRequestHandler):
             end_of_text = engine.info["end_of_text"]
             data = [END_OF_TEXT.encode() if t == end_of_text else piece for t, piece in zip(tokens, pieces)]
             return self.answer({"prompt": b"".join(data).decode(errors="replace")})
+
         raise Refused(f"{self.path}: there is no such page", 404)
 
     # ---- completions
@@ -237,6 +239,7 @@ class Handler(BaseHTTPRequestHandler):
         if not isinstance(options, dict):
             raise Refused("stream_options: wants an object")
         engine, samples = self.server.engine, request["samples"]
+
         for i, prompt in enumerate(prompts):
             if isinstance(prompt, str) and END_OF_TEXT in prompt:
                 prompts[i] = engine.tokenize(prompt)
@@ -250,6 +253,7 @@ class Handler(BaseHTTPRequestHandler):
             Choice(i, request["stop"], engine.info["end_of_text"], self.server.name_of)
             for i in range(len(prompts) * samples)
         ]
+
         asked, usage, ended = [], 0, False
         try:
             asked = [engine.ask({**request, "prompt": prompt}) for prompt in prompts]
@@ -270,15 +274,18 @@ class Handler(BaseHTTPRequestHandler):
                         left -= 1
                     if streams:
                         self.stream(head, choice)
+
             ended = True
         finally:
             for number, _ in asked:
                 engine.done(number, cancel=not ended)
+
         drawn = sum(choice.tokens for choice in choices)
         counts = {"prompt_tokens": usage, "completion_tokens": drawn, "total_tokens": usage + drawn}
         if not streams:
             made = [choice.json(choice.text) for choice in choices]
             return self.answer({**head, "choices": made, "usage": counts})
+
         if options.get("include_usage"):
             self.event({**head, "choices": [], "usage": counts})
         self.event("[DONE]")
@@ -337,11 +344,13 @@ def main():
     options = parser.parse_args()
     command = [*shlex.split(options.program), "--resume", str(options.checkpoint), "--generate", "-.jsonl"]
     engine = Engine([*command, "--batch", str(options.batch)])
+
     try:
         server = Server((options.host, options.port), engine, options.checkpoint.resolve().name)
     except OSError as e:
         engine.process.kill()
         sys.exit(f"serve.py: {options.host}:{options.port}: {e.strerror}: give another --port")
+
     print(
         f"serving {server.name} at http://{options.host}:{server.server_address[1]}/v1/completions",
         flush=True,

@@ -132,16 +132,19 @@ def main():
             WORK / "soak.jsonl",
         ]
         process = hosts.launch(["h1", "h2", "h3"], 2, options, each=4)
+
         printed = []
         reader = threading.Thread(target=lambda: printed.extend(process.stdout), daemon=True)
         reader.start()
         print(f"seed {seed}", flush=True)
+
         limit = time.time() + minutes * 60
         while process.poll() is None and time.time() < limit:
             if not until(lambda: process.poll() is not None, EVERY):
                 at = steps_written(WORK / "soak.jsonl")
                 done.append(random.choice(FAULTS)(hosts))
                 print(f"after {at} lines of metrics: {done[-1]}", flush=True)
+
         # goes on until it is well again, and is asked to end
         at = steps_written(WORK / "soak.jsonl")
         check(until(lambda: steps_written(WORK / "soak.jsonl") > at + 100, 300), "the run goes on")
@@ -149,6 +152,7 @@ def main():
             os.kill(int(launcher), signal.SIGTERM)
         until(lambda: process.poll() is not None, 120)
         reader.join(5)
+
     check(process.returncode == 0, f"the launcher: {process.returncode} {''.join(printed)[-1500:]}")
     got = metrics(WORK / "soak.jsonl")
     steps = max(got)

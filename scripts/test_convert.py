@@ -131,6 +131,7 @@ def test_llmc(work, tensors):
                 for name, (shape, values) in tensors.items()
             }
             check(back == rounded, "a model of llm.c in bf16 is what bf16 holds")
+
     whole = open(f"{work}/fp32.bin", "rb").read()
     patch = lambda at, value: whole[: 4 * at] + struct.pack("<i", value) + whole[4 * at + 4 :]  # noqa: E731
     for damaged, says in (
@@ -147,11 +148,13 @@ def test_llmc(work, tensors):
     ):
         open(f"{work}/damaged.bin", "wb").write(damaged)
         refused(says, "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
+
     # sizes whose product is that of a small file, modulo 2^64
     sizes = [20240326, 3, 2085471, 1, 4097, 1, 16774976, 16777216] + [0] * 248
     with open(f"{work}/damaged.bin", "wb") as f:
         f.write(struct.pack("<256i", *sizes))
         f.truncate(1024 + 2487808)
+
     refused("truncated or damaged", "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
     refused("already holds checkpoints", "--from-llmc", f"{work}/fp32.bin", "--to", f"{work}/own")
     refused(
@@ -172,6 +175,7 @@ def test_nanogpt(work, tensors):
     write_safetensors(path, weights)
     said = good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano-0")
     check("the model has no biases" in said, "a model without biases is told")
+
     want = {
         name: (shape, [0.0] * len(values) if name.endswith("bias") else values)
         for name, (shape, values) in tensors.items()
@@ -199,6 +203,7 @@ def test_megatron(work, tensors):
     except ImportError:
         print("torch or safetensors is not here: from_megatron.py was not tried")
         return
+
     linear = {
         name: torch.tensor(values).reshape(shape) for name, (shape, values) in as_linear(tensors).items()
     }
@@ -211,6 +216,7 @@ def test_megatron(work, tensors):
         "embedding.position_embeddings.weight": linear["wpe.weight"],
         "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2": b"",
     }
+
     for kind in ("weight", "bias"):
         layers = "decoder.layers."
         state[f"decoder.final_layernorm.{kind}"] = linear[f"ln_f.{kind}"]
@@ -220,6 +226,7 @@ def test_megatron(work, tensors):
         state[f"{layers}mlp.linear_fc1.{kind}"] = stack(f"mlp.c_fc.{kind}")
         state[f"{layers}mlp.linear_fc1.layer_norm_{kind}"] = stack(f"ln_2.{kind}")
         state[f"{layers}mlp.linear_fc2.{kind}"] = stack(f"mlp.c_proj.{kind}")
+
     folder = f"{work}/iter_0000001"
     dcp.save({k: v for k, v in state.items() if not isinstance(v, bytes)}, checkpoint_id=folder, no_dist=True)
     args = {"num_layers": L, "hidden_size": C, "num_attention_heads": NH, "vocab_size": V}

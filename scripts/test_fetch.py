@@ -75,6 +75,7 @@ def test_arrives(server):
             check(f"records {60}" in said and "records with a digest 60" in said, f"{kind}: counts {said}")
             if kind == "busy":
                 check(time.monotonic() - began >= 1, "busy: Retry-After was not waited for")
+
             before = len(server.asked)
             code, said, again = fetch(work, [path], server=server)
             check(
@@ -112,6 +113,7 @@ def test_refused(server):
             check(
                 len(server.times("/" + path)) <= most, f"{kind}: asked {len(server.times('/' + path))} times"
             )
+
     with tempfile.TemporaryDirectory() as work:
         code, said, files = fetch(work, ["longer/a.warc.gz"], server=server)
         check(files.get("a.warc.gz", WARC) == WARC, f"longer: what was not announced is in the file: {said}")
@@ -160,6 +162,7 @@ def test_killed(server):
         command = [CORPUS, "fetch", "--output", f"{work}/crawl", "--base-url", server.url, f"{work}/list"]
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
         partial = f"{work}/crawl/a.warc.gz.partial"
+
         for _ in range(1000):
             time.sleep(0.02)
             if os.path.exists(partial) and os.path.getsize(partial) > 100000:
@@ -173,6 +176,7 @@ def test_killed(server):
             server.times("/steady/a.warc.gz") == [None, f"bytes={had}-"],
             f"after kill -9 at {had}: {server.times('/steady/a.warc.gz')}",
         )
+
         # what is left of another version, or damaged notes of it, is not taken up
         for note in (b'{"url": "elsewhere", "validator": "", "length": 5}', b'{"url'):
             for name in ("a.warc.gz", "a.warc.gz.counts"):
@@ -181,6 +185,7 @@ def test_killed(server):
             open(f"{work}/crawl/a.warc.gz.source", "wb").write(note)
             code, said, files = fetch(work, ["good/a.warc.gz"], server=server)
             check(code == 0 and files.get("a.warc.gz") == WARC, f"notes {note}: {said[-300:]}")
+
         # a finished file that somebody has cut is fetched again
         os.truncate(f"{work}/crawl/a.warc.gz", 1000)
         code, said, files = fetch(work, ["good/a.warc.gz"], server=server)
@@ -197,6 +202,7 @@ def test_ranks(server):
             check(code == 0 and "files 10" in said, f"{ranks} ranks: {said[-300:]}")
             check(files.get("7.warc.gz") == WARC and len(files) == 22, f"{ranks} ranks: {sorted(files)}")
             trees.append(files)
+
     check(trees[0] == trees[1], "three ranks write other bytes than one")
     with tempfile.TemporaryDirectory() as work:
         code, said, files = fetch(work, [], "--files", 3, url, server=server)
@@ -205,6 +211,7 @@ def test_ranks(server):
             and [n for n in files if n.endswith(".warc.gz")] == ["0.warc.gz", "3.warc.gz", "6.warc.gz"],
             f"--files 3: {sorted(files)}",
         )
+
     with tempfile.TemporaryDirectory() as work:  # lists of two crawls have one name
         code, said, files = fetch(work, [], url, server.url + "/list/x/warc.paths.gz", server=server)
         both = [name for name in files if name.endswith(".warc.gz")]
@@ -220,6 +227,7 @@ def test_ranks(server):
                 code == 0 and seconds > 0.7 * size / 1e6,
                 f"--rate 1e6 over {ranks}: {size} bytes in {seconds:.2f} s",
             )
+
     with tempfile.TemporaryDirectory() as work:
         code, said, files = fetch(work, ["good/a.warc.gz", "missing/b.warc.gz"], ranks=2, server=server)
         check(
@@ -247,6 +255,7 @@ def test_bad_input(server):
             check(
                 code == 1 and said.count(says) == 1, f"{lines} {options} does not say {says}: {said[-300:]}"
             )
+
     with tempfile.TemporaryDirectory() as work:  # a full disk: no attempt mends it
 
         def small_files():

@@ -74,15 +74,18 @@ def test_tables(work):
         check(abs(s["epochs"] - s["published_epochs"]) < 0.16, f"{s['set']}: {s['epochs']} epochs")
     throughput = made("throughput", work)
     check(abs(throughput["fall"]["published"] - 0.103) < 5e-4, f"{throughput['fall']}")
+
     for run in throughput["runs"]:
         off = run["planned_seconds"] / run["published_seconds"] - 1
         check(abs(off) < 0.03, f"{run['servers']} servers: {off:+.1%}")
+
     # errors are those of the times, and a plan at the fitted efficiency takes what is said
     tried, holding = throughput["rest"]["hypotheses"], []
     for one in tried:
         holding += [one["what"].split(":")[0].split(",")[0]] if one["error"] < 0.005 else []
         errors = [s / p - 1 for s, p in zip(one["seconds"], (60.1, 50.2, 44.4))]
         check(abs(sum(e * e for e in errors) / 3 - one["error"] ** 2) < 1e-9, f"the error of {one}")
+
     check(set(holding) == {"a slower network", "a cost of each step that is the same at all sizes"}, holding)
     again = plan({"world-size": 3360, "ramp-start": 0, "gemm-efficiency": tried[0]["efficiency"]})["seconds"]
     check(abs(again - tried[0]["seconds"][2]) < 0.01, f"planned {again}, said {tried[0]['seconds'][2]}")
@@ -119,6 +122,7 @@ def test_tasks(work):
     }.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
     model = ["--resume", work / "model"]
     out = made("tasks", work, *model, "--from", source, "--vocabulary", "bytes")
     cells = {(s["task"], s["shots"]): s for s in out["tasks"]}
@@ -131,11 +135,13 @@ def test_tasks(work):
     asked = ["--task", "boolq", "--shots", "32", "--from", source / "boolq", "--vocabulary", "bytes"]
     done = limited([BUILD / "tasks", *asked, "--output", work / "one.eval"], 60)
     check(done.returncode == 0, done.stderr)
+
     results = ["--evaluate", work / "one.eval", "--results", work / "one.json"]
     done = limited([BUILD / "train_gpt", *model, *results], 60, env=environment)
     check(done.returncode == 0, done.stderr)
     acc = json.loads((work / "one.json").read_text())["results"]["boolq-32-shot"]["acc"]
     check(cells["boolq", 32]["ours"] == 100 * acc, f"{cells['boolq', 32]} {acc}")
+
     for options, says in (
         (["--task", "all", "--shots", "0", "--from", work], "none of the nine tasks"),
         (["--task", "requests", "--shots", "few", "--from", work], "give a number"),
@@ -164,6 +170,7 @@ def test_hans(work):
     check(limited([BUILD / "train_gpt", *words(model)], 120, env=environment).returncode == 0, "a model")
     steps = sorted((work / "long").glob("step-*"))
     asked = ["--from", source, "--vocabulary", "bytes", "--limit", "12"]
+
     for form in ([], ["--form", "mtnlg"]):
         out = made("hans", work, "--resume", *steps, *asked, *form)
         check([m["step"] for m in out["models"]] == [1, 2] and out["documents"] == 12, "two checkpoints")
@@ -180,6 +187,7 @@ def test_hans(work):
             results = ["--evaluate", work / "one.eval", "--results", work / "one.json"]
             done = limited([BUILD / "train_gpt", "--resume", steps[-1], *results], 60, env=environment)
             check(done.returncode == 0, done.stderr)
+
             (got,) = json.loads((work / "one.json").read_text())["results"].values()
             row = next(s for s in out["models"][-1]["shots"] if s["shots"] == shots)
             check(abs(row["accuracy"] - 100 * got["acc"]) < 1e-9, f"{shots} shots: {row} {got['acc']}")
@@ -189,6 +197,7 @@ def test_hans(work):
                 check(abs(value - 100 * got[f"acc heuristic {name}"]) < 1e-9, f"{shots} shots: {name}")
             if shots == 4:
                 test_variants(contexts, each)
+
     refused = limited(["bash", "scripts/figures.sh", "hans", "--output", work, *asked], 60, cwd=ROOT)
     check(refused.returncode == 1 and "give --resume" in refused.stderr, refused.stderr)
 

@@ -125,6 +125,7 @@ def layouts(hosts, wanted):
     check(note in said, f"it is noted: {said[-600:]}")
     events = [e for e in json.loads((WORK / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
     ends = [e["ts"] + e["dur"] for e in events]
+
     # clocks are days apart; the picture shows one step
     longest = (max(ends) - min(e["ts"] for e in events)) / 1e6
     check(len({e["pid"] for e in events}) >= 2 and longest < 60, f"a trace of {longest:.3f} s")

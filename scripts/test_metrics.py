@@ -41,6 +41,7 @@ def test_compare_runs(work):
         ["b", "8", "512", "4.0", "104", "0.7500"],
     ]
     check(rows[0] == want[0] and rows[1][:6] == want[1], f"the table: {out.stdout}{out.stderr}")
+
     for by in ("tokens", "steps", "seconds"):
         out = compared(work / "a.jsonl", work / "b.jsonl", "--by", by, "--output", work / "two.svg")
         drawing = xml.dom.minidom.parse(str(work / "two.svg"))
@@ -48,6 +49,7 @@ def test_compare_runs(work):
         ends = [float(p.getAttribute("d").split("L")[-1].split()[0]) for p in curves]
         check(out.returncode == 0 and len(ends) == 2 and ends[0] == 700, f"by {by}: {ends}")
         check(abs(ends[1] - (60 + 640 * 8 / 20)) < 0.1, f"by {by}: eight of twenty steps end at {ends[1]}")
+
     for text, says in (
         ("{", "is it a file of"),
         ("", "no line with a loss"),
@@ -56,6 +58,7 @@ def test_compare_runs(work):
         (work / "bad.jsonl").write_text(text)
         out = compared(work / "bad.jsonl")
         check(out.returncode == 1 and says in out.stderr, f"{text!r}: {out.stderr}")
+
     check(compared(work / "none.jsonl").returncode == 1, "no such file")
 
 
@@ -73,6 +76,7 @@ def test_tensorboard(work):
     except ImportError:
         print("the package tensorboard is not here: to_tensorboard.py was not checked")
         return
+
     import subprocess
 
     file, folder = work / "run.jsonl", work / "events"
@@ -86,6 +90,7 @@ def test_tensorboard(work):
     check(out.returncode == 0 and set(found) == names, f"{set(found)} {out.stderr}")
     check(len(found["loss"]) == 20 and found["loss"][3] == (4, 1.25), f"{found.get('loss')}")
     check([step for step, _ in found["validation_loss"]] == [4, 8, 12, 16, 20], "validation")
+
     # a run that is going on, and then takes lines back
     follower = subprocess.Popen([*command, "--follow"], cwd=ROOT, stdout=subprocess.DEVNULL)
     for steps in (25, 10):
@@ -94,6 +99,7 @@ def test_tensorboard(work):
         while time.time() < end and len(scalars_of(folder).get("loss", [])) != steps:
             time.sleep(0.5)
         check(len(scalars_of(folder)["loss"]) == steps, f"following: {steps} steps")
+
     follower.terminate()
     follower.wait()
     file.write_text("[1]\n")

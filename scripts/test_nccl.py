@@ -125,6 +125,7 @@ def check_faults():
     layout = {"tensor-parallel": 2, "pipeline-parallel": 2}
     arguments = [*DATA, *MODEL, *words(layout)]
     program = f"{nccl}/train_gpt"
+
     # world has a call a step, behind which the host waits; of the others the next call is told
     for group, call in (("tensor", 11), ("forward", 11), ("backward", 11), ("world", 8)):
         begun = time.time()
@@ -133,10 +134,12 @@ def check_faults():
         said = f"group {group}, ranks [^\n]*: remote process exited or there was a network error"
         good = done.returncode != 0 and re.search(said, done.stderr)
         check(good and time.time() - begun < 50, f"a broken link of {group}: {done.stderr[-700:]}")
+
     # with room for one call at a time the neighbours of a pipeline wait for one another: the stand-in says so
     done = start(program, 4, arguments, NCCL_ON_CPU_RESIDENT="1")
     good = done.returncode != 0 and "a deadlock, no rank can go on" in done.stderr
     check(good and "for want of room on the device" in done.stderr, f"no room: {done.stderr[-700:]}")
+
     # and with room for two they do not
     check(train("two resident", nccl, 4, layout, NCCL_ON_CPU_RESIDENT="2"), "room for two calls")
     check_stopped_rank(program, arguments)

@@ -62,6 +62,7 @@ def check_all_reduce(lines):
             place = (line.get("micro_batch"), line.get("layer"), line["pass"])
             key = (tuple(line["ranks"]), line["label"], *place)
             calls.setdefault(key, []).append(line["tensors"][0])
+
     checked = 0
     for (ranks, label, *_), tensors in calls.items():
         if label == "largest logit" or "values" not in tensors[0] or len(tensors) != len(ranks):
@@ -74,6 +75,7 @@ def check_all_reduce(lines):
         )
         check(after, f"{label}: all ranks have the sum of their parts")
         checked += 1
+
     check(checked > 20, f"{checked} sums were there to be checked")
 
 
@@ -95,12 +97,14 @@ def check_record(work):
         check({line["rank"] for line in lines} == set(range(ranks)), f"{name}: all ranks are recorded")
         t, p = layout.get("tensor-parallel", 1), layout.get("pipeline-parallel", 1)
         d = ranks // (t * p)
+
         shown, whole = {}, 0
         for event in json.loads(trace.read_text())["traceEvents"]:
             if event["name"] == "step":
                 whole = event["dur"] * 1.1
             elif event["ph"] == "X" and event["pid"] < 100000:
                 shown.setdefault(event["pid"], []).append(event)
+
         for row, events in shown.items():
             rank = row % t + t * d * (row // t)
             # a comm stream that waits for the computations takes no time that is known
@@ -111,11 +115,13 @@ def check_record(work):
             check(all(e["dur"] >= 0 for e in events), f"{name}, rank {rank}: nothing ends before it begins")
             inside = all(-1 <= e["ts"] <= whole for e in events)
             check(inside, f"{name}, rank {rank}: all begins within the step")
+
         check(len(shown) == t * p, f"{name}: a row for each rank of a replica")
         for file, last, what in {(x["file"], x["line"], x["name"]) for x in lines if x["kind"] == "compute"}:
             source = "\n".join((ROOT / file).read_text().splitlines()[max(0, last - 9) : last])
             check(what in source, f"{file}:{last} says {what}")
         planned = planned_operations(ranks, layout)
+
         for rank in range(ranks):
             done = {}
             for line in lines:
@@ -127,11 +133,13 @@ def check_record(work):
             if rank % t:  # the plan is tensor rank 0's, which alone sums the losses
                 of_stage.pop("sum_values", None)
             check(done == of_stage, f"{name}, rank {rank}: did {done}, planned {of_stage}")
+
         if name == "2 x 2 x 2":
             check_messages(shown, t)
         out = start(str(BUILD / "test_gpt"), 1, ["check-record", str(record)])
         last = out.stdout.splitlines()[-1] if out.stdout else out.stderr
         check(re.fullmatch(r"\d+ passed, 0 failed", last), f"{name}: {last}")
+
         if t > 1:
             if layout.get("sequence-parallel") == "no":  # else they are in groups, or beside computations
                 check_all_reduce(lines)
@@ -205,6 +213,7 @@ def check_toy_layer(work):
             for path in (ROOT / folder).rglob("*")
             if path.is_file()
         ] + ["Makefile", "train_gpt.cu"]
+
     for name in names:
         if (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +228,7 @@ def check_toy_layer(work):
     check(done.returncode == 0, f"the copy compiles: {done.stderr[-500:]}")
     if done.returncode:
         return
+
     options = words({"train": work / "data.train.bin", **MODEL, "tensor-parallel": 2})
     of = {}
     for which, path in (("without", str(BUILD / "train_gpt")), ("with", str(tree / program))):
@@ -228,6 +238,7 @@ def check_toy_layer(work):
         calls = re.search(r"tensor .* (\d+) and (\d+) calls", out.stdout)
         flops = re.search(r"linear layers +(\S+) GFLOP +(\S+) GFLOP", out.stdout)
         of[which] = (int(calls[1]), float(flops[1])) if calls and flops else (0, 0)
+
     out = start(str(tree / program), 2, options, timeout=300, TOY_LIES="1")
     wrong = out.returncode == 1 and "plan and run DIFFER on rank 0 to 1" in out.stderr
     check(wrong, f"a run that is not as planned ends with 1: {out.returncode} {out.stderr[-300:]}")

@@ -110,11 +110,13 @@ def check_plans():
     out = subprocess.run(command, cwd=work, capture_output=True, text=True).stdout
     printed = re.findall(r" ([\d.]+) +([\d.]+) +([-+][\d.]+) %$", out.split("not fitted")[0], re.M)
     check(len(rows) == 7, "seven published runs")
+
     for row, says in zip(rows, printed, strict=True):
         same = row[0] == says[0] and float(row[1]) == float(says[1]) and row[2] == says[2]
         check(same, f"a published run: the README has {row}, the program says {says}")
     for planned, *_ in rows[4:]:
         check(re.search(rf"\b{planned}\b", shown), f"README.md has the planned {planned} s")
+
     today = "scripts/mtnlg-530b-today.conf", "scripts/mtnlg-530b.conf --ramp-start 0"
     for name, config, gpu in (
         ("A100, as MT-NLG was trained", today[1], "dgx-a100"),

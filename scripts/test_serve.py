@@ -148,6 +148,7 @@ def test_harness(work):
     except ImportError:
         print("lm-evaluation-harness is not here: its client was not tried")
         return
+
     want = scores_of(work)
     with Served(work) as server:
         client = LocalCompletionsAPI(
@@ -180,6 +181,7 @@ def test_texts(work):
     prompts += [{"prompt": "ab", "tokens": 40, "seed": 5, "stop": ["dd", "b"]}]
     asked = [{"max_tokens" if k == "tokens" else k: v for k, v in prompt.items()} for prompt in prompts]
     want = generated(work, prompts)
+
     # --generate writes what is no UTF-8 as U+FFFD too, but may join several bytes of it: compared without
     plain = lambda text: text.replace("\ufffd", "")  # noqa: E731
     with Served(work, "--batch", "3") as server:
@@ -195,16 +197,19 @@ def test_texts(work):
             joined = "".join(part["choices"][0]["text"] for part in parts[:-1])
             check(joined == choice["text"], f"{body}: in a stream {joined!r}, whole {choice['text']!r}")
             check(len(parts) > 5 or "stop" in body, f"{body}: a stream of {len(parts)} parts")
+
         check("stop" in server.ask(asked[3])[1]["choices"][0]["finish_reason"], "a stop is found")
         several = server.ask({"prompt": ["ab", "cd"], "n": 3, "seed": 2, "max_tokens": 8})[1]["choices"]
         check([c["index"] for c in several] == list(range(6)), "3 of each of 2 prompts")
         check(len({c["text"] for c in several[:3]}) > 1, "samples differ")
+
         # whatever stands beside it
         many = [{"prompt": "ab cd"[: i % 5 + 1], "max_tokens": 30, "seed": i} for i in range(20)]
         alone = [server.text(**body) for body in many]
         with concurrent.futures.ThreadPoolExecutor(10) as pool:
             together = list(pool.map(lambda body: server.text(**body), many))
         check(alone == together, "texts are the same alone and among others")
+
         for path, body, answer in (
             ("/tokenize", {"prompt": "a<|endoftext|>é"}, {"tokens": [97, 256, 195, 169]}),
             ("/tokenize", {"prompt": ""}, {"tokens": []}),
@@ -212,6 +217,7 @@ def test_texts(work):
         ):
             got = server.ask(body, path)[1]
             check(answer.items() <= got.items(), f"{path} {body}: {got}")
+
         check(server.ask(None, "/v1/models", "GET")[1]["data"][0]["id"] == "model", "the model's name")
 
 
@@ -244,6 +250,7 @@ def test_refused(work):
             got, content = server.ask(body)
             said = content["error"]["message"] if "error" in content else content
             check(got == status and says in said, f"{str(body)[:60]}: {got} {str(said)[:200]}")
+
         check(
             server.ask({}, "/v1/chat")[0] == 404 and server.ask(None, "/x", "GET")[0] == 404, "no such page"
         )
@@ -270,6 +277,7 @@ def test_gone(work):
         os.kill(int(children.stdout.split()[0]), 9)
         _, errors = server.process.communicate(timeout=60)
         check(server.process.returncode == 1 and "the model's process ended" in errors, errors[-300:])
+
     command = [sys.executable, SERVE, f"{work}/nothing", "--port", "0", "--program", f"{BUILD}/train_gpt"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     check(done.returncode == 1 and "nothing" in done.stderr, f"no checkpoint: {done.stderr[-300:]}")

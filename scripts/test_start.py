@@ -90,6 +90,7 @@ def started(tensor, shim):
     )
     if not good:
         return None
+
     bare_init, barrier = map(float, bare.stdout.split())
     seconds = {name: float(x) for name, x in PHASE.findall(times[2])}
     most = {name: int(x) for name, x in PHASE.findall(counts[3])}
@@ -111,6 +112,7 @@ def main():
         finish()
     print("phase        seconds, on the slowest rank; messages of the rank that sends most")
     print("           " + "".join(f"{run['ranks']:>14} ranks" for run in runs))
+
     for name in runs[0]["seconds"]:
         print(
             f"{name:<11}" + "".join(f"{run['seconds'][name]:>12.3g} s{run['most'][name]:>6}" for run in runs)
@@ -119,6 +121,7 @@ def main():
         "all        "
         + "".join(f"{sum(r['seconds'].values()):>12.3g} s{sum(r['most'].values()):>6}" for r in runs)
     )
+
     rest = [sum(r["seconds"].values()) - r["seconds"]["MPI"] for r in runs]
     for name, values in (
         ("MPI_Init of a bare program", [r["bare init"] for r in runs]),
@@ -126,6 +129,7 @@ def main():
         ("all but MPI_Init", rest),
     ):
         print(f"{name}: " + " ".join(f"{x:.3g} s" for x in values))
+
     in_barriers = " ".join(f"{x / r['barrier']:.1f}" for x, r in zip(rest, runs))
     print(f"all but MPI_Init / a barrier: {in_barriers}")
     logs = [math.log2(run["ranks"]) for run in runs]
@@ -136,6 +140,7 @@ def main():
     ):
         print(f"{name}: " + " ".join(f"{x:.2f}" for x in values))
         check(values[0] > 0 and max(values) <= 1.5 * values[0], f"{name}: {values}")
+
     # every phase is there, and those that talk have been counted
     phases = ["MPI", "options", "files", "groups", "memory", "parameters", "tuning"]
     check(list(runs[0]["most"]) == phases and list(runs[0]["seconds"]) == phases, f"phases: {runs[0]}")

@@ -162,6 +162,7 @@ def test_keyboard(browser, name):
     reached = set()
     body = browser.switch_to.active_element
     browser.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
+
     for _ in range(600):
         browser.switch_to.active_element.send_keys(Keys.TAB)
         body = browser.switch_to.active_element
@@ -174,6 +175,7 @@ def test_keyboard(browser, name):
         reached.add(where[0])
         if where[1]:
             controls -= 1
+
     check(controls == 0, f"{name}: the keyboard does not reach {controls} controls")
 
 
@@ -244,6 +246,7 @@ def test_pages(folder, port, browser, pictures):
                     height = browser.execute_script("return document.documentElement.scrollHeight")
                     browser.set_window_size(width, min(height + 100, 6000))
                     browser.save_screenshot(str(pictures / f"{name}-{width}-{theme}.png"))
+
         for number in browser.find_elements(By.CSS_SELECTOR, "[data-fact]"):
             value = known[name][number.get_attribute("data-fact")]
             want = facts.shown(value, number.get_attribute("data-how"))
@@ -266,6 +269,7 @@ def main():
         if libraries.returncode:
             print(f"the tour was not built: {libraries.stderr.strip()[-300:]}")
             return finish()
+
         built = limited(["bash", "scripts/tour.sh", "--output", folder], 900, cwd=ROOT)
         check(built.returncode == 0, f"the tour is built: {built.stderr[-2000:]}")
         if built.returncode == 0:
@@ -285,6 +289,7 @@ def main():
             else:
                 print(f"the pages were not walked: {why}")
             live.shutdown()
+
     finish()
 
 

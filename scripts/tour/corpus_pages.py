@@ -109,6 +109,7 @@ def run_steps(work):
     step_options = {
         "decontaminate": ["--against", f"requests={questions}", "--margin", 40, "--shortest-piece", 100]
     }
+
     source, after = crawl, {}
     for step in STEPS[:-1]:
         folder = work / step
@@ -116,6 +117,7 @@ def run_steps(work):
         runs.run([CORPUS, step, *options, f"pages={source}"])
         after[step] = documents(folder)
         source = next(folder.rglob("*.jsonl"))
+
     runs.run([CORPUS, "tokens", "--output", work / "tokens", f"pages={source}"])
     out = []
     for number, (name, text) in enumerate(PAGES.items()):
@@ -124,4 +126,5 @@ def run_steps(work):
         out.append({
             "name": name, "html": text, "texts": texts, "end": lost or "tokens", "why": WHY.get(lost, ""),
         })  # fmt: skip
+
     return {"steps": list(STEPS), "pages": out}

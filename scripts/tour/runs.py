@@ -111,6 +111,7 @@ def summarize_trace(trace):
         occurrence = times[place, thread] = times.get((place, thread), -1) + 1
         key = (barriers, line, occurrence, thread // 32, tensor, is_write)
         requests.setdefault(key, []).append([thread % 32, at, size])
+
     shown = [
         {
             "barriers": b,
@@ -124,6 +125,7 @@ def summarize_trace(trace):
         if warp < 2
     ]
     shown.sort(key=lambda r: (r["barriers"], r["warp"]))
+
     trace["all_requests"] = len(requests)
     trace["requests"] = [r for b in range(9) for r in first_of(shown, b)]
     return trace

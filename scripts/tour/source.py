@@ -48,6 +48,7 @@ def function_lines(file, name, begin=0, end=None):
                     i -= 1
                 return i + 1, at + 1
             at += 1
+
     return None
 
 

@@ -65,12 +65,14 @@ def prepared(name, data):
             if line["source"] not in sources:
                 sources[line["source"]] = source.sources_of(line["name"], line["file"], line["line"])
         return {**data, "operations": told_operations(), "sources": sources}
+
     if name == "tensor":
         for layout in data["layouts"]:
             C = layout["head"]["model"]["hidden"]
             for tensor in (t for line in layout["lines"] if line["kind"] == "call" for t in line["tensors"]):
                 tensor["shape"] = [tensor["shape"][0] * tensor["shape"][1] // C, C]
         return {**data, "operations": told_operations(), "calls": operations.CALLS}
+
     return data
 
 
@@ -106,6 +108,7 @@ def page(name, title, body, scripts, live):
         for link, label in links
     )
     order = list(CHAPTERS)
+
     around = ""
     if name in CHAPTERS:
         at = order.index(name)
@@ -119,6 +122,7 @@ def page(name, title, body, scripts, live):
         )
         around = f'<nav class="pages" aria-label="chapters beside this one">{before}{after}</nav>'
         title = f"{at + 1}. {title}"
+
     tags = "".join(f'<script src="{script}"></script>' for script in scripts)
     return f"""<!doctype html>
 <html lang="en">
@@ -149,6 +153,7 @@ def write_site(folder, data, live):
         (folder / file.name).write_text(file.read_text())
     known = facts(data)
     (folder / "facts.json").write_text(json.dumps(known, indent=1))
+
     items = []
     for name, (title, scripts) in CHAPTERS.items():
         made = json.dumps(prepared(name, data[name]), separators=(",", ":"), ensure_ascii=False)
@@ -158,6 +163,7 @@ def write_site(folder, data, live):
         (folder / f"{name}.html").write_text(whole)
         lead = re.sub(r"</?span[^>]*>", "", re.search(r'<p class="lead">(.*?)</p>', body, re.S)[1])
         items.append(f'<li><a href="{name}.html">{title}</a><br><span class="quiet">{lead}</span></li>')
+
     text = (HERE / "chapters/index.html").read_text().replace("{{chapters}}", "\n".join(items))
     (folder / "index.html").write_text(
         page("index", "A training step that one can walk through", text, [], live)
@@ -173,12 +179,14 @@ def main():
         parser.error(f"--port {options.port}: choose 1024 to 65535")
     folder = options.output or runs.ROOT / "build/tour"
     print("running the toy models")
+
     with tempfile.TemporaryDirectory() as work:
         try:
             data = runs.everything(Path(work))
         except runs.ProgramError as error:
             sys.exit(f"tour: {error}\nrun it through scripts/tour.sh, which builds what it needs")
         data["corpus"] = corpus_pages.everything(Path(work))
+
     write_site(folder, data, live=not options.output)
     if options.output:
         print(f"open {folder / 'index.html'}")
