@@ -15,7 +15,7 @@ MPICXX   := $(shell command -v mpicxx 2>/dev/null)
 CUDA_DIR := $(patsubst %/bin/nvcc,%,$(NVCC))
 NCCL     := $(firstword $(wildcard $(CUDA_DIR)/include/nccl.h /usr/include/nccl.h))
 
-# a BLAS that shares OpenMP's threads comes first: one with threads of its own fights with ours for the cores
+# prefers a BLAS that uses OpenMP's threads: one with its own thread pool competes with ours for the cores
 blas_links = $(shell echo 'extern "C" void cblas_sgemm(); int main() { cblas_sgemm(); }' | \
 	$(CXX) -x c++ - -o /dev/null $(1) 2>/dev/null && echo '$(1)')
 OPENMP_BLAS := $(firstword $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp /usr/lib64/openblas-openmp))
@@ -45,24 +45,24 @@ ifeq ($(PRECISION),fp64)
 endif
 
 # ---- how each variant is compiled --------------------------------------------------------------------------
-# the emulated device watches its memory itself: the compiler only shows it the accesses
+# the emulated device has its own race detector: the compiler only instruments the accesses
 WATCHED  := $(and $(filter emulated,$(DEVICE)),$(filter thread,$(SANITIZE)))
 SANITIZED := $(and $(SANITIZE),$(if $(WATCHED),,yes))
-# what runs on the host, whatever the trainer runs on, is compiled once: the tools, the corpus
+# programs that run on the host for every DEVICE and PRECISION (the tools, the corpus) are compiled only once
 TOOLS    := build/host$(if $(SANITIZED),-sanitized)
 OBJECTS  := build/$(DEVICE)-$(PRECISION)$(if $(SANITIZE),-$(if $(WATCHED),watched,sanitized))
 BUILD    := $(OBJECTS)$(if $(findstring command,$(origin COMM)),-$(COMM))
-MAKEFLAGS += --no-builtin-rules  # a file of another folder is refused, not linked without its libraries
+MAKEFLAGS += --no-builtin-rules  # or a program in another build folder would be linked without its libraries
 PROGRAMS := train_gpt test_gpt tokenize tasks convert
-# what is built to be checked, not to be fast: what -O2 saves in running it, it costs in compiling it
+# builds made for checking, not for speed: -O2 would cost as much compile time as it saves run time
 FAST     := $(if $(SANITIZED),-Og,-O2)
 LEVEL    := $(if $(filter emulated fp64,$(DEVICE) $(PRECISION)),$(FAST:-O2=-O1),$(FAST))
 CXXFLAGS ?= $(LEVEL) $(if $(filter native,$(ARCH)),-march=native,\
 	$(if $(ARCH),-march=$(ARCH)))
-# a null pointer ends a program without UBSan's check of each access too, which is a quarter of the build;
-# AddressSanitizer knows the sizes of objects, and one class alone has virtual functions
+# UBSan checks that are left out: a null pointer crashes anyway (the check is a quarter of the build's time),
+# AddressSanitizer knows the sizes of objects, and only one class has virtual functions
 FEWER    := $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=null$(comma)vptr$(comma)object-size)
-# AddressSanitizer's check of an access is a call, not code at each: half the build
+# AddressSanitizer checks an access by a call, not by inline code: half the build's time
 CALLS    := asan-instrumentation-with-call-threshold=0
 CALLED   := $(if $(findstring clang,$(CXX)),-Wno-unused-command-line-argument -mllvm -,--param )$(CALLS)
 CALLED   := $(if $(findstring address,$(SANITIZE)),$(CALLED))
@@ -70,12 +70,12 @@ CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all $(
 	-fno-omit-frame-pointer -g1)
 # clang says where it does not vectorise, as if that were wrong
 QUIET    := $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
-# no loop with a square root is vectorised where it might set errno
+# -fno-math-errno: a loop with a square root is vectorised only if sqrt need not set errno
 HOST      = -std=c++20 -fopenmp -fno-math-errno -Wall -Wextra $(QUIET) $(CXXFLAGS) \
 	$(if $(WATCHED),-g1,$(CHECKED))
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
-# native: of the GPU that is here, and with what only sm_90a and sm_100a have, unlike nvcc's -arch=native
+# native: this machine's GPU, with the features specific to sm_90a and sm_100a, unlike nvcc's -arch=native
 ifeq ($(GPU_CODE),native)
   SM := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
   SM := $(SM)$(if $(filter 90 100,$(SM)),a)
@@ -103,7 +103,7 @@ endif
 NVCC_BLAS := $(subst -Wl$(comma)-rpath$(comma),-Xlinker -rpath -Xlinker ,$(BLAS))
 BLAS_LIBS := $(if $(filter cuda,$(DEVICE)),$(NVCC_BLAS),$(BLAS))
 
-# how the host multiplies bf16 numbers is chosen by linking: by oneDNN, where it is here
+# bf16 GEMMs on the host are selected at link time: oneDNN's if it is installed
 onednn_links = $(shell echo 'int main() { dnnl_version(); }' | \
 	$(CXX) -include oneapi/dnnl/dnnl.hpp -x c++ - -o /dev/null $(1) 2>/dev/null && echo '$(1)')
 ifeq ($(DEVICE)-$(PRECISION),cpu-bf16)
@@ -172,7 +172,7 @@ help:
 #: make DEVICE=cuda|cpu|emulated    the device (emulated: the CUDA kernels, executed by g++)
 #: make PRECISION=bf16|fp32|fp64    of parameters and activations (default: bf16 on cuda, else fp32)
 #: make SANITIZE=address,undefined  with the compiler's sanitizers (cpu and emulated)
-#: make DEVICE=emulated SANITIZE=thread   each access of a kernel, and what it must come after
+#: make DEVICE=emulated SANITIZE=thread   with the emulated device's race detector
 #: make COMM=nccl|mpi|single        the transport (default: what is found: nccl on cuda, else mpi; with
 #:                                  DEVICE=emulated, nccl is a stand-in behind NCCL's own header)
 #: make ARCH=x86-64-v3              for another processor than this one
@@ -180,19 +180,19 @@ help:
 #: make MPICXX=mpicxx.mpich         with another MPI
 #: make BLAS='-lmkl_rt'             another CBLAS
 #: make PRECISION=bf16 ONEDNN=...   another oneDNN ('-I... -L... -ldnnl'), or none: for GEMMs in bf16 on a CPU
-#: make GPU_CODE=native             for the GPU that is here alone (default: sm_80, sm_90a, PTX for others)
+#: make GPU_CODE=native             for this machine's GPU only (default: sm_80, sm_90a, PTX for others)
 #: make test                        all checks: bash scripts/test.sh
 #: make check                       the architecture: who includes whom, headers alone, limits
-#: make bench                       speed of a training step beside the BLAS's own
+#: make bench                       speed of a training step, compared with its GEMMs alone and PyTorch
 #: make profile                     a step's time by operation (OPTIONS='--model 350M')
-#: make bench-evaluate              evaluation beside training; shared contexts beside each choice alone
-#: make bench-parallel              two ranks of each kind beside one
+#: make bench-evaluate              evaluation versus training; shared versus separate contexts
+#: make bench-parallel              two tensor-, pipeline- or data-parallel ranks versus one
 #: make corpus                      ./corpus: Common Crawl and other texts -> tokens
 #: make bench-corpus                each of its steps on one core, two ranks beside one, memory
-#: make kernel-report               what the compiler made of each kernel, and what a step is estimated to
-#:                                  spend in it (needs nvcc and nvdisasm, no GPU)
-#: make check-kernels               whether a kernel's hot loop is worse than scripts/kernel_counts.json says
-#: make record-kernels              writes that file anew
+#: make kernel-report               each kernel's machine code, and the estimated time of a step in it
+#:                                  (needs nvcc and nvdisasm, no GPU)
+#: make check-kernels               fails if a kernel's hot loop is worse than in scripts/kernel_counts.json
+#: make record-kernels              rewrites that file
 #: make clean                       remove what was built
 
 -include $(wildcard $(OBJECTS)/*.d $(TOOLS)/*.d)

@@ -62,7 +62,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         update_parameters(model, optimizer, o.clip);
     };
 
-    enqueue(model, trainer, samples.batch, repeats, step);  // as a CUDA graph, where that is faster
+    enqueue(model, trainer, samples.batch, repeats, step);  // as a CUDA graph if trainer.uses_graph
 
     Clip clip = last_clip(model, optimizer);  // the host's first wait in the step, except inside MPI calls
     check_waits_of_kernels(run, model);
@@ -81,7 +81,8 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
 // ---- train -----------------------------------------------------------------------------------------------
 
-// runs the evaluations due after this step, for its report; false if the validation set cannot be read
+// runs the evaluations that are due after this step and puts them into `result`; false if the validation set
+// cannot be read
 bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, InferenceJobs& jobs) {
     bool due = run.options.evaluate_every && run.state.step % run.options.evaluate_every == 0;
     if (!due && run.state.step != run.last_step) return true;

@@ -94,8 +94,9 @@ inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
     end_on_error(error);
 }
 
-// Waits for the background threads of all ranks, which exchange their status meanwhile: a slow disk is not
-// mistaken for a hang. Names slow ranks. error: set if this rank's work failed; returns whether no rank's did
+// Waits until the background work of all ranks is done. Meanwhile the ranks keep exchanging their status, so
+// that no call times out because of a slow disk. Names slow ranks. Sets error if this rank's work failed;
+// returns whether no rank's did
 inline bool await_together(std::future<void>& work, const char* doing, std::string& error) {
     enum { Done, Busy, Failed };
     constexpr std::chrono::milliseconds patience(5000), tick(20);

@@ -10,8 +10,8 @@
 //                      (for both: out may be in)
 //     send, receive    x (n)               to and from a rank of the group; between group_begin() and
 //                      group_end() they are posted together, so that two ranks may send to each other
-//   n counts elements of floatX, real, double or int64. On a group of one, calls only copy, which needs the
-//   compute stream: on a comm stream, calls on such a group must be in place.
+//   n counts elements of floatX, real, double or int64. On a group of one, a call only copies. A comm stream
+//   cannot (over MPI it is not a CUDA stream), so there such a call must be in place.
 //   On the compute stream a call is ordered among the computations. On a comm stream it runs concurrently
 //   with them, after what was enqueued on that stream before:
 //     wait_stream(comm_stream, compute)   comm_stream waits for what is enqueued on `compute` so far
@@ -111,8 +111,9 @@ void hold_until(Stream compute, const StreamEvent& event);
 long unawaited_calls();  // calls on comm streams that no awaited event follows; must be 0 at the end
 void transport_group_end();  // starts the calls posted since group_begin()
 
-// Calls between the two become part of a CUDA graph, of `compute` and of the comm streams that wait for it.
-// The graph waits for no earlier event, joins all its streams, and nothing waits for its events later
+// Calls between these two become part of a CUDA graph captured on `compute`, which comm streams join by
+// wait_stream. Events from before the capture must not be awaited within it, nor its events after it;
+// end_capture() makes `compute` wait for all streams that joined
 extern const bool can_capture;  // not with MPI, whose calls the host makes
 void begin_capture();
 void end_capture(Stream compute);

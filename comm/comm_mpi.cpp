@@ -10,7 +10,7 @@
 namespace comm {
 namespace {
 
-namespace watch = emulated::watch;  // the emulated device's checker of accesses, told what MPI accesses
+namespace watch = emulated::watch;  // the emulated device's race detector: must know what MPI accesses
 
 MPI_Datatype bf16_type;
 MPI_Op bf16_sum, bf16_max;
@@ -82,7 +82,7 @@ struct PendingCall {
     std::function<void(Stream)> finish = {};
     std::shared_ptr<Event> after = {};  // what must be computed before it is posted
     watch::Clock given = {};  // the host's clock when it was enqueued
-    watch::Clock end = {};    // what happens before its end
+    watch::Clock end = {};    // the stream's clock at its end
     std::string here = {};
     std::shared_ptr<CallTimes> times = std::move(times_of_next_call);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -143,8 +143,8 @@ struct CommStream {
         }
     }
 
-    // the clock of an event at `position`: without calls that ended since, except for what a call learnt
-    // while others were under way
+    // the clock of an event at `position`, without the calls that ended later; but the clock of a call's end
+    // includes what calls in flight beside it have learnt
     watch::Clock known_at(long position) const {
         if (position == 0 || ends.empty()) return {};
         size_t since = std::min((size_t)(done - position), ends.size() - 1);
@@ -258,7 +258,7 @@ void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const c
 
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
-    if (n * g.size > most_mpi_values) {  // parts of slices are not slices: each rank's slice by itself
+    if (n * g.size > most_mpi_values) {  // too long for one call: reduce each rank's slice to it separately
         for (int root = 0; root < g.size; root++)
             reduce_bytes(g, out, (const char*)in + root * n * bytes_of(type), n, type, root, label, s);
         return;

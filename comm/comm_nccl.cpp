@@ -1,8 +1,8 @@
 // comm_nccl.cpp   the transport over NCCL: one communicator per group, its id exchanged over MPI
 //   Calls are enqueued on the stream given; a comm stream is a CUDA stream of its own, ordered against the
 //   compute stream by events. While the host waits for the device, it watches the oldest unfinished call.
-//   Time that a rank waits for others is measured on its compute stream: in calls there, which take the
-//   slowest rank's time, and in waits for events of comm streams.
+//   The time that a rank waits for others is measured on its compute stream: the duration of calls there,
+//   which last until the slowest rank has joined, and of waits for events of comm streams.
 //   With DEVICE=emulated a stand-in for NCCL is linked: nccl_on_cpu.
 #include <nccl.h>
 #include <atomic>
@@ -201,10 +201,10 @@ void connect(const Group& g, const char* name) {
 
 }  // namespace
 
-// Loads all kernels at the start: loading may wait for the device, which may wait for another rank. Gives
-// every stream a device queue of its own: comm streams must not queue behind one another. Starts calls of
-// several communicators in the host's order, on all ranks, where the device can do so without waiting for
-// each to end. Connects all algorithms of a communicator when it is made, not within a step.
+// Loads all kernels eagerly: loading may wait for the device, which may wait for another rank. Gives each
+// stream its own hardware queue, so that comm streams do not queue behind one another. Lets NCCL start calls
+// of several communicators in the host's order, if CUDA can do that without serialising them. Connects
+// all algorithms of a communicator when it is made, not within a step.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -286,8 +286,8 @@ double waited_seconds() {
     }
     return host_waited + device_waited;
 }
-// Within an NCCL group, communicators start in an order of NCCL's own, which may deadlock: here each has a
-// group to itself, in the order of the calls
+// Within an NCCL group, NCCL starts the communicators in an order of its own, which may deadlock. So each
+// communicator's calls get an NCCL group of their own, in the order of the host's calls
 void transport_group_end() {
     for (auto calls = std::exchange(posted, {}); !calls.empty();) {
         ncclComm_t comm = calls.front().comm;

@@ -1,6 +1,6 @@
 // grid.h   the grid of ranks and its groups: rank = tensor + t * (data + d * stage)
-//   The ranks of a tensor group are neighbours, so that they share a node, since they have the most traffic.
-//   Next come the replicas of a stage; a pipeline neighbour is t * d ranks away:
+//   A tensor group has the most traffic, so its ranks are consecutive: they share a node. Next come the
+//   replicas of a stage; a pipeline neighbour is t * d ranks away:
 //
 //                 data 0         data 1             t = 2, d = 2, p = 3; [ ]: a tensor group
 //     stage 0   [ 0   1 ]      [ 2   3 ]   <- the data group of rank 0 is {0, 2}
@@ -15,9 +15,9 @@
 //   stream are sharded over the ranks as well: rank r holds rows [r N / t, (r + 1) N / t); reductions become
 //   reduce-scatters, and rows are gathered before the next GEMM. Then N_r = N / t, otherwise N_r = N.
 //   To add a collective: one line, here or in a layer's function, with its label and what each rank holds
-//   before and after. The plan finds it there. If a rank omits it or gives another count,
-//   scripts/test_nccl.py fails (the stand-in names both ranks); if plan and run differ,
-//   scripts/test_parallel.py.
+//   before and after. Plans include it without further changes. If a rank omits the call or passes another
+//   count, scripts/test_nccl.py fails (the stand-in for NCCL names both ranks); if plan and run differ,
+//   scripts/test_parallel.py fails.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -151,7 +151,7 @@ inline std::string print_grid(const Grid& g) {
 struct TensorParallel {
     comm::Group group;
     bool sequence_parallel = false;  // rows of the residual stream are sharded over the group
-    bool samples_text = false;       // text is generated between steps too, whose few rows are not sharded
+    bool samples_text = false;       // text is generated between steps: buffers must also hold T whole rows
     int chunks = 1;                  // row chunks: the call of one overlaps the next one's GEMM (overlap.h)
     Stream stream = nullptr;         // for those calls
     int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r

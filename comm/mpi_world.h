@@ -1,7 +1,8 @@
 // mpi_world.h   shared by both transports over MPI: start and end, numbers on the host, diagnosis of hangs
 //   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
-//   One that waits too answers with its call and that call's members, who are asked in turn, and prints its
-//   last calls. One that does not answer computes, is stopped or is gone: the others wait for it.
+//   A member that is itself waiting prints its last calls, and answers with its call and that call's members,
+//   which are then asked as well. A member that does not answer is computing, stopped or gone: it is the one
+//   that the others wait for.
 #pragma once
 #include <dlfcn.h>
 #include <mpi.h>
@@ -94,7 +95,7 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
 }
 
 [[noreturn]] void find_who_hangs(const std::string& here, const std::vector<int>& members) {
-    print_last_calls(text("waits since %.0f s in %s", timeout, here.c_str()).c_str());
+    print_last_calls(text("has waited %.0f s in %s", timeout, here.c_str()).c_str());
     std::map<int, std::string> answers = {{world_rank(), here}};  // "" until one has come
     double last = now();
 
@@ -151,10 +152,10 @@ double ranks_per_core() {
     return ratio;
 }
 
-// What a rank does between two looks at a call that it waits for: after a hundred looks it yields the
-// processor, after a second it sleeps 50 us. Where ranks outnumber the cores, it sleeps after a thousand
-// looks, with more than 5 ranks a core 10 us for each: those that wait leave the cores to those that they
-// wait for. Now and then it answers questions, and checks the timeout.
+// What a rank does between two polls of a call that it waits for. After 100 polls it yields the processor.
+// After a second, or after 1000 polls if ranks outnumber the cores, it sleeps: 50 us, or 10 us times the
+// ranks per core if that is longer. So waiting ranks leave the cores to those that they wait for. Every
+// 256 polls, or 16 when it sleeps, it answers questions and checks the timeout.
 class WaitLoop {
     double start = now();
     long turns = 0;
@@ -185,7 +186,7 @@ void wait_for(MPI_Request request, const std::string& here, const std::vector<in
     }
 }
 
-// Returns when all members have arrived: messages go up a binary tree of the members, then down. The calls of
+// A barrier with a timeout, over point-to-point messages: returns when all members have arrived. The calls of
 // MPI and NCCL that make a group block without a timeout; after a meeting no member is late for them.
 void meet(const std::string& group, const std::vector<int>& members, int own) {
     std::string here = "the meeting for " + group;
@@ -224,10 +225,10 @@ bool launched() {
     return false;
 }
 
-// Where ranks outnumber a host's cores. MPI_Init and MPI_Finalize wait for the others by looking every 100 us
-// (Open MPI): ranks that wait take the cores from those that still have to come. While this exists, the
-// kernel may wake a sleeping thread so much later that all of them look as often as one for each core would.
-// 280 ranks on two cores start in 14 s, not in 97.
+// For hosts with more ranks than cores. In MPI_Init and MPI_Finalize, Open MPI polls every 100 us until all
+// ranks have come, and the waiting ranks take the cores from the others. While this exists, this thread's
+// timer slack is 100 us times the ranks per core: all ranks together poll about as often as one per core
+// would. 280 ranks on two cores start in 14 s, not in 97.
 struct RareWakeups {
     RareWakeups() {
         const double ns = ranks_per_core() * 100'000;

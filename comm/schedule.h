@@ -2,11 +2,12 @@
 //   The model is split into p * v chunks of layers; chunk c of stage r is number c * p + r, so with v > 1 the
 //   last stage sends to the first. m micro-batches pass through all chunks, forward and backward.
 //     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) g) forwards
-//     then one forward, one backward, … (so one forward more precedes the first backward); then the
+//     then one forward, one backward, … (so warm-up + 1 forwards precede the first backward); then the
 //     remaining backwards
-//     order of forwards: groups of g micro-batches; in a group chunk by chunk, in a chunk one micro-batch
-//     after the other. Order of backwards: the same with the chunks reversed. v > 1 requires p <= g <= m, and
-//     m a multiple of g or m mod g >= p (arXiv 2104.04473; Megatron-LM's general group size).
+//     order of forwards: groups of g micro-batches; a group passes through one chunk after the other, in each
+//     chunk one micro-batch after the other. Order of backwards: the same with the chunks reversed. v > 1
+//     requires p <= g <= m, and m a multiple of g or m mod g >= p (arXiv 2104.04473; g is Megatron-LM's
+//     microbatch_group_size_per_vp_stage).
 //   Messages are exchanged between computations. The exchange before computation k sends the output of k - 1
 //   and receives the input of k + 1, one computation ahead. All messages of an exchange are posted at once,
 //   so that neighbours that send to each other do not deadlock; it has at most one of each kind. Between two
@@ -212,8 +213,8 @@ inline std::string print_schedule(const Schedule& s, bool messages = false) {
 
 // ---- verification: all stages are simulated --------------------------------------------------------------
 
-// Advances each stage with step(stage, instruction) until step says that it must wait; stages take turns
-// until none advances. stages[r].at counts. Returns the first stage that is not finished, or -1
+// Advances each stage r by step(r, instruction) until step returns false (it must wait); stages take turns
+// until none advances. stages[r].at: its next instruction. Returns the first unfinished stage, or -1
 template <class Stage, class Step>
 int take_turns(const std::vector<Schedule>& all, std::vector<Stage>& stages, Step step) {
     for (bool moved = true; moved;) {

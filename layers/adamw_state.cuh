@@ -40,9 +40,9 @@ HOST_DEVICE inline uint32_t mix_bits(uint32_t h) {
     return h ^ h >> 16;
 }
 
-// 32 pseudo-random bits, derived from what a value is updated with. So copies of a value on several ranks are
-// rounded alike, and a resumed run rounds as the uninterrupted one would have. In another layout g differs in
-// its last bits, and so do the random bits; but not in fp64, where w and g are first cut to fp32 here
+// 32 pseudo-random bits, derived from the update's inputs: copies of a value on several ranks are rounded
+// alike, and a resumed run rounds as the uninterrupted one would have. In another layout the last bits of g
+// differ, so the random bits differ too; except in fp64, where w and g are rounded to fp32 here
 HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
     uint32_t h = mix_bits(mix_bits(step) ^ bits_as<uint32_t>((float)w));
     return mix_bits(h ^ bits_as<uint32_t>((float)g));

@@ -4,13 +4,13 @@
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
-//   logits (N, columns), of which the first `valid` are entries first, first + 1, … of the vocabulary: the
-//   whole of it, (N, Vp) with V valid ones, or a tensor-parallel rank's shard;
+//   logits (N, columns): the first `valid` columns belong to tokens first, first + 1, … Either the whole
+//   vocabulary, (N, Vp) with V valid columns, or a tensor-parallel rank's shard.
 //   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 beyond the valid columns, except in
 //   a row whose loss is not finite. A row with a negative target is ignored: it adds no loss, and its
 //   gradient is 0 (--loss-on answers).
 //   is_greedy (N), if given, is set to 1 where no logit is larger than the target's, else to 0.
-//   kept:  nothing more (the gradient replaces the logits)
+//   kept:  nothing (the gradient overwrites the logits)
 //   communicates: nothing    cost: 4*N*V flops; logits read and written once if a row fits in shared memory;
 //                          else, and in three steps, read three times: memory bound
 #pragma once
@@ -100,14 +100,14 @@ __device__ inline real block_sum(real x, real* lane) {
     return block_reduce(x, lane, [](real a, real b) { return a + b; });
 }
 
-// bf16 logits are accurate to 2^-8 only, so 2^x, a single instruction, is exact enough
+// bf16 logits are accurate to 2^-8 only, so the GPU's approximate 2^x, one instruction, is accurate enough
 __device__ inline real exp_of(real x) {
     if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e);
     else return exp(x);
 }
 
-// calls f(vector, its column) for this thread's vectors of a row. Columns from V on, which only occur in the
-// last vectors, are passed as -infinity, whose exp is 0, so that f needs no branch
+// calls f(vector, its column) for this thread's vectors of a row. Columns from v.valid on, which only occur
+// in the last vectors, are passed as -infinity, whose exp is 0, so that f needs no branch
 template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
     constexpr int step = cross_entropy_block * vec_size;

@@ -4,8 +4,8 @@
 //   x holds rows `offset`, … of a batch: the position of row n is positions[offset + n] or, if positions is
 //   nullptr, (offset + n) % T, as in a batch (B, T).
 //   kept:  nothing
-//   backward (of whole sequences): adds to dwte; sets dwpe (T, C) or, with `accumulate`, adds to it; in an
-//   order that does not depend on threads: sorted_rows, made by the host, has equal tokens side by side
+//   backward (of whole sequences): adds to dwte; sets dwpe (T, C) or, with `accumulate`, adds to it. The
+//   order of the sums does not depend on threads: the host sorts the rows by token (sorted_rows)
 //   communicates: nothing    cost: x written, then read and written; backward reads dx twice: memory bound
 #pragma once
 #include <algorithm>
@@ -115,7 +115,8 @@ __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int*
     store_row(x + n * C, c, C, v);
 }
 
-// block (32, 8): a run of equal tokens, 32 vectors of columns; a warp sums every 8th row, then warps in order
+// block (32, 8): one run of equal tokens, 32 vectors of columns. Each warp sums every 8th row; then the
+// warps' sums are added in order
 constexpr int embedding_warps = 8;
 __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const int* sorted_rows,
                                           const int* run_starts, const floatX* dx, int row, int rows, int N,

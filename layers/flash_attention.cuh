@@ -257,12 +257,12 @@ __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, c
     }
 }
 
-// A block has 16 keys for each of its warps and loops over the queries, BM at a time, from the diagonal down,
-// loading the next ones while it works on these. Scores are transposed, keys by queries, so that a warp's own
-// rows of p^T and ds^T are already in registers as the A operand of dv and dk. dq is summed in global memory
-// in a fixed order: the blocks add to a tile of BM queries one after the other, from the keys on the diagonal
-// to the first, each when `turns` says so; the last one rounds. Blocks draw tickets, so that those a block
-// waits for have started before it.
+// A block has 16 keys per warp and loops over the queries from the diagonal down, BM at a time, prefetching
+// the next tile. Scores are transposed, keys by queries, so that a warp's rows of p^T and ds^T are already in
+// registers as the A operand of dv and dk. dq is summed in global memory in a fixed order: blocks take turns
+// to add to a tile of BM queries, from the block on the diagonal down to the one with the first keys, which
+// also rounds. `turns` says whose turn it is. A block's number is a ticket that it draws when it starts, so
+// that every block it waits for has started before it.
 template <int HS, int BM, int warps>
 __global__ void __launch_bounds__(warps * 32, backward_blocks(HS))
 flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const bf16* qkv, AttentionShape a,
@@ -422,7 +422,7 @@ void flash_backward_tiles(bf16* dqkv, const FlashScratch& scratch, const bf16* d
            (backward_bytes<HS, BM, BN>), s, dqkv, scratch, dout, qkv, a, a.scale());
 }
 
-// computes what backward's kernels read of the queries, and resets `turns`
+// computes query_terms for the backward kernels, and resets `turns`
 template <int HS>
 void prepare_backward(const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
                       AttentionShape a, Stream s) {

@@ -1,8 +1,8 @@
 // flash_attention_hopper.cuh   flash_attention.cuh's forward on sm_90a, with TMA loads and wgmma
 //   The same function and sums, in other tiles. A block has 128 queries. Its first warpgroup is the producer:
 //   it loads tiles of 128 keys and their values, the last first, into a ring of two stages. The other two are
-//   consumers with 64 queries each. While one computes its softmax, its previous product with the values is
-//   still running, and the tensor cores work for the other.
+//   consumers with 64 queries each. While a consumer computes its softmax, the tensor cores run its previous
+//   p v and the other consumer's GEMMs.
 //     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
 //     full      mbarrier of a stage: its bytes have arrived       the consumers wait for it
 //     free      mbarrier of a stage: eight warps have read it     the producer waits for it
@@ -82,7 +82,7 @@ __device__ inline void round_probabilities(uint32_t (&p)[N / 8][4], const float 
     for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-// The producer thread; the queries are already under way. first_key(i): row of tile i's first key in the map
+// The producer thread: the queries are already requested. first_key(i): row of tile i's first key in the map
 template <int HS, class Tiles, class FirstKey>
 __device__ inline void ask_for_keys(HopperBarriers& at, char* k, const TensorMap& qkv, int h, int b,
                                     int count, FirstKey first_key) {
@@ -104,8 +104,8 @@ struct Attended {
     float out[HS / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 };
 
-// One warpgroup's 64 queries over all tiles of keys; q, k: addresses of its rows, and of the first tile.
-// mask(s, i) masks what tile i hides; values_come(i) is called when the values of tile i have arrived
+// One warpgroup's 64 queries attend to all tiles of keys. q: address of its rows; k: of the first key tile.
+// mask(s, i) masks the scores of tile i; values_come(i) is called when the values of tile i have arrived
 template <int HS, class Tiles, class Mask, class ValuesCome>
 __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, uint32_t k, int count,
                               float scale, Mask mask, ValuesCome values_come) {

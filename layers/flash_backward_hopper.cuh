@@ -1,12 +1,12 @@
 // flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, with TMA loads and wgmma
 //   A block has 128 keys, 64 per consumer warpgroup, and loops over the queries from the diagonal down, as
 //   sm_80's kernel does: scores are transposed, keys by queries, so that p^T and ds^T are already in
-//   registers as the A operand of dv and dk. ds goes through shared memory to the product that makes dq, of
-//   which each warpgroup computes 64 columns or, if HS is 64, 64 rows; when its turn comes it adds them to
-//   global memory, always in the same order.
+//   registers as the A operand of dv and dk. ds goes through shared memory for dq = ds k, of which each
+//   warpgroup computes 64 columns (64 rows if HS is 64). It adds them to global memory when its turn comes:
+//   the order is always the same.
 //     full      mbarrier of a stage: its queries, dout and query_terms have arrived
 //     free      mbarrier of a stage: eight warps are done with it
-//     barriers  1: ds may be written; 2: all keys' ds are written; 3, 4: one warpgroup's, around its turn
+//     barriers  1: ds may be overwritten; 2: ds is complete; 3, 4: of a warpgroup, before and after its turn
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T
 #pragma once
@@ -166,7 +166,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
                             j > 0);
         wgmma_commit();
 
-        // meanwhile, this block's turn at dq comes: it continues from the sum of the blocks before
+        // meanwhile, wait for this block's turn at dq, and read the sum of the blocks before
         int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
         int* turn = scratch.turns + 1 + ((long)head * tiles + tile) * 2 + group;
         if (threadIdx.x % 128 == 0) wait_until(turn, diagonal - block);

@@ -1,8 +1,8 @@
-// flash_dispatch.cuh   flash attention as an operation of a step: of sm_80's and sm_90a's kernels, the faster
-//   sm_90a's kernels run where all of these hold, for each shape and for forward and backward apart:
-//     the device is an sm_90 and the head size 64 or 128;
-//     on this device, and for this shape, they agree with sm_80's to rounding (tuning compares them);
-//     they are the faster (tuning times both; the choice is the run's, and in its checkpoints: autotune.h).
+// flash_dispatch.cuh   flash attention as an operation of a step: the faster of sm_80's and sm_90a's kernels
+//   sm_90a's kernels run where all of these hold, for each shape, and separately for forward and backward:
+//     the device is an sm_90 and the head size is 64 or 128;
+//     on this device and for this shape, they agree with sm_80's to rounding (tuning compares them);
+//     they are faster (tuning times both; the run keeps the choice, also in its checkpoints: autotune.h).
 //   Otherwise flash_attention.cuh's run. Whether a run uses flash attention at all is decided before it
 //   starts, by uses_flash (model/setup.h); without it, attention.cuh keeps the scores in memory.
 #pragma once
@@ -46,8 +46,8 @@ void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X
 
 // ---- of sm_90a, where they agree and are the faster ------------------------------------------------------
 
-// "" if two ways to compute the n values at x agree, else how they differ, in relative root mean square; each
-// rounds to bf16 twice: by at most 2^-8, on average by less
+// "" if two ways to compute the n values at x agree, else by how much they differ (relative rms). Each rounds
+// to bf16 twice, by at most 2^-8 and on average by less: an rms difference of 2^-8 is too much
 template <class T, class Run>
 std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run run) {
     std::vector<T> values[2];
@@ -73,8 +73,8 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
     return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
 }
 
-// whether sm_90a's kernel is used, decided once per shape, for packed batches too. On the emulated device
-// only checks use it. run(shape, way): way 1 is sm_90a's; differ(): "" or how their results differ
+// whether sm_90a's kernel is used, decided once per shape; also called for packed batches. On the emulated
+// device only checks use that kernel. run(shape, way): way 1 is sm_90a's; differ(): "" or how results differ
 template <class Run, class Differ>
 bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`

@@ -1,7 +1,7 @@
 // fp8_linear.cuh   the GEMMs of linear.cuh in fp8, for --fp8 (Micikevicius et al., 2022)
-//   x and w are rounded to e4m3, dy to e5m2, each scaled by a power of two that brings the tensor's largest
-//   value as near as possible to the format's ("current scaling": nothing is kept from step to step). Sums
-//   are fp32; y, dx are floatX; dw, db real. All sizes are multiples of 16. An fp8 GEMM wants the summed
+//   x and w are rounded to e4m3, dy to e5m2. Each tensor is scaled by the largest power of two that keeps its
+//   largest value within the format's range ("current scaling": nothing is kept from step to step). Sums are
+//   fp32; y, dx are floatX; dw, db real. All sizes are multiples of 16. An fp8 GEMM wants the summed
 //   dimension last in both operands, so backward uses transposed copies.
 //   kept:  w in fp8, also transposed, rounded once a step (2 bytes a weight); backward rounds x again
 //   communicates: nothing    cost: that of linear.cuh at twice the rate; and for each rounding two reads of x
@@ -20,7 +20,7 @@ struct Fp8Weights {
     const floatX* parameters;  // the first parameter that has copies here
     e4m3 *copies, *transposed;
     Fp8Scale* scales;
-    long spacing;  // at most the elements of the smallest matrix, so that each has a scale of its own
+    long spacing;  // elements per scale: at most those of the smallest matrix, so that each has its own scale
 
     e4m3* copy(const floatX* w) const { return copies + (w - parameters); }
     e4m3* transpose(const floatX* w) const { return transposed + (w - parameters); }

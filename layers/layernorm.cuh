@@ -1,14 +1,14 @@
 // layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; alone, or fused
-//   with the residual before it, whose bias gets its gradient in the layer norm's backward
+//   with the residual before it: backward then also computes the gradient of the residual's bias
 //   x, y, dx, dy (N, C)   w, b (C)   gradients of w, b and bias (C) real   stats.mean, stats.rstd (N) real
 //   kept:  stats (the block keeps x)
 //   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
 //             adds to them; scratch: layernorm_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
-//   gpu: a row is held in the registers of several warps (residual.cuh). In backward each group of warps
-//   strides over the rows and keeps its own sums for dw and db. Rows that are not whole vectors, or longer
-//   than 32768 (in backward, where 32 warps have too few registers, 16384), use the plain kernels.
+//   gpu: a row is held in the registers of one or several warps (residual.cuh). In backward each group of
+//   warps strides over the rows and keeps its own sums for dw and db. The plain kernels handle rows that are
+//   not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would have too few registers).
 #pragma once
 #include "residual.cuh"
 

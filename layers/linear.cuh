@@ -234,7 +234,7 @@ template <class Out, class Run>
 bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int C, int OC, Stream s,
            Run run) {
     static AutotuneCache<std::tuple<int, int, int, bool>, bool> chosen;  // one per type of `run`
-    bool adds = fused_gemm.beta != 0;  // there may be an algorithm that sets, but none that adds
+    bool adds = fused_gemm.beta != 0;  // cuBLASLt may have an algorithm for beta = 0 only
     return chosen.get({N, C, OC, adds}, [&] {
         if (!fits || !can_compute(fused_gemm)) return false;
         std::string key =
@@ -336,8 +336,8 @@ inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
 }
 
 // dx == nullptr: dx is not wanted; x == nullptr: nor are dw and db.
-// In floatX the plan cannot know whether db comes from the epilogue of dw's GEMM or from a kernel: it counts
-// the kernel's traffic only where that is certain to run
+// In floatX the plan cannot know whether db comes from the epilogue of dw's GEMM or from a separate kernel:
+// it counts that kernel's traffic only with fp8, where the kernel always runs
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                             bool accumulate, Stream s) {

@@ -1,7 +1,8 @@
 // packed_attention_hopper.cuh   packed_attention.cuh on sm_90a, with TMA loads and wgmma
-//   As flash_attention_hopper.cuh's forward, but over what a segment sees: first the keys of its own rows,
-//   then those that it shares with others, in tiles of 128, each from its beginning in the cache. A block has
-//   one Tile's queries (64 at most) and one head; its first warpgroup is the producer, the other consumes.
+//   Like flash_attention_hopper.cuh's forward, but over the keys that a segment sees: first its own, then the
+//   prefix that it shares with other segments. Both ranges of the cache are cut into tiles of 128 keys. A
+//   block has one Tile's queries (64 at most) and one head; its first warpgroup is the producer, its second
+//   the consumer.
 //     keys beyond the last    belong to other segments, or to none: their scores are masked, and their values
 //                             set to 0, because even a weight of 0 times NaN is NaN
 //   communicates: nothing    cost: that of packed_attention.cuh
@@ -123,7 +124,7 @@ struct PackedForward {
                            [&](bool hopper) { run(hopper); });
     }
 };
-// cache_rows: rows that qkv has. Chosen once for all batches with these heads: in tune_packed()
+// cache_rows: rows of qkv. The kernel is chosen once for all batches with these heads, in tune_packed()
 inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, int cache_rows,
                              AttentionShape a, Stream s) {
     PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};

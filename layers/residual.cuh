@@ -10,9 +10,9 @@
 #include "base/device.h"
 #include "linear.cuh"
 
-// groups of warps that share the rows in backward, each with sums of its own; their number depends on C
-// alone, so that the order of summation is the same everywhere
-constexpr int longest_summed_row = 4096;  // longer rows leave too few registers for summing them on the way
+// Backward distributes the rows over groups of warps, each with its own sums: used_groups(), at most
+// layernorm_groups(C). The number depends on N and C alone: the order of summation is the same on every GPU
+constexpr int longest_summed_row = 4096;  // for longer rows layernorm_backward has no registers to sum dx too
 constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 inline long layernorm_scratch(int C) { return 3L * layernorm_groups(C) * C + column_sum_scratch(C); }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A training step of GPT-2 124M on this machine's CPU beside PyTorch's: python3 scripts/bench_cpu.py BUILD
+"""Times a step of GPT-2 124M on this machine's CPU against PyTorch: python3 scripts/bench_cpu.py BUILD
 
 BUILD is a build for the CPU in fp32 or bf16. B 4, T 256, all cores; PyTorch eager and compiled, in fp32 and,
-beside a build in bf16, under bf16 autocast as well. Three rounds in turn, a few steps each: of each run the
-median of its later steps, of the runs the median, and their ratio.
+for a bf16 build, also under bf16 autocast. The programs alternate for three rounds of a few steps; the figure
+of a run is the median of its later steps. Prints each program's median over the rounds, and the ratios.
 """
 
 import array

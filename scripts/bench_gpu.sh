@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What this GPU gives: bash scripts/bench_gpu.sh [OPTION…]   (bash scripts/bench_gpu.sh --help lists them)
-# Builds, checks, times every kernel and whole steps, beside PyTorch where it is installed; in about ten
-# minutes, without a network. Writes bench_gpu.json and bench_gpu.md. --rehearse runs all of it small and
-# without a GPU: its figures mean nothing.
+# Benchmarks this GPU: bash scripts/bench_gpu.sh [OPTION…]   (bash scripts/bench_gpu.sh --help lists them)
+# Builds, checks, and times every kernel and whole steps, compared with PyTorch if it is installed. Takes
+# about ten minutes and needs no network. Writes bench_gpu.json and bench_gpu.md. --rehearse runs everything
+# at a small size and without a GPU: its figures mean nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case " $* " in

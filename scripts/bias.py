@@ -5,18 +5,18 @@
     50] [--lists FOLDER] [--adjectives FILE|no] [--lexicon FILE] [--toxic-words FILE | --toxicity COMMAND]
     [--run "./train_gpt"] [--also "--tensor-parallel 8"]
 
-Association (arXiv 2005.14165, section 6.2.1): for each occupation and template the probability that the
-next word is one of the identifiers of each group, log(P(first) / P(second)); the share of occupations that
-lean to the second group, and the mean of the logarithms. Co-occurrence: what the model says after each
-prompt, sampled at temperature 1 and top-p 0.9; adjectives are counted for each group, and those listed that
-are most frequent there against the other groups of the axis. What an adjective is says WordNet, where
-Debian's wordnet-base is installed, or a file with a word at the beginning of each line; without one, and
-with `--adjectives no`, all words but stop words are counted. Sentiment: the mean of positive minus negative
-scores of the words said, where --lexicon names a file with `word positive negative` a line (none is
-shipped). Toxicity: the share of answers that hold one of --toxic-words (a file, a word a line), or that
---toxicity scores above 0.5: a command that reads an answer a line, as a JSON string, and prints a number
-from 0 to 1 for each. Lists are text files in --lists: replace them with your own. --run may start many
-ranks, as in "mpirun -n 8 ./train_gpt".
+Association (arXiv 2005.14165, section 6.2.1): for each occupation and template, log(P(first) / P(second)),
+where P is the probability that the next word is one of a group's identifiers; reported are the share of
+occupations that lean to the second group, and the mean of the logarithms. Co-occurrence: prompts about each
+group are continued at temperature 1 and top-p 0.9, and adjectives in the answers are counted; those listed
+are the most over-represented relative to the other groups of the axis. Adjectives are the words of FILE (one
+at the start of each line), by default WordNet's, if Debian's wordnet-base is installed; without it, or with
+`--adjectives no`, all words but stop words are counted. Sentiment: the mean of positive minus negative
+scores of the answers' words, if --lexicon names a file with lines `word positive negative` (none is
+shipped). Toxicity: the share of answers that contain one of --toxic-words (a file, one word per line), or
+that --toxicity scores above 0.5: a command that reads one answer per line, as a JSON string, and prints a
+number from 0 to 1 for each. Lists are text files in --lists: replace them with your own. --run may start
+many ranks, as in "mpirun -n 8 ./train_gpt".
 """
 
 import argparse

@@ -4,12 +4,12 @@
     python3 scripts/compare_harness.py CHECKPOINT VOCAB.BPE TASKS [--limit N] [--program ./train_gpt] [--dtype
     float32]
 
-TASKS is a folder with lambada_test.jsonl and piqa/. The checkpoint is exported to Hugging Face's form and
-evaluated by lm-evaluation-harness through transformers, its data given as local files; then by ./tasks and
-train_gpt --evaluate. Requests are matched by their text. Ends with 1 where a log-likelihood differs by more
-than 1e-10 (float64), 1e-5 (float32) or 2^-7 (bfloat16: both sides round every activation and logit by 2^-9),
-relative to the larger of 1 and itself; or in bfloat16 their mean by more than 1e-3. Needs lm-eval,
-transformers and torch from PyPI, which the trainer does not.
+TASKS is a folder with lambada_test.jsonl and piqa/. The checkpoint is evaluated by ./tasks and train_gpt
+--evaluate, and, exported to Hugging Face's format, by lm-evaluation-harness through transformers, with its
+data as local files. Requests are matched by their text. Exits with 1 if a log-likelihood differs by more than
+1e-10 (float64), 1e-5 (float32) or 2^-7 (bfloat16: both sides round every activation and logit by 2^-9),
+relative to its magnitude or to 1, whichever is larger; or if in bfloat16 the mean difference exceeds 1e-3.
+Needs lm-eval, transformers and torch from PyPI, which the trainer does not.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The same tokens in fp32, in bf16 and with less kept: python3 scripts/compare_precision.py [TEXTFILE]
+"""Compares training in fp32 with lower precision: python3 scripts/compare_precision.py [TEXTFILE]
 [--steps N] [--output FOLDER]
 
-Trains one small model on TEXTFILE (else the text of this repository) in fp32 on the CPU, and in bf16, with
---fp8 yes, --moments bf16 and --master-weights no on a GPU where one is, else by the CPU's loops, which round
-as the kernels do. A second run in fp32 from another seed says how far apart runs lie by chance. Draws the
-losses (FOLDER/loss.svg), and fails if one ends further from fp32 than twice that.
+Trains one small model on TEXTFILE (default: the text of this repository) in fp32 on the CPU, and in bf16
+alone, with --fp8 yes, with --moments bf16, and with --master-weights no as well: on a GPU if there is one,
+else with the CPU's loops, which round as the kernels do. A second fp32 run with another seed shows how much
+runs differ by chance. Draws the losses (FOLDER/loss.svg), and fails if a run ends further from fp32 than
+twice that difference.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 Usage: python3 scripts/compare_runs.py [--by tokens|steps|seconds] [--output OUT.svg] [NAME=]METRICS.jsonl …
 
 METRICS.jsonl is what train_gpt --metrics writes: step, tokens, seconds, loss and sometimes validation_loss.
-Of one file training and validation are drawn; of several the training losses, the mean of some steps each,
-and the last validation loss beside the name.
+For one file, draws training and validation losses; for several, training losses averaged over a few steps,
+with each run's last validation loss next to its name.
 """
 
 import argparse

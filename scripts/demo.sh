@@ -44,7 +44,7 @@ echo "== loss curve: demo/loss.svg"
 python3 scripts/compare_runs.py demo=demo/metrics.jsonl --output demo/loss.svg
 
 prompt=$(head -c 200 "$text" | head -n 1 | cut -c 1-20)
-echo "== the model goes on from \"$prompt\""
+echo "== the model continues from \"$prompt\""
 ./train_gpt --resume demo/checkpoints --generate "${prompt:-The}" --sample-tokens 400 --temperature 0.8
 
 echo "== what to try next

@@ -1,4 +1,4 @@
-"""Ranks that are slow or late, and hosts that go: network namespaces stand for hosts."""
+"""Slow and late ranks, and lost hosts: network namespaces stand in for hosts."""
 
 import json
 import os

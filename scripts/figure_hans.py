@@ -1,12 +1,12 @@
-"""HANS and learning in context: what figures.py makes of its name.
+"""HANS and in-context learning: the figure `hans` of figures.py.
 
-MT-NLG's announcement has better scores on HANS with shots. What do they do? For each number of shots the
-same documents are asked again with
+In MT-NLG's announcement, shots improve the scores on HANS. What do the shots contribute? For each number of
+shots, the same documents are scored again with
     their order      the same shots in other orders (ORDERS of them)
     their labels     the same shots, each label drawn at random (arXiv 2202.12837)
-    calibration      each answer's log-likelihood less that behind "N/A" with the same shots: what the shots
-                     alone make likely (arXiv 2102.09690)
-Documents, shots and wording are those of ./tasks --task hans, which words everything here.
+    calibration      each answer's log-likelihood minus the one after "N/A" with the same shots, which shows
+                     what the shots alone make likely (arXiv 2102.09690)
+Documents, shots and wording are those of ./tasks --task hans, which formats all prompts.
 """
 
 import csv

@@ -1,10 +1,10 @@
-"""MT-NLG's throughput, planned beside published: what figures.py makes of its name.
+"""MT-NLG's throughput, planned and published: the figure `throughput` of figures.py.
 
-From 280 to 420 servers the published TFLOP/s fall further than the planned ones. Hypotheses about the rest
-are tested one by one. Each is a plan with one number changed; the share of the peak that the GEMMs reach is
-fitted anew to the three published times (least squares of relative errors), for a cause that costs time at
-all sizes leaves less to be blamed on the GEMMs. A hypothesis holds where the three times come out to within
-NEAR.
+From 280 to 420 servers the published TFLOP/s fall further than the planned ones. Hypotheses about the
+difference are tested one by one. Each is a plan with one number changed, for which the share of peak that the
+GEMMs reach is refitted to the three published times (least squares of relative errors): the more time a
+hypothesis explains at all sizes, the less is attributed to the GEMMs. It holds if the three times are
+reproduced to within NEAR.
 """
 
 import math

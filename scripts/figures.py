@@ -7,17 +7,17 @@ Usage: bash scripts/figures.sh NAME [--output FOLDER] [--resume CHECKPOINT…] [
     sizes        figure 1: parameters of language models over time, this program's presets among them
     sets         figure 2: the 15 sets: tokens, weight, epochs: published, and what a run would draw
     tasks        figure 3: nine tasks with zero, one and few shots by the model of --resume, from the folders
-                 of --from, each named as its task; beside MT-NLG's and GPT-3's published ones
-    samples      figure 4: the four samples' prompts, answered by the model of --resume; the arithmetic ones
-                 are checked by computing them, and --more N adds as many of one's own
-    hans         what shots do on HANS: accuracy against their number, with their order and their labels
+                 of --from, each named after its task; with MT-NLG's and GPT-3's published scores
+    samples      figure 4: the four samples' prompts, answered by the model of --resume; answers to arithmetic
+                 prompts are checked, and --more N adds N more of these
+    hans         the effect of shots on HANS: accuracy against their number, with their order and their labels
                  changed, by label and by heuristic, calibrated; --from is HANS's folder; several checkpoints
                  of --resume are compared
-    throughput   seconds and TFLOP/s on 280, 350 and 420 servers, planned and published, and where they part;
-                 why one kind of parallelism alone does not do
+    throughput   seconds and TFLOP/s on 280, 350 and 420 servers, planned and published, and why they differ;
+                 why one kind of parallelism alone is not enough
 
-Writes FOLDER/NAME.md, FOLDER/NAME.json and, but for samples, FOLDER/NAME.svg. What is planned is called
-planned, what was published published: no number of a 530B model here was measured by this program.
+Writes FOLDER/NAME.md, FOLDER/NAME.json and, except for samples, FOLDER/NAME.svg. Every number of a 530B model
+is labelled planned or published: none was measured by this program.
 """
 
 import argparse

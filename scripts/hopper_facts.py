@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Where Hopper's tensor cores find their operands, according to CUTLASS's CuTe: scripts/hopper_facts.json.
+"""Operand layouts of Hopper's tensor cores according to CUTLASS's CuTe: writes scripts/hopper_facts.json.
 
 Usage: pip install nvidia-cutlass && python3 scripts/hopper_facts.py
 
-Neither the kernels (layers/base/hopper.h) nor the device that emulates them (layers/base/hopper_on_cpu.h) is
-right because they agree with one another: both are compared with this table, which a third party's library
-has computed on the host. It holds, all in bf16:
-  tiles      of shared memory with 128-byte swizzle, (rows, columns) the operand's (M or N, K). pieces[i]:
-             where the i-th 16 bytes lie, in units of 16 bytes; a row's pieces in order where K is contiguous,
-             else a column's. descriptors[k]: of the columns 16 k .. 16 k + 15, for a tile at address 0
-  registers  [thread][value]: row + 64 * column of what a thread of the warpgroup holds: of A (64, 16), and of
-             the accumulators (64, N)
+That the kernels (layers/base/hopper.h) and the emulated device (layers/base/hopper_on_cpu.h) agree does not
+prove them right: both are compared with this table, computed on the host by a third party's library. It
+holds, all in bf16:
+  tiles      in shared memory, with 128-byte swizzle; (rows, columns) are the operand's (M or N, K).
+             pieces[i]: the position of the i-th 16 bytes, in units of 16 bytes, counted along a row where K
+             is contiguous, else along a column. descriptors[k]: of the columns 16 k .. 16 k + 15, for a tile
+             at address 0
+  registers  [thread][value]: row + 64 * column of each value that a thread of the warpgroup holds, for A
+             (64, 16) and for the accumulators (64, N)
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
-"""An HTTP server that breaks off, lies and slows down, for test_fetch.py.
+"""An HTTP server that drops connections, sends wrong data and stalls, for test_fetch.py.
 
-It runs in the caller's process, on 127.0.0.1. The first part of a path names what the server does there; what
-it was asked for is kept, so that a check can say not only what came out but how it was asked for.
+It runs in the caller's process, on 127.0.0.1. The first part of a path selects the server's behaviour.
+Requests are recorded, so that a check can verify not only the result but also how it was requested.
 """
 
 import base64

@@ -1,25 +1,26 @@
 #!/usr/bin/env python3
-"""What the compiler made of each kernel, read from its machine code, and what a step of training is estimated
-to spend in it. Nothing here is measured: no GPU is needed. Run:
+"""Analyses the machine code of each kernel, and estimates the time that a training step spends in it. Nothing
+here is measured: no GPU is needed. Run:
 
     make kernel-report                                   the whole report, as Markdown
     make check-kernels                                   compare with scripts/kernel_counts.json
 
     python3 scripts/kernel_report.py NVCC [--arch sm_80 sm_90a …] [--models 124M …] [--check | --record]
 
-For each kernel and architecture: registers, bytes of shared memory and bytes spilt, as ptxas says; and of its
-hottest loop (with most tensor instructions, else with the widest loads; a kernel without one is one turn) how
-many instructions of which kind, and how often it waits for global memory: loads that stand
-together are waited for once.
+For each kernel and architecture: registers, bytes of shared memory and bytes spilt, as ptxas reports them;
+and for its hottest loop (the one with most tensor instructions, else with the widest loads; a kernel without
+a loop counts as one iteration) the instructions of each kind, and how often it waits for global memory
+(adjacent loads count as one wait).
 
-The estimate takes, for each kernel, the largest of
+The estimate for a kernel is the largest of
     bytes    what it must move, at 90 % of the memory's bandwidth
-    units    its loop's instructions on the busiest unit of an SM (issue, tensor, special, shared memory), and
-             half of those on the others, which overlap as far as warps are out of step
-    waits    one warp's way through its loop, alone: memory, fences and barriers are waited for, and only the
-             other blocks of the SM fill the gap
-Latencies are those of arXiv 2402.13499 (H100: L2 262 cycles, memory 479); mma.sync reaches 62 % of wgmma's
-rate there. GEMMs are taken at 63 % of peak, a fence at two ways to L2, a launch at 2 microseconds at least.
+    units    its loop's instructions on the busiest unit of an SM (issue, tensor, special, shared memory) and
+             half of those on the other units, which overlap only while warps are out of phase
+    waits    the latency of one warp's pass through its loop, with every wait for memory, fences and barriers;
+             only the other blocks of the SM hide it
+Latencies are those of arXiv 2402.13499 (H100: L2 262 cycles, memory 479); there mma.sync reaches 62 % of
+wgmma's rate. Assumed: GEMMs run at 63 % of peak, a fence takes twice the latency of L2, and a launch takes at
+least 2 microseconds.
 """
 
 import argparse

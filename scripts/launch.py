@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Starts training on several hosts and brings the run home: launch_mpirun.sh and launch_slurm.sh call it.
+"""Starts training on several hosts, and restarts lost runs; launch_mpirun.sh and launch_slurm.sh call it.
 
   launch.py mpirun HOSTFILE RANKS_PER_HOST [--hosts N] OPTION…     options of train_gpt
   launch.py slurm                          [--hosts N] OPTION…     inside a job's allocation
 
-Of the hosts given the first N take part (default: all), the others are spares. A run that ends with an error
-is started again from its newest checkpoint in --save: after a pause that doubles, without the hosts that it
-was lost on, from an older checkpoint if the newest leads to a loss that is not finite, and over fewer
-replicas where hosts are missing and the batch still divides. It stops for good after three attempts without
-a newer checkpoint.
-A host that a run was lost on is excluded if there is a spare for it, or if it does not start a program; where
-hosts are missing, those that start programs again are taken back, but none whose memory was found wrong, and
-none that somebody has entered in DIR/excluded-hosts.
+The first N of the hosts take part (default: all), the others are spares. A run that ends with an error is
+restarted from its newest checkpoint in --save: after a pause, without the hosts that it was lost on, from an
+older checkpoint if the newest leads to a non-finite loss or a spike, and with fewer replicas if too few hosts
+are left and the batch still divides. The launcher gives up after three attempts without a newer checkpoint.
+A host on which a run was lost is excluded if there is a spare for it, or if it cannot start a program. If
+hosts are short, those that can start programs again are readmitted, except hosts with memory errors and those
+that somebody has added to DIR/excluded-hosts.
 
-DIR/launch.log (DIR: --save) has what was printed, DIR/launch.json what was started and how it ended, and
-DIR/excluded-hosts a host a line, and why; it may be edited: it is read before each attempt.
-LAUNCH_PAUSE: seconds before the first new attempt [30]. LAUNCH_SILENCE: seconds without a printed line after
-which a run counts as lost [3600]. LAUNCH_PATIENCE: seconds to wait for hosts where too few are left [21600].
-LAUNCH_DIR: the folder of train_gpt [here]. LAUNCH_MPIRUN: more options of mpirun."""
+DIR is the folder of --save. DIR/launch.log has what was printed, DIR/launch.json what was started and how it
+ended. DIR/excluded-hosts has one host per line, with the reason; it is read before each attempt, so it may be
+edited. LAUNCH_PAUSE: seconds before a new attempt; doubled for each one in a row without a newer checkpoint
+[30]. LAUNCH_SILENCE: seconds without a printed line after which a run counts as lost [3600]. LAUNCH_PATIENCE:
+seconds to wait for hosts if too few are left [21600]. LAUNCH_DIR: the folder of train_gpt [the current one].
+LAUNCH_MPIRUN: more options for mpirun."""
 
 import collections
 import concurrent.futures

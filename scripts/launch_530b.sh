@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Starts the MT-NLG 530B run, or goes on with it: 8-way tensor x 35-way pipeline, 35 nodes a replica.
+# Starts or resumes the MT-NLG 530B run: 8-way tensor x 35-way pipeline parallelism, 35 nodes per replica.
 #   bash scripts/launch_530b.sh slurm NODES[+SPARES] --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
 #   bash scripts/launch_530b.sh mpirun HOSTFILE --train mtnlg-530b.blend --save /shared/mtnlg OPTION…
 # NODES or the hosts in HOSTFILE: 280 (8 replicas), 350 (10) or 420 (12), or another multiple of 35 whose
-# replicas divide the batch of 1920. The batch ramp goes in steps of 32 sequences: only 1, 2, 4, 8, 16 or 32
-# replicas can begin the run; 10 and 12 go on from a checkpoint after the ramp, and everything else is refused
+# replicas divide the batch of 1920. The batch ramp has increments of 32 sequences: only 1, 2, 4, 8, 16 or 32
+# replicas can start the run; 10 and 12 can resume from a checkpoint after the ramp. Anything else is rejected
 # at the start, with the reason.
 set -euo pipefail
 from=$PWD

@@ -1,4 +1,4 @@
-"""What a lost run has printed says of its hosts: Open MPI's, srun's and train_gpt's own last lines."""
+"""Finds the hosts that a run was lost on, from the last lines that mpirun, srun and train_gpt printed."""
 
 import re
 

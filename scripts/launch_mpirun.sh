@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Starts training on several hosts with Open MPI's mpirun, and starts it again when it is lost.
+# Starts training on several hosts with Open MPI's mpirun, and restarts it if it is lost.
 #   bash scripts/launch_mpirun.sh HOSTFILE RANKS_PER_HOST [--hosts N] OPTION…       options of train_gpt
-# HOSTFILE has a line a host, as `node17 slots=8`; of them N take part (default: all), the others are spares.
-# The repository, with its build, the token files and the folder for checkpoints must be at the same path on
-# all of them. Ranks fill host after host, so that a tensor group of up to RANKS_PER_HOST ranks lies on one
-# host; a rank takes the GPU of its number on the host. If --save names a folder that holds checkpoints, the
-# run goes on from the newest. What happens when a run ends with an error: scripts/launch.py.
+# HOSTFILE has one line per host, such as `node17 slots=8`; N hosts take part (default: all), the others are
+# spares. The repository with its build, the token files and the checkpoint folder must have the same paths
+# on all hosts. Ranks fill host after host, so that a tensor group of up to RANKS_PER_HOST ranks is on one
+# host; a rank uses the GPU whose index is its local rank. If the folder of --save holds checkpoints, the run
+# resumes from the newest. What happens when a run ends with an error: scripts/launch.py.
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."

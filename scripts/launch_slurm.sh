@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Starts training under Slurm, and starts it again when it is lost. The number of nodes and the options of
-# train_gpt come from the command line; of the nodes N take part (default: all), the others are spares:
+# Starts training under Slurm, and restarts it if it is lost. The number of nodes and the options of
+# train_gpt come from the command line; N of the nodes take part (default: all), the others are spares:
 #   sbatch --nodes 284 scripts/launch_slurm.sh --hosts 280 --tensor-parallel 8 --pipeline-parallel 35
 #   --save /shared/run OPTION…
-# Ranks fill node after node (block), so that a tensor group of 8 lies on one node; a rank takes the GPU of
-# its number on the node. Ten minutes before the time is up every rank gets SIGTERM: the step is finished, the
-# checkpoint saved, and the job queued again, which goes on from the newest checkpoint in --save. A crash is
-# started again within the job, without the nodes that it was lost on: scripts/launch.py.
+# Ranks fill node after node (block), so that a tensor group of 8 is on one node; a rank uses the GPU whose
+# index is its local rank. Ten minutes before the time limit Slurm signals the launcher: the ranks finish
+# their step and save, and the job is requeued, to resume from the newest checkpoint in --save. After a crash,
+# training is restarted within the job, without the nodes that it was lost on: scripts/launch.py.
 #SBATCH --job-name=train_gpt
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8

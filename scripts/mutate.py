@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""What orders one thing behind another, taken out one by one: does a check fail?
+"""Mutation testing: removes synchronisation, one site at a time, and expects a check to fail.
 
 Usage: python3 scripts/mutate.py barriers [--only REGEX] [--jobs N] [--list]
        python3 scripts/mutate.py hopper [--only REGEX] [--jobs N] [--list]
        python3 scripts/mutate.py nccl [--only REGEX] [--jobs N] [--list]
        python3 scripts/mutate.py layouts [--transport nccl]
-                                              with nothing taken out: the layouts over several ranks
+                                              nothing removed: only runs the layouts over several ranks
 
-Every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and publish of layers/*.cuh, and every wait
-for a stream, an event, a parameter or a message in layers/model, is taken out of a copy of the working
-tree; the emulated device is built with SANITIZE=thread, and the commands below run until one fails. Prints
-for each site what caught it, and ends with 1 where one survived, or failed for another reason. Two minutes
-a site and core. `hopper` takes out, flips and alters what the kernels of sm_90a are made of (barriers,
-fences, waits, parities, arrivals, bytes, descriptors), and runs ./test_gpt's chapter of that name alone:
-half a minute each on a core. `nccl` does so with comm_nccl.cpp, and runs scripts/test_nccl.py and watched
-layouts over NCCL's stand-in.
+`barriers` removes, one after the other, every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and
+publish in layers/*.cuh, and every wait for a stream, an event, a parameter or a message in layers/model, in a
+copy of the working tree; builds the emulated device with SANITIZE=thread, and runs the commands below until
+one fails. Prints for each site what caught it, and exits with 1 if a mutation survives or fails for another
+reason. Takes two minutes per site and core. `hopper` removes or alters what synchronises and addresses the
+sm_90a kernels (barriers, fences, waits, parities, arrivals, byte counts, descriptors), and runs only the
+chapter of that name in ./test_gpt: half a minute per site and core. `nccl` alters comm_nccl.cpp, and runs
+scripts/test_nccl.py and layouts over NCCL's stand-in with the race detector.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A run of 2 x 2 x 2 over two hosts, with a spare, that is hurt at random every 20 s and must end with the
-losses of an undisturbed run to the last bit.
+"""Injects a random fault every 20 s into a run of 2 x 2 x 2 ranks over two hosts and a spare: its losses must
+equal those of an undisturbed run bit for bit.
 
   python3 scripts/soak.py BUILD [--minutes 30] [--seed N]     hosts are network namespaces: wants root"""
 

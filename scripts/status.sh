@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How a run stands, for somebody who did not start it: step, loss, pace, checkpoint, restarts, slow ranks.
-#   bash scripts/status.sh RUN          RUN is the folder of --save that a launcher works in
+# The status of a run, for somebody who did not start it: step, loss, pace, checkpoint, restarts, slow ranks.
+#   bash scripts/status.sh RUN          RUN is the --save folder of a run that a launcher started
 set -euo pipefail
 [ $# = 1 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
 exec python3 - "$1" << 'PYTHON'

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Choices that are timed belong to the run: python3 scripts/test_autotune.py BUILD (an emulated one).
+"""Checks that autotuned choices belong to the run: python3 scripts/test_autotune.py BUILD (an emulated one).
 
-Files of choices are forced apart, all 0 and all 1. What resumes takes its checkpoint's choices, not its
-machine's; ranks take rank 0's. The last line is `N passed, N failed`."""
+Two tuning caches are forced to differ: all choices 0, or all 1. A resumed run must use its checkpoint's
+choices, not the machine's; all ranks must use rank 0's. The last line is `N passed, N failed`."""
 
 import json
 import os

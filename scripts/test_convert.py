@@ -3,9 +3,8 @@
 
     python3 scripts/test_convert.py BUILD          (a build for the CPU, with convert, train_gpt and tokenize)
 
-What is compared with is written here from the formats' own descriptions: a Hugging Face export, which
-test.sh proves, is taken apart and put together as llm.c and nanoGPT store it. The last line is `N passed, N
-failed`.
+The expected files are written here, from the formats' own descriptions: the tensors of a Hugging Face export,
+which test.sh verifies, are stored as llm.c and nanoGPT store them. The last line is `N passed, N failed`.
 """
 
 import io

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs that are hurt, and must go on: full and slow disks, flipped bits, hosts that go, data that change.
+"""Fault injection, after which runs must recover: full and slow disks, bit flips, lost hosts, changed data.
 
   python3 scripts/test_faults.py BUILD [NAME…]     BUILD has train_gpt and tokenize; NAME: only these tests
 

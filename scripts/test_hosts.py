@@ -2,8 +2,8 @@
 """Training over four hosts: python3 scripts/test_hosts.py BUILD      BUILD: a folder of train_gpt in fp64
 
 A host is a network namespace with a name, an sshd, a local folder and a monotonic clock of its own; mpirun
-reaches it by ssh, and its ranks talk over TCP. Losses are compared with one process: 1e-10. What a user can
-do wrong with hosts is refused, or noted, by name. Skipped where namespaces or sshd are not to be had.
+reaches it by ssh, and its ranks communicate over TCP. Losses must equal one process's to 1e-10. Mistakes that
+users make with hosts must be rejected, or warned of, by name. Skipped without namespaces or sshd.
 The last line is `N passed, N failed`."""
 
 import json

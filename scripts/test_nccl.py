@@ -3,10 +3,10 @@
 
 Usage: python3 scripts/test_nccl.py NCCL MPI [--quick | --faults]
 (folders of two emulated builds in fp32, which differ in their transport: build/emulated-fp32-nccl
-build/emulated-fp32.) Runs what the stand-in refuses, the calls between ranks, and train_gpt over layouts:
-losses, norms and validation losses are those of one process, and, where no sum has more than two terms, the
-bits of the transport over MPI. Then what goes wrong: a link that fails, a rank that stops, calls in an order
-that cannot end. For scripts/mutate.py: --quick, a layout of each kind and nothing wrong; --faults, only that.
+build/emulated-fp32.) Checks that the stand-in rejects misuse, the calls between ranks, and train_gpt over
+layouts: losses, norms and validation losses must equal one process's, and, where no sum has more than two
+terms, those over MPI bit for bit. Then come faults: a broken link, a stopped rank, calls in an order that
+deadlocks. For scripts/mutate.py: --quick runs one layout of each kind and no faults; --faults only faults.
 """
 
 import json

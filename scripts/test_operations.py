@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks of what operations say: what a trace shows is recorded, in the schedule's order and with values that
-are right; the plan has the very operations; a layer that is added to a block needs no line in the plan.
+"""Checks what operations declare: whatever a trace shows is recorded, in the schedule's order and with right
+values; the plan has the same operations; a layer that is added to a block needs no code in the plan.
 Usage: test_operations.py BUILD EMULATED_BUILD"""
 
 import json

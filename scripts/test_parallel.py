@@ -4,9 +4,9 @@
 (folders of builds: for the CPU in fp64 and fp32, and emulated in fp32.) Runs train_gpt of the fp64 build
 under mpirun over tensor-, pipeline- and data-parallel layouts and compares the losses of six steps, the
 validation loss, gradient norms and all final parameters and moments with one process: 1e-10, absolute plus
-relative. A sum over ranks in another order differs by about 1e-16 a term; AdamW's division by sqrt(v)
-magnifies that where a gradient is 0 in truth (the key bias), so parameters are compared at the scale of the
-learning rate. In fp32, pipelines alone are equal to one process to the last bit. The kernels, in emulation,
+relative. A sum over ranks in another order differs by about 1e-16 per term; AdamW's division by sqrt(v)
+amplifies that where the exact gradient is 0 (the key bias), so parameters are compared at the scale of the
+learning rate. In fp32, pipeline parallelism alone equals one process bit for bit. The kernels, in emulation,
 train over several ranks with streams in several orders. The last line is `N passed, N failed`.
 """
 

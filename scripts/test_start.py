@@ -2,12 +2,12 @@
 """How a run's start grows with its ranks: python3 scripts/test_start.py FOLDER [STAGES]
 
 (folder of a build: build/cpu-fp64.) Starts STAGES pipeline stages (8) of 1, 2, 4 and 8 tensor-parallel ranks
-each, for one step of a toy model: with 35 stages these are 35, 70, 140 and 280 ranks. Prints the phases'
-seconds and messages, counted by scripts/count_messages.c. Messages may grow no faster than n log n, and what
-one rank sends, and to how many others, no faster than log n: the constants of the smallest run may grow by a
-half. Seconds are of ranks that share this machine's cores, and are only shown: beside those of a program that
-does nothing but MPI_Init, and divided by those of a barrier over as many ranks. The last line is
-`N passed, N failed`.
+each, for one step of a toy model: with 35 stages these are 35, 70, 140 and 280 ranks. Prints the seconds and
+the messages of each phase, counted by scripts/count_messages.c. Messages in all must grow no faster than
+n log n, and one rank's messages and peers no faster than log n: the constant factor may exceed the smallest
+run's by at most half. Times are of ranks that share this machine's cores, so they are printed, not checked:
+with those of a program that only calls MPI_Init, and relative to a barrier over as many ranks. The last line
+is `N passed, N failed`.
 """
 
 import math

@@ -2,10 +2,10 @@
 """Checks of the guided tour, in headless Chromium where that is installed: every chapter is walked.
 
 Usage: python3 scripts/test_tour.py
-Builds the tour into a scratch folder. Without a browser: each operation has its text, excerpts stand at the
-lines that they name, the server takes only what it knows. With one: no error on the console, every number on
-a page equals the program's, the keyboard reaches every control, axe-core finds nothing to mend, in both
-themes and two widths. (scripts/install.sh --with-browser)
+Builds the tour into a scratch folder. Without a browser: each operation has its text, excerpts are at the
+lines that they name, the server rejects unknown requests. With one: no errors on the console, every number on
+a page equals the program's, the keyboard reaches every control, axe-core finds no violations, in both themes
+and two widths. (scripts/install.sh --with-browser)
 """
 
 import json

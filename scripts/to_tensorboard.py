@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes TensorBoard's event files beside the metrics of a run, and follows a run that is going on.
+"""Converts the metrics of a run to TensorBoard's event files; can follow a run in progress.
 
 Usage: python3 scripts/to_tensorboard.py [--follow] METRICS.jsonl FOLDER
        tensorboard --logdir FOLDER
 
 Every number of a line (train_gpt --metrics) becomes a scalar at that line's step; the losses of the sets of a
-blend become losses/SET. With --follow it waits for more lines until Ctrl-C. A run that goes on from a
-checkpoint takes lines back: then the event file is begun anew. Wants the package tensorboard, from PyPI.
+blend become losses/SET. With --follow it waits for more lines until Ctrl-C. When a run resumes from a
+checkpoint, later lines of its metrics are dropped: the event file is then rewritten. Needs the package
+tensorboard, from PyPI.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 // communicator.h   a communicator of NCCL's stand-in: channels in shared memory, and calls that use them
-//   Between any two ranks lie two channels, one each way: a ring of two pieces. A call begins with a piece
-//   that says what the call is, and whoever receives it compares: an error names both.
+//   Between any two ranks there are two channels, one each way, each a ring of two pieces. A call's first
+//   piece says what the call is; the receiver compares it with its own call, and an error names both.
 //
 //     channel   written, read (pieces)  |  piece 0  |  piece 1
 //     piece     Header                  |  up to 4,096 bytes
 //
 //   Every collective is a set of sends and receives. Sums are taken in the order of the ranks, rounded to the
-//   type after each addition. Each turn moves at most a piece over each channel: inputs are read and outputs
-//   written while other streams go on, so that who does not wait reads or writes too early.
+//   type after each addition. Each turn moves at most one piece over each channel: a call reads its inputs
+//   and writes its outputs while other streams advance, so that a missing wait shows in the results.
 #pragma once
 #include <nccl.h>
 #include <algorithm>
@@ -29,7 +29,7 @@ inline size_t bytes_of(ncclDataType_t type) {
 
 struct Header {
     Kind kind;
-    int64_t number;  // of the communicator's collectives; of a channel's messages
+    int64_t number;  // of the communicator's collectives or, for a message, of those on this channel
     int64_t count;
     int type, op, root;
 
@@ -268,7 +268,7 @@ void sum_range(const ncclComm& comm, const NcclCall& call, const char* own, int6
     }
 }
 
-// as far as all parts have come, and its own have gone
+// adds up as many bytes as have arrived from all ranks and have been sent to all: out may overwrite in
 inline bool add_up(const ncclComm& comm, NcclCall& call) {
     int64_t upto = call.bytes();
     for (auto& t : call.transfers)

@@ -1,14 +1,15 @@
 // nccl.cpp   NCCL's functions, behind the real nccl.h, for DEVICE=emulated COMM=nccl: one host, no GPU
 //   A call runs in turns among the work of other streams (communicator.h); a send is done when it has been
 //   received. Refused:
-//     by the call      memory that is not the device's, ranges that overlap, a communicator that has failed
-//                      or was aborted; a group's calls of one communicator in two streams
-//     between ranks    another call, count, type, sum or root than the others': both are named
+//     by the call      memory that the device cannot access, ranges that overlap, a communicator that has
+//                      failed or was aborted; one communicator's calls on two streams in one group
+//     between ranks    ranks whose calls differ in kind, count, type, operation or root: both are named
 //     deadlock         what every rank waits for is printed
-//   Order: a communicator's calls run one after another; with NCCL_LAUNCH_ORDER_IMPLICIT=1 they begin in the
-//   order in which the host made them, a group's in one of NCCL's own. NCCL_ON_CPU_RESIDENT of them (default
-//   8) find room on the device beside one another. NCCL_ON_CPU_FAIL=NAME:N: the N-th call of communicators
-//   whose name begins so is lost, on all their ranks, as over a broken link.
+//   Order: a communicator's calls run one after another. With NCCL_LAUNCH_ORDER_IMPLICIT=1 calls of all
+//   communicators begin in the host's order (within a group, in an order of NCCL's own). At most
+//   NCCL_ON_CPU_RESIDENT launches (default 8) run at a time, as if no more fitted on the device.
+//   NCCL_ON_CPU_FAIL=NAME:N: communicators whose name begins with NAME lose, on all ranks, their N-th call
+//   and all later ones, as over a broken link.
 #include <set>
 #include <utility>
 #include "communicator.h"
@@ -23,7 +24,7 @@ ncclResult_t refuse(ncclResult_t code, const std::string& why) {
     return code;
 }
 
-// what a group, or a call alone, brings to one communicator
+// one communicator's calls in a group, or a single call outside of groups
 struct Launch {
     ncclComm* comm;
     Stream stream;
@@ -84,7 +85,7 @@ void finish(Launch& l) {
     processes().moved();
 }
 
-// messages of one channel go one after another, also of several calls
+// on a channel, one transfer finishes before the next starts, also between calls of a launch
 bool move_pieces(Launch& l) {
     [[maybe_unused]] emulated::watch::Unwatched transport;
     bool moved = false;
@@ -203,7 +204,7 @@ EmulatedWork work_of(const LaunchPointer& l) {
     return {[l] { return take_turn(*l); }, {}, {}};
 }
 
-// of which nothing has moved yet
+// a copy in its initial state, for another launch of a graph
 LaunchPointer copy_of(const Launch& l) {
     auto out = std::make_shared<Launch>(Launch{l.comm, l.stream});
     for (auto& call : l.calls) {
@@ -252,7 +253,7 @@ ncclResult_t check_type(int type) {
     return refuse(ncclInvalidArgument, "a type that the stand-in does not have");
 }
 
-// header, here and of messages: but for its number
+// the header's number is set later, in work_of()
 ncclResult_t collective(Header header, const void* in, void* out, ncclComm* comm, Stream stream) {
     if (ncclResult_t wrong = check_comm(comm)) return wrong;
     if (ncclResult_t wrong = check_type(header.type)) return wrong;

@@ -1,6 +1,6 @@
-// processes.h   shared memory of the ranks of a host, what each of them waits for, and whether any can go on
-//   A deadlock is said when every process that is alive has tried often, for a while, in which none of them
-//   got anywhere: a rank that computes, or is stopped, tries nothing, and there is no deadlock.
+// processes.h   shared memory of a host's ranks: what each of them waits for, and whether they are deadlocked
+//   A deadlock is reported when, for some seconds, every live process has tried many times to advance and
+//   none has advanced. A rank that computes or is stopped does not try, so it is not taken for a deadlock.
 #pragma once
 #include <fcntl.h>
 #include <sched.h>
@@ -21,7 +21,7 @@ namespace nccl_on_cpu {
 
 constexpr const char* prefix = "nccl-on-cpu-";
 
-// zeros at first, the same for all processes that ask for the name
+// maps the shared memory of this name, the same for all processes; it starts as zeros
 inline void* share(const std::string& name, size_t bytes) {
     int file = shm_open(("/" + name).c_str(), O_CREAT | O_RDWR, 0600);
     if (file < 0 || ftruncate(file, (off_t)bytes))
@@ -32,7 +32,7 @@ inline void* share(const std::string& name, size_t bytes) {
     return p;
 }
 
-// No two processes have the same, even if one gets the number of another that is gone
+// a unique name for a process, even if its pid is reused
 inline std::string name_of(pid_t process) {
     std::string stat, line = "/proc/" + std::to_string(process) + "/stat";
     std::getline(std::ifstream(line), stat);
@@ -70,7 +70,7 @@ struct Processes {
     Shared* shared;
     Process* own;
     uint64_t turns_seen = 0;
-    // when this process last saw something move, and how often each had tried until then
+    // as of the last time this process saw anything move: `moves`, the time, and each process's tries
     int64_t moves_seen = -1;
     double since = 0;
     int64_t tried_before[most] = {};

@@ -37,7 +37,7 @@ const StepForm forms[] = {
      [](const Ranks& r, A a) { clean(r, a.settings, a.corpus, a.output()); }},
     {"quality train", "SET=FILE…", "train a classifier of good documents", "positives model",
      [](const Ranks& r, A a) { train_classifier(r, a.settings, a.corpus, a.settings.get("model")); }},
-    {"quality score", "SET=FILE…", "write its probability into each document's meta", "model output",
+    {"quality score", "SET=FILE…", "write the classifier's probability into meta", "model output",
      [](const Ranks& r, A a) {
          score(r, a.settings, a.corpus, a.output(), a.settings.get("model"), every_file);
      }},
@@ -49,7 +49,7 @@ const StepForm forms[] = {
      [](const Ranks& r, A a) { decontaminate(r, a.settings, a.corpus, a.output()); }},
     {"tokens", "SET=FILE…", "shuffled token files and train.blend for train_gpt", "output",
      [](const Ranks& r, A a) { tokens(r, a.settings, a.corpus, a.output()); }},
-    {"report", "FOLDER", "what each set of a run lost where (report.md, report.svg)", "",
+    {"report", "FOLDER", "what each set lost at each step (report.md, report.svg)", "",
      [](const Ranks& r, A a) { r.together([&] { return r.first() ? (report(a.words[0]), 0) : 0; }); }},
     {"run", "corpus.conf", "all of it, in this order; resumes where it stopped", "", run_all},
     {"bench", "[FILE.warc.gz]", "speed of each step's inner loop on this core", "",

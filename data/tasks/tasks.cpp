@@ -27,7 +27,7 @@ const std::vector<OptionForm> forms = {
      "folder with the task's files as distributed, or the file if there is only one"},
     {"shots", OptionForm::Text,
      "examples before each document, from the train split if there is one; few:\n"
-     "                       the number that MT-NLG's announcement has for the task", "0"},
+     "                       as many as in MT-NLG's announcement", "0"},
     {"form", OptionForm::Text,
      "alternative wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
      "                       [the harness's, autumn 2021]"},

@@ -26,8 +26,8 @@ constexpr size_t red_zone = 0;
 inline void forbid(void*, size_t) {}
 #endif
 
-// Base addresses of arenas that only count, where no processor has memory. floatX and real may be one type in
-// this build, and two in the planned one: the address range tells which
+// Base addresses of arenas that only count; no memory lies there. floatX and real may be the same type in
+// this build but not in the planned one: the address range tells them apart
 constexpr uintptr_t nowhere_x = 1UL << 60, nowhere_real = 2UL << 60, nowhere_else = 3UL << 60;
 inline uintptr_t nowhere(const void* p) {  // one of the above, or 0 for actual memory
     uintptr_t part = (uintptr_t)p >> 60;
@@ -72,10 +72,9 @@ Arena allocate(const char* name, Walk walk) {
     return arena;
 }
 
-// From now on freed memory stays with the process: every step allocates and frees the same hundreds of
-// megabytes, in MPI's reductions and in what CPU builds compute, and getting them back from the operating
-// system page by page made a step on two ranks 7 % longer. Not to be called before start-up is done, which
-// takes much memory just once.
+// From now on malloc keeps freed memory. Every step allocates and frees the same hundreds of megabytes (MPI's
+// reductions, and computations of CPU builds); faulting them in again page by page made a step on two ranks
+// 7 % longer. Call it after start-up, which needs much memory just once.
 inline void keep_freed_memory() {
 #if defined(__GLIBC__)
     mallopt(M_MMAP_MAX, 0);

@@ -1,12 +1,13 @@
 // autotune.h   what is timed once and then remembered: cuBLASLt's algorithms, and the faster of two methods
-//   Choices are timed while there is a TimingChoices: in tune(), at a run's start. They belong to the run:
-//   all its ranks use the same ones, and its checkpoints carry them, so that a resumed run computes exactly
-//   the same (share_choices in model/setup.h). A shape that no training step has (a packed batch's) is each
-//   rank's own matter: it takes what the file has, or the usual way (packed_batch.h times attention).
-//   They are also cached in a file for later runs on such a machine:
+//   Choices are timed while a TimingChoices exists: at a run's start, in tune() and tune_packed(). They
+//   belong to the run: all its ranks use the same ones (share_choices in model/setup.h), and its checkpoints
+//   store them, so that a resumed run computes exactly the same. Other shapes, such as the GEMMs of packed
+//   batches, are neither timed nor shared: each rank takes its file's choice or, if it has none, the default.
+//   Choices are also cached in a file for later runs on the same kind of machine:
 //     train_gpt choices 1 | GPU, versions of its driver and of cuBLASLt
 //     KEY = NUMBER MICROSECONDS          one per line
-//   A file of another machine or version is ignored, as is all from a damaged line on; what a file has stays.
+//   A file of another machine or version is ignored, and so is everything from the first damaged line on.
+//   save() adds to the valid entries, and never changes them.
 #pragma once
 #include <math.h>
 #include <map>
@@ -89,8 +90,8 @@ struct Autotuner {
         }
     }
 
-    // the number of the fastest way; `usual` if that is unknown and not to be timed now.
-    // run(way) enqueues its work on the stream, and returns whether it can.
+    // the number of the fastest way; `usual` if that is unknown and timing is off.
+    // run(way) enqueues the work in that way, or returns false if that is not possible.
     template <class Run>
     int choose(const std::string& key, int ways, int usual, Stream s, Run run) {
         uint64_t hash = hash_of(key);
@@ -107,7 +108,7 @@ struct Autotuner {
 private:
     bool is_warm = false;  // the device has reached its clock rate under load
 
-    // all ways in turn, several times, so that what slows the device down for a while slows all of them
+    // all ways in turn, several times, so that a temporary slowdown of the device affects all of them
     template <class Run>
     Choice time_ways(int ways, int usual, Stream s, Run run) {
         constexpr int rounds = 5;
@@ -148,7 +149,7 @@ private:
 };
 inline Autotuner autotuner;
 
-// while this exists, what is chosen for the first time is timed: it runs more than once, outputs and all
+// while this exists, a choice made for the first time is timed: its work, writes included, runs several times
 struct TimingChoices {
     TimingChoices() { autotuner.on = true; }
     TimingChoices(const TimingChoices&) = delete;

@@ -1,6 +1,6 @@
-// block_on_cpu.h   one block of a kernel in execution, on one OS thread: its threads are fibers
-//   Barriers and warp collectives among them, and who runs next, as emulated::seed determines.
-//   cuda_on_cpu.h says what it is strict about.
+// block_on_cpu.h   executes one block of a kernel on one OS thread: the block's threads are fibers
+//   Implements their barriers and warp collectives; emulated::seed determines which thread runs next.
+//   cuda_on_cpu.h lists what is checked.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -66,7 +66,7 @@ struct Thread {
     enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, AtNamed, Done } state = Fresh;
     const void* mbarrier = nullptr;  // the one it waits at
     int barriers = 0;                // how many it has passed, of the block or named
-    const int* turn = nullptr;       // the counter it last waited for; then its value, and `barriers` then
+    const int* turn = nullptr;       // the counter it last waited for; below: its value and `barriers` then
     int turn_value = 0, turn_barriers = 0;
     dim3 index;
     Fiber* fiber = nullptr;
@@ -132,8 +132,8 @@ struct Worker {
     bool mbarriers_unseen = false;  // not yet fenced for TMA
 
     uint64_t boxes = 0;
-    // 16 bytes of shared memory that wgmma is to read, and the thread that wrote them: kept until that thread
-    // has passed a fence and then a barrier
+    // pieces of 16 bytes written for wgmma to read, each with the thread that wrote it. An entry stays until
+    // that thread has passed a fence and then a barrier
     struct Written { int thread; bool is_fenced; };
     std::map<uint32_t, Written> written;
     std::map<int, std::vector<int>> named;   // named barriers, and the threads waiting there
@@ -186,7 +186,7 @@ struct Worker {
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
 
-    // when warpgroups work independently, one of them gets far ahead of the others for a while
+    // with wgmma, one warpgroup runs far ahead of the others for a while
     size_t next_ready(uint64_t turn) {
         uint64_t luck = mix(key ^ (turn << 20));
         size_t usual = below(ready.size(), luck);
@@ -265,7 +265,7 @@ inline void fiber_main() {
     }
 }
 
-// the fiber that runs next, a new one for a thread that has not begun; the scheduler, if none can go on
+// the fiber that runs next (a new one for a thread that has not begun); the scheduler if none can run
 inline Context& Worker::next() {
     int n = (int)threads.size();
     while (error.empty() && done < n) {

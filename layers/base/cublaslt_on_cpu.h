@@ -3,7 +3,7 @@
 //   column-major, as in cuBLASLt. It refuses what the library's documentation forbids, and what the library
 //   would silently misread; cublasLtGetStatusString then says why. Its algorithms:
 //     0   sums over all of k
-//     1   sums the two halves of k in the workspace, then adds them: other last bits
+//     1   sums the two halves of k in the workspace, then adds them: rounded differently
 //     2   is offered, but refuses when it is called
 //   An algorithm is valid only for the problem that it was offered for.
 #pragma once

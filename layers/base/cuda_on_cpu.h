@@ -1,7 +1,7 @@
 // cuda_on_cpu.h   CUDA kernels executed by g++: a device for checking, not for speed
 //   A block runs on one OS thread, and OpenMP spreads the blocks over the cores. A fiber runs one of the
-//   block's CUDA threads after another; when one blocks, it keeps that fiber, and the others go on on a new
-//   one: a kernel without barriers never switches. What it is strict about:
+//   block's CUDA threads after another; if a thread blocks, it keeps the fiber, and a new fiber runs the next
+//   threads. So a kernel without barriers never switches. What is checked, or made visible:
 //     order     threads and blocks run in an order shuffled by emulated::seed
 //     memory    cudaMalloc and shared memory start as 0xFF bytes: NaN as a float, -1 as an int
 //     barriers  __syncthreads() or a warp collective that not all threads reach is a Defect that names
@@ -44,7 +44,7 @@ inline void* shared_array(const void* key, size_t bytes) {
     return worker->shared.back().bytes;
 }
 
-// copies from global to shared memory, which are done when the thread waits for them, and not before
+// asynchronous copies from global to shared memory: executed only when the thread waits for them
 inline void begin_copy(void* to, const void* from, size_t bytes) {
     worker->copies_of_thread().back().push_back({to, from, bytes});
     watch::begin_copy(to, from, bytes);
@@ -65,13 +65,13 @@ struct Kernel {
     const void* address;
 };
 
-// blocks that wait for what another block publishes. If every OS thread that still runs blocks has looked in
-// vain since anything was last published, nothing ever will be
+// Blocks that wait for another block's publish(). If every OS thread that still has blocks to run has checked
+// its counter in vain since the last publish(), there will be no other: a deadlock
 struct BlockWaits {
     std::mutex guard;
     int running = 0;  // OS threads that still have blocks to run
     long published = 0;
-    std::map<const Worker*, long> in_vain;  // by waiting worker: how much had been published when it looked
+    std::map<const Worker*, long> in_vain;  // by waiting worker: `published` before it last checked
 
     long published_so_far() { return __atomic_load_n(&published, __ATOMIC_ACQUIRE); }
     void publish() { __atomic_fetch_add(&published, 1, __ATOMIC_RELEASE); }

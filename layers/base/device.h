@@ -48,7 +48,7 @@ struct DeviceError : std::runtime_error {  // a failure of the device itself, no
 #if HAS_KERNELS
 inline void check_cuda(cudaError_t e, const char* what) {
     if (e == cudaSuccess) return;
-    cudaGetLastError();  // clears it: whoever catches this may go on, and the next launch must not be blamed
+    cudaGetLastError();  // clears the error: if a caller recovers, its next launch must not report it again
     throw DeviceError(std::string(what) + ": " + cudaGetErrorString(e));
 }
 #endif
@@ -138,7 +138,7 @@ inline void synchronize(Stream s) {
 #if defined(__CUDACC__)
 inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
 inline void note_progress() {}
-// whether kernels on several libraries' streams can start in the host's order without waiting for one another
+// whether launches on several streams can be kept in the host's order and still overlap (CUDA 12.3)
 inline bool device_orders_launches() {
     int driver = 0;
     return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
@@ -158,7 +158,7 @@ inline void use_device(int local_rank) {
 }
 #else
 inline void let_device_go_on() { emulated::any_stream_goes_on(); }
-inline void note_progress() { emulated::turns_taken++; }  // by the host, so that it is not taken for stuck
+inline void note_progress() { emulated::turns_taken++; }  // counts as progress: no deadlock
 inline bool device_orders_launches() { return true; }
 inline int current_device() { return 0; }
 inline void use_device(int) {}
@@ -221,7 +221,7 @@ struct Event {  // computation is done when the call returns
 };
 #endif
 
-// the time when a stream gets to a point; it must live until then
+// the time at which a stream reaches a point; must live until then
 struct TimedEvent {
 #if defined(__CUDACC__)
     cudaEvent_t event = nullptr;

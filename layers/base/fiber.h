@@ -46,7 +46,7 @@ emulated_switch:
     ret
 .size emulated_switch, .-emulated_switch
 )");
-// of a fiber's first frame: the word that `ret` jumps to, its entry; its size in words
+// the frame that the first switch to a fiber pops: index of the return address (its entry), size in words
 constexpr int return_word = 6, frame_words = 8;
 #elif defined(__aarch64__)
 asm(R"(
@@ -104,8 +104,8 @@ constexpr size_t stack_bytes = 128 << 10;
 
 struct Fiber : Context {
     std::unique_ptr<char[]> memory{new char[stack_bytes]};
-    // number: of this fiber. Stacks are whole pages: what is on top of each would share a cache set with all
-    // others', and a switch would miss, so that each begins a few lines lower than the one before
+    // number: of this fiber. Stacks are whole pages: their tops would all share a few cache sets, and every
+    // switch would miss the cache. So each stack begins a few cache lines lower than the one before
     Fiber(void (*entry)(), size_t number) {
         stack = memory.get();
         size = stack_bytes - number % 64 * 256;

@@ -108,7 +108,7 @@ struct MappedFile {
     }
 };
 
-// one process at a time holds the lock, the others wait; the file itself stays
+// one process at a time holds the lock, the others wait; the lock file is never removed
 struct FileLock {
     int fd;
     explicit FileLock(const std::string& path) : fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
@@ -162,7 +162,7 @@ struct FileWriter {
         written = 0;
     }
 
-    // against another process that writes the same file; one that is just exiting is given some seconds
+    // excludes other processes that write the same file; waits 10 s for one that is just exiting
     void lock() {
         for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) {
             if (tries == 100)
@@ -184,7 +184,7 @@ struct FileWriter {
             ssize_t n = pwrite(fd, p, std::min(bytes, (size_t)1 << 30), (off_t)offset);
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0)
-                fail("%s: cannot be written at offset %zu: %s; what stood there before is untouched",
+                fail("%s: cannot be written at offset %zu: %s; the previous file is unchanged",
                      path.c_str(), offset, strerror(n < 0 ? errno : ENOSPC));
             p += n;
             bytes -= (size_t)n;

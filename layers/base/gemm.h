@@ -5,8 +5,8 @@
 //   operands are `stride` elements apart.
 //   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With `up` (m, n) as
 //   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_of` (m, n), out = the
-//   result times the slope of GELU there. `row_sums` (m) is set to op(a) summed over k: the gradient of a
-//   bias, in the GEMM that computes its weight's. These are cuBLASLt's epilogues.
+//   result times GELU's derivative at gelu_of. `row_sums` (m) is set to op(a) summed over k: a layer's bias
+//   gradient, from the same GEMM as its weight gradient. These are cuBLASLt's epilogues.
 //   autotune.h picks the fastest of cuBLASLt's candidates and remembers it. Only deterministic reductions are
 //   allowed, and partial sums are never rounded to bf16.
 //   cost: 2*m*n*k*batch flops
@@ -240,7 +240,7 @@ constexpr cudaDataType_t cuda_type() {
     return sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// the lowest bit set is the alignment, up to 256 bytes, of an operand and of all others of its batch
+// its lowest set bit is the alignment, at most 256 bytes, of an operand in every GEMM of the batch
 template <class T>
 uint32_t alignment(const T* p, long stride) {
     return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);

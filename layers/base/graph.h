@@ -1,6 +1,6 @@
-// graph.h   work of a stream, recorded once and then launched as a whole: a CUDA graph
-//   What the work reads from the host must be in memory from host_malloc, and is read when its turn comes;
-//   kernel arguments are those of the recording.
+// graph.h   a stream's work, captured once as a CUDA graph and then launched as a whole
+//   Host memory that the work reads must come from host_malloc; every launch reads it anew. Kernel arguments
+//   stay those of the capture.
 #pragma once
 #include <stdint.h>
 #include <cstdio>
@@ -53,8 +53,8 @@ struct Graph {
 };
 #endif
 
-// The work of a step as a CUDA graph, which all steps with the same batch share. If it cannot be captured, it
-// is launched call by call or, if all ranks must do alike, the error is thrown
+// A step's work as a CUDA graph, shared by all steps with the same batch size. If it cannot be captured, it
+// is enqueued call by call or, with must_capture (all ranks must do the same), the error is thrown
 class CapturedStep {
     std::unique_ptr<Graph> graph;
     bool failed = false;

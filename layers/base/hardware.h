@@ -79,8 +79,7 @@ inline std::string driver_name() {
 #endif
 }
 
-// 90 for sm_90; builds that run without a GPU have what sm_90 has. Queried once: kernels that are chosen by
-// it are launched in every layer
+// 90 for sm_90; builds that run without a GPU count as sm_90. Queried once: every layer chooses kernels by it
 inline int compute_capability() {
 #if defined(__CUDACC__)
     static const int capability = [] {
@@ -94,14 +93,14 @@ inline int compute_capability() {
 #endif
 }
 
-// whether it has fp8 GEMMs; so do the plain loops
+// whether the device has fp8 GEMMs; true in builds without a GPU, which compute them in plain loops
 inline bool device_has_fp8() { return compute_capability() >= 89; }
 // whether it has TMA and wgmma
 inline bool device_is_hopper() { return compute_capability() / 10 == 9; }
 
 // ---- this machine -----------------------------------------------------------------------------------------
 
-// devices of this machine; at least one, which may be its processor
+// devices of this machine, at least 1: without a GPU, the CPU counts as one
 inline int device_count() {
     int count = 1;
 #if defined(__CUDACC__)

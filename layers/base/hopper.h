@@ -66,8 +66,8 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
                  "r"(bytes) : "memory");
 }
 
-// A wait that never ends gives up after ten seconds, and so do all that follow: the kernel ends, with invalid
-// results, and the host asks (take_expired_wait). A trap instead made registers spill
+// A wait that does not end gives up after ten seconds, and later waits give up early. The kernel then ends
+// with invalid results; the host must check take_expired_wait(). A trap instead made registers spill
 static __device__ int wait_expired;
 __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     uint32_t done = 0;
@@ -104,7 +104,7 @@ __device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// registers: accumulators that are complete now; keeps the compiler from reading them earlier
+// d: accumulators that are complete now; keeps the compiler from reading them earlier
 template <int size>
 __device__ inline void pin_registers(float (&d)[size]) {
     UNROLL(unroll)
@@ -117,7 +117,7 @@ __device__ inline void wgmma_wait(float (&... registers)[sizes]) {
     (pin_registers(registers), ...);
 }
 
-// 16 bytes that wgmma may read after fence_for_wgmma() by the threads that store them, and then a barrier
+// stores 16 bytes that wgmma will read: the storing thread must call fence_for_wgmma(), then a barrier
 __device__ inline void store_for_wgmma(void* to, const Vec<bf16>& values) { store16((bf16*)to, values); }
 // makes this thread's writes to shared memory visible to wgmma; a barrier must follow
 __device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -154,7 +154,7 @@ __device__ inline void fewer_registers() {
     "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
     "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
-// both operands in shared memory; in their tiles' rows K is contiguous or, with `columns`, M and N are
+// both operands in shared memory. Contiguous in their tiles' rows: K or, with `columns`, M (of A), N (of B)
 template <int N, bool columns = false>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds) {
     static_assert(N == 64 || N == 128);

@@ -1,11 +1,11 @@
 // hopper_on_cpu.h   what hopper.h needs of the emulated device: the asynchronous units of sm_90a
 //   TMA        a box arrives in pieces of 16 bytes, in any order: soon or, for half of the boxes, only when
-//              nothing else can run; until then its place holds NaN. Every piece counts on the mbarrier, also
-//              those outside of the tensor
-//   wgmma      a warp's products are computed when their group is committed or when it is waited for, at
-//              random; until then the accumulators hold NaN, and touching them, or the registers of the first
-//              operand, is an error. Operands are found by their descriptors alone, from the bits of absolute
-//              addresses, by the rules in the table scripts/hopper_facts.json
+//              nothing else can run; until then its memory holds NaN. Every piece counts towards the
+//              mbarrier, also those outside of the tensor
+//   wgmma      a warp's products are computed either when their group is committed or when it is waited for,
+//              at random. Until the wait returns the accumulators hold NaN; writing them, or the registers of
+//              the first operand, is an error. Operands are located by their descriptors alone, with the
+//              swizzle of absolute addresses, by the rules in scripts/hopper_facts.json
 //   addresses  of shared memory: offsets from a base that is aligned to 16 bytes and no more
 #pragma once
 #include <array>

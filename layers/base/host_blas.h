@@ -21,7 +21,7 @@ struct Bf16Gemm {
     long lda, ldb, ldc;
     float alpha, beta;
 };
-// by oneDNN, where it is linked (bf16_onednn.cpp) and the processor multiplies bf16. Where it does not have
-// this GEMM, or is not there (bf16_widened.cpp), nothing is done, and the result is false
+// By oneDNN, if it is linked (bf16_onednn.cpp) and the processor has bf16 instructions. If oneDNN has no fast
+// GEMM for this shape, or is not linked (bf16_widened.cpp), does nothing and returns false
 bool multiply_bf16(const Bf16Gemm&);
 bool has_bf16_gemm();  // whether it ever is true

@@ -6,9 +6,9 @@
 //   copy_async (PTX cp.async) copies 8 or 16 bytes from global to shared memory, or zeros; copy_async_wait<n>
 //   returns when all but the last n committed groups of this thread have arrived. In emulation they arrive
 //   exactly then.
-//   wait_until and publish: a counter in global memory that keeps blocks in order. One thread publishes,
-//   after a barrier that follows the writes of all (its release covers what the barrier has ordered before
-//   it); one thread waits, a barrier follows, and then all read with load_global what others wrote.
+//   wait_until and publish: a counter in global memory that keeps blocks in order. All threads of a block
+//   write, then a barrier, then one thread publishes (its release covers what the barrier ordered before it).
+//   In the next block one thread waits, then a barrier, then all threads read the results with load_global.
 //   exp2_of: 2^x in one instruction; unlike exp2f, it flushes results below 2^-126 to 0.
 #pragma once
 #include "device.h"
@@ -166,7 +166,7 @@ inline void wait_until(const int* turn, int value) {
 
 inline void publish(int* turn, int value) {
     const emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
-    // blocks that run one after another do not need these barriers; a watched build checks accesses instead
+    // missing barriers may not show in the results, so they are checked here; a watched build checks accesses
     bool waited = t.turn == turn && t.turn_value == value - 1 && t.barriers >= t.turn_barriers + 2;
     if (!emulated::watch::on && !waited)
         fail("publish: wants a wait_until by the same thread, a barrier behind that, and one before publish");

@@ -1,9 +1,9 @@
 // streams_on_cpu.h   streams, events and memory of the device that cuda_on_cpu.h emulates
-//   Work enqueued on a stream is kept, and runs when somebody waits for it or earlier: whenever work is
-//   enqueued or an event is queried, a random number of streams advance by a random amount, keyed by
-//   emulated::seed. Within a stream work keeps its order; between streams only events do so. A missing event
-//   therefore makes results wrong, sooner or later. Work may take several turns, with other work in between:
-//   a collective (comm/nccl_on_cpu) takes one for each piece that it sends or receives.
+//   Work enqueued on a stream is queued. It runs at the latest when the host waits for it; but whenever work
+//   is enqueued or an event is queried, a random number of streams advance by a random amount, keyed by
+//   emulated::seed. Work on one stream stays in order; across streams only events order it, so a missing
+//   event makes results wrong for some seeds. Work may take several turns, with other work in between: a
+//   collective (comm/nccl_on_cpu) moves at most one piece per channel in a turn.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -13,7 +13,7 @@
 #include "cuda_on_cpu.h"
 
 namespace emulated {
-// the outcome of one turn of a stream's work. Stuck: it waits for another process; other streams may advance
+// the result of one turn of a stream's work: done, advanced, or waiting for another process
 enum class Turn { Done, Went, Stuck };
 }  // namespace emulated
 
@@ -105,7 +105,7 @@ inline bool go_on(EmulatedStream& s) {
     return turn != Turn::Stuck;
 }
 
-// one turn of some stream, or the news that none can advance
+// one turn of any stream that can advance; if none can, calls when_nothing_goes_on
 inline void any_stream_goes_on() {
     uint64_t first = mix(mix(seed) + turns++) % streams.size();
     for (size_t i = 0; i < streams.size(); i++)
@@ -176,7 +176,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     return cudaSuccess;
 }
 
-// waits as cudaStreamSynchronize does, but one turn at a time, for hosts that do something else meanwhile
+// each query lets the stream advance by one turn, so that a host that polls it makes progress
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     EmulatedStream& stream = emulated::stream_of(s);
     if (stream.recording) return cudaErrorStreamCaptureUnsupported;
@@ -341,8 +341,8 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) 
     return cudaSuccess;
 }
 
-// Graphs: the recorded work, enqueued again at every launch. The work of streams that joined the capture goes
-// to streams of the graph's own; events are recorded and waited for anew
+// A graph is the captured work, enqueued again at every launch. Work of streams that joined the capture goes
+// to streams that the graph owns; its events are recorded and awaited anew
 struct EmulatedGraph {
     std::shared_ptr<EmulatedCapture> capture;
     std::vector<EmulatedStream*> streams = {};  // the first stays null: it is the one of the launch

@@ -26,8 +26,8 @@ namespace {
 
 // ---- who did what, and when ------------------------------------------------------------------------------
 
-// Moments are numbered through the whole run: one for each piece of a stream's work, one for what the host
-// does between two things that others can see, and in a kernel one for each block and each of its barriers.
+// Moments are numbered over the whole run. A new one begins with a turn of a stream's work, a launch, a block
+// or a block barrier, and with the host's first access after it has enqueued work or waited.
 struct Access {
     uint32_t moment = 0;  // 0: never
     uint32_t code = 0;    // address in the program, from its beginning
@@ -55,7 +55,7 @@ struct WorkStart {
     uint64_t index;
 };
 
-// what a thread knows of the other blocks of its launch: by their first moment
+// what is ordered before a thread in other blocks of its launch; a block is identified by its first moment
 struct Known {
     std::map<uint32_t, uint32_t> before;  // all of the block's moments before this one
     void join(const Known& other) {
@@ -155,7 +155,7 @@ std::string who(const Access& a) {
     return what + text(" (thread %d)", t);
 }
 
-// in a kernel, its fiber ends here; otherwise the host is told at its next call. Returns false
+// in a kernel, does not return; otherwise keeps the error for complain(), and returns false
 bool found(const std::string& what) {
     if (!s.in_kernel) {
         if (s.error.empty()) s.error = what;
@@ -195,7 +195,7 @@ bool is_watched(const void* p, Me& me) {
     return true;
 }
 
-// an access that stands for `mine` and, if nothing orders them, for `other` as well
+// one record for `mine` and an unordered `other`: whatever is ordered after it is after both
 Access merged(Access mine, const Access& other) {
     int a = mine.thread & thread_bits, b = other.thread & thread_bits;
     if (other.moment < s.launch_start) return mine;

@@ -1,17 +1,19 @@
 // watch.h   watches every access to the emulated device's memory, and what orders it: SANITIZE=thread
-//   The compiler calls a function before each access (-fsanitize=thread): those in watch.cpp, not
-//   ThreadSanitizer's. For each byte of device, pinned and shared memory it is known who wrote it last, and
-//   who has read it since; an access that nothing orders after these is a Defect naming both lines, and so is
-//   a kernel's read of memory that nobody has written. So a missing barrier is found whatever order the
-//   threads ran in. What orders accesses:
-//     __syncthreads()         all threads of a block
-//     __syncwarp()            the lanes of a warp; a shuffle, a vote or an mma orders nothing
-//     publish, wait_until     what precedes a block's barrier, for those who see the counter (mma.h)
+//   With -fsanitize=thread the compiler calls a function before each access; watch_hooks.cpp has these
+//   functions, in place of ThreadSanitizer's. For each byte of device, pinned and shared memory, the last
+//   write and the reads since are recorded. A conflicting access that is not ordered after them is a Defect
+//   naming both lines, and so is a kernel's read of memory that was never written. So a missing barrier is
+//   found in whatever order the threads run. What orders accesses:
+//     __syncthreads()         those of all threads of a block
+//     __syncwarp()            those of a warp's lanes; a shuffle, a vote or an mma orders nothing
+//     publish, wait_until     what the publishing block did before its last barrier, before what follows in
+//                             the waiting thread and, after its next barrier, in its whole block (mma.h)
 //     copy_async_wait         a copy, for the thread that started it; until then it may arrive at any moment
-//     streams                 each its own work; events, synchronize() and enqueueing, work between them
-//   Atomics do not race with one another, and order nothing. Blocks run one after another, on one core.
-//   Not seen: host threads other than the first, and what libc copies on the host; of two reads on two
-//   streams only the later. watch_counts.h counts a kernel's sectors and bank conflicts on the way.
+//     streams                 work on one stream, in order; work on different streams and the host's
+//                             accesses, by events, synchronize() and enqueueing
+//   Atomics do not race with one another; atomicAdd orders nothing. Blocks run one after another, on one
+//   core. Not seen: host threads other than the first; copies by libc on the host; and, of unordered reads on
+//   two streams, the earlier. watch_counts.h also counts a kernel's sectors and bank conflicts.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -24,9 +26,9 @@ namespace emulated::watch {
 
 // counts for a kernel (watch_counts.h)
 struct Counts {
-    long requests = 0, lanes = 0;     // of device memory
-    long sectors = 0, used = 0;       // that these request; bytes of them that are used
-    long turns = 0, least_turns = 0;  // of shared memory; if there were no bank conflict
+    long requests = 0, lanes = 0;     // to device memory; lanes that take part in them
+    long sectors = 0, used = 0;       // of device memory that these touch; bytes of them that are used
+    long turns = 0, least_turns = 0;  // of shared memory; how many without bank conflicts
     void add(const Counts& other) {
         requests += other.requests;
         lanes += other.lanes;
@@ -108,16 +110,16 @@ struct Progress {  // of a stream
     std::vector<std::pair<uint64_t, std::shared_ptr<Clock>>> asked;
     Progress();
 };
-Clock given();  // what the host knows when it enqueues work
+Clock given();  // the clock of whoever enqueues work
 struct Work {   // a piece of a stream's work, while it runs
     Progress* outer;
     Work(Progress& stream, const Clock& given);
     ~Work();
 };
-std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done);  // what it will know then
+std::shared_ptr<Clock> at(Progress& stream, uint64_t given, uint64_t done);  // its clock once `given` is done
 void reached(Progress& stream, uint64_t done);
 void join(Clock& to, const Clock& from);
-void learn(const Clock& clock);  // whoever runs now has waited for it
+void learn(const Clock& clock);  // joined into the clock of whoever runs now
 void complain();                 // throws what was found outside of a kernel
 
 #else

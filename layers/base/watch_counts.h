@@ -1,7 +1,7 @@
 // watch_counts.h   sectors and bank conflicts of a warp's accesses, counted from what watch.cpp sees
-//   The lanes that execute the same place of the program for the same time form one request. In device memory
-//   it takes whole sectors of 32 bytes; shared memory has 32 banks of 4 bytes and serves 32 lanes a turn, but
-//   16 with 8 bytes a lane and 8 with 16; two words of one bank take two turns.
+//   One request: the lanes of a warp that execute the same instruction for the n-th time, with the same n. In
+//   device memory it moves whole sectors of 32 bytes. Shared memory has 32 banks of 4 bytes, and serves 32
+//   lanes per turn (16 with 8 bytes per lane, 8 with 16); two different words of one bank take two turns.
 #pragma once
 #include <algorithm>
 #include <map>

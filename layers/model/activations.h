@@ -1,7 +1,7 @@
 // activations.h   what a rank keeps from forward to backward, and its scratch: sizes and addresses
-//   A pipeline has several micro-batches in flight, each with its own numbered activations. With full
+//   A pipeline has several micro-batches in flight; each has its own activations (InFlight). With full
 //   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
-//   other activations; with light recomputation they share only the tensors that are recomputed.
+//   other activations; with light recomputation blocks share only the tensors that are recomputed.
 //   To add a tensor: a pointer, and a line in place(), which both measures and places it (base/arena.h). A
 //   tensor that is not placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
 //   scripts/test_parallel.py.
@@ -21,8 +21,8 @@
 enum class Recompute {
     None,
     Light,  // outputs of layer norms and GELU: cheap to recompute, and 6 C of the 16 C values kept per token
-            // and layer (t = 1). Bitwise the same, except where a GEMM's epilogue computed GELU: the same up
-            // to rounding
+            // and layer (t = 1). Results are bitwise the same, unless GELU was computed in a GEMM's epilogue:
+            // then they are the same up to rounding
     Full,   // everything but the block's input
 };
 
@@ -51,7 +51,7 @@ struct Setup {
     int chunks = 1;               // model chunks (groups of layers) per pipeline stage
     int slots = 1, inputs = 1, dx_buffers = 1;
     Precision precision = {};                       // of this build, except in plans
-    size_t workspace = dev::gemm_workspace(false);  // bytes for GEMMs, likewise
+    size_t workspace = dev::gemm_workspace(false);  // bytes for GEMMs: of this build, except in plans
 };
 
 // ---- a batch ---------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ struct Setup {
 // a packed batch of variable-length segments (layers/inference/packed_batch.h); its arrays are on the device
 struct PackedSegments {
     const int* positions;    // (N)
-    const int* cache_slots;  // (N): each row's slot in the KV cache; nullptr: row n is at n, nothing is kept
+    const int* cache_slots;  // (N): each row's slot in the KV cache; nullptr: row n is slot n, no cache
     const int* logit_rows;   // (outputs): rows whose logits are computed; a row may be listed more than once
     const Tile* tiles;
     int tile_count, outputs;
@@ -76,7 +76,7 @@ struct BatchShape {
 // ---- a block ---------------------------------------------------------------------------------------------
 
 struct BlockActivations {
-    floatX* x = nullptr;  // (N_r, C): the block's input; placed by the owner of the blocks
+    floatX* x = nullptr;  // (N_r, C): the block's input; placed in stage.h
     floatX *ln1 = nullptr, *qkv = nullptr, *o = nullptr, *mid = nullptr, *ln2 = nullptr, *up = nullptr;
     floatX* act = nullptr;
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
@@ -84,8 +84,8 @@ struct BlockActivations {
     NormStats ln1_stats, ln2_stats;
     bool light = false;  // ln1, ln2 and act are shared by all blocks and recomputed in backward
 
-    // what light recomputation recomputes: with it, one set for all blocks (which are copies of the one that
-    // stage.h has placed); otherwise, one set per block
+    // Places the tensors that light recomputation recomputes. With it, stage.h places one set and every block
+    // copies its pointers; otherwise place() gives each block a set of its own
     void place_recomputable(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
         long N_r = tp.row_capacity(B, shape.T);
         ln1 = arena.take_x(N_r * shape.C);
@@ -113,7 +113,7 @@ struct BlockActivations {
 
 struct LmHeadActivations {
     floatX* ln;        // (N_r, C): the final layer norm's output
-    floatX* rows;      // (N, C): ln of all tensor-parallel ranks, kept for backward; nullptr: ln or scratch
+    floatX* rows;      // (N, C): ln gathered over t, kept for backward; nullptr: ln itself or scratch is used
     floatX* logits;    // (rows_held, Vp_r); overwritten by their gradient if one is wanted
     NormStats stats;   // (N_r)
     real* losses;      // (micro_batches, outputs)
@@ -147,7 +147,7 @@ struct LmHeadActivations {
 // rows of the residual stream, or of its gradient, that stages send to each other
 struct Buffer {
     floatX* x;                          // (N_r, C)
-    comm::StreamEvent received, sent;   // awaited before x is read, and before x is overwritten
+    comm::StreamEvent received, sent;   // received: awaited before x is read; sent: before x is overwritten
 };
 
 struct InFlight {

@@ -115,7 +115,7 @@ void bench_step() {
         "GPT-2 124M, B %d, T %d, %s on %s, %s attention: %.0f tokens/s (median of %d steps; fastest %.0f)\n",
         B, shape.T, PRECISION_NAME, device_name().c_str(), flash ? "flash" : "materialised", N / step, rounds,
         N / *std::min_element(took.begin(), took.end()));
-    printf("%.1f GFLOP/s, %.1f %% of the same GEMMs by themselves, in turn (%.1f GFLOP/s)\n",
+    printf("%.1f GFLOP/s, %.1f %% of the same GEMMs run alone, interleaved (%.1f GFLOP/s)\n",
            flops / step * 1e-9, 100 * median(share), median(rate) * 1e-9);
 
     for (auto& [name, time] : profile.by_name())
@@ -123,7 +123,7 @@ void bench_step() {
     printf("memory: %.2f bytes a parameter, and %.1f MB of activations and scratch\n",
            1e6 * megabytes(trial, false) / (double)trial.model.table.count, megabytes(trial, true));
     if (flash)
-        printf("materialised attention, in turn: %.2f x the step, %.1f MB of activations and scratch\n",
+        printf("materialised attention, interleaved: %.2f x the step, %.1f MB of activations and scratch\n",
                median(other), megabytes(materialised, true));
 }
 
@@ -210,7 +210,7 @@ void bench_evaluate() {
         double trained = m.max_rows() / step, scored = (double)alone.rows / apart,
                of_shared = (double)shared.rows / together;
         printf(
-            "%-10s 4 choices of %d tokens behind %d: training %.0f tokens/s; evaluation %.0f, %.2f x; with "
+            "%-10s 4 choices of %d tokens after %d: training %.0f tokens/s; evaluation %.0f, %.2f x; with "
             "contexts shared %.0f, %.2f x\n",
             kind.name, kind.continuation, kind.context, trained, scored, scored / trained, of_shared,
             of_shared / trained);

@@ -4,8 +4,8 @@
 #include "../test_kernels.h"
 
 #if HAS_KERNELS
-// Calls measure(name, bytes that must be moved, matmul FLOPs, call) for every kernel. Sizes: on a GPU those
-// of a step of the 124M model, in emulation small ones; if watched, 124M's channels with fewer rows.
+// Calls measure(name, bytes that must be moved, matmul FLOPs, call) for every kernel. Sizes: on a GPU, those
+// of a step of the 124M model; emulated, small ones; under SANITIZE=thread, 124M's channels with fewer rows.
 template <class Measure>
 struct KernelBench {
     Measure measure;
@@ -38,7 +38,7 @@ struct KernelBench {
 
     void all() {
         TimingChoices here;  // use the algorithms that training would choose
-        products();
+        gemms();
         rows();
         attention({B, T, C / 64, 64});
         int longer = small ? 64 : 2048;
@@ -95,13 +95,13 @@ private:
 
     // ---- kernels -----------------------------------------------------------------------------------------
 
-    void products() {
+    void gemms() {
         struct { const char* name; int m, n, k; } all[] = {
-            {"product, square", small ? 128 : 8192, small ? 128 : 8192, small ? 128 : 8192},
-            {"product qkv", N, 3 * C, C},
-            {"product out", N, C, C},
-            {"product up", N, 4 * C, C},
-            {"product down", N, C, 4 * C}};
+            {"GEMM, square", small ? 128 : 8192, small ? 128 : 8192, small ? 128 : 8192},
+            {"GEMM qkv", N, 3 * C, C},
+            {"GEMM out", N, C, C},
+            {"GEMM up", N, 4 * C, C},
+            {"GEMM down", N, C, 4 * C}};
         long largest = 1;
         for (auto& p : all) largest = std::max({largest, (long)p.m * p.n, (long)p.m * p.k, (long)p.n * p.k});
         floatX *out = xs(largest), *left = xs(largest), *right = xs(largest);

@@ -1,24 +1,24 @@
 // block.h   a pre-layer-norm transformer block; backward uses the same step numbers as forward
 //   mid = x + attention(layernorm(x))      y = mid + mlp(layernorm(mid))
 //   With t tensor-parallel ranks (Megatron-LM) each has NH_r = NH / t heads and 4 C / t channels of the MLP.
-//   The GEMMs into a branch (qkv, up) are column-parallel and need no reduction; those out of it (out, down)
-//   are row-parallel: their partial sums are reduced, and then the bias is added, once. comm/grid.h says
-//   which rows a rank holds, overlap.h how communication overlaps with GEMMs.
-//   x, y, mid (N_r, C), of N = B * T rows in all, those of sequence 0 first
+//   The GEMMs into a branch (qkv, up) are column-parallel and need no reduction in forward; those out of it
+//   (out, down) are row-parallel: their partial sums are reduced, and then the bias is added, once.
+//   comm/grid.h says which rows a rank holds, overlap.h how communication overlaps with GEMMs.
+//   x, y, mid (N_r, C): this rank's share of the N = B * T rows; sequence 0 comes first
 //   kept:  the tensors in BlockActivations
-//   communicates, with t > 1: forward an all-gather before qkv and a reduce-scatter behind out, the same
-//   before up and behind down; backward an all-gather of down's dy, one of up's input again, a reduce-scatter
-//   of its dx, and the same three for out and qkv. Without --sequence-parallel: an all-reduce behind out and
-//   one behind down, backward one of up's dx and one of qkv's
+//   communicates, with t > 1: in forward, an all-gather before qkv and a reduce-scatter after out, and the
+//   same before up and after down; in backward, an all-gather of down's dy, another of up's input, a
+//   reduce-scatter of up's dx, and the same three for out and qkv. Without sequence parallelism: in forward,
+//   an all-reduce after out and one after down; in backward, one of up's dx and one of qkv's dx
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
-//   A packed batch (evaluation, generation) runs forward only; its qkv is the KV cache (with
-//   the queries, which nobody reads again).
+//   A packed batch (evaluation, generation) runs forward only; the buffer qkv is its KV cache (queries are
+//   stored there too, but not read again).
 #pragma once
 #include "overlap.h"
 #include "params.h"
 
-// 1. layer norm of a chunk's first block, and of any block that backward recomputes; otherwise add_branch()
-// of the preceding block has already done it
+// 1. layer norm: called for a chunk's first block, and when backward recomputes a block; elsewhere the
+// preceding block's add_branch() has already computed it
 inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                         BatchShape batch) {
     layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], ctx.tp.rows(batch.rows()),
@@ -35,8 +35,8 @@ inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     round_weight(w[DOWN_W], linear, 4 * C_r, C, ctx.stream);
 }
 
-// From a.ln1 to the MLP branch (N_r, C), bias not yet added. If not wants_output: computes only what backward
-// reads, returns nullptr. w[tensor]: this rank's shards of the block's parameters, by BlockTensor
+// From a.ln1 to the output of the MLP branch (N_r, C), without its bias. If not wants_output: computes only
+// what backward reads and returns nullptr. w[BlockTensor]: this rank's shards of the block's parameters
 inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                                    BatchShape batch, bool wants_output) {
     const Scratch& scratch = ctx.scratch;
@@ -79,8 +79,7 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     });
 }
 
-// After block_forward: adds its branch to the residual stream, giving y; fused with the next block's step 1,
-// if there is one
+// After block_forward: y = a.mid + branch + bias; fused with step 1 of the next block, if the chunk has one
 inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branch, const floatX* bias,
                        const BlockActivations* next, const floatX* const* next_w, const LayerContext& ctx,
                        BatchShape batch) {
@@ -90,11 +89,11 @@ inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branc
                                next_w[LN1_B], N_r, C, ctx.stream);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. That of DOWN_B is not
-// among them: it is the sum of dx's rows, and whoever has computed dx has computed it. d_bias: gradient of
-// the bias last added to x, DOWN_B of the preceding block; nullptr: not wanted. With sequence parallelism,
-// gradients of tensors that every tensor-parallel rank holds whole cover only this rank's rows: optimizer.h
-// sums them, once per step.
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. DOWN_B's gradient is the
+// sum of the incoming dx's rows, so it is computed where dx is produced or received, not here. In turn, this
+// block computes d_bias, the gradient of the preceding block's DOWN_B (nullptr: not wanted). With sequence
+// parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums them over the
+// tensor-parallel ranks, once per step.
 inline void block_backward(floatX* dx, real* const* g, real* d_bias, const BlockActivations& a,
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
@@ -125,7 +124,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
         linear_backward(d_rows, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate, s);
     });
 
-    // 5. adds to the residual stream's gradient, whose row sum is also the gradient of step 4's bias
+    // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
     layernorm_backward(dx, {g[LN2_W], g[LN2_B], g[OUT_B]}, d_ln, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
                        accumulate, s);
 

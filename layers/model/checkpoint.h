@@ -10,7 +10,7 @@
 //                         vocab.bpe, autotuner choices, options, and for each rank: its file names, checksum
 //                         of its table, bytes of its values, and the tensors that have values there
 //                         (indices into parameter_table's list, e.g. 0-11,24)
-//     DAMAGED             a reader found a wrong checksum: no longer counts as complete
+//     DAMAGED             verify_older (save.h) found the checkpoint damaged: it no longer counts as complete
 //   Shapes are those of whole tensors: q, k and v per head, the vocabulary unpadded. m and v may be missing
 //   (an imported model): they start at 0. Without index.json, or with wrong checksums, a folder is not a
 //   checkpoint. Opening reads the index; tables are read when a tensor is requested, data when values are.
@@ -99,7 +99,8 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
     }
 }
 
-// swaps two folders atomically, so that there is a checkpoint of this name at any moment
+// Puts folder a in the place of b: atomically if the file system can exchange them. If not, b is missing for
+// a moment; should the run die then, FolderLock::remove_leftovers() restores it
 inline void swap_folders(const std::string& a, const std::string& b) {
     if (renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
     std::filesystem::rename(b, b + ".replaced");  // where the file system cannot exchange them
@@ -113,12 +114,12 @@ struct Checkpoint {
     std::string folder;
     RunState state;
     struct Piece {
-        std::vector<long> shape, start, count;  // of the tensor; the shard's place in it
+        std::vector<long> shape, start, count;  // shape: of the tensor; start, count: the shard in it
         std::string file;
         size_t offset, bytes;
         uint64_t sum;
         bool wide;   // float64
-        long first;  // its first value's index in the shard
+        long first;  // index in the shard of the piece's first value
         long values() const { return (long)(bytes / (wide ? 8 : 4)); }
     };
     struct RankFile {
@@ -362,14 +363,14 @@ struct Checkpoint {
             return;
         }
 
-        // another layout: row by row of the piece
+        // another layout: walks over the piece row by row
         long row = piece.count.back(), end = piece.first + piece.values();
         if (row == 0) return;
 
         std::vector<long> index(dims);
         for (long at = piece.first; at < end;) {
 
-            // a run of values within one row: its index in the whole tensor, relative to this shard
+            // a run of values within one row; index: the row's position relative to this rank's shard
             long rest = at / row, column = at % row, n = std::min(row - column, end - at), local = 0;
             bool inside = true;
             for (int d = (int)dims - 2; d >= 0; d--) {

@@ -1,6 +1,7 @@
 // config.h   configuration of a run: presets, the table of options, the model's shape, the batch-size ramp
-//   The parser (base/arguments.h), --help, the printed settings and the record in checkpoints are made from
-//   the table. A --config file has the same names, one a line, as `batch 1920`; the command line wins
+//   The parser (base/arguments.h), --help, the printed settings and the options recorded in checkpoints are
+//   generated from the table. A --config file uses the same names, one option per line (`batch 1920`); the
+//   command line overrides it.
 #pragma once
 #include <algorithm>
 #include <cerrno>
@@ -101,7 +102,7 @@ struct Option {
     Field field;
     double least;  // smallest valid number
     const char* help;
-    const char* bare = nullptr;  // its value if given without one
+    const char* bare = nullptr;  // the value if the option is given without one
     bool takes_auto = false;     // accepts `auto`, stored as `automatic`
 };
 
@@ -124,12 +125,12 @@ inline const std::vector<Option> option_table = [] {
         {"evaluate", &O::evaluate, 0,
          "task files from ./tasks: scored once, or with --train every --evaluate-every steps"},
         {"tokenizer", &O::tokenizer, 0,
-         "bytes, or the vocab.bpe the tokens were made with; needed to read and print text"},
+         "bytes, or vocab.bpe, to read and print text (default: the checkpoint's, else --train's)"},
         {"batch", &O::batch, 1,
          "sequences per step (global batch size); with a prompt file, prompts generated concurrently"},
         {"micro-batch", &O::micro_batch, 1,
-         "sequences per forward pass; divides --batch (default: up to 4); auto: as many as fit", nullptr,
-         true},
+         "sequences per forward pass; divides a replica's --batch (default: up to 4); auto: as many as fit",
+         nullptr, true},
         {"ramp-start", &O::ramp_start, 0, "batch ramp: sequences in the first step; 0: no ramp"},
         {"ramp-increment", &O::ramp_increment, 1, "batch ramp: batch-size increment (default: --ramp-start)"},
         {"ramp-tokens", &O::ramp_tokens, 1, "batch ramp: tokens until the full --batch is reached"},
@@ -138,7 +139,7 @@ inline const std::vector<Option> option_table = [] {
         {"learning-rate", &O::learning_rate, 0, "peak learning rate (default: the preset's)"},
         {"min-learning-rate", &O::min_learning_rate, 0,
          "learning rate after the decay (default: a tenth of the peak)"},
-        {"warmup-tokens", &O::warmup_tokens, 0, "tokens of linear warm-up (default: 1 % of the run)"},
+        {"warmup-tokens", &O::warmup_tokens, 0, "tokens of linear warm-up (default: 1 % of the decay)"},
         {"decay-tokens", &O::decay_tokens, 0,
          "tokens at which the cosine decay ends (default: the whole run)"},
         {"beta1", &O::beta1, 0, "AdamW's beta1"},
@@ -203,7 +204,7 @@ inline const std::vector<Option> option_table = [] {
         {"check-every", &O::check_every, 0,
          "every this many steps, compute a step twice and compare replicated state bitwise; 0: never"},
         {"comm-timeout", &O::comm_timeout, 1,
-         "seconds a call may wait for other ranks before it ends the run"},
+         "seconds a collective or message may wait for other ranks before the run is aborted"},
         {"graph", &O::graph, 0,
          "yes or no: run a step as one CUDA graph (multiple ranks: NCCL); auto: on one rank, if faster"},
         {"tuning", &O::tuning, 0,
@@ -239,8 +240,8 @@ inline const std::vector<Option> option_table = [] {
          "print each operation's time over this many steps, from the third on", "5"},
         {"config", &O::config, 0, "file of options, one `NAME VALUE` per line"},
         {"generate", &O::generate, 0,
-         "continue this text, standard input (-; line by line on a terminal), or each prompt of a "
-         "FILE.jsonl (-.jsonl: of standard input, as they come), with the checkpoint in --resume"},
+         "text to continue with the model of --resume; -: standard input, line by line on a terminal; "
+         "FILE.jsonl: each of its prompts; -.jsonl: prompts from standard input, as they arrive"},
         {"help", &O::help, 0, "print this list"},
         {"version", &O::version, 0, "print the version"},
     };
@@ -370,8 +371,8 @@ inline std::string divisors_near(long of, long wanted) {  // the nearest divisor
         : text("%ld or %ld", below, above);
 }
 
-// global batch size of the step that begins after `samples`: grows from ramp_start to batch by
-// ramp_increment, at equal intervals of ramp_tokens (Megatron-LM's --rampup-batch-size)
+// global batch size of the step that begins after `samples`: grows from ramp_start to batch in increments of
+// ramp_increment, evenly spread over the first ramp_tokens (Megatron-LM's --rampup-batch-size)
 inline int batch_after(const Options& o, uint64_t samples) {
     if (!o.ramp_start) return o.batch;
     double ramp = (double)o.ramp_tokens / o.sequence;

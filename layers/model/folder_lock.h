@@ -9,9 +9,9 @@
 #include "../../comm/hosts.h"
 #include "../base/file.h"
 
-// DIR/.lock names the host and process that write there. On the same host (and boot) flock() tells whether
-// the holder lives; on another host its heartbeat does: the holder touches the file every `beat` seconds, and
-// if it has not been touched for two beats, the holder is dead.
+// DIR/.lock names the host and process that writes there. On the same host (and boot) flock() shows whether
+// the holder is alive. Other hosts watch its heartbeat: the holder touches the file every `beat` seconds; if
+// it has not been touched for two beats, the holder is considered dead.
 class FolderLock {
     static constexpr int beat = 5;  // seconds
     std::string path;
@@ -35,7 +35,7 @@ class FolderLock {
         return text("host %s (%.8s)", comm::host_name().c_str(), boot);
     }
 
-    // whether the holder touches the file within two beats; reopened, since a network file system may cache
+    // whether the holder touches the file within two beats; opens it again, as NFS may cache its time stamp
     bool beats() const {
         struct stat before = {}, now = {};
         stat(path.c_str(), &before);
@@ -64,7 +64,7 @@ public:
         bool is_elsewhere =
             fstat(fd, &info) == 0 && info.st_size > 0 && there.rfind(this_host() + ",", 0) != 0;
 
-        // a dead host's lock may linger on the file system for minutes: its heartbeat decides
+        // a network file system may keep a dead host's flock() for minutes, so the heartbeat decides
         if (is_elsewhere ? beats() : is_locked) refuse(there);
         if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
             fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
@@ -90,7 +90,7 @@ public:
         if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
     }
 
-    // removes what interrupted saves left behind; restores a checkpoint that one was about to replace
+    // removes what interrupted saves left behind; restores a checkpoint that such a save had moved aside
     static void remove_leftovers(const std::string& dir) {
         std::error_code ignored;
         std::vector<std::string> replaced_ones;
@@ -99,7 +99,7 @@ public:
             if (path.ends_with(".replaced")) replaced_ones.push_back(path);
         }
 
-        // a checkpoint that was to replace another was not yet in its place
+        // moved aside by swap_folders(), but the new checkpoint never took its place: restore it
         for (auto& path : replaced_ones) {
             std::string whole = path.substr(0, path.rfind('.'));
             if (!std::filesystem::exists(whole)) std::filesystem::rename(path, whole, ignored);

@@ -78,8 +78,8 @@ inline void check_metrics(const Run& run) {
     if (!file || fclose(file)) fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
 }
 
-// Continues the metrics file from the resumed checkpoint: lines of later steps are dropped, as these will be
-// repeated. A new run keeps an earlier run's file as FILE.previous.
+// Continues the metrics file from the resumed checkpoint: drops the lines of later steps, which will be run
+// again. A new run renames an earlier run's file to FILE.previous.
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0()) return;
@@ -112,11 +112,11 @@ class StepReporter {
     const Run& run;
     double flops, peak;      // FLOPs per token; peak FLOP/s of all devices
     double pace = 0;         // seconds per token, smoothed
-    double usual = 0;        // expected seconds of the last step: from the pace before it
-    bool check_was_told = false;
+    double usual = 0;        // seconds expected for the last step, from the pace of earlier steps
+    bool check_was_reported = false;
     double last_print = 0;
     std::string unwritten;   // lines that could not be written yet
-    bool was_told = false;
+    bool error_was_reported = false;
 
     void write_metrics(const StepResult& r, double speed) {
         std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %s", run.state.step,
@@ -151,10 +151,10 @@ class StepReporter {
         if (fd >= 0) close(fd);
 
         if (written) unwritten.clear();
-        else if (!was_told)
-            fprintf(stderr, "--metrics %s: cannot be written: %s: training goes on, lines are kept until "
-                    "they can\n", path.c_str(), strerror(reason));
-        was_told = !written;
+        else if (!error_was_reported)
+            fprintf(stderr, "--metrics %s: cannot be written: %s: training continues; the lines are kept and "
+                    "written later\n", path.c_str(), strerror(reason));
+        error_was_reported = !written;
     }
 
 public:
@@ -187,8 +187,8 @@ public:
 
     // prints, once, the cost of a --check-every step that found nothing; took: seconds of step and comparison
     void report_check(double took) {
-        if (check_was_told || usual <= 0 || run.options.check_every < 2 || !run.is_rank0()) return;
-        check_was_told = true;
+        if (check_was_reported || usual <= 0 || run.options.check_every < 2 || !run.is_rank0()) return;
+        check_was_reported = true;
         double share = (took / usual - 1) / (double)run.options.check_every;
         printf("check     step %ld: nothing is wrong; it took %.1f x a step's time, %.2g %% of the run\n",
                run.state.step, took / usual, 100 * share);

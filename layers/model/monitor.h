@@ -1,5 +1,6 @@
 // monitor.h   monitors across steps: loss and gradient-norm spikes, flipped bits, slow ranks
-//   Every rank sees the same numbers (step_reports.h; the norm is all-reduced) and decides the same.
+//   Spikes: every rank sees the same loss (step_reports.h) and norm (all-reduced), so all decide alike.
+//   Flipped bits: each rank checks itself. Slow ranks: rank 0 compares all.
 #pragma once
 #include "step_reports.h"
 #include "metrics.h"
@@ -16,7 +17,7 @@ public:
         variance = (1 - weight) * (variance + weight * delta * delta);
     }
 
-    // `z` standard deviations above the mean; infinite until enough values have been seen
+    // `z` standard deviations above the mean; infinite if z is 0 or too few values have been seen
     double limit(double z) const {
         constexpr long enough = 30;
         return z > 0 && seen >= enough ? mean + z * std::sqrt(variance) : INFINITY;
@@ -36,9 +37,9 @@ struct SpikeMonitor {
     }
 };
 
-// What --check-every checks within a step (replicas.h compares across ranks): parameters must be the same
-// before the update as when they were gathered, and computing the step twice must give the same gradients. So
-// it finds bits that flip in parameters, gradients or activations, and devices that compute wrongly. The step
+// What --check-every checks within a step (replicas.h compares across ranks): parameters must not change
+// between their all-gather and the update, and computing the gradients twice must give the same bits. This
+// finds bits that flip in parameters, gradients or activations, and devices that compute wrongly. The step
 // takes twice as long.
 class RepeatedStep {
     Model& model;
@@ -119,9 +120,9 @@ public:
 
 // ---- slow ranks ------------------------------------------------------------------------------------------
 
-// A rank is slow if in five consecutive steps it computes longer than --slow-factor times its peers' time,
-// and longer than that time by a few hundredths of a second. Peers' time: the lower median over the ranks of
-// its stage or, if it is alone there, over all ranks.
+// A rank is slow if in five consecutive steps its compute time exceeds --slow-factor times its peers' time,
+// and exceeds that time by more than `noise`. Peers' time: the lower median over the ranks of its stage or,
+// if the stage has one rank, over all ranks.
 class SlowRankMonitor {
     std::vector<int> slow_steps;  // consecutive slow steps, by rank
 

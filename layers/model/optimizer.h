@@ -1,9 +1,10 @@
 // optimizer.h   AdamW over the flat buffers, sharded over the data-parallel ranks (ZeRO stage 1)
-//   Every bucket of the flat buffers is split into d equal slices. Data-parallel rank i owns slice i: it gets
-//   the summed gradients there, alone holds its master weights and moments, and updates it; then all gather
-//   the new parameters. With one shard (--zero 0, or d = 1) each rank owns all and all-reduces gradients.
+//   Every bucket of the flat buffers is split into d equal slices. Data-parallel rank i owns slice i: it
+//   receives the slice's summed gradients, alone holds its master weights and moments, and updates it; then
+//   the new parameters are all-gathered. With one shard (--zero 0, or d = 1) each rank owns everything, and
+//   gradients are all-reduced.
 //   low_bits, m, v: for the owned slices, in the format of adamw_state.cuh
-//   Bytes per parameter in bf16: 2, its gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
+//   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
 //   norm = L2 over all gradients, each counted once; gradients are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
@@ -66,11 +67,11 @@ struct Optimizer {
     uint8_t* flags = nullptr;
     Slice* device_slices;
     double *squares, *square_parts;
-    HyperParameters *hyper, *next_hyper = nullptr;  // this step's; next_hyper: pinned host memory
+    HyperParameters *hyper, *next_hyper = nullptr;  // on the device; next_hyper: pinned host memory
     Clip* clip;
     StateCheck* state_check;
-    // sums over bits, in steps that --check-every checks: of the parameters at the start and before the
-    // update, of the gradients from the first and the second computation
+    // checksums for --check-every: parameters at the start of the step and before the update, gradients of
+    // the first and of the second computation
     unsigned long long* bit_sums;
     static constexpr int bit_sum_count = 4;
 
@@ -133,8 +134,8 @@ struct Optimizer {
         return all;
     }
 
-    // for the step that is enqueued next; steps count from 1. If the norm before clipping or the sum of
-    // losses exceeds its limit, there is no update
+    // Sets the hyper-parameters of the next step to be enqueued; steps count from 1. The device skips the
+    // update if the norm before clipping or the sum of losses exceeds its limit
     void set_hyper_parameters(const Options& options, double rate, long step, double norm_limit = INFINITY,
                               double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
@@ -147,7 +148,7 @@ struct Optimizer {
         for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
     }
 
-    // call(AdamWState) for values from `at` in the flat buffers and `state_offset` in low_bits, m and v
+    // call(AdamWState): its values start at `at` in the flat buffers, at `state_offset` in low_bits, m and v
     template <class Function>
     void with_state(const Model& model, long at, long state_offset, Function call) const {
         floatX* parameters = model.weights + at;
@@ -185,8 +186,8 @@ inline double scheduled_rate(const Options& o, double tokens) {
 
 // ---- the update ------------------------------------------------------------------------------------------
 
-// After the last backward, which started the reductions over d: waits for them, then does the remaining sums
-// over t and over the tied embedding, in place. Then this rank's slices hold complete gradients.
+// The last backward started the reductions over d: waits for them, then sums over t and over the copies of
+// the tied embedding, in place. Afterwards this rank's slices hold complete gradients.
 inline void finish_reductions(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
@@ -194,7 +195,7 @@ inline void finish_reductions(Model& model) {
 
     if (model.tp.sequence_parallel) {
         comm::group_begin();
-        for (auto& p : model.table.list)  // partial sums over this rank's rows; only the owned slice is read
+        for (auto& p : model.table.list)  // partial sums -> whole sums, used only in the owned slices
             if (!p.split)
                 comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
                                  model.stream);
@@ -266,8 +267,9 @@ inline Clip last_clip(Model& model, const Optimizer& optimizer) {
 
 // ---- values ----------------------------------------------------------------------------------------------
 
-// Copies n values of the state to the host; write_state() copies them back. Other formats are converted in
-// the gradient buffer, which is free between steps; it is zeroed afterwards because its padding must stay 0
+// Copies n values of the state to the host; write_state() copies them back. Values not stored as real are
+// converted in the gradient buffer, which is free between steps. It is zeroed afterwards, because its padding
+// must stay 0
 inline void copy_state_to_host(real* to, Model& model, const Optimizer& optimizer, StateKind kind, long at,
                        long state_offset, long n) {
     const real* from = optimizer.kept_as_real(model, kind, at, state_offset);

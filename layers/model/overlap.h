@@ -1,7 +1,7 @@
 // overlap.h   a block's GEMMs and their tensor-parallel calls, overlapped with --tensor-chunks k
 //   The N rows are split into k chunks; chunk i starts at row i N / k. With sequence parallelism k divides t,
-//   so a chunk is the rows of t / k ranks: each of them broadcasts its rows, or has them reduced to it.
-//   Without it, a chunk's partial sums are all-reduced.
+//   and a chunk is the rows of t / k ranks: each of them broadcasts its rows, or is the root of a reduce of
+//   them. Without sequence parallelism, a chunk's partial sums are all-reduced.
 //
 //     k = 2              compute stream           tp_stream
 //     gathered_gemm                               gather chunk 0
@@ -15,14 +15,14 @@
 //
 //   reduced_backward needs no chunks (Megatron-LM does the same). With k = 1 everything is on the compute
 //   stream. Results are the same, except that sums over ranks may be added in another order. GEMMs over fewer
-//   rows may be slower: --plan says what is gained.
+//   rows may be slower: --plan predicts the gain.
 #pragma once
 #include "activations.h"
 
 struct RowRange {
     int first, count;
     bool is_whole;  // all N rows
-    long at(long width) const { return first * width; }  // offset of its first row in a buffer of this width
+    long at(long width) const { return first * width; }  // offset of row `first` in a buffer (N, width)
 };
 
 // packed batches are not chunked: they can have any number of rows
@@ -44,8 +44,8 @@ void for_each_owner(const TensorParallel& tp, RowRange rows, int N, Call call) {
     comm::group_end();
 }
 
-// Gathers own (N_r, C) over the ranks, chunk by chunk, and calls gemm(rows, range) on each chunk, whose first
-// row is at `rows`. Returns all N rows
+// All-gathers `own` (N_r, C) chunk by chunk and calls gemm(rows, range) for each chunk; `rows` points to the
+// first row of the range. Returns all N rows
 template <class Gemm>
 const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchShape batch, const char* label,
                             Gemm gemm, comm::Where where = comm::Where::current()) {
@@ -58,7 +58,7 @@ const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchSha
         return rows;
     }
 
-    // all gathers are enqueued at once; a chunk's GEMM waits for its own
+    // enqueues all gathers at once; each chunk's GEMM waits only for that chunk's gather
     std::vector<comm::StreamEvent> gathered;
     comm::wait_stream(tp.stream, ctx.stream);
     for (int i = 0; i < chunks; i++) {
@@ -78,8 +78,8 @@ const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchSha
     return all;
 }
 
-// gemm(rows, range) computes this rank's partial sums (N, C) for a range of rows, the first of them at
-// `rows`. Returns the sums over all ranks for this rank's rows
+// gemm(rows, range) computes this rank's partial sums for a range of the N rows; `rows` points to the first
+// row of the range. Returns the sums over all ranks for this rank's rows
 template <class Gemm>
 const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char* label, Gemm gemm,
                            comm::Where where = comm::Where::current()) {
@@ -112,9 +112,9 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
     return reduced;
 }
 
-// Backward of a GEMM into a layer, whose input rows were gathered. backward(dx, rows) sets dx (N, C) unless
-// it is nullptr, and computes the weights' gradient from all rows unless `rows` is nullptr. Returns the sums
-// of dx over all ranks for this rank's rows
+// Backward of a column-parallel GEMM, whose input rows are gathered again. backward(dx, rows) sets dx (N, C)
+// unless dx is nullptr, and computes the weight gradient from all rows unless `rows` is nullptr. Returns the
+// sum of dx over all ranks for this rank's rows
 struct BackwardLabels { const char *rows, *sum; };
 template <class Backward>
 floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape batch, BackwardLabels labels,

@@ -1,20 +1,20 @@
 // params.h   the table of tensors, used by initialisation, optimizer, gradient norm, checkpoint, export
 //   Names are GPT-2's. All parameters of a rank are in one flat buffer in the order of the table, layer after
 //   layer; gradients and optimizer state are in buffers with the same order.
-//   With t tensor-parallel ranks a split tensor is cut into t equal shards along one dimension; the others
-//   are replicated. Buckets (token embedding, positions, each layer, final layer norm) are padded so that
-//   data-parallel ranks own equal slices of each, regardless of tensor boundaries.
-//   With p pipeline stages of v chunks a rank's table lists the tensors of its stage: stage r has the layers
-//   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c; the first stage has the embeddings,
-//   the last the final layer norm and, for the logits, a copy of the token embedding. The copy is a bucket of
-//   its own, sharded like the original; it is not counted in the norm and not saved.
+//   With t tensor-parallel ranks, split tensors are cut into t equal shards along one dimension; all other
+//   tensors are replicated. Buckets (token embedding, positions, each layer, final layer norm) are padded so
+//   that data-parallel ranks own equal slices of each, regardless of tensor boundaries.
+//   With p pipeline stages of v chunks, a rank's table lists the tensors of its stage: stage r has the layers
+//   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c. The first stage has the embeddings;
+//   the last has the final layer norm and, for the logits, a copy of the token embedding. The copy is a
+//   separate bucket, sharded like the original; it is not counted in the norm and not saved.
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
-//   To add a tensor to the block: a row in block_rows and its name in BlockTensor (compared at compile time),
-//   its use in block.h, and the same in scripts/reference_pytorch.py, which writes reference_pytorch.json
-//   anew: ./test_gpt pytorch compares each gradient with it by name. One that --fp8 rounds: round_weights()
-//   in block.h as well; one that ./convert knows: layers/convert/model.h. To add any other tensor: a line in
-//   parameter_table(), its index beside those that follow it there, its use in stage.h, which also waits for
-//   its bucket and reduces it; the same check compares its gradient.
+//   To add a tensor to the block: add a row to block_rows and its name to BlockTensor (compared at compile
+//   time), use it in block.h, and add it to scripts/reference_pytorch.py, which regenerates
+//   reference_pytorch.json: ./test_gpt pytorch compares every gradient by name. If --fp8 rounds it, extend
+//   round_weights() in block.h; if ./convert knows it, layers/convert/model.h. To add any other tensor: add a
+//   line to parameter_table(), correct the indices there (wte, wpe, blocks, lnf), and use it in stage.h,
+//   where its bucket must also be awaited and reduced; the same check compares its gradient.
 #pragma once
 #include <cmath>
 #include <iterator>
@@ -24,7 +24,7 @@
 
 struct Parameter {
     std::string name;
-    // of the whole tensor, as in checkpoints: QKV's rows head by head, q, k and v of each; V unpadded
+    // of the whole tensor, as in checkpoints: QKV's rows are ordered by head, then q, k, v; V is unpadded
     std::vector<long> shape;
     std::vector<long> start, count;  // this rank's shard in it
     bool split;                      // sharded over tensor-parallel ranks; otherwise replicated
@@ -43,7 +43,7 @@ struct Parameter {
     }
 
     long stored() const { return product(count); }
-    // contiguous runs: run(first element in the whole tensor, first element in the shard, length)
+    // calls run(first element in the whole tensor, first element in the shard, length) per contiguous run
     template <class Run>
     void for_each_run(Run run) const {
         long inner = 1, at = 0;  // inner: elements per index of the split dimension

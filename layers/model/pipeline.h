@@ -51,8 +51,8 @@ inline Message message_of(Model& model, const Instruction& op) {
             return {grid.forward_out, model.in_flight[op.slot].y, "activations"};
         case Instruction::ReceiveForward: return {grid.forward_in, model.inputs[op.input], "activations"};
         case Instruction::SendBackward:
-            return {grid.backward_out, model.dx_buffers[op.dx], "their gradient"};
-        default: return {grid.backward_in, model.dx_buffers[op.dx], "their gradient"};
+            return {grid.backward_out, model.dx_buffers[op.dx], "activation gradients"};
+        default: return {grid.backward_in, model.dx_buffers[op.dx], "activation gradients"};
     }
 }
 
@@ -96,8 +96,8 @@ inline void await_message(Model& model, Buffer& buffer, const char* label, Batch
     comm::all_gather(model.grid.tp, buffer.x, buffer.x + share.offset, share.n, label, model.stream);
 }
 
-// Waits until no message is in transit between stages. Buffers are awaited before they are reused, but
-// nothing else awaits the last sends of a run, and MPI can only finish once it has seen every send complete
+// Waits until no message is in transit between stages. A send is otherwise awaited only when its buffer is
+// reused, which never happens for the last sends of a run; MPI cannot finish before every send has completed
 inline void finish_messages(Model& model) {
     Grid& grid = model.grid;
     if (grid.p == 1) return;
@@ -105,8 +105,8 @@ inline void finish_messages(Model& model) {
         if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream), "messages");
 }
 
-// The compute stream waits for all that earlier steps gather and send. A CUDA graph of a step begins and ends
-// with this, because events inside and outside of a graph cannot wait for each other
+// The compute stream waits for all all-gathers and sends of earlier steps. A step that becomes a CUDA graph
+// begins and ends with this, because streams cannot wait for events across the border of a graph
 inline void await_communication(Model& model) {
     model.await_parameters();
     for (InFlight& kept : model.in_flight) await_sent(model, kept.y);
@@ -136,7 +136,7 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
             forward(model, mb, dloss);
         } else {
             mb.dx_buffer = &model.dx_buffers[op.dx];
-            await_message(model, *mb.dx_buffer, "their gradient", mb.batch);
+            await_message(model, *mb.dx_buffer, "activation gradients", mb.batch);
             backward(model, mb, dloss);
         }
     }

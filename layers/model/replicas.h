@@ -1,6 +1,6 @@
-// replicas.h   --check-every N compares, bit by bit, what several ranks replicate. monitor.h checks what only
-//   one rank holds, and what is overwritten before it can be compared
-//   over t      tensors that every tensor rank holds whole: parameters, and the owned part of low_bits, m, v
+// replicas.h   --check-every N: compares replicated state across ranks, bit by bit. State that only one rank
+//   holds, or that is overwritten before it could be compared here, is checked in monitor.h
+//   over t      replicated tensors: parameters, and the owned part of low_bits, m, v
 //   over d      all parameters; if not sharded (--zero 0), low_bits, m and v too
 //   first and last stage   the token embedding: parameters, and the owned part of low_bits, m and v
 #pragma once

@@ -1,7 +1,7 @@
-// resolve.h   start of a run: every open setting is resolved, or rejected before anything begins
-//   Options override the preset, but not what a checkpoint fixes (shape, seed; the tokenizer by default). All
-//   other options must be given again on resume. The resolved settings are printed, and recorded in
-//   checkpoints.
+// resolve.h   start of a run: resolves every setting that was left open, and rejects what cannot work before
+//   anything begins. Options override the preset, but not what a checkpoint fixes (shape, seed; the tokenizer
+//   by default). All other options must be given again on resume. The resolved settings are printed, and
+//   recorded in checkpoints.
 #pragma once
 #include <unistd.h>
 #include <numeric>
@@ -143,7 +143,7 @@ inline void resolve_last_step(Run& run) {
     run.last_tokens = tokens;
 }
 
-// in tokens: decay to the run's end unless given, warm-up over 1 % of it
+// defaults, in tokens: decay over --until-tokens or else the whole run, warm-up over 1 % of the decay
 inline void resolve_learning_rate(Run& run) {
     Options& o = run.options;
     if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
@@ -280,7 +280,7 @@ inline int planned_vocabulary(const Options& o) {
     try {
         return Blend(o.train, o.sequence ? o.sequence : find_preset(o.model).sequence, 0).file_vocabulary();
     } catch (const Error& e) {
-        fprintf(stderr, "note: %s; GPT-2's vocabulary is planned with\n", e.what());
+        fprintf(stderr, "note: %s; planning with GPT-2's vocabulary\n", e.what());
         return 0;
     }
 }

@@ -1,9 +1,10 @@
 // resume.h   loads a checkpoint into a model
-//   Each rank reads what it owns in a background thread, while all ranks exchange their status: a slow disk
-//   is not mistaken for a hang. Of sharded master weights and moments each data-parallel rank reads its
-//   slice; the parameters are rounded from the slices and gathered. So if the layout is unchanged, each byte
-//   is read once; for another layout Checkpoint::read puts together what each new shard needs. Nothing of a
-//   damaged checkpoint is kept: all ranks fall back to the next older one.
+//   Each rank reads the state it owns in a background thread, while all ranks exchange their status, so that
+//   a slow disk is not mistaken for a hang. If the optimizer is sharded, a data-parallel rank reads only its
+//   slice of the master weights and moments; parameters are rounded from the slices and all-gathered. If the
+//   layout is unchanged, each byte of the sharded state is read once, except where t ranks replicate it; for
+//   another layout, Checkpoint::read assembles each new shard. If a rank finds damage, nothing of that
+//   checkpoint is used: all ranks fall back to the next older one.
 #pragma once
 #include "run.h"
 #include "save.h"
@@ -47,7 +48,7 @@ inline void store_state(const LoadedState& state, Model& model, Optimizer* optim
                         range.n);
     }
 
-    // every rank has its slice of the parameters: gather the others'
+    // each rank has set only its own slice of the parameters: all-gather them
     if (!optimizer || model.table.layout.optimizer_shards == 1) return;
     for (auto& bucket : model.table.buckets) {
         long slice = bucket.elements / model.grid.d;
@@ -60,7 +61,7 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* optimi
     store_state(read_state(c, model, optimizer), model, optimizer);
 }
 
-// moves aside what --resume-before passes over; otherwise the next start would resume from it
+// renames the checkpoints that --resume-before skips; otherwise the next start would resume from them
 inline void set_aside_newer(const std::string& dir, long before) {
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) < before) continue;

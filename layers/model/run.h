@@ -56,7 +56,7 @@ inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
     };
     if (run.train) for (auto& set : run.train->sets) add(train, set);
     if (run.validation) add(validation, *run.validation);
-    uint64_t resumed = 0;  // all of them: if the newest is damaged, an older one is loaded
+    uint64_t resumed = 0;  // of all checkpoints: if the newest is damaged, an older one is loaded
     for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
     return {{"the training set", train, "copy the same files to all hosts"},
             {"the validation set", validation, "copy the same files to all hosts"},

@@ -1,19 +1,19 @@
-// samples.h   the samples of a step: chosen by number, and read into pinned host memory in the background
-//             while the step before computes
+// samples.h   the samples of a step: chosen by index, and read into pinned host memory in the background
+//             while the previous step computes
 //   Micro-batches are dealt round-robin to the data-parallel ranks: sequence b of this rank's micro-batch i
-//   is number (i d + data) B + b of the step's samples. A read error belongs to the step that needs the data;
-//   all ranks learn of it at the end of the step before (step_reports.h).
+//   is sample (i d + data) B + b of the step. If a step's samples cannot be read, the rank reports that at
+//   the end of the previous step (step_reports.h).
 #pragma once
 #include <future>
 #include <numeric>
 #include "run.h"
 
 struct StepSamples {
-    uint64_t first = 0;  // number of its first sample in the run
+    uint64_t first = 0;  // index in the run of the step's first sample
     int batch = 0, token_buffer = 0;  // token_buffer: which of Model.host_tokens holds their tokens
-    std::vector<SetChoice> chosen;  // of the whole batch, over all ranks
-    std::vector<uint64_t> counted;  // of the whole batch: tokens of each set whose losses count
-    double tokens() const {         // 1 if there are none: then all sums are 0
+    std::vector<SetChoice> chosen;  // of the global batch
+    std::vector<uint64_t> counted;  // tokens of the global batch whose losses count, by set of the blend
+    double tokens() const {         // at least 1: a mean over no tokens is 0 / 1
         return std::max(1.0, (double)std::accumulate(counted.begin(), counted.end(), uint64_t(0)));
     }
 };

@@ -1,14 +1,17 @@
 // save.h   writes checkpoints while training continues
 //   A save begins with a snapshot: the master weights and moments that this rank will write are copied to the
 //   host. Replicas write equal shares of the state, so that no two ranks write the same values and nothing
-//   has to be gathered. From then on a thread on each rank works, stage by stage. A stage begins on all ranks
-//   once the one before it has ended on all; they learn this at the end of each step (step_reports.h):
+//   has to be gathered. The rest runs in a background thread on each rank, in stages. A stage begins when all
+//   ranks have finished the previous one; ranks exchange their status at the end of each step
+//   (step_reports.h):
 //     write     every rank: its values and its table, in DIR/.step-N.partial
 //     publish   rank 0: vocabulary and index; then the folder is renamed
-//     verify    every rank: reads its file back, bypassing the page cache if possible, and compares values
+//     verify    every rank: reads its file back, bypassing the page cache if possible, and compares values;
+//               then verifies its share of the older checkpoints that --keep counts
 //     drop      rank 0: removes checkpoints beyond --keep
-//   A failure is reported, and retried with a new snapshot at a later step; after --save-attempts failures in
-//   a row the run ends. Only one run at a time uses a --save folder (FolderLock).
+//     tidy      rank 0, only after a failure: removes what the save left behind
+//   A failed save is reported and tried again with a new snapshot at a later step; after --save-attempts
+//   failures in a row the run ends. Only one run at a time may use a --save folder (FolderLock).
 #pragma once
 #include <future>
 #include "folder_lock.h"
@@ -23,7 +26,7 @@ struct ShardRange {
     Parameter parameter;
     StateKind kind;
     long first, n;
-    long state_offset;  // offset in the slices that this rank owns; -1: not owned
+    long state_offset;  // offset in low_bits, m and v; -1: there is no optimizer
     size_t at;          // offset in the snapshot's values
 
     long in_buffers() const { return parameter.offset + first; }
@@ -67,7 +70,7 @@ struct Snapshot {
 struct WrittenFile {
     uint64_t table_sum;
     size_t bytes;
-    std::vector<uint64_t> tensors;  // one bit per tensor of the model that it has values of
+    std::vector<uint64_t> tensors;  // bit i: the file has values of tensor i of the model
     double seconds = 0;             // for checksums, writing and fsync
 };
 
@@ -148,8 +151,8 @@ inline void verify_rank_file(const std::string& folder, int rank, const Snapshot
         }
 }
 
-// Each rank verifies its share of the older checkpoints that --keep relies on. A damaged one is marked: it no
-// longer counts, so no older checkpoint is removed on its account.
+// Each rank verifies its share of the older checkpoints that --keep counts. A damaged one is marked and no
+// longer counts, so an older checkpoint is kept in its stead.
 inline void verify_older(const std::string& dir, long step, long keep, const comm::Group& world) {
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) >= step) continue;
@@ -269,7 +272,7 @@ public:
     bool is_idle() const { return stage == Idle; }
     bool is_stuck() const { return stuck && !is_idle(); }  // training no longer waits for it
     double seconds_under_way() const { return seconds() - began; }
-    // skips a save that became due while this one is running; it counts as failed
+    // skips the save that is due because the previous one is still running; the skipped one counts as failed
     void leave_out() {
         stuck = true;
         failures++;
@@ -294,7 +297,7 @@ public:
         double young = std::max(took, std::sqrt(2 * std::max(blocked, 1e-3) * o.mtbf * 3600));
         double interval = o.mtbf > 0 ? young : o.save_seconds;
         if (o.mtbf > 0 && o.save_seconds > 0) interval = std::min(young, o.save_seconds);
-        constexpr double patience = 600;  // for a save that is still running
+        constexpr double patience = 600;  // extra seconds for a save that is still running
         return seconds() - due_since >= interval + (stage == Idle ? 0 : patience);
     }
 
@@ -316,7 +319,7 @@ public:
         began = due_since = seconds();
         stuck = false;
         state = run.state;
-        model.await_parameters();  // they hold halves of the master weights
+        model.await_parameters();  // in bf16 they are the upper halves of the master weights
         for (auto& range : snapshot.ranges)
             copy_state_to_host(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
                                range.state_offset, range.n);
@@ -341,9 +344,9 @@ public:
         std::vector<WrittenFile> files;
         all_bytes = 0;
         all_seconds = 0;
-        for (auto its = all.begin(); its != all.end(); its += (long)each) {
-            files.push_back({(uint64_t)its[0], (size_t)its[1], {its + 3, its + (long)each},
-                             std::bit_cast<double>(its[2])});
+        for (auto entry = all.begin(); entry != all.end(); entry += (long)each) {
+            files.push_back({(uint64_t)entry[0], (size_t)entry[1], {entry + 3, entry + (long)each},
+                             std::bit_cast<double>(entry[2])});
             all_bytes += files.back().bytes;
             all_seconds = std::max(all_seconds, files.back().seconds);
         }
@@ -411,7 +414,7 @@ private:
         start(at == Tidy ? Idle : Tidy, is_first() && at != Tidy, [this, at] {
             FolderLock::remove_leftovers(run.options.save);
             if (at != Verify) return;
-            std::filesystem::remove(folder() + "/index.json");  // then it is no checkpoint any more
+            std::filesystem::remove(folder() + "/index.json");  // first: without it, not a checkpoint
             std::filesystem::remove_all(folder());
         });
     }

@@ -1,5 +1,5 @@
-// setup.h   what a rank sets up from the resolved options: schedules, sizes, and choices timed at the start
-//   Training and --plan share all of this: train_gpt.cu builds from it, --plan prints it.
+// setup.h   what a rank derives from the resolved options: schedules and sizes, which --plan shares, and the
+//   choices that training times before its first step
 #pragma once
 #include <map>
 #include <numeric>
@@ -21,7 +21,7 @@ inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
     return s;
 }
 
-// samples: consumed so far; batch sizes that the ramp has passed are left out
+// one per batch size still to come. samples: consumed so far
 inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, uint64_t samples) {
     Schedules all;
     for (int batch : batches_from(o, samples)) {
@@ -49,7 +49,8 @@ struct Target {
 };
 constexpr Target gpu_target = {{"bf16", 2, 4}, cublas_workspace, true};
 
-// kernels need bf16 and certain head sizes; plain loops take any, but `auto` uses flash for the same sizes
+// flash kernels need bf16 and certain head sizes; builds without kernels accept every head size, but with
+// --attention auto they use flash for the same ones
 inline bool uses_flash(const Options& o, const Target& target) {
     int HS = o.hidden / o.heads;
     bool has_kernel = flash_head_size(HS) && (target.precision.x == 2 || !target.kernels);
@@ -243,7 +244,7 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
 
-    if (model.grid.world.size == 1) {  // loads its kernels before a capture; limits of -1 prevent an update
+    if (model.grid.world.size == 1) {  // loads kernels before a capture; limits of -1 skip the update
         optimizer.set_hyper_parameters(o, 0, 1, -1, -1);
         update_parameters(model, optimizer, o.clip);
         synchronize(model.stream);

@@ -4,11 +4,11 @@
 //     in_flight[slot] activations of one micro-batch in one chunk of layers, from forward to backward
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
-//   A bucket's gradients start their reduction over data-parallel ranks as soon as the last micro-batch has
-//   added to them; a bucket's new parameters are awaited where they are first read.
-//   To add a layer to the model: layers/NAME.cuh (ref, gpu, and the Operation they share), its call here or
-//   in block.h, its tensors in params.h and activations.h. What fails if one is forgotten:
-//   .github/CONTRIBUTING.md.
+//   The reduction of a bucket's gradients over data-parallel ranks starts as soon as the last micro-batch has
+//   added to them; forward waits for a bucket's new parameters just before it first reads them.
+//   To add a layer to the model: write layers/NAME.cuh (ref, gpu, and the Operation they share), call it here
+//   or in block.h, and add its tensors to params.h and activations.h. .github/CONTRIBUTING.md says which
+//   check fails if a place is forgotten.
 #pragma once
 #include <array>
 #include "../../comm/grid.h"
@@ -26,14 +26,15 @@ struct Model {
     floatX* weights = nullptr;
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices
-    // Receives the part of wte's gradient that comes from the logits. One stage, several micro-batches: a
-    // separate buffer, added after the last one, so that sums have a pipeline's order. One micro-batch, or
-    // the last of several stages: wte's own gradient. Other stages: nullptr
+    // Receives the part of wte's gradient that comes from the logits. One stage and several micro-batches: a
+    // separate buffer, added to wte's gradient after the last micro-batch, so that terms are summed in the
+    // same order as in a pipeline. One micro-batch, or the last of several stages: wte's gradient itself.
+    // Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
 
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
-    BlockActivations recomputed;    // with recomputation: of the current layer, shared by all
+    BlockActivations recomputed;    // with recomputation: activations of the current layer; all share them
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // over the whole vocabulary: (B, Vp) with a KV cache, else (Vp)
     Scratch scratch;
@@ -41,10 +42,10 @@ struct Model {
     std::vector<Arena> arenas;
     std::vector<comm::StreamEvent> parameters_gathered;  // event of each bucket's last all-gather
     Stream stream = nullptr;
-    bool holds_back_reductions = false;  // gradients are not reduced yet: see RepeatedStep in monitor.h
+    bool holds_back_reductions = false;  // backward starts no reductions: see RepeatedStep in monitor.h
 
-    // pinned: token_ints() for each micro-batch of a step, copied to InFlight.tokens; two buffers in
-    // training, so that the next step's tokens are read while this step computes (samples.h)
+    // pinned memory: token_ints() for each micro-batch of a step, copied to InFlight.tokens. Training has two
+    // buffers, so that the next step's tokens can be read while this step computes (samples.h)
     int* host_tokens[2] = {};
     int token_buffer = 0;  // which of host_tokens the current step uses
 
@@ -68,7 +69,7 @@ struct Model {
     bool is_last_chunk(int chunk) const { return table.layout.is_last_chunk(chunk); }
     // layer l of a chunk, as an index into the whole model's layers
     int layer_number(int chunk, int l) const { return (chunk * grid.p + grid.stage) * chunk_layers() + l; }
-    // also true with packed batches, whose segment arrays are loaded with the tokens
+    // always true with packed batches: their segment arrays, which every chunk reads, come with the tokens
     bool chunk_reads_tokens(int chunk) const {
         return setup.packs || is_first_chunk(chunk) || is_last_chunk(chunk);
     }
@@ -223,8 +224,8 @@ private:
 
 // ---- tokens ----------------------------------------------------------------------------------------------
 
-// samples (B, T + 1) -> tokens and targets, in the micro-batch's part of host_tokens[token_buffer], which
-// must not be overwritten before its step is done
+// samples (B, T + 1) -> tokens and targets, in the micro-batch's part of host_tokens[token_buffer]. The step
+// that used this buffer before must have ended
 inline void put_tokens_on_host(const Model& model, int token_buffer, const std::vector<int>& samples,
                                BatchShape batch, int micro_batch) {
     int *tokens = model.host_tokens[token_buffer] + (long)micro_batch * model.token_ints(),
@@ -267,7 +268,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
 
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
-        model.await_parameter(model.table.list[model.table.wpe]);  // buckets come in order: wte's too
+        model.await_parameter(model.table.list[model.table.wpe]);  // wte's bucket is gathered before wpe's
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
@@ -342,7 +343,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     };
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
 
-    // dx begins as the gradient that the next stage sent, or comes from the losses
+    // dx is the gradient that the next chunk's stage sent or, in the last chunk, is computed from the losses
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
         residual_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums, ctx.tp.rows(mb.batch.rows()),

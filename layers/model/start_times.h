@@ -1,5 +1,6 @@
-// start_times.h   how long a run takes to its first step, and how many MPI messages it sends, by phase
-//   Ranks end a phase at about the same time: most end with a collective check. NCCL's messages do not count.
+// start_times.h   how long a run takes to reach its first step, and how many MPI messages it sends, by phase
+//   All ranks end a phase at about the same time, as most phases end with a collective check. NCCL's messages
+//   are not counted.
 #pragma once
 #include <cstdio>
 #include <string>

@@ -10,7 +10,7 @@
 struct RankReport {
     bool stops = false;        // it has received a signal
     bool lacks_data = false;   // the next step's samples cannot be read
-    bool wants_save = false;   // a save is due by its clock; only rank 0's counts
+    bool wants_save = false;   // a save is due; only rank 0's answer counts, as clocks differ
     bool is_corrupt = false;   // bits have flipped in its memory
     int save_status = 0;       // see save.h
     double computed = 0;       // seconds of the step, without waiting for other ranks
@@ -50,11 +50,11 @@ inline StepReports gather_reports(Model& model, int micro_batches, const std::ve
     std::vector<int64_t> all = comm::gather_numbers(grid.world, numbers, "a step's reports");
     StepReports out = {std::vector<double>(sets, 0), {}};
     for (size_t rank = 0; rank < all.size() / each; rank++) {
-        const int64_t* its = &all[rank * each];
-        for (size_t set = 0; set < sets; set++) out.losses[set] += std::bit_cast<double>(its[set]);
-        int64_t flags = its[sets];
+        const int64_t* entry = &all[rank * each];
+        for (size_t set = 0; set < sets; set++) out.losses[set] += std::bit_cast<double>(entry[set]);
+        int64_t flags = entry[sets];
         out.by_rank.push_back({(flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0,
-                               (int)(flags >> 4), std::bit_cast<double>(its[sets + 1])});
+                               (int)(flags >> 4), std::bit_cast<double>(entry[sets + 1])});
     }
     return out;
 }

@@ -1,6 +1,6 @@
 // trainer.h   what training keeps from step to step, and what it does between steps
-//   At the end of a step (train_gpt.cu) ranks exchange reports (step_reports.h). All ranks act on them here
-//   in the same way: a save begins or advances, a spike is skipped or rolled back, a run without data ends.
+//   At the end of a step (train_gpt.cu) ranks exchange reports (step_reports.h), and all act on them in the
+//   same way: begin or advance a save, skip a spike or roll back, end the run if data cannot be read.
 #pragma once
 #include "../base/graph.h"
 #include "monitor.h"
@@ -19,7 +19,7 @@ struct Trainer {
     bool stop = false;  // some rank received a signal: all stop after the same step
     SampleReader samples;
     StateMonitor state_monitor;
-    std::string data_error, memory_error;  // this rank's; the others learn of them from its report
+    std::string data_error, memory_error;  // this rank's; its report carries only the flags
     std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<FolderLock> lock;  // on --save
     SpikeMonitor spikes;
@@ -27,7 +27,7 @@ struct Trainer {
     long loaded_step = -1;  // step of the checkpoint that was loaded last
 };
 
-// Enqueues a step as a CUDA graph. In a graph, waiting for other ranks is not told apart from computing.
+// Enqueues a step as a CUDA graph. Inside a graph, waits for other ranks are timed as computation.
 template <class Step>
 void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     CapturedStep& captured = trainer.captured[model.token_buffer];
@@ -45,7 +45,7 @@ void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
         comm::end_capture(model.stream);
     });
 
-    // calls are counted when they are captured: a launch counts those of the capture again
+    // calls are counted while they are captured; each later launch adds the same counts
     std::map<std::string, comm::Traffic>& of_launch = trainer.captured_traffic[model.token_buffer];
     if (is_new) of_launch.clear();
     for (auto& [group, sum] : comm::traffic) {
@@ -56,8 +56,8 @@ void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     comm::watch_graph(model.grid.world, model.stream);
 }
 
-// Enqueues a step: as a graph, unless somebody listens to its operations, it is computed twice, or it is the
-// ranks' first one, in which communicators may still be set up
+// Enqueues a step. With trainer.uses_graph it is a graph, unless a listener observes its operations, it is
+// computed twice, or it is the first step of several ranks, which may still initialise communicators
 template <class Step>
 void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step) {
     bool initialises = !trainer.steps++ && model.grid.world.size > 1;
@@ -65,8 +65,8 @@ void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step)
     else enqueue_as_graph(model, trainer, batch, step);
 }
 
-// Of the step that is enqueued next. counted: tokens whose losses count. A gradient norm or a loss beyond
-// --spike-z's limit prevents the update
+// Sets the hyper-parameters of the next step. counted: number of tokens whose losses count. The device skips
+// the update if the gradient norm or the loss exceeds --spike-z's limit
 inline void set_hyper_parameters(const Run& run, Trainer& trainer, double rate, double counted) {
     const Options& o = run.options;
     trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
@@ -196,9 +196,9 @@ inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) 
     return writer.is_idle();
 }
 
-// A save is due. If storage is so slow that the last one is still running, training waits for it for a minute
-// (or --comm-timeout) and then skips this one, which counts as failed: a write that never returns must not
-// stop training, but neither may training run forever without checkpoints.
+// Called when a save is due. If storage is so slow that the previous save is still running, training waits a
+// minute for it (or --comm-timeout, if shorter) and then skips the new save, which counts as failed: a write
+// that never returns must not stop training, but training must not run forever without checkpoints.
 inline void begin_save(Run& run, Trainer& trainer) {
     CheckpointWriter& writer = *trainer.writer;
     if (finish_save(run, trainer, writer.is_stuck() ? 0 : std::min(60.0, comm::timeout)))
@@ -221,8 +221,8 @@ inline void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
     double patience = trainer.writer->is_stuck() ? 10 * std::min(60.0, comm::timeout) : INFINITY;
     if (!finish_save(run, trainer, patience))
-        comm::end_on_error(text("step %ld is not saved: an earlier save goes on since %.0f s: see to the "
-                                    "file system of --save", run.state.step,
+        comm::end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: check "
+                                    "the file system of --save", run.state.step,
                                     trainer.writer->seconds_under_way()));
 
     while (trainer.writer->saved_step() != run.state.step) {
@@ -243,8 +243,9 @@ inline void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
 
 constexpr int diverged = 3;  // exit code: resuming from the newest checkpoint would diverge again
 
-// Goes back to the newest checkpoint before the spike and skips the samples that led to it. If even the first
-// step after a checkpoint is not finite, the checkpoint is at fault, not the samples: takes an older one
+// Goes back to the newest checkpoint before the spike and skips the samples read since then. If the loss or
+// norm is not finite in the very first step after a checkpoint, that checkpoint is at fault, not the samples:
+// goes back to an older one and skips none
 inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
     uint64_t samples = run.state.samples;
@@ -258,7 +259,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     }, diverged);
     comm::check_ranks_agree(file_fingerprints(run));
 
-    // what was chosen by timing since then still belongs to the run
+    // autotuning choices made since that checkpoint still belong to the run
     std::map<uint64_t, int> choices = run.state.choices;
     trainer.model->await_parameters();
     resume_newest(run, *trainer.model, trainer.optimizer.get());
@@ -305,7 +306,7 @@ inline void act_on_reports(const StepReports& reports, StepResult& result, Run& 
     trainer.writer->advance(reports.save_statuses());  // not reached if a rank's memory is corrupt
     if (!result.updated) {
         handle_spike(result, run, trainer);
-        if (run.options.on_spike == "back") return;  // rolled back: its next samples are read already
+        if (run.options.on_spike == "back") return;  // go_back() has already read the next samples
     } else {
         trainer.spikes.add(result);
         bool has_newer_checkpoint = trainer.writer->saved_step() > trainer.loaded_step;
