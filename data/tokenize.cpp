@@ -1,9 +1,9 @@
 // tokenize.cpp   text files -> token files, and back
 //   ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [--validation 0.1] FILE…
 //   writes PREFIX.bin, or PREFIX.train.bin and PREFIX.validation.bin, and PREFIX.vocab.bpe beside a bpe's
-//   A plain file is one document, a line of a .jsonl file is one; after each comes an end-of-text token.
+//   A plain file is one document, and so is each line of a .jsonl file; an end-of-text token follows each.
 //   Lines with "prompt" and "answer" in place of "text" are for fine-tuning: see answers.h.
-//   Text is cut in pieces where no word crosses; all cores encode pieces, one writes them in order.
+//   Text is cut into pieces between words; all cores encode pieces, and one thread writes them in order.
 #include <omp.h>
 #include <chrono>
 #include <optional>
@@ -174,7 +174,7 @@ struct Tokenizer {
         return s.npos;
     }
 
-    // encodes whole pieces of s, and all of it if it is the last; returns how much was taken
+    // encodes the complete pieces of s or, if s is the last of the text, all of it; returns the bytes taken
     size_t take(std::string_view s, bool last, bool jsonl) {
         constexpr size_t piece_bytes = 1 << 20;
         size_t at = 0;

@@ -19,7 +19,7 @@
 
 enum CharClass : uint8_t { Other, Letter, Digit, Space };
 
-// a function, not a lambda: g++ would try to execute that while it compiles, for a second in each program
+// a function, not a lambda: g++ would try to evaluate a lambda at compile time, a second for each program
 inline std::vector<uint8_t> make_char_classes() {
     std::vector<uint8_t> t(0x110000, Other);
     for (int c = 0; c < 0x80; c++)
@@ -275,7 +275,7 @@ struct Encoder {
             size_t n = end - begin;
             if (n > 15) return void(out = merge(out, p, n));
 
-            // up to 15 bytes: the key of a cache, which holds what up to three tokens were found for
+            // a word of up to 15 bytes is the key of a cache; words of more than three tokens are not stored
             uint64_t low = 0, high = 0;
             if (text.size() - begin >= 16) {
                 memcpy(&low, p, 8);
@@ -360,7 +360,7 @@ struct Encoder {
             Pair p = heap.top();
             heap.pop();
             size_t right = next[p.at];
-            // one has changed
+            // stale: one of the two has been merged since
             if (symbols[p.at] != p.left || right == none || symbols[right] != p.right) continue;
             symbols[p.at] = p.token;
             symbols[right] = UINT32_MAX;

@@ -132,8 +132,8 @@ struct TokenFile {
                  (size_t)count * width);
     }
 
-    // of the size, the beginning, and all checksums of the tokens, 1/8192 of the file; in formats without
-    // checksums of the last 64 KiB, so that a token which differs in the middle is not seen
+    // A hash of the size, the first 64 KiB and all token checksums (1/8192 of the file); in formats without
+    // checksums, of the last 64 KiB instead: there, a different token in the middle goes unnoticed
     uint64_t fingerprint() const {
         size_t piece = 1 << 20, end = std::min(file.size, (size_t)64 << 10);
         std::vector<char> part;

@@ -272,6 +272,7 @@ def test_clean(work):
         "l’été où ça naît — “Été” à Œuvre": "l’été où ça naît — “Été” à Œuvre",
         "Größe überall Äpfel": "Größe überall Äpfel",
         "e\u0301": "é",
+        "a\u20d0\u20d8": "a\u20d8\u20d0",  # marks of two classes, in the wrong order
         "a\r\nb\rc\u2028d": "a\nb\nc\nd",
         "a\x00b\x07c\ufeffd": "abcd",
         "\x85" + "x": "\nx",

@@ -1,5 +1,5 @@
-// bench.h   ./corpus bench [FILE.warc.gz]: the speed of each step's inner work on one core; floors are noted
-//   Pages come from the file, over and over; without one, pages of generated text are used, and it is said.
+// bench.h   ./corpus bench [FILE.warc.gz]: the speed of each step's inner loop on one core, beside the
+//   speed wanted. The file's pages are processed over and over; without a file, pages are generated.
 #pragma once
 #include "decontaminate.h"
 #include "dedup.h"
@@ -55,7 +55,7 @@ struct BenchPages {
         if (pages.empty()) fail("%s: has no pages", path.c_str());
     }
 
-    // what the step does with a file but for writing; keep: the pages themselves
+    // the step's work on a file, without writing; with `keep`, the file's pages are only collected there
     void extract(std::vector<std::string>* keep) {
         Counts counts;
         auto one = [&](std::string page) {
@@ -113,7 +113,7 @@ inline void bench_pages(BenchPages& b) {
     });
 }
 
-// buckets and components: one document in ten has the hashes of the one before
+// buckets and components: one document in ten has the hashes of the next one
 inline void bench_components() {
     constexpr uint64_t documents = 400000, odd = 0x9E3779B97F4A7C15ull;
     Bench::time("LSH and components", documents * 5e-6, "M records", "10", [&] {

@@ -11,7 +11,7 @@
 
 namespace {
 
-// what was asked; files are in `corpus`, and of a run too
+// the parsed command line; `corpus` has the files given, or those of a run's configuration
 struct Command {
     std::string step;
     Settings settings;
@@ -55,7 +55,7 @@ const StepForm forms[] = {
     {"bench", "[FILE.warc.gz]", "speed of each step's inner loop on this core", "",
      [](const Ranks&, A a) { bench(a.words.empty() ? "" : a.words[0]); }},
 };
-// as options know it
+// the name that corpus_options uses
 std::string bare_step(const StepForm& f) {
     std::string name = f.name;
     return name.substr(name.rfind(' ') + 1);
@@ -92,7 +92,7 @@ const StepForm& find_form(std::vector<std::string>& words) {
          nearest(asked, known).c_str());
 }
 
-// what would otherwise be found out hours later
+// refuses at once what would otherwise fail hours later
 void check_run(Command& command) {
     const Settings& s = command.settings;
     s.need("output", "FOLDER, or a line output FOLDER");
@@ -152,7 +152,7 @@ const StepForm& parse(int argc, char** argv, Command& command) {
     return form;
 }
 
-// ranks that would do different things
+// what must be the same on all ranks
 std::vector<comm::RankHash> facts(const Command& command) {
     std::string settings = command.step, files;
     for (auto& [name, value] : command.settings.values) settings += "\n" + name + " " + value;
@@ -184,7 +184,7 @@ void run_all(const Ranks& ranks, Command& command) {
     std::string model = s.has("model") ? s.get("model") : out + "/classifier/model.bin";
     if (s.has("positives") && !s.has("model")) {
         std::vector<std::string> good = parts_of(s.get("positives"), ',');
-        Corpus crawl = c;  // what is not good is the crawl
+        Corpus crawl = c;  // without --negatives, only crawled documents are negatives
         if (s.get("negatives").empty())
             std::erase_if(crawl.files, [&](auto& f) {
                 return !from_crawl(f) && !std::count(good.begin(), good.end(), c.sets[(size_t)f.set].name);
@@ -193,7 +193,7 @@ void run_all(const Ranks& ranks, Command& command) {
         train_classifier(ranks, s, crawl, model);
     }
 
-    // what an earlier run with other settings left would be reported as this one's
+    // otherwise counts left by an earlier run with other settings would be reported as this run's
     bool cuts = s.has("against"), scores = any_crawl && (s.has("positives") || s.has("model"));
     if (ranks.first() && !any_crawl) unlink((out + "/extract/extract.json").c_str());
     if (ranks.first() && !scores) unlink((out + "/filter/filter.json").c_str());

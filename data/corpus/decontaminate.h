@@ -1,14 +1,16 @@
-// decontaminate.h   what stands in evaluation tasks is cut out of documents (Megatron-LM's n-gram filter)
+// decontaminate.h   cuts text that occurs in evaluation tasks out of documents (Megatron-LM's n-gram filter)
 //   words   runs of letters, digits and underscores of the lower-cased text
-//   keys    of each question: fewer than 8 words none; 8 to 12 all of them; 13 or more every 13 in a row
-//   1  hits of each key are counted over all documents; --common or more of them make it common language
-//   2  at a hit of another key at character a of a text: the left piece ends with the nearest . ! ? at or
-//      before a - margin, the right one begins behind the nearest at or beyond a + length + margin, length
-//      being that of the key's words with a blank between; pieces of no more than --shortest-piece characters
-//      go; the right piece is searched in turn. Of keys that begin at one word the longest counts.
-//   3  a document in more than --most-pieces pieces, or in none, goes; pieces have the ids ID#1, ID#2, …
-//   A window of words is looked up by a rolling hash of its first 8, which every key has; what is found is
-//   compared word by word.
+//   keys    a question of 8 to 12 words is one key; of 13 or more, every 13 consecutive words are a key; of
+//           fewer than 8, none
+//   1  hits of each key are counted over all documents; a key with --common hits or more is common language,
+//      and is ignored in step 2
+//   2  at a hit that begins at character a of a text: the left piece ends with the nearest . ! ? at or before
+//      a - margin; the right piece begins after the nearest . ! ? at or beyond a + length + margin; length is
+//      that of the key's words joined by blanks. Pieces of no more than --shortest-piece characters are
+//      dropped; the right piece is searched in turn. Of keys that begin at the same word the longest counts.
+//   3  a document in more than --most-pieces pieces, or in none, is dropped; pieces get the ids ID#1, ID#2, …
+//   Text is searched by a hash of every 8 consecutive words, which every key begins with; a possible hit is
+//   then compared word by word.
 #pragma once
 #include <utf8proc.h>
 #include "../tasks/evaluation.h"
@@ -86,7 +88,7 @@ struct Hit {
 struct Keys {
     std::vector<Key> keys;
 
-    // a question's own; one that is known already keeps its first task
+    // adds a question's keys; a key that several tasks have is counted for the first of them
     void add_question(std::string_view question, const std::string& task) {
         std::vector<std::string> words;
         each_word(question, [&](size_t from, size_t to, uint64_t) {
@@ -217,7 +219,7 @@ struct Cutter {
     int64_t margin, shortest;
     size_t most;
 
-    // so many characters on (or back) from byte i, within s; npos: there are not that many
+    // the byte that is n characters before byte i (back), or after it (on); npos: s has not that many
     static size_t back(std::string_view s, size_t i, int64_t n) {
         for (; n > 0 && i > 0; n--) do i--; while (i > 0 && ((unsigned char)s[i] & 0xC0) == 0x80);
         return n > 0 ? s.npos : i;
@@ -260,7 +262,7 @@ struct Cutter {
     }
 };
 
-// hits of one file's documents, by key: pairs of uint64, those above 0
+// hits in one file's documents: pairs of uint64, (key, number of hits), of the keys that have any
 inline void write_hits(const std::string& path, const std::vector<int64_t>& hits) {
     FileWriter file(path);
     for (uint64_t k = 0; k < hits.size(); k++) {

@@ -1,17 +1,17 @@
-// dedup.h   near-duplicates over all sets together: one document of each group of alike ones stays
-//   1  min-hashes of every document, to a file beside each input              (minhash.h)
-//   2  for some bands at a time: a record (band's hash, document) for each document, exchanged so that a rank
-//      has all of one hash, sorted; equal hashes are a bucket
-//   3  in a bucket: the first document is the pivot, and all that are estimated to be more alike to it than
-//      --jaccard are joined to it and leave the bucket; again, until it is empty, or 1000 pivots were taken
-//      (what is left then is counted)
-//   4  the joins of each rank, reduced to a spanning forest, go to rank 0, which finds connected components
-//   5  files are read again, and of each component the first document is written
-//   Documents are numbered in the order of priority: sets as --priority says, then files, then lines. So the
-//   least number of a component is its representative, on any number of ranks.
-//   Memory of a rank: at most --memory for records (16 bytes, twice, 4 bands at a time), what does not fit
-//   is sorted in files; besides 24 bytes for each document of its forest; on rank 0, 4 bytes for each
-//   document of all ranks, and some 70 for each that goes.
+// dedup.h   removes near-duplicates across all sets: of each group of similar documents, one is kept
+//   1  min-hashes of every document are written to FOLDER/minhash, one file per input      (minhash.h)
+//   2  four bands at a time: a record (hash of the band, document) for each document and band; records are
+//      exchanged so that all of one hash are on one rank, and sorted. Documents of equal hashes are a bucket
+//   3  in a bucket, the first document is the pivot; documents of estimated Jaccard similarity to it above
+//      --jaccard are joined to it and leave the bucket, as the pivot does. This repeats until the bucket is
+//      empty, or 1000 pivots were taken (the documents left then are counted)
+//   4  each rank's joins, reduced to a spanning forest, go to rank 0, which finds the connected components
+//   5  the files are read again, and the first document of each component is written
+//   Documents are numbered in order of priority: sets as --priority says, then files, then lines. The lowest
+//   number of a component is its representative, so the result is the same on any number of ranks.
+//   Memory of a rank: at most --memory for records (16 bytes, held twice, 4 bands at a time; what does not
+//   fit is sorted in files), and 24 bytes per document of its forest; on rank 0 also 4 bytes per document of
+//   all ranks (8 from 2^32 documents on), and some 70 per document removed.
 #pragma once
 #include <bit>
 #include <deque>
@@ -58,7 +58,7 @@ struct Components {
     }
 };
 
-// fewer joins with the same components: each document to the least of its own
+// fewer joins with the same components: each document is joined to the lowest one of its component
 inline void reduce_to_forest(std::vector<Join>& joins) {
     std::vector<uint64_t> names;
     for (auto& j : joins) {
@@ -79,10 +79,11 @@ inline void reduce_to_forest(std::vector<Join>& joins) {
         if (uint64_t root = components.root(i); root != i) joins.push_back({names[root], names[i], 0});
 }
 
-constexpr int bands_at_once = 4;     // so many records of a document are held
-constexpr int most_pivots = 1000;    // in a bucket: a template's thousand texts, not all pairs of a million
+constexpr int bands_at_once = 4;     // records per document that are held at once
+constexpr int most_pivots = 1000;    // per bucket: a million texts of one template would have too many pairs
 
-// buckets -> joins: what is estimated to be more alike than `least`; how many were left when pivots ran out
+// calls found(pivot, other, similarity) where the estimate is above `least`; returns how many documents were
+// left when the pivots ran out
 template <class Read, class Found>
 size_t join_bucket(std::vector<uint64_t>& left, int n, double least, Read read, Found found) {
     std::vector<uint32_t> of_pivot((size_t)n), of_other((size_t)n);
@@ -109,13 +110,13 @@ struct Dedup {
     const Corpus& in;
     std::string folder;
     MinHash hasher;
-    Corpus hashed;                          // the files of signatures, beside in.files
-    std::vector<size_t> order, place;       // of files, by priority; and where a file stands in it
-    std::vector<uint64_t> first;  // of files in that order: number of the first document; and the end
+    Corpus hashed;                          // the signature files, in the order of in.files
+    std::vector<size_t> order, place;       // the files by priority; each file's place in that order
+    std::vector<uint64_t> first;  // number of each file's first document, by place; last: of all documents
     std::map<size_t, std::unique_ptr<SignatureFile>> open;  // by place; few at a time
     std::deque<size_t> opened;                              // the oldest first
     std::vector<Join> joins;
-    int64_t left_over = 0;                  // documents that were not compared, in buckets of too many kinds
+    int64_t left_over = 0;                  // documents left in buckets that ran out of pivots
 
     Dedup(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
           const MinHash& hasher)
@@ -184,8 +185,8 @@ struct Dedup {
         file_at(f).read(document - first[f], 1, out);
     }
 
-    // bands [from, to): this rank's documents' hashes go to the ranks they belong to; buckets become joins
-    // keep_all: every join is wanted, not just what connects
+    // Bands [from, to): sends the band hashes of this rank's documents to the ranks that own the hashes, and
+    // joins similar documents of each bucket. keep_all: keeps every join, not only a spanning forest
     void meet(int from, int to, double memory, double least, bool keep_all) {
         std::vector<size_t> places;  // of this rank's files
         for (size_t i : deal(ranks, in, every_file)) places.push_back(place[i]);
@@ -281,7 +282,7 @@ struct Dedup {
         }
     }
 
-    // on rank 0: which documents go, to `path`, in order; and how large components are
+    // rank 0 writes the numbers of the documents to remove to `path`, ascending, and counts component sizes
     template <class Number>
     void find_components(const std::string& path) {
         reduce_to_forest(joins);
@@ -302,7 +303,7 @@ struct Dedup {
         if (!ranks.first()) return ranks.wait("components");
 
         std::vector<uint64_t> out = {0, 0};    // a checksum, the count, then the documents
-        std::map<uint64_t, uint64_t> size_of;  // of components with more than one
+        std::map<uint64_t, uint64_t> size_of;  // root -> other documents of its component
         for (uint64_t d = 0; d < components.parent.size(); d++)
             if (uint64_t root = components.root((Number)d); root != d) {
                 size_of[root]++;

@@ -85,7 +85,7 @@ inline size_t digest_size(std::string_view algorithm) {
     return algorithm == "md5" ? 16 : algorithm == "sha1" ? 20 : algorithm == "sha256" ? 32 : 0;
 }
 
-// written in any of the three ways, which the length tells apart; nothing where it is in none
+// digits: in any of the three encodings, which differ in length; empty if they are in none of them
 inline std::optional<Digest> parse_digest(std::string algorithm, std::string_view digits) {
     std::erase(algorithm, '-');
     std::transform(algorithm.begin(), algorithm.end(), algorithm.begin(), ::tolower);

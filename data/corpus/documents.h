@@ -1,7 +1,7 @@
 // documents.h   documents as they travel between steps: one JSON object a line, plain, .gz or .zst
-//   {"text": "…", "id": "…", "meta": {…}}   the Pile's form; id and meta may be missing, other keys go
-//   A line that is no document is skipped and counted: broken JSON, no "text", no UTF-8, longer than
-//   `longest` bytes. The text is held whole, so that is a reader's memory.
+//   {"text": "…", "id": "…", "meta": {…}}   the Pile's form; id and meta are optional, other keys dropped
+//   A line that is not a document is skipped and counted: broken JSON, no "text", invalid UTF-8, or longer
+//   than `longest` bytes. A line is held whole, so `longest` bounds a reader's memory.
 #pragma once
 #include <simdjson.h>
 #include <xxhash.h>
@@ -18,8 +18,8 @@ inline int64_t count_of(const Counts& c, const char* name) {
 
 struct Document {
     std::string text, id;
-    std::string meta;  // JSON as it stood there, "{…}", or ""
-    // what its random numbers are keyed by: never its place among files or ranks
+    std::string meta;  // JSON, "{…}", or ""
+    // the key of its random numbers: it does not depend on the document's file, line or rank
     uint64_t key() const {
         return XXH3_64bits_withSeed(text.data(), text.size(), XXH3_64bits(id.data(), id.size()));
     }

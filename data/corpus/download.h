@@ -1,13 +1,13 @@
-// download.h   a file over HTTP by libcurl, whatever the server does: it goes on where it broke off
-//   What has arrived lies in PATH.partial, and PATH.source says of which version it is a part: the URL, the
-//   server's ETag or date, the length. A later attempt, or a later run, asks for the rest of that version
-//   (Range, If-Range). Anything else than exactly this rest begins the file again:
-//     200 for a range              the file has changed, or the server knows no ranges
-//     206 from another offset      a lie
+// download.h   downloads a file over HTTP by libcurl; an interrupted download resumes where it stopped
+//   Received bytes are in PATH.partial; PATH.source says of which version of the file: its URL, the server's
+//   ETag or date, the length. A later attempt, or a later run, asks for the rest of that version (Range,
+//   If-Range). After any other answer the file is downloaded from its beginning:
+//     200 for a range              the file has changed, or the server does not support ranges
+//     206 from another offset      the server is wrong
 //     206 of another length        the file has changed
-//     416                          there is no rest: the file is complete, or has changed
-//   An attempt that fails is made again after a pause that doubles (Retry-After where the server says it), up
-//   to --attempts in a row that bring nothing; what no repetition can mend (404, a certificate) ends at once.
+//     416                          the file has changed; or it is complete, and nothing is downloaded again
+//   A failed attempt is repeated after a pause that doubles (or the server's Retry-After), until --attempts
+//   in a row brought nothing; an error that repetition cannot mend (404, a certificate) is final.
 #pragma once
 #include <curl/curl.h>
 #include <unistd.h>
@@ -48,15 +48,15 @@ public:
     }
 };
 
-// of what one server calls one file
+// a version of a file on a server
 struct SourceVersion {
-    std::string url, validator;  // its ETag, else its date; "": the server says neither
-    int64_t length = -1;         // -1: not told
+    std::string url, validator;  // validator: its ETag, else its date; "": the server sends neither
+    int64_t length = -1;         // -1: unknown
 };
 
 class Download {
     static constexpr double longest_pause = 300;
-    static constexpr size_t progress_bytes = 64 << 10;  // that count as an attempt that brings something
+    static constexpr size_t progress_bytes = 64 << 10;  // an attempt that brings fewer brought nothing
 
     const DownloadSettings& settings;
     RateBound& bound;
@@ -221,7 +221,7 @@ private:
         return message;
     }
 
-    // the longer, the more attempts have brought nothing; not the same for all ranks
+    // grows with the attempts in a row that brought nothing; varies, so that ranks do not all retry at once
     double pause_after(long barren, long attempt) const {
         curl_off_t asked = 0;
         curl_easy_getinfo(curl.get(), CURLINFO_RETRY_AFTER, &asked);
@@ -289,7 +289,7 @@ private:
         return n;
     }
 
-    // whether what comes now is what is missing
+    // checks that a 206 brings exactly what is missing, else sets `refused`; a 200 starts the file again
     void begin_body() {
         std::string validator = !etag.empty() ? etag : date;
         if (status == 206) {

@@ -11,13 +11,14 @@ struct Language {
     std::string code;  // as "en"; "un": not known
     double share = 0;  // of the text, 0 to 1
 };
-// what CLD2 refuses: control characters, and code points that are for no interchange
+// false for what CLD2 refuses: control characters and noncharacters
 inline bool for_interchange(uint32_t c) {
     bool control = (c < 0x20 && c != '\t' && c != '\n' && c != '\r') || (c >= 0x7F && c < 0xA0);
     return !control && (c & 0xFFFE) != 0xFFFE && !(c >= 0xFDD0 && c <= 0xFDEF);
 }
 
-// of valid UTF-8; as pycld2.detect has it, which refuses what CLD2 does: here it counts as blanks
+// s: valid UTF-8. The result is pycld2.detect's, except that pycld2 rejects texts with characters that CLD2
+// refuses; here these are replaced by blanks
 inline Language detect_language(std::string_view s, bool is_html) {
     CLD2::CLDHints hints = {nullptr, nullptr, CLD2::UNKNOWN_ENCODING, CLD2::UNKNOWN_LANGUAGE};
     CLD2::Language three[3] = {CLD2::UNKNOWN_LANGUAGE, CLD2::UNKNOWN_LANGUAGE, CLD2::UNKNOWN_LANGUAGE};

@@ -1,12 +1,12 @@
 // fetch.h   a crawl's files from a list of paths, as Common Crawl publishes them (warc.paths.gz)
 //   A line is a path relative to --base-url, or a URL; "HEX  PATH", as md5sum, sha1sum and sha256sum write
-//   it, gives its digest too. The list itself is a file or a URL, plain or compressed. Files are dealt to the
-//   ranks, each of which has one connection; FOLDER/NAME appears when all of it is here and agrees with
-//     the length that the server announced, and a digest of the server's (see digest.h)
+//   it, also gives a digest. The list itself is a file or a URL, plain or compressed. Files are dealt to the
+//   ranks, each of which has one connection; FOLDER/NAME appears when the file is complete and matches
+//     the length that the server announced, and the server's digest, if it sends one (see digest.h)
 //     the digest in the list
-//     for WARC: the gzip members' check sums, and each record's WARC-Block-Digest
-//   What disagrees is fetched once more. The same bytes a second time are what the server has: damaged WARC
-//   is then kept and counted (`extract` reads around it), a digest that still disagrees is an error.
+//     for WARC: the gzip members' checksums, and each record's WARC-Block-Digest
+//   Otherwise the file is fetched once more. If the same bytes arrive again, they are what the server has:
+//   damaged WARC is then kept and counted (`extract` reads around the damage); a wrong digest is an error.
 #pragma once
 #include "download.h"
 
@@ -83,8 +83,8 @@ inline std::vector<RemoteFile> read_file_list(const std::string& path, const std
 
 // ---- whether it is whole ---------------------------------------------------------------------------------
 
-// gzip members and records of a WARC file; what is wrong is counted under names with "damaged", "cut" or
-// "wrong"
+// checks the gzip members and records of a WARC file; damage is counted under names with "damaged", "cut",
+// "wrong" or "no record"
 inline Counts check_warc(const std::string& path) {
     Counts counts;
     WarcReader reader(path, (size_t)256 << 20, counts);
@@ -161,7 +161,7 @@ inline void fetch_file(const DownloadSettings& settings, RateBound& bound, const
     download.finish();
 }
 
-// rank 0 brings lists that lie elsewhere; all read them
+// rank 0 downloads the lists that are URLs; then all ranks read the lists
 inline std::vector<RemoteFile> fetch_lists(const Ranks& ranks, const Settings& settings,
                                            const std::vector<std::string>& lists, const std::string& folder) {
     std::vector<RemoteFile> all;
@@ -212,7 +212,7 @@ inline void fetch(const Ranks& ranks, const Settings& settings, const std::vecto
     Stage stage(ranks, settings, "fetch", folder, "");
 
     auto path_of = [&](const RemoteFile& file) { return folder + "/" + file.name; };
-    auto input_of = [](const RemoteFile& file) {  // what the file is to be
+    auto input_of = [](const RemoteFile& file) {  // the file's URL and listed digest
         std::string about = file.url + (file.digest ? file.digest->hex() : "");
         return XXH3_64bits(about.data(), about.size());
     };

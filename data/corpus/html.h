@@ -1,13 +1,13 @@
 // html.h   the main text of an HTML page: jusText (J. Pomikálek, PhD thesis, Masaryk University 2011)
 //   1  parse          libxml2's HTML parser, as events; no tree is built
-//   2  clean          head, scripts, styles, form fields and comments go with what is in them; form, object
-//                     and frame tags go and their content stays
+//   2  clean          head, scripts, styles, form fields and comments are removed with their content; form,
+//                     object and frame tags are removed, but their content is kept
 //   3  paragraphs     begin and end at block tags and at two <br>; blanks are made one
 //   4  each alone     by link density, length and the share of stop words: good, near-good, short or bad
 //   5  in context     short and near-good ones become what their neighbours are; headings close before a good
 //                     paragraph are good
-//   The good ones, joined by a blank line, are the text. As in the published program, the heading pass before
-//   step 5 has no effect and is left out. All passes are linear: no page takes more than its length asks.
+//   The good ones, joined by blank lines, are the text. The published program has another pass over headings
+//   before step 5; it has no effect, and is left out here. All passes take time linear in the page's length.
 #pragma once
 #include <libxml/HTMLparser.h>
 #include <xxhash.h>
@@ -73,7 +73,7 @@ struct ParagraphMaker {
                 ((ParagraphMaker*)self)->characters({(const char*)s, (size_t)n});
             };
         events.processingInstruction = [](void* self, const xmlChar*, const xmlChar*) {
-            ((ParagraphMaker*)self)->flush();  // comments join the text around them, these part it
+            ((ParagraphMaker*)self)->flush();  // unlike comments, these separate text
         };
 
         context = htmlNewParserCtxt();
@@ -172,8 +172,8 @@ private:
     }
 };
 
-// A tag of more than `most` attributes is made blanks: libxml2 compares each with all before it. What is
-// inside scripts, styles and comments is no tag.
+// Blanks out tags that may have more than `most` attributes (counting blanks, slashes and quotes): libxml2
+// compares each attribute with all before it. What is inside scripts, styles and comments is not a tag.
 inline std::string without_huge_tags(std::string page, int64_t* removed) {
     constexpr int most = 2000;
     auto past = [&](size_t i, std::string_view end) {
@@ -297,8 +297,8 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
     }
 
     // headings: good if a good paragraph follows within heading_distance characters
-    bool seen = false;  // a good one follows, so many characters from here
-    long distance = 0;
+    bool seen = false;  // a good paragraph follows …
+    long distance = 0;  // … this many characters after paragraph i
     std::vector<bool> to_good(n);
     for (size_t i = n; i-- > 0;) {
         bool wants = all[i].heading && all[i].kind == Kind::Bad && all[i].alone != Kind::Bad;

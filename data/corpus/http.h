@@ -1,8 +1,8 @@
 // http.h   an HTTP response as a crawler stored it -> the page as UTF-8
-//   Transfer and content encodings are undone where they are there: crawlers often store the body decoded and
-//   the header as it came. Charset: a byte order mark, else UTF-8 if the bytes are (with a character beyond
-//   ASCII), else what the header or the page declares, else what uchardet says, else windows-1252. Names mean
-//   what browsers take them to mean (ISO-8859-1 is windows-1252; WHATWG Encoding Standard).
+//   Transfer and content encodings are undone only if the body really has them: crawlers often store the body
+//   decoded, with the original header. Charset: that of a byte order mark; else UTF-8 if all bytes are valid;
+//   else what the header or the page declares; else what uchardet detects; else windows-1252. Names mean what
+//   they mean to browsers (ISO-8859-1 is windows-1252; WHATWG Encoding Standard).
 #pragma once
 #include <brotli/decode.h>
 #include <iconv.h>
@@ -91,7 +91,7 @@ inline bool unzstd(std::string_view in, std::string& out, size_t longest) {
     return !out.empty();
 }
 
-// false: named, but nothing could be made of it
+// false: an unknown encoding, or nothing could be decoded
 inline bool undo_content_encoding(std::string_view name, std::string_view in, std::string& out,
                                   size_t longest) {
     auto is = [&](std::string_view known) { return HeaderFields::same(name, known); };

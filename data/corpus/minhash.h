@@ -3,11 +3,11 @@
 //   text shorter than k is one shingle.
 //   full   min over shingles of a[i] x + b[i] mod 2^32, for each place i on its own: n multiplications a
 //          shingle
-//   fast   one permutation hashing: a shingle falls into one of n bins, each keeps its least; an empty bin
-//          takes that of another, chosen by a hash of the bin (optimal densification: Shrivastava, ICML
-//          2017). One multiplication a shingle; as good where a text has several times n shingles
-//   Bands: rows places each; documents meet where all rows of a band are equal: probability
-//   1 - (1 - s^rows)^bands at Jaccard s.
+//   fast   one-permutation hashing: a shingle falls into one of n bins, and a bin keeps its least hash; an
+//          empty bin takes that of another bin, chosen by a hash (optimal densification: Shrivastava, ICML
+//          2017). One multiplication per shingle; as accurate if a text has several times n shingles
+//   A band is `rows` consecutive places. Two documents are compared if all places of any band are equal: with
+//   probability 1 - (1 - s^rows)^bands at Jaccard similarity s.
 #pragma once
 #include <string>
 #include <vector>

@@ -42,7 +42,7 @@ inline Corpus clean(const Ranks& ranks, const Settings& settings, const Corpus& 
 
 // ---- the classifier --------------------------------------------------------------------------------------
 
-// words as fastText parts them, on one line; of a very long text its beginning
+// the first MiB of a text, lower-cased, as one line that fastText splits into words at blanks
 inline std::string classifier_line(const std::string& s) {
     std::string out(s, 0, std::min(s.size(), (size_t)1 << 20));
     for (char& c : out) c = (unsigned char)c <= ' ' ? ' ' : c;
@@ -57,7 +57,7 @@ struct Classifier {
     int32_t positive = -1;
     uint64_t hash;  // of the file
 
-    // fastText reads damaged files without end: the file must be as it was written
+    // fastText may read a damaged file forever, so the file's hash is checked first
     explicit Classifier(const std::string& path) : hash(Stage::whole_hash(path)) {
         if (access((path + ".about.json").c_str(), F_OK) != 0)
             fail(

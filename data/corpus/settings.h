@@ -1,9 +1,9 @@
-// settings.h   what ./corpus was asked: the one table of its options, and the sets of files
-//   On the command line --NAME VALUE, in a configuration a line `NAME VALUE`; the same table makes the help.
-//   A set is a name and files; what is written for a file keeps the file's name, in its set's folder. Sets
-//   are given as SET=PATTERN (or PATTERN alone), in a configuration as
+// settings.h   settings of ./corpus: the one table of its options, and the sets of files
+//   An option is --NAME VALUE on the command line, or a line `NAME VALUE` in a configuration; --help prints
+//   the table. A set is a name and files; an output keeps its input's name, in the set's folder. Sets are
+//   given as SET=PATTERN (or PATTERN alone), in a configuration as
 //     set NAME warc|jsonl PATTERN [weight W]
-//   with the shell's * and ? in patterns. Several patterns: the same set again.
+//   with the shell's * and ? in patterns. A set with several patterns is given once for each.
 #pragma once
 #include <glob.h>
 #include <cmath>

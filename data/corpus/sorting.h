@@ -1,13 +1,13 @@
-// sorting.h   records in the order of their keys, in bounded memory; and from rank to rank
-//   exchange       every rank's records to the ranks they are for (all-to-all)
-//   ExternalSort   radix sort in memory; what does not fit is sorted, written aside (files without a name,
-//                  gone with the process) and merged
+// sorting.h   sorts records by key in bounded memory, and exchanges them between ranks
+//   exchange       sends every rank's records to the ranks they are for (all-to-all)
+//   ExternalSort   radix sort in memory; what does not fit is written to files as sorted runs and merged (the
+//                  files are unlinked at once, and vanish with the process)
 //   A record is trivially copyable, a multiple of 8 bytes, and begins with a uint64 `key`.
 #pragma once
 #include <queue>
 #include "steps.h"
 
-// to[r] goes to rank r; what came, in the order of the ranks it came from
+// to[r] goes to rank r; returns the records received, in the order of the ranks that sent them
 template <class T>
 std::vector<T> exchange(const Ranks& ranks, std::vector<std::vector<T>>& to, const char* label) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
@@ -41,8 +41,8 @@ std::vector<T> exchange(const Ranks& ranks, std::vector<std::vector<T>>& to, con
     return out;
 }
 
-// calls produce(add) until no rank has more; it calls add(rank, record), for as many as may be held, and says
-// whether it has more; take(records) gets what came to this rank
+// Repeats until no rank has more records: produce(add) calls add(rank, record) for as many as may be held and
+// returns whether it has more; take(records) gets those that this rank received
 template <class T, class Produce, class Take>
 void exchange_all(const Ranks& ranks, Produce produce, Take take, const char* label) {
     std::vector<std::vector<T>> to((size_t)ranks.all.size);

@@ -1,8 +1,8 @@
-// steps.h   how a step goes over its files: dealt to ranks, one output for each input, finished ones once
-//   An output is written aside and renamed; then OUTPUT.counts says what was counted, and the fingerprint of
-//   the settings and of the input. Where that is so already, nothing is done: a killed run goes on where it
-//   was. Files are independent and their outputs do not depend on who wrote them: nor on how many ranks.
-//   When all are there, DIR/STEP.json sums the counts of each set.
+// steps.h   how a step processes its files: dealt to ranks, one output for each input, finished ones skipped
+//   An output is written under a temporary name and renamed; then OUTPUT.counts is written, with what was
+//   counted and a fingerprint of the settings and the input. A file whose OUTPUT.counts matches is skipped: a
+//   killed run resumes where it stopped. An output does not depend on the rank that writes it, nor on the
+//   number of ranks. When all files are done, DIR/STEP.json is written: the counts, summed for each set.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -17,7 +17,7 @@ struct Ranks {
     comm::Group all = comm::everyone();
     bool first() const { return all.rank == 0; }
     void wait(const char* label) const { comm::barrier(all, label); }
-    // what() on every rank; where it fails on some, the error is told once and all ranks end
+    // runs what() on every rank; if it fails on any, the error is printed once and all ranks exit
     template <class What>
     auto together(What what) const {
         std::optional<decltype(what())> result;
@@ -65,7 +65,7 @@ struct Progress {
 using Wanted = std::function<bool(const CorpusFile&)>;
 inline bool every_file(const CorpusFile&) { return true; }
 
-// the indices of this rank's files: the largest first, each to whom has least
+// the indices of this rank's files: the largest are dealt first, each to the rank with fewest bytes so far
 inline std::vector<size_t> deal(const Ranks& ranks, const Corpus& corpus, const Wanted& wanted) {
     std::vector<size_t> order, out;
     for (size_t i = 0; i < corpus.files.size(); i++)
@@ -125,7 +125,7 @@ struct Stage {
         return XXH3_64bits_digest(state.get());
     }
 
-    // of an input: of what we wrote, the hash that is beside it; else its ends, and when it was changed
+    // identifies an input: the hash in INPUT.counts if a step wrote it; else its ends and modification time
     static uint64_t identity(const std::string& path) {
         std::string about = path + ".counts";
         if (access(about.c_str(), F_OK) == 0) {
@@ -177,7 +177,7 @@ struct Stage {
         return counts;
     }
 
-    // folders, and no input written over
+    // makes the folders, and refuses to overwrite an input
     int prepare(const Corpus& in, const Wanted& wanted) const {
         std::set<std::string> folders = {folder};
         std::error_code e;
@@ -241,7 +241,7 @@ struct Stage {
         return out;
     }
 
-    // reads documents and writes those for which keep() says nothing; else what it says is counted
+    // keep(document, counts) returns nullptr if the document is to be written, else a reason to be counted
     template <class Keep>
     Corpus each_document(const Corpus& in, const Wanted& wanted, Keep keep) {
         return each_file(in, wanted, [&](const CorpusFile& f, const std::string& to, Counts& counts) {

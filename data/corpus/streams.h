@@ -1,9 +1,10 @@
 // streams.h   bytes in and out of files, plain, gzip or zstd
-//   ByteReader   what a file holds; its compression is told by its first bytes (.gz may begin damaged)
-//                gzip: any number of members, each read on its own; a damaged one ends where the damage is
-//                found and the next is looked for, and counted
-//   ByteWriter   .gz and .zst by the name; the file appears when finish() has put all of it on the disk
-//   Both hold a few hundred KB whatever the file's size.
+//   ByteReader   a file's decompressed bytes; its first bytes tell the compression (.gz may begin damaged)
+//                gzip: any number of members, each read on its own; a damaged one is counted and ends where
+//                the damage is found, and reading continues with the next
+//   ByteWriter   compresses if the name ends in .gz or .zst; the file appears when finish() has put all of it
+//                on disk
+//   Neither holds a whole file: a reader keeps up to some 32 MB of it in memory, besides the decoder.
 #pragma once
 #include <zlib.h>
 #include <zstd.h>
@@ -41,10 +42,10 @@ struct ByteReader {
         ZSTD_freeDCtx(zstd);
     }
 
-    size_t left() const { return file.size - at; }  // of the file, as it stands
+    size_t left() const { return file.size - at; }  // bytes of the file, compressed
     // up to n bytes into out, never across the end of a member; 0 only where the file ends
     size_t read(char* out, size_t n) {
-        if (at - given_back > (32 << 20)) {  // what was read counts as ours until it is given back
+        if (at - given_back > (32 << 20)) {  // read pages count as this process's memory until released
             madvise((void*)(file.data + given_back), (at - given_back) & ~(size_t)0xFFFF, MADV_DONTNEED);
             given_back += (at - given_back) & ~(size_t)0xFFFF;
         }

@@ -17,7 +17,7 @@ inline size_t utf8_bytes(std::string_view s) {
     return bad ? 0 : n;
 }
 
-// all but tab and line ends below U+0020, and what is no character, becomes a blank or U+FFFD
+// ASCII control characters but tab, LF, CR and FF become blanks; bytes that are not UTF-8 become U+FFFD
 inline std::string valid_utf8(std::string_view in, size_t* wrong) {
     std::string out;
     out.reserve(in.size() + 16);

@@ -1,7 +1,7 @@
 // token_files.h   documents -> token files for training, shuffled by documents, and the blend of all sets
-//   1  each file: documents to tokens, kept beside it with an index            (any rank)
-//   2  each set: its documents in the order of a random number keyed by the document, an end-of-text token
-//      behind each, to SET.bin; with --validation to SET.train.bin and SET.validation.bin
+//   1  each file: documents to tokens, kept in FOLDER/encoded with an index    (any rank)
+//   2  each set: its documents, in the order of random numbers keyed by the documents, each followed by an
+//      end-of-text token, to SET.bin; with --validation to SET.train.bin and SET.validation.bin
 //   3  train.blend: a line `WEIGHT FILE` for each set, for train_gpt --train. A set without a weight has the
 //      share of its tokens; weights must be given for all sets or for none
 //   The index of a set's documents (24 bytes each) is sorted in --memory, or through files.
@@ -142,7 +142,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     copy.finish();
 }
 
-// and refuses what write_set could not do
+// also refuses sets of which only some have a weight
 inline Vocabulary open_vocabulary(const Settings& settings, const Corpus& in) {
     size_t weighted = 0;
     for (auto& s : in.sets) weighted += s.weight > 0;

@@ -1,4 +1,4 @@
-// unicode_repair.h   text that was decoded wrongly, or holds what no reader sees -> text; as ftfy does
+// unicode_repair.h   repairs wrongly decoded text and removes invisible characters, as ftfy does
 //   1  mojibake      UTF-8 that was read as windows-1252 ("cafÃ©" was "café"), up to three times over: a
 //                    run of characters whose windows-1252 bytes are one UTF-8 character becomes it, where it
 //                    is more likely damage than text (likely_damage says when)
@@ -28,7 +28,7 @@ inline int byte_of(uint32_t c) {
     return -1;
 }
 
-// a character that stands where UTF-8 was misread: its length in the text, its bytes
+// characters that may be one misread UTF-8 character: their length in the text, and that character's bytes
 struct Misread {
     size_t length = 0;  // 0: there is none here
     char bytes[5] = {};
@@ -59,9 +59,9 @@ inline Misread misread_at(std::string_view s, size_t i) {
     return m;
 }
 
-// Â, Ã and â begin nearly all damage in western text and, followed so, no words; Ð and Ñ that in Cyrillic.
-// Any other letter followed only by quotes or dashes may be the end of a word, unless the word goes on behind
-// them; two misread characters in a row are no accident.
+// Â, Ã and â begin nearly all damage in western text, Ð and Ñ in Cyrillic; words do not have them before such
+// characters. Any other letter, if only quotes or dashes follow, may be the end of a word, unless the word
+// continues after them; two misread characters in a row are no accident.
 inline bool likely_damage(const Misread& m, std::string_view s, size_t i, bool after_another) {
     unsigned char lead = (unsigned char)m.bytes[0];
     size_t end = i + m.length;
@@ -116,11 +116,12 @@ inline bool invisible(uint32_t c) {
         (c >= 0x206A && c <= 0x206F) || (c >= 0xE0000 && c <= 0xE007F);
 }
 
-// may composition change this character, or one before it? Below U+0300 never; the ranges beyond that are
-// common and hold none that would be (DerivedNormalizationProps: NFC_Quick_Check is Yes)
+// May composition change this character, or one before it? Never below U+0300, nor in these common ranges:
+// they have no combining marks, and NFC_Quick_Check is Yes (DerivedNormalizationProps)
 inline bool may_compose(uint32_t c) {
-    return c >= 0x300 && !(c >= 0x2002 && c <= 0x2125) && !(c >= 0x3400 && c <= 0x9FFF) &&
-        !(c >= 0x400 && c <= 0x482) && !(c >= 0x48A && c <= 0x52F);
+    auto within = [&](uint32_t first, uint32_t last) { return c >= first && c <= last; };
+    return c >= 0x300 && !within(0x400, 0x482) && !within(0x48A, 0x52F) && !within(0x2002, 0x20CF) &&
+        !within(0x2100, 0x2125) && !within(0x3400, 0x9FFF);
 }
 
 // Marks on one character in the order of their classes (Unicode, D109): the library would do it by swapping
@@ -159,7 +160,7 @@ inline bool repair_unicode(std::string& s) {
     if (plain) return false;
 
     std::string given = s;
-    // Â is C3 82: before U+00C2 there is nothing that was misread
+    // misread characters begin with U+00C2 to U+00F4, whose first byte is C3
     for (int times = 0; times < 3 && s.find('\xC3') != s.npos; times++) if (!repair_mojibake(s)) break;
 
     std::string out;

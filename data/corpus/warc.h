@@ -105,7 +105,7 @@ struct WarcReader {
             n = std::min(n, view().size() - head);
 
             bool cut = false;
-            if (!whole || !well_ended(head + n)) {  // it holds others, or there is more of it
+            if (!whole || !well_ended(head + n)) {  // it is cut short, or its length is wrong
                 size_t other = view().substr(head, n + 8).find("\nWARC/1.");
                 counts[whole || other != view().npos ? "records of wrong length" : "records cut short"]++;
                 cut = other != view().npos;
@@ -149,7 +149,7 @@ private:
             exhausted = !got;
             if (!got) return false;
 
-            // a member that begins a record ends the one before; else it goes on (blocked gzip)
+            // a member that begins with "WARC/" ends the record before; any other continues it (blocked gzip)
             begins = bytes.starts_part && !memcmp(buffer.data() + end, "WARC/", std::min(got, (size_t)5));
             if (begins && end > 0) limit = end;
             end += got;

@@ -14,13 +14,13 @@
 //            "from": the file or folder of the documents, "hash": SHA-256 of all requests as Python writes
 //            them, "groups": […]}
 //            D documents of 6 int64: first continuation, how many, the gold one (-1: there is none), two
-//            groups (-1: none), line in the file that they come from
-//            R continuations of 5 int64: context's first token and length, its own first token and length,
-//            characters (without the leading blank)
+//            groups (-1: none), line in the source file
+//            R continuations of 5 int64: first token and length of the context, then of the continuation,
+//            the continuation's characters (without the leading blank)
 //            N tokens of 4 bytes
-//   Continuations of one context name the same tokens. With priors the second half of a document's
-//   continuations are the first half again, behind a context that says nothing. metric none: nothing is right
-//   or wrong, only log-likelihoods are asked for.
+//   Continuations of the same context refer to the same tokens. With priors, a document's continuations are
+//   listed twice, the second time after a neutral context. metric none: no continuation is right or
+//   wrong; only log-likelihoods are wanted.
 #pragma once
 #include <map>
 #include <string>

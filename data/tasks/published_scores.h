@@ -1,7 +1,8 @@
 // published_scores.h   the nine tasks of MT-NLG's announcement: what was published, and where their files are
-//   Accuracy in per cent with zero, one and few shots. MT-NLG's: its announcement of October 2021, figure 3,
-//   with its four shots for HANS (the later paper, arXiv 2201.11990, has HANS otherwise); stars there mark
-//   the best known in all three settings. GPT-3's, and the other tasks' numbers of shots: arXiv 2005.14165.
+//   Accuracy in per cent with zero, one and few shots. MT-NLG's scores, and four shots for HANS: figure 3 of
+//   its announcement of October 2021 (the later paper, arXiv 2201.11990, reports HANS differently); a star
+//   there marks the best known score in all three settings. GPT-3's scores, and the other tasks' numbers of
+//   shots: arXiv 2005.14165.
 #pragma once
 #include <cmath>
 #include <cstring>

@@ -45,7 +45,8 @@ inline std::string python_strip(const std::string& s, const std::string& where) 
     return from_code_points({codes.begin() + begin, codes.begin() + end});
 }
 
-// str.capitalize(): the first character a capital, all others small; one character stays one
+// str.capitalize(): the first character upper case, all others lower case. Unlike in Python, a character
+// never becomes several (Python: "ß" -> "Ss")
 inline std::string python_capitalize(const std::string& s, const std::string& where) {
     static locale_t utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
     std::vector<uint32_t> codes = code_points(s, where);

@@ -139,7 +139,7 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
 
         for (size_t g = 0; g < task.groups.size(); g++) {
             if (task.labels.empty() && !item.document->fields.count(task.groups[g]))
-                continue;  // one's own may
+                continue;  // optional in a user's own requests
             std::string name = std::string(task.groups[g]) + " " + item.document->at(task.groups[g]);
             auto [at, is_new] = groups.emplace(name, (int64_t)groups.size());
             if (is_new) e.groups.push_back(name);
@@ -174,7 +174,7 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
 uint32_t parse_shots(const std::string& value, const TaskForm& task) {
     if (value != "few") return (uint32_t)parse_number("shots", value, 0, true);
     const PublishedScores* p = find_published(task.task);
-    if (!p) fail("--shots few: nobody has said how many those of %s are: give a number", task.task);
+    if (!p) fail("--shots few: %s has no published number of shots: give a number", task.task);
     return (uint32_t)p->few;
 }
 
@@ -227,8 +227,8 @@ void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabular
            e.tokens.size(), e.hash.c_str());
 }
 
-// The published tasks, each from a folder of its name; a form where a task has it. What cannot be made is
-// said and left out, but not all
+// Makes the published tasks that have a folder of their name; in the given form, if a task has it. Tasks that
+// cannot be made are reported and left out; if none can be made, that is an error
 void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) {
     if (a.has("requests")) fail("--requests: is for one task; --task all makes several");
     std::string form = a.get("form"), folder = job.output;

@@ -14,7 +14,7 @@
 struct TaskDocument {
     std::string where;  // file and line, to name it by
     long line;          // or number of the file in its folder
-    std::string raw;    // as it stood there: what is equal is the same document
+    std::string raw;    // the record as read; documents with equal ones are the same
     std::map<std::string, std::string> fields;
     std::set<std::string> numbers = {};  // fields that are numbers, true or false: no text
     std::string& at(const std::string& name) {
@@ -31,18 +31,18 @@ struct TaskForm {
     const char *task, *form = "";  // form "": the harness's of autumn 2021
     int version = 0;               // as the harness counts
     Records records = Records::Lines;
-    // names in the task's folder (a|b: either); a second one holds labels. No train: shots are documents
+    // files in the task's folder (a|b: either); a second one holds labels. No train: shots come from `files`
     std::vector<const char*> files, train = {};
     void (*prepare)(TaskDocument&) = nullptr;     // adds fields
     std::vector<const char*> contexts;            // one for all continuations, or one for each
     std::vector<const char*> continuations = {};  // none: the document's own, continuations.0, …
     const char* gold = nullptr;                   // field that holds…
     std::vector<const char*> labels = {};   // …one of these, in the order of continuations; none: a number
-    const char* metric = "choice";          // or greedy: is the continuation what the model would say
+    const char* metric = "choice";          // or greedy: is the continuation what greedy decoding gives?
     bool normalised = false;                // accuracy by characters as well
-    std::vector<const char*> groups = {};   // fields for each of whose values accuracy is told, two at most
-    const char* prior = nullptr;            // a context that says nothing, to divide by
-    // fields that are asked, for decontamination; name. means name.0, name.1, …; stands in form "" alone
+    std::vector<const char*> groups = {};   // accuracy is also reported by value of these (at most two)
+    const char* prior = nullptr;            // a neutral context: probabilities are divided by those after it
+    // fields with the questions, for decontamination; name. means name.0, name.1, …; given only in form ""
     std::vector<const char*> questions = {};
 };
 
@@ -105,7 +105,7 @@ inline void prepare_wic(TaskDocument& d) {
     d.fields["word_there"] = from_code_points({codes.begin() + (long)start, codes.begin() + (long)end});
 }
 
-// HANS's files part the full stop from its word; the announcement of MT-NLG (figure 4) does not
+// HANS's files have a blank before the full stop; MT-NLG's announcement (figure 4) has none
 inline void prepare_published_hans(TaskDocument& d) {
     for (const char* name : {"sentence1", "sentence2"}) {
         const std::string& sentence = d.at(name);
@@ -113,8 +113,8 @@ inline void prepare_published_hans(TaskDocument& d) {
     }
 }
 
-// the article, all problems but the last with their answers, and the last question. A question that ends in a
-// gap is followed by its answer; the harness drops all of it but the gap (form filled: it is kept)
+// the article, all problems but the last with their answers, and the last question. If a question ends in a
+// gap, form filled puts the answer into it; the harness drops the question, and keeps only gap and answer
 inline void prepare_race(TaskDocument& d, bool filled) {
     std::string out = "Article: " + d.at("article") + "\n\n";
     int last = 0;
@@ -239,7 +239,7 @@ inline const TaskForm& find_task(const std::string& task, const std::string& for
 
 // ---- reading ---------------------------------------------------------------------------------------------
 
-// null as an object's value counts as not there; in a list it would move what follows
+// null counts as absent in an object, and is refused in a list, where it would shift the items after it
 inline void flatten(TaskDocument& d, const std::string& name, const Json& value) {
     for (size_t i = 0; i < value.items.size(); i++) {
         if (value.items[i].kind == Json::Null)
@@ -259,7 +259,7 @@ inline TaskDocument parse_document(std::string_view text, const std::string& whe
     return d;
 }
 
-// lines with their numbers; blank ones are refused but at the end
+// calls line(text, where, number) for each line; empty lines are refused, except at the end
 template <class Line>
 void each_line(const MappedFile& file, Line line) {
     std::string_view all = file.view();

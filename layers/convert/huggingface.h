@@ -1,6 +1,6 @@
 // huggingface.h   GPT-2 of Hugging Face's transformers: config.json and model.safetensors; nanoGPT's state
-//   Names are ours already, perhaps behind "transformer.". Hugging Face stores linear weights (in, out), we
-//   and nanoGPT (out, in).
+//   Tensors have our names, perhaps prefixed by "transformer.". Hugging Face stores linear weights (in, out),
+//   nanoGPT (out, in) as we do.
 #pragma once
 #include "safetensors.h"
 
@@ -57,8 +57,8 @@ inline ForeignModel open_huggingface(const std::string& dir) {
             }};
 }
 
-// A state_dict of nanoGPT's GPT as safetensors. Its shape is in the tensors, but for the number of heads.
-// Without biases (bias=False) they start at 0 here.
+// A state_dict of nanoGPT's GPT as safetensors. The tensors give the model's shape, except for the number of
+// heads. If the model has no biases (bias=False), they are 0 here.
 inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     auto tensors = std::make_shared<Safetensors>(path);
     std::vector<long> wte = tensors->shape_of("wte.weight"), wpe = tensors->shape_of("wpe.weight");

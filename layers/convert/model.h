@@ -2,7 +2,7 @@
 #pragma once
 #include "../model/save.h"
 
-// where the elements of one of our tensors are in another program's
+// where each element of one of our tensors is in another program's tensor
 struct ElementMap {
     std::vector<long> shape;           // there
     std::function<long(long)> there;   // our element -> theirs
@@ -19,7 +19,7 @@ inline bool is_linear_weight(const Parameter& p) {
     return ends("c_attn.weight") || ends("c_proj.weight") || ends("c_fc.weight");
 }
 
-// linear weights (out, in), as ours, but for the rows of c_attn
+// llm.c's and nanoGPT's layout: linear weights (out, in), like ours; only the rows of c_attn differ
 inline ElementMap split_qkv(const Parameter& p, const ModelShape& m) {
     bool is_qkv = p.name.ends_with("attn.c_attn.weight") || p.name.ends_with("attn.c_attn.bias");
     long rows = is_qkv ? 3L * m.C : p.shape[0], columns = p.stored() / rows;
@@ -77,7 +77,7 @@ inline void write_checkpoint(const ForeignModel& model, const std::string& to, c
     printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), table.count);
 }
 
-// the newest checkpoint of a folder, whole: damage is refused where it is read
+// the newest checkpoint of a folder; damage is an error when the damaged tensor is read
 struct OwnModel {
     std::vector<Checkpoint> found;
     ModelShape shape;

@@ -40,7 +40,7 @@ struct Safetensors {
         return nullptr;
     }
 
-    // a tensor that is not the model's would be lost silently; masks and the tied head may be there
+    // a tensor unknown to the model would be lost silently; attention masks and the tied head are allowed
     void refuse_unknown(const ParameterTable& table) const {
         for (auto& [key, value] : header.members) {
             std::string name = bare_name(key);

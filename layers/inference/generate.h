@@ -60,10 +60,10 @@ struct Text {
     Sampling how;
     std::set<int> seen = {};  // tokens that have occurred, for `repetition`
     int done = 0;             // tokens whose keys and values are in the cache
-    int logprobs = -1;        // so many of the likeliest tokens are wanted with their log-probabilities
+    int logprobs = -1;        // report log-probabilities of the token drawn and of so many likeliest; -1: no
 };
 
-// what the model itself, without temperature and the rest, makes of a token and of the likeliest ones
+// log-probabilities of a token and of the likeliest ones: the model's, without temperature and other options
 struct Likelihood {
     double logprob = 0;
     std::vector<std::pair<int, double>> top;  // token, log-probability; the likeliest first
@@ -86,7 +86,7 @@ inline Likelihood likelihood_of(const std::vector<real>& logits, int token, int 
     return out;
 }
 
-// those that the last stage has -> all stages; the others bring as many, of any value
+// the last stage's -> all stages; the other stages pass equally many, whose values are ignored
 inline void share_likelihoods(const Grid& g, std::vector<Likelihood>& all) {
     if (g.p == 1 || all.empty()) return;
     std::vector<double> numbers;
@@ -116,9 +116,9 @@ inline int draw_token(Text& text, std::vector<real>& logits) {
     return sample_token(logits, text.how, uniform(text.how.seed, purpose("sample"), text.how.draw++));
 }
 
-// the next token of each text, on all stages; of as many as fit into a batch; the others wait for the
-// next call. texts[i] has slot i of the cache; without a cache there is only one text. likelihoods: of the
-// tokens drawn, in their order, for the texts that want any
+// Draws the next token of as many texts as fit into a batch; the others wait for the next call. The result
+// is on all stages. texts[i] has slot i of the cache (nullptr: no text); without a cache there is one text.
+// likelihoods: of the tokens drawn, in their order, for the texts that want them
 inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& texts,
                                     std::vector<Likelihood>* likelihoods = nullptr) {
     PackedBatch packed;

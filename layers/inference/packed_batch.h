@@ -12,9 +12,9 @@ struct PackedBatch {
     int rows() const { return (int)tokens.size(); }
     int outputs() const { return (int)logit_rows.size(); }
 
-    // adds n tokens that follow `position` others; their keys go to cache rows `at`, …, after those of their
-    // segment, which begins at `own`; they also see the cache rows [prefix, prefix + shared). Returns their
-    // first row in the batch.
+    // Adds n tokens at positions `position`, …; their keys and values go to cache rows `at`, …. They attend
+    // to their own segment, which begins at cache row `own`, and to cache rows [prefix, prefix + shared).
+    // Returns their first row in the batch.
     int add_segment(const int* given, int n, int position, int at, int own, int prefix = 0, int shared = 0) {
         int first = rows();
         for (int i = 0; i < n; i += segment_rows)
@@ -31,7 +31,7 @@ struct PackedBatch {
         return add_segment(given, n, position, rows(), rows(), prefix, shared);
     }
 
-    // adds rows that nobody asks for, so that `ranks` can share the rows equally
+    // adds padding rows, so that `ranks` ranks can share the rows equally
     void pad_rows(int ranks) {
         std::vector<int> blank((ranks - rows() % ranks) % ranks, 0);
         if (!blank.empty()) add_uncached(blank.data(), (int)blank.size(), 0);

@@ -33,7 +33,7 @@ struct PromptLine {
     Prompt prompt;
     int samples = 1;
     bool own_seed = false;
-    // sample s; number: of the texts that were asked for before
+    // sample s of this prompt; number: how many texts were requested before it
     Prompt sample(int s, size_t number) const {
         Prompt out = prompt;
         out.sample = s;

@@ -1,19 +1,19 @@
 // serve.h   --generate -.jsonl: prompts as JSON lines on standard input, answered while they are drawn
-//   A line in is a prompt as prompts.h has it, and besides
-//     "id": N              repeated in every line about it
+//   An input line is a prompt as in prompts.h, with these keys besides:
+//     "id": N              repeated in every output line about it
 //     "prompt"             a text, or an array of tokens
-//     "logprobs": k        log-probabilities of the tokens, and of the k likeliest ones
-//     "echo": true         of the prompt's own tokens too
-//   or {"cancel": N}. Lines out, each at once; the first when requests can be answered:
+//     "logprobs": k        asks for log-probabilities of the tokens drawn, and of the k likeliest ones
+//     "echo": true         asks for the prompt's tokens too; with "logprobs", for theirs
+//   or {"cancel": N}. Output lines, each printed at once; the first when requests can be answered:
 //     {"sequence": T, "vocabulary": V, "end_of_text": t}
 //     {"id": N, "sample": s, "prompt_tokens": n}       it has begun; with echo also
 //         "prompt": [token, …], "bytes": ["hex", …], "logprobs": [null, x, …],
 //         "top": [null, [[token, x], …], …]
 //     {"id": N, "sample": s, "token": t, "bytes": "hex", "logprob": x, "top": [[token, x], …]}
 //     {"id": N, "sample": s, "stopped": "length"}      or "stop", "end of text", "cancelled"
-//     {"id": N, "error": "…"}                          nothing of it is done
-//   --batch of them are generated at once (continuous batching); the others wait in their order. Where
-//   standard input ends, what was asked is answered, and the program ends.
+//     {"id": N, "error": "…"}                          the request is rejected as a whole
+//   --batch texts are generated at once (continuous batching); the others wait in order. When standard input
+//   ends, all requests are still answered; then the program ends.
 #pragma once
 #include <poll.h>
 #include <unistd.h>
@@ -170,7 +170,7 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
     return out;
 }
 
-// of each of its tokens but the first; its keys and values are in its place of the cache then
+// likelihoods of the prompt's tokens from the second on; fills the cache at `place` with its keys and values
 inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text) {
     int n = (int)text.tokens.size(), base = place * model.shape.T, most = model.max_outputs();
     std::vector<Likelihood> out;
@@ -191,7 +191,7 @@ inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text)
         }
     }
 
-    text.done = n - 1;  // the last row is computed again, with the token that follows
+    text.done = n - 1;  // the last row is computed again when the first token is drawn
     share_likelihoods(model.grid, out);
     return out;
 }
@@ -252,7 +252,7 @@ private:
             requests += asked.size();
             for (auto& t : asked)
                 if (t.is_computed()) waiting.push_back(std::move(t));
-                else print(begin_json(t, {}, v) + stopped_json(t, "length"));  // of tokens alone: at once
+                else print(begin_json(t, {}, v) + stopped_json(t, "length"));  // needs no model
         } catch (const Error& e) {
             print(text("{\"id\": %lld, \"error\": %s}\n", (long long)id,
                        json_quote(whole_utf8(e.what())).c_str()));

@@ -40,12 +40,12 @@ struct OperationTotals {
 };
 using OperationTable = std::map<std::string, OperationTotals>;
 
-// the part of a computation between two buckets of parameters
+// a stretch of the compute stream; a new one begins where it waits for a bucket, or after a bucket's calls
 struct TimedPiece {
     struct BucketCall { int bucket; double seconds; };
-    double seconds = 0;                   // of the compute stream, including its calls
-    std::vector<int> awaited = {};        // buckets that it waits for first
-    std::vector<BucketCall> beside = {};  // calls after it, on the buckets' stream
+    double seconds = 0;                   // on the compute stream, including calls there
+    std::vector<int> awaited = {};        // buckets that must be gathered before it begins
+    std::vector<BucketCall> beside = {};  // calls on the buckets' stream, enqueued at its end
 };
 
 // a part of a step: forward or backward of a micro-batch, a message, the update
@@ -95,7 +95,7 @@ inline double whole_bytes(const Activity& call, const Precision& precision) {
 inline double call_seconds(const Hardware& h, const Activity& a, const Precision& precision) {
     const Communication& call = a.call;
     if (!strcmp(call.group, "world")) return small_sum_seconds(call.size);
-    bool is_tensor_group = !strcmp(call.group, "tensor");  // all wait for groups that straddle two nodes
+    bool is_tensor_group = !strcmp(call.group, "tensor");  // the group that spans most nodes counts
     int nodes = is_tensor_group ? tensor_nodes(h, call.size) : nodes_of(h, *call.members);
     return call_seconds(h, call.kind, call.size, nodes, whole_bytes(a, precision));
 }
@@ -129,7 +129,7 @@ class StepCounter {
     const Hardware& hardware;
     const std::vector<comm::StreamEvent>& gathered;  // by bucket, of its parameters
 
-    // of a part's calls beside GEMMs: how far each stream has got, and when each call ends
+    // within a part, for tensor-parallel calls beside GEMMs: how far each stream is, and when each call ends
     struct Beside {
         double compute = 0, tensor = 0;             // seconds
         std::vector<std::pair<long, double>> ends;   // by the call's number
@@ -230,7 +230,7 @@ Activities take_until(Activities& all, Last last) {
 
 // ---- a stage's step --------------------------------------------------------------------------------------
 
-// a chunk's, by whether the micro-batch is the step's first (1) and its last (2); only cases that occur
+// one chunk's part, indexed by which_micro_batch(); only the cases that occur are filled
 using PartByMicroBatch = std::array<StepPart, 4>;
 inline int which_micro_batch(int index, int micro_batches) {
     return (index == 0) + 2 * (index == micro_batches - 1);
@@ -239,12 +239,12 @@ inline int which_micro_batch(int index, int micro_batches) {
 struct StageRun {
     std::vector<PartByMicroBatch> forward, backward;  // by chunk
     StepPart message[4];           // by Instruction::Kind, from SendForward on
-    StepPart gathered;             // of received rows: each tensor-parallel rank's -> all ranks'
+    StepPart gathered;             // received rows are gathered over the tensor-parallel ranks
     StepPart clear, reduce, tied;  // before the first micro-batch; after the last; the tied embedding's sum
     StepPart norm;                 // up to the clipping scale, with the sum over the world
     std::vector<StepPart> update;  // by bucket, with its gather
 
-    // call(part, how often it occurs in a step)
+    // calls each(part, how often it occurs in a step)
     template <class Each>
     void for_each_part(const Schedule& schedule, Each each) const {
         std::map<const StepPart*, long> times;

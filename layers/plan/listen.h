@@ -136,7 +136,7 @@ public:
         long step = run.state.step + 1;
         profiled_steps += profiles(step);
         bool is_traced = step == o.trace_step;
-        // what a later listener does falls within an earlier one's times: the trace comes last
+        // an earlier listener's times include the work of later ones, so the trace is added last
         if (is_traced && !o.record.empty()) listen(record.emplace(model, o.record_values));
         if (profiles(step)) listen(*profile);
         if (!is_traced || o.trace.empty()) return;

@@ -31,8 +31,8 @@ inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
     return sum;
 }
 
-// bytes that each rank may take: an equal share, among the ranks there, of what is free on the device or, if
-// there is none, on the host, less a twelfth for libraries. Collective.
+// Bytes that each rank may take: ranks share the free memory of their device (of the host, if it has none)
+// equally; the smallest share of all ranks, less a twelfth for libraries. Collective.
 inline double memory_of_a_rank() {
     std::vector<int64_t> all =
         comm::gather_numbers(comm::everyone(), {comm::host_id(), (int64_t)free_memory()}, "free memory");

@@ -38,9 +38,9 @@ struct Plan {
     bool fits() const { return hardware.gpu.memory == 0 || gpu_bytes() <= hardware.gpu.memory; }
 };
 
-// FLOPs of a step: the model's, counting all scores of attention (half of them would do); with `recompute`,
-// those of the hardware under --recompute full, which repeats the blocks' forward (light counts nothing more;
-// arXiv 2104.04473, equation 3)
+// FLOPs of a step: the model's, counting all scores of attention, though the causal half would do; with
+// `recompute`, the hardware's under --recompute full, which repeats the blocks' forward (arXiv 2104.04473,
+// equation 3). --recompute light adds none
 inline double model_flops(const ModelShape& m, double batch, bool recompute) {
     double L = m.L, C = m.C, T = m.T, Vp = m.Vp;
     double logits = Vp / ((recompute ? 16 : 12) * L * C);
@@ -52,7 +52,7 @@ inline double model_flops(const ModelShape& m, double batch, bool recompute) {
 // the ranks' reports at the end of a step, and the host's reading of them and of the norm
 inline double reports_seconds(int world) { return small_sum_seconds(world) + 2 * launch_seconds; }
 
-// for a stage that differs from its neighbour only in where it is: how long its messages take
+// for a stage that does the same work as its neighbour, but sends to other nodes: how long its messages take
 inline void time_sends(StageRun& run, const Hardware& h, const Grid& grid, int stage) {
     Grid at = place_in_grid(grid.rank_of(0, 0, stage), grid.t * grid.d * grid.p, grid.t, grid.p);
     for (auto [kind, link] : {std::pair(Instruction::SendForward, &at.forward_out),

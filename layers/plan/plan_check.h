@@ -1,6 +1,6 @@
 // plan_check.h   at the end of a run: what was planned beside what was measured
-//   Memory, calls, bytes and the linear layers' FLOPs must be exactly equal, on every rank. Only training
-//   steps count: evaluation, samples and checkpoints communicate as well.
+//   Calls, bytes and the linear layers' FLOPs must be exactly equal on every rank; memory was compared at the
+//   start (memory.h). Only training steps count: evaluation, samples and checkpoints communicate as well.
 #pragma once
 #include <sys/resource.h>
 #include "../model/metrics.h"
@@ -46,7 +46,7 @@ public:
         planned_seconds += predicted;
     }
 
-    // collective over the world. If they differ, the run has ended and saved, and every rank exits with 1
+    // collective over the world; the run has ended and saved. If plan and run differ, every rank exits with 1
     void print(const Run& run, const StagePlan& mine, size_t taken_bytes) const {
         rusage usage;
         getrusage(RUSAGE_SELF, &usage);

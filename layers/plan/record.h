@@ -1,4 +1,4 @@
-// record.h   one step of the run, written down: every operation, call and wait of every rank, in order
+// record.h   a log of one step of the run: every operation, call and wait of every rank, in order
 //   JSON lines. The first:
 //     {"record": 1, "step": …, "precision": …, "model": {layers, hidden, heads, sequence, vocabulary,
 //      padded_vocabulary}, "tensor": t, "data": d, "pipeline": p, "chunks": v, "batch": …, "micro_batch": …,
@@ -14,8 +14,8 @@
 //     file, line        where it is declared: the last line of the statement
 //     flops, bytes      of its GEMMs; read and written in the device's memory
 //     tensors           name, use (read, written, updated), type, shape and, for at most --record-values
-//                       values, `values`; for an update also `before`. What a call on a comm stream or in a
-//                       group delivers is not there yet: such a call only has the values that it sends
+//                       values, `values`; for an update also `before`. A call on a comm stream or in a group
+//                       has not delivered its result yet: only the values that it sends are logged
 //     label, group, ranks, values_in_all      of a call: its purpose, its group, and how many values
 //     label, awaited    of a wait: its purpose, and the stream that this one waits for
 #pragma once
@@ -127,7 +127,7 @@ class Record : public Listener {
         out += ",\"tensors\":[";
         for (size_t i = 0; i < a.tensors.size(); i++) {
             const Tensor& t = a.tensors[i];
-            if (t.rows == 0) continue;  // not wanted
+            if (t.rows == 0) continue;  // an optional tensor, absent here
             std::string now;
             if (!is_later(a)) now = values_of(t);
             else if (t.use == Tensor::Read) now = before[i];

@@ -134,7 +134,7 @@ inline double megatron_activations(const Plan& plan, bool sequence, bool flash, 
     if (plan.o.pipeline_chunks > 1)
         layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
 
-    // bytes per value of the residual stream: those that every tensor rank has, and those that they share
+    // bytes per value of the residual stream: held by every tensor rank, and sharded over the tensor ranks
     double each = 10, cut = 24;
     if (recompute == Recompute::Light) {  // outputs of layer norms, of GELU
         each -= 4;

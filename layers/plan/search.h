@@ -7,7 +7,8 @@
 #include "timeline.h"
 #include "report.h"
 
-// --world-size becomes the number of ranks to plan for, or must be the number that was started
+// checks the options of this folder. With --plan, --world-size is the number of ranks to plan for, and gets a
+// default; otherwise it must be the number of ranks started
 inline void check_plan_options(Options& o) {
     check_timeline_path("timeline", o.timeline);
     check_timeline_path("trace", o.trace);

@@ -66,7 +66,7 @@ class Simulator {
         }
     }
 
-    // waits until the last send from a buffer is done; false: when that is, is not known yet
+    // waits until the last send from a buffer has ended; false: the time of its end is not known yet
     bool await_sent(Stage& me, std::map<int, std::pair<Direction*, size_t>>& last, int memory) {
         auto found = last.find(memory);
         if (found == last.end()) return true;
@@ -132,7 +132,7 @@ class Simulator {
         return true;
     }
 
-    // finish_reductions and update_parameters of optimizer.h; returns when the whole world has its norm
+    // finish_reductions and update_parameters of optimizer.h; returns the time when all ranks have the norm
     double finish_step() {
         double last = 0;
         for (int r = 0; r < s.p; r++) {
