@@ -95,12 +95,13 @@ def test_extract(work):
         ("UTF-8 with a mark", b"\xef\xbb\xbf" + page(accents + text), ""),
         ("KOI8-R", page("Привет, " + text, charset="koi8-r"), "; charset=koi8-r"),
         ("Shift_JIS", page("日本語 " + text, charset="shift_jis"), "; charset=shift_jis"),
+        ("ISO-2022-JP", page("日本語 " + text, charset="iso2022_jp"), "; charset=iso-2022-jp"),
         ("an unknown name", page(accents + text, charset="cp1252"), "; charset=x-nobody-knows"),
     ):
         open(f"{work}/a.warc", "wb").write(record(response(body, f"Content-Type: text/html{header}\r\n")))
         run("extract", "--output", f"{work}/x", "--compress", "none", "--language", "any", f"s={work}/a.warc")
         got = read(f"{work}/x/s/a.jsonl")
-        first = {"KOI8-R": "Привет, ", "Shift_JIS": "日本語 "}.get(name, accents)
+        first = {"KOI8-R": "Привет, ", "Shift_JIS": "日本語 ", "ISO-2022-JP": "日本語 "}.get(name, accents)
         check(
             len(got) == 1 and got[0]["text"] == "A heading\n\n" + first + text.strip(),
             f"charset {name}: {got}",

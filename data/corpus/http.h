@@ -1,8 +1,9 @@
 // http.h   an HTTP response as a crawler stored it -> the page as UTF-8
 //   Transfer and content encodings are undone only if the body really has them: crawlers often store the body
-//   decoded, with the original header. Charset: that of a byte order mark; else UTF-8 if all bytes are valid;
-//   else what the header or the page declares; else what uchardet detects; else windows-1252. Names mean what
-//   they mean to browsers (ISO-8859-1 is windows-1252; WHATWG Encoding Standard).
+//   decoded, with the original header. Charset: that of a byte order mark; else UTF-8 if all bytes are valid
+//   and none is an escape; else what the header or the page declares; else what uchardet detects; else
+//   windows-1252. Names mean what they mean to browsers (ISO-8859-1 is windows-1252; WHATWG Encoding
+//   Standard).
 #pragma once
 #include <brotli/decode.h>
 #include <iconv.h>
@@ -193,7 +194,8 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
     };
 
     *charset = "UTF-8";
-    if (!wrong) return out;
+    bool may_be_7_bit = body.find('\x1b') != body.npos;  // ISO-2022-JP: ASCII bytes and escapes
+    if (!wrong && !may_be_7_bit) return out;
 
     for (std::string name : {declared_charset(content_type, false), declared_charset(body, true)}) {
         for (auto& alias : charset_aliases) if (name == alias.label) name = alias.means;

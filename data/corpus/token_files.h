@@ -146,7 +146,6 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
 inline Vocabulary open_vocabulary(const Settings& settings, const Corpus& in) {
     size_t weighted = 0;
     for (auto& s : in.sets) weighted += s.weight > 0;
-    settings.number("validation");
     if (weighted && weighted != in.sets.size())
         fail("%zu of %zu sets have a weight: give one to each, or to none", weighted, in.sets.size());
     return Vocabulary::open(settings.get("vocabulary"));
