@@ -29,7 +29,7 @@ from over_ranks import check
 
 def slow_disk():
     """One rank's fsync takes longer than --comm-timeout, then its reads: both end well, the rank is named,
-    and a save that is due while the last one still goes on is left out."""
+    and a save that is due while the last one is still running is skipped."""
     words = command("--steps", 60, "--save", "slow", "--save-every", 20, "--comm-timeout", 4, ranks=4)
     r = run(words, shimmed(FAULT_RANK=2, FSYNC_SECONDS=6))
     saved = checkpoints(WORK / "slow")
@@ -39,7 +39,7 @@ def slow_disk():
     )
     check(
         re.search(r"slow: rank 2 still writing .*step-000000[26]0", r.stderr)
-        and "step 40 is not saved: an earlier save still goes on" in r.stderr,
+        and "step 40 is not saved: an earlier save is still running" in r.stderr,
         f"who is slow: {r.stderr[-600:]}",
     )
 

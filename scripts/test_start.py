@@ -78,7 +78,7 @@ def started(tensor, shim):
     done = start(f"{build}/train_gpt", ranks, arguments, 600, LD_PRELOAD=shim)
     times = re.search(r"^start     ([\d.e+-]+) s:(.*)\(", done.stdout, re.M)
     counts = re.search(
-        r"^messages  (\d+) over MPI, to (\d+) ranks from one at most; from one at most:(.*)$",
+        r"^messages  (\d+) over MPI; at most (\d+) peers per rank; at most per rank:(.*)$",
         done.stdout,
         re.M,
     )

@@ -55,7 +55,7 @@ public:
         if (mine.count < 0) return out;
         int64_t whole = 0;
         for (size_t i = 0; i < all.size(); i += numbers.size()) whole += all[i];
-        return out + text("messages  %ld over MPI, to %ld ranks from one at most; from one at most:%s\n",
+        return out + text("messages  %ld over MPI; at most %ld peers per rank; at most per rank:%s\n",
                           (long)whole, (long)most(1), messages.c_str());
     }
 };

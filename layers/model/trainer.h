@@ -205,7 +205,7 @@ inline void begin_save(Run& run, Trainer& trainer) {
         return writer.begin(*trainer.model);
     writer.leave_out();
     if (run.is_rank0())
-        fprintf(stderr, "step %ld is not saved: an earlier save still goes on, since %.0f s\n",
+        fprintf(stderr, "step %ld is not saved: an earlier save is still running after %.0f s\n",
                 run.state.step, writer.seconds_under_way());
 }
 
@@ -288,7 +288,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     bool stops = ++trainer.spikes.in_a_row > most;
     if (!stops && run.is_rank0())
         fprintf(stderr, "%s: %s\n", what.c_str(),
-                way == "skip" ? "its update is left out" : "back to the newest checkpoint before it");
+                way == "skip" ? "its update is skipped" : "back to the newest checkpoint before it");
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
 
     finish_save(run, trainer);
