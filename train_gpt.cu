@@ -25,10 +25,10 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     const StepSamples& samples = trainer.samples.take(model);
     int B = model.setup.B, T = model.shape.T;
-    double tokens = (double)samples.batch * T, counted = samples.tokens();
+    double tokens = (double)samples.batch * T, counted = samples.counted_tokens();
     const Schedule& schedule = trainer.schedules.at(samples.batch);
     int micro_batches = schedule.shape.micro_batches;
-    real dloss = (real)(1 / counted);  // loss = mean over the batch's tokens, or over its answer tokens
+    real dloss = (real)(1 / counted);  // of one token's loss: the step's loss is the mean over counted tokens
 
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);

@@ -61,7 +61,8 @@ inline void end_on_error(const std::string& error, int code = 1) {
     exit(code);
 }
 
-// Runs a phase that may fail on some ranks only. Either all ranks go on, or all exit with `code`
+// Runs a phase that may throw on some ranks only. Either all ranks continue, or each error is printed once
+// and all exit with `code` (await_together() returns false instead)
 template <class Phase>
 void together(Phase phase, int code = 1) {
     std::string error;

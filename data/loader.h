@@ -6,8 +6,9 @@
 //   A blend mixes several sets by weight. Sample n comes from the set with the largest
 //   w[i] * max(n, 1) - taken[i], the first on ties: the rule of MT-NLG's training code, which keeps each set
 //   within about one sample of its share (with MT-NLG's weights never more than 1.05). The weights are scaled
-//   to sum to 1. taken[i] counts the samples drawn from set i: from sample 0 on when a run starts (some 1e7
-//   samples a second), then as it trains. A set is a token file, or several that count as one; given as
+//   to sum to 1. taken[i] counts the samples drawn from set i. It is not stored: a start or a resume counts
+//   from sample 0 again (some 1e7 samples a second). A set is a token file, or several that count as one;
+//   given as
 //     FILE…                 one set of all files
 //     WEIGHT:FILE…          one set each, e.g. 0.14336:books3.bin 0.19336:owt2.bin
 //     NAME.blend            a text file with a line `WEIGHT FILE` per set; paths are relative to its folder

@@ -38,7 +38,7 @@ struct Clip {
     real scale;
     int will_update;     // 0: the update is skipped
 
-    HOST_DEVICE void set(const double* sums, int count, double max_norm, const HyperParameters& hyper) {
+    HOST_DEVICE void decide(const double* sums, int count, double max_norm, const HyperParameters& hyper) {
         double sum = 0;
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
@@ -185,7 +185,7 @@ inline void sum_values(double* sum, const real* x, long n, Stream) {
 // sums (count + 1): the sums of squares of all gradients, then the loss
 inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream) {
-    clip->set(sums, count, max_norm, *hyper);
+    clip->decide(sums, count, max_norm, *hyper);
 }
 
 }  // namespace ref
@@ -352,7 +352,7 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
 
 __global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double max_norm,
                                       const HyperParameters* hyper) {
-    clip->set(sums, count, max_norm, *hyper);
+    clip->decide(sums, count, max_norm, *hyper);
 }
 inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream s) {

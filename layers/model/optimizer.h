@@ -135,7 +135,7 @@ struct Optimizer {
     }
 
     // Sets the hyper-parameters of the next step to be enqueued; steps count from 1. The device skips the
-    // update if the norm before clipping or the sum of losses exceeds its limit
+    // update if the norm before clipping or the sum of losses is not finite or exceeds its limit
     void set_hyper_parameters(const Options& options, double rate, long step, double norm_limit = INFINITY,
                               double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
@@ -195,7 +195,7 @@ inline void finish_reductions(Model& model) {
 
     if (model.tp.sequence_parallel) {
         comm::group_begin();
-        for (auto& p : model.table.list)  // partial sums -> whole sums, used only in the owned slices
+        for (auto& p : model.table.list)  // partial sums -> whole sums; outside the owned slice unused
             if (!p.split)
                 comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
                                  model.stream);

@@ -13,7 +13,7 @@ struct StepSamples {
     int batch = 0, token_buffer = 0;  // token_buffer: which of Model.host_tokens holds their tokens
     std::vector<SetChoice> chosen;  // of the global batch
     std::vector<uint64_t> counted;  // tokens of the global batch whose losses count, by set of the blend
-    double tokens() const {         // at least 1: a mean over no tokens is 0 / 1
+    double counted_tokens() const {         // at least 1: a mean over no tokens is 0 / 1
         return std::max(1.0, (double)std::accumulate(counted.begin(), counted.end(), uint64_t(0)));
     }
 };

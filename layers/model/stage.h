@@ -42,7 +42,7 @@ struct Model {
     std::vector<Arena> arenas;
     std::vector<comm::StreamEvent> parameters_gathered;  // event of each bucket's last all-gather
     Stream stream = nullptr;
-    bool holds_back_reductions = false;  // backward starts no reductions: see RepeatedStep in monitor.h
+    bool holds_back_reductions = false;  // backward starts no reductions; RepeatedStep (monitor.h) does
 
     // pinned memory: token_ints() for each micro-batch of a step, copied to InFlight.tokens. Training has two
     // buffers, so that the next step's tokens can be read while this step computes (samples.h)

@@ -66,7 +66,7 @@ void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step)
 }
 
 // Sets the hyper-parameters of the next step. counted: number of tokens whose losses count. The device skips
-// the update if the gradient norm or the loss exceeds --spike-z's limit
+// the update if the gradient norm or the loss is not finite or exceeds --spike-z's limit
 inline void set_hyper_parameters(const Run& run, Trainer& trainer, double rate, double counted) {
     const Options& o = run.options;
     trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
@@ -112,7 +112,7 @@ inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& tr
     size_t sets = run.train->sets.size();
     StepReports reports = gather_reports(model, micro_batches, set_of, sets, mine);
     for (size_t set = 0; set < sets; set++) {
-        result.loss += reports.losses[set] / samples.tokens();
+        result.loss += reports.losses[set] / samples.counted_tokens();
         double tokens = (double)samples.counted[set];
         if (sets > 1 && tokens > 0)
             result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens});
