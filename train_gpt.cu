@@ -15,8 +15,8 @@ volatile sig_atomic_t stop_requested = 0;
 
 // ---- a step ----------------------------------------------------------------------------------------------
 
-// One optimizer step over a global batch: load, forward, loss, backward, reduce, update. The host waits for
-// the device only at the end, to read the gradient norm and the losses.
+// One optimizer step over a global batch: load, forward, loss, backward, reduce, update. The host waits only
+// at the end: for the gradient norm, the checks of kernels and state, the next samples, and the losses.
 StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
@@ -46,7 +46,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
                              &model.dx_buffers[0]};
             PlaceScope here({Pass::Forward, i, 0});
             copy_tokens(model, mb.kept, i);
-            forward(model, mb, dloss);   // tokens -> logits -> losses
+            forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient
             backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
         }
     };
@@ -70,7 +70,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     result.updated = clip.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens);
 
-    // the host's second wait: for the losses, and for the other ranks
+    // waits for the next step's samples, for the losses, and for the other ranks
     RankReport mine = rank_report(run, trainer, repeated ? &*repeated : nullptr, result.updated);
     mine.stops = stop_requested;
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);

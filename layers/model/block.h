@@ -10,6 +10,8 @@
 //   same before up and after down; in backward, an all-gather of down's dy, another of up's input, a
 //   reduce-scatter of up's dx, and the same three for out and qkv. Without sequence parallelism: in forward,
 //   an all-reduce after out and one after down; in backward, one of up's dx and one of qkv's dx
+//   With t = 1 nothing is communicated: gathered_gemm calls its GEMM once, on all rows of its input;
+//   reduced_gemm and reduced_backward do so too, and their results are in scratch.partial.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
 //   A packed batch (evaluation, generation) runs forward only; the buffer qkv is its KV cache (queries are
 //   stored there too, but not read again).
