@@ -175,10 +175,10 @@ struct PrintedBytes {
     }
 };
 
-// the two tokens of a line of vocab.bpe, in bytes; where: for errors
+// the two tokens of line `number` of the vocab.bpe at `path`, in bytes
 inline std::pair<std::string, std::string> read_merge(std::string_view line,
                                                       const std::unordered_map<uint32_t, int>& byte_of,
-                                                      const std::string& where) {
+                                                      const std::string& path, int number) {
     std::string half[2];
     int which = 0;
     for (size_t i = 0; i < line.size();) {
@@ -197,7 +197,8 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
         }
         auto found = byte_of.find(code);
         if (found == byte_of.end())
-            fail("%s: has a character outside GPT-2's alphabet: wants a vocab.bpe", where.c_str());
+            fail("%s line %d: has a character outside GPT-2's alphabet: wants a vocab.bpe", path.c_str(),
+                 number);
         half[which] += (char)found->second;
         i += bytes;
     }
@@ -234,7 +235,7 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
         if (words.ends_with('\r')) words.remove_suffix(1);
         if ((line == 1 && words.starts_with("#version")) || words.empty()) continue;
 
-        auto [first, second] = read_merge(words, byte_of, path + " line " + std::to_string(line));
+        auto [first, second] = read_merge(words, byte_of, path, line);
         auto left = id.find(first), right = id.find(second);
         if (left == id.end() || right == id.end() || id.count(first + second))
             fail("%s line %d: \"%.*s\" wants two tokens that stand above it and make a new one", path.c_str(),
