@@ -1,7 +1,6 @@
 // train_gpt.cu   trains a GPT: start, build, train, evaluate, generate, save
-//   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run.
-//   Read train_step first, then layers/model/stage.h and block.h, the layers in the order block.h calls them,
-//   vocabulary.h and optimizer.h.
+//   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run. Read train_step first, then go on
+//   in the README's reading order.
 #include <signal.h>
 #include "layers/inference/evaluate.h"
 #include "layers/model/replicas.h"
@@ -24,21 +23,20 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     double start = seconds(), waited = comm::waited_seconds();
 
     const StepSamples& samples = trainer.samples.take(model);
-    int B = model.setup.B, T = model.shape.T;
+    int B = model.setup.B, T = model.shape.T, micro_batches = samples.micro_batches;
     double tokens = (double)samples.batch * T, counted = samples.counted_tokens();
-    const Schedule& schedule = trainer.schedules.at(samples.batch);
-    int micro_batches = schedule.shape.micro_batches;
     real dloss = (real)(1 / counted);  // of one token's loss: the step's loss is the mean over counted tokens
 
     prefetch_samples(run, trainer, samples.first + samples.batch);
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
-    set_hyper_parameters(run, trainer, result.learning_rate, counted);
+    prepare_update(run, trainer, result.learning_rate, counted);
 
     auto compute = [&] {
         clear_losses(model);
         if (model.grid.p > 1) {
             std::vector<BatchShape> sizes(micro_batches, {B, T});
-            return run_schedule(model, schedule, token_batches(model, sizes), dloss);
+            return run_schedule(model, trainer.schedules.at(samples.batch), token_batches(model, sizes),
+                                dloss);
         }
         // one stage: a plain loop
         for (int i = 0; i < micro_batches; i++) {

@@ -182,8 +182,8 @@ inline void sum_values(double* sum, const real* x, long n, Stream) {
     for (long i = 0; i < n; i++) *sum += x[i];
 }
 
-// sums (count + 1): the sums of squares of all gradients, then the loss
-inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
+// sums (count + 1): sums of squares of the gradients, which make up the norm, then the sum of losses
+inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream) {
     clip->decide(sums, count, max_norm, *hyper);
 }
@@ -209,18 +209,6 @@ __device__ inline void add_over_block(unsigned long long* to, unsigned long long
     if (x) atomicAdd(to, x);
 }
 
-// a thread's values of one array: real_each of them, loaded and stored in one access
-template <class T>
-struct alignas(sizeof(T) * real_each) ThreadValues { T at[real_each]; };
-template <class T>
-__device__ inline ThreadValues<T> load_registers(const T* x) {
-    return load_whole((const ThreadValues<T>*)x);
-}
-template <class T>
-__device__ inline void store_values(T* x, const ThreadValues<T>& values) {
-    store_whole((ThreadValues<T>*)x, values);
-}
-
 // updates a thread's values; returns what they add to the checksums
 template <class State>
 __device__ inline StateCheck adamw_values(const State& state, const real* gradients, const uint8_t* flags,
@@ -228,11 +216,11 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
     StateCheck sums = {};
     bool decaying = flags[i / flag_span] & flag_decay;
 
-    ThreadValues<floatX> parameters = load_registers(state.parameters + i);
-    ThreadValues<Low> low_bits = {};
-    if (State::has_low) low_bits = load_registers(state.low_bits + i);
-    auto ms = load_registers(state.m + i), vs = load_registers(state.v + i);
-    ThreadValues<real> gs = load_registers(gradients + i);
+    auto parameters = load_values<real_each>(state.parameters + i);
+    Values<Low, real_each> low_bits = {};
+    if (State::has_low) low_bits = load_values<real_each>(state.low_bits + i);
+    auto ms = load_values<real_each>(state.m + i), vs = load_values<real_each>(state.v + i);
+    Vec<real> gs = load16(gradients + i);
 
     UNROLL(unroll)
     for (int k = 0; k < real_each; k++) {
@@ -350,13 +338,13 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
     LAUNCH(sum_values_kernel, 1, square_sum_block, 0, s, sum, x, n);
 }
 
-__global__ void clip_gradients_kernel(Clip* clip, const double* sums, int count, double max_norm,
+__global__ void decide_update_kernel(Clip* clip, const double* sums, int count, double max_norm,
                                       const HyperParameters* hyper) {
     clip->decide(sums, count, max_norm, *hyper);
 }
-inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
+inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream s) {
-    LAUNCH(clip_gradients_kernel, 1, 1, 0, s, clip, sums, count, max_norm, hyper);
+    LAUNCH(decide_update_kernel, 1, 1, 0, s, clip, sums, count, max_norm, hyper);
 }
 
 }  // namespace gpu
@@ -392,10 +380,10 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
         dev::sum_values(sum, x, n, s);
 }
 
-inline void clip_gradients(Clip* clip, const double* sums, int count, double max_norm,
+inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
                            const HyperParameters* hyper, Stream s) {
-    if (Operation op{"clip_gradients", s, {reads("squares", sums, count)}})
-        dev::clip_gradients(clip, sums, count, max_norm, hyper, s);
+    if (Operation op{"decide_update", s, {reads("sums", sums, count + 1), written_values("clip", clip, 1)}})
+        dev::decide_update(clip, sums, count, max_norm, hyper, s);
 }
 
 template <class T>

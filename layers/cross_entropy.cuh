@@ -137,10 +137,9 @@ __device__ inline Vec<floatX> loss_gradients(Vec<floatX> x, real log_sum, real d
     return x;
 }
 
-__global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, VocabularyShard v,
-                                         real lowest) {
+__global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
-    real most = lowest;
+    real most = -INFINITY;
     each_vector(logits + (long)blockIdx.x * v.columns, v,
                 [&](const Vec<floatX>& x, int) { take_largest(most, x); });
     most = block_max(most, lane);
@@ -181,7 +180,7 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
 // the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
 __global__ void __launch_bounds__(cross_entropy_block)
 cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* targets, real dloss,
-                     bool want_gradient, VocabularyShard v, real lowest) {
+                     bool want_gradient, VocabularyShard v) {
     DYNAMIC_SHARED(floatX, kept);
     SHARED(real, most_lane, cross_entropy_block / 32);
     SHARED(real, sum_lane, cross_entropy_block / 32);
@@ -190,7 +189,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     floatX* row = logits + (long)n * v.columns;
     constexpr int step = cross_entropy_block * vec_size;
 
-    real most = lowest, sum = 0;
+    real most = -INFINITY, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store16(kept + c, x);
         take_largest(most, x);
@@ -213,8 +212,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
 }
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
-    LAUNCH(cross_entropy_max_kernel, N, cross_entropy_block, 0, s, largest, logits, v,
-           -std::numeric_limits<real>::infinity());
+    LAUNCH(cross_entropy_max_kernel, N, cross_entropy_block, 0, s, largest, logits, v);
 }
 inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
                               int N, VocabularyShard v, Stream s) {
@@ -240,7 +238,7 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
     }
     allow_shared(cross_entropy_kernel, row);
     LAUNCH(cross_entropy_kernel, N, cross_entropy_block, row, s, losses, is_greedy, logits, targets, dloss,
-           want_gradient, v, -std::numeric_limits<real>::infinity());
+           want_gradient, v);
 }
 
 }  // namespace gpu

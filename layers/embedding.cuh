@@ -154,7 +154,6 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
 __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C,
                                          bool accumulate) {
     constexpr int each = Vec<real>::size;
-    struct alignas(each * sizeof(floatX)) Part { floatX at[each]; };
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x, t = i / ((C + each - 1) / each);
     int c = i % ((C + each - 1) / each) * each;
     if (t >= T) return;
@@ -165,7 +164,7 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
     if (C % each == 0) {
         UNROLL(unroll 4)
         for (; at < end; at += (long)T * C) {
-            Part v = load_whole((const Part*)at);
+            auto v = load_values<each>(at);
             for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
         }
     } else {

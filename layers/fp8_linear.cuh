@@ -117,14 +117,14 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
         if (n0 + n >= N || c0 + c >= C) continue;
         long at = (long)(n0 + n) * C + c0 + c;
         Vec<floatX> v = load16(x + at);
-        struct alignas(vec_size) Rounded { T8 at[vec_size]; } out;
+        Values<T8, vec_size> out;
         UNROLL(unroll)
         for (int k = 0; k < vec_size; k++) out.at[k] = T8::of((float)real(v.at[k]) * times);
         uint32_t words[vec_size / 4];
         memcpy(words, &out, sizeof words);
         UNROLL(unroll)
         for (int k = 0; k < vec_size / 4; k++) tile_words[(n * pitch + c) / 4 + k] = words[k];
-        if (q) store_whole((Rounded*)(q + at), out);
+        if (q) store_values(q + at, out);
     }
 
     if (!q_t) return;
@@ -134,10 +134,10 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
     for (int i = threadIdx.x; i < fp8_tile * fp8_tile / 16; i += blockDim.x) {
         int c = i / (fp8_tile / 16), n = i % (fp8_tile / 16) * 16;
         if (n0 + n >= N || c0 + c >= C) continue;
-        struct alignas(16) Column { uint8_t at[16]; } out;
+        Vec<uint8_t> out;
         UNROLL(unroll)
         for (int k = 0; k < 16; k++) out.at[k] = tile[(n + k) * pitch + c];
-        store_whole((Column*)(q_t + (long)(c0 + c) * N + n0 + n), out);
+        store16((uint8_t*)q_t + (long)(c0 + c) * N + n0 + n, out);
     }
 }
 

@@ -3,7 +3,7 @@
 //   x, y, dx, dy (N, C)   w, b (C)   gradients of w, b and bias (C) real   stats.mean, stats.rstd (N) real
 //   kept:  stats (the block keeps x)
 //   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
-//             adds to them; scratch: layernorm_scratch(C) values
+//             adds to them; scratch: row_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
 //   gpu: a row is held in the registers of one or several warps (residual.cuh). In backward each group of
@@ -169,7 +169,7 @@ template <int WARPS, bool SUMS>
 __global__ void __launch_bounds__(row_block(WARPS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
-    int first = row_first<WARPS>(), step = gridDim.x * row_groups<WARPS>();
+    int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
     real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
     real sums[SUMS ? row_vectors : 1][vec_size] = {};
     constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice
@@ -276,6 +276,23 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
     }
 }
 
+// dw of these rows: the sums of dy * xhat over the columns
+__global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, const floatX* x, const real* mean,
+                                             const real* rstd, int N, int C) {
+    column_sum_part<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
+        Vec<floatX> d = load_row(dy + (long)n * C, c, C), v = load_row(x + (long)n * C, c, C);
+        for (int k = 0; k < vec_size; k++) sum[k] += real(d.at[k]) * (real(v.at[k]) - mean[n]) * rstd[n];
+    }, N, C);
+}
+
+inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean,
+                                  const real* rstd, real* scratch, int N, int C, bool accumulate, Stream s) {
+    int parts = column_sum_cut(N);
+    LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
+           0, s, scratch, dy, x, mean, rstd, N, C);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
+}
+
 // ---- launches --------------------------------------------------------------------------------------------
 
 constexpr int layernorm_block = 128;
@@ -309,7 +326,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
                                const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
                                Stream s) {
     int groups = used_groups(N, C);
-    real* sums = scratch + 3L * layernorm_groups(C) * C;
+    real* sums = scratch + 3L * most_row_groups(C) * C;
     if (!row_warps(C) || !groups) {
         LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
                w, stats, N, C);

@@ -1,21 +1,17 @@
-// linear.cuh   y = x w^T + b: linear layers, alone or with GELU after or before them; GELU; column sums
+// linear.cuh   y = x w^T + b: linear layers, alone or with GELU after or before them; GELU
 //   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db (OC) real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db by
-//             column_sum: out[c] = sum over n of x[n][c], always in the same order. GELU's dy becomes dx in
-//             place. scratch: column_sum_scratch(OC) values
+//             column_sum (residual.cuh). GELU's dy becomes dx in place. scratch: column_sum_scratch(OC)
+//             values
 //   gpu: GELU and the bias gradient are computed in a GEMM's epilogue or in kernels of their own, whichever
 //   is faster: see base/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
-//                            flops, column sums N*C, each reads and writes once: memory bound
+//                            flops, reads and writes once: memory bound
 #pragma once
-#include "base/operation.h"
 #include "fp8_linear.cuh"
-
-constexpr int column_sum_parts = 32;  // the rows are summed in at most this many parts, then the parts
-inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
-inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
+#include "residual.cuh"
 
 inline int64_t linear_flops = 0;  // of linear layers since it was last reset; compared with the plan
 
@@ -38,21 +34,6 @@ inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N
 }
 
 namespace ref {
-
-inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool accumulate, Stream) {
-    constexpr int strip = 64;
-    #pragma omp parallel for
-    for (int c0 = 0; c0 < C; c0 += strip) {
-        real sum[strip] = {};
-        int cs = C - c0 < strip ? C - c0 : strip;
-        for (int n = 0; n < N; n++) {
-            const floatX* xn = x + (long)n * C + c0;
-            #pragma omp simd
-            for (int c = 0; c < cs; c++) sum[c] += real(xn[c]);
-        }
-        for (int c = 0; c < cs; c++) out[c0 + c] = (accumulate ? out[c0 + c] : 0) + sum[c];
-    }
-}
 
 inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
     #pragma omp parallel for simd
@@ -97,81 +78,6 @@ inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floa
 
 #if HAS_KERNELS
 namespace gpu {
-
-// ---- column sums ------------------------------------------------------------------------------------------
-
-constexpr int column_lanes = 8, column_rows = 32;  // a block's threads: columns, 16 bytes each, by rows
-
-// a block's share of the sums: blockIdx.y is the part of the rows; term(sum, n, c) adds row n's values from c
-template <int EACH, class Term>
-__device__ void column_sum_part(real* parts, Term term, int N, int C) {
-    constexpr int wide = column_lanes * EACH, plane = (column_rows + 1) * column_lanes;
-    SHARED(real, sums, EACH * plane);  // one plane for each thread's k-th column, without bank conflicts
-    int c = blockIdx.x * wide + threadIdx.x * EACH, own = threadIdx.y * column_lanes + threadIdx.x;
-    int part = (N + gridDim.y - 1) / gridDim.y, first = blockIdx.y * part;
-    int last = first + part < N ? first + part : N;
-
-    real sum[EACH] = {};
-    if (c < C) {
-        UNROLL(unroll 4)
-        for (int n = first + threadIdx.y; n < last; n += column_rows) term(sum, n, c);
-    }
-
-    for (int k = 0; k < EACH; k++) sums[k * plane + own] = sum[k];
-    __syncthreads();
-
-    int lane = own % column_lanes, k = own / column_lanes, column = blockIdx.x * wide + lane * EACH + k;
-    if (own >= wide || column >= C) return;
-    real whole = 0;
-    for (int y = 0; y < column_rows; y++) whole += sums[k * plane + y * column_lanes + lane];
-    parts[(long)blockIdx.y * C + column] = whole;
-}
-
-template <class T>
-__global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
-    constexpr int each = Vec<T>::size;
-    column_sum_part<each>(parts, [=](real (&sum)[each], int n, int c) {
-        Vec<T> v = load_row(x + (long)n * C, c, C);
-        for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
-    }, N, C);
-}
-
-__global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, const floatX* x, const real* mean,
-                                             const real* rstd, int N, int C) {
-    column_sum_part<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
-        Vec<floatX> d = load_row(dy + (long)n * C, c, C), v = load_row(x + (long)n * C, c, C);
-        for (int k = 0; k < vec_size; k++) sum[k] += real(d.at[k]) * (real(v.at[k]) - mean[n]) * rstd[n];
-    }, N, C);
-}
-
-__global__ void column_sum_finish_kernel(real* out, const real* parts, int count, int C, bool accumulate) {
-    int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= C) return;
-    real sum = 0;
-    for (int p = 0; p < count; p++) sum += parts[(long)p * C + c];
-    out[c] = (accumulate ? out[c] : 0) + sum;
-}
-
-template <int EACH>
-dim3 column_blocks(int C, int parts) {
-    return dim3(ceil_div(C, column_lanes * EACH), parts);
-}
-
-template <class T>
-void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumulate, Stream s) {
-    int parts = column_sum_cut(N);
-    LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts), dim3(column_lanes, column_rows), 0, s,
-           scratch, x, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
-}
-
-inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean,
-                                  const real* rstd, real* scratch, int N, int C, bool accumulate, Stream s) {
-    int parts = column_sum_cut(N);
-    LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
-           0, s, scratch, dy, x, mean, rstd, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
-}
 
 // ---- GELU -------------------------------------------------------------------------------------------------
 
@@ -296,18 +202,19 @@ inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floa
 
 struct LinearScratch {
     real* sums = nullptr;  // column_sum_scratch(OC) values
-    Fp8Scratch fp8 = {};   // empty: GEMMs in floatX
+    Fp8Scratch fp8 = {};   // only with --fp8
+    bool in_fp8() const { return fp8.x; }  // otherwise the GEMMs are in floatX
 };
 
 // ---- as operations of a step, in floatX or in 8 bits -------------------------------------
 
 // rounding a tensor to fp8: it is read to find its largest value, then read again
 inline Work rounding_work(const LinearScratch& scratch, double n, int copies) {
-    return scratch.fp8.x ? moves(2 * n, 0, n * copies) : Work{};
+    return scratch.in_fp8() ? moves(2 * n, 0, n * copies) : Work{};
 }
 
 inline Work forward_product(const LinearScratch& scratch, floatX* y, int N, int C, int OC) {
-    return product(y, N, OC, C, false, scratch.fp8.x);
+    return product(y, N, OC, C, false, scratch.in_fp8());
 }
 
 inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b,
@@ -316,7 +223,7 @@ inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const fl
                                        writes("y", y, N, OC)},
                  {rounding_work(scratch, (double)N * C, 1), forward_product(scratch, y, N, C, OC)}};
     if (!op) return;
-    if (!scratch.fp8.x) return dev::matmul_forward(y, x, w, b, N, C, OC, s);
+    if (!scratch.in_fp8()) return dev::matmul_forward(y, x, w, b, N, C, OC, s);
     linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
 }
@@ -329,7 +236,7 @@ inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
                  {rounding_work(scratch, (double)N * C, 1), forward_product(scratch, up, N, C, OC),
                   moves(2.0 * N * OC)}};
     if (!op) return;
-    if (!scratch.fp8.x) return dev::matmul_gelu_forward(y, up, x, w, b, N, C, OC, s);
+    if (!scratch.in_fp8()) return dev::matmul_gelu_forward(y, up, x, w, b, N, C, OC, s);
     linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
     dev::gelu_forward(y, up, (long)N * OC, s);
@@ -341,7 +248,7 @@ inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                             bool accumulate, Stream s) {
-    bool rounds = scratch.fp8.x;
+    bool rounds = scratch.in_fp8();
     if (!x) dw = db = nullptr;
     Operation op{"linear_backward", s, {reads("dy", dy, N, OC), reads("x", x, N, C),
                                         reads("w", dx ? w : nullptr, OC, C),
@@ -364,7 +271,7 @@ struct GeluOutput { const floatX *x, *up; };
 inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input,
                                        const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                                        bool accumulate, Stream s) {
-    bool rounds = scratch.fp8.x;
+    bool rounds = scratch.in_fp8();
     if (!input.x) dw = nullptr;
     Operation op{"linear_after_gelu_backward", s,
                  {reads("dy", dy, N, OC), reads("x", input.x, N, C), reads("up", input.up, N, C),

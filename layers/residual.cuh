@@ -1,20 +1,27 @@
-// residual.cuh   x = residual + f + bias, f a branch's output without its bias; and how kernels hold rows
+// residual.cuh   x = residual + f + bias, f a branch's output without its bias; column sums, of which bias
+//   gradients are made; and how kernels hold rows
 //   With tensor parallelism a branch starts as partial sums, and the bias must be added once: here. Backward
 //   is the identity; the bias gets the sum over the rows.
 //   residual, f, x, dx (N, C)   bias (C)   dbias (C) real
 //   kept:  nothing
-//   backward: sets dbias or, with `accumulate`, adds to it; scratch: layernorm_scratch(C) values
+//   backward: sets dbias or, with `accumulate`, adds to it; scratch: row_scratch(C) values, for column_sum
+//             alone column_sum_scratch(C)
 //   communicates: nothing    cost: 2*N*C flops; memory bound
 //   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time
 #pragma once
-#include "base/device.h"
-#include "linear.cuh"
+#include "base/operation.h"
+
+// column_sum: out[c] = sum over n of x[n][c], always in the same order: in at most this many parts of the
+// rows, then over the parts
+constexpr int column_sum_parts = 32;
+inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
+inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 
 // Backward distributes the rows over groups of warps, each with its own sums: used_groups(), at most
-// layernorm_groups(C). The number depends on N and C alone: the order of summation is the same on every GPU
+// most_row_groups(C). The number depends on N and C alone: the order of summation is the same on every GPU
 constexpr int longest_summed_row = 4096;  // for longer rows layernorm_backward has no registers to sum dx too
-constexpr int layernorm_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
-inline long layernorm_scratch(int C) { return 3L * layernorm_groups(C) * C + column_sum_scratch(C); }
+constexpr int most_row_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
+inline long row_scratch(int C) { return 3L * most_row_groups(C) * C + column_sum_scratch(C); }
 
 namespace ref {
 
@@ -26,6 +33,21 @@ inline void residual_forward(floatX* y, const floatX* residual, const floatX* f,
         #pragma omp simd
         for (int c = 0; c < C; c++)
             y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
+    }
+}
+
+inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool accumulate, Stream) {
+    constexpr int strip = 64;
+    #pragma omp parallel for
+    for (int c0 = 0; c0 < C; c0 += strip) {
+        real sum[strip] = {};
+        int cs = C - c0 < strip ? C - c0 : strip;
+        for (int n = 0; n < N; n++) {
+            const floatX* xn = x + (long)n * C + c0;
+            #pragma omp simd
+            for (int c = 0; c < cs; c++) sum[c] += real(xn[c]);
+        }
+        for (int c = 0; c < cs; c++) out[c0 + c] = (accumulate ? out[c0 + c] : 0) + sum[c];
     }
 }
 
@@ -89,15 +111,15 @@ __device__ inline real row_sum(real x) {
     return x;
 }
 
-// rows per block; a thread's rows are row_first, row_first + gridDim.x * row_groups, …, and its k-th vector
-// begins at column row_column(k)
+// a thread's rows are row_first, row_first + gridDim.x * rows_per_block, …, and its k-th vector begins at
+// column row_column(k)
 template <int WARPS>
-__device__ inline int row_groups() {
+__device__ inline int rows_per_block() {
     return blockDim.x / (WARPS * 32);
 }
 template <int WARPS>
 __device__ inline int row_first() {
-    return blockIdx.x * row_groups<WARPS>() + threadIdx.x / (WARPS * 32);
+    return blockIdx.x * rows_per_block<WARPS>() + threadIdx.x / (WARPS * 32);
 }
 template <int WARPS>
 __device__ inline int row_column(int k) {
@@ -135,13 +157,72 @@ void with_row_warps(int C, Function call) {
     else call(std::integral_constant<int, 32>());
 }
 
+// ---- column sums ------------------------------------------------------------------------------------------
+
+constexpr int column_lanes = 8, column_rows = 32;  // a block's threads: columns, 16 bytes each, by rows
+
+// a block's share of the sums: blockIdx.y is the part of the rows; term(sum, n, c) adds row n's values from c
+template <int EACH, class Term>
+__device__ void column_sum_part(real* parts, Term term, int N, int C) {
+    constexpr int wide = column_lanes * EACH, plane = (column_rows + 1) * column_lanes;
+    SHARED(real, sums, EACH * plane);  // one plane for each thread's k-th column, without bank conflicts
+    int c = blockIdx.x * wide + threadIdx.x * EACH, own = threadIdx.y * column_lanes + threadIdx.x;
+    int part = (N + gridDim.y - 1) / gridDim.y, first = blockIdx.y * part;
+    int last = first + part < N ? first + part : N;
+
+    real sum[EACH] = {};
+    if (c < C) {
+        UNROLL(unroll 4)
+        for (int n = first + threadIdx.y; n < last; n += column_rows) term(sum, n, c);
+    }
+
+    for (int k = 0; k < EACH; k++) sums[k * plane + own] = sum[k];
+    __syncthreads();
+
+    int lane = own % column_lanes, k = own / column_lanes, column = blockIdx.x * wide + lane * EACH + k;
+    if (own >= wide || column >= C) return;
+    real whole = 0;
+    for (int y = 0; y < column_rows; y++) whole += sums[k * plane + y * column_lanes + lane];
+    parts[(long)blockIdx.y * C + column] = whole;
+}
+
+template <class T>
+__global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
+    constexpr int each = Vec<T>::size;
+    column_sum_part<each>(parts, [=](real (&sum)[each], int n, int c) {
+        Vec<T> v = load_row(x + (long)n * C, c, C);
+        for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
+    }, N, C);
+}
+
+__global__ void column_sum_finish_kernel(real* out, const real* parts, int count, int C, bool accumulate) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= C) return;
+    real sum = 0;
+    for (int p = 0; p < count; p++) sum += parts[(long)p * C + c];
+    out[c] = (accumulate ? out[c] : 0) + sum;
+}
+
+template <int EACH>
+dim3 column_blocks(int C, int parts) {
+    return dim3(ceil_div(C, column_lanes * EACH), parts);
+}
+
+template <class T>
+void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumulate, Stream s) {
+    int parts = column_sum_cut(N);
+    LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts), dim3(column_lanes, column_rows), 0, s,
+           scratch, x, N, C);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
+}
+
 // ---- backward ---------------------------------------------------------------------------------------------
 
 // parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
 template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
 residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
-    int first = row_first<WARPS>(), step = gridDim.x * row_groups<WARPS>();
+    int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
     real sums[row_vectors][vec_size] = {};
 
     for (int n = first; n < N; n += step) {
@@ -161,7 +242,7 @@ residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
 }
 
 // the number of groups that share N rows
-inline int used_groups(int N, int C) { return std::min(layernorm_groups(C), ceil_div(N, 4) * 4); }
+inline int used_groups(int N, int C) { return std::min(most_row_groups(C), ceil_div(N, 4) * 4); }
 // whether layernorm_backward sums the new dx as well
 inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
 
@@ -169,7 +250,7 @@ inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_sum
 inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
                               Stream s) {
     int groups = used_groups(N, C);
-    real* sums = scratch + 3L * layernorm_groups(C) * C;
+    real* sums = scratch + 3L * most_row_groups(C) * C;
     if (!sums_on_the_way(C)) return column_sum(dbias, dx, sums, N, C, accumulate, s);
     with_row_warps(C, [&](auto warps) {
         constexpr int W = std::min(decltype(warps)::value, 4), block = row_block(W);

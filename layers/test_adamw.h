@@ -212,8 +212,8 @@ void check_adamw(const char* moments) {
         for (double largest : {0.0, 1e9, 0.5}) {
             Both<Clip> clip(1);
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
-            ref::clip_gradients(clip.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
-            gpu::clip_gradients(clip.device, sums.device, 3, largest, hyper.device, nullptr);
+            ref::decide_update(clip.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
+            gpu::decide_update(clip.device, sums.device, 3, largest, hyper.device, nullptr);
             double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
             for (const Clip& c : {clip.host[0], clip.back()[0]})
                 close("clip" + size, std::vector<double>{c.norm, (double)c.scale},
@@ -236,7 +236,7 @@ void check_adamw(const char* moments) {
             HyperParameters limited = how;
             limited.norm_limit = max_norm;
             Both<HyperParameters> given(std::vector<HyperParameters>(1, limited));
-            gpu::clip_gradients(clip.device, sums.device, 3, 0, given.device, nullptr);
+            gpu::decide_update(clip.device, sums.device, 3, 0, given.device, nullptr);
             gpu::adamw(state.device(), g.device, flags.device, given.device, clip.device, state_check.device,
                        n, nullptr);
             return state_check.back()[0];

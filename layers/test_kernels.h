@@ -78,7 +78,7 @@ void kernels_layernorm() {
             y(N * C);
         X dy(random_values<floatX>(N * C, 4)), dx(random_values<floatX>(N * C, 5));
         R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)),
-            dbias(random_values<real>(C, 10)), scratch(layernorm_scratch(C));
+            dbias(random_values<real>(C, 10)), scratch(row_scratch(C));
         std::string size = text(" %d x %d", N, C);
 
         ref::layernorm_forward(y.ref(), {mean.ref(), rstd.ref()}, x.ref(), w.ref(), b.ref(), N, C, nullptr);

@@ -157,7 +157,7 @@ def works_of(m, kernels, operations):
         of("square_sums", "square_sums_kernel", 0, 256),
         of("square_sums", "square_sums_add_kernel", 0, 128, 1, 0),
         of("sum_values", "sum_values_kernel", 0, 256),
-        of("clip_gradients", "clip_gradients_kernel", 0, 1),
+        of("decide_update", "decide_update_kernel", 0, 1),
     ]
 
 

@@ -20,7 +20,7 @@ HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
 # by the program itself: something of its host, or of all
 ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 ALL_END = re.compile(r"MPI_ABORT was invoked|Job step aborted")  # from here on all are killed
-SPIKE = re.compile(r"train_gpt: step \d+: loss .* are (?:not finite|a spike)")
+SPIKE = re.compile(r"train_gpt: step \d+: loss .*: (?:not finite|a spike)")
 
 
 def first_label(host):

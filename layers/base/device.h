@@ -309,12 +309,15 @@ inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 #if HAS_KERNELS
 constexpr unsigned all_lanes = 0xffffffffu;
 
-// 16 bytes of adjacent values, read or written at once; p must be aligned to 16 bytes
-template <class T>
-struct alignas(16) Vec {
-    static constexpr int size = 16 / sizeof(T);
-    T at[size];
+// n adjacent values, read or written in one access: p must be aligned to all of them
+template <class T, int n>
+struct alignas(n * sizeof(T)) Values {
+    static constexpr int size = n;
+    T at[n];
 };
+template <class T>
+using Vec = Values<T, 16 / sizeof(T)>;  // 16 bytes, the most that one access takes
+constexpr int vec_size = Vec<floatX>::size;
 #if defined(WATCHED)
 using emulated::watch::load_whole, emulated::watch::store_whole;
 #else
@@ -329,11 +332,14 @@ __device__ inline void store_whole(V* p, const V& v) {
 #endif
 }
 #endif
+template <int n, class T>
+__device__ inline Values<T, n> load_values(const T* p) { return load_whole((const Values<T, n>*)p); }
+template <class T, int n>
+__device__ inline void store_values(T* p, const Values<T, n>& v) { store_whole((Values<T, n>*)p, v); }
 template <class T>
-__device__ inline Vec<T> load16(const T* p) { return load_whole((const Vec<T>*)p); }
+__device__ inline Vec<T> load16(const T* p) { return load_values<Vec<T>::size>(p); }
 template <class T>
-__device__ inline void store16(T* p, const Vec<T>& v) { store_whole((Vec<T>*)p, v); }
-constexpr int vec_size = Vec<floatX>::size;
+__device__ inline void store16(T* p, const Vec<T>& v) { store_values(p, v); }
 
 // 16 bytes from column c of a row of C values; beyond the end of a row that is not whole vectors, 0
 template <class T>

@@ -113,7 +113,7 @@ struct BlockActivations {
 
 struct LmHeadActivations {
     floatX* ln;        // (N_r, C): the final layer norm's output
-    floatX* rows;      // (N, C): ln gathered over t, kept for backward; nullptr: ln itself or scratch is used
+    floatX* input_rows;  // (N, C): ln gathered over t, kept for backward; nullptr: ln itself, or scratch
     floatX* logits;    // (rows_held, Vp_r); overwritten by their gradient if one is wanted
     NormStats stats;   // (N_r)
     real* losses;      // (micro_batches, outputs)
@@ -133,7 +133,7 @@ struct LmHeadActivations {
         if (setup.notes_greedy) is_greedy = arena.take_real((long)setup.micro_batches * outputs);
         ln = arena.take_x(N_r * shape.C);
         bool gathers = tp.sequence_parallel && setup.training && !loss_in_backward;
-        rows = gathers ? arena.take_x((long)setup.B * shape.T * shape.C) : nullptr;
+        input_rows = gathers ? arena.take_x((long)setup.B * shape.T * shape.C) : nullptr;
         logits = arena.take_x((long)rows_held * (shape.Vp / tp.group.size));
         stats.mean = arena.take_real(N_r);
         stats.rstd = arena.take_real(N_r);
@@ -207,7 +207,7 @@ struct Scratch {
         } else {
             scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
         }
-        linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), layernorm_scratch(shape.C)));
+        linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
     }
 
     // a packed batch can have any number of rows, but FP8 GEMMs need multiples of 16

@@ -29,7 +29,7 @@ struct KernelBench {
         stats = {rs(N), rs(N)};
         dw = rs(4L * C * C);
         db = rs(4 * C);
-        scratch = rs(std::max(layernorm_scratch(C), column_sum_scratch(4 * C)));
+        scratch = rs(std::max(row_scratch(C), column_sum_scratch(4 * C)));
     }
     KernelBench(const KernelBench&) = delete;
     ~KernelBench() {

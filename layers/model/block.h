@@ -121,7 +121,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
 
     // 6.
     if (a.light) layernorm_forward(a.ln2, a.ln2_stats, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
-    floatX* d_ln = reduced_backward(ctx, a.ln2, batch, {"rows for up, again", "sum of up's gradient"},
+    floatX* d_ln = reduced_backward(ctx, a.ln2, batch, "rows for up, again", "sum of up's gradient",
                                     [&](floatX* d_rows, const floatX* rows) {
         linear_backward(d_rows, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate, s);
     });
@@ -146,7 +146,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
 
     // 2.
     if (a.light) ln1_forward(a, w, ctx, batch);
-    d_ln = reduced_backward(ctx, a.ln1, batch, {"rows for qkv, again", "sum of qkv's gradient"},
+    d_ln = reduced_backward(ctx, a.ln1, batch, "rows for qkv, again", "sum of qkv's gradient",
                             [&](floatX* d_rows, const floatX* rows) {
         linear_backward(d_rows, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], linear, N, C, 3 * C_r, accumulate,
                         s);

@@ -1,7 +1,7 @@
 // metrics.h   what a run reports: its settings, progress lines, and with --metrics a JSON line per step
 #pragma once
 #include "../base/hardware.h"
-#include "run.h"
+#include "step_reports.h"
 
 // model FLOPs per token, for MFU: 6 N + 6 L C T; N without position embeddings, causal half of attention
 inline double flops_per_token(const ModelShape& shape) {
@@ -32,18 +32,6 @@ inline void print_settings(const Run& run) {
     printf("device    %s, %s; %s\n", device.c_str(), PRECISION_NAME,
            peak > 0 ? text("peak %.0f TFLOP/s", peak * 1e-12).c_str() : "peak unknown, so no MFU");
 }
-
-using NamedValues = std::vector<std::pair<std::string, double>>;
-struct StepResult {
-    double loss = 0, learning_rate = 0, norm = 0;
-    double seconds = 0;
-    bool updated = true;           // false: a spike; parameters and optimizer state unchanged
-    std::vector<int> slow_ranks;
-    NamedValues set_losses;        // for each set of a blend that had samples in the step
-    double validation_loss = NAN;  // NAN: not evaluated
-    NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
-    bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
-};
 
 // ---- the file --------------------------------------------------------------------------------------------
 

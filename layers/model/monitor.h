@@ -3,7 +3,6 @@
 //   Flipped bits: each rank checks itself. Slow ranks: rank 0 compares all.
 #pragma once
 #include "step_reports.h"
-#include "metrics.h"
 
 // Running mean and standard deviation over about the last hundred values.
 class RunningStatistics {

@@ -63,10 +63,11 @@ struct Optimizer {
     int owner;      // this rank's index among those that shard the state
     std::vector<TensorPart> tensor_parts;
     std::vector<Slice> slices;
-    // on the device: flags per 128 elements, slices, sums of squares per bucket and the partial sums
+    // on the device: flags per 128 elements; slices; sums: of squares, per bucket, then of losses;
+    // sum_parts: partial sums of squares
     uint8_t* flags = nullptr;
     Slice* device_slices;
-    double *squares, *square_parts;
+    double *sums, *sum_parts;
     HyperParameters *hyper, *next_hyper = nullptr;  // on the device; next_hyper: pinned host memory
     Clip* clip;
     StateCheck* state_check;
@@ -94,8 +95,8 @@ struct Optimizer {
             *moment = are_bf16 ? (void*)to.take<bf16>(elements) : (void*)to.take_real(elements);
         flags = to.take<uint8_t>(elements / flag_span);
         device_slices = to.take<Slice>(slices.size());
-        squares = to.take<double>(bucket_ids + 1);  // the last one is the loss
-        square_parts = to.take<double>(slices.size() * square_sum_parts);
+        sums = to.take<double>(bucket_ids + 1);
+        sum_parts = to.take<double>(slices.size() * square_sum_parts);
         hyper = to.take<HyperParameters>(1);
         clip = to.take<Clip>(1);
         state_check = to.take<StateCheck>(1);
@@ -211,26 +212,26 @@ inline void finish_reductions(Model& model) {
     comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
 }
 
-// Computes the clipping scale and whether to update: sums of squares per bucket and the sum of losses,
-// all-reduced over all ranks
+// The device computes the norm, the clipping scale and whether to update, from the sums of squares per bucket
+// and the sum of losses, all-reduced over all ranks
 inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
     int buckets = model.table.bucket_ids;
-    clear_values("squares", optimizer.squares, buckets + 1, model.stream);
+    clear_values("sums", optimizer.sums, buckets + 1, model.stream);
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
-        sum_values(optimizer.squares + buckets, model.lm_head.losses,
+        sum_values(optimizer.sums + buckets, model.lm_head.losses,
                    (long)model.setup.micro_batches * model.max_outputs(), model.stream);
-    square_sums(optimizer.squares, buckets, optimizer.square_parts, model.gradients, model.table.elements,
+    square_sums(optimizer.sums, buckets, optimizer.sum_parts, model.gradients, model.table.elements,
                 optimizer.elements, optimizer.flags, optimizer.device_slices, (int)optimizer.slices.size(),
                 model.stream);
-    comm::all_reduce(model.grid.world, optimizer.squares, buckets + 1, comm::Op::Sum, "square sums",
+    comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::Op::Sum, "norm and loss",
                      model.stream);
-    clip_gradients(optimizer.clip, optimizer.squares, buckets, max_norm, optimizer.hyper, model.stream);
+    decide_update(optimizer.clip, optimizer.sums, buckets, max_norm, optimizer.hyper, model.stream);
 }
 
 // uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
 inline void update_parameters(Model& model, Optimizer& optimizer, double max_norm) {
     Section section({.pass = Pass::Update}, model.stream);
-    load_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
+    copy_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
     compute_clip(model, optimizer, max_norm);
     clear_values("state check", optimizer.state_check, 1, model.stream);
 

@@ -115,29 +115,29 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
 // Backward of a column-parallel GEMM, whose input rows are gathered again. backward(dx, rows) sets dx (N, C)
 // unless dx is nullptr, and computes the weight gradient from all rows unless `rows` is nullptr. Returns the
 // sum of dx over all ranks for this rank's rows
-struct BackwardLabels { const char *rows, *sum; };
 template <class Backward>
-floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape batch, BackwardLabels labels,
-                         Backward backward, comm::Where where = comm::Where::current()) {
+floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape batch, const char* rows_label,
+                         const char* sum_label, Backward backward,
+                         comm::Where where = comm::Where::current()) {
     const TensorParallel& tp = ctx.tp;
     const Scratch& scratch = ctx.scratch;
     int N = batch.rows(), C = ctx.shape.C;
     if (tp.chunks == 1) {
-        const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, labels.rows, ctx.stream, where);
+        const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, rows_label, ctx.stream, where);
         backward(scratch.partial, rows);
-        return reduce_rows(tp, scratch.reduced, scratch.partial, N, C, labels.sum, ctx.stream, where);
+        return reduce_rows(tp, scratch.reduced, scratch.partial, N, C, sum_label, ctx.stream, where);
     }
 
     comm::wait_stream(tp.stream, ctx.stream);
-    const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, labels.rows, tp.stream, where);
+    const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, rows_label, tp.stream, where);
     comm::StreamEvent gathered = comm::record_event(tp.stream);
 
     backward(scratch.partial, nullptr);
     comm::wait_stream(tp.stream, ctx.stream);
-    floatX* reduced = reduce_rows(tp, scratch.reduced, scratch.partial, N, C, labels.sum, tp.stream, where);
-    if (tp.sequence_parallel) comm::wait_event(ctx.stream, gathered, labels.rows);
+    floatX* reduced = reduce_rows(tp, scratch.reduced, scratch.partial, N, C, sum_label, tp.stream, where);
+    if (tp.sequence_parallel) comm::wait_event(ctx.stream, gathered, rows_label);
 
     backward(nullptr, rows);
-    comm::wait_event(ctx.stream, comm::record_event(tp.stream), labels.sum);
+    comm::wait_event(ctx.stream, comm::record_event(tp.stream), sum_label);
     return reduced;
 }

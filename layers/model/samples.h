@@ -10,7 +10,8 @@
 
 struct StepSamples {
     uint64_t first = 0;  // index in the run of the step's first sample
-    int batch = 0, token_buffer = 0;  // token_buffer: which of Model.host_tokens holds their tokens
+    int batch = 0, micro_batches = 0;  // of the step: the global batch, and its micro-batches per replica
+    int token_buffer = 0;  // which of Model.host_tokens holds their tokens
     std::vector<SetChoice> chosen;  // of the global batch
     std::vector<uint64_t> counted;  // tokens of the global batch whose losses count, by set of the blend
     double counted_tokens() const {         // at least 1: a mean over no tokens is 0 / 1
@@ -23,18 +24,19 @@ inline int sample_index(const Model& model, int micro_batch, int b) {
     return (micro_batch * model.grid.d + model.grid.data) * model.setup.B + b;
 }
 
-inline StepSamples read_samples(Blend& set, const Model& model, int token_buffer, uint64_t first,
+inline StepSamples read_samples(Blend& blend, const Model& model, int token_buffer, uint64_t first,
                                 int batch) {
     int B = model.setup.B, T = model.shape.T, micro_batches = batch / model.grid.d / B;
-    StepSamples out = {first, batch, token_buffer, set.choose(first, batch), {}};
-    out.counted.resize(set.sets.size());
-    for (auto& choice : out.chosen) out.counted[choice.set] += set.counted(choice);
+    StepSamples out = {first, batch, micro_batches, token_buffer, blend.choose(first, batch), {}};
+    out.counted.resize(blend.sets.size());
+    for (auto& choice : out.chosen) out.counted[choice.set] += blend.counted(choice);
     if (!model.loads_tokens()) return out;
-    std::vector<int> samples((size_t)B * (T + 1));
+
+    std::vector<int> tokens((size_t)B * (T + 1));  // of one micro-batch
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
         for (int b = 0; b < B; b++)
-            set.read_sample(&samples[(size_t)b * (T + 1)], out.chosen[sample_index(model, micro_batch, b)]);
-        put_tokens_on_host(model, token_buffer, samples, {B, T}, micro_batch);
+            blend.read_sample(&tokens[(size_t)b * (T + 1)], out.chosen[sample_index(model, micro_batch, b)]);
+        put_tokens_on_host(model, token_buffer, tokens, {B, T}, micro_batch);
     }
     return out;
 }
@@ -45,11 +47,11 @@ class SampleReader {
     StepSamples upcoming, samples;
 
 public:
-    void begin(Blend& set, const Model& model, uint64_t first, int batch) {
-        if (next.valid()) next.wait();  // the set is read by one thread at a time
+    void begin(Blend& blend, const Model& model, uint64_t first, int batch) {
+        if (next.valid()) next.wait();  // the blend is read by one thread at a time
         int other = 1 - model.token_buffer;
-        next = std::async(std::launch::async, [&set, &model, other, first, batch] {
-            return read_samples(set, model, other, first, batch);
+        next = std::async(std::launch::async, [&blend, &model, other, first, batch] {
+            return read_samples(blend, model, other, first, batch);
         });
     }
 
@@ -65,7 +67,8 @@ public:
         return "";
     }
 
-    // the samples of the next step; valid until the next call
+    // the samples of the next step, valid until the next call; their tokens are then the model's
+    // (Model.token_buffer)
     const StepSamples& take(Model& model) {
         samples = std::move(upcoming);
         model.token_buffer = samples.token_buffer;

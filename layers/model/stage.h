@@ -245,7 +245,7 @@ inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
     to.is_packed = false;
     if (!to.tokens) return;
     const int* tokens = model.host_tokens[model.token_buffer] + (long)micro_batch * model.token_ints();
-    load_values("tokens", to.tokens, tokens, model.token_ints(), model.stream);
+    copy_values("tokens", to.tokens, tokens, model.token_ints(), model.stream);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------

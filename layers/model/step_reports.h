@@ -1,10 +1,24 @@
-// step_reports.h   what ranks exchange at the end of a step, in one call: losses, what to do next, and each
-//   rank's compute time. A rank that cannot read the next samples sets lacks_data; then all ranks save (if
-//   there is --save) and exit with 1 (save_and_end, trainer.h)
+// step_reports.h   a step's result, and what ranks exchange at its end, in one call: losses, what to do next,
+//   and each rank's compute time. A rank that cannot read the next samples sets lacks_data; then all ranks
+//   save (if there is --save) and exit with 1 (save_and_end, trainer.h)
 #pragma once
 #include <algorithm>
 #include <bit>
 #include "samples.h"
+
+using NamedValues = std::vector<std::pair<std::string, double>>;
+
+// a step's numbers, the same on every rank, except for seconds and slow_ranks (rank 0's)
+struct StepResult {
+    double loss = 0, learning_rate = 0, norm = 0;  // the mean over the step's tokens; norm before clipping
+    double seconds = 0;
+    bool updated = true;           // false: a spike; parameters and optimizer state unchanged
+    std::vector<int> slow_ranks;   // see SlowRankMonitor (monitor.h)
+    NamedValues set_losses;        // for each set of a blend that had samples in the step
+    double validation_loss = NAN;  // NAN: not evaluated
+    NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
+    bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
+};
 
 // one rank's report
 struct RankReport {

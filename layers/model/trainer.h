@@ -3,6 +3,7 @@
 //   same way: begin or advance a save, skip a spike or roll back, end the run if data cannot be read.
 #pragma once
 #include "../base/graph.h"
+#include "metrics.h"
 #include "monitor.h"
 #include "pipeline.h"
 #include "resume.h"
@@ -26,6 +27,8 @@ struct Trainer {
     std::unique_ptr<SlowRankMonitor> slow;
     long loaded_step = -1;  // step of the checkpoint that was loaded last
 };
+
+// ---- in a step -------------------------------------------------------------------------------------------
 
 // Enqueues a step as a CUDA graph. Inside a graph, waits for other ranks are timed as computation.
 template <class Step>
@@ -67,7 +70,7 @@ void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step)
 
 // Sets the hyper-parameters of the next step. counted: number of tokens whose losses count. The device skips
 // the update if the gradient norm or the loss is not finite or exceeds --spike-z's limit
-inline void set_hyper_parameters(const Run& run, Trainer& trainer, double rate, double counted) {
+inline void prepare_update(const Run& run, Trainer& trainer, double rate, double counted) {
     const Options& o = run.options;
     trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
                                             trainer.spikes.norms.limit(o.spike_z),
@@ -103,14 +106,13 @@ inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* re
 inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer,
                                        const StepSamples& samples, const RankReport& mine) {
     Model& model = *trainer.model;
-    int micro_batches = samples.batch / model.grid.d / model.setup.B;
     std::vector<int> set_of;
-    for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++)
+    for (int micro_batch = 0; micro_batch < samples.micro_batches; micro_batch++)
         for (int b = 0; b < model.setup.B; b++)
             set_of.push_back(samples.chosen[sample_index(model, micro_batch, b)].set);
 
     size_t sets = run.train->sets.size();
-    StepReports reports = gather_reports(model, micro_batches, set_of, sets, mine);
+    StepReports reports = gather_reports(model, samples.micro_batches, set_of, sets, mine);
     for (size_t set = 0; set < sets; set++) {
         result.loss += reports.losses[set] / samples.counted_tokens();
         double tokens = (double)samples.counted[set];
@@ -212,8 +214,8 @@ inline void begin_save(Run& run, Trainer& trainer) {
 inline void check_save_attempts(const Run& run, const Trainer& trainer) {
     if (trainer.writer->failed_attempts() >= run.options.save_attempts)
         comm::end_on_error(text("%d saves in a row have failed: --save %s: make room, mend the file "
-                                    "system, or choose another folder", trainer.writer->failed_attempts(),
-                                    run.options.save.c_str()));
+                                "system, or choose another folder", trainer.writer->failed_attempts(),
+                                run.options.save.c_str()));
 }
 
 // saves before the run ends; retries until it succeeds or --save-attempts is reached
@@ -222,8 +224,8 @@ inline void save_now(Run& run, Trainer& trainer) {
     double patience = trainer.writer->is_stuck() ? 10 * std::min(60.0, comm::timeout) : INFINITY;
     if (!finish_save(run, trainer, patience))
         comm::end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: check "
-                                    "the file system of --save", run.state.step,
-                                    trainer.writer->seconds_under_way()));
+                                "the file system of --save", run.state.step,
+                                trainer.writer->seconds_under_way()));
 
     while (trainer.writer->saved_step() != run.state.step) {
         check_save_attempts(run, trainer);
@@ -268,7 +270,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     if (!checkpoint_is_wrong) run.state.samples = samples;
     if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
         comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
-                               "again with --resume");
+                           "again with --resume");
 
     trainer.state_monitor.forget();
     trainer.writer->forget();
@@ -282,7 +284,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
 inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     const std::string& way = run.options.on_spike;
     int most = way == "skip" ? 10 : way == "back" ? 3 : 0;
-    std::string what = text("step %ld: loss %g and gradient norm %g are %s", run.state.step, result.loss,
+    std::string what = text("step %ld: loss %g, gradient norm %g: %s", run.state.step, result.loss,
                             result.norm, result.is_finite() ? "a spike" : "not finite");
 
     bool stops = ++trainer.spikes.in_a_row > most;

@@ -63,7 +63,7 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     int N = batch.rows(), C = ctx.shape.C;
     layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], ctx.tp.rows(N), C, s);
 
-    floatX* all = a.rows ? a.rows : ctx.scratch.all_rows;
+    floatX* all = a.input_rows ? a.input_rows : ctx.scratch.all_rows;
     const floatX* rows = gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
 
     if (!batch.segments) return rows;
@@ -124,7 +124,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
                              const LayerContext& ctx) {
     Stream s = ctx.stream;
     const Scratch& scratch = ctx.scratch;
-    const floatX *x = mb.kept.y.x, *rows = a.rows ? a.rows : a.ln;
+    const floatX *x = mb.kept.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
     int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
 
     if (a.loss_in_backward) rows = lm_head_rows(a, x, w, ctx, mb.batch);

@@ -305,7 +305,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     // the update: up to the norm, then bucket by bucket
     Activities update = DryRun::of([&] { update_parameters(model, optimizer, 1); });
     gathered = model.parameters_gathered;
-    out.norm = counter.count(take_until(update, [](auto& a) { return !strcmp(a.name, "clip_gradients"); }));
+    out.norm = counter.count(take_until(update, [](auto& a) { return !strcmp(a.name, "decide_update"); }));
     auto is_gather = [](auto& a) { return a.place.pass == Pass::Gather && a.kind == Activity::Communicate; };
     while (!update.empty()) out.update.push_back(counter.count(take_until(update, is_gather)));
 

@@ -6,7 +6,7 @@ this table.
 
 OPERATIONS = {
     "clear_values": ("Set to zero", r"x = 0", "Sums start from nothing: losses, squares, gradients."),
-    "load_values": (
+    "copy_values": (
         "Copy to the device",
         r"x_\mathrm{device} = x_\mathrm{host}",
         "What the host has prepared: the step's tokens and targets with what the embedding's backward needs,"
@@ -126,7 +126,7 @@ OPERATIONS = {
         r"s = \textstyle\sum_i g_i^2",
         "For the norm over all parameters; each is counted once, whatever the layout.",
     ),
-    "clip_gradients": (
+    "decide_update": (
         "Clip",
         r"\mathrm{scale} = \min\left(1, \frac{\mathrm{clip}}{\lVert g \rVert + 10^{-6}}\right)",
         "A step that would be too long keeps its direction and loses its length.",
