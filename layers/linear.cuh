@@ -267,14 +267,13 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
 }
 
 // for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up. x == nullptr: no dw wanted
-struct GeluOutput { const floatX *x, *up; };
-inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, GeluOutput input,
-                                       const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
-                                       bool accumulate, Stream s) {
+inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, const floatX* x,
+                                       const floatX* up, const floatX* w, const LinearScratch& scratch, int N,
+                                       int C, int OC, bool accumulate, Stream s) {
     bool rounds = scratch.in_fp8();
-    if (!input.x) dw = nullptr;
+    if (!x) dw = nullptr;
     Operation op{"linear_after_gelu_backward", s,
-                 {reads("dy", dy, N, OC), reads("x", input.x, N, C), reads("up", input.up, N, C),
+                 {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C),
                   reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)},
                  {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
                   dw ? product(dw, OC, C, N, accumulate, rounds) : Work{},
@@ -282,12 +281,12 @@ inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, 
     if (!op) return;
 
     if (!rounds) {
-        dev::matmul_backward(nullptr, dw, nullptr, dy, input.x, w, scratch.sums, N, C, OC, accumulate, s);
-        return dev::matmul_gelu_input_backward(dup, dy, input.up, w, N, C, OC, s);
+        dev::matmul_backward(nullptr, dw, nullptr, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
+        return dev::matmul_gelu_input_backward(dup, dy, up, w, N, C, OC, s);
     }
     linear_flops += 4L * N * C * OC;
-    fp8::matmul_backward(dup, dw, dy, input.x, w, scratch.fp8, N, C, OC, accumulate, s);
-    dev::gelu_backward(dup, input.up, (long)N * C, s);
+    fp8::matmul_backward(dup, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
+    dev::gelu_backward(dup, up, (long)N * C, s);
 }
 
 inline void gelu_forward(floatX* y, const floatX* x, int N, int C, Stream s) {

@@ -25,7 +25,17 @@ headers() {  # but those of checks, which ./test_gpt compiles
 }
 no_corpus='^data/corpus'  # where its libraries are missing
 if make -s corpus-found > /dev/null 2>&1; then no_corpus='^$'; fi
-each() { xargs -P "$(nproc)" -I{} bash -c "alone {} ${1:-}"; }
+# each DEFINE: the listed headers, but not those that another one begins with: it compiles only if they do
+each() {
+    local list=$(cat)
+    echo "$list" | grep -vxFf <(echo "$list" | begun_with) |
+        xargs -P "$(nproc)" -I{} bash -c "alone {} ${1:-}"
+}
+begun_with() {  # of the listed headers: what each includes before anything else
+    xargs awk 'FNR == 1 { begins = 1 }
+               begins && /^#(include|if)/ { begins = 0; if ($2 ~ /^"/) print FILENAME, $2 }' | tr -d '"' |
+        while read -r name included; do realpath --relative-to=. "$(dirname "$name")/$included"; done
+}
 may_have_kernels='^layers/[^/]*$\|^layers/base\|^layers/model/bench\|^comm/nccl_on_cpu'
 headers | grep -v "$no_corpus" | grep -v "$may_have_kernels" | each || bad=1
 headers | grep "$may_have_kernels" | each -DDEVICE_EMULATED || bad=1

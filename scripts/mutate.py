@@ -39,7 +39,7 @@ DATA = f"{BUILD}/mutate"
 RUN = (
     f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {DATA}.train.bin"
     f" --validation {DATA}.validation.bin --evaluate-every 2 --evaluate-batches 4 --layers 4 --hidden 32"
-    " --heads 2 --sequence 16 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
+    " --heads 2 --sequence 8 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
 )
 LAYOUTS = (
     (2, f"--zero 1 --save {DATA}.saves --save-every 1"),

@@ -112,7 +112,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     const floatX* all = gathered_gemm(ctx, dx, batch, "gradient rows for down",
                                       [&](const floatX* rows, RowRange r) {
         const floatX* act = r.is_whole ? a.act : nullptr;  // with chunks only d_up: dw needs all rows
-        linear_after_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, {act, a.up + r.at(4 * C_r)},
+        linear_after_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, act, a.up + r.at(4 * C_r),
                                    w[DOWN_W], linear, r.count, 4 * C_r, C, accumulate, s);
     });
     if (in_chunks)

@@ -1,8 +1,8 @@
 // monitor.h   monitors across steps: loss and gradient-norm spikes, flipped bits, slow ranks
-//   Spikes: every rank sees the same loss (step_reports.h) and norm (all-reduced), so all decide alike.
+//   Spikes: every rank sees the same loss (step.h) and norm (all-reduced), so all decide alike.
 //   Flipped bits: each rank checks itself. Slow ranks: rank 0 compares all.
 #pragma once
-#include "step_reports.h"
+#include "step.h"
 
 // Running mean and standard deviation over about the last hundred values.
 class RunningStatistics {

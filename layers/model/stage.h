@@ -45,7 +45,7 @@ struct Model {
     bool holds_back_reductions = false;  // backward starts no reductions; RepeatedStep (monitor.h) does
 
     // pinned memory: token_ints() for each micro-batch of a step, copied to InFlight.tokens. Training has two
-    // buffers, so that the next step's tokens can be read while this step computes (samples.h)
+    // buffers, so that the next step's tokens can be read while this step computes (step.h)
     int* host_tokens[2] = {};
     int token_buffer = 0;  // which of host_tokens the current step uses
 

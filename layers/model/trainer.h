@@ -1,5 +1,5 @@
 // trainer.h   what training keeps from step to step, and what it does between steps
-//   At the end of a step (train_gpt.cu) ranks exchange reports (step_reports.h), and all act on them in the
+//   At the end of a step (train_gpt.cu) ranks exchange reports (step.h), and all act on them in the
 //   same way: begin or advance a save, skip a spike or roll back, end the run if data cannot be read.
 #pragma once
 #include "../base/graph.h"
