@@ -56,7 +56,7 @@ LAYOUTS = (
     (
         2,
         f"--zero 1 --save {DATA}.saves --save-every 1 --on-spike back --spike-z 0.01 --learning-rate 1"
-        " --min-learning-rate 1 --layers 1 --batch 4 --evaluate-every 99 --steps 40",
+        " --min-learning-rate 1 --layers 1 --sequence 16 --batch 4 --evaluate-every 99 --steps 40",
     ),
     (2, "--tensor-parallel 2 --tensor-chunks 2 --recompute light"),
     (2, "--tensor-parallel 2 --tensor-chunks 2 --sequence-parallel no"),
