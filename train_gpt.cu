@@ -68,7 +68,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     result.updated = clip.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens);
 
-    // waits for the next step's samples, for the losses, and for the other ranks
+    // waits for the state's checksums, for the next step's samples, for the losses, and for the other ranks
     RankReport mine = rank_report(run, trainer, repeated ? &*repeated : nullptr, result.updated);
     mine.stops = stop_requested;
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
@@ -174,7 +174,7 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
     run.start_times.end("parameters");
 
-    // GEMM algorithms: from --tuning or the checkpoint, or timed when a shape is first seen
+    // what is chosen by timing (autotune.h): from the checkpoint or --tuning, else timed below, in tune()
     if (HAS_KERNELS) open_autotuner(o, run.state);
     if (HAS_KERNELS && model.setup.packs) tune_packed(model);
     if (!training) return share_choices(run.grid.world);

@@ -34,7 +34,7 @@ struct HyperParameters {
 };
 
 struct Clip {
-    double norm, loss;  // loss: summed over the step's tokens, not averaged
+    double norm, loss;  // loss: summed over the step's tokens; for the decision, before the host knows it
     real scale;
     int will_update;     // 0: the update is skipped
 

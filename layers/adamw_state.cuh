@@ -97,7 +97,7 @@ struct AdamWState {
         return kind == Master ? master(i) : real(kind == MomentM ? m[i] : v[i]);
     }
 
-    // sets a moment, rounded to nearest: a value that was a bf16 is restored exactly
+    // sets a master weight, or a moment rounded to nearest: a value that was a bf16 is restored exactly
     HOST_DEVICE void set(StateKind kind, long i, real x) const {
         if (kind == Master) set_master(i, split_master(x));
         else round_stochastically((kind == MomentM ? m : v)[i], x, 0x8000);

@@ -18,7 +18,7 @@
 
 struct FlashScratch {
     real *query_terms, *dq;  // query_terms: for each query, lse in base 2 and delta
-    int* turns;
+    int* turns;  // [0]: blocks that have started; from [1] on: whose turn it is, for each tile of queries
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 // rounded up to whole tiles of queries: rows beyond the sequence only receive zeros, which nobody uses
@@ -145,7 +145,7 @@ constexpr int backward_blocks(int HS) { return HS == 64 && is_hopper ? 3 : 2; } 
 
 template <int HS, int M, int BN, int warps>
 __global__ void __launch_bounds__(warps * 32, forward_blocks(HS))
-flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, float scale) {
+flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, float scale_log2) {
     constexpr int BM = 16 * M * warps, stride = HS + 8;
     DYNAMIC_SHARED(bf16, q);
     bf16 *k = q + BM * stride, *v = k + BN * stride;
@@ -187,7 +187,7 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
             for (int n = 0; n < BN / 8; n++)
                 for (int i = 0; i < 4; i++)
                     if (keys + n * 8 + c + i % 2 > own + m * 16 + g + i / 2 * 8) s[m][n][i] = -INFINITY;
-        online_softmax(s, largest, sum, shrink, scale);
+        online_softmax(s, largest, sum, shrink, scale_log2);
         for (int m = 0; m < M; m++)
             for (int n = 0; n < HS / 8; n++)
                 for (int i = 0; i < 4; i++) out[m][n][i] *= shrink[m][i / 2];

@@ -1,8 +1,8 @@
 // flash_dispatch.cuh   flash attention as an operation of a step: the faster of sm_80's and sm_90a's kernels
 //   sm_90a's kernels run where all of these hold, for each shape, and separately for forward and backward:
 //     the device is an sm_90 and the head size is 64 or 128;
-//     on this device and for this shape, they agree with sm_80's to rounding (tuning compares them);
-//     they are faster (tuning times both; the run keeps the choice, also in its checkpoints: autotune.h).
+//     where they were timed, for this shape, they agreed with sm_80's to rounding and were faster; the
+//     choice is then the run's, shared by its ranks and kept in its checkpoints (autotune.h).
 //   Otherwise flash_attention.cuh's run. Whether a run uses flash attention at all is decided before it
 //   starts, by uses_flash (model/setup.h); without it, attention.cuh keeps the scores in memory.
 #pragma once
@@ -70,7 +70,7 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
         square += wanted * wanted;
     }
     double off = std::sqrt(difference / square);
-    return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g in the mean", what, off);
+    return off < std::ldexp(1, -8) ? "" : text("%s differ by %.2g (relative rms)", what, off);
 }
 
 // whether sm_90a's kernel is used, decided once per shape; also called for packed batches. On the emulated
@@ -80,7 +80,7 @@ bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ 
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
     if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        // change the number with the kernels, so that choices timed with the old ones are not reused
+        // change the 1 with the kernels, so that choices timed with the old ones are not reused
         std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
             std::string wrong = way && std::exchange(is_first, false) ? differ() : "";

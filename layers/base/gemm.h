@@ -4,8 +4,8 @@
 //   a, b are floatX, or fp8 numbers scaled by *scale_a, *scale_b; out is floatX or real. `batch` GEMMs, whose
 //   operands are `stride` elements apart.
 //   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With `up` (m, n) as
-//   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_of` (m, n), out = the
-//   result times GELU's derivative at gelu_of. `row_sums` (m) is set to op(a) summed over k: a layer's bias
+//   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_input` (m, n), out = the
+//   result times GELU's derivative there. `row_sums` (m) is set to op(a) summed over k: a layer's bias
 //   gradient, from the same GEMM as its weight gradient. These are cuBLASLt's epilogues.
 //   autotune.h picks the fastest of cuBLASLt's candidates and remembers it. Only deterministic reductions are
 //   allowed, and partial sums are never rounded to bf16.
@@ -40,8 +40,8 @@ struct Gemm {
     int batch = 1;
     long stride_a = 0, stride_b = 0, stride_out = 0;
     const floatX* bias = nullptr;
-    floatX* up = nullptr;             // (m, n), packed; so is gelu_of
-    const floatX* gelu_of = nullptr;
+    floatX* up = nullptr;             // (m, n), packed; so is gelu_input
+    const floatX* gelu_input = nullptr;
     Out* row_sums = nullptr;          // (m), set: op(a) summed over k; on CUDA where fits_epilogue says so
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
@@ -105,8 +105,8 @@ void finish_row(const Gemm<Out, A, B>& g, long r, real* x) {
         for (long c = 0; c < n; c++) x[c] += real(bias[c]);
     }
 
-    if (g.gelu_of) {
-        const floatX* at = g.gelu_of + r * n;
+    if (g.gelu_input) {
+        const floatX* at = g.gelu_input + r * n;
         #pragma omp simd
         for (long c = 0; c < n; c++) out[c] = Out(x[c] * gelu_slope(real(at[c])));
     } else if (g.up) {
@@ -160,11 +160,11 @@ void gemm_of_batch(const Gemm<Out, A, B>& g) {
     if (g.row_sums) sum_rows(g);
     if constexpr (std::is_same_v<Out, real>) {
         multiply(g, g.out, g.ldc, g.beta);
-        if (!g.bias && !g.gelu_of) return;
+        if (!g.bias && !g.gelu_input) return;
         #pragma omp parallel for
         for (long r = 0; r < g.m; r++) finish_row(g, r, g.out + r * g.ldc);
     } else {
-        bool is_rounded = !g.gelu_of && (!g.bias || (g.alpha == 1 && g.beta == 0)) &&
+        bool is_rounded = !g.gelu_input && (!g.bias || (g.alpha == 1 && g.beta == 0)) &&
             try_bf16(g, g.up ? g.up : g.out, g.up ? g.n : g.ldc, g.beta, g.bias);
         if (is_rounded) {
             long rows = g.up ? g.m : 0;
@@ -268,7 +268,7 @@ struct MatmulDescriptor {
 
         uint32_t bits =
             alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
-        bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_of, 0) |
+        bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_input, 0) |
             alignment(g.row_sums, 0);
         align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
 
@@ -280,8 +280,8 @@ struct MatmulDescriptor {
         }
 
         if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
-        if (g.up || g.gelu_of) {
-            const void* aux = g.up ? g.up : g.gelu_of;
+        if (g.up || g.gelu_input) {
+            const void* aux = g.up ? g.up : g.gelu_input;
             int64_t ld = g.n;
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
@@ -292,8 +292,8 @@ struct MatmulDescriptor {
             set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB);
         }
 
-        if (g.bias || g.gelu_of)
-            set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_of ? CUBLASLT_EPILOGUE_DGELU
+        if (g.bias || g.gelu_input)
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_input ? CUBLASLT_EPILOGUE_DGELU
                                                    : g.up ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
                                                           : CUBLASLT_EPILOGUE_BIAS);
     }
@@ -380,7 +380,7 @@ struct Cublas {
 
     template <class Out, class Left, class Right>
     const cublasLtMatmulAlgo_t& choose(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, Stream s) {
-        int kind = (int)sizeof(Out) * 8 + 4 * (g.gelu_of != nullptr) + 2 * (g.up != nullptr) +
+        int kind = (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
             (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
             512 * std::is_same_v<Left, e5m2> + 1024 * (g.row_sums != nullptr);
         Shape shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch, kind,

@@ -184,7 +184,7 @@ inline float exp2_of(float x) {
 
 namespace gpu {
 
-// whether this is compiled for sm_90
+// whether this is compiled for sm_90; true on the host as well
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
 constexpr bool is_hopper = false;
 #else

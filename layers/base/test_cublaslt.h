@@ -355,7 +355,7 @@ inline void cublaslt_epilogues() {
 
     both("GELU's slope", [&](int way) {
         Gemm<floatX> one = output(way);
-        one.gelu_of = before.data();
+        one.gelu_input = before.data();
         return one;
     }, outs);
     std::vector<real> weights[2], sums[2];

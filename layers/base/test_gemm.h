@@ -26,7 +26,7 @@ void gemm_in_loops(const Gemm<Out>& g) {
                 sum = g.alpha * sum + (g.beta == 0 ? 0 : g.beta * (double)to_real(out));
                 if (g.bias) sum += to_real(g.bias[c]);
                 long at = (long)r * g.n + c;
-                if (g.gelu_of) sum *= ref::gelu_slope(to_real(g.gelu_of[at]));
+                if (g.gelu_input) sum *= ref::gelu_slope(to_real(g.gelu_input[at]));
                 if (g.up) {
                     g.up[at] = floatX(real(sum));
                     sum = ref::gelu_of(to_real(g.up[at]));
@@ -57,7 +57,7 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g) {
         one.out = outs[way].data();
         if (g.bias) one.bias = bias.data();
         if (g.up) one.up = ups[way].data();
-        if (g.gelu_of) one.gelu_of = before.data();
+        if (g.gelu_input) one.gelu_input = before.data();
         if (g.row_sums) one.row_sums = sums[way].data();
         way == 0 ? ref::gemm(one, nullptr) : gemm_in_loops(one);
     }
@@ -102,7 +102,7 @@ void gemms_of() {
             change(g);
             gemm_is_loops(what, g);
         };
-        with("GELU's slope", [&](auto& g) { g.gelu_of = &here; });
+        with("GELU's slope", [&](auto& g) { g.gelu_input = &here; });
         with("bias", [&](auto& g) {
             g.transpose_b = true;
             g.bias = &here;

@@ -171,10 +171,11 @@ struct MicroBatch {
     Buffer* dx_buffer = nullptr;  // set in backward only
 };
 
-// ---- scratch: not needed after a layer's call ------------------------------------------------------------
+// ---- scratch: within one block's forward or backward -----------------------------------------------------
 
 struct Scratch {
-    floatX* partial;   // (N, C): partial sums over tensor-parallel ranks
+    floatX* partial;   // (N, C): what a GEMM puts out towards the residual stream, or its gradient towards a
+                       // layer's input; over t ranks partial sums
     floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; new qkv of a packed batch

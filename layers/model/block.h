@@ -6,10 +6,11 @@
 //   comm/grid.h says which rows a rank holds, overlap.h how communication overlaps with GEMMs.
 //   x, y, mid (N_r, C): this rank's share of the N = B * T rows; sequence 0 comes first
 //   kept:  the tensors in BlockActivations
-//   communicates, with t > 1: in forward, an all-gather before qkv and a reduce-scatter after out, and the
-//   same before up and after down; in backward, an all-gather of down's dy, another of up's input, a
-//   reduce-scatter of up's dx, and the same three for out and qkv. Without sequence parallelism: in forward,
-//   an all-reduce after out and one after down; in backward, one of up's dx and one of qkv's dx
+//   communicates, with t > 1 and sequence parallelism: in forward, an all-gather before qkv and a
+//   reduce-scatter after out, and the same before up and after down; in backward, an all-gather of down's dy,
+//   another of up's input, a reduce-scatter of up's dx, and the same three for out and qkv. Without sequence
+//   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
+//   of qkv's dx
 //   With t = 1 nothing is communicated: gathered_gemm calls its GEMM once, on all rows of its input;
 //   reduced_gemm and reduced_backward do so too, and their results are in scratch.partial.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return

@@ -1,6 +1,7 @@
 // monitor.h   monitors across steps: loss and gradient-norm spikes, flipped bits, slow ranks
 //   Spikes: every rank sees the same loss (step.h) and norm (all-reduced), so all decide alike.
-//   Flipped bits: each rank checks itself. Slow ranks: rank 0 compares all.
+//   Flipped bits: each rank checks itself, here and after each update (StateMonitor, optimizer.h).
+//   Slow ranks: rank 0 compares all.
 #pragma once
 #include "step.h"
 
@@ -92,28 +93,6 @@ public:
             return text("step %ld, computed twice, has other gradients: a bit has flipped, or this device "
                         "computes wrongly: go on from the last checkpoint, and have it checked", step);
         return "";
-    }
-};
-
-// An update must read the master weights and moments exactly as the previous update wrote them.
-class StateMonitor {
-    unsigned long long written = 0;
-    bool known = false;
-
-public:
-    void forget() { known = false; }  // after loading the state
-    // "", or what is wrong with this rank's memory
-    std::string compare(Model& model, const Optimizer& optimizer, bool updated, long step) {
-        if (!updated) return "";
-        StateCheck now;
-        copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
-        bool same = !known || now.read == written;
-        written = now.written;
-        known = true;
-        if (same) return "";
-        return text("step %ld read other master weights or moments than step %ld had written: a bit has "
-                    "flipped in memory: go on from the last checkpoint, and have this host's memory checked",
-                    step, step - 1);
     }
 };
 

@@ -266,6 +266,29 @@ inline Clip last_clip(Model& model, const Optimizer& optimizer) {
     return clip;
 }
 
+// An update must read the master weights and moments exactly as the previous update wrote them. compare()
+// waits for the device, which has ended the step by then
+class StateMonitor {
+    unsigned long long written = 0;
+    bool known = false;
+
+public:
+    void forget() { known = false; }  // after loading the state
+    // "", or what is wrong with this rank's memory
+    std::string compare(Model& model, const Optimizer& optimizer, bool updated, long step) {
+        if (!updated) return "";
+        StateCheck now;
+        copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
+        bool same = !known || now.read == written;
+        written = now.written;
+        known = true;
+        if (same) return "";
+        return text("step %ld read other master weights or moments than the update before it had written: a "
+                    "bit has flipped in memory: go on from the last checkpoint, and have this host's memory "
+                    "checked", step);
+    }
+};
+
 // ---- values ----------------------------------------------------------------------------------------------
 
 // Copies n values of the state to the host; write_state() copies them back. Values not stored as real are

@@ -31,17 +31,18 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
                 state[part.parameter] = device_checksum(values + part.state_offset * bytes, part.n * bytes,
                                                         state[part.parameter], model.stream);
 
-    struct { const comm::Group& group; bool tied, whole, with_state; } all[] = {
+    // tied: only wte; replicated: not the shards of tensor parallelism; with_state: low_bits, m and v too
+    struct { const comm::Group& group; bool tied, replicated, with_state; } all[] = {
         {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.optimizer_shards == 1},
         {model.grid.tied, true, false, true}};
 
     std::string error;  // reported only after all groups have compared
-    for (auto& [group, tied, whole, with_state] : all) {
+    for (auto& [group, tied, replicated, with_state] : all) {
         if (group.size == 1) continue;
         std::vector<int64_t> mine;
         std::vector<const Parameter*> tensors;
         for (size_t i = 0; i < table.list.size(); i++) {
-            if ((tied && (int)i != table.wte) || (whole && table.list[i].split)) continue;
+            if ((tied && (int)i != table.wte) || (replicated && table.list[i].split)) continue;
             mine.push_back((int64_t)weights[i]);
             mine.push_back(with_state ? (int64_t)state[i] : 0);
             tensors.push_back(&table.list[i]);

@@ -268,7 +268,8 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
 
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
-        model.await_parameter(model.table.list[model.table.wpe]);  // wte's bucket is gathered before wpe's
+        // wte's bucket is gathered before wpe's, on the same stream
+        model.await_parameter(model.table.list[model.table.wpe]);
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch);
     }
@@ -375,6 +376,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     current_place.layer = -1;
 
     if (!model.is_first_chunk(mb.chunk)) return;
+    // dwte: the lookups' gradients of all micro-batches, and after the last one the logits'
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
     if (mb.index == 0 && dwte != from_logits) clear_values("dwte", dwte, size, model.stream);

@@ -77,6 +77,7 @@ inline void prepare_update(const Run& run, Trainer& trainer, double rate, double
                                             trainer.spikes.losses.limit(o.spike_z) * counted);
 }
 
+// only sm_90a's waits expire; on any GPU this waits for the stream
 inline void check_waits_of_kernels(const Run& run, const Model& model) {
     if (take_expired_wait(model.stream))
         fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
@@ -87,7 +88,8 @@ inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
-// what this rank has to report after the step. repeated: set if the step was computed twice
+// what this rank has found after the step (train_step adds its time and its signals). repeated: set if the
+// step was computed twice
 inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* repeated, bool updated) {
     long step = run.state.step;
     trainer.memory_error = trainer.state_monitor.compare(*trainer.model, *trainer.optimizer, updated, step);

@@ -5,9 +5,9 @@
 //   embedding. A rank has Vp_r = Vp / t columns of the logits, which are not gathered for the loss (see
 //   cross_entropy.cuh). Forward ends with logits and losses; if gradients are wanted (dloss is not 0), the
 //   logits are overwritten by their gradient at once, and backward starts from it.
-//   Exception: Setup.loss_in_backward, set if only some rows of logits are held (--loss-chunk) or the next
-//   forward would overwrite them. Then forward leaves out the logits, and backward computes logits, loss and
-//   gradients, some rows at a time.
+//   Exception: Setup.loss_in_backward, set if only some rows of logits are held (--loss-chunk) or, in a
+//   pipeline, the next forward would overwrite them. Then forward leaves out the logits, and backward
+//   computes logits, loss and gradients, some rows at a time.
 //   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (outputs) real
 #pragma once
 #include "activations.h"
