@@ -24,10 +24,11 @@ namespace {
 
 bool running = false;
 MPI_Comm control;  // over the world, for questions, answers and meetings only
-constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4, remembered = 8;
+constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4;
+constexpr int calls_kept = 8;  // of the last ones, to be printed
 constexpr double answer_seconds = 3;  // seconds for an answer
 double host_waited = 0;  // seconds
-std::string last_calls[remembered];
+std::string last_calls[calls_kept];
 long calls = 0;
 
 struct Handle {
@@ -47,7 +48,7 @@ std::string note(const Group& g, const char* what, const char* label, long n) {
     Handle& h = handle_of(g);
     std::string call =
         text("call %ld of %s: %s of %s, %ld values", ++h.calls, h.name.c_str(), what, label, n);
-    last_calls[calls++ % remembered] = call;
+    last_calls[calls++ % calls_kept] = call;
     return call;
 }
 
@@ -56,8 +57,8 @@ void print_last_calls(const char* why) {
     if (printed) return;
     printed = true;
     std::string message = text("[rank %d] %s; its last calls:\n", world_rank(), why);
-    for (long i = std::max(0L, calls - remembered); i < calls; i++)
-        message += "    " + last_calls[i % remembered] + "\n";
+    for (long i = std::max(0L, calls - calls_kept); i < calls; i++)
+        message += "    " + last_calls[i % calls_kept] + "\n";
     fputs(message.c_str(), stderr);
 }
 
@@ -190,7 +191,7 @@ void wait_for(MPI_Request request, const std::string& here, const std::vector<in
 // MPI and NCCL that make a group block without a timeout; after a meeting no member is late for them.
 void meet(const std::string& group, const std::vector<int>& members, int own) {
     std::string here = "the meeting for " + group;
-    last_calls[calls++ % remembered] = here;
+    last_calls[calls++ % calls_kept] = here;
     auto exchange = [&](int with, int tag, bool sends) {
         MPI_Request request;
         if (sends) MPI_Isend(nullptr, 0, MPI_BYTE, members[with], tag, control, &request);

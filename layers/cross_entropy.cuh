@@ -4,7 +4,7 @@
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
 //     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
-//   logits (N, columns): the first `valid` columns belong to tokens first, first + 1, … Either the whole
+//   logits (N, v.size): the first v.valid columns belong to tokens v.first, v.first + 1, … Either the whole
 //   vocabulary, (N, Vp) with V valid columns, or a tensor-parallel rank's shard.
 //   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 beyond the valid columns, except in
 //   a row whose loss is not finite. A row with a negative target is ignored: it adds no loss, and its
@@ -17,15 +17,14 @@
 #include "base/mma.h"
 #include "base/operation.h"
 #include "base/vector_exp.h"
-
-struct VocabularyShard { int valid, columns, first; };  // valid columns, all columns, token of column 0
+#include "embedding.cuh"
 
 namespace ref {
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        const floatX* row = logits + (long)n * v.columns;
+        const floatX* row = logits + (long)n * v.size;
         real most = -std::numeric_limits<real>::infinity();
         #pragma omp simd reduction(max : most)
         for (int c = 0; c < v.valid; c++) most = real(row[c]) > most ? real(row[c]) : most;
@@ -37,7 +36,7 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
                               int N, VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        const floatX* row = logits + (long)n * v.columns;
+        const floatX* row = logits + (long)n * v.size;
         real sum = 0, most = largest[n];
         #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < v.valid; c++) sum += vector_exp(real(row[c]) - most);
@@ -52,7 +51,7 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
                                  VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        floatX* row = logits + (long)n * v.columns;
+        floatX* row = logits + (long)n * v.size;
         bool counts = targets[n] >= 0;
         real log_sum = largest[n] + std::log(sums[n]), scale = counts ? dloss : 0;
         if (counts) losses[n] += log_sum - sums[N + n];
@@ -61,7 +60,7 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
         if (!want_gradient) continue;
         #pragma omp simd
         for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * scale);
-        for (int c = v.valid; c < v.columns; c++) row[c] = floatX(0);
+        for (int c = v.valid; c < v.size; c++) row[c] = floatX(0);
 
         int own = targets[n] - v.first;
         if (own >= 0 && own < v.valid) row[own] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
@@ -111,11 +110,11 @@ __device__ inline real exp_of(real x) {
 template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
     constexpr int step = cross_entropy_block * vec_size;
-    int c = threadIdx.x * vec_size, whole = v.columns % vec_size == 0 ? v.valid - vec_size : -1;
+    int c = threadIdx.x * vec_size, whole = v.size % vec_size == 0 ? v.valid - vec_size : -1;
     UNROLL(unroll 4)
     for (; c <= whole; c += step) f(load16(row + c), c);
-    for (; c < v.columns; c += step) {
-        Vec<floatX> x = load_row(row, c, v.columns);
+    for (; c < v.size; c += step) {
+        Vec<floatX> x = load_row(row, c, v.size);
         for (int k = 0; k < vec_size; k++)
             if (c + k >= v.valid) x.at[k] = floatX(-INFINITY);
         f(x, c);
@@ -140,7 +139,7 @@ __device__ inline Vec<floatX> loss_gradients(Vec<floatX> x, real log_sum, real d
 __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
     real most = -INFINITY;
-    each_vector(logits + (long)blockIdx.x * v.columns, v,
+    each_vector(logits + (long)blockIdx.x * v.size, v,
                 [&](const Vec<floatX>& x, int) { take_largest(most, x); });
     most = block_max(most, lane);
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
@@ -150,7 +149,7 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
                                          const int* targets, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
-    const floatX* row = logits + (long)n * v.columns;
+    const floatX* row = logits + (long)n * v.size;
     real sum = 0, most = largest[n];
     each_vector(row, v, [&](const Vec<floatX>& x, int) { add_exp(sum, x, most); });
     sum = block_sum(sum, lane);
@@ -165,13 +164,13 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
                                             real dloss, bool want_gradient, VocabularyShard v) {
     int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
     bool counts = targets[n] >= 0;
-    floatX* row = logits + (long)n * v.columns;
+    floatX* row = logits + (long)n * v.size;
     real log_sum = counts ? largest[n] + log(sums[n]) : INFINITY;  // makes all gradients 0
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - sums[N + n];
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
-        store_row(row, c, v.columns, loss_gradients(x, log_sum, dloss));
+        store_row(row, c, v.size, loss_gradients(x, log_sum, dloss));
     });
     if (own >= 0 && own < v.valid && has_column(own))
         row[own] = floatX((exp_of(sums[N + n] - log_sum) - 1) * dloss);
@@ -186,7 +185,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     SHARED(real, sum_lane, cross_entropy_block / 32);
     int n = blockIdx.x, own = targets[n];
     bool counts = own >= 0;
-    floatX* row = logits + (long)n * v.columns;
+    floatX* row = logits + (long)n * v.size;
     constexpr int step = cross_entropy_block * vec_size;
 
     real most = -INFINITY, sum = 0;
@@ -197,7 +196,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     most = block_max(most, most_lane);
 
     UNROLL(unroll 4)
-    for (int c = threadIdx.x * vec_size; c < v.columns; c += step) add_exp(sum, load16(kept + c), most);
+    for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
 
     real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[own]) : 0;
@@ -206,8 +205,8 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     if (!want_gradient) return;
 
     UNROLL(unroll 4)
-    for (int c = threadIdx.x * vec_size; c < v.columns; c += step)
-        store_row(row, c, v.columns, loss_gradients(load16(kept + c), log_sum, dloss));
+    for (int c = threadIdx.x * vec_size; c < v.size; c += step)
+        store_row(row, c, v.size, loss_gradients(load16(kept + c), log_sum, dloss));
     if (counts && has_column(own)) row[own] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 
@@ -228,7 +227,7 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
 inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
                           const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
                           Stream s) {
-    size_t row = (size_t)ceil_div(v.columns, vec_size) * sizeof(Vec<floatX>);
+    size_t row = (size_t)ceil_div(v.size, vec_size) * sizeof(Vec<floatX>);
     if (row + 1024 > largest_shared()) {  // 1024: for the kernel's static shared memory
         cross_entropy_max(largest, logits, N, v, s);
         cross_entropy_sum(sums, largest, logits, targets, N, v, s);
@@ -247,14 +246,14 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
 // ---- as operations of a step -----------------------------------------------------------------------------
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
-    if (Operation op{"cross_entropy_max", s, {reads("logits", logits, N, v.columns),
+    if (Operation op{"cross_entropy_max", s, {reads("logits", logits, N, v.size),
                                               writes("largest", largest, N)}})
         dev::cross_entropy_max(largest, logits, N, v, s);
 }
 
 inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
                               int N, VocabularyShard v, Stream s) {
-    if (Operation op{"cross_entropy_sum", s, {reads("logits", logits, N, v.columns),
+    if (Operation op{"cross_entropy_sum", s, {reads("logits", logits, N, v.size),
                                               reads("targets", targets, N), reads("largest", largest, N),
                                               writes("sums", sums, 2, N)}})
         dev::cross_entropy_sum(sums, largest, logits, targets, N, v, s);
@@ -262,7 +261,7 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
 
 // the logits become their gradient, or are left as they are
 inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
-    return want_gradient ? updates("logits", logits, N, v.columns) : reads("logits", logits, N, v.columns);
+    return want_gradient ? updates("logits", logits, N, v.size) : reads("logits", logits, N, v.size);
 }
 
 inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,

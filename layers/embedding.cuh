@@ -1,6 +1,6 @@
 // embedding.cuh   x[n] = wte[tokens[n]] + wpe[position of n]
-//   tokens (N) int   wte (rows, C): the vocabulary's rows from `row` on; tokens outside them give 0, so that
-//   the sum over tensor-parallel ranks is complete   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
+//   tokens (N) int   wte (v.size, C): the vocabulary's tokens from v.first on; others give 0, so that the sum
+//   over tensor-parallel ranks is complete   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
 //   x holds rows `offset`, … of a batch: the position of row n is positions[offset + n] or, if positions is
 //   nullptr, (offset + n) % T, as in a batch (B, T).
 //   kept:  nothing
@@ -11,6 +11,9 @@
 #include <algorithm>
 #include <vector>
 #include "base/operation.h"
+
+// the tokens of one tensor-parallel rank, or all: `size` from `first` on, padding included; `valid` without it
+struct VocabularyShard { int valid, size, first; };
 
 // sorted_rows (N): the batch's rows sorted by token, equal tokens by row; run_starts (N + 1): run i is
 // sorted_rows[run_starts[i]] … up to, but excluding, sorted_rows[run_starts[i + 1]]; after the last run all
@@ -29,13 +32,13 @@ inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, int V)
 
 namespace ref {
 
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
-                              int C, Stream) {
+inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int N, int C,
+                              VocabularyShard v, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        long own = tokens[n] - row;
+        long own = tokens[n] - v.first;
         for (int c = 0; c < C; c++)
-            x[(long)n * C + c] = own >= 0 && own < rows ? wte[own * C + c] : floatX(0);
+            x[(long)n * C + c] = own >= 0 && own < v.size ? wte[own * C + c] : floatX(0);
     }
 }
 
@@ -50,12 +53,12 @@ inline void position_forward(floatX* x, const floatX* wpe, const int* positions,
 }
 
 inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
-                               const floatX* dx, int row, int rows, int N, int C, Stream) {
+                               const floatX* dx, int N, int C, VocabularyShard v, Stream) {
     #pragma omp parallel for schedule(dynamic, 16)
     for (int run = 0; run < N; run++) {
         int first = run_starts[run], last = run_starts[run + 1];
-        long own = first < N ? tokens[sorted_rows[first]] - row : -1;
-        if (own < 0 || own >= rows) continue;
+        long own = first < N ? tokens[sorted_rows[first]] - v.first : -1;
+        if (own < 0 || own >= v.size) continue;
         for (int i = first; i < last; i++) {
             const floatX* d = dx + (long)sorted_rows[i] * C;
             #pragma omp simd
@@ -92,16 +95,16 @@ __device__ inline int vector_column(int C) {
 }
 inline int row_vector_blocks(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }
 
-__global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, int row, int rows,
-                                         int N, int C) {
+__global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, int N, int C,
+                                         VocabularyShard v) {
     long n = vector_row(C);
     int c = vector_column(C);
     if (n >= N) return;
-    int own = tokens[n] - row;
-    Vec<floatX> v;
-    for (int k = 0; k < vec_size; k++) v.at[k] = floatX(0);
-    if (own >= 0 && own < rows) v = load_row(wte + (long)own * C, c, C);
-    store_row(x + n * C, c, C, v);
+    int own = tokens[n] - v.first;
+    Vec<floatX> values;
+    for (int k = 0; k < vec_size; k++) values.at[k] = floatX(0);
+    if (own >= 0 && own < v.size) values = load_row(wte + (long)own * C, c, C);
+    store_row(x + n * C, c, C, values);
 }
 
 __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int* positions, int offset, int N,
@@ -119,22 +122,22 @@ __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int*
 // warps' sums are added in order
 constexpr int embedding_warps = 8;
 __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const int* sorted_rows,
-                                          const int* run_starts, const floatX* dx, int row, int rows, int N,
-                                          int C) {
+                                          const int* run_starts, const floatX* dx, int N, int C,
+                                          VocabularyShard v) {
     constexpr int pitch = 32 + 32 / vec_size;  // lanes with neighbouring columns use different banks
     SHARED(real, sums, embedding_warps * vec_size * pitch);
 
     int first = run_starts[blockIdx.x], last = run_starts[blockIdx.x + 1];
     if (first >= N) return;
-    int own = tokens[sorted_rows[first]] - row, c = (blockIdx.y * 32 + threadIdx.x) * vec_size;
-    if (own < 0 || own >= rows) return;
+    int own = tokens[sorted_rows[first]] - v.first, c = (blockIdx.y * 32 + threadIdx.x) * vec_size;
+    if (own < 0 || own >= v.size) return;
 
     real sum[vec_size] = {};
     if (c < C) {
         UNROLL(unroll 4)
         for (int i = first + threadIdx.y; i < last; i += embedding_warps) {
-            Vec<floatX> v = load_row(dx + (long)sorted_rows[i] * C, c, C);
-            for (int k = 0; k < vec_size; k++) sum[k] += real(v.at[k]);
+            Vec<floatX> d = load_row(dx + (long)sorted_rows[i] * C, c, C);
+            for (int k = 0; k < vec_size; k++) sum[k] += real(d.at[k]);
         }
     }
 
@@ -178,19 +181,19 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
     store_row(dwpe + t * C, c, C, out);
 }
 
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
-                              int C, Stream s) {
-    LAUNCH(embedding_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, tokens, wte, row, rows, N, C);
+inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int N, int C,
+                              VocabularyShard v, Stream s) {
+    LAUNCH(embedding_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, tokens, wte, N, C, v);
 }
 inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
                              int C, Stream s) {
     LAUNCH(position_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, wpe, positions, offset, N, T, C);
 }
 inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
-                               const floatX* dx, int row, int rows, int N, int C, Stream s) {
+                               const floatX* dx, int N, int C, VocabularyShard v, Stream s) {
     static_assert(vec_size <= embedding_warps);
     LAUNCH(embedding_backward_kernel, dim3(N, ceil_div(C, 32 * vec_size)), dim3(32, embedding_warps), 0, s,
-           dwte, tokens, sorted_rows, run_starts, dx, row, rows, N, C);
+           dwte, tokens, sorted_rows, run_starts, dx, N, C, v);
 }
 inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
                               Stream s) {
@@ -205,11 +208,11 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
 // ---- as operations of a step -----------------------------------------------------------------------------
 
 // of wte, only the rows that are looked up are read
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int row, int rows, int N,
-                              int C, Stream s) {
-    if (Operation op{"embedding_forward", s, {reads("tokens", tokens, N), reads("wte", wte, rows, C),
+inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int N, int C,
+                              VocabularyShard v, Stream s) {
+    if (Operation op{"embedding_forward", s, {reads("tokens", tokens, N), reads("wte", wte, v.size, C),
                                               writes("x", x, N, C)}, {moves(2.0 * N * C)}})
-        dev::embedding_forward(x, tokens, wte, row, rows, N, C, s);
+        dev::embedding_forward(x, tokens, wte, N, C, v, s);
 }
 
 inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
@@ -220,11 +223,11 @@ inline void position_forward(floatX* x, const floatX* wpe, const int* positions,
 }
 
 inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
-                               const floatX* dx, int row, int rows, int N, int C, Stream s) {
+                               const floatX* dx, int N, int C, VocabularyShard v, Stream s) {
     if (Operation op{"embedding_backward", s, {reads("tokens", tokens, N), reads("dx", dx, N, C),
-                                               updates("dwte", dwte, rows, C)},
+                                               updates("dwte", dwte, v.size, C)},
                      {moves(1.0 * N * C, 2.0 * N * C)}})
-        dev::embedding_backward(dwte, tokens, sorted_rows, run_starts, dx, row, rows, N, C, s);
+        dev::embedding_backward(dwte, tokens, sorted_rows, run_starts, dx, N, C, v, s);
 }
 
 inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,

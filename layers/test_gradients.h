@@ -38,7 +38,7 @@ double dot(const std::vector<floatX>& a, const std::vector<floatX>& b) {
 void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX>& logits,
                         const std::vector<int>& targets, real dloss, bool want_gradient, int N,
                         VocabularyShard whole) {
-    int V = whole.valid, Vp = whole.columns;
+    int V = whole.valid, Vp = whole.size;
     int Vp_r = Vp / ranks;
     std::vector<real> largest(N, -INFINITY), part(N), sums(2 * N, 0), part_sums(2 * N), ignored(N, 0);
     std::vector<std::vector<floatX>> own(ranks, std::vector<floatX>(N * Vp_r));
@@ -168,7 +168,7 @@ void test_gradients() {
         std::vector<int> tokens = {1, 1, 4, 0, 1, 4};
         R dwte(V * C, 0), dwpe(T * C, 0);
         auto forward = [&] {
-            ref::embedding_forward(x.data(), tokens.data(), wte.data(), 0, V, N, C, nullptr);
+            ref::embedding_forward(x.data(), tokens.data(), wte.data(), N, C, {V, V, 0}, nullptr);
             ref::position_forward(x.data(), wpe.data(), nullptr, 0, N, T, C, nullptr);
             return dot(x, r);
         };
@@ -176,8 +176,8 @@ void test_gradients() {
         sort_tokens(rows.data(), starts.data(), tokens.data(), N, V);
         check(rows == std::vector{3, 0, 1, 4, 2, 5} && starts == std::vector{0, 1, 4, 6, 6, 6, 6},
               "tokens sorted");
-        ref::embedding_backward(dwte.data(), tokens.data(), rows.data(), starts.data(), r.data(), 0, V, N, C,
-                                nullptr);
+        ref::embedding_backward(dwte.data(), tokens.data(), rows.data(), starts.data(), r.data(), N, C,
+                                {V, V, 0}, nullptr);
         ref::position_backward(dwpe.data(), r.data(), 0, N, T, C, false, nullptr);
         differences("embedding dwte", wte, wide(dwte), forward);
         differences("embedding dwpe", wpe, wide(dwpe), forward);

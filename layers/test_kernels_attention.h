@@ -201,9 +201,10 @@ void kernels_embedding() {
         R dwte(random_values<real>(V * C, 4)), dwpe(random_values<real>((T + 3) * C, 5));
         std::string size = text(" N %d T %d C %d V %d", N, T, C, V);
         // whole, and a rank's share
-        for (auto [row, rows, offset] : {std::tuple{0, V, 0}, {V / 2, V - V / 2, T / 2}}) {
-            ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), row, rows, N, C, nullptr);
-            gpu::embedding_forward(x.device, tokens.device, wte.device, row, rows, N, C, nullptr);
+        for (auto [first, tokens_held, offset] : {std::tuple{0, V, 0}, {V / 2, V - V / 2, T / 2}}) {
+            VocabularyShard v = {tokens_held, tokens_held, first};
+            ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), N, C, v, nullptr);
+            gpu::embedding_forward(x.device, tokens.device, wte.device, N, C, v, nullptr);
             x.compare("embedding x" + size, 0);
             for (bool listed : {false, true}) {
                 ref::position_forward(x.ref(), wpe.ref(), listed ? positions.ref() : nullptr, offset, N, T, C,
@@ -212,10 +213,10 @@ void kernels_embedding() {
                                       C, nullptr);
             }
             x.compare("position x" + size, rounding);
-            ref::embedding_backward(dwte.ref(), tokens.ref(), rows_of.ref(), starts.ref(), dx.ref(), row,
-                                    rows, N, C, nullptr);
-            gpu::embedding_backward(dwte.device, tokens.device, rows_of.device, starts.device, dx.device, row,
-                                    rows, N, C, nullptr);
+            ref::embedding_backward(dwte.ref(), tokens.ref(), rows_of.ref(), starts.ref(), dx.ref(), N,
+                                    C, v, nullptr);
+            gpu::embedding_backward(dwte.device, tokens.device, rows_of.device, starts.device, dx.device, N,
+                                    C, v, nullptr);
             ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0, nullptr);
             gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, offset > 0, nullptr);
             dwte.compare("embedding dwte" + size, sums_tolerance);

@@ -169,10 +169,11 @@ private:
 
         floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C);
         real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C);
-        measure("embedding", 2 * A, 0, [&] { gpu::embedding_forward(o, tokens, wte, 0, Vp, N, C, nullptr); });
+        measure("embedding", 2 * A, 0,
+                [&] { gpu::embedding_forward(o, tokens, wte, N, C, {V, Vp, 0}, nullptr); });
         measure("positions", 2 * A, 0, [&] { gpu::position_forward(o, wpe, nullptr, 0, N, T, C, nullptr); });
         measure("embedding backward", A + 2 * r * (double)n, 0, [&] {
-            gpu::embedding_backward(dwte, tokens, sorted_rows, run_starts, o, 0, Vp, N, C, nullptr);
+            gpu::embedding_backward(dwte, tokens, sorted_rows, run_starts, o, N, C, {V, Vp, 0}, nullptr);
         });
         measure("positions backward", A, 0,
                 [&] { gpu::position_backward(dwpe, o, 0, N, T, C, true, nullptr); });

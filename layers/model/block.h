@@ -101,7 +101,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    bool accumulate = ctx.accumulate, in_chunks = ctx.tp.sequence_parallel && ctx.tp.chunks > 1;
+    bool accumulate = ctx.accumulate, in_chunks = ctx.tp.sequence_parallel && ctx.tp.row_chunks > 1;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
     int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide;

@@ -26,8 +26,8 @@ struct RowRange {
 };
 
 // packed batches are not chunked: they can have any number of rows
-inline int row_chunks(const LayerContext& ctx, BatchShape batch) {
-    return batch.segments ? 1 : ctx.tp.chunks;
+inline int row_chunks_of(const LayerContext& ctx, BatchShape batch) {
+    return batch.segments ? 1 : ctx.tp.row_chunks;
 }
 
 inline RowRange chunk_rows(int N, int chunk, int chunks) {
@@ -51,7 +51,7 @@ const floatX* gathered_gemm(const LayerContext& ctx, const floatX* own, BatchSha
                             Gemm gemm, comm::Where where = comm::Where::current()) {
     const TensorParallel& tp = ctx.tp;
     floatX* all = ctx.scratch.all_rows;
-    int N = batch.rows(), C = ctx.shape.C, chunks = row_chunks(ctx, batch);
+    int N = batch.rows(), C = ctx.shape.C, chunks = row_chunks_of(ctx, batch);
     if (chunks == 1 || !tp.sequence_parallel) {
         const floatX* rows = gather_rows(tp, all, own, N, C, label, ctx.stream, where);
         gemm(rows, {0, N, true});
@@ -85,7 +85,7 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
                            comm::Where where = comm::Where::current()) {
     const TensorParallel& tp = ctx.tp;
     floatX *partial = ctx.scratch.partial, *reduced = ctx.scratch.reduced;
-    int N = batch.rows(), C = ctx.shape.C, chunks = row_chunks(ctx, batch);
+    int N = batch.rows(), C = ctx.shape.C, chunks = row_chunks_of(ctx, batch);
     if (chunks == 1) {
         gemm(partial, {0, N, true});
         return reduce_rows(tp, reduced, partial, N, C, label, ctx.stream, where);
@@ -122,7 +122,7 @@ floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape 
     const TensorParallel& tp = ctx.tp;
     const Scratch& scratch = ctx.scratch;
     int N = batch.rows(), C = ctx.shape.C;
-    if (tp.chunks == 1) {
+    if (tp.row_chunks == 1) {
         const floatX* rows = gather_rows(tp, scratch.all_rows, own, N, C, rows_label, ctx.stream, where);
         backward(scratch.partial, rows);
         return reduce_rows(tp, scratch.reduced, scratch.partial, N, C, sum_label, ctx.stream, where);

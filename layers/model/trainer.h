@@ -245,7 +245,7 @@ inline void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
 
 // ---- when something is wrong -----------------------------------------------------------------------------
 
-constexpr int diverged = 3;  // exit code: resuming from the newest checkpoint would diverge again
+constexpr int exit_diverged = 3;  // resuming from the newest checkpoint would diverge again
 
 // Goes back to the newest checkpoint before the spike and skips the samples read since then. If the loss or
 // norm is not finite in the very first step after a checkpoint, that checkpoint is at fault, not the samples:
@@ -260,7 +260,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     comm::together([&] {
         if (run.options.resume_before <= 0) fail("there is no checkpoint to go back to");
         run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
-    }, diverged);
+    }, exit_diverged);
     comm::check_ranks_agree(file_fingerprints(run));
 
     // autotuning choices made since that checkpoint still belong to the run
@@ -297,7 +297,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
 
     finish_save(run, trainer);
     comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
-                           "earlier checkpoint (--resume-before)", diverged);
+                           "earlier checkpoint (--resume-before)", exit_diverged);
 }
 
 // acts on what ranks reported about the step

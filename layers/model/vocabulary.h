@@ -32,7 +32,7 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
-    embedding_forward(partial, tokens, wte, v.first, v.columns, N, C, s);
+    embedding_forward(partial, tokens, wte, N, C, v, s);
     reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
     const int* positions = batch.segments ? batch.segments->positions : nullptr;
     position_forward(x, wpe, positions, first_row(ctx.tp, N_r), N_r, batch.T, C, s);
@@ -49,7 +49,7 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
     position_backward(dwpe, dx, first_row(ctx.tp, N_r), N_r, batch.T, C, ctx.accumulate, s);
     const floatX* rows =
         gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
-    embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, v.first, v.columns, N, C, s);
+    embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, N, C, v, s);
 }
 
 // ---- LM head: final layer norm, logits, loss --------------------------------------------------------------
@@ -69,7 +69,7 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     if (!batch.segments) return rows;
     // rows[logit_rows[i]]: a table lookup, like the embedding
     floatX* some = ctx.scratch.partial;
-    embedding_forward(some, batch.segments->logit_rows, rows, 0, N, batch.outputs(), C, s);
+    embedding_forward(some, batch.segments->logit_rows, rows, batch.outputs(), C, {N, N, 0}, s);
     return some;
 }
 
