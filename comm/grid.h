@@ -152,7 +152,7 @@ struct TensorParallel {
     comm::Group group;
     bool sequence_parallel = false;  // rows of the residual stream are sharded over the group
     bool samples_text = false;       // text is generated between steps: buffers must also hold T whole rows
-    int row_chunks = 1;              // of --tensor-chunks: the call of one overlaps the next one's GEMM (overlap.h)
+    int row_chunks = 1;              // --tensor-chunks: a call overlaps the next chunk's GEMM (overlap.h)
     Stream stream = nullptr;         // for those calls
     int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r
     // rows that a buffer of the residual stream must hold

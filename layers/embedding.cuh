@@ -12,7 +12,7 @@
 #include <vector>
 #include "base/operation.h"
 
-// the tokens of one tensor-parallel rank, or all: `size` from `first` on, padding included; `valid` without it
+// the tokens of one tensor-parallel rank, or all: `size` from `first` on with padding, `valid` without it
 struct VocabularyShard { int valid, size, first; };
 
 // sorted_rows (N): the batch's rows sorted by token, equal tokens by row; run_starts (N + 1): run i is
