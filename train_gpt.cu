@@ -40,8 +40,9 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         }
         // one stage: a plain loop
         for (int i = 0; i < micro_batches; i++) {
-            MicroBatch mb = {i, i == micro_batches - 1, 0, {B, T}, model.in_flight[0], model.inputs[0],
-                             &model.dx_buffers[0]};
+            MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0,
+                             .batch = {B, T}, .kept = model.in_flight[0], .input = model.inputs[0],
+                             .dx_buffer = &model.dx_buffers[0]};
             PlaceScope here({Pass::Forward, i, 0});
             copy_tokens(model, mb.kept, i);
             forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient

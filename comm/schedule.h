@@ -195,7 +195,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
 }
 
 // "F0 F1 B0 …", with the chunk before the letter if there are several; with `messages` also the messages, in
-// brackets by exchange: "[r0 r1] F0 [s0 r2] F1 …" (s, r: forward; S, R: backward)
+// brackets by exchange: "[r0] [r1] F0 [s0 r2] F1 …" (s, r: forward; S, R: backward)
 inline std::string print_schedule(const Schedule& s, bool messages = false) {
     std::string out;
     int exchange = -1;

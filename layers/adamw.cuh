@@ -217,7 +217,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
     bool decaying = flags[i / flag_span] & flag_decay;
 
     auto parameters = load_values<real_each>(state.parameters + i);
-    Values<Low, real_each> low_bits = {};
+    Values<uint16_t, real_each> low_bits = {};
     if (State::has_low) low_bits = load_values<real_each>(state.low_bits + i);
     auto ms = load_values<real_each>(state.m + i), vs = load_values<real_each>(state.v + i);
     Vec<real> gs = load16(gradients + i);

@@ -11,8 +11,7 @@
 #pragma once
 #include "base/arena.h"
 
-using Low = uint16_t;  // the lower half of a master weight
-struct MasterHalves { floatX parameter; Low low_bits; };
+struct MasterHalves { floatX parameter; uint16_t low_bits; };
 
 // The parameter is w rounded to nearest, ties away from 0: the upper half, plus 1 if the lower half begins
 // with a 1. So join_master() recovers w exactly, to the last bit.
@@ -21,11 +20,11 @@ HOST_DEVICE inline MasterHalves split_master(real w) {
     else {
         uint32_t bits = bits_as<uint32_t>(w);
         if (w != w) bits = (bits & 0xFFFF0000) | 0x400000;  // NaN stays NaN
-        return {bits_as<floatX>((uint16_t)((bits + 0x8000) >> 16)), (Low)bits};
+        return {bits_as<floatX>((uint16_t)((bits + 0x8000) >> 16)), (uint16_t)bits};
     }
 }
 
-HOST_DEVICE inline real join_master(floatX parameter, Low low_bits) {
+HOST_DEVICE inline real join_master(floatX parameter, uint16_t low_bits) {
     if constexpr (master_is_parameter) return real(parameter);
     else {
         uint16_t upper = (uint16_t)(bits_as<uint16_t>(parameter) - (low_bits >> 15));
@@ -62,7 +61,7 @@ enum StateKind { Master, MomentM, MomentV, state_kinds };
 template <class Moment, bool HAS_LOW>
 struct AdamWState {
     floatX* parameters;
-    Low* low_bits;  // nullptr if !HAS_LOW
+    uint16_t* low_bits;  // nullptr if !HAS_LOW
     Moment *m, *v;
 
     static constexpr bool has_low = HAS_LOW;
@@ -71,7 +70,7 @@ struct AdamWState {
     static constexpr bool rounds = sizeof(Moment) < sizeof(real) || rounds_parameters;
 
     HOST_DEVICE real master(long i) const {
-        return join_master(parameters[i], HAS_LOW ? low_bits[i] : Low(0));
+        return join_master(parameters[i], HAS_LOW ? low_bits[i] : uint16_t(0));
     }
 
     HOST_DEVICE void set_master(long i, const MasterHalves& halves) const {

@@ -97,7 +97,7 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
             gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
         }
     }
-    if (gradients.bias) ref::residual_backward(gradients.bias, dx, scratch, N, C, accumulate, s);
+    if (gradients.bias) ref::residual_bias_backward(gradients.bias, dx, scratch, N, C, accumulate, s);
 }
 
 }  // namespace ref

@@ -3,8 +3,8 @@
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db by
-//             column_sum (residual.cuh) or the GEMM's epilogue. GELU's dy becomes dx in place. scratch:
-//             column_sum_scratch(OC) values
+//             column_sum (residual.cuh) or, set by the GEMM's epilogue, by its last step. GELU's dy becomes
+//             dx in place. scratch: column_sum_scratch(OC) values
 //   gpu: GELU and the bias gradient are computed in a GEMM's epilogue or in kernels of their own, whichever
 //   is faster: see base/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
@@ -59,7 +59,7 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     gelu_forward(y, up, (long)N * OC, s);
 }
 
-// dx == nullptr: dx is not wanted; x == nullptr: nor are dw and db. scratch: column_sum_scratch(OC) values
+// dx == nullptr: dx is not wanted; x == nullptr: dw and db are not. scratch: column_sum_scratch(OC) values
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
     if (db && x) column_sum(db, dy, scratch, N, OC, accumulate, s);
@@ -175,7 +175,7 @@ inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
     if (!x) return;
     Gemm<real> unfused = weight_gemm(dw, dy, x, N, C, OC, accumulate), fused_gemm = unfused;
-    fused_gemm.row_sums = accumulate ? scratch : db;
+    fused_gemm.row_sums = accumulate ? scratch : db;  // epilogues only set: the sums are then added to db
     auto run = [&](bool fused) {
         gemm(fused ? fused_gemm : unfused, s);
         if (!fused) column_sum(db, dy, scratch, N, OC, accumulate, s);
@@ -242,7 +242,7 @@ inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
-// dx == nullptr: dx is not wanted; x == nullptr: nor are dw and db.
+// dx == nullptr: dx is not wanted; x == nullptr: dw and db are not.
 // In floatX the plan cannot know whether db comes from the epilogue of dw's GEMM or from a separate kernel:
 // it counts that kernel's traffic only with fp8, where the kernel always runs
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,

@@ -1,7 +1,7 @@
 // residual.cuh   x = residual + f + bias, f a branch's output without its bias; column sums, of which bias
 //   gradients are made; and how kernels hold rows
 //   With tensor parallelism a branch starts as partial sums, and the bias must be added once: here. Backward
-//   is the identity; the bias gets the sum over the rows.
+//   is the identity but for the bias, which gets the sum over the rows.
 //   residual, f, x, dx (N, C)   bias (C)   dbias (C) real
 //   kept:  nothing
 //   backward: sets dbias or, with `accumulate`, adds to it; scratch: row_scratch(C) values, for column_sum
@@ -52,8 +52,8 @@ inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool acc
 }
 
 // dbias: the column sums of dx, where no layer norm's backward makes them
-inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
-                              Stream s) {
+inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch, int N, int C,
+                                   bool accumulate, Stream s) {
     column_sum(dbias, dx, scratch, N, C, accumulate, s);
 }
 
@@ -221,7 +221,7 @@ void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumul
 // parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
 template <int WARPS>
 __global__ void __launch_bounds__(row_block(WARPS))
-residual_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
+residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
     real sums[row_vectors][vec_size] = {};
 
@@ -247,14 +247,15 @@ inline int used_groups(int N, int C) { return std::min(most_row_groups(C), ceil_
 inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
 
 // adds in the order of layernorm_backward, so that a pipeline's sums equal those of a single process
-inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
-                              Stream s) {
+inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch, int N, int C,
+                                   bool accumulate, Stream s) {
     int groups = used_groups(N, C);
     real* sums = scratch + 3L * most_row_groups(C) * C;
     if (!sums_on_the_way(C)) return column_sum(dbias, dx, sums, N, C, accumulate, s);
     with_row_warps(C, [&](auto warps) {
         constexpr int W = std::min(decltype(warps)::value, 4), block = row_block(W);
-        LAUNCH(residual_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, scratch, dx, N, C);
+        LAUNCH(residual_bias_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, scratch, dx,
+               N, C);
     });
     column_sum(dbias, scratch, sums, groups, C, accumulate, s);
 }
@@ -271,8 +272,9 @@ inline void residual_forward(floatX* y, const floatX* residual, const floatX* f,
         dev::residual_forward(y, residual, f, bias, N, C, s);
 }
 
-inline void residual_backward(real* dbias, const floatX* dx, real* scratch, int N, int C, bool accumulate,
-                              Stream s) {
-    if (Operation op{"residual_backward", s, {reads("dx", dx, N, C), sums_to("dbias", dbias, accumulate, C)}})
-        dev::residual_backward(dbias, dx, scratch, N, C, accumulate, s);
+inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch, int N, int C,
+                                   bool accumulate, Stream s) {
+    if (Operation op{"residual_bias_backward", s, {reads("dx", dx, N, C),
+                                                   sums_to("dbias", dbias, accumulate, C)}})
+        dev::residual_bias_backward(dbias, dx, scratch, N, C, accumulate, s);
 }

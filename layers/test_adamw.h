@@ -64,7 +64,7 @@ template <class Moment>
 double long_run_of_v() {
     const int n = flag_span * 32;
     std::vector<floatX> parameters = random_values<floatX>(n, 1);
-    std::vector<Low> low(n, 0);
+    std::vector<uint16_t> low(n, 0);
     std::vector<Moment> m(n, Moment(0.0f));
     auto v = m;
     std::vector<real> gradients(n, real(0.01));
@@ -121,7 +121,7 @@ template <class Moment, bool HAS_LOW>
 struct BothStates {
     using State = AdamWState<Moment, HAS_LOW>;
     X parameters;
-    Both<Low> low;
+    Both<uint16_t> low;
     Both<Moment> m, v;
     std::vector<real> values[state_kinds];
 

@@ -112,7 +112,7 @@ void kernels_layernorm() {
 
             // where no layer norm makes that sum, it is made in the same order
             R apart(C);
-            gpu::residual_backward(apart.device, dx.device, scratch.device, N, C, false, nullptr);
+            gpu::residual_bias_backward(apart.device, dx.device, scratch.device, N, C, false, nullptr);
             if (!add)
                 check(apart.back() == dbias.back(), "bias in front of a layernorm, to the last bit" + what);
 

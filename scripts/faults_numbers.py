@@ -133,6 +133,23 @@ def spikes():
         same == list(range(1, left_out[0] + 1)),
         f"up to the first that is left out all is as before: {same[-3:]}",
     )
+    # what is usual belongs to the run: stopped and resumed it leaves out the same steps
+    skip = ["--on-spike", "skip", "--spike-z", 0.5]
+    ran = [run(command("--steps", 50, *skip, *until_60("at-once")))]
+    ran.append(run(command("--steps", 35, *skip, *until_60("in-two"))))
+    ran.append(run(command("--steps", 50, *skip, *until_60("in-two"), "--resume", WORK / "in-two")))
+    at_once, in_two = (
+        [
+            (line["step"], line["loss"], line.get("updated"))
+            for line in map(json.loads, (WORK / f"{name}.jsonl").read_text().splitlines())
+        ]
+        for name in ("at-once", "in-two")
+    )
+    left_out = [step for step, _, updated in at_once if updated is False]
+    codes = [r.returncode for r in ran]
+    check(codes == [0, 0, 0] and left_out and max(left_out) > 35, f"skip: {codes}, left out {left_out}")
+    check(at_once == in_two, f"resumed, the same are left out: {at_once[30:]} {in_two[30:]}")
+
     r = run(
         command("--steps", 61, "--save", "plain", "--resume", "plain/", "--clip", 2, "--check-every", 50)
     )

@@ -1,7 +1,7 @@
 // generate.h   text, token by token, each drawn from softmax(logits / temperature)
 //   Several texts at once, of any lengths: text i has rows [i T, (i + 1) T) of each block's qkv, which is the
-//   key-value cache; its prompt is computed once, and from then on each token costs one row
-//   (with full recomputation there is no cache, and everything is computed again). When a text ends, the next
+//   key-value cache; its prompt is computed once, and from then on each token costs one row (when training
+//   with full recomputation there is no cache, and everything is computed again). When a text ends, the next
 //   prompt takes its place. When a sequence is full, its later half becomes the prompt of a new pass. What is
 //   drawn depends on the text's seed and on how many tokens were drawn before, not on neighbours or layout.
 #pragma once

@@ -168,7 +168,7 @@ struct MicroBatch {
     BatchShape batch;
     InFlight& kept;
     Buffer& input;
-    Buffer* dx_buffer = nullptr;  // set in backward only
+    Buffer* dx_buffer = nullptr;  // read in backward only
 };
 
 // ---- scratch: within one block's forward or backward -----------------------------------------------------

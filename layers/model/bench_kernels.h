@@ -206,7 +206,7 @@ private:
 
     void optimizer() {
         floatX* weights = xs(parameters);
-        Low* low_bits = master_is_parameter ? nullptr : (Low*)room(parameters * sizeof(Low));
+        uint16_t* low_bits = master_is_parameter ? nullptr : (uint16_t*)room(parameters * sizeof(uint16_t));
         real *m = rs(parameters), *v = rs(parameters), *g = rs(parameters);
         uint8_t* flags = put(std::vector<uint8_t>(parameters / flag_span, flag_decay | flag_in_norm));
         HyperParameters* hyper = put(HyperParameters{real(1e-4), real(0.9), real(0.95), real(1e-8),
@@ -215,7 +215,7 @@ private:
         StateCheck* state_check = put(StateCheck{});
 
         auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
-            size_t low_bytes = low_bits ? sizeof(Low) : 0;
+            size_t low_bytes = low_bits ? sizeof(uint16_t) : 0;
             measure(name, (double)parameters * adamw_bytes({}, low_bytes, moment_bytes), 0, [=, this] {
                 gpu::adamw(state, g, flags, hyper, clip, state_check, parameters, nullptr);
             });

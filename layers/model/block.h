@@ -12,7 +12,7 @@
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
 //   of qkv's dx
 //   With t = 1 nothing is communicated: gathered_gemm calls its GEMM once, on all rows of its input;
-//   reduced_gemm and reduced_backward do so too, and their results are in scratch.partial.
+//   reduced_gemm and gathered_backward do so too, and their results are in scratch.partial.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
 //   A packed batch (evaluation, generation) runs forward only; the buffer qkv is its KV cache (queries are
 //   stored there too, but not read again).
@@ -28,7 +28,8 @@ inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const
                       ctx.shape.C, ctx.stream);
 }
 
-// --fp8: once per step, rounds the weight matrices to the 8-bit copies that the GEMMs read
+// --fp8: in a pass's first micro-batch (layers_forward, stage.h), rounds the weight matrices to the 8-bit
+// copies that the GEMMs read
 inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     const LinearScratch& linear = ctx.scratch.linear;
     int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
@@ -122,8 +123,8 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
 
     // 6.
     if (a.light) layernorm_forward(a.ln2, a.ln2_stats, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
-    floatX* d_ln = reduced_backward(ctx, a.ln2, batch, "rows for up, again", "sum of up's gradient",
-                                    [&](floatX* d_rows, const floatX* rows) {
+    floatX* d_ln = gathered_backward(ctx, a.ln2, batch, "rows for up, again", "sum of up's gradient",
+                                     [&](floatX* d_rows, const floatX* rows) {
         linear_backward(d_rows, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate, s);
     });
 
@@ -147,8 +148,8 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
 
     // 2.
     if (a.light) ln1_forward(a, w, ctx, batch);
-    d_ln = reduced_backward(ctx, a.ln1, batch, "rows for qkv, again", "sum of qkv's gradient",
-                            [&](floatX* d_rows, const floatX* rows) {
+    d_ln = gathered_backward(ctx, a.ln1, batch, "rows for qkv, again", "sum of qkv's gradient",
+                             [&](floatX* d_rows, const floatX* rows) {
         linear_backward(d_rows, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], linear, N, C, 3 * C_r, accumulate,
                         s);
     });

@@ -6,10 +6,9 @@
 //                         a rank's shard; the piece holds the shard's values from index `first` on, in
 //                         row-major order (version 1: no "first", the whole shard)
 //     vocab.bpe           the vocabulary, if the tokens are BPE's
-//     index.json          written last: step, samples, tokens, seed, model, tokenizer and the checksum of its
-//                         vocab.bpe, autotuner choices, options, and for each rank: its file names, checksum
-//                         of its table, bytes of its values, and the tensors that have values there
-//                         (indices into parameter_table's list, e.g. 0-11,24)
+//     index.json          written last: the run's state (run_state.h), its options, and for each rank: its
+//                         file names, checksum of its table, bytes of its values, and the tensors that have
+//                         values there (indices into parameter_table's list, e.g. 0-11,24)
 //     DAMAGED             verify_older (save.h) found the checkpoint damaged: it no longer counts as complete
 //   Shapes are those of whole tensors: q, k and v per head, the vocabulary unpadded. m and v may be missing
 //   (an imported model): they start at 0. Without index.json, or with wrong checksums, a folder is not a
@@ -26,6 +25,7 @@
 #include "../base/checksum.h"
 #include "../base/file.h"
 #include "optimizer.h"
+#include "run_state.h"
 
 constexpr const char* shard_kinds[] = {"master", "m", "v"};
 constexpr const char* real_name = sizeof(real) == 8 ? "float64" : "float32";
@@ -51,11 +51,12 @@ inline std::string index_text(const RunState& s, const std::string& options, con
         "\"step\": %ld, \"samples\": %llu, "
         "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu,\n\"model\": {\"layers\": %d, \"hidden\": "
         "%d, \"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s, "
-        "\"vocabulary_checksum\": \"%016llx\",\n\"choices\": {%s},\n\"options\": %s,\n\"files\": %s",
+        "\"vocabulary_checksum\": \"%016llx\",\n\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
+        "\"files\": %s",
         program_version, s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
         (unsigned long long)s.set_samples, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
-        options.c_str(), files.c_str());
+        spikes_text(s).c_str(), options.c_str(), files.c_str());
 
     return body + text(",\n\"checksum\": \"%016llx\"}\n",
                        (unsigned long long)checksum(body.data(), body.size()));
@@ -173,6 +174,7 @@ struct Checkpoint {
         if (const Json* choices = index.find("choices"))
             for (auto& [hash, way] : choices->members)
                 state.choices[strtoull(hash.c_str(), nullptr, 16)] = (int)way.integer(name);
+        if (const Json* spikes = index.find("spikes")) read_spikes(state, *spikes, name);
         if (const Json* recorded = index.find("options"))
             for (auto& [option, value] : recorded->members) options[option] = value.text;
 

@@ -336,24 +336,6 @@ struct ModelShape {
     bool operator==(const ModelShape&) const = default;
 };
 
-// the progress of a run, recorded in checkpoints
-struct RunState {
-    long step = 0;
-    uint64_t samples = 0, tokens = 0;  // consumed; samples is also the position in the data
-    long seed = 0;
-    uint64_t set_samples = 0;  // in the training set, to notice if it has changed
-    ModelShape shape;
-    std::string tokenizer;  // "bytes", "bpe" or ""
-    uint64_t vocabulary_sum = 0;  // checksum of vocab.bpe
-    std::map<uint64_t, int> choices;  // the autotuner's: see base/autotune.h
-
-    void advance(int batch, uint64_t batch_tokens) {
-        step++;
-        samples += (uint64_t)batch;
-        tokens += batch_tokens;
-    }
-};
-
 inline const Preset& find_preset(const std::string& name) {
     std::vector<std::string> names;
     for (auto& p : presets) {

@@ -1,41 +1,8 @@
-// monitor.h   monitors across steps: loss and gradient-norm spikes, flipped bits, slow ranks
-//   Spikes: every rank sees the same loss (step.h) and norm (all-reduced), so all decide alike.
-//   Flipped bits: each rank checks itself, here and after each update (StateMonitor, optimizer.h).
+// monitor.h   monitors across steps: flipped bits, slow ranks
+//   Flipped bits: each rank checks itself, here and after each update (Optimizer::check_state).
 //   Slow ranks: rank 0 compares all.
 #pragma once
 #include "step.h"
-
-// Running mean and standard deviation over about the last hundred values.
-class RunningStatistics {
-    double mean = 0, variance = 0;
-    long seen = 0;
-
-public:
-    void add(double x) {
-        double weight = 1 / std::min(100.0, (double)++seen), delta = x - mean;
-        mean += weight * delta;
-        variance = (1 - weight) * (variance + weight * delta * delta);
-    }
-
-    // `z` standard deviations above the mean; infinite if z is 0 or too few values have been seen
-    double limit(double z) const {
-        constexpr long enough = 30;
-        return z > 0 && seen >= enough ? mean + z * std::sqrt(variance) : INFINITY;
-    }
-};
-
-// --on-spike: if a step's loss or norm is not finite, or more than --spike-z standard deviations above its
-// running mean, the device skips the update (adamw.cuh); handle_spike() in trainer.h decides what to do then
-struct SpikeMonitor {
-    RunningStatistics losses, norms;
-    int in_a_row = 0;  // consecutive skipped updates, or rollbacks without a new checkpoint in between
-
-    void add(const StepResult& result) {
-        if (!result.updated) return;
-        losses.add(result.loss);
-        norms.add(result.norm);
-    }
-};
 
 // What --check-every checks within a step (replicas.h compares across ranks): parameters must not change
 // between their all-gather and the update, and computing the gradients twice must give the same bits. This

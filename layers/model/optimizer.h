@@ -55,7 +55,7 @@ inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
 }
 
 struct Optimizer {
-    Low* low_bits = nullptr;
+    uint16_t* low_bits = nullptr;
     void *m = nullptr, *v = nullptr;  // bf16 with --moments bf16, else real
     size_t moment_bytes, low_bytes;   // per element
     Arena arena = {"optimizer"};
@@ -71,6 +71,8 @@ struct Optimizer {
     HyperParameters *hyper, *next_hyper = nullptr;  // on the device; next_hyper: pinned host memory
     Clip* clip;
     StateCheck* state_check;
+    unsigned long long written = 0;  // the last update's checksum of the state, as it was written
+    bool has_written = false;        // false: not known, as after loading the state
     // checksums for --check-every: parameters at the start of the step and before the update, gradients of
     // the first and of the second computation
     unsigned long long* bit_sums;
@@ -78,7 +80,7 @@ struct Optimizer {
 
     explicit Optimizer(Model& model)
         : moment_bytes(model.setup.bf16_moments ? sizeof(bf16) : model.setup.precision.real),
-          low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(Low) : 0),
+          low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(uint16_t) : 0),
           elements(model.table.elements / model.table.layout.optimizer_shards),
           owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
           tensor_parts(owned_tensor_parts(model.table, owner)), slices(owned_slices(model.table, owner)) {}
@@ -89,7 +91,7 @@ struct Optimizer {
     }
 
     void place(Arena& to, int bucket_ids) {
-        if (low_bytes) low_bits = to.take<Low>(elements);
+        if (low_bytes) low_bits = to.take<uint16_t>(elements);
         bool are_bf16 = moment_bytes == sizeof(bf16);
         for (void** moment : {&m, &v})
             *moment = are_bf16 ? (void*)to.take<bf16>(elements) : (void*)to.take_real(elements);
@@ -145,8 +147,23 @@ struct Optimizer {
     }
 
     void clear_state(Model& model) {
-        if (low_bits) set_zero(low_bits, elements * sizeof(Low), model.stream);
+        if (low_bits) set_zero(low_bits, elements * sizeof(uint16_t), model.stream);
         for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
+    }
+
+    // "", or what is wrong in this rank's memory: an update must read master weights and moments exactly
+    // as the previous one wrote them. Waits for the device, which has ended the step by then
+    std::string check_state(Model& model, bool updated, long step) {
+        if (!updated) return "";
+        StateCheck now;
+        copy_to_host(&now, state_check, sizeof now, model.stream);
+        bool same = !has_written || now.read == written;
+        written = now.written;
+        has_written = true;
+        if (same) return "";
+        return text("step %ld read other master weights or moments than the update before it had written: a "
+                    "bit has flipped in memory: go on from the last checkpoint, and have this host's memory "
+                    "checked", step);
     }
 
     // call(AdamWState): its values start at `at` in the flat buffers, at `state_offset` in low_bits, m and v
@@ -265,29 +282,6 @@ inline Clip last_clip(Model& model, const Optimizer& optimizer) {
     copy_to_host(&clip, optimizer.clip, sizeof clip, model.stream);
     return clip;
 }
-
-// An update must read the master weights and moments exactly as the previous update wrote them. compare()
-// waits for the device, which has ended the step by then
-class StateMonitor {
-    unsigned long long written = 0;
-    bool known = false;
-
-public:
-    void forget() { known = false; }  // after loading the state
-    // "", or what is wrong with this rank's memory
-    std::string compare(Model& model, const Optimizer& optimizer, bool updated, long step) {
-        if (!updated) return "";
-        StateCheck now;
-        copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
-        bool same = !known || now.read == written;
-        written = now.written;
-        known = true;
-        if (same) return "";
-        return text("step %ld read other master weights or moments than the update before it had written: a "
-                    "bit has flipped in memory: go on from the last checkpoint, and have this host's memory "
-                    "checked", step);
-    }
-};
 
 // ---- values ----------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@
 //     reduced_gemm       GEMM of chunk 0
 //                        GEMM of chunk 1          reduce chunk 0
 //                                                 reduce chunk 1
-//     reduced_backward   dx                       gather the layer's input again
+//     gathered_backward  dx                       gather the layer's input again
 //                        dw                       reduce dx
 //
-//   reduced_backward needs no chunks (Megatron-LM does the same). With k = 1 everything is on the compute
+//   gathered_backward needs no chunks (Megatron-LM does the same). With k = 1 everything is on the compute
 //   stream. Results are the same, except that sums over ranks may be added in another order. GEMMs over fewer
 //   rows may be slower: --plan predicts the gain.
 #pragma once
@@ -116,9 +116,9 @@ const floatX* reduced_gemm(const LayerContext& ctx, BatchShape batch, const char
 // unless dx is nullptr, and computes the weight gradient from all rows unless `rows` is nullptr. Returns the
 // sum of dx over all ranks for this rank's rows
 template <class Backward>
-floatX* reduced_backward(const LayerContext& ctx, const floatX* own, BatchShape batch, const char* rows_label,
-                         const char* sum_label, Backward backward,
-                         comm::Where where = comm::Where::current()) {
+floatX* gathered_backward(const LayerContext& ctx, const floatX* own, BatchShape batch,
+                          const char* rows_label, const char* sum_label, Backward backward,
+                          comm::Where where = comm::Where::current()) {
     const TensorParallel& tp = ctx.tp;
     const Scratch& scratch = ctx.scratch;
     int N = batch.rows(), C = ctx.shape.C;

@@ -25,8 +25,8 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
         weights.push_back(
             device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
     for (auto& part : o.tensor_parts)
-        for (auto& [values, bytes] : {std::pair((char*)o.low_bits, sizeof(Low)), {(char*)o.m, o.moment_bytes},
-                                      {(char*)o.v, o.moment_bytes}})
+        for (auto& [values, bytes] : {std::pair((char*)o.low_bits, sizeof *o.low_bits),
+                                      {(char*)o.m, o.moment_bytes}, {(char*)o.v, o.moment_bytes}})
             if (values)
                 state[part.parameter] = device_checksum(values + part.state_offset * bytes, part.n * bytes,
                                                         state[part.parameter], model.stream);

@@ -404,7 +404,11 @@ private:
         if (at < Tidy) failures += at != Drop;
         double pause = 2 * std::pow(3, std::min(failures, 6) - 1);  // seconds: 2, 6, 18, 54, …
 
-        if (failed == run.grid.world.rank)
+        bool is_mine = failed == run.grid.world.rank;
+        if (is_mine && at == Drop)
+            fprintf(stderr, "[rank %d] checkpoint %s is saved, but older ones could not be removed: %s\n",
+                    failed, folder().c_str(), error.c_str());
+        else if (is_mine)
             fprintf(stderr, "[rank %d] checkpoint %s was not saved: %s; older checkpoints are untouched; "
                     "failure %d of %ld, another attempt in %.0f s: make room, or mend the file system\n",
                     failed, folder().c_str(), error.c_str(), failures, run.options.save_attempts, pause);

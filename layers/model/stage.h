@@ -34,7 +34,7 @@ struct Model {
 
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
-    BlockActivations recomputed;    // with recomputation: activations of the current layer; all share them
+    BlockActivations recomputed;    // with recomputation: what is computed again; all layers share it
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // over the whole vocabulary: (B, Vp) with a KV cache, else (Vp)
     Scratch scratch;
@@ -347,8 +347,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // dx is the gradient that the next chunk's stage sent or, in the last chunk, is computed from the losses
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
-        residual_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums, ctx.tp.rows(mb.batch.rows()),
-                          model.shape.C, ctx.accumulate, model.stream);
+        residual_bias_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums,
+                               ctx.tp.rows(mb.batch.rows()), model.shape.C, ctx.accumulate, model.stream);
     } else {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,

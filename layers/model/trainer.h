@@ -19,11 +19,9 @@ struct Trainer {
     long steps = 0;  // taken by this process
     bool stop = false;  // some rank received a signal: all stop after the same step
     SampleReader samples;
-    StateMonitor state_monitor;
     std::string data_error, memory_error;  // this rank's; its report carries only the flags
     std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<FolderLock> lock;  // on --save
-    SpikeMonitor spikes;
     std::unique_ptr<SlowRankMonitor> slow;
     long loaded_step = -1;  // step of the checkpoint that was loaded last
 };
@@ -73,8 +71,8 @@ void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step)
 inline void prepare_update(const Run& run, Trainer& trainer, double rate, double counted) {
     const Options& o = run.options;
     trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
-                                            trainer.spikes.norms.limit(o.spike_z),
-                                            trainer.spikes.losses.limit(o.spike_z) * counted);
+                                            run.state.norms.limit(o.spike_z),
+                                            run.state.losses.limit(o.spike_z) * counted);
 }
 
 // only sm_90a's waits expire; on any GPU this waits for the stream
@@ -92,7 +90,7 @@ inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
 // step was computed twice
 inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* repeated, bool updated) {
     long step = run.state.step;
-    trainer.memory_error = trainer.state_monitor.compare(*trainer.model, *trainer.optimizer, updated, step);
+    trainer.memory_error = trainer.optimizer->check_state(*trainer.model, updated, step);
     if (repeated && trainer.memory_error.empty()) trainer.memory_error = repeated->error(step);
     trainer.data_error = trainer.samples.await();
 
@@ -263,33 +261,37 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     }, exit_diverged);
     comm::check_ranks_agree(file_fingerprints(run));
 
-    // autotuning choices made since that checkpoint still belong to the run
+    // autotuning choices made since that checkpoint still belong to the run, and spikes are counted on
     std::map<uint64_t, int> choices = run.state.choices;
+    int in_a_row = run.state.spikes_in_a_row;
     trainer.model->await_parameters();
     resume_newest(run, *trainer.model, trainer.optimizer.get());
     trainer.loaded_step = run.state.step;
     run.state.choices.insert(choices.begin(), choices.end());
+    run.state.spikes_in_a_row = in_a_row;
+    run.state.losses = run.state.norms = {};  // otherwise a lasting change would stop the run
     if (!checkpoint_is_wrong) run.state.samples = samples;
     if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
         comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
                            "again with --resume");
 
-    trainer.state_monitor.forget();
+    trainer.optimizer->has_written = false;
     trainer.writer->forget();
-    trainer.spikes.losses = trainer.spikes.norms = {};  // they include the steps that are undone
     open_metrics(run);
 
     prefetch_samples(run, trainer, run.state.samples);
     comm::end_on_error(trainer.samples.await());
 }
 
+// --on-spike: the device has skipped the update (adamw.cuh), as loss or norm is not finite or exceeds its
+// limit. Every rank sees the same loss (step.h) and norm (all-reduced), so all decide alike
 inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     const std::string& way = run.options.on_spike;
     int most = way == "skip" ? 10 : way == "back" ? 3 : 0;
     std::string what = text("step %ld: loss %g, gradient norm %g: %s", run.state.step, result.loss,
                             result.norm, result.is_finite() ? "a spike" : "not finite");
 
-    bool stops = ++trainer.spikes.in_a_row > most;
+    bool stops = ++run.state.spikes_in_a_row > most;
     if (!stops && run.is_rank0())
         fprintf(stderr, "%s: %s\n", what.c_str(),
                 way == "skip" ? "its update is skipped" : "back to the newest checkpoint before it");
@@ -312,9 +314,10 @@ inline void act_on_reports(const StepReports& reports, StepResult& result, Run& 
         handle_spike(result, run, trainer);
         if (run.options.on_spike == "back") return;  // go_back() has already read the next samples
     } else {
-        trainer.spikes.add(result);
+        run.state.losses.add(result.loss);
+        run.state.norms.add(result.norm);
         bool has_newer_checkpoint = trainer.writer->saved_step() > trainer.loaded_step;
-        if (run.options.on_spike != "back" || has_newer_checkpoint) trainer.spikes.in_a_row = 0;
+        if (run.options.on_spike != "back" || has_newer_checkpoint) run.state.spikes_in_a_row = 0;
     }
 
     check_save_attempts(run, trainer);

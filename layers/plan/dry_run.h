@@ -318,7 +318,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
 
     // forward and backward: a first, a later and a last micro-batch may differ
     std::set<int> all_kinds;
-    for (auto& [batch, schedule] : schedules)
+    for (auto& [size, schedule] : schedules)
         for (int index : {0, 1, schedule.shape.micro_batches - 1})
             all_kinds.insert(which_micro_batch(index, schedule.shape.micro_batches));
     for (int chunk = 0; chunk < model.setup.chunks; chunk++) {

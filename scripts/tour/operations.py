@@ -104,7 +104,11 @@ OPERATIONS = {
         r"dq = ds\, k, \quad dk = ds^T q, \quad dv = p^T do",
         "p is computed again, tile by tile, from lse.",
     ),
-    "residual_backward": ("Residual, backward", r"db \mathrel{+}= \sum_n dx_n", "The bias of the branch."),
+    "residual_bias_backward": (
+        "Residual, backward",
+        r"db \mathrel{+}= \sum_n dx_n",
+        "The bias of the branch.",
+    ),
     "position_backward": (
         "Position embedding, backward",
         r"d\mathrm{wpe}[t] \mathrel{+}= \sum_b dx_{bt}",
