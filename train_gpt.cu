@@ -43,8 +43,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
             MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0,
                              .batch = {B, T}, .kept = model.in_flight[0], .input = model.inputs[0],
                              .dx_buffer = &model.dx_buffers[0]};
-            PlaceScope here({Pass::Forward, i, 0});
-            copy_tokens(model, mb.kept, i);
+            copy_tokens(model, mb);
             forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient
             backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
         }

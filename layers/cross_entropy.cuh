@@ -228,7 +228,7 @@ inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* l
                           const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
                           Stream s) {
     size_t row = (size_t)ceil_div(v.size, vec_size) * sizeof(Vec<floatX>);
-    if (row + 1024 > largest_shared()) {  // 1024: for the kernel's static shared memory
+    if (row + 256 > largest_shared()) {  // 256: more than the kernel's static shared memory
         cross_entropy_max(largest, logits, N, v, s);
         cross_entropy_sum(sums, largest, logits, targets, N, v, s);
         cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v,

@@ -204,6 +204,7 @@ struct LinearScratch {
     real* sums = nullptr;  // column_sum_scratch(OC) values
     Fp8Scratch fp8 = {};   // only with --fp8
     bool in_fp8() const { return fp8.x; }  // otherwise the GEMMs are in floatX
+    LinearScratch without_fp8() const { return {sums}; }
 };
 
 // ---- as operations of a step, in floatX or in 8 bits -------------------------------------

@@ -85,7 +85,9 @@ inline std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
         int mine = (int)((end - first + grid.d - 1 - grid.data) / grid.d);
         MicroBatches all;
         for (int i = 0; i < mine; i++) all.sizes.push_back({1, batch_of(i).rows});
-        all.load = [&](InFlight& to, int i) { load_packed(model, to, plan.pack_batch(batch_of(i), shares)); };
+        all.load = [&](MicroBatch& mb) {
+            load_packed(model, mb.kept, plan.pack_batch(batch_of(mb.index), shares));
+        };
 
         clear_losses(model);
         run_schedule(model, make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false}), all,

@@ -213,7 +213,7 @@ struct Scratch {
 
     // a packed batch can have any number of rows, but FP8 GEMMs need multiples of 16
     LinearScratch linear_of(BatchShape batch) const {
-        return batch.segments ? LinearScratch{linear.sums} : linear;
+        return batch.segments ? linear.without_fp8() : linear;
     }
 };
 

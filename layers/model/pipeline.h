@@ -22,12 +22,12 @@
 // the micro-batches of a pass; every stage knows their sizes, and loads their tokens if it needs them
 struct MicroBatches {
     std::vector<BatchShape> sizes;
-    std::function<void(InFlight& to, int micro_batch)> load;
+    std::function<void(MicroBatch&)> load;
 };
 
 // micro-batches whose tokens put_tokens_on_host() has stored
 inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& sizes) {
-    return {sizes, [&model](InFlight& to, int micro_batch) { copy_tokens(model, to, micro_batch); }};
+    return {sizes, [&model](MicroBatch& mb) { copy_tokens(model, mb); }};
 }
 
 // ---- messages --------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
 
         PlaceScope here({Pass(op.kind), op.micro_batch, op.chunk});
         if (op.kind == Instruction::Forward) {
-            if (model.chunk_reads_tokens(op.chunk)) all.load(mb.kept, op.micro_batch);
+            if (model.chunk_reads_tokens(op.chunk)) all.load(mb);
             if (mb.kept.is_packed) mb.batch.segments = &mb.kept.segments;
             await_message(model, mb.input, "activations", mb.batch);
             forward(model, mb, dloss);

@@ -178,7 +178,7 @@ inline void compute_once(Model& model) {
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
             MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],
                              &model.dx_buffers[0]};
-            copy_tokens(model, mb.kept, index);
+            copy_tokens(model, mb);
             forward(model, mb, 1);
             backward(model, mb, 1);
         }

@@ -241,11 +241,12 @@ inline void put_tokens_on_host(const Model& model, int token_buffer, const std::
 }
 
 // host_tokens -> device, on stages that read tokens; asynchronous
-inline void copy_tokens(Model& model, InFlight& to, int micro_batch) {
-    to.is_packed = false;
-    if (!to.tokens) return;
-    const int* tokens = model.host_tokens[model.token_buffer] + (long)micro_batch * model.token_ints();
-    copy_values("tokens", to.tokens, tokens, model.token_ints(), model.stream);
+inline void copy_tokens(Model& model, const MicroBatch& mb) {
+    PlaceScope here({Pass::Forward, mb.index, mb.chunk});
+    mb.kept.is_packed = false;
+    if (!mb.kept.tokens) return;
+    const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
+    copy_values("tokens", mb.kept.tokens, tokens, model.token_ints(), model.stream);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ struct Trial {  // a small model with its optimiser
     void forward_tokens(const std::vector<int>& samples, BatchShape batch) {
         clear_losses(model);
         put_tokens_on_host(model, model.token_buffer, samples, batch, 0);
-        copy_tokens(model, model.in_flight[0], 0);
-        forward(model, micro_batch(0, batch), 0);
+        MicroBatch mb = micro_batch(0, batch);
+        copy_tokens(model, mb);
+        forward(model, mb, 0);
     }
 
     // the mean loss over samples (batch, T + 1), micro-batch by micro-batch, and one update
@@ -49,7 +50,7 @@ struct Trial {  // a small model with its optimiser
             auto first = samples.begin() + i * B * row;
             put_tokens_on_host(model, model.token_buffer, {first, first + B * row}, batch, i);
             MicroBatch mb = micro_batch(i, batch, i + 1 == micro_batches);
-            copy_tokens(model, mb.kept, i);
+            copy_tokens(model, mb);
             forward(model, mb, (real)(1 / tokens));
             backward(model, mb, (real)(1 / tokens));
         }

@@ -73,10 +73,10 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     return some;
 }
 
-// rows (n, C) -> logits (n, Vp_r); n is at most a.rows_held
+// rows (n, C) -> logits (n, Vp_r), never in FP8; n is at most a.rows_held
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
-    linear_forward(a.logits, rows, wte, nullptr, {ctx.scratch.linear.sums}, n, ctx.shape.C,
+    linear_forward(a.logits, rows, wte, nullptr, ctx.scratch.linear.without_fp8(), n, ctx.shape.C,
                    ctx.shape.Vp / ctx.tp.group.size, ctx.stream);
 }
 
@@ -136,7 +136,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
             loss_forward(a, mb, first, n, dloss, ctx);
         }
         linear_backward(scratch.partial + (long)first * C, g[LOGITS_W], nullptr, a.logits, some, w[LOGITS_W],
-                        {scratch.linear.sums}, n, C, Vp_r, ctx.accumulate || first > 0, s);
+                        scratch.linear.without_fp8(), n, C, Vp_r, ctx.accumulate || first > 0, s);
     }
 
     const floatX* dln =
