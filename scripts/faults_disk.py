@@ -116,14 +116,17 @@ def two_runs():
     check(
         until(lambda: (WORK / "locked/.lock").exists() and (WORK / "locked/.lock").stat().st_size), "a lock"
     )
-    r = run(command("--steps", 10, "--save", "locked"))
+    # one that would go on from its checkpoints, so that nothing but the lock refuses it
+    check(until(lambda: checkpoints(WORK / "locked")), "the first saves")
+    before = max(checkpoints(WORK / "locked"))
+    r = run(command("--steps", 10, "--save", "locked", "--resume", "locked"))
     host = os.uname().nodename
     check(
         r.returncode == 1
         and re.search(rf"host {host} \(.*\), process {process.pid} writes there", r.stderr),
         f"a second run: {r.returncode} {r.stderr[-300:]}",
     )
-    check(until(lambda: checkpoints(WORK / "locked")), "the first goes on")
+    check(until(lambda: max(checkpoints(WORK / "locked"), default=before) > before), "the first goes on")
     os.killpg(process.pid, signal.SIGKILL)
     end(process)
 
