@@ -62,7 +62,7 @@ inline void end_on_error(const std::string& error, int code = 1) {
 }
 
 // Runs a phase that may throw on some ranks only. Either all ranks continue, or each error is printed once
-// and all exit with `code` (await_together() returns false instead)
+// and all exit with `code` (where await_together() would return false)
 template <class Phase>
 void together(Phase phase, int code = 1) {
     std::string error;

@@ -3,8 +3,8 @@
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db by
-//             column_sum (residual.cuh) or, set by the GEMM's epilogue, by its last step. GELU's dy becomes
-//             dx in place. scratch: column_sum_scratch(OC) values
+//             column_sum (residual.cuh) or the GEMM's epilogue, which only sets: column_sum's last kernel
+//             then adds. GELU's dy becomes dx in place. scratch: column_sum_scratch(OC) values
 //   gpu: GELU and the bias gradient are computed in a GEMM's epilogue or in kernels of their own, whichever
 //   is faster: see base/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C

@@ -223,7 +223,8 @@ struct NvtxRange {
     NvtxRange(const NvtxRange&) = delete;
 };
 
-// false in a dry run: announced, not executed. Without works it is one kernel that moves each tensor once
+// Converts to false in a dry run: announced, not executed. Without works it is one kernel that moves each
+// tensor once
 class Operation {
     NvtxRange range;
     ActivityScope announced;

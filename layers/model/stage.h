@@ -377,7 +377,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     current_place.layer = -1;
 
     if (!model.is_first_chunk(mb.chunk)) return;
-    // dwte: the lookups' gradients of all micro-batches, and after the last one the logits'
+    // dwte: the lookups' gradients; the logits' are added after the last micro-batch if they are summed apart
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
     if (mb.index == 0 && dwte != from_logits) clear_values("dwte", dwte, size, model.stream);

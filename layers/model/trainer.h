@@ -246,8 +246,8 @@ inline void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
 constexpr int exit_diverged = 3;  // resuming from the newest checkpoint would diverge again
 
 // Goes back to the newest checkpoint before the spike and skips the samples read since then. If the loss or
-// norm is not finite in the very first step after a checkpoint, that checkpoint is at fault, not the samples:
-// goes back to an older one and skips none
+// norm is not finite in the first step after the checkpoint that was loaded, that checkpoint is at fault, not
+// the samples: goes back to an older one and skips none
 inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
     uint64_t samples = run.state.samples;
