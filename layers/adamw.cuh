@@ -184,7 +184,7 @@ inline void sum_values(double* sum, const real* x, long n, Stream) {
 
 // sums (count + 1): sums of squares of the gradients, which make up the norm, then the sum of losses
 inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
-                           const HyperParameters* hyper, Stream) {
+                          const HyperParameters* hyper, Stream) {
     clip->decide(sums, count, max_norm, *hyper);
 }
 
@@ -339,11 +339,11 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
 }
 
 __global__ void decide_update_kernel(Clip* clip, const double* sums, int count, double max_norm,
-                                      const HyperParameters* hyper) {
+                                     const HyperParameters* hyper) {
     clip->decide(sums, count, max_norm, *hyper);
 }
 inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
-                           const HyperParameters* hyper, Stream s) {
+                          const HyperParameters* hyper, Stream s) {
     LAUNCH(decide_update_kernel, 1, 1, 0, s, clip, sums, count, max_norm, hyper);
 }
 
@@ -381,7 +381,7 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
 }
 
 inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
-                           const HyperParameters* hyper, Stream s) {
+                          const HyperParameters* hyper, Stream s) {
     if (Operation op{"decide_update", s, {reads("sums", sums, count + 1), written_values("clip", clip, 1)}})
         dev::decide_update(clip, sums, count, max_norm, hyper, s);
 }

@@ -89,13 +89,13 @@ def until(condition, seconds=60):
     return False
 
 
+def metric_lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
 def metrics(path):
     """The losses and norms by step, to the last bit; a step that stands there twice counts once, the last."""
-    out = {}
-    for line in Path(path).read_text().splitlines():
-        d = json.loads(line)
-        out[d["step"]] = (d["loss"], d["gradient_norm"])
-    return out
+    return {line["step"]: (line["loss"], line["gradient_norm"]) for line in metric_lines(path)}
 
 
 def steps_written(path):

@@ -18,6 +18,7 @@ from faults import (
     WORK,
     command,
     end,
+    metric_lines,
     metrics,
     run,
     shimmed,
@@ -43,7 +44,7 @@ def slow_rank():
     text = end(process)
     host = os.uname().nodename
     check(f"slow: rank 1 on {host}" in text, f"a slow rank: {text[-300:]}")
-    lines = [json.loads(line) for line in (WORK / "slow.jsonl").read_text().splitlines()]
+    lines = metric_lines(WORK / "slow.jsonl")
     named = [line["step"] for line in lines if 1 in line.get("slow_ranks", [])]
     check(named and named[0] <= at + 20, f"slowed from step {at} on, named at {named[:1]}")
 

@@ -15,6 +15,7 @@ from faults import (
     WORK,
     command,
     end,
+    metric_lines,
     metrics,
     ranks_of,
     run,
@@ -124,7 +125,7 @@ def spikes():
 
     # a z-score: the losses of this text never spike, unless nearly everything is one
     r = run(command(*steps, "z", "--metrics", "z.jsonl", "--on-spike", "skip", "--spike-z", 0.001))
-    lines = [json.loads(line) for line in (WORK / "z.jsonl").read_text().splitlines()]
+    lines = metric_lines(WORK / "z.jsonl")
     check(r.returncode in (0, 3), f"skip: {r.returncode} {r.stderr[-300:]}")
     left_out = [line["step"] for line in lines if line.get("updated") is False]
     check(left_out and min(left_out) > 30 and "its update is skipped" in r.stderr, f"skip: {left_out[:5]}")
@@ -139,10 +140,7 @@ def spikes():
     ran.append(run(command("--steps", 35, *skip, *until_60("in-two"))))
     ran.append(run(command("--steps", 50, *skip, *until_60("in-two"), "--resume", WORK / "in-two")))
     at_once, in_two = (
-        [
-            (line["step"], line["loss"], line.get("updated"))
-            for line in map(json.loads, (WORK / f"{name}.jsonl").read_text().splitlines())
-        ]
+        [(line["step"], line["loss"], line.get("updated")) for line in metric_lines(WORK / f"{name}.jsonl")]
         for name in ("at-once", "in-two")
     )
     left_out = [step for step, _, updated in at_once if updated is False]

@@ -72,7 +72,7 @@ struct Optimizer {
     Clip* clip;
     StateCheck* state_check;
     unsigned long long written = 0;  // the last update's checksum of the state, as it was written
-    bool has_written = false;        // false: not known, as after loading the state
+    bool has_written = false;        // since the state was last cleared or loaded
     // checksums for --check-every: parameters at the start of the step and before the update, gradients of
     // the first and of the second computation
     unsigned long long* bit_sums;
@@ -147,6 +147,7 @@ struct Optimizer {
     }
 
     void clear_state(Model& model) {
+        has_written = false;
         if (low_bits) set_zero(low_bits, elements * sizeof(uint16_t), model.stream);
         for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
     }

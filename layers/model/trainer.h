@@ -275,7 +275,6 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
         comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
                            "again with --resume");
 
-    trainer.optimizer->has_written = false;
     trainer.writer->forget();
     open_metrics(run);
 
