@@ -74,6 +74,7 @@ LAYOUT_COMMANDS = [
 # what only a missing order makes a program say; any other end is looked at by a person
 SAYS_WHY = (
     r"races with|NCCL|nobody has written|waits for|never waited for|written again or freed|FAILED|DIFFER"
+    r"|outside of the capture|recorded in a capture"
 )
 
 # what is freed is overwritten: a copy that comes later finds something else
@@ -85,30 +86,35 @@ KERNELS = {
     "calls": r"__syncthreads\(\)|__syncwarp\(\)|copy_async_wait<0>\(\)|\bwait_until\(|\bpublish\(",
     "commands": [" ".join([*MAKE, f"{BUILD}/test_gpt"]), f"{BUILD}/test_gpt kernels packed"],
 }
+PLAIN_NCCL = "build/emulated-fp32-nccl"
+TEST_NCCL = f"python3 scripts/test_nccl.py {PLAIN_NCCL} build/emulated-fp32"
+# over NCCL: a step as a CUDA graph, which has to wait for what came before it, and those of the layouts where
+# calls run beside computations
+GRAPH = LAYOUT_COMMANDS[8] + " --graph yes --steps 5"  # from step 2 on, and launched again from step 4 on
+NCCL_LAYOUTS = [
+    command.replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt")
+    for command in (GRAPH, *(LAYOUT_COMMANDS[i] for i in (1, 2, 6, 7, 10, 11)))
+]
+MAKE_NCCL = f"{MAKE_WATCHED} COMM=nccl {BUILD_NCCL}/train_gpt"
 MODEL = {
     "files": "layers/model/*.h",
     "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!together)\w+\(|\bsynchronize\(",
     "commands": [
         " ".join([*MAKE, f"{BUILD}/train_gpt"]),
         *LAYOUT_COMMANDS,
+        MAKE_NCCL,
+        NCCL_LAYOUTS[0],
         " ".join([*MAKE, f"{BUILD}/test_gpt"]),
         f"{BUILD}/test_gpt pytorch scores checkpoint training",
     ],
 }
-
-PLAIN_NCCL = "build/emulated-fp32-nccl"
-TEST_NCCL = f"python3 scripts/test_nccl.py {PLAIN_NCCL} build/emulated-fp32"
-# those where calls run beside computations
-NCCL_LAYOUTS = [
-    LAYOUT_COMMANDS[i].replace(f"{BUILD}/train_gpt", f"{BUILD_NCCL}/train_gpt") for i in (1, 2, 6, 7, 10, 11)
-]
 NCCL = {
     "commands": [
         f"make -s DEVICE=emulated PRECISION=fp32 COMM=nccl {PLAIN_NCCL}/train_gpt {PLAIN_NCCL}/test_gpt"
         f" {PLAIN_NCCL}/test_nccl",
         f"{TEST_NCCL} --quick",
-        f"{MAKE_WATCHED} COMM=nccl {BUILD_NCCL}/train_gpt",
-        *NCCL_LAYOUTS[:3],
+        MAKE_NCCL,
+        *NCCL_LAYOUTS[:4],
         f"{TEST_NCCL} --faults",
     ],
 }
