@@ -62,10 +62,11 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     enqueue(model, trainer, samples.batch, repeats, step);  // as a CUDA graph if trainer.uses_graph
 
-    Clip clip = last_clip(model, optimizer);  // the host's first wait in the step, except inside MPI calls
+    // the host's first wait in the step, except inside MPI calls
+    UpdateDecision decision = last_decision(model, optimizer);
     check_waits_of_kernels(run, model);
-    result.norm = clip.norm;
-    result.updated = clip.will_update;
+    result.norm = decision.norm;
+    result.updated = decision.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens);
 
     // waits for the state's checksums, for the next step's samples, for the losses, and for the other ranks

@@ -33,9 +33,10 @@ struct HyperParameters {
     }
 };
 
-struct Clip {
+// whether and how a step updates the parameters: made on the device, read by adamw, then by the host
+struct UpdateDecision {
     double norm, loss;  // loss: summed over the step's tokens; for the decision, before the host knows it
-    real scale;
+    real scale;          // of the gradients: clips their norm
     int will_update;     // 0: the update is skipped
 
     HOST_DEVICE void decide(const double* sums, int count, double max_norm, const HyperParameters& hyper) {
@@ -122,14 +123,14 @@ void update_span(State state, const real* gradients, HyperParameters hyper, real
 
 template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
-           const Clip* clip, StateCheck* check, long n, Stream) {
-    if (!clip->will_update) return;
+           const UpdateDecision* decision, StateCheck* check, long n, Stream) {
+    if (!decision->will_update) return;
     unsigned long long read = 0, written = 0;
     #pragma omp parallel for reduction(+ : read, written)
     for (long first = 0; first < n; first += flag_span) {
         bool decaying = flags[first / flag_span] & flag_decay;
         read += span_checksum(state, first);
-        update_span(state, gradients, *hyper, clip->scale, decaying, first);
+        update_span(state, gradients, *hyper, decision->scale, decaying, first);
         written += span_checksum(state, first);
     }
     check->read += read;
@@ -183,9 +184,9 @@ inline void sum_values(double* sum, const real* x, long n, Stream) {
 }
 
 // sums (count + 1): sums of squares of the gradients, which make up the norm, then the sum of losses
-inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
+inline void decide_update(UpdateDecision* decision, const double* sums, int count, double max_norm,
                           const HyperParameters* hyper, Stream) {
-    clip->decide(sums, count, max_norm, *hyper);
+    decision->decide(sums, count, max_norm, *hyper);
 }
 
 }  // namespace ref
@@ -246,20 +247,21 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
 
 template <class State>
 __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* flags,
-                             const HyperParameters* hyper, const Clip* clip, StateCheck* check, long n) {
-    if (!clip->will_update) return;
+                             const HyperParameters* hyper, const UpdateDecision* decision,
+                             StateCheck* check, long n) {
+    if (!decision->will_update) return;
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
-    if (i < n) sums = adamw_values(state, gradients, flags, *hyper, clip->scale, i);
+    if (i < n) sums = adamw_values(state, gradients, flags, *hyper, decision->scale, i);
     add_over_block(&check->read, sums.read);
     add_over_block(&check->written, sums.written);
 }
 
 template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
-           const Clip* clip, StateCheck* check, long n, Stream s) {
+           const UpdateDecision* decision, StateCheck* check, long n, Stream s) {
     LAUNCH(adamw_kernel<State>, ceil_div(n, adamw_block * real_each), adamw_block, 0, s, state, gradients,
-           flags, hyper, clip, check, n);
+           flags, hyper, decision, check, n);
 }
 
 template <class T>
@@ -338,13 +340,13 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
     LAUNCH(sum_values_kernel, 1, square_sum_block, 0, s, sum, x, n);
 }
 
-__global__ void decide_update_kernel(Clip* clip, const double* sums, int count, double max_norm,
-                                     const HyperParameters* hyper) {
-    clip->decide(sums, count, max_norm, *hyper);
+__global__ void decide_update_kernel(UpdateDecision* decision, const double* sums, int count,
+                                     double max_norm, const HyperParameters* hyper) {
+    decision->decide(sums, count, max_norm, *hyper);
 }
-inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
+inline void decide_update(UpdateDecision* decision, const double* sums, int count, double max_norm,
                           const HyperParameters* hyper, Stream s) {
-    LAUNCH(decide_update_kernel, 1, 1, 0, s, clip, sums, count, max_norm, hyper);
+    LAUNCH(decide_update_kernel, 1, 1, 0, s, decision, sums, count, max_norm, hyper);
 }
 
 }  // namespace gpu
@@ -354,12 +356,12 @@ inline void decide_update(Clip* clip, const double* sums, int count, double max_
 
 template <class State>
 void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
-           const Clip* clip, StateCheck* check, long n, Stream s) {
+           const UpdateDecision* decision, StateCheck* check, long n, Stream s) {
     if (Operation op{"adamw", s, {reads("gradients", gradients, n),
                                   updates("parameters", state.parameters, n),
                                   updates("low_bits", state.low_bits, n),
                                   updates("m", state.m, n), updates("v", state.v, n)}})
-        dev::adamw(state, gradients, flags, hyper, clip, check, n, s);
+        dev::adamw(state, gradients, flags, hyper, decision, check, n, s);
 }
 
 inline void add_values(real* sum, const real* x, long n, Stream s) {
@@ -380,10 +382,11 @@ inline void sum_values(double* sum, const real* x, long n, Stream s) {
         dev::sum_values(sum, x, n, s);
 }
 
-inline void decide_update(Clip* clip, const double* sums, int count, double max_norm,
+inline void decide_update(UpdateDecision* decision, const double* sums, int count, double max_norm,
                           const HyperParameters* hyper, Stream s) {
-    if (Operation op{"decide_update", s, {reads("sums", sums, count + 1), written_values("clip", clip, 1)}})
-        dev::decide_update(clip, sums, count, max_norm, hyper, s);
+    if (Operation op{"decide_update", s,
+                     {reads("sums", sums, count + 1), written_values("decision", decision, 1)}})
+        dev::decide_update(decision, sums, count, max_norm, hyper, s);
 }
 
 template <class T>

@@ -71,13 +71,13 @@ double long_run_of_v() {
     std::vector<uint8_t> flags(n / flag_span, 0);
     using State = AdamWState<Moment, !master_is_parameter>;
     State state = {parameters.data(), low.data(), m.data(), v.data()};
-    Clip clip = {1, 1, 1, 1};
+    UpdateDecision decision = {1, 1, 1, 1};
     StateCheck sums = {};
 
     for (uint32_t step = 1; step <= 1000; step++) {
         HyperParameters hyper = {real(1e-4), real(0.9), real(0.999), real(1e-8), 0,
                        real(1 - std::pow(0.9, step)), real(1 - std::pow(0.999, step)), step};
-        ref::adamw(state, gradients.data(), flags.data(), &hyper, &clip, &sums, n, {});
+        ref::adamw(state, gradients.data(), flags.data(), &hyper, &decision, &sums, n, {});
     }
 
     double mean = 0;
@@ -210,35 +210,35 @@ void check_adamw(const char* moments) {
 
         double norm = std::sqrt(plain[0] + plain[1] + plain[2]);
         for (double largest : {0.0, 1e9, 0.5}) {
-            Both<Clip> clip(1);
+            Both<UpdateDecision> decision(1);
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
-            ref::decide_update(clip.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
-            gpu::decide_update(clip.device, sums.device, 3, largest, hyper.device, nullptr);
+            ref::decide_update(decision.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
+            gpu::decide_update(decision.device, sums.device, 3, largest, hyper.device, nullptr);
             double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
-            for (const Clip& c : {clip.host[0], clip.back()[0]})
-                close("clip" + size, std::vector<double>{c.norm, (double)c.scale},
+            for (const UpdateDecision& c : {decision.host[0], decision.back()[0]})
+                close("decision" + size, std::vector<double>{c.norm, (double)c.scale},
                       std::vector<double>{norm, scale}, sums_tolerance);
 
             // from the same values: where a sum is rounded otherwise, so is chance, and two updates later w
-            clip.upload();
+            decision.upload();
             state.upload();
-            ref::adamw(state.ref(), g.ref(), flags.ref(), hyper.ref(), clip.ref(), state_check.ref(), n,
+            ref::adamw(state.ref(), g.ref(), flags.ref(), hyper.ref(), decision.ref(), state_check.ref(), n,
                        nullptr);
-            gpu::adamw(state.device(), g.device, flags.device, hyper.device, clip.device, state_check.device,
-                       n, nullptr);
+            gpu::adamw(state.device(), g.device, flags.device, hyper.device, decision.device,
+                       state_check.device, n, nullptr);
             state.compare(size);
         }
 
         // what a step has written the next one reads; one flipped bit is noticed
         auto launch = [&](real max_norm) {
-            Both<Clip> clip(1);
+            Both<UpdateDecision> decision(1);
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
             HyperParameters limited = how;
             limited.norm_limit = max_norm;
             Both<HyperParameters> given(std::vector<HyperParameters>(1, limited));
-            gpu::decide_update(clip.device, sums.device, 3, 0, given.device, nullptr);
-            gpu::adamw(state.device(), g.device, flags.device, given.device, clip.device, state_check.device,
-                       n, nullptr);
+            gpu::decide_update(decision.device, sums.device, 3, 0, given.device, nullptr);
+            gpu::adamw(state.device(), g.device, flags.device, given.device, decision.device,
+                       state_check.device, n, nullptr);
             return state_check.back()[0];
         };
 

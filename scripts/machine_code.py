@@ -20,7 +20,7 @@ template void gpu::sum_bits<floatX>(unsigned long long*, const floatX*, long, St
 template void gpu::sum_bits<real>(unsigned long long*, const real*, long, Stream);
 #define OF_STATE(...) \\
     template void gpu::adamw(const __VA_ARGS__&, const real*, const uint8_t*, const HyperParameters*, \\
-                                const Clip*, StateCheck*, long, Stream); \\
+                                const UpdateDecision*, StateCheck*, long, Stream); \\
     template void gpu::unpack_state(real*, const __VA_ARGS__&, StateKind, long, Stream); \\
     template void gpu::pack_state(const __VA_ARGS__&, StateKind, const real*, long, Stream);
 OF_STATE(AdamWState<real, true>)

@@ -211,13 +211,13 @@ private:
         uint8_t* flags = put(std::vector<uint8_t>(parameters / flag_span, flag_decay | flag_in_norm));
         HyperParameters* hyper = put(HyperParameters{real(1e-4), real(0.9), real(0.95), real(1e-8),
                                                      real(0.1), real(0.1), real(0.05), 1});
-        Clip* clip = put(Clip{1, 1, 1, 1});
+        UpdateDecision* decision = put(UpdateDecision{1, 1, 1, 1});
         StateCheck* state_check = put(StateCheck{});
 
         auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
             size_t low_bytes = low_bits ? sizeof(uint16_t) : 0;
             measure(name, (double)parameters * adamw_bytes({}, low_bytes, moment_bytes), 0, [=, this] {
-                gpu::adamw(state, g, flags, hyper, clip, state_check, parameters, nullptr);
+                gpu::adamw(state, g, flags, hyper, decision, state_check, parameters, nullptr);
             });
         };
         constexpr bool halves = !master_is_parameter;

@@ -69,7 +69,7 @@ struct Optimizer {
     Slice* device_slices;
     double *sums, *sum_parts;
     HyperParameters *hyper, *next_hyper = nullptr;  // on the device; next_hyper: pinned host memory
-    Clip* clip;
+    UpdateDecision* decision;
     StateCheck* state_check;
     unsigned long long written = 0;  // the last update's checksum of the state, as it was written
     bool has_written = false;        // since the state was last cleared or loaded
@@ -100,7 +100,7 @@ struct Optimizer {
         sums = to.take<double>(bucket_ids + 1);
         sum_parts = to.take<double>(slices.size() * square_sum_parts);
         hyper = to.take<HyperParameters>(1);
-        clip = to.take<Clip>(1);
+        decision = to.take<UpdateDecision>(1);
         state_check = to.take<StateCheck>(1);
         bit_sums = to.take<unsigned long long>(bit_sum_count);
     }
@@ -243,7 +243,7 @@ inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
                 model.stream);
     comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::Op::Sum, "norm and loss",
                      model.stream);
-    decide_update(optimizer.clip, optimizer.sums, buckets, max_norm, optimizer.hyper, model.stream);
+    decide_update(optimizer.decision, optimizer.sums, buckets, max_norm, optimizer.hyper, model.stream);
 }
 
 // uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
@@ -256,7 +256,7 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
     auto update = [&](const Slice& mine, long n) {
         optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {
             adamw(state, model.gradients + mine.at, optimizer.flags + mine.state_offset / flag_span,
-                  optimizer.hyper, optimizer.clip, optimizer.state_check, n, model.stream);
+                  optimizer.hyper, optimizer.decision, optimizer.state_check, n, model.stream);
         });
     };
     // not sharded: its slices are whole buckets, contiguous
@@ -278,10 +278,10 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
 }
 
 // the last step's norm before clipping and whether it updated; waits for the device
-inline Clip last_clip(Model& model, const Optimizer& optimizer) {
-    Clip clip;
-    copy_to_host(&clip, optimizer.clip, sizeof clip, model.stream);
-    return clip;
+inline UpdateDecision last_decision(Model& model, const Optimizer& optimizer) {
+    UpdateDecision decision;
+    copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
+    return decision;
 }
 
 // ---- values ----------------------------------------------------------------------------------------------

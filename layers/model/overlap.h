@@ -1,7 +1,7 @@
 // overlap.h   a block's GEMMs and their tensor-parallel calls, overlapped with --tensor-chunks k
 //   The N rows are split into k chunks; chunk i starts at row i N / k. With sequence parallelism k divides t,
 //   and a chunk is the rows of t / k ranks: each of them broadcasts its rows, or is the root of a reduce of
-//   them. Without sequence parallelism, a chunk's partial sums are all-reduced.
+//   them. Without sequence parallelism nothing is gathered, and a chunk's partial sums are all-reduced.
 //
 //     k = 2              compute stream           tp_stream
 //     gathered_gemm                               gather chunk 0

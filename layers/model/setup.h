@@ -204,8 +204,9 @@ inline void share_choices(const comm::Group& world) {
     autotuner.take_run_choices(shared);
 }
 
-// Before the first step: times the choices; with `may_graph`, returns whether a CUDA graph is faster. Sets
-// gradients to 0. Choices belong to the run: they are the same on all ranks and saved in checkpoints
+// Before the first step: times the choices; with `may_graph`, returns whether a CUDA graph is faster (timed
+// without the update, on at most two micro-batches: compute_once). Sets gradients to 0.
+// Choices belong to the run: they are the same on all ranks and saved in checkpoints
 inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
     fill_at_random(model);
     clear_losses(model);
