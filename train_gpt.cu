@@ -298,7 +298,7 @@ int main(int argc, char** argv) {
         fflush(stdout);
         std::string who = comm::world_size() > 1 ? text("[rank %d] ", comm::world_rank()) : "";
         fprintf(stderr, "%strain_gpt: %s\n", who.c_str(), e.what());
-        comm::stop(1);
+        comm::abort_all(1);
     }
     comm::finish();
     return 0;

@@ -22,7 +22,7 @@
 //   Each call has a label. A call that does not end within comm::timeout seconds ends the run: every rank of
 //   its group that still responds prints its last calls, and ranks that never arrived are named. Ranks meet
 //   before a group is made, with the same timeout; late ranks are named.
-//   What ends all ranks: an exception on one (comm::stop: MPI_Abort, at once), a failed collective check
+//   What ends all ranks: an exception on one (comm::abort_all: MPI_Abort, at once), a failed collective check
 //   (collective_check.h), or a call that does not end (timeout, then seconds of asking who is late).
 #pragma once
 #include <stdint.h>
@@ -91,7 +91,7 @@ inline std::shared_ptr<CallTimes> times_of_next_call;
 
 void start(int* argc, char*** argv);  // before anything else; without a launcher the world is one rank
 void finish();
-[[noreturn]] void stop(int code);  // ends all ranks
+[[noreturn]] void abort_all(int code);  // ends all ranks
 int world_rank();
 int world_size();
 Group make_group(const char* name, const std::vector<int>& members);  // called by its members
@@ -105,9 +105,9 @@ struct SentMessages { long count = -1, peers = 0; };  // MPI messages, those of 
 SentMessages sent_messages();  // count -1: not counted (see scripts/count_messages.c)
 
 Stream make_comm_stream();
-void hold_comm_stream(Stream comm_stream, Stream compute);
-StreamEvent mark(Stream comm_stream);
-void hold_until(Stream compute, const StreamEvent& event);
+void transport_wait_stream(Stream comm_stream, Stream compute);
+StreamEvent transport_record_event(Stream comm_stream);
+void transport_wait_event(Stream compute, const StreamEvent& event);
 long unawaited_calls();  // calls on comm streams that no awaited event follows; must be 0 at the end
 void transport_group_end();  // starts the calls posted since group_begin()
 
@@ -260,18 +260,18 @@ inline Activity wait_of(Stream waits, Stream awaited, long position, const char*
 
 inline void wait_stream(Stream comm_stream, Stream compute) {
     ActivityScope wait([&] { return wait_of(comm_stream, compute, -1, "computations"); });
-    if (executes()) hold_comm_stream(comm_stream, compute);
+    if (executes()) transport_wait_stream(comm_stream, compute);
 }
 
 inline StreamEvent record_event(Stream comm_stream) {
-    return executes() ? mark(comm_stream) : StreamEvent{comm_stream, dry_calls};
+    return executes() ? transport_record_event(comm_stream) : StreamEvent{comm_stream, dry_calls};
 }
 
 // returns at once if there is no event
 inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {
     if (!event.comm_stream) return;
     ActivityScope wait([&] { return wait_of(compute, event.comm_stream, event.position, label); });
-    if (executes()) hold_until(compute, event);
+    if (executes()) transport_wait_event(compute, event);
 }
 
 // sums over ranks of numbers on the host, always added in rank order

@@ -210,15 +210,17 @@ Stream make_comm_stream() {
     return (Stream)comm_streams.back().get();
 }
 
-void hold_comm_stream(Stream comm_stream, Stream compute) {
+void transport_wait_stream(Stream comm_stream, Stream compute) {
     auto event = std::make_shared<Event>();
     event->record(compute);
     ((CommStream*)comm_stream)->after = event;
 }
 
 double waited_seconds() { return host_waited; }
-StreamEvent mark(Stream comm_stream) { return {comm_stream, ((CommStream*)comm_stream)->given}; }
-void hold_until(Stream, const StreamEvent& event) {
+StreamEvent transport_record_event(Stream comm_stream) {
+    return {comm_stream, ((CommStream*)comm_stream)->given};
+}
+void transport_wait_event(Stream, const StreamEvent& event) {
     CommStream& c = *(CommStream*)event.comm_stream;
     c.awaited = std::max(c.awaited, event.position);
     WaitLoop loop;

@@ -1,8 +1,9 @@
 // comm_nccl.cpp   the transport over NCCL: one communicator per group, its id exchanged over MPI
 //   Calls are enqueued on the stream given; a comm stream is a CUDA stream of its own, ordered against the
 //   compute stream by events. While the host waits for the device, it watches the oldest unfinished call.
-//   The time that a rank waits for others is measured on its compute stream: the duration of calls there,
-//   which last until the slowest rank has joined, and of waits for events of comm streams.
+//   The time that a rank waits for others is measured on its compute stream: the duration of calls and of
+//   groups of calls there, which last until the slowest rank has joined, and of waits for events of comm
+//   streams; not within a CUDA graph.
 //   With DEVICE=emulated a stand-in for NCCL is linked: nccl_on_cpu.
 #include <nccl.h>
 #include <atomic>
@@ -39,6 +40,7 @@ struct Watched {
 std::deque<Watched> watched;
 struct Posted {
     ncclComm_t comm;
+    Stream stream;
     std::string here;
     std::function<ncclResult_t()> post;
 };
@@ -136,7 +138,7 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
         timed.push_back({times, s});
     }
 
-    if (in_group) posted.push_back({comm, here, [=] { return post(comm); }});
+    if (in_group) posted.push_back({comm, s, here, [=] { return post(comm); }});
     else if (on_comm_stream || capturing) post_checked();
     else time_wait(s, post_checked);
     if (!in_group) end_calls();
@@ -238,24 +240,24 @@ Stream make_comm_stream() {
         comm_streams[s]->marks.push_back(std::make_unique<Event>());
     return s;
 }
-void hold_comm_stream(Stream comm_stream, Stream compute) {
+void transport_wait_stream(Stream comm_stream, Stream compute) {
     CommStream& c = *comm_streams[comm_stream];
     c.forked.record(compute);
-    c.forked.hold(comm_stream);
+    c.forked.block(comm_stream);
     c.is_captured |= capturing;
 }
-StreamEvent mark(Stream comm_stream) {
+StreamEvent transport_record_event(Stream comm_stream) {
     CommStream& c = *comm_streams[comm_stream];
     c.marks[++c.given % CommStream::mark_slots]->record(comm_stream);
     c.calls_at[c.given % CommStream::mark_slots] = c.calls;
     return {comm_stream, c.given};
 }
-void hold_until(Stream compute, const StreamEvent& event) {
+void transport_wait_event(Stream compute, const StreamEvent& event) {
     CommStream& c = *comm_streams[event.comm_stream];
     long mark = event.position % CommStream::mark_slots;
     c.awaited = std::max(c.awaited, c.calls_at[mark]);
-    if (capturing) c.marks[mark]->hold(compute);
-    else time_wait(compute, [&] { c.marks[mark]->hold(compute); });
+    if (capturing) c.marks[mark]->block(compute);
+    else time_wait(compute, [&] { c.marks[mark]->block(compute); });
 }
 const bool can_capture = true;
 void begin_capture() { capturing = true; }
@@ -263,7 +265,7 @@ void end_capture(Stream compute) {
     for (auto& [stream, c] : comm_streams) {
         if (!std::exchange(c->is_captured, false)) continue;
         c->forked.record(stream);
-        c->forked.hold(compute);
+        c->forked.block(compute);
         c->awaited = c->calls;
     }
     capturing = false;
@@ -289,14 +291,22 @@ double waited_seconds() {
 // Within an NCCL group, NCCL starts the communicators in an order of its own, which may deadlock. So each
 // communicator's calls get an NCCL group of their own, in the order of the host's calls
 void transport_group_end() {
-    for (auto calls = std::exchange(posted, {}); !calls.empty();) {
-        ncclComm_t comm = calls.front().comm;
-        check_nccl(ncclGroupStart(), "the start of a group");
-        for (auto& call : calls)
-            if (call.comm == comm) check_nccl(call.post(), call.here.c_str());
-        check_nccl(ncclGroupEnd(), "the end of a group");
-        std::erase_if(calls, [&](const Posted& call) { return call.comm == comm; });
-    }
+    auto group = std::exchange(posted, {});
+    auto on_compute_stream = [](const Posted& call) { return !comm_streams.count(call.stream); };
+    auto waiting = std::find_if(group.begin(), group.end(), on_compute_stream);
+    auto post_all = [&] {
+        while (!group.empty()) {
+            ncclComm_t comm = group.front().comm;
+            check_nccl(ncclGroupStart(), "the start of a group");
+            for (auto& call : group)
+                if (call.comm == comm) check_nccl(call.post(), call.here.c_str());
+            check_nccl(ncclGroupEnd(), "the end of a group");
+            std::erase_if(group, [&](const Posted& call) { return call.comm == comm; });
+        }
+    };
+
+    if (waiting == group.end() || capturing) post_all();
+    else time_wait(waiting->stream, post_all);
     end_calls();
 }
 

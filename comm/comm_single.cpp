@@ -13,7 +13,7 @@ void start(int*, char***) {
 }
 
 void finish() {}
-void stop(int code) { _Exit(code); }
+void abort_all(int code) { _Exit(code); }
 int world_rank() { return 0; }
 int world_size() { return 1; }
 Group everyone() { return {}; }
@@ -29,11 +29,11 @@ std::vector<int64_t> gather_numbers(const Group&, const std::vector<int64_t>& mi
 void barrier(const Group&, const char*) {}
 
 Stream make_comm_stream() { return nullptr; }
-void hold_comm_stream(Stream, Stream) {}
+void transport_wait_stream(Stream, Stream) {}
 double waited_seconds() { return 0; }
 SentMessages sent_messages() { return {}; }
-StreamEvent mark(Stream) { return {}; }
-void hold_until(Stream, const StreamEvent&) {}
+StreamEvent transport_record_event(Stream) { return {}; }
+void transport_wait_event(Stream, const StreamEvent&) {}
 long unawaited_calls() { return 0; }
 const bool can_capture = true;
 void begin_capture() {}

@@ -32,7 +32,8 @@ struct Link {
 struct Grid {
     int t = 1, d = 1, p = 1;                // ranks along each axis
     int tensor = 0, data = 0, stage = 0;    // this rank's coordinates
-    comm::Group tp, dp, pp, world;
+    comm::Group tp, dp, world;
+    comm::Group pp;                         // all stages: numbers on the host only; messages take the Links
     comm::Group tied;                       // first and last stage, which both hold the token embedding
     Link forward_in, forward_out, backward_in, backward_out;
     Stream dp_stream = nullptr;             // for dp: gradients are reduced, parameters gathered

@@ -2,7 +2,8 @@
 //   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
 //   A member that is itself waiting prints its last calls, and answers with its call and that call's members,
 //   which are then asked as well. A member that does not answer is computing, stopped or gone: it is the one
-//   that the others wait for.
+//   that the others wait for. If all answer, as hosts do that wait for their devices, the call is named that
+//   all of its members have come to.
 #pragma once
 #include <dlfcn.h>
 #include <mpi.h>
@@ -95,15 +96,39 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     return true;
 }
 
+struct Answer {
+    std::string where;         // the rank waits; "" until it has answered
+    std::vector<int> members;  // of that call
+};
+
+// what can hang although all hosts answer: a device, or the network under a call that all its members made
+std::string describe_hang(const std::map<int, Answer>& answers) {
+    for (auto& [rank, answer] : answers)
+        if (answer.members.empty())
+            return text("all ranks answer, rank %d from %s: its device computes or hangs\n", rank,
+                        answer.where.c_str());
+
+    for (auto& [rank, answer] : answers) {
+        auto is_there = [&](int member) {
+            auto found = answers.find(member);
+            return found != answers.end() && found->second.where == answer.where;
+        };
+        if (std::all_of(answer.members.begin(), answer.members.end(), is_there))
+            return text("all ranks answer, and all of its ranks have come to %s: the device of one of them "
+                        "hangs before it, or the network between them\n", answer.where.c_str());
+    }
+    return "all wait for one another:\n";
+}
+
 [[noreturn]] void find_who_hangs(const std::string& here, const std::vector<int>& members) {
     print_last_calls(text("has waited %.0f s in %s", timeout, here.c_str()).c_str());
-    std::map<int, std::string> answers = {{world_rank(), here}};  // "" until one has come
+    std::map<int, Answer> answers = {{world_rank(), {here, members}}};
     double last = now();
 
     auto ask = [&](const std::vector<int>& ranks) {
         MPI_Request request;
         for (int rank : ranks)
-            if (answers.insert({rank, ""}).second) {
+            if (answers.insert({rank, {}}).second) {
                 MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
                 last = now();
             }
@@ -117,7 +142,7 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
         std::vector<int> others;
         answer_questions(here, members);
         if (take_answer(rank, where, others)) {
-            answers[rank] = where;
+            answers[rank] = {where, others};
             ask(others);
         } else {
             sched_yield();
@@ -125,20 +150,21 @@ bool take_answer(int& rank, std::string& where, std::vector<int>& members) {
     }
 
     std::string silent, elsewhere;
-    for (auto& [rank, where] : answers) {
+    for (auto& [rank, answer] : answers) {
+        const std::string& where = answer.where;
         if (where.empty()) silent += text(" %d", rank);
         else if (where != here) elsewhere += text("    rank %d waits in %s\n", rank, where.c_str());
     }
 
     std::string message = text("[rank %d] ", world_rank());
-    if (silent.empty()) message += "all wait for one another:\n";
+    if (silent.empty()) message += describe_hang(answers);
     else
         message += text("waits for rank%s, which does not answer: it computes, is stopped or is gone\n",
                         silent.c_str());
 
     fputs((message + elsewhere).c_str(), stderr);
     for (double start = now(); now() - start < 1;) answer_questions(here, members);  // the others ask as well
-    stop(1);
+    abort_all(1);
 }
 
 void advance_comm_streams();  // the transport's work while this rank waits
@@ -296,7 +322,7 @@ void finish() {
     if (running) MPI_Finalize();
 }
 
-void stop(int code) {
+void abort_all(int code) {
     fflush(stdout);
     fflush(stderr);
     if (running) MPI_Abort(MPI_COMM_WORLD, code);

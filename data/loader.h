@@ -166,7 +166,7 @@ inline std::string set_name(const std::string& path) {
 inline double leading_weight(const std::string& text, size_t* rest, char separator) {
     char* end = nullptr;
     double weight = strtod(text.c_str(), &end);
-    if (end == text.c_str() || *end != separator || text[0] == '/' || text[0] == '.') return 0;
+    if (end == text.c_str() || *end != separator) return 0;
     *rest = (size_t)(end - text.c_str()) + 1;
     if (!(weight > 0) || !std::isfinite(weight))
         fail("%s: has weight %g, wants a number above 0", text.c_str(), weight);

@@ -1,8 +1,8 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
-//   scale = min(1, max_norm / (norm + 1e-6)), norm = L2 norm of all gradients; both stay on the device. If
-//   the norm or the loss is not finite, or exceeds its limit, the update is skipped.
+//   scale = min(1, max_norm / (norm + 1e-6)), norm = L2 norm of all gradients. If the norm or the loss is not
+//   finite, or exceeds its limit, the update is skipped. The device decides; the host need not wait.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
 //   w, the master weight, and the moments are stored as described in adamw_state.cuh
@@ -36,8 +36,8 @@ struct HyperParameters {
 // whether and how a step updates the parameters: made on the device, read by adamw, then by the host
 struct UpdateDecision {
     double norm, loss;  // loss: summed over the step's tokens; for the decision, before the host knows it
-    real scale;          // of the gradients: clips their norm
-    int will_update;     // 0: the update is skipped
+    real scale;         // of the gradients: clips their norm
+    int will_update;    // 0: the update is skipped
 
     HOST_DEVICE void decide(const double* sums, int count, double max_norm, const HyperParameters& hyper) {
         double sum = 0;

@@ -9,7 +9,7 @@
 //   kept:  everything
 //   communicates: nothing    cost in bytes: the parameter, in bf16 2 more for low_bits, and two moments
 #pragma once
-#include "base/arena.h"
+#include "base/device.h"
 
 struct MasterHalves { floatX parameter; uint16_t low_bits; };
 

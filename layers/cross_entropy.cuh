@@ -40,9 +40,9 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
         real sum = 0, most = largest[n];
         #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < v.valid; c++) sum += vector_exp(real(row[c]) - most);
-        int own = targets[n] - v.first;
+        int column = targets[n] - v.first;  // the target's; within [0, v.valid) if this rank has it
         sums[n] = sum;
-        sums[N + n] = own >= 0 && own < v.valid ? real(row[own]) : 0;
+        sums[N + n] = column >= 0 && column < v.valid ? real(row[column]) : 0;
     }
 }
 
@@ -62,8 +62,9 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
         for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * scale);
         for (int c = v.valid; c < v.size; c++) row[c] = floatX(0);
 
-        int own = targets[n] - v.first;
-        if (own >= 0 && own < v.valid) row[own] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
+        int column = targets[n] - v.first;
+        if (column >= 0 && column < v.valid)
+            row[column] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
     }
 }
 
@@ -148,21 +149,21 @@ __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vo
 __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const floatX* logits,
                                          const int* targets, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
-    int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
+    int n = blockIdx.x, N = gridDim.x, column = targets[n] - v.first;
     const floatX* row = logits + (long)n * v.size;
     real sum = 0, most = largest[n];
     each_vector(row, v, [&](const Vec<floatX>& x, int) { add_exp(sum, x, most); });
     sum = block_sum(sum, lane);
     if (threadIdx.x == 0) {
         sums[n] = sum;
-        sums[N + n] = own >= 0 && own < v.valid ? real(row[own]) : 0;
+        sums[N + n] = column >= 0 && column < v.valid ? real(row[column]) : 0;
     }
 }
 
 __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, floatX* logits,
                                             const real* largest, const real* sums, const int* targets,
                                             real dloss, bool want_gradient, VocabularyShard v) {
-    int n = blockIdx.x, N = gridDim.x, own = targets[n] - v.first;
+    int n = blockIdx.x, N = gridDim.x, column = targets[n] - v.first;
     bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.size;
     real log_sum = counts ? largest[n] + log(sums[n]) : INFINITY;  // makes all gradients 0
@@ -172,8 +173,8 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store_row(row, c, v.size, loss_gradients(x, log_sum, dloss));
     });
-    if (own >= 0 && own < v.valid && has_column(own))
-        row[own] = floatX((exp_of(sums[N + n] - log_sum) - 1) * dloss);
+    if (column >= 0 && column < v.valid && has_column(column))
+        row[column] = floatX((exp_of(sums[N + n] - log_sum) - 1) * dloss);
 }
 
 // the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
@@ -183,8 +184,8 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     DYNAMIC_SHARED(floatX, kept);
     SHARED(real, most_lane, cross_entropy_block / 32);
     SHARED(real, sum_lane, cross_entropy_block / 32);
-    int n = blockIdx.x, own = targets[n];
-    bool counts = own >= 0;
+    int n = blockIdx.x, column = targets[n];
+    bool counts = column >= 0;
     floatX* row = logits + (long)n * v.size;
     constexpr int step = cross_entropy_block * vec_size;
 
@@ -199,7 +200,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
 
-    real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[own]) : 0;
+    real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[column]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;
     if (!want_gradient) return;
@@ -207,7 +208,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     UNROLL(unroll 4)
     for (int c = threadIdx.x * vec_size; c < v.size; c += step)
         store_row(row, c, v.size, loss_gradients(load16(kept + c), log_sum, dloss));
-    if (counts && has_column(own)) row[own] = floatX((exp_of(target - log_sum) - 1) * dloss);
+    if (counts && has_column(column)) row[column] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 
 inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {

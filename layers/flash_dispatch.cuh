@@ -74,7 +74,7 @@ std::string ways_differ(const char* what, const T* x, size_t n, Stream s, Run ru
 }
 
 // whether sm_90a's kernel is used, decided once per shape; also called for packed batches. On the emulated
-// device only checks use that kernel. run(shape, way): way 1 is sm_90a's; differ(): "" or how results differ
+// device only checks use that kernel. run(true): sm_90a's; differ(): "" or how results differ
 template <class Run, class Differ>
 bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ differ) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
@@ -84,7 +84,7 @@ bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ 
         std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&, is_first = true](int way) mutable {
             std::string wrong = way && std::exchange(is_first, false) ? differ() : "";
-            if (wrong.empty()) run(a, way == 1);
+            if (wrong.empty()) run(way == 1);
             else fprintf(stderr, "note: flash attention %s of sm_90a is not used: %s\n", what, wrong.c_str());
             return wrong.empty();
         }) == 1;
@@ -92,54 +92,48 @@ bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run, Differ 
 }
 
 template <class X>
-struct FlashForward {
-    X* o;
-    real* lse;
-    const X* qkv;
-    Stream s;
-    void run(AttentionShape a, bool hopper) const {
-        if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
-        else flash_attention_sm80_forward(o, lse, qkv, a, s);
-    }
-
-    std::string differ(AttentionShape a) const {
-        a.B = 1;
-        auto way = [&](bool hopper) { run(a, hopper); };
-        std::string wrong = ways_differ("outputs", o, (size_t)a.T * a.out(), s, way);
-        return wrong.empty() ? ways_differ("lse", lse, (size_t)a.NH * a.T, s, way) : wrong;
-    }
-};
-template <class X>
-void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    FlashForward<X> f = {o, lse, qkv, s};
-    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
-    run(a, takes_hopper("forward", a, s, run, [&] { return f.differ(a); }));
+void forward_of(bool hopper, X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
+    else flash_attention_sm80_forward(o, lse, qkv, a, s);
 }
 
 template <class X>
-struct FlashBackward {
-    X* dqkv;
-    const FlashScratch& scratch;
-    const X *dout, *o;
-    const real* lse;
-    const X* qkv;
-    Stream s;
-    void run(AttentionShape a, bool hopper) const {
-        if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-        else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-    }
+void backward_of(bool hopper, X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                 const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+    else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+}
 
-    std::string differ(AttentionShape a) const {
-        a.B = 1;
-        return ways_differ("gradients", dqkv, (size_t)a.T * a.row(), s, [&](bool hopper) { run(a, hopper); });
-    }
-};
+// both compare one sequence
+template <class X>
+std::string forward_differs(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    a.B = 1;
+    auto run = [&](bool hopper) { forward_of(hopper, o, lse, qkv, a, s); };
+    std::string wrong = ways_differ("outputs", o, (size_t)a.T * a.out(), s, run);
+    return wrong.empty() ? ways_differ("lse", lse, (size_t)a.NH * a.T, s, run) : wrong;
+}
+
+template <class X>
+std::string backward_differs(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                             const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    a.B = 1;
+    return ways_differ("gradients", dqkv, (size_t)a.T * a.row(), s, [&](bool hopper) {
+        backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, s);
+    });
+}
+
+template <class X>
+void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    auto run = [&](bool hopper) { forward_of(hopper, o, lse, qkv, a, s); };
+    run(takes_hopper("forward", a, s, run, [&] { return forward_differs(o, lse, qkv, a, s); }));
+}
+
 template <class X>
 void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
                               const real* lse, const X* qkv, AttentionShape a, Stream s) {
-    FlashBackward<X> f = {dqkv, scratch, dout, o, lse, qkv, s};
-    auto run = [&](AttentionShape shape, bool hopper) { f.run(shape, hopper); };
-    run(a, takes_hopper("backward", a, s, run, [&] { return f.differ(a); }));
+    auto run = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, s); };
+    auto differ = [&] { return backward_differs(dqkv, scratch, dout, o, lse, qkv, a, s); };
+    run(takes_hopper("backward", a, s, run, differ));
 }
 
 }  // namespace gpu

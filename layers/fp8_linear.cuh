@@ -3,10 +3,11 @@
 //   largest value within the format's range ("current scaling": nothing is kept from step to step). Sums are
 //   fp32; y, dx are floatX; dw, db real. All sizes are multiples of 16. An fp8 GEMM wants the summed
 //   dimension last in both operands, so backward uses transposed copies.
-//   kept:  w in fp8, also transposed, rounded once a step (2 bytes a weight); backward rounds x again
+//   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); backward
+//          rounds x again
 //   communicates: nothing    cost: that of linear.cuh at twice the rate; and for each rounding two reads of x
 //                            or dy (once for the largest value) and one or two writes in fp8; for w, once a
-//                            step
+//                            pass
 #pragma once
 #include "base/fp8.h"
 #include "base/gemm.h"

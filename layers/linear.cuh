@@ -201,9 +201,9 @@ inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floa
 #endif
 
 struct LinearScratch {
-    real* sums = nullptr;  // column_sum_scratch(OC) values
-    Fp8Scratch fp8 = {};   // only with --fp8
-    bool in_fp8() const { return fp8.x; }  // otherwise the GEMMs are in floatX
+    real* sums = nullptr;  // column_sum_scratch(OC) values or more: layer norms use it as well
+    Fp8Scratch fp8 = {};   // only with --fp8; otherwise null, and the GEMMs are in floatX
+    bool in_fp8() const { return fp8.x; }
     LinearScratch without_fp8() const { return {sums}; }
 };
 
@@ -268,12 +268,12 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
 }
 
 // for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up. x == nullptr: no dw wanted
-inline void linear_after_gelu_backward(floatX* dup, real* dw, const floatX* dy, const floatX* x,
-                                       const floatX* up, const floatX* w, const LinearScratch& scratch, int N,
-                                       int C, int OC, bool accumulate, Stream s) {
+inline void linear_of_gelu_backward(floatX* dup, real* dw, const floatX* dy, const floatX* x,
+                                    const floatX* up, const floatX* w, const LinearScratch& scratch, int N,
+                                    int C, int OC, bool accumulate, Stream s) {
     bool rounds = scratch.in_fp8();
     if (!x) dw = nullptr;
-    Operation op{"linear_after_gelu_backward", s,
+    Operation op{"linear_of_gelu_backward", s,
                  {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C),
                   reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)},
                  {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),

@@ -128,7 +128,7 @@ struct PackedForward {
 inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, int cache_rows,
                              AttentionShape a, Stream s) {
     PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};
-    auto run = [&](AttentionShape, bool hopper) { f.run(hopper); };
+    auto run = [&](bool hopper) { f.run(hopper); };
     bool can = sizeof(floatX) == 2;
     f.run(can && takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run, [&] { return f.differ(); }));
 }

@@ -110,10 +110,9 @@ void hopper_attention() {
         }
 
         // the guard, which sees what is alike and what is not
-        gpu::FlashForward<floatX> forward = {o.device, lse.device, qkv.device, nullptr};
-        gpu::FlashBackward<floatX> backward = {dqkv.device, scratch,    dout.device, o.device,
-                                               lse.device,  qkv.device, nullptr};
-        said = forward.differ(a) + backward.differ(a);
+        said = gpu::forward_differs(o.device, lse.device, qkv.device, a, nullptr) +
+            gpu::backward_differs(dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
+                                  nullptr);
         check(said.empty(), "the guard: " + said + size);
 
         auto of_another = [&](bool way) {

@@ -189,7 +189,7 @@ void kernels_matmul() {
         ref::matmul_backward(nullptr, dw.ref(), nullptr, dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC, true,
                              nullptr);
         ref::matmul_gelu_input_backward(dup.ref(), dy.ref(), before.ref(), w.ref(), N, C, OC, nullptr);
-        linear_after_gelu_backward(dup.device, dw.device, dy.device, x.device, before.device, w.device,
+        linear_of_gelu_backward(dup.device, dw.device, dy.device, x.device, before.device, w.device,
                                    {scratch.device}, N, C, OC, true, nullptr);
         dup.compare("gradient of up" + what, 2 * rounding);
         dw.compare("dw behind gelu" + what, sums_tolerance);

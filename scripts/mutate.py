@@ -121,10 +121,10 @@ NCCL = {
 # of comm/comm_nccl.cpp: what is written in its place
 NCCL_CHANGES = (
     (r"c\.forked\.record\(compute\);", ""),
-    (r"c\.forked\.hold\(comm_stream\);", ""),
+    (r"c\.forked\.block\(comm_stream\);", ""),
     (r"c\.marks\[[^]]*\]->record\(comm_stream\);", "c.given++;"),
-    (r"c\.marks\[mark\]->hold\(compute\);", "{}"),
-    (r"c->forked\.(record|hold)\([a-z]*\);", ""),  # the end of a capture
+    (r"c\.marks\[mark\]->block\(compute\);", "{}"),
+    (r"c->forked\.(record|block)\([a-z]*\);", ""),  # the end of a capture
     (r"c\.is_captured \|= capturing;", ""),
     (r"c\.calls_at\[[^]]*\] = c\.calls;", ""),
     (r"ncclBfloat16", "ncclFloat16"),

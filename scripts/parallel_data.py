@@ -56,6 +56,22 @@ def answers():
         check(got and all(map(near, got, one)), f"answers over {ranks}, {options}: {got}, wants {one}")
 
 
+def whole_validation_set():
+    """100 sequences, in rounds of at most 64 micro-batches per replica, or at once: the same mean."""
+    losses = []
+    for name, ranks, options in (
+        ("two rounds", 1, []),
+        ("one round", 1, ["--micro-batch", "2"]),
+        ("two replicas", 4, ["--pipeline-parallel", "2", "--micro-batch", "3", "--evaluate-batches", "34"]),
+    ):
+        size = ["--steps", "1", "--evaluate-every", "1", "--evaluate-batches", "500"]
+        metrics_file = ["--metrics", f"{work}/{name}.jsonl"]
+        done = run(ranks, [*DATA, *MODEL, *size, *metrics_file, *options])
+        check(done.returncode == 0, f"{name}: {done.stderr[-500:]}")
+        losses += [line["validation_loss"] for line in metrics(name)]
+    check(len(losses) == 3 and near(losses, losses[:1] * 3), f"the validation set in rounds: {losses}")
+
+
 def largest_micro_batch():
     """The largest micro-batch that fits: all of it here."""
     result = run(1, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1"])

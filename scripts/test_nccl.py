@@ -144,6 +144,13 @@ def check_faults():
     check(train("two resident", nccl, 4, layout, NCCL_ON_CPU_RESIDENT="2"), "room for two calls")
     check_stopped_rank(program, arguments)
 
+    # behind a kernel that does not end all hosts answer: what they say is where all of a call's ranks wait
+    done = start(program, 4, [*arguments, "--comm-timeout", "3"], NCCL_ON_CPU_HANG="2:200")
+    come = r"all ranks answer, and all of its ranks have come to call \d+ of group (.*?):"
+    named = re.findall(come, done.stderr)
+    good = done.returncode != 0 and named and all(" 2" in group for group in named)
+    check(good, f"a device hangs: {named} {done.stderr[-900:]}")
+
 
 def check_stopped_rank(program, arguments):
     """The others' host waits in NCCL: they name the rank that does not answer, and where they are."""

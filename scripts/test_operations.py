@@ -186,7 +186,7 @@ def check_picture(work, name, ranks, layout):
 def check_profile(work):
     out = train(work, 2, {"tensor-parallel": 2, "profile": 4, "steps": 8})
     rows = re.findall(r"^(\w+) .* ([\d.]+) %", out.stdout, re.M)
-    wanted = {"linear_forward", "linear_after_gelu_backward", "attention_forward", "adamw", "all_gather"}
+    wanted = {"linear_forward", "linear_of_gelu_backward", "attention_forward", "adamw", "all_gather"}
     check(wanted <= {row[0] for row in rows}, f"the profile's rows: {out.stdout[-600:]}")
     check("profile of 4 steps" in out.stdout, "four steps are profiled")
 

@@ -23,6 +23,7 @@ CHECKS = (
     layouts.calls,
     layouts.all_layouts,
     data.answers,
+    data.whole_validation_set,
     layouts.bf16_moments,
     layouts.pipelines_to_the_bit,
     layouts.emulated_kernels,

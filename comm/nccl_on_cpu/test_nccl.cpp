@@ -139,10 +139,10 @@ void test_calls() {
             twice.run(r.s, [&] {
                 r.all_reduce();
                 forked.record(r.s);
-                forked.hold(beside);
+                forked.block(beside);
                 r.accept(ncclAllReduce(r.y, r.y, n, ncclFloat32, ncclSum, r.comm, beside));
                 joined.record(beside);
-                joined.hold(r.s);
+                joined.block(r.s);
                 r.all_gather();
             });
     });
@@ -151,14 +151,14 @@ void test_calls() {
         Stream beside = make_stream();
         unjoined.run(r.s, [&] {
             forked.record(r.s);
-            forked.hold(beside);
+            forked.block(beside);
             r.accept(ncclAllReduce(r.y, r.y, n, ncclFloat32, ncclSum, r.comm, beside));
         });
     });
 
     expect("outside of the capture", [&](Rank& r) {
         early.record(r.s);
-        outside.run(r.s, [&] { early.hold(r.s); });
+        outside.run(r.s, [&] { early.block(r.s); });
     });
     expect("says that there are", [](Rank& r) { r.join("sizes", 2 + r.rank); });
 }

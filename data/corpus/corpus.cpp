@@ -226,6 +226,6 @@ int main(int argc, char** argv) {
         return 0;
     } catch (const std::exception& e) {
         fprintf(stderr, "[rank %d] corpus: %s\n", comm::world_rank(), e.what());
-        comm::stop(1);
+        comm::abort_all(1);
     }
 }

@@ -10,13 +10,6 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-// bytes per floatX and per real
-struct Precision {
-    const char* name = PRECISION_NAME;
-    size_t x = sizeof(floatX), real = sizeof(::real);
-    bool master() const { return x != real; }  // weights have master copies besides the parameters
-};
-
 // bytes after each piece that AddressSanitizer puts off limits
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t red_zone = 256;

@@ -149,6 +149,25 @@ private:
 };
 inline Autotuner autotuner;
 
+// choices by shape, looked up without building a key
+template <class Shape, class Value>
+struct AutotuneCache {
+    std::map<Shape, Value> map;
+    int generation = 0;
+    // calls make() if the shape is not cached
+    template <class Make>
+    const Value& get(const Shape& shape, Make make) {
+        if (generation != autotuner.generation) {
+            map.clear();
+            generation = autotuner.generation;
+        }
+        auto found = map.find(shape);
+        if (found != map.end()) return found->second;
+        Value value = make();  // may ask for others
+        return map[shape] = value;
+    }
+};
+
 // while this exists, a choice made for the first time is timed: its work, writes included, runs several times
 struct TimingChoices {
     TimingChoices() { autotuner.on = true; }

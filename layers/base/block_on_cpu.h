@@ -79,7 +79,7 @@ struct Warp {
     unsigned arrived = 0;   // lanes that wait in a collective
     int first = 0;          // the thread that came first of them
     bool is_mixed = false;  // they differ in the call or in its mask
-    uint16_t turn = 0;  // how many __syncwarp() it has passed
+    uint16_t turn = 0;      // how many __syncwarp() it has passed
 };
 
 // a __shared__ array: an allocation of its own or, where accesses are watched, part of one region

@@ -176,7 +176,7 @@ struct Event {
     ~Event() { cudaEventDestroy(event); }
     Event(const Event&) = delete;
     void record(Stream s) { check_cuda(cudaEventRecord(event, s), "recording an event"); }
-    void hold(Stream s) { check_cuda(cudaStreamWaitEvent(s, event, 0), "waiting for an event"); }
+    void block(Stream s) { check_cuda(cudaStreamWaitEvent(s, event, 0), "waiting for an event"); }
     bool reached() {
         cudaError_t e = cudaEventQuery(event);
         if (e == cudaErrorNotReady) cudaGetLastError();  // "not ready" is no error
@@ -216,7 +216,7 @@ inline void note_progress() {}
 
 struct Event {  // computation is done when the call returns
     void record(Stream) {}
-    void hold(Stream) {}
+    void block(Stream) {}
     bool reached() { return true; }
 };
 #endif

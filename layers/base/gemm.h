@@ -203,27 +203,6 @@ inline std::string gemm_library() { return sizeof(floatX) == 2 && has_bf16_gemm(
 
 }  // namespace ref
 
-// ---- choices ----------------------------------------------------------------------------------------------
-
-// choices by shape, looked up without building a key
-template <class Shape, class Value>
-struct AutotuneCache {
-    std::map<Shape, Value> map;
-    int generation = 0;
-    // calls make() if the shape is not cached
-    template <class Make>
-    const Value& get(const Shape& shape, Make make) {
-        if (generation != autotuner.generation) {
-            map.clear();
-            generation = autotuner.generation;
-        }
-        auto found = map.find(shape);
-        if (found != map.end()) return found->second;
-        Value value = make();  // may ask for others
-        return map[shape] = value;
-    }
-};
-
 // ---- cuBLASLt, which is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T ----------------------
 
 #if HAS_KERNELS

@@ -15,8 +15,10 @@ struct Gpu {
 
 // the first entry whose name is part of the device's own applies
 constexpr Gpu gpus[] = {
+    {"GB200", 2500e12},
     {"B200", 2250e12},
     {"GH200", 989.4e12},
+    {"H200 NVL", 835.5e12},
     {"NVIDIA H200", 989.4e12, 141e9, 4.8e12, 132, 2},
     {"H200", 989.4e12},
     {"H100 PCIe", 756e12},

@@ -54,6 +54,13 @@ using real = float;
 #define PRECISION_NAME "fp32"
 #endif
 
+// bytes per floatX and per real
+struct Precision {
+    const char* name = PRECISION_NAME;
+    size_t x = sizeof(floatX), real = sizeof(::real);
+    bool master() const { return x != real; }  // weights have master copies besides the parameters
+};
+
 // the same bits as another type
 template <class To, class From>
 HOST_DEVICE inline To bits_as(From x) {

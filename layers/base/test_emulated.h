@@ -156,10 +156,10 @@ void test_emulated() {
             *from = -1;
             LAUNCH(stamp_kernel, 1, 1, 0, a, from);
             written.record(a);
-            if (with_event) written.hold(b);
+            if (with_event) written.block(b);
             copy_on_device(to, from, sizeof(int), b);
             read.record(b);
-            read.hold(a);
+            read.block(a);
             set_zero(from, sizeof(int), a);
             synchronize(a);
             synchronize(b);

@@ -167,7 +167,7 @@ void test_watch() {
         std::string error = error_of([&] {
             set_zero(out, 4, a);
             written.record(a);
-            if (with_event) written.hold(b);
+            if (with_event) written.block(b);
             copy_on_device(from, out, 4, b);
             synchronize(a);
             synchronize(b);

@@ -45,7 +45,7 @@ struct Setup {
     bool master_weights = true;   // false: the bf16 parameters are the only copy of the weights
     bool accumulates = false;     // gradient accumulation: several micro-batches per step
     bool loss_in_backward = false;  // forward keeps no logits: backward computes logits and loss itself
-    int micro_batches = 1;        // most in a step or an evaluation; tokens and losses of each are kept apart
+    int micro_batches = 1;        // most in a step or a round of evaluation; each has its tokens and losses
     int loss_rows = 0;            // rows of logits held at once; 0: all
     int optimizer_shards = 1;     // data-parallel ranks that the optimizer state is sharded over
     int chunks = 1;               // model chunks (groups of layers) per pipeline stage
@@ -112,16 +112,16 @@ struct BlockActivations {
 // ---- the LM head -----------------------------------------------------------------------------------------
 
 struct LmHeadActivations {
-    floatX* ln;        // (N_r, C): the final layer norm's output
-    floatX* input_rows;  // (N, C): ln gathered over t, kept for backward; nullptr: ln itself, or scratch
-    floatX* logits;    // (rows_held, Vp_r); overwritten by their gradient if one is wanted
-    NormStats stats;   // (N_r)
-    real* losses;      // (micro_batches, outputs)
+    floatX* ln;                 // (N_r, C): the final layer norm's output
+    NormStats stats;            // (N_r): of its rows
+    floatX* input_rows;         // (N, C): ln gathered over t, for backward; nullptr: ln, or scratch
+    floatX* logits;             // (rows_held, Vp_r); overwritten by their gradient if one is wanted
+    real* losses;               // (micro_batches, outputs)
     real* is_greedy = nullptr;  // (micro_batches, outputs): see cross_entropy.cuh
-    real *largest, *sums;       // (rows_held), (2, rows_held)
-    int outputs;       // most rows of logits in a batch
-    int rows_held;     // rows of logits held at once
-    bool loss_in_backward;  // backward computes logits and losses itself: see vocabulary.h
+    real *largest, *sums;       // (rows_held), (2, rows_held): see cross_entropy.cuh
+    int outputs;                // most rows of logits in a batch
+    int rows_held;              // rows of logits held at once
+    bool loss_in_backward;      // backward computes logits and losses itself: see vocabulary.h
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup,
                int most_outputs) {

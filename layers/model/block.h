@@ -11,8 +11,9 @@
 //   another of up's input, a reduce-scatter of up's dx, and the same three for out and qkv. Without sequence
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
 //   of qkv's dx
-//   With t = 1 nothing is communicated: gathered_gemm calls its GEMM once, on all rows of its input;
-//   reduced_gemm and gathered_backward do so too, and their results are in scratch.partial.
+//   With t = 1 nothing is communicated: gathered_gemm calls its GEMM once, on all rows of its input (r.at()
+//   is 0, r.is_whole true); reduced_gemm and gathered_backward do so too, and their results are in
+//   scratch.partial.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
 //   A packed batch (evaluation, generation) runs forward only; the buffer qkv is its KV cache (queries are
 //   stored there too, but not read again).
@@ -21,7 +22,7 @@
 #include "params.h"
 
 // 1. layer norm: called for a chunk's first block, and when backward recomputes a block; elsewhere the
-// preceding block's add_branch() has already computed it
+// preceding block's add_branch_and_norm() has already computed it
 inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                         BatchShape batch) {
     layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], ctx.tp.rows(batch.rows()),
@@ -84,9 +85,9 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
 }
 
 // After block_forward: y = a.mid + branch + bias; fused with step 1 of the next block, if the chunk has one
-inline void add_branch(floatX* y, const BlockActivations& a, const floatX* branch, const floatX* bias,
-                       const BlockActivations* next, const floatX* const* next_w, const LayerContext& ctx,
-                       BatchShape batch) {
+inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floatX* branch,
+                                const floatX* bias, const BlockActivations* next,
+                                const floatX* const* next_w, const LayerContext& ctx, BatchShape batch) {
     int N_r = ctx.tp.rows(batch.rows()), C = ctx.shape.C;
     if (!next) return residual_forward(y, a.mid, branch, bias, N_r, C, ctx.stream);
     residual_layernorm_forward(y, next->ln1, next->ln1_stats, a.mid, branch, bias, next_w[LN1_W],
@@ -114,7 +115,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     const floatX* all = gathered_gemm(ctx, dx, batch, "gradient rows for down",
                                       [&](const floatX* rows, RowRange r) {
         const floatX* act = r.is_whole ? a.act : nullptr;  // with chunks only d_up: dw needs all rows
-        linear_after_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, act, a.up + r.at(4 * C_r),
+        linear_of_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, act, a.up + r.at(4 * C_r),
                                    w[DOWN_W], linear, r.count, 4 * C_r, C, accumulate, s);
     });
     if (in_chunks)

@@ -354,14 +354,15 @@ struct Checkpoint {
     }
 
     // contiguous runs that a piece shares with values [first, last) of this rank's shard:
-    // run(index in the piece, index relative to `first`, length)
-    template <class Run>
-    static void for_each_common_run(const Parameter& p, const Piece& piece, long first, long last, Run run) {
+    // visit(index in the piece, index relative to `first`, length)
+    template <class Visit>
+    static void for_each_common_run(const Parameter& p, const Piece& piece, long first, long last,
+                                    Visit visit) {
         size_t dims = p.shape.size();
 
         if (piece.start == p.start && piece.count == p.count) {  // the same shard as was written
             long begin = std::max(first, piece.first), end = std::min(last, piece.first + piece.values());
-            if (begin < end) run(begin - piece.first, begin - first, end - begin);
+            if (begin < end) visit(begin - piece.first, begin - first, end - begin);
             return;
         }
 
@@ -395,7 +396,7 @@ struct Checkpoint {
             from += std::max(0L, first - begin);
             begin = std::max(begin, first);
             stop = std::min(stop, last);
-            if (begin < stop) run(from, begin - first, stop - begin);
+            if (begin < stop) visit(from, begin - first, stop - begin);
         }
     }
 
@@ -420,8 +421,8 @@ inline bool is_complete(const std::string& folder) {
     }
 }
 
-// The readable checkpoints in dir, newest first, or dir itself if it is one; reports those it skips. before:
-// only checkpoints of earlier steps; 0: all.
+// The checkpoints in dir whose index can be read, newest first, or dir itself if it is one; reports those it
+// skips. before: only checkpoints of earlier steps; 0: all
 inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long before = 0) {
     std::vector<Checkpoint> out;
     auto consider = [&](const std::string& folder) {
@@ -437,7 +438,10 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
         for (auto& name : list_checkpoints(dir))
             if (!before || step_of(name) < before) consider(dir + "/" + name);
 
+    if (before && !out.empty() && out[0].state.step >= before)
+        fail("--resume %s is a checkpoint of step %ld, and --resume-before %ld wants an earlier one: give "
+             "the folder that holds the checkpoints", dir.c_str(), out[0].state.step, before);
     if (out.empty())
-        fail("--resume %s: holds no whole checkpoint: choose a folder that --save wrote", dir.c_str());
+        fail("--resume %s: holds no readable checkpoint: choose a folder that --save wrote", dir.c_str());
     return out;
 }

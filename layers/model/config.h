@@ -168,7 +168,8 @@ inline const std::vector<Option> option_table = [] {
         {"keep", &O::keep, 1, "number of checkpoints to keep"},
         {"resume", &O::resume, 0, "folder of checkpoints; continues from the newest intact one"},
         {"resume-before", &O::resume_before, 0,
-         "resume only from checkpoints of steps before this one; newer ones are set aside"},
+         "resume only from checkpoints of steps before this one; in a --save folder, the others are renamed "
+         "diverged-step-N"},
         {"metrics", &O::metrics, 0, "metrics file, one JSON line per step"},
         {"on-spike", &O::on_spike, 0,
          "if loss or norm is not finite or spikes: stop; skip: drop the update; back: return to the newest "
@@ -192,7 +193,8 @@ inline const std::vector<Option> option_table = [] {
          "full: keep only each block's input; light: recompute outputs of layer norm and GELU; none"},
         {"attention", &O::attention, 0,
          "flash: scores stay on chip; materialised: scores in memory; auto: flash where possible"},
-        {"loss-chunk", &O::loss_chunk, 1, "rows of logits held at once (default: the whole micro-batch)"},
+        {"loss-chunk", &O::loss_chunk, 1,
+         "rows of logits held at once; any number moves the loss into backward (default: all rows)"},
         {"fp8", &O::fp8, 0,
          "yes or no: the blocks' linear layers in FP8 (e4m3 forward, e5m2 gradients; sm_89 or later)"},
         {"moments", &O::moments, 0,

@@ -81,23 +81,24 @@ public:
                             const std::vector<RankReport>& reports, double factor) {
         std::vector<int> slow;
         if (grid.world.rank != 0) return slow;
-        int per_stage = grid.t * grid.d;
+        int ranks = (int)reports.size(), peers = grid.t * grid.d;  // those of a stage are adjacent
+        if (peers == 1) peers = ranks;
 
-        for (int rank = 0; rank < (int)reports.size(); rank++) {
-            std::vector<double> peers;
-            for (int other = 0; other < (int)reports.size(); other++)
-                if (per_stage == 1 || other / per_stage == rank / per_stage)
-                    peers.push_back(reports[other].computed);
-            auto median = peers.begin() + (long)(peers.size() - 1) / 2;
-            std::nth_element(peers.begin(), median, peers.end());
+        for (int first = 0; first < ranks; first += peers) {
+            std::vector<double> times;
+            for (int rank = first; rank < first + peers; rank++) times.push_back(reports[rank].computed);
+            auto median = times.begin() + (peers - 1) / 2;
+            std::nth_element(times.begin(), median, times.end());
 
-            double computed = reports[rank].computed;
-            bool is_slow = computed > factor * *median && computed > *median + noise;
-            slow_steps[rank] = is_slow ? slow_steps[rank] + 1 : 0;
-            if (slow_steps[rank] == steps)
-                fprintf(stderr, "slow: rank %d on %s computes %.3f s a step, its peers %.3f s, for %d "
-                        "steps\n", rank, hosts[rank].c_str(), reports[rank].computed, *median, steps);
-            if (slow_steps[rank] >= steps) slow.push_back(rank);
+            for (int rank = first; rank < first + peers; rank++) {
+                double computed = reports[rank].computed;
+                bool is_slow = computed > factor * *median && computed > *median + noise;
+                slow_steps[rank] = is_slow ? slow_steps[rank] + 1 : 0;
+                if (slow_steps[rank] == steps)
+                    fprintf(stderr, "slow: rank %d on %s computes %.3f s a step, its peers %.3f s, for %d "
+                            "steps\n", rank, hosts[rank].c_str(), computed, *median, steps);
+                if (slow_steps[rank] >= steps) slow.push_back(rank);
+            }
         }
         return slow;
     }

@@ -232,7 +232,7 @@ inline void finish_reductions(Model& model) {
 
 // The device computes the norm, the clipping scale and whether to update, from the sums of squares per bucket
 // and the sum of losses, all-reduced over all ranks
-inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
+inline void compute_decision(Model& model, Optimizer& optimizer, double max_norm) {
     int buckets = model.table.bucket_ids;
     clear_values("sums", optimizer.sums, buckets + 1, model.stream);
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
@@ -249,8 +249,8 @@ inline void compute_clip(Model& model, Optimizer& optimizer, double max_norm) {
 // uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
 inline void update_parameters(Model& model, Optimizer& optimizer, double max_norm) {
     Section section({.pass = Pass::Update}, model.stream);
-    copy_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
-    compute_clip(model, optimizer, max_norm);
+    upload_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
+    compute_decision(model, optimizer, max_norm);
     clear_values("state check", optimizer.state_check, 1, model.stream);
 
     auto update = [&](const Slice& mine, long n) {

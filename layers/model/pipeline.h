@@ -32,8 +32,8 @@ inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& s
 
 // ---- messages --------------------------------------------------------------------------------------------
 
-struct Share { long offset, n; };  // the part of a message's values that this rank sends or receives
-inline Share message_share(const Model& model, BatchShape batch) {
+struct MessagePart { long offset, n; };  // the part of a message's values that this rank sends or receives
+inline MessagePart message_part(const Model& model, BatchShape batch) {
     long values = (long)model.tp.rows(batch.rows()) * model.shape.C;
     if (model.tp.sequence_parallel) return {0, values};
     return {values / model.grid.t * model.grid.tensor, values / model.grid.t};
@@ -59,12 +59,12 @@ inline Message message_of(Model& model, const Instruction& op) {
 inline void post_message(Model& model, const Instruction& op, BatchShape batch) {
     Section section({Pass::Message, op.micro_batch, op.chunk}, model.stream);
     Message m = message_of(model, op);
-    Share share = message_share(model, batch);
+    MessagePart part = message_part(model, batch);
     if (!op.sends()) await_sent(model, m.buffer);
     comm::wait_stream(m.link.stream, model.stream);
-    floatX* values = m.buffer.x + share.offset;
-    if (op.sends()) comm::send(m.link.group, values, share.n, 1, m.label, m.link.stream);
-    else comm::receive(m.link.group, values, share.n, 0, m.label, m.link.stream);
+    floatX* values = m.buffer.x + part.offset;
+    if (op.sends()) comm::send(m.link.group, values, part.n, 1, m.label, m.link.stream);
+    else comm::receive(m.link.group, values, part.n, 0, m.label, m.link.stream);
 }
 
 // Posts the exchange that begins at list[at], sends before receives: the device starts calls in this order,
@@ -91,9 +91,9 @@ inline void await_message(Model& model, Buffer& buffer, const char* label, Batch
     comm::wait_event(model.stream, buffer.received, label);
     buffer.received = {};
     if (model.tp.sequence_parallel || model.grid.t == 1) return;
-    Share share = message_share(model, batch);
+    MessagePart part = message_part(model, batch);
     // this rank's 1/t of the values -> all values
-    comm::all_gather(model.grid.tp, buffer.x, buffer.x + share.offset, share.n, label, model.stream);
+    comm::all_gather(model.grid.tp, buffer.x, buffer.x + part.offset, part.n, label, model.stream);
 }
 
 // Waits until no message is in transit between stages. A send is otherwise awaited only when its buffer is

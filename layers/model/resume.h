@@ -2,9 +2,9 @@
 //   Each rank reads the state it owns in a background thread, while all ranks exchange their status, so that
 //   a slow disk is not mistaken for a hang. If the optimizer is sharded, a data-parallel rank reads only its
 //   slice of the master weights and moments; parameters are rounded from the slices and all-gathered. If the
-//   layout is unchanged, each byte of the sharded state is read once, except where t ranks replicate it; for
-//   another layout, Checkpoint::read assembles each new shard. If a rank finds damage, nothing of that
-//   checkpoint is used: all ranks fall back to the next older one.
+//   layout is unchanged, each byte of the sharded state is read once, except what t ranks, or the two ends of
+//   a pipeline, hold alike; for another layout, Checkpoint::read assembles each new shard. If a rank finds
+//   damage, nothing of that checkpoint is used: all ranks fall back to the next older one.
 #pragma once
 #include "run.h"
 #include "save.h"
@@ -102,9 +102,9 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
             loaded = read_state(checkpoint, model, optimizer);
         });
         std::string error;
-        bool all_whole = comm::await_together(reading, "reading a checkpoint", error);
+        bool all_intact = comm::await_together(reading, "reading a checkpoint", error);
         if (!error.empty()) fprintf(stderr, "passed over: %s\n", error.c_str());
-        if (!all_whole) continue;
+        if (!all_intact) continue;
 
         store_state(loaded, model, optimizer);
         bool at_start = run.state.step == run.checkpoints[0].state.step;
@@ -130,5 +130,5 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
         return;
     }
-    comm::end_on_error(text("--resume %s: no checkpoint is whole", o.resume.c_str()));
+    comm::end_on_error(text("--resume %s: no checkpoint is intact", o.resume.c_str()));
 }

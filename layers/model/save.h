@@ -39,9 +39,9 @@ inline void cut_range(long& first, long& last, int i, int n) {
     last = begin + size * (i + 1) / n;
 }
 
-// the state that this rank owns; with `share`, only what it is to write: values that several ranks hold are
+// the state that this rank owns; if to_write, only what it is to write: values that several ranks hold are
 // divided among them
-inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer& optimizer, bool share) {
+inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer& optimizer, bool to_write) {
     const Grid& grid = model.grid;
     std::vector<ShardRange> out;
     size_t at = 0;
@@ -50,9 +50,10 @@ inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer&
             const Parameter& p = model.table.list[part.parameter];
             long begin = part.at - p.offset, first = begin, last = std::min(begin + part.n, p.stored());
 
-            if (share && p.is_copy) continue;
-            if (share && model.table.layout.optimizer_shards == 1) cut_range(first, last, grid.data, grid.d);
-            if (share && !p.split) cut_range(first, last, grid.tensor, grid.t);
+            if (to_write && p.is_copy) continue;
+            bool all_replicas_hold_it = model.table.layout.optimizer_shards == 1;
+            if (to_write && all_replicas_hold_it) cut_range(first, last, grid.data, grid.d);
+            if (to_write && !p.split) cut_range(first, last, grid.tensor, grid.t);
             if (first >= last) continue;
             out.push_back({p, kind, first, last - first, part.state_offset + (first - begin), at});
             at += (size_t)(last - first);
@@ -166,7 +167,6 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
             keep--;
         } catch (const std::exception& e) {
             // what cannot be read right now may still be intact
-
             if (!strstr(e.what(), "damaged") && !strstr(e.what(), "truncated")) continue;
             fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
             if (access((folder + "/index.json").c_str(), F_OK) != 0) continue;

@@ -65,8 +65,8 @@ inline Recompute recompute_of(const Options& o) {
     return o.recompute == "light" ? Recompute::Light : Recompute::None;
 }
 
-// micro-batches of a replica in a round of scoring: many, to keep the pipeline full
-inline int score_round(int p) { return std::max(64, 8 * p); }
+// most micro-batches of a replica in a round of evaluation: many, to keep the pipeline full
+inline int evaluation_round(int p) { return std::max(64, 8 * p); }
 
 inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules,
                       const Target& target = {}) {
@@ -86,12 +86,12 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
     }
 
     if (o.inference()) {
-        Schedule s = make_schedule(grid.stage, {grid.p, score_round(grid.p), v, grid.p, false});
+        Schedule s = make_schedule(grid.stage, {grid.p, evaluation_round(grid.p), v, grid.p, false});
         return {.B = o.micro_batch,
                 .training = false,
                 .packs = true,
                 .notes_greedy = true,
-                .micro_batches = score_round(grid.p),
+                .micro_batches = evaluation_round(grid.p),
                 .chunks = v,
                 .slots = s.slots,
                 .inputs = s.inputs,
@@ -116,7 +116,8 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .precision = target.precision,
                .workspace = target.workspace};
 
-    if (!o.validation.empty()) s.micro_batches = (int)((o.evaluate_batches + d - 1) / d);
+    if (!o.validation.empty())
+        s.micro_batches = (int)std::min((o.evaluate_batches + d - 1) / d, (long)evaluation_round(grid.p));
     for (auto& [batch, schedule] : schedules) {
         s.accumulates |= schedule.shape.micro_batches > 1;
         s.loss_in_backward |= !loss_meets_backward(schedule);

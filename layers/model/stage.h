@@ -1,6 +1,7 @@
 // stage.h   this rank's share of the model: its memory, and forward and backward of a chunk of its layers
-//   Memory is allocated once, at the start, in arenas (parameters, gradients, activations, scratch, the
-//   GEMMs' workspace; the optimizer has its own), and the printed table shows exactly what is allocated.
+//   Memory is allocated once, at the start, in arenas (parameters, gradients, activations, with --fp8 weights
+//   in 8 bits, scratch, the GEMMs' workspace; the optimizer has its own), and the printed table shows exactly
+//   what is allocated.
 //     in_flight[slot] activations of one micro-batch in one chunk of layers, from forward to backward
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
@@ -74,8 +75,8 @@ struct Model {
         return setup.packs || is_first_chunk(chunk) || is_last_chunk(chunk);
     }
 
-    int max_rows() const { return setup.B * shape.T; }                              // most rows in a batch
-    // most rows of logits in a batch
+    // most rows in a batch, and most rows of logits
+    int max_rows() const { return setup.B * shape.T; }
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
     bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
@@ -246,7 +247,7 @@ inline void copy_tokens(Model& model, const MicroBatch& mb) {
     mb.kept.is_packed = false;
     if (!mb.kept.tokens) return;
     const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
-    copy_values("tokens", mb.kept.tokens, tokens, model.token_ints(), model.stream);
+    upload_values("tokens", mb.kept.tokens, tokens, model.token_ints(), model.stream);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
                       mb.batch);
     }
 
-    auto await_block = [&](int l) {
+    auto prepare_block = [&](int l) {  // its parameters are there and, with --fp8, rounded
         model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W));
         bool may_be_new = mb.index == 0 && !mb.batch.segments;
         if (model.setup.fp8 && may_be_new) round_weights(model.block_weights(mb.chunk * n + l).data(), ctx);
@@ -287,14 +288,18 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         auto w = model.block_weights(mb.chunk * n + l);
         if (l == 0) {
             a.x = x;
-            await_block(0);
+            prepare_block(0);
             ln1_forward(a, w.data(), ctx, mb.batch);
         }
 
         const floatX* branch = block_forward(a, w.data(), ctx, mb.batch, true);
-        if (next) await_block(l + 1);
-        auto next_w = model.block_weights(mb.chunk * n + (next ? l + 1 : l));
-        add_branch(next ? next->x : mb.kept.y.x, a, branch, w[DOWN_B], next, next_w.data(), ctx, mb.batch);
+        if (!next) {
+            add_branch_and_norm(mb.kept.y.x, a, branch, w[DOWN_B], nullptr, nullptr, ctx, mb.batch);
+            continue;
+        }
+        prepare_block(l + 1);
+        auto next_w = model.block_weights(mb.chunk * n + l + 1);
+        add_branch_and_norm(next->x, a, branch, w[DOWN_B], next, next_w.data(), ctx, mb.batch);
     }
     current_place.layer = -1;
 }

@@ -1,7 +1,9 @@
 // step.h   what goes into a step and what comes out of it: its samples, its result, the ranks' reports
-//   Samples are chosen by index, and read into pinned host memory in the background while the previous step
-//   computes. Micro-batches are dealt round-robin to the data-parallel ranks: sequence b of this rank's
-//   micro-batch i is sample (i d + data) B + b of the step.
+//   A sample is T + 1 consecutive tokens of a file: T tokens and, one further, their targets. Which they are
+//   follows from its index in the run (data/loader.h: every sample once an epoch, shuffled; several sets by
+//   weight). They are read into pinned host memory in the background while the previous step computes.
+//   Micro-batches are dealt round-robin to the data-parallel ranks: sequence b of this rank's micro-batch i
+//   is sample (i d + data) B + b of the step.
 //   At the end of a step ranks exchange in one call: losses, what to do next, and each rank's compute time. A
 //   rank that cannot read the next step's samples sets lacks_data; then all ranks save (if there is --save)
 //   and exit with 1 (save_and_end, trainer.h).
@@ -17,10 +19,12 @@
 struct StepSamples {
     uint64_t first = 0;  // index in the run of the step's first sample
     int batch = 0, micro_batches = 0;  // of the step: the global batch, and its micro-batches per replica
-    int token_buffer = 0;  // which of Model.host_tokens holds their tokens
-    std::vector<SetChoice> chosen;  // of the global batch
-    std::vector<uint64_t> counted;  // tokens of the global batch whose losses count, by set of the blend
-    double counted_tokens() const {         // at least 1: a mean over no tokens is 0 / 1
+    int token_buffer = 0;              // which of Model.host_tokens holds their tokens
+    std::vector<SetChoice> chosen;     // of the global batch
+    std::vector<uint64_t> counted;     // tokens of the global batch whose losses count, by set of the blend
+
+    // at least 1: a mean over no tokens is 0 / 1
+    double counted_tokens() const {
         return std::max(1.0, (double)std::accumulate(counted.begin(), counted.end(), uint64_t(0)));
     }
 };

@@ -83,6 +83,10 @@ void test_checkpoint() {
           "what --spike-z knows, to the last bit");
     double again = other.train(samples, 1e-2);
     check(again == next && other.train(samples, 1e-2) == after, "goes on to the last bit");
+    check(find_checkpoints(dir, 4).size() == 1 && find_checkpoints(dir + "/step-00000003", 4).size() == 1,
+          "those of earlier steps");
+    refuses("--resume-before 4 wants an earlier one", [&] { find_checkpoints(dir + "/step-00000004", 4); });
+
     std::string data = dir + "/step-00000004/rank-00000.bin", whole(MappedFile(data).view());
     patch(data, 100, "x");
     refuses("damaged between offsets", [&] { load_checkpoint(found[0], other.model, &other.optimizer); });
@@ -97,8 +101,8 @@ void test_checkpoint() {
     patch(dir + "/step-00000003/index.json", 60, "9");
     refuses("", [&] { Checkpoint c(dir + "/step-00000003"); });
     patch(dir + "/step-00000004/index.json", 60, "9");
-    refuses("holds no whole checkpoint", [&] { find_checkpoints(dir); });
-    refuses("holds no whole checkpoint", [&] { find_checkpoints("/nowhere"); });
+    refuses("holds no readable checkpoint", [&] { find_checkpoints(dir); });
+    refuses("holds no readable checkpoint", [&] { find_checkpoints("/nowhere"); });
 
     // a tensor put together from boxes and parts of them, as several ranks would have written it
     save(2);

@@ -157,7 +157,8 @@ void test_program() {
     program_refuses("--train /nowhere.bin" + small, "cannot be read");
     program_refuses("--train " + tokens + " --layers 1 --hidden 8 --heads 2 --sequence 700",
                     "one sample wants 701");
-    program_refuses("--train " + tokens + small + "--resume " + s + "/nothing", "holds no whole checkpoint");
+    program_refuses("--train " + tokens + small + "--resume " + s + "/nothing",
+                    "holds no readable checkpoint");
     program_refuses("--generate hello", "give --resume DIR");
     program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "cannot be written");
     program_refuses("--train " + tokens + small + "--tokenizer /nowhere.bpe", "cannot be read");

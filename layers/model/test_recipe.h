@@ -38,7 +38,7 @@ void test_recipe() {
     std::string order;
     for (int i = 0; i < 6; i++) order += (char)('a' + plain.next().set);
     check(order == "abbaba" || order == "ababab", "two equal sets take turns: " + order);
-    auto sets = parse_sets({"0.25:a/books3.bin", "3:b.train.bin"});
+    auto sets = parse_sets({".25:a/books3.bin", "3:b.train.bin"});
     check(sets.size() == 2 && sets[0].weight == 0.25 && sets[0].name == "books3" && sets[1].name == "b" &&
           sets[1].files[0] == "b.train.bin", "WEIGHT:FILE");
     check(parse_sets({"a.bin", "b.bin"}).size() == 1 && parse_sets({"a.bin", "b.bin"})[0].files.size() == 2,

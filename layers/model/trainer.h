@@ -1,4 +1,4 @@
-// trainer.h   what training keeps from step to step, and what it does between steps
+// trainer.h   what training keeps from step to step, what surrounds a step's work, and what follows a step
 //   At the end of a step (train_gpt.cu) ranks exchange reports (step.h), and all act on them in the
 //   same way: begin or advance a save, skip a spike or roll back, end the run if data cannot be read.
 #pragma once
@@ -16,7 +16,7 @@ struct Trainer {
     CapturedStep captured[2];  // one graph per buffer of Model.host_tokens
     bool uses_graph = false;
     std::map<std::string, comm::Traffic> captured_traffic[2];  // of one launch of each
-    long steps = 0;  // taken by this process
+    long steps_here = 0;  // taken by this process
     bool stop = false;  // some rank received a signal: all stop after the same step
     SampleReader samples;
     std::string data_error, memory_error;  // this rank's; its report carries only the flags
@@ -28,7 +28,8 @@ struct Trainer {
 
 // ---- in a step -------------------------------------------------------------------------------------------
 
-// Enqueues a step as a CUDA graph. Inside a graph, waits for other ranks are timed as computation.
+// Enqueues a step as a CUDA graph. It captures dloss, which depends on the batch size alone: a graph wants
+// --loss-on all. Inside a graph, waits for other ranks are timed as computation.
 template <class Step>
 void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     CapturedStep& captured = trainer.captured[model.token_buffer];
@@ -61,7 +62,7 @@ void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
 // computed twice, or it is the first step of several ranks, which may still initialise communicators
 template <class Step>
 void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step) {
-    bool initialises = !trainer.steps++ && model.grid.world.size > 1;
+    bool initialises = !trainer.steps_here++ && model.grid.world.size > 1;
     if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
     else enqueue_as_graph(model, trainer, batch, step);
 }
@@ -75,7 +76,7 @@ inline void prepare_update(const Run& run, Trainer& trainer, double rate, double
                                             run.state.losses.limit(o.spike_z) * counted);
 }
 
-// only sm_90a's waits expire; on any GPU this waits for the stream
+// only waits in sm_90a's flash attention kernels expire; on any GPU this waits for the stream
 inline void check_waits_of_kernels(const Run& run, const Model& model) {
     if (take_expired_wait(model.stream))
         fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
@@ -125,41 +126,55 @@ inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& tr
 
 // ---- validation ------------------------------------------------------------------------------------------
 
-// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set.
-// Returns false if any rank cannot read it.
-inline bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
+// Adds the losses of some samples of the validation set to `sum`; false if any rank cannot read them
+inline bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
+                                  const std::vector<uint64_t>& chosen) {
     Model& model = *trainer.model;
     const Grid& grid = model.grid;
-    int T = model.shape.T;
-    uint64_t all = run.validation->samples(), B = model.setup.B;
-    uint64_t count = std::min(all, run.options.evaluate_batches * B), batches = (count + B - 1) / B;
-    int mine = (int)((batches + grid.d - 1 - grid.data) / grid.d);  // dealt round-robin, as in training
+    int B = model.setup.B, T = model.shape.T, n = (int)chosen.size(), batches = (n + B - 1) / B;
+    int mine = (batches + grid.d - 1 - grid.data) / grid.d;  // dealt round-robin, as in training
 
-    auto first_of = [&](int i) { return ((uint64_t)i * grid.d + grid.data) * B; };
-    auto sample_of = [&](uint64_t k) { return (uint64_t)((double)k * (double)all / (double)count); };
+    auto first_of = [&](int i) { return (i * grid.d + grid.data) * B; };
     std::vector<BatchShape> sizes;
-    for (int i = 0; i < mine; i++) sizes.push_back({(int)std::min(B, count - first_of(i)), T});
+    for (int i = 0; i < mine; i++) sizes.push_back({std::min(B, n - first_of(i)), T});
 
     auto read = [&] {
-        std::vector<int> samples(B * (T + 1));
+        std::vector<int> samples((size_t)B * (T + 1));
         for (int i = 0; model.loads_tokens() && i < mine; i++) {
             for (int b = 0; b < sizes[i].B; b++)
-                run.validation->read_sample(&samples[(size_t)b * (T + 1)], sample_of(first_of(i) + b));
+                run.validation->read_sample(&samples[(size_t)b * (T + 1)], chosen[first_of(i) + b]);
             put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
         }
     };
 
     std::future<void> reading = std::async(std::launch::async, read);
-    if (!comm::await_together(reading, "reading validation data", trainer.data_error))
-        return false;
+    if (!comm::await_together(reading, "reading validation data", trainer.data_error)) return false;
 
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
     run_schedule(model, schedule, token_batches(model, sizes), 0);
+    sum += gather_reports(model, mine, {}, 1, {}).losses[0];
+    return true;
+}
 
-    double counted = 0;
-    for (uint64_t k = 0; k < count; k++) counted += (double)run.validation->counted(sample_of(k));
-    loss = gather_reports(model, mine, {}, 1, {}).losses[0] / std::max(1.0, counted);
+// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set; in
+// rounds of as many as the buffers hold. Returns false if any rank cannot read it.
+inline bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
+    const Setup& setup = trainer.model->setup;
+    uint64_t all = run.validation->samples();
+    uint64_t count = std::min(all, run.options.evaluate_batches * (uint64_t)setup.B);
+    uint64_t round = (uint64_t)setup.micro_batches * run.grid.d * setup.B;
+
+    double sum = 0, counted = 0;
+    for (uint64_t first = 0; first < count; first += round) {
+        std::vector<uint64_t> chosen;
+        for (uint64_t k = first; k < std::min(first + round, count); k++)
+            chosen.push_back((uint64_t)((double)k * (double)all / (double)count));
+
+        if (!add_validation_losses(sum, run, trainer, chosen)) return false;
+        for (uint64_t sample : chosen) counted += (double)run.validation->counted(sample);
+    }
+    loss = sum / std::max(1.0, counted);
     return true;
 }
 
@@ -183,12 +198,17 @@ inline void lock_save_folder(const Run& run, Trainer& trainer) {
 
 // Waits for a running save, at most `patience` seconds by rank 0's clock, while all ranks exchange their
 // status. Returns whether it has ended
-inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) {
+inline bool finish_save(Run& run, Trainer& trainer, double patience) {
     CheckpointWriter& writer = *trainer.writer;
-    double began = seconds();
+    double began = seconds(), told = began;
 
     for (bool late = false; !writer.is_idle() && !late;) {
         usleep(5000);
+        if (run.is_rank0() && seconds() - told > 60) {
+            fprintf(stderr, "waits for a save, which has been running for %.0f s\n",
+                    writer.seconds_under_way());
+            told = seconds();
+        }
         int64_t mine = writer.status() | (seconds() - began > patience) << 4;
         std::vector<int64_t> all = comm::gather_numbers(run.grid.world, {mine}, "saving a checkpoint");
         late = all[0] >> 4;
@@ -198,9 +218,13 @@ inline bool finish_save(Run& run, Trainer& trainer, double patience = INFINITY) 
     return writer.is_idle();
 }
 
+// for a save that stands in the way of what comes next
+inline double save_patience() { return 10 * std::min(60.0, comm::timeout); }
+
 // Called when a save is due. If storage is so slow that the previous save is still running, training waits a
 // minute for it (or --comm-timeout, if shorter) and then skips the new save, which counts as failed: a write
-// that never returns must not stop training, but training must not run forever without checkpoints.
+// that never returns must not stop training, but training must not run forever without checkpoints. (The last
+// save of a run is waited for as long as it takes, unless it is known to be stuck: save_now.)
 inline void begin_save(Run& run, Trainer& trainer) {
     CheckpointWriter& writer = *trainer.writer;
     if (finish_save(run, trainer, writer.is_stuck() ? 0 : std::min(60.0, comm::timeout)))
@@ -221,7 +245,7 @@ inline void check_save_attempts(const Run& run, const Trainer& trainer) {
 // saves before the run ends; retries until it succeeds or --save-attempts is reached
 inline void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
-    double patience = trainer.writer->is_stuck() ? 10 * std::min(60.0, comm::timeout) : INFINITY;
+    double patience = trainer.writer->is_stuck() ? save_patience() : INFINITY;
     if (!finish_save(run, trainer, patience))
         comm::end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: check "
                                 "the file system of --save", run.state.step,
@@ -231,7 +255,7 @@ inline void save_now(Run& run, Trainer& trainer) {
         check_save_attempts(run, trainer);
         usleep((useconds_t)(1e6 * trainer.writer->seconds_to_wait()));
         trainer.writer->begin(*trainer.model);
-        finish_save(run, trainer);
+        finish_save(run, trainer, INFINITY);
     }
 }
 
@@ -251,12 +275,17 @@ constexpr int exit_diverged = 3;  // resuming from the newest checkpoint would d
 inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
     uint64_t samples = run.state.samples;
-    finish_save(run, trainer);
+    bool has_ended = finish_save(run, trainer, save_patience());
 
     run.options.resume = run.options.save;
     run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
     comm::together([&] {
-        if (run.options.resume_before <= 0) fail("there is no checkpoint to go back to");
+        if (!has_ended)
+            fail("--on-spike back: a save has been running for %.0f s: check the file system of --save",
+                 trainer.writer->seconds_under_way());
+        if (run.options.resume_before <= 0 || list_checkpoints(run.options.save).empty())
+            fail("--on-spike back: there is no checkpoint to go back to yet: lower --learning-rate or "
+                 "--save-every");
         run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
     }, exit_diverged);
     comm::check_ranks_agree(file_fingerprints(run));
@@ -296,7 +325,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
                 way == "skip" ? "its update is skipped" : "back to the newest checkpoint before it");
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
 
-    finish_save(run, trainer);
+    finish_save(run, trainer, save_patience());
     comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
                            "earlier checkpoint (--resume-before)", exit_diverged);
 }

@@ -141,7 +141,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
 
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
-    clear_values("dx", dx, (long)N_r * C, s);
+    clear_values("dx", dx, (long)N_r * C, s);  // layernorm_backward adds to it
     layernorm_backward(dx, {g[LNF_W], g[LNF_B], d_bias}, dln, x, w[LNF_W], a.stats, scratch.linear.sums,
                        N_r, C, ctx.accumulate, s);
 }

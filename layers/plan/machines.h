@@ -46,7 +46,7 @@ inline const std::vector<Hardware> machines = {
     {"azure-ndmv4", *find_gpu("A100-SXM4-80GB"), 8, 235e9, 25e9, 20},
     {"dgx-h100", *find_gpu("H100 80GB HBM3"), 8, 370e9, 50e9, 32},
     {"dgx-h200", *find_gpu("NVIDIA H200"), 8, 370e9, 50e9, 32},
-    {"here", {"", 0, 0, 0, 0, 1}, 8, 0, 0, 1},  // this machine, if it is none of the above
+    {"here", {.name = "", .peak = 0, .fp8 = 1}, 8, 0, 0, 1},  // this machine, if it is none of the above
 };
 constexpr double narrow_loss = 350;  // fitted: see published.h
 constexpr double mtnlg_efficiency = 0.545, megatron_efficiency = 0.765;

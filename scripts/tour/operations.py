@@ -6,7 +6,7 @@ this table.
 
 OPERATIONS = {
     "clear_values": ("Set to zero", r"x = 0", "Sums start from nothing: losses, squares, gradients."),
-    "copy_values": (
+    "upload_values": (
         "Copy to the device",
         r"x_\mathrm{device} = x_\mathrm{host}",
         "What the host has prepared: the step's tokens and targets with what the embedding's backward needs,"
@@ -82,7 +82,7 @@ OPERATIONS = {
         r"dx = dy\, w, \quad dw \mathrel{+}= dy^T x, \quad db \mathrel{+}= \sum_n dy_n",
         "Two matrix products: one passes the gradient on, one says how the weights should change.",
     ),
-    "linear_after_gelu_backward": (
+    "linear_of_gelu_backward": (
         "Linear layer and GELU, backward",
         r"dw \mathrel{+}= dy^T a, \quad du = (dy\, w) \odot \mathrm{GELU}'(u)",
         "Through the product and the nonlinearity at once: u was kept by forward for this.",
@@ -165,7 +165,7 @@ BLOCK_STEPS = {
     "residual_layernorm_forward": [(4, 5), (8, NEXT)],
     "linear_gelu_forward": [(6, 7)],
     "residual_forward": [(8,)],
-    "linear_after_gelu_backward": [(8, 7)],
+    "linear_of_gelu_backward": [(8, 7)],
     "linear_backward": [(6,), (4,), (2,)],
     "layernorm_backward": [(5,), (1,)],
     "attention_backward": [(3,)],

@@ -83,7 +83,7 @@ Tour.widgets["step.player"] = (place, data) => {
 
 // the tokens that went in, as text, and what the model was to say
 Tour.widgets["step.tokens"] = (place, data) => {
-  const load = data.lines.find((l) => l.name === "copy_values"),
+  const load = data.lines.find((l) => l.name === "upload_values"),
     T = data.head.model.sequence;
   const tokens = load.tensors[0].values.slice(0, T);
   const embedding = data.lines.find((l) => l.name === "cross_entropy");
