@@ -44,7 +44,7 @@ double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// the call's description, the same on every rank that makes it
+// the call's description, the same on every rank that makes it but for who sends and who receives
 std::string note(const Group& g, const char* what, const char* label, long n) {
     Handle& h = handle_of(g);
     std::string call =
@@ -101,6 +101,9 @@ struct Answer {
     std::vector<int> members;  // of that call
 };
 
+// "call 7 of group forward, ranks 0 4", whose one member says that it sends, and whose other that it receives
+std::string call_of(const std::string& where) { return where.substr(0, where.find(": ")); }
+
 // what can hang although all hosts answer: a device, or the network under a call that all its members made
 std::string describe_hang(const std::map<int, Answer>& answers) {
     for (auto& [rank, answer] : answers)
@@ -111,13 +114,13 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
     for (auto& [rank, answer] : answers) {
         auto is_there = [&](int member) {
             auto found = answers.find(member);
-            return found != answers.end() && found->second.where == answer.where;
+            return found != answers.end() && call_of(found->second.where) == call_of(answer.where);
         };
         if (std::all_of(answer.members.begin(), answer.members.end(), is_there))
             return text("all ranks answer, and all of its ranks have come to %s: the device of one of them "
                         "hangs before it, or the network between them\n", answer.where.c_str());
     }
-    return "all wait for one another:\n";
+    return "all ranks answer, and wait in different calls: each for another, or for a device that hangs:\n";
 }
 
 [[noreturn]] void find_who_hangs(const std::string& here, const std::vector<int>& members) {

@@ -1,8 +1,9 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
-//   scale = min(1, max_norm / (norm + 1e-6)), norm = L2 norm of all gradients. If the norm or the loss is not
-//   finite, or exceeds its limit, the update is skipped. The device decides; the host need not wait.
+//   scale = min(1, max_norm / (norm + 1e-6)), norm = L2 norm of all gradients; without max_norm 1. If the
+//   norm or the loss is not finite, or exceeds its limit, the update is skipped. The device decides; the host
+//   need not wait.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
 //   w, the master weight, and the moments are stored as described in adamw_state.cuh

@@ -6,10 +6,11 @@
 //   backward: sets dqkv; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T rounded up to 128s, HS) real,
 //             turns (flash_turns()) int
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
-//             ds = p * (dp - delta) / sqrt(HS)   dq = ds k   dk = ds^T q
+//             ds = p * (dp - delta)   dq = ds k / sqrt(HS)   dk = ds^T q / sqrt(HS)
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
 //   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later). With TMA
-//   and wgmma (sm_90a): flash_attention_hopper.cuh, flash_backward_hopper.cuh. Which run: flash_dispatch.cuh
+//   and wgmma (sm_90a): flash_attention_hopper.cuh, flash_backward_hopper.cuh. flash_dispatch.cuh defines
+//   gpu::flash_attention_forward and _backward, which call those or flash_forward and flash_backward below
 #pragma once
 #include <algorithm>
 #include <vector>

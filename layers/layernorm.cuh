@@ -7,8 +7,8 @@
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
 //   gpu: a row is held in the registers of one or several warps (residual.cuh). In backward each group of
-//   warps strides over the rows and keeps its own sums for dw and db. The plain kernels handle rows that are
-//   not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would have too few registers).
+//   warps strides over the rows and keeps its own sums for dw, db and dx. The plain kernels handle rows that
+//   are not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would have too few registers).
 #pragma once
 #include "residual.cuh"
 

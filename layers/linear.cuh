@@ -135,7 +135,8 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
     gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
 }
 
-// whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is faster
+// whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
+// faster; timed before the first step, in tune() (setup.h), then looked up
 template <class Out, class Run>
 bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int C, int OC, Stream s,
            Run run) {

@@ -17,8 +17,9 @@ constexpr int column_sum_parts = 32;
 inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
 inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 
-// Backward distributes the rows over groups of warps, each with its own sums: used_groups(), at most
-// most_row_groups(C). The number depends on N and C alone: the order of summation is the same on every GPU
+// Backward distributes the rows over groups of warps (those that share a row), each with its own sums:
+// used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
+// the same on every GPU
 constexpr int longest_summed_row = 4096;  // for longer rows layernorm_backward has no registers to sum dx too
 constexpr int most_row_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 inline long row_scratch(int C) { return 3L * most_row_groups(C) * C + column_sum_scratch(C); }

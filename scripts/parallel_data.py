@@ -57,19 +57,19 @@ def answers():
 
 
 def whole_validation_set():
-    """100 sequences, in rounds of at most 64 micro-batches per replica, or at once: the same mean."""
+    """129 sequences, in rounds of at most 64 micro-batches per replica: the same mean in any rounds."""
+    size = "--sequence 2 --steps 1 --evaluate-every 1 --evaluate-batches 129".split()
     losses = []
     for name, ranks, options in (
-        ("two rounds", 1, []),
-        ("one round", 1, ["--micro-batch", "2"]),
-        ("two replicas", 4, ["--pipeline-parallel", "2", "--micro-batch", "3", "--evaluate-batches", "34"]),
+        ("at once", 3, []),
+        ("in three rounds", 1, []),
+        ("the last for one replica", 2, []),
+        ("the same through a pipeline", 4, ["--pipeline-parallel", "2"]),
     ):
-        size = ["--steps", "1", "--evaluate-every", "1", "--evaluate-batches", "500"]
-        metrics_file = ["--metrics", f"{work}/{name}.jsonl"]
-        done = run(ranks, [*DATA, *MODEL, *size, *metrics_file, *options])
+        done = run(ranks, [*DATA, *MODEL, *size, "--metrics", f"{work}/{name}.jsonl", *options])
         check(done.returncode == 0, f"{name}: {done.stderr[-500:]}")
-        losses += [line["validation_loss"] for line in metrics(name)]
-    check(len(losses) == 3 and near(losses, losses[:1] * 3), f"the validation set in rounds: {losses}")
+        losses += [line["validation_loss"] for line in metrics(name)] if done.returncode == 0 else []
+    check(len(losses) == 4 and near(losses, losses[:1] * 4), f"the validation set in rounds: {losses}")
 
 
 def largest_micro_batch():

@@ -145,11 +145,20 @@ def check_faults():
     check_stopped_rank(program, arguments)
 
     # behind a kernel that does not end all hosts answer: what they say is where all of a call's ranks wait
-    done = start(program, 4, [*arguments, "--comm-timeout", "3"], NCCL_ON_CPU_HANG="2:200")
     come = r"all ranks answer, and all of its ranks have come to call \d+ of group (.*?):"
+    done = start(program, 4, [*arguments, "--comm-timeout", "3"], NCCL_ON_CPU_HANG="2:200")
     named = re.findall(come, done.stderr)
     good = done.returncode != 0 and named and all(" 2" in group for group in named)
     check(good, f"a device hangs: {named} {done.stderr[-900:]}")
+
+    # in a pipeline each may wait for the other in another call: both calls are named
+    pipeline = [*DATA, *MODEL, "--pipeline-parallel", "2", "--comm-timeout", "3"]
+    told = []
+    for number in (60, 70, 80):
+        done = start(program, 2, pipeline, NCCL_ON_CPU_HANG=f"1:{number}")
+        told += re.findall(r"all ranks answer, and (wait in different|all of its ranks)", done.stderr)
+        check(done.returncode != 0 and "all ranks answer" in done.stderr, f"a stage: {done.stderr[-900:]}")
+    check("wait in different" in told, f"two calls of neighbouring stages: {told}")
 
 
 def check_stopped_rank(program, arguments):

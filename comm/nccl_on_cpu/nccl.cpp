@@ -96,7 +96,7 @@ bool is_behind_hang(const Launch& l) {
     static const std::string hangs = getenv("NCCL_ON_CPU_HANG") ? getenv("NCCL_ON_CPU_HANG") : "";
     static const size_t colon = hangs.find(':');
     if (colon == std::string::npos || hangs.substr(0, colon) != rank_in_world()) return false;
-    return l.order >= atoi(hangs.c_str() + colon + 1);
+    return l.order + 1 >= atoi(hangs.c_str() + colon + 1);
 }
 
 // on a channel, one transfer finishes before the next starts, also between calls of a launch

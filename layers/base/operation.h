@@ -284,7 +284,7 @@ void clear_values(const char* name, T* p, long n, Stream s,
 // copies from pinned host memory
 template <class T>
 void upload_values(const char* name, T* to, const T* from, long n, Stream s,
-                 std::source_location where = std::source_location::current()) {
+                   std::source_location where = std::source_location::current()) {
     if (Operation op{"upload_values", s, {written_values(name, to, n)}, {}, where})
         copy_to_device(to, from, n * sizeof(T), s);
 }

@@ -171,7 +171,7 @@ struct MicroBatch {
     Buffer* dx_buffer = nullptr;  // read in backward only
 };
 
-// ---- scratch: within one block's forward or backward -----------------------------------------------------
+// ---- scratch: within one layer's or block's forward or backward ------------------------------------------
 
 struct Scratch {
     floatX* partial;   // (N, C): what a GEMM puts out towards the residual stream, or its gradient towards a

@@ -116,7 +116,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
                                       [&](const floatX* rows, RowRange r) {
         const floatX* act = r.is_whole ? a.act : nullptr;  // with chunks only d_up: dw needs all rows
         linear_of_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, act, a.up + r.at(4 * C_r),
-                                   w[DOWN_W], linear, r.count, 4 * C_r, C, accumulate, s);
+                                w[DOWN_W], linear, r.count, 4 * C_r, C, accumulate, s);
     });
     if (in_chunks)
         linear_backward(nullptr, g[DOWN_W], nullptr, all, a.act, w[DOWN_W], linear, N, 4 * C_r, C, accumulate,

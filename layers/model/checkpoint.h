@@ -438,6 +438,8 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
         for (auto& name : list_checkpoints(dir))
             if (!before || step_of(name) < before) consider(dir + "/" + name);
 
+    if (before && out.empty() && !list_checkpoints(dir).empty())
+        fail("--resume %s: holds no readable checkpoint of a step before %ld", dir.c_str(), before);
     if (before && !out.empty() && out[0].state.step >= before)
         fail("--resume %s is a checkpoint of step %ld, and --resume-before %ld wants an earlier one: give "
              "the folder that holds the checkpoints", dir.c_str(), out[0].state.step, before);

@@ -259,7 +259,7 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
                   optimizer.hyper, optimizer.decision, optimizer.state_check, n, model.stream);
         });
     };
-    // not sharded: its slices are whole buckets, contiguous
+    // not sharded: the slices are whole buckets, one after another, and one launch covers them all
     if (model.table.layout.optimizer_shards == 1) return update(optimizer.slices[0], optimizer.elements);
 
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {

@@ -33,6 +33,7 @@ struct Trainer {
 template <class Step>
 void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     CapturedStep& captured = trainer.captured[model.token_buffer];
+    // linear_flops: what a launch adds to it again
     if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, linear_flops, step);
 
     std::map<std::string, comm::Traffic> before = comm::traffic;
@@ -275,14 +276,13 @@ constexpr int exit_diverged = 3;  // resuming from the newest checkpoint would d
 inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
     uint64_t samples = run.state.samples;
-    bool has_ended = finish_save(run, trainer, save_patience());
+    if (!finish_save(run, trainer, save_patience()))
+        comm::end_on_error(text("--on-spike back: a save has been running for %.0f s: check the file system "
+                                "of --save", trainer.writer->seconds_under_way()));
 
     run.options.resume = run.options.save;
     run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
     comm::together([&] {
-        if (!has_ended)
-            fail("--on-spike back: a save has been running for %.0f s: check the file system of --save",
-                 trainer.writer->seconds_under_way());
         if (run.options.resume_before <= 0 || list_checkpoints(run.options.save).empty())
             fail("--on-spike back: there is no checkpoint to go back to yet: lower --learning-rate or "
                  "--save-every");
