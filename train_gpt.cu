@@ -56,7 +56,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     auto step = [&] {
         if (repeats) repeated.emplace(model, optimizer, compute);
         else compute();
-        finish_reductions(model);  // started bucket by bucket in backward; waits for them here
+        complete_gradients(model);  // ends the sums over d; sums over t and wte's copies
         update_parameters(model, optimizer, o.clip);
     };
 

@@ -1,8 +1,9 @@
 // fp8_linear.cuh   the GEMMs of linear.cuh in fp8, for --fp8 (Micikevicius et al., 2022)
 //   x and w are rounded to e4m3, dy to e5m2. Each tensor is scaled by the largest power of two that keeps its
 //   largest value within the format's range ("current scaling": nothing is kept from step to step). Sums are
-//   fp32; y, dx are floatX; dw, db real. All sizes are multiples of 16. An fp8 GEMM wants the summed
-//   dimension last in both operands, so backward uses transposed copies.
+//   fp32, in forward with FAST_ACCUM's fewer bits (base/gemm.h); y, dx are floatX; dw, db real. All sizes are
+//   multiples of 16. An fp8 GEMM wants the summed dimension last in both operands, so backward uses
+//   transposed copies.
 //   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); backward
 //          rounds x again
 //   communicates: nothing    cost: that of linear.cuh at twice the rate; and for each rounding two reads of x

@@ -190,6 +190,18 @@ def graphs():
         )
 
 
+def ramped_groups():
+    """A ramp from 8 to 9 micro-batches, whose default interleave groups differ: planned as it runs."""
+    ramp = "--batch 9 --micro-batch 1 --ramp-start 8 --ramp-increment 1 --ramp-tokens 150".split()
+    train("alone", 1, ramp)
+    train("ramped", 4, [*ramp, *"--pipeline-parallel 2 --pipeline-chunks 2 --tensor-parallel 2".split()])
+    for key in KEYS:
+        alone, ramped = ([m[key] for m in metrics(name) if key in m] for name in ("alone", "ramped"))
+        check(near(ramped, alone), f"a ramp, interleaved: {key}: {ramped}, wants {alone}")
+    for name in ("alone", "ramped"):
+        shutil.rmtree(f"{work}/{name}")
+
+
 def odd_batches():
     """Odd numbers of micro-batches, fewer than stages too, and micro-batches of several sequences."""
     for batch, micro, options in (

@@ -29,6 +29,7 @@ CHECKS = (
     layouts.emulated_kernels,
     layouts.graphs,
     data.largest_micro_batch,
+    layouts.ramped_groups,
     layouts.odd_batches,
     data.resumed_elsewhere,
     data.blends,

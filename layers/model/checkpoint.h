@@ -54,7 +54,7 @@ inline std::string index_text(const RunState& s, const std::string& options, con
         "\"vocabulary_checksum\": \"%016llx\",\n\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
         "\"files\": %s",
         program_version, s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
-        (unsigned long long)s.set_samples, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
+        (unsigned long long)s.training_set_size, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         spikes_text(s).c_str(), options.c_str(), files.c_str());
 
@@ -158,7 +158,7 @@ struct Checkpoint {
         state.samples = number(index, "samples", 0, 1L << 60);
         state.tokens = number(index, "tokens", 0, 1L << 60);
         state.seed = number(index, "seed", 0, INT64_MAX);
-        state.set_samples =
+        state.training_set_size =
             number(index, index.find("set_samples") ? "set_samples" : "windows", 0, 1L << 60);
 
         state.tokenizer = index.at("tokenizer", name).string(name);

@@ -110,11 +110,13 @@ inline const std::vector<Option> option_table = [] {
     using O = Options;
     return std::vector<Option>{
         {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 8.3B 13B 17B 22B 175B 530B 1T"},
-        {"layers", &O::layers, 1, "transformer blocks L (default: the preset's)"},
-        {"hidden", &O::hidden, 1, "hidden size C (default: the preset's)"},
-        {"heads", &O::heads, 1, "attention heads NH; divides --hidden (default: the preset's)"},
-        {"sequence", &O::sequence, 1, "tokens per sequence T (default: the preset's)"},
-        {"vocabulary", &O::vocabulary, 2, "vocabulary size V (default: the training file's, else 50257)"},
+        {"layers", &O::layers, 1, "transformer blocks L (default: the checkpoint's or the preset's)"},
+        {"hidden", &O::hidden, 1, "hidden size C (default: the checkpoint's or the preset's)"},
+        {"heads", &O::heads, 1,
+         "attention heads NH; divides --hidden (default: the checkpoint's or the preset's)"},
+        {"sequence", &O::sequence, 1, "tokens per sequence T (default: the checkpoint's or the preset's)"},
+        {"vocabulary", &O::vocabulary, 2,
+         "vocabulary size V (default: the checkpoint's or the training file's, else 50257)"},
         {"pad-vocabulary", &O::pad_vocabulary, 1,
          "V is padded to a multiple of this (default: the preset's)"},
         {"train", &O::train, 0,
@@ -134,7 +136,7 @@ inline const std::vector<Option> option_table = [] {
         {"ramp-start", &O::ramp_start, 0, "batch ramp: sequences in the first step; 0: no ramp"},
         {"ramp-increment", &O::ramp_increment, 1, "batch ramp: batch-size increment (default: --ramp-start)"},
         {"ramp-tokens", &O::ramp_tokens, 1, "batch ramp: tokens until the full --batch is reached"},
-        {"steps", &O::steps, 0, "stop after this many steps"},
+        {"steps", &O::steps, 0, "stop after this many steps (default: 1000, or none with --until-tokens)"},
         {"until-tokens", &O::until_tokens, 1, "stop after this many tokens"},
         {"learning-rate", &O::learning_rate, 0, "peak learning rate (default: the preset's)"},
         {"min-learning-rate", &O::min_learning_rate, 0,
@@ -175,7 +177,8 @@ inline const std::vector<Option> option_table = [] {
          "if loss or norm is not finite or spikes: stop; skip: drop the update; back: return to the newest "
          "earlier checkpoint and skip the samples since then"},
         {"spike-z", &O::spike_z, 0,
-         "a spike is this many standard deviations above the running mean; 0: only non-finite values"},
+         "a spike is this many standard deviations above the running mean, of at least 30 steps; 0: only "
+         "non-finite values"},
         {"slow-factor", &O::slow_factor, 1,
          "report a rank that computes this many times longer than its peers"},
         {"tensor-parallel", &O::tensor_parallel, 1,

@@ -207,7 +207,7 @@ inline double scheduled_rate(const Options& o, double tokens) {
 
 // The last backward started the reductions over d: waits for them, then sums over t and over the copies of
 // the tied embedding, in place. Afterwards this rank's slices hold complete gradients.
-inline void finish_reductions(Model& model) {
+inline void complete_gradients(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");

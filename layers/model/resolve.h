@@ -365,9 +365,11 @@ inline void resolve(Run& run, int task_vocabulary) {
     resolve_schedule(run);
     if (!o.plan.empty()) return;  // a plan reads and writes no data
 
-    if (run.is_rank0() && run.train && run.state.set_samples && run.state.set_samples != run.train->samples())
-        printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
-               (unsigned long long)run.train->samples(), (unsigned long long)run.state.set_samples);
-    if (run.train) run.state.set_samples = run.train->samples();
+    if (run.train) {
+        uint64_t now = run.train->samples(), before = std::exchange(run.state.training_set_size, now);
+        if (run.is_rank0() && before && before != now)
+            printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
+                   (unsigned long long)now, (unsigned long long)before);
+    }
     check_save_folder(o);
 }

@@ -114,10 +114,10 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
                      "the batch ramp: give --resume %s",
                      o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
 
-        uint64_t set_samples = run.state.set_samples;
+        uint64_t training_set_size = run.state.training_set_size;
         run.state = checkpoint.state;
         run.state.shape = model.shape;
-        run.state.set_samples = set_samples;
+        run.state.training_set_size = training_set_size;
 
         double bytes = comm::sum_over(world, {(double)loaded.values.size() * sizeof(real)}, "bytes read")[0];
         double took = seconds() - began;

@@ -11,11 +11,13 @@
 
 // ---- schedules -------------------------------------------------------------------------------------------
 
-// interleave group: --pipeline-group, or the default at batch sizes of the ramp that do not allow it
+// interleave group: --pipeline-group or, without it and at batch sizes of the ramp that do not allow it, the
+// default (once resolved, o.pipeline_group is that of the largest batch)
 inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
     PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
     int m = s.micro_batches;
-    bool as_asked = o.pipeline_group && (batch == o.batch || legal_group(s.p, m, o.pipeline_group));
+    bool as_asked =
+        o.has("pipeline-group") && (batch == o.batch || legal_group(s.p, m, o.pipeline_group));
     if (s.chunks == 1) s.interleave_group = m;
     else s.interleave_group = as_asked ? o.pipeline_group : default_group(s.p, m);
     return s;
@@ -171,11 +173,13 @@ inline void fill_at_random(Model& model) {
     synchronize(model.stream);  // before `values` is freed
 }
 
+inline int timed_micro_batches(const Model& model) { return std::min(2, model.setup.micro_batches); }
+
 // forward and backward of up to two micro-batches, to time GEMMs and load kernels
 inline void compute_once(Model& model) {
     BatchShape batch = {model.setup.B, model.shape.T};
     // micro-batch 0 sets gradients, micro-batch 1 adds to them
-    for (int index = 0; index < std::min(2, model.setup.micro_batches); index++)
+    for (int index = 0; index < timed_micro_batches(model); index++)
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
             MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],
                              &model.dx_buffers[0]};
@@ -217,9 +221,9 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
     std::string key =
         text("graph " PRECISION_NAME
              " %d layers %d hidden %d heads %d x %d of %d recompute %d flash %d "
-             "fp8 %d rows of logits %d",
+             "fp8 %d rows of logits %d micro-batches %d",
              shape.L, shape.C, shape.NH, model.setup.B, shape.T, shape.Vp, (int)model.setup.recompute,
-             model.setup.flash, model.setup.fp8, model.lm_head.rows_held);
+             model.setup.flash, model.setup.fp8, model.lm_head.rows_held, timed_micro_batches(model));
 
     auto run = [&](int way) {
         if (!way) {

@@ -56,7 +56,7 @@ struct Trial {  // a small model with its optimiser
         }
         optimizer.set_hyper_parameters(options, rate, step + update);
         if (update) {
-            finish_reductions(model);
+            complete_gradients(model);
             update_parameters(model, optimizer, options.clip);
             step++;
         }
@@ -129,7 +129,7 @@ void test_pytorch() {
             close("gradient of " + p.name, g, want, tolerance);
         }
         trial.optimizer.set_hyper_parameters(o, number("learning_rate"), ++trial.step);
-        finish_reductions(m);
+        complete_gradients(m);
         update_parameters(m, trial.optimizer, o.clip);
         synchronize(m.stream);  // the next step's hyper-parameters lie where these are read
     }

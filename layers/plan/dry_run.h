@@ -310,7 +310,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     while (!update.empty()) out.update.push_back(counter.count(take_until(update, is_gather)));
 
     out.clear = counter.count(DryRun::of([&] { clear_losses(model); }));
-    Activities reduce = DryRun::of([&] { finish_reductions(model); });
+    Activities reduce = DryRun::of([&] { complete_gradients(model); });
     auto tied = std::find_if(reduce.begin(), reduce.end(),
                              [](auto& a) { return !strcmp(a.call.group, "tied embedding"); });
     out.reduce = counter.count({reduce.begin(), tied});

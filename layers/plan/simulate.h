@@ -132,7 +132,7 @@ class Simulator {
         return true;
     }
 
-    // finish_reductions and update_parameters of optimizer.h; returns the time when all ranks have the norm
+    // complete_gradients and update_parameters of optimizer.h; returns the time when all ranks have the norm
     double finish_step() {
         double last = 0;
         for (int r = 0; r < s.p; r++) {
