@@ -33,9 +33,11 @@ def command(*options, ranks=1, data=None):
 
 
 def make_tokens():
-    """DATA, and what stands beside it for validation: the README three times, byte by byte."""
+    """DATA, and what stands beside it for validation, byte by byte: lines, some easier than others."""
     text = WORK / "text.txt"
-    text.write_text((REPOSITORY / "README.md").read_text() * 3)
+    easy, hard = "green bottles hanging on the wall, ", "{} fell. "
+    lines = (f"{i} {easy}" + hard.format(i**4 % 99991) * (i * i % 5) for i in range(700))
+    text.write_text("\n".join(lines))
     words = [BUILD / "tokenize", "--vocabulary", "bytes", "--validation", "0.1", "--output", "text", text]
     made = run(list(map(str, words)))
     check(made.returncode == 0, f"tokens: {made.stderr}")

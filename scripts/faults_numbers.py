@@ -135,7 +135,7 @@ def spikes():
         f"up to the first that is left out all is as before: {same[-3:]}",
     )
     # what is usual belongs to the run: stopped and resumed it leaves out the same steps
-    skip = ["--on-spike", "skip", "--spike-z", 0.5]
+    skip = ["--on-spike", "skip", "--spike-z", 0.2]
     ran = [run(command("--steps", 50, *skip, *until_60("at-once")))]
     ran.append(run(command("--steps", 35, *skip, *until_60("in-two"))))
     ran.append(run(command("--steps", 50, *skip, *until_60("in-two"), "--resume", WORK / "in-two")))

@@ -10,7 +10,7 @@
 //   reduce-scatter after out, and the same before up and after down; in backward, an all-gather of down's dy,
 //   another of up's input, a reduce-scatter of up's dx, and the same three for out and qkv. Without sequence
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
-//   of qkv's dx
+//   of qkv's dx. Full recomputation repeats forward's calls in backward, but for that after down
 //   With t = 1 nothing is communicated: gathered_gemm calls its GEMM once, on all rows of its input (r.at()
 //   is 0, r.is_whole true); reduced_gemm and gathered_backward do so too, and their results are in
 //   scratch.partial.

@@ -96,8 +96,9 @@ inline void await_message(Model& model, Buffer& buffer, const char* label, Batch
     comm::all_gather(model.grid.tp, buffer.x, buffer.x + part.offset, part.n, label, model.stream);
 }
 
-// Waits until no message is in transit between stages. A send is otherwise awaited only when its buffer is
-// reused, which never happens for the last sends of a run; MPI cannot finish before every send has completed
+// After a schedule: the compute stream (over MPI, the host) waits until no message is in transit between
+// stages. A send is otherwise awaited only when its buffer is reused, which never happens for the last sends
+// of a run; MPI cannot finish before every send has completed
 inline void finish_messages(Model& model) {
     Grid& grid = model.grid;
     if (grid.p == 1) return;

@@ -35,7 +35,7 @@ struct RunState {
     uint64_t vocabulary_sum = 0;  // checksum of vocab.bpe
     std::map<uint64_t, int> choices;  // the autotuner's: see base/autotune.h
     RunningStatistics losses = {}, norms = {};  // of the steps that were updates, for --spike-z
-    int spikes_in_a_row = 0;  // updates skipped, or rollbacks without a new checkpoint in between
+    int spikes_since_progress = 0;  // skipped since an update; rollbacks since a new checkpoint
 
     void advance(int batch, uint64_t batch_tokens) {
         step++;
@@ -49,7 +49,7 @@ inline std::string spikes_text(const RunState& s) {
     std::string out = "[";
     for (const RunningStatistics* r : {&s.losses, &s.norms})
         out += text("%.17g, %.17g, %ld, ", r->mean, r->variance, r->seen);
-    return out + text("%d]", s.spikes_in_a_row);
+    return out + text("%d]", s.spikes_since_progress);
 }
 
 inline void read_spikes(RunState& s, const Json& array, const std::string& name) {
@@ -58,5 +58,5 @@ inline void read_spikes(RunState& s, const Json& array, const std::string& name)
     for (int i = 0; i < 2; i++)
         (i ? s.norms : s.losses) = {array.items[3 * i].number(name), array.items[3 * i + 1].number(name),
                                     array.items[3 * i + 2].integer(name)};
-    s.spikes_in_a_row = (int)array.items[6].integer(name);
+    s.spikes_since_progress = (int)array.items[6].integer(name);
 }

@@ -61,7 +61,7 @@ void test_checkpoint() {
             trial.step, (uint64_t)trial.step * 2, (uint64_t)trial.step * 10, 7, 3, shape, "bytes", 0, {}};
         s.losses = {0.1 * (double)trial.step, 1e-3, trial.step};
         s.norms = {2, 1.0 / 3, trial.step};
-        s.spikes_in_a_row = 2;
+        s.spikes_since_progress = 2;
         save_alone(s, trial, dir, keep);
     };
 
@@ -79,7 +79,7 @@ void test_checkpoint() {
     check(found.size() == 2 && other.step == 4 && found[0].state.shape.V == 11, "the newest is found");
     const RunState& state = found[0].state;
     check(state.losses.mean == 0.1 * 4.0 && state.losses.variance == 1e-3 && state.losses.seen == 4 &&
-              state.norms.mean == 2 && state.norms.variance == 1.0 / 3 && state.spikes_in_a_row == 2,
+              state.norms.mean == 2 && state.norms.variance == 1.0 / 3 && state.spikes_since_progress == 2,
           "what --spike-z knows, to the last bit");
     double again = other.train(samples, 1e-2);
     check(again == next && other.train(samples, 1e-2) == after, "goes on to the last bit");

@@ -292,12 +292,12 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
 
     // autotuning choices made since that checkpoint still belong to the run, and spikes are counted on
     std::map<uint64_t, int> choices = run.state.choices;
-    int in_a_row = run.state.spikes_in_a_row;
+    int spikes = run.state.spikes_since_progress;
     trainer.model->await_parameters();
     resume_newest(run, *trainer.model, trainer.optimizer.get());
     trainer.loaded_step = run.state.step;
     run.state.choices.insert(choices.begin(), choices.end());
-    run.state.spikes_in_a_row = in_a_row;
+    run.state.spikes_since_progress = spikes;
     run.state.losses = run.state.norms = {};  // otherwise a lasting change would stop the run
     if (!checkpoint_is_wrong) run.state.samples = samples;
     if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
@@ -319,7 +319,7 @@ inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     std::string what = text("step %ld: loss %g, gradient norm %g: %s", run.state.step, result.loss,
                             result.norm, result.is_finite() ? "a spike" : "not finite");
 
-    bool stops = ++run.state.spikes_in_a_row > most;
+    bool stops = ++run.state.spikes_since_progress > most;
     if (!stops && run.is_rank0())
         fprintf(stderr, "%s: %s\n", what.c_str(),
                 way == "skip" ? "its update is skipped" : "back to the newest checkpoint before it");
@@ -345,7 +345,7 @@ inline void act_on_reports(const StepReports& reports, StepResult& result, Run& 
         run.state.losses.add(result.loss);
         run.state.norms.add(result.norm);
         bool has_newer_checkpoint = trainer.writer->saved_step() > trainer.loaded_step;
-        if (run.options.on_spike != "back" || has_newer_checkpoint) run.state.spikes_in_a_row = 0;
+        if (run.options.on_spike != "back" || has_newer_checkpoint) run.state.spikes_since_progress = 0;
     }
 
     check_save_attempts(run, trainer);
