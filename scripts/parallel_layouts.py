@@ -190,16 +190,21 @@ def graphs():
         )
 
 
+def compare_with_alone(name, what):
+    """The losses and norms of a run with those of `alone`; removes what both saved."""
+    for key in KEYS:
+        got, wanted = ([m[key] for m in metrics(run) if key in m] for run in (name, "alone"))
+        check(near(got, wanted), f"{what}: {key}: {got}, wants {wanted}")
+    for each in (name, "alone"):
+        shutil.rmtree(f"{work}/{each}")
+
+
 def ramped_groups():
     """A ramp from 8 to 9 micro-batches, whose default interleave groups differ: planned as it runs."""
     ramp = "--batch 9 --micro-batch 1 --ramp-start 8 --ramp-increment 1 --ramp-tokens 150".split()
     train("alone", 1, ramp)
     train("ramped", 4, [*ramp, *"--pipeline-parallel 2 --pipeline-chunks 2 --tensor-parallel 2".split()])
-    for key in KEYS:
-        alone, ramped = ([m[key] for m in metrics(name) if key in m] for name in ("alone", "ramped"))
-        check(near(ramped, alone), f"a ramp, interleaved: {key}: {ramped}, wants {alone}")
-    for name in ("alone", "ramped"):
-        shutil.rmtree(f"{work}/{name}")
+    compare_with_alone("ramped", "a ramp, interleaved")
 
 
 def odd_batches():
@@ -222,13 +227,4 @@ def odd_batches():
             options.get("tensor-parallel", 1) * options["pipeline-parallel"],
             [*size, *words(options)],
         )
-        for key in KEYS:
-            check(
-                near(
-                    [m[key] for m in metrics("pipeline") if key in m],
-                    [m[key] for m in metrics("alone") if key in m],
-                ),
-                f"batch {batch}, {options}: {key}",
-            )
-        for name in ("alone", "pipeline"):
-            shutil.rmtree(f"{work}/{name}")
+        compare_with_alone("pipeline", f"batch {batch}, {options}")

@@ -66,8 +66,7 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     run.options = o;
     run.state = base.state;
 
-    if (!o.has("micro-batch")) run.options.micro_batch = 0;  // what is not named is resolved anew
-    if (!o.has("pipeline-group")) run.options.pipeline_group = 0;
+    if (!o.has("micro-batch")) run.options.micro_batch = 0;  // resolved anew if not named
     run.grid = place_in_grid(0, base.grid.world.size, o.tensor_parallel, o.pipeline_parallel);
     check_parallel(run);
     resolve_batch(run);
