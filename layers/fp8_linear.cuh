@@ -15,7 +15,8 @@
 
 constexpr int fp8_parts = 1024;  // of a tensor, whose largest values are found in parallel
 
-struct Fp8Scale { float scale, inverse; };
+// cuBLASLt reads `inverse` through a pointer, which must be aligned to 16 bytes
+struct alignas(16) Fp8Scale { float inverse, scale; };
 
 // weight matrices in fp8, at the same offsets as among the parameters
 struct Fp8Weights {
@@ -47,7 +48,7 @@ HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
         e = e - 1 < -120 ? -120 : e - 1 > 120 ? 120 : e - 1;
         scale = ldexpf(1, e);
     }
-    return {scale, 1 / scale};
+    return {1 / scale, scale};
 }
 
 namespace ref {

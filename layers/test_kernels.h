@@ -58,6 +58,33 @@ void in_several_orders(Checks checks) {
 using X = Both<floatX>;
 using R = Both<real>;
 
+// close() for attention, whose first positions average few values and are larger, with their errors, than the
+// rest: each position is divided by its own root mean square where that exceeds the whole's. `parts`: 1 for
+// o, 3 for dqkv
+void close_by_position(const std::string& what, const std::vector<floatX>& got_,
+                       const std::vector<floatX>& want_, const AttentionShape& a, int parts,
+                       double tolerance) {
+    std::vector<double> got = wide(got_), want = wide(want_);
+    size_t row = want.size() / ((size_t)a.B * a.T), part = row / (size_t)parts;
+    std::vector<double> squares((size_t)(a.T * parts)), counts(squares.size());
+    auto position = [&](size_t i) { return i / row % (size_t)a.T * (size_t)parts + i % row / part; };
+    double all = 0;
+
+    for (size_t i = 0; i < want.size(); i++) {
+        squares[position(i)] += want[i] * want[i];
+        counts[position(i)] += 1;
+        all += want[i] * want[i];
+    }
+    all /= (double)want.size();
+    for (size_t i = 0; i < want.size(); i++) {
+        double mean = squares[position(i)] / counts[position(i)];
+        double larger = std::sqrt(std::max(1.0, mean / (all + 1e-300)));
+        got[i] /= larger;
+        want[i] /= larger;
+    }
+    close(what, got, want, tolerance);
+}
+
 void kernels_layernorm() {
     // rows that are no whole vectors; of one warp, whole and not; of four; of 32
     for (auto [N, C] : {std::pair{1, 1},
@@ -191,7 +218,9 @@ void kernels_matmul() {
         ref::matmul_gelu_input_backward(dup.ref(), dy.ref(), before.ref(), w.ref(), N, C, OC, nullptr);
         linear_of_gelu_backward(dup.device, dw.device, dy.device, x.device, before.device, w.device,
                                    {scratch.device}, N, C, OC, true, nullptr);
-        dup.compare("gradient of up" + what, 2 * rounding);
+        // in fp32, cuBLASLt's own slope of GELU is off by up to 5e-5 on an H200
+        bool rough = fused && !host_is_device && sizeof(floatX) == 4;
+        dup.compare("gradient of up" + what, rough ? 1e-4 : 2 * rounding);
         dw.compare("dw behind gelu" + what, sums_tolerance);
     }
 }

@@ -235,6 +235,9 @@ inline void cublaslt_refuses() {
     refuses_types("multiples of 16", e4, e5, half, [](Call& c) { c.A->rows = c.B->rows = 24; });
     refuses_types("aligned to 16 bytes", e4, e5, half,
                   [](Call& c) { c.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 8u); });
+    refuses_types("scale that is not aligned", e4, e5, half, [](Call& c) {
+        c.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const float*)c.vectors + 1);
+    });
     refuses_types("fp8 has not", e4, e5, half,
                   [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 16); });
 
