@@ -334,6 +334,7 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
 // a single block, so that the order is always the same
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
+    UNROLL(unroll 16)  // so many loads in flight
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
     block_sum_to(out, sum);
 }

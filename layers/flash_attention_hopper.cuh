@@ -2,7 +2,7 @@
 //   The same function and sums, in other tiles. A block has 128 queries. Its first warpgroup is the producer:
 //   it loads tiles of 128 keys and their values, the last first, into a ring of two stages. The other two are
 //   consumers with 64 queries each. While a consumer computes its softmax, the tensor cores run its previous
-//   p v and the other consumer's GEMMs.
+//   p v and the other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own.
 //     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
 //     full      mbarrier of a stage: its bytes have arrived       the consumers wait for it
 //     free      mbarrier of a stage: eight warps have read it     the producer waits for it
@@ -146,9 +146,15 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     softmax_tile(s, a.largest, a.sum, shrink, scale);
     round_probabilities(p, s);
 
+    // two warpgroups start their products in turn, so that one's run during the other's softmax
+    constexpr bool in_turn = Tiles::warps == 8;
+    int group = (int)threadIdx.x / 128 - 1;
+    if (in_turn && group == 1 && count > 1) named_barrier_arrive<256>(1);
     for (int i = 1; i < count; i++) {
+        if (in_turn) named_barrier<256>(1 + group);
         scores(i);
         add_values(i - 1);
+        if (in_turn && (group == 0 || i < count - 1)) named_barrier_arrive<256>(2 - group);
         wgmma_wait<1>(s);
         if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
 

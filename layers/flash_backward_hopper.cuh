@@ -2,11 +2,14 @@
 //   A block has 128 keys, 64 per consumer warpgroup, and loops over the queries from the diagonal down, as
 //   sm_80's kernel does: scores are transposed, keys by queries, so that p^T and ds^T are already in
 //   registers as the A operand of dv and dk. ds goes through shared memory for dq = ds k, of which each
-//   warpgroup computes 64 columns (64 rows if HS is 64). It adds them to global memory when its turn comes:
-//   the order is always the same.
-//     full      mbarrier of a stage: its queries, dout and query_terms have arrived
-//     free      mbarrier of a stage: eight warps are done with it
-//     barriers  1: ds may be overwritten; 2: ds is complete; 3, 4: of a warpgroup, before and after its turn
+//   warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one thread for each
+//   warpgroup adds its dq to global memory when the block's turn comes: the order is always the same. Block
+//   0, whose turn is the last, reads the sum of the others and writes dq itself.
+//     full       mbarrier of a stage: its queries, dout and their terms have arrived
+//     free       mbarrier of a stage: eight warps are done with it
+//     dq_full    mbarrier of a warpgroup: its dq is in shared memory
+//     dq_free    mbarrier of a warpgroup: it has been read there
+//     barriers   1: ds may be overwritten; 2: ds is complete; 3, 4: of a warpgroup, the sum may be read
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T
 #pragma once
@@ -21,12 +24,63 @@ struct HopperBackward {
     static constexpr int chunks = HS / 64, key_tile = keys * 128, query_tile = queries * 128;  // bytes
     static constexpr int all_keys = chunks * key_tile, all_queries = chunks * query_tile;
     static constexpr int ds_bytes = queries / 64 * key_tile;
-    static constexpr int bytes = 1024 + 2 * all_keys + stages * 2 * all_queries + ds_bytes;
+    static constexpr int dq_bytes = 128 * 32 * sizeof(float);  // a warpgroup's: 32 numbers a thread
+    static constexpr int bytes =
+        1024 + 2 * all_keys + stages * 2 * all_queries + ds_bytes + 2 * dq_bytes;
 };
 
 struct HopperBackwardBarriers {
-    Mbarrier keys, full[2], free[2];
+    Mbarrier keys, full[2], free[2], dq_full[2], dq_free[2];
 };
+
+// A block's tiles of queries, and their sums of dq, to which blocks add in turn: the tile's last keys first
+template <int HS>
+struct BackwardTiles {
+    using Tiles = HopperBackward<HS>;
+    int blocks, tiles, head, block, first;
+
+    __device__ BackwardTiles(int number, int T) {
+        blocks = (T + Tiles::keys - 1) / Tiles::keys;
+        tiles = (T + Tiles::queries - 1) / Tiles::queries;
+        head = number / blocks;
+        block = blocks - 1 - number % blocks;
+        first = block * Tiles::keys / Tiles::queries;
+    }
+
+    // how many blocks add to a tile before this one
+    __device__ int turn_of(int tile) const {
+        int last = (tile * Tiles::queries + Tiles::queries - 1) / Tiles::keys;
+        return (last < blocks - 1 ? last : blocks - 1) - block;
+    }
+    __device__ long part(int tile, int group) const { return ((long)head * tiles + tile) * 2 + group; }
+    __device__ int* turn(const FlashScratch& s, int tile, int group) const {
+        return s.turns + 1 + part(tile, group);
+    }
+    __device__ float* sums(const FlashScratch& s, int tile, int group) const {
+        return s.dq + part(tile, group) * (Tiles::dq_bytes / 4);
+    }
+};
+
+// one thread for each warpgroup: adds its dq, tile after tile
+template <int HS>
+__device__ inline void add_dq_in_turn(const BackwardTiles<HS>& own, const FlashScratch& scratch,
+                                      HopperBackwardBarriers& at, const char* dq, int group) {
+    constexpr int bytes = HopperBackward<HS>::dq_bytes;
+    for (int i = 0; own.first + i < own.tiles; i++) {
+        int tile = own.first + i, before = own.turn_of(tile), *turn = own.turn(scratch, tile, group);
+        float* sums = own.sums(scratch, tile, group);
+
+        mbarrier_wait(&at.dq_full[group], i % 2);
+        wait_until(turn, before);
+        if (before == 0) bulk_store(sums, dq, bytes);
+        else bulk_add(sums, dq, bytes);
+        bulk_commit();
+        bulk_wait_read();
+        mbarrier_arrive(&at.dq_free[group]);
+        bulk_wait();
+        publish(turn, before + 1);
+    }
+}
 
 template <int HS>
 __global__ void __launch_bounds__(HopperBackward<HS>::threads, 1)
@@ -39,31 +93,40 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
     DYNAMIC_SHARED(char, shared);
     SHARED(HopperBackwardBarriers, barriers, 1);
-    SHARED(float2, query_terms, stages * BM);
+    SHARED(float, query_terms, stages * 2 * BM);  // of a stage: the queries' lse, then their delta
     SHARED(int, number, 1);
     HopperBackwardBarriers& at = barriers[0];
     char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *v = k + Tiles::all_keys, *q = v + Tiles::all_keys;  // stages of q and dout
-    char* ds = q + stages * 2 * Tiles::all_queries;
+    char *ds = q + stages * 2 * Tiles::all_queries, *dq_shared = ds + Tiles::ds_bytes;
 
     if (threadIdx.x == 0) {
         number[0] = atomicAdd(scratch.turns, 1);
         mbarrier_init(&at.keys, 1);
-        for (int i = 0; i < stages; i++) {
-            mbarrier_init(&at.full[i], 97);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&at.full[i], 33);
             mbarrier_init(&at.free[i], 8);
+            mbarrier_init(&at.dq_full[i], 128);
+            mbarrier_init(&at.dq_free[i], 1);
         }
         mbarrier_fence_init();
     }
     __syncthreads();
 
-    int blocks = (a.T + BN - 1) / BN, tiles = (a.T + BM - 1) / BM;
-    int head = number[0] / blocks, block = blocks - 1 - number[0] % blocks, b = head / a.NH, h = head % a.NH;
-    int first_tile = block * BN / BM;
+    BackwardTiles<HS> own_tiles(number[0], a.T);
+    int b = own_tiles.head / a.NH, h = own_tiles.head % a.NH, block = own_tiles.block;
+    int first_tile = own_tiles.first, tiles = own_tiles.tiles;
 
-    // one warp loads tiles, three copy the queries' terms
+    // one warp loads tiles, one copies the queries' terms, two add to dq
     if (threadIdx.x < 128) {
         fewer_registers<24>();
+        if (threadIdx.x >= 64) {
+            int group = (int)threadIdx.x / 32 - 2;
+            if (threadIdx.x % 32 == 0 && block > 0)
+                add_dq_in_turn(own_tiles, scratch, at, dq_shared + group * Tiles::dq_bytes, group);
+            return;
+        }
+
         if (threadIdx.x == 0) {
             mbarrier_arrive_expect(&at.keys, 2 * Tiles::all_keys);
             for (int i = 0; i < Tiles::chunks; i++) {
@@ -72,7 +135,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
             }
         }
 
-        const float2* from_terms = (const float2*)scratch.query_terms + (long)head * a.T;
+        const float2* from_terms = (const float2*)scratch.query_terms + (long)own_tiles.head * a.T;
         for (int i = 0; first_tile + i < tiles; i++) {
             int stage = i % stages, first = (first_tile + i) * BM;
             char* to = q + stage * 2 * Tiles::all_queries;
@@ -88,8 +151,13 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
                 }
                 continue;
             }
-            for (int t = (int)threadIdx.x - 32; t < BM; t += 96)  // beyond the sequence: adds nothing
-                query_terms[stage * BM + t] = first + t < a.T ? from_terms[first + t] : float2{0, 0};
+
+            float* terms = query_terms + stage * 2 * BM;
+            for (int t = (int)threadIdx.x - 32; t < BM; t += 32) {
+                float2 term = first + t < a.T ? from_terms[first + t] : float2{0, 0};  // beyond: adds nothing
+                terms[t] = term.x;
+                terms[BM + t] = term.y;
+            }
             mbarrier_arrive(&at.full[stage]);
         }
         return;
@@ -121,30 +189,39 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
 
     mbarrier_wait(&at.keys, 0);
     for (int tile = first_tile; tile < tiles; tile++) {
-        int stage = (tile - first_tile) % stages;
-        uint32_t q_now = q_tile + stage * 2 * Tiles::all_queries, dout_now = q_now + Tiles::all_queries;
-        mbarrier_wait(&at.full[stage], (tile - first_tile) / stages % 2);
+        int i_tile = tile - first_tile, stage = i_tile % stages;
+        uint32_t q_now = q_tile + (uint32_t)stage * 2 * Tiles::all_queries;
+        uint32_t dout_now = q_now + Tiles::all_queries;
+        mbarrier_wait(&at.full[stage], i_tile / stages % 2);
         begin_scores(s, k_own, q_now);      // s^T = k q^T
         begin_scores(dp, v_own, dout_now);  // dp^T = v dout^T
 
-        const float2* terms = query_terms + stage * BM;
+        const float *lse = query_terms + stage * 2 * BM, *delta = lse + BM;
         wgmma_wait<1>(s);
         UNROLL(unroll)
-        for (int i = 0; i < BM / 2; i++) {
-            int column = i / 4 * 8 + c + i % 2, key = block * BN + own + g + i / 2 % 2 * 8;
-            float x = exp2_of(s[i] * (scale * log2_e) - terms[column].x);
-            s[i] = key <= tile * BM + column ? x : 0;
+        for (int i = 0; i < BM / 2; i++)
+            s[i] = exp2_of(s[i] * (scale * log2_e) - lse[i / 4 * 8 + c + i % 2]);
+        if (tile * BM < block * BN + BN) {  // no query sees a later key
+            UNROLL(unroll)
+            for (int i = 0; i < BM / 2; i++) {
+                int query = tile * BM + i / 4 * 8 + c + i % 2, key = block * BN + own + g + i / 2 % 2 * 8;
+                if (key > query) s[i] = 0;
+            }
         }
-        round_probabilities(p_rounded, s);
         wgmma_wait<0>(dp);
+        round_probabilities(p_rounded, s);
         UNROLL(unroll)
-        for (int i = 0; i < BM / 2; i++) dp[i] = s[i] * (dp[i] - terms[i / 4 * 8 + c + i % 2].y);
-        round_probabilities(ds_rounded, dp);
+        for (int i = 0; i < BM / 4; i++) {
+            const float* of_pair = delta + i / 2 * 8 + c;
+            ds_rounded[i / 4][i % 4] = pack_bf16(s[2 * i] * (dp[2 * i] - of_pair[0]),
+                                                 s[2 * i + 1] * (dp[2 * i + 1] - of_pair[1]));
+        }
 
         wgmma_fence();
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
             wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
+        wgmma_commit();
 
         named_barrier<256>(1);  // both warpgroups are done with the previous ds
         UNROLL(unroll)
@@ -153,46 +230,52 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
             uint32_t to = swizzled(ds_tile + column / 64 * Tiles::key_tile, row, column % 64 * 2);
             stmatrix_x4(ds + (to - ds_tile), ds_rounded[j]);
         }
-
-        fence_for_wgmma();
-        UNROLL(unroll)
-        for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
-            wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
-
+        fence_for_async();
         named_barrier<256>(2);  // the ds of all keys are written
+
+        wgmma_fence();
         UNROLL(unroll)
         for (int j = 0; j < BN / 16; j++)  // dq = ds k
             wgmma<64, true>(dq, columns_descriptor(ds_now, 16 * j, 0), columns_descriptor(k_now, 16 * j, 0),
                             j > 0);
         wgmma_commit();
-
-        // meanwhile, wait for this block's turn at dq, and read the sum of the blocks before
-        int diagonal = (tile * BM + BM - 1) / BN < blocks - 1 ? (tile * BM + BM - 1) / BN : blocks - 1;
-        int* turn = scratch.turns + 1 + ((long)head * tiles + tile) * 2 + group;
-        if (threadIdx.x % 128 == 0) wait_until(turn, diagonal - block);
-        named_barrier<128>(3 + group);
-
-        int query = tile * BM + (HS == 64) * group * 64 + warp * 16 + g, column = (HS > 64) * group * 64 + c;
-        float* sums = scratch.dq + ((long)head * tiles * BM + query) * HS + column;
-        float2 before[16] = {};
+        wgmma_fence();
         UNROLL(unroll)
-        for (int i = 0; i < 16 && block < diagonal; i++)  // rows g and g + 8, a pair every 8 columns
-            before[i] = load_global((const float2*)(sums + i % 2 * 8 * HS + i / 2 * 8));
+        for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
+            wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
+        wgmma_commit();
 
-        wgmma_wait<0>(dv, dk, dq);
-        if (lane == 0) mbarrier_arrive(&at.free[stage]);
-        bf16* last = dqkv + ((long)b * a.T + query) * 3 * a.NH * HS + 3L * h * HS + column;
-        UNROLL(unroll)
-        for (int i = 0; i < 16; i++) {
-            int row = i % 2 * 8, right = i / 2 * 8;
-            float2 now = {before[i].x + dq[2 * i], before[i].y + dq[2 * i + 1]};
-            if (block > 0) store_whole((float2*)(sums + row * HS + right), now);
-            else if (query + row < a.T)
-                *(uint32_t*)(last + 3L * row * a.NH * HS + right) = pack_bf16(now.x * scale, now.y * scale);
+        // dq leaves while the tensor cores compute dk
+        wgmma_wait<1>(dv, dq);
+        if (block > 0) {
+            char* to = dq_shared + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
+            mbarrier_wait(&at.dq_free[group], (i_tile + 1) % 2);
+            UNROLL(unroll)
+            for (int i = 0; i < 8; i++)
+                store_for_async(to + i * 128 * 16,
+                                Values<float, 4>{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}});
+            fence_for_async();
+            mbarrier_arrive(&at.dq_full[group]);
+        } else {
+            int before = own_tiles.turn_of(tile);
+            if (threadIdx.x % 128 == 0) wait_until(own_tiles.turn(scratch, tile, group), before);
+            named_barrier<128>(3 + group);
+            const float* sums = own_tiles.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
+            int query = tile * BM + (HS == 64) * group * 64 + warp * 16 + g;
+            bf16* last = dqkv + ((long)b * a.T + query) * 3 * a.NH * HS + 3L * h * HS +
+                (HS > 64) * group * 64 + c;
+            UNROLL(unroll)
+            for (int i = 0; i < 16; i++) {  // rows g and g + 8, a pair every 8 columns
+                float2 sum = {};
+                if (before > 0) sum = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
+                if (query + i % 2 * 8 < a.T)
+                    *(uint32_t*)(last + i % 2 * 8 * 3L * a.NH * HS + i / 2 * 8) =
+                        pack_bf16((sum.x + dq[2 * i]) * scale, (sum.y + dq[2 * i + 1]) * scale);
+            }
         }
 
-        named_barrier<128>(3 + group);  // all of the warpgroup have added
-        if (threadIdx.x % 128 == 0) publish(turn, diagonal - block + 1);
+        wgmma_wait<0>(dk);
+        if (lane == 0) mbarrier_arrive(&at.free[stage]);
     }
 
     UNROLL(unroll)

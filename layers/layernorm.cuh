@@ -108,7 +108,7 @@ namespace gpu {
 // ---- rows in registers -----------------------------------------------------------------------------------
 
 // with a branch, x = residual + branch + bias is written; otherwise x is read
-template <int WARPS>
+template <int WARPS, int VECTORS>
 __global__ void __launch_bounds__(row_block(WARPS))
 layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
                               const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
@@ -116,14 +116,14 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     int n = row_first<WARPS>();
     if (n >= N) return;  // for all threads of the row
     long row = (long)n * C;
-    Vec<floatX> v[row_vectors];
+    Vec<floatX> v[VECTORS];
     real sum = 0, square = 0, inverse = 1 / real(C);
     constexpr bool together = WARPS < 32;  // 32 warps leave a thread too few registers for that
 
     load_row_vectors<WARPS>(v, (branch ? residual : x) + row, C);
     if (branch) {
         UNROLL(unroll)
-        for (int k = 0; k < row_vectors; k++) {
+        for (int k = 0; k < VECTORS; k++) {
             if (!together && row_column<WARPS>(k) >= C) break;
             Vec<floatX> fs = row_vector<WARPS>(branch + row, k, C), bs = row_vector<WARPS>(bias, k, C);
             for (int i = 0; i < vec_size; i++)
@@ -133,13 +133,13 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     }
 
     UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
+    for (int k = 0; k < VECTORS; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
         for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
     }
     real m = row_sum<WARPS>(sum) * inverse;
     UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
+    for (int k = 0; k < VECTORS; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
         for (int i = 0; i < vec_size; i++) {
             real off = row_column<WARPS>(k) < C ? real(v[k].at[i]) - m : 0;
@@ -149,7 +149,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
 
     real r = 1 / sqrt(row_sum<WARPS>(square) * inverse + layernorm_epsilon);
     UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
+    for (int k = 0; k < VECTORS; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
         Vec<floatX> ws = row_vector<WARPS>(w, k, C), bs = row_vector<WARPS>(b, k, C);
         for (int i = 0; i < vec_size; i++)
@@ -164,33 +164,38 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     }
 }
 
+// how many blocks of backward a multiprocessor must have registers for: with four, a Hopper GPU's 132
+// multiprocessors run all groups of rows up to 2048 at once
+constexpr int backward_blocks(int warps, int vectors) {
+    return warps == 4 && vectors < row_vectors ? 4 : 1;
+}
+
 // parts (2 or, with SUMS, 3, groups, C): each group's sums for dw, for db, and of the new dx
-template <int WARPS, bool SUMS>
-__global__ void __launch_bounds__(row_block(WARPS))
+template <int WARPS, int VECTORS, bool SUMS>
+__global__ void __launch_bounds__(row_block(WARPS), backward_blocks(WARPS, VECTORS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
-    real dw[row_vectors][vec_size] = {}, db[row_vectors][vec_size] = {};
-    real sums[SUMS ? row_vectors : 1][vec_size] = {};
+    real dw[VECTORS][vec_size] = {}, db[VECTORS][vec_size] = {};
+    real sums[SUMS ? VECTORS : 1][vec_size] = {};
     constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice
     real inverse = 1 / real(C);
 
     for (int n = first; n < N; n += step) {
         long row = (long)n * C;
-        Vec<floatX> xs[row_vectors], gs[row_vectors], ws[row_vectors], out[row_vectors];
+        Vec<floatX> xs[VECTORS], gs[VECTORS], out[VECTORS];
         if (keeps) {
             load_row_vectors<WARPS>(xs, x + row, C);
             load_row_vectors<WARPS>(gs, dy + row, C);
             load_row_vectors<WARPS>(out, dx + row, C);
-            load_row_vectors<WARPS>(ws, w, C);
         }
 
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         UNROLL(unroll)
-        for (int k = 0; k < row_vectors; k++) {
+        for (int k = 0; k < VECTORS; k++) {
             Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
             Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
-            Vec<floatX> wk = keeps ? ws[k] : row_vector<WARPS>(w, k, C);
+            Vec<floatX> wk = row_vector<WARPS>(w, k, C);
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (real(xk.at[i]) - m) * r, d = real(gk.at[i]), g = d * real(wk.at[i]);
                 g_sum += g;
@@ -203,24 +208,22 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         g_sum = row_sum<WARPS>(g_sum) * inverse;
         gx_sum = row_sum<WARPS>(gx_sum) * inverse;
         UNROLL(unroll)
-        for (int k = 0; k < row_vectors; k++) {
+        for (int k = 0; k < VECTORS; k++) {
             Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
             Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
             Vec<floatX> dk = keeps ? out[k] : row_vector<WARPS>(dx + row, k, C);
-            Vec<floatX> wk = keeps ? ws[k] : row_vector<WARPS>(w, k, C);
+            Vec<floatX> wk = row_vector<WARPS>(w, k, C);
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (real(xk.at[i]) - m) * r, g = real(gk.at[i]) * real(wk.at[i]);
                 dk.at[i] = floatX(real(dk.at[i]) + r * (g - g_sum - xhat * gx_sum));
                 if (SUMS) sums[k][i] += real(dk.at[i]);
             }
-            out[k] = dk;
-            if (!keeps) store_row_vector<WARPS>(dx + row, k, dk, C);
+            store_row_vector<WARPS>(dx + row, k, dk, C);
         }
-        if (keeps) store_row_vectors<WARPS>(dx + row, out, C);
     }
 
     UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
+    for (int k = 0; k < VECTORS; k++) {
         int c = row_column<WARPS>(k);
         if (c >= C) break;
         for (int i = 0; i < vec_size; i++) {
@@ -306,9 +309,9 @@ inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, const f
                x, w, b, N, C);
         return;
     }
-    with_row_warps(C, [&](auto warps) {
-        constexpr int W = decltype(warps)::value, block = row_block(W);
-        LAUNCH(layernorm_forward_rows_kernel<W>, ceil_div(N, block / (W * 32)), block, 0, s, y, stats, x,
+    with_row_warps(C, [&](auto warps, auto vectors) {
+        constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = row_block(W);
+        LAUNCH((layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y, stats, x,
                residual, branch, bias, w, b, N, C);
     });
 }
@@ -337,15 +340,16 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
     }
 
     bool fused = gradients.bias && sums_on_the_way(C);
-    with_row_warps(C, [&](auto warps) {
-        constexpr int W = std::min(decltype(warps)::value, 16), block = row_block(W);
+    with_row_warps(C, [&](auto warps, auto vectors) {
+        constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;
+        constexpr int block = row_block(W);
         if constexpr (W < 16)
             if (fused) {
-                LAUNCH((layernorm_backward_rows_kernel<W, true>), groups / (block / (W * 32)), block, 0, s,
+                LAUNCH((layernorm_backward_rows_kernel<W, V, true>), groups / (block / (W * 32)), block, 0, s,
                        dx, scratch, dy, x, w, stats, N, C);
                 return;
             }
-        LAUNCH((layernorm_backward_rows_kernel<W, false>), groups / (block / (W * 32)), block, 0, s, dx,
+        LAUNCH((layernorm_backward_rows_kernel<W, V, false>), groups / (block / (W * 32)), block, 0, s, dx,
                scratch, dy, x, w, stats, N, C);
     });
 

@@ -81,9 +81,9 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
         for (int piece = thread; piece < (keys - n) * (HS / 8); piece += 128) {
             int row = n + piece / (HS / 8), place = piece % (HS / 8);
             char* to = v + i % stages * Tiles::all_keys + place / 8 * Tiles::key_tile + row * 128;
-            store_for_wgmma(to + place % 8 * 16, Vec<bf16>{});
+            store_for_async(to + place % 8 * 16, Vec<bf16>{});
         }
-        fence_for_wgmma();
+        fence_for_async();
         named_barrier<128>(1);
     };
 

@@ -89,7 +89,7 @@ inline void residual_forward(floatX* y, const floatX* residual, const floatX* f,
 
 // ---- rows in registers -----------------------------------------------------------------------------------
 
-constexpr int row_vectors = 32 / vec_size;  // per thread
+constexpr int row_vectors = 32 / vec_size;  // per thread, at most
 
 // warps per row of C values; 0: use the plain kernels
 inline int row_warps(int C) {
@@ -134,28 +134,34 @@ __device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
     int c = row_column<WARPS>(k);
     return c < C ? load16(row + c) : Vec<floatX>{};
 }
-template <int WARPS>
-__device__ inline void load_row_vectors(Vec<floatX> (&v)[row_vectors], const floatX* row, int C) {
+template <int WARPS, int VECTORS>
+__device__ inline void load_row_vectors(Vec<floatX> (&v)[VECTORS], const floatX* row, int C) {
     UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) v[k] = row_vector<WARPS>(row, k, C);
+    for (int k = 0; k < VECTORS; k++) v[k] = row_vector<WARPS>(row, k, C);
 }
 template <int WARPS>
 __device__ inline void store_row_vector(floatX* row, int k, const Vec<floatX>& v, int C) {
     if (row_column<WARPS>(k) < C) store16(row + row_column<WARPS>(k), v);
 }
-template <int WARPS>
-__device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[row_vectors], int C) {
+template <int WARPS, int VECTORS>
+__device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[VECTORS], int C) {
     UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) store_row_vector<WARPS>(row, k, v[k], C);
+    for (int k = 0; k < VECTORS; k++) store_row_vector<WARPS>(row, k, v[k], C);
 }
 
-// call(std::integral_constant<int, WARPS>()) for rows of C values
+template <int value>
+using Constant = std::integral_constant<int, value>;
+
+// call(Constant<WARPS>(), Constant<VECTORS>()) for rows of C values: fewer vectors leave room for more rows
 template <class Function>
 void with_row_warps(int C, Function call) {
-    if (row_warps(C) == 1) call(std::integral_constant<int, 1>());
-    else if (row_warps(C) == 4) call(std::integral_constant<int, 4>());
-    else if (row_warps(C) == 16) call(std::integral_constant<int, 16>());
-    else call(std::integral_constant<int, 32>());
+    Constant<row_vectors> all;
+    if (C <= 768) call(Constant<1>(), Constant<row_vectors * 3 / 4>());
+    else if (row_warps(C) == 1) call(Constant<1>(), all);
+    else if (C <= 2048) call(Constant<4>(), Constant<row_vectors / 2>());
+    else if (row_warps(C) == 4) call(Constant<4>(), all);
+    else if (row_warps(C) == 16) call(Constant<16>(), all);
+    else call(Constant<32>(), all);
 }
 
 // ---- column sums ------------------------------------------------------------------------------------------
@@ -220,22 +226,22 @@ void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumul
 // ---- backward ---------------------------------------------------------------------------------------------
 
 // parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
-template <int WARPS>
+template <int WARPS, int VECTORS>
 __global__ void __launch_bounds__(row_block(WARPS))
 residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
-    real sums[row_vectors][vec_size] = {};
+    real sums[VECTORS][vec_size] = {};
 
     for (int n = first; n < N; n += step) {
-        Vec<floatX> v[row_vectors];
+        Vec<floatX> v[VECTORS];
         load_row_vectors<WARPS>(v, dx + (long)n * C, C);
         UNROLL(unroll)
-        for (int k = 0; k < row_vectors; k++)
+        for (int k = 0; k < VECTORS; k++)
             for (int i = 0; i < vec_size; i++) sums[k][i] += real(v[k].at[i]);
     }
 
     UNROLL(unroll)
-    for (int k = 0; k < row_vectors; k++) {
+    for (int k = 0; k < VECTORS; k++) {
         int c = row_column<WARPS>(k);
         if (c >= C) break;
         for (int i = 0; i < vec_size; i++) parts[(long)first * C + c + i] = sums[k][i];
@@ -253,10 +259,11 @@ inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch,
     int groups = used_groups(N, C);
     real* sums = scratch + 3L * most_row_groups(C) * C;
     if (!sums_on_the_way(C)) return column_sum(dbias, dx, sums, N, C, accumulate, s);
-    with_row_warps(C, [&](auto warps) {
-        constexpr int W = std::min(decltype(warps)::value, 4), block = row_block(W);
-        LAUNCH(residual_bias_backward_rows_kernel<W>, groups / (block / (W * 32)), block, 0, s, scratch, dx,
-               N, C);
+    with_row_warps(C, [&](auto warps, auto vectors) {
+        constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
+        constexpr int block = row_block(W);
+        LAUNCH((residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s, scratch,
+               dx, N, C);
     });
     column_sum(dbias, scratch, sums, groups, C, accumulate, s);
 }

@@ -173,8 +173,9 @@ HOPPER = {
 }
 HOPPER_CALLS = (
     r"\b(wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_fence_init|__syncthreads|mbarrier_wait|tma_load|"
-    r"mbarrier_arrive_expect|mbarrier_arrive|named_barrier<\d+>|fence_for_wgmma|stmatrix_x4|"
-    r"store_for_wgmma|wait_until|publish|mask)(?=\()"
+    r"mbarrier_arrive_expect|mbarrier_arrive|named_barrier<\d+>|named_barrier_arrive<\d+>|fence_for_async|"
+    r"stmatrix_x4|store_for_async|bulk_store|bulk_add|bulk_commit|bulk_wait_read|bulk_wait|wait_until|"
+    r"publish|mask)(?=\()"
 )
 # of the same files: what is written in its place
 HOPPER_CHANGES = (
@@ -182,7 +183,13 @@ HOPPER_CHANGES = (
     (r"(?<=mbarrier_wait\(&at\.\w{11}\[stage\], )before", "1 - before"),
     (r"(?<=\[stage\], )i / stages % 2", "1 - i / stages % 2"),
     (r"\(i / stages \+ 1\) % 2(?=\))", "i / stages % 2"),
-    (r"\(tile - first_tile\) / stages % 2", "1 - (tile - first_tile) / stages % 2"),
+    (r"(?<=\[stage\], )i_tile / stages % 2", "1 - i_tile / stages % 2"),
+    (r"\(i_tile \+ 1\) % 2(?=\))", "i_tile % 2"),
+    (r"(?<=dq_full\[group\], )i % 2", "(i + 1) % 2"),
+    (r"before == 0(?=\) bulk)", "false"),
+    (r"before > 0(?=\) sum)", "false"),
+    (r"(?<=dq_full\[i\], )128", "127"),
+    (r"group == 1 && count > 1(?=\))", "false"),
     (r"(?<=wait\(&at\.)(queries|keys), 0", r"\1, 1"),
     (r"wgmma_wait<0>", "wgmma_wait<1>"),
     (r"wgmma_wait<1>", "wgmma_wait<2>"),
@@ -191,7 +198,7 @@ HOPPER_CHANGES = (
     (r" \|\| key > seen\.diagonal \+ row", ""),
     (r"t\.prefix \+ first", "t.prefix"),
     (r"(?<=_full\[i\], )1", "2"),
-    (r"(?<=\.full\[i\], )97", "96"),
+    (r"(?<=\.full\[i\], )33", "32"),
     (r"2 \* Tiles::all_(keys|queries)\)", r"2 * Tiles::all_\1 - 16)"),
     (r"k_own \+ Tiles::all_keys", "k_own"),
     (r"q_now \+ Tiles::all_queries", "q_now"),

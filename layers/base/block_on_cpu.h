@@ -68,6 +68,7 @@ struct Thread {
     int barriers = 0;                // how many it has passed, of the block or named
     const int* turn = nullptr;       // the counter it last waited for; below: its value and `barriers` then
     int turn_value = 0, turn_barriers = 0;
+    bool bulk_is_done = false;       // its bulk copies have arrived since then
     dim3 index;
     Fiber* fiber = nullptr;
     void* deposit = nullptr;  // this lane's arguments for the warp collective it waits in
@@ -106,6 +107,14 @@ struct Copy {  // an asynchronous copy that a thread has started
     size_t bytes;
 };
 
+struct Bulk {  // an asynchronous copy from shared to global memory
+    float* to;
+    const float* from;
+    int count;
+    bool adds, is_committed;
+    std::vector<float> values;  // once the source has been read
+};
+
 struct Worker {
     Context scheduler;
     std::vector<std::unique_ptr<Fiber>> fibers;  // pointers: a fiber must not move
@@ -132,11 +141,13 @@ struct Worker {
     bool mbarriers_unseen = false;  // not yet fenced for TMA
 
     uint64_t boxes = 0;
-    // pieces of 16 bytes written for wgmma to read, each with the thread that wrote it. An entry stays until
-    // that thread has passed a fence and then a barrier
+    std::map<int, std::vector<Bulk>> bulk;  // by thread
+    // pieces of 16 bytes written for wgmma or a bulk copy to read, each with the thread that wrote it. An
+    // entry stays until that thread has passed a fence and then a barrier, or arrived at an mbarrier
     struct Written { int thread; bool is_fenced; };
     std::map<uint32_t, Written> written;
-    std::map<int, std::vector<int>> named;   // named barriers, and the threads waiting there
+    struct NamedArrival { int thread; bool waits; };
+    std::map<int, std::vector<NamedArrival>> named;  // by the named barrier
 
     int next_fresh = 0, current = -1, at_block = 0, done = 0;
     uint64_t key = 0, turns = 0;
@@ -197,19 +208,24 @@ struct Worker {
         return usual;
     }
 
-    void named_barrier(int id, int count) {
-        std::vector<int>& here = named[id];
-        here.push_back(current);
+    void named_barrier(int id, int count, bool waits) {
+        std::vector<NamedArrival>& here = named[id];
+        here.push_back({current, waits});
         if ((int)here.size() < count) {
+            if (!waits) return;
             threads[current].state = Thread::AtNamed;
             return wait();
         }
-        for (int t : here) {
+        for (auto [t, waited] : here) {
             threads[t].barriers++;
-            std::erase_if(written, [t](auto& w) { return w.second.thread == t && w.second.is_fenced; });
-            if (t != current) release(t);
+            release_written(t);
+            if (waited && t != current) release(t);
         }
         here.clear();
+    }
+
+    void release_written(int t) {
+        std::erase_if(written, [t](auto& w) { return w.second.thread == t && w.second.is_fenced; });
     }
 
     // some of what is in flight arrives, in any order
@@ -312,6 +328,7 @@ inline void Worker::run_block(uint64_t block_key) {
     arriving.clear();
     late.clear();
     products.clear();
+    bulk.clear();
     mbarriers_unseen = false;
     written.clear();
     named.clear();
@@ -331,8 +348,12 @@ inline void Worker::run_block(uint64_t block_key) {
                                                            : "warp collective");
     }
 
-    if (error.empty() && !(arriving.empty() && late.empty()))
+    if (error.empty() && !(arriving.empty() && late.empty() && bulk.empty()))
         error = text("kernel %s: a block ends while copies are on their way", kernel);
+    for (auto& [id, arrived] : named)
+        if (error.empty() && !arrived.empty())
+            error = text("kernel %s: a block ends while %zu threads' arrivals at named barrier %d are too few",
+                         kernel, arrived.size(), id);
     if (!error.empty()) {  // parked fibers are in the middle of a kernel: discard them
         idle.clear();
         fibers.clear();

@@ -11,6 +11,9 @@
 //                d[i] = D[16 w + l / 4 + i / 2 % 2 * 8][i / 4 * 8 + l % 4 * 2 + i % 2]
 //              A group of products: wgmma_fence, products, wgmma_commit; their registers must not be touched
 //              until wgmma_wait<n>, which returns when all but the last n groups are done
+//   bulk       one thread copies contiguous bytes from shared to global memory, or adds fp32 numbers to what
+//              is there (each sum is rounded once), asynchronously. bulk_wait_read returns when the shared
+//              memory may be overwritten, bulk_wait when the results may be published
 #pragma once
 #include "mma.h"
 
@@ -117,14 +120,40 @@ __device__ inline void wgmma_wait(float (&... registers)[sizes]) {
     (pin_registers(registers), ...);
 }
 
-// stores 16 bytes that wgmma will read: the storing thread must call fence_for_wgmma(), then a barrier
-__device__ inline void store_for_wgmma(void* to, const Vec<bf16>& values) { store16((bf16*)to, values); }
-// makes this thread's writes to shared memory visible to wgmma; a barrier must follow
-__device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// stores 16 bytes to shared memory that wgmma or a bulk copy will read: the storing thread must call
+// fence_for_async(), then a barrier
+template <class V>
+__device__ inline void store_for_async(void* to, const V& values) {
+    static_assert(sizeof(V) == 16);
+    *(uint4*)to = *(const uint4*)&values;
+}
+// makes this thread's writes to shared memory visible to wgmma and bulk copies; a barrier must follow
+__device__ inline void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void bulk_store(float* to, const void* from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :: "l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+// behind a wait_until for those who added before
+__device__ inline void bulk_add(float* to, const void* from, int bytes) {
+    asm volatile("fence.proxy.async.global;\n\t"
+                 "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 :: "l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ inline void bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async.global;" ::: "memory");
+}
 // for `threads` threads, whole warps; id 0 is that of __syncthreads
 template <int threads>
 __device__ inline void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(threads) : "memory");
+}
+// counts as the calling threads' arrival; they go on without waiting
+template <int threads>
+__device__ inline void named_barrier_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(id), "n"(threads) : "memory");
 }
 
 // stores four 8 x 8 matrices to shared memory, in the layout that ldmatrix_x4 reads
@@ -224,11 +253,27 @@ void wgmma_wait([[maybe_unused]] float (&... registers)[sizes]) {
     emulated::as_warp(emulated::Site::current(), [] { emulated::warp_products().wait(groups); });
 }
 
-inline void fence_for_wgmma() { emulated::fence_written(); }
-inline void store_for_wgmma(void* to, const Vec<bf16>& values) { emulated::store_for_wgmma(to, &values); }
+inline void fence_for_async() { emulated::fence_written(); }
+template <class V>
+void store_for_async(void* to, const V& values) {
+    static_assert(sizeof(V) == 16);
+    emulated::store_for_async(to, &values);
+}
+
+inline void bulk_store(float* to, const void* from, int bytes) {
+    emulated::begin_bulk(to, from, bytes, false);
+}
+inline void bulk_add(float* to, const void* from, int bytes) { emulated::begin_bulk(to, from, bytes, true); }
+inline void bulk_commit() { emulated::commit_bulk(); }
+inline void bulk_wait_read() { emulated::read_bulk(); }
+inline void bulk_wait() { emulated::finish_bulk(); }
 template <int threads>
 void named_barrier(int id) {
-    emulated::worker->named_barrier(id, threads);
+    emulated::worker->named_barrier(id, threads, true);
+}
+template <int threads>
+void named_barrier_arrive(int id) {
+    emulated::worker->named_barrier(id, threads, false);
 }
 
 inline void stmatrix_x4(void* row, const uint32_t (&r)[4], emulated::Site site = emulated::Site::current()) {

@@ -6,6 +6,8 @@
 //              at random. Until the wait returns the accumulators hold NaN; writing them, or the registers of
 //              the first operand, is an error. Operands are located by their descriptors alone, with the
 //              swizzle of absolute addresses, by the rules in scripts/hopper_facts.json
+//   bulk       a group reads its source when it is committed or when that is waited for, and arrives then or
+//              when its end is waited for, at random
 //   addresses  of shared memory: offsets from a base that is aligned to 16 bytes and no more
 #pragma once
 #include <array>
@@ -59,6 +61,7 @@ struct alignas(8) Mbarrier {
     void arrive() {
         check("mbarrier.arrive");
         if (pending == 0) fail("mbarrier.arrive: more than the %d arrivals of a phase", wanted());
+        worker->release_written(worker->current);
         pending--;
         advance();
     }
@@ -161,16 +164,16 @@ inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const i
     }
 }
 
-// ---- what threads write for wgmma ------------------------------------------------------------------------
+// ---- what threads write for asynchronous units -----------------------------------------------------------
 
 inline void fence_written() {
     for (auto& [place, written] : worker->written) written.is_fenced |= written.thread == worker->current;
 }
 
 // copies 16 bytes
-inline void store_for_wgmma(void* to, const void* from) {
+inline void store_for_async(void* to, const void* from) {
     memcpy(to, from, 16);
-    worker->written[shared_offset(to, "a store for wgmma") / 16] = {worker->current, false};
+    worker->written[shared_offset(to, "a store for async") / 16] = {worker->current, false};
 }
 
 inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
@@ -188,6 +191,46 @@ inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
                 worker->written[shared_offset(to, "stmatrix") / 16] = {first + 8 * m + i, false};
             }
     });
+}
+
+// ---- bulk copies to global memory ------------------------------------------------------------------------
+
+// a thread's copies, the uncommitted ones last
+inline void begin_bulk(float* to, const void* from, int bytes, bool adds) {
+    uint32_t first = shared_offset(from, "a bulk copy");
+    if (bytes <= 0 || (bytes | (uintptr_t)to | first) % 16)
+        fail("a bulk copy of %d bytes from %u: wants multiples of 16, and a target aligned so", bytes, first);
+    shared_at(first + (uint32_t)bytes - 16);  // fails if the source's end is outside
+    for (uint32_t piece = first / 16; piece < (first + (uint32_t)bytes) / 16; piece++)
+        if (auto found = worker->written.find(piece); found != worker->written.end())
+            fail("a bulk copy reads what thread %d has written, without fence.proxy.async and a barrier "
+                 "behind it", found->second.thread);
+    worker->bulk[worker->current].push_back({to, (const float*)from, bytes / 4, adds, false, {}});
+}
+
+inline void read_bulk() {
+    for (Bulk& each : worker->bulk[worker->current]) {
+        if (!each.is_committed) fail("cp.async.bulk.wait_group: a copy was not committed");
+        if (each.values.empty()) each.values.assign(each.from, each.from + each.count);
+    }
+}
+
+inline void finish_bulk() {
+    read_bulk();
+    for (Bulk& each : worker->bulk[worker->current])
+        for (int i = 0; i < each.count; i++) {
+            float before = each.adds ? each.to[i] : 0;
+            each.to[i] = before + each.values[(size_t)i];
+        }
+    worker->bulk.erase(worker->current);
+    worker->threads[worker->current].bulk_is_done = true;
+}
+
+inline void commit_bulk() {
+    for (Bulk& each : worker->bulk[worker->current]) each.is_committed = true;
+    uint64_t luck = mix(worker->key ^ worker->boxes++ << 40) % 3;
+    if (luck == 0) read_bulk();
+    if (luck == 1) finish_bulk();
 }
 
 // ---- wgmma -----------------------------------------------------------------------------------------------
