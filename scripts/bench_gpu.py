@@ -20,6 +20,8 @@ VARIANTS = {
     "1.3B": ("--fp8 yes", "--recompute light"),
     "6.7B": ("--recompute light", "--fp8 yes"),
 }
+# of torch.compile; the first compiles in a minute, max-autotune takes several
+TWIN_MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--output", default="bench_gpu", help="OUTPUT.json and OUTPUT.md [bench_gpu]")
 parser.add_argument(
@@ -245,7 +247,7 @@ def twin(model):
     best, tried = None, []
     sizes = MODELS[model].micro_batches
     for size in sizes if not o.rehearse else (2,):
-        for mode in ("max-autotune-no-cudagraphs", "reduce-overhead") if not o.rehearse else ("none",):
+        for mode in TWIN_MODES if not o.rehearse else ("none",):
             if late():
                 break
             result = run(

@@ -88,6 +88,7 @@ def works_of(m, kernels, operations):
     C, NH, T, B, Vp = m.hidden, m.heads, m.sequence, m.micro_batches[0], VOCABULARY
     N, HS, rows = B * T, C // NH, B * T * C * 2
     warps = 1 if C <= 1024 else 4 if C <= 4096 else 16
+    vectors = 3 if C <= 768 else 2 if 1024 < C <= 2048 else 4
     threads, groups = max(128, warps * 32), max(4 // warps, 1)
     M, BM = (2, 128) if HS == 64 else (1, 64)
     heads, tiles = B * NH, math.ceil(T / BM)
@@ -127,7 +128,7 @@ def works_of(m, kernels, operations):
         attention = Work(hopper[0], L, 4 * rows, turns, 256, 5 * tile + 1024, instead=attention)
         queries = 128 if HS == 64 else 64
         turns *= 128 // queries
-        shared = 2 * tile + 4 * queries * HS * 2 + 128 * queries * 2 + 1024
+        shared = 2 * tile + 4 * queries * HS * 2 + 128 * queries * 2 + 2 * 16384 + 1024
         attention_backward = Work(hopper[1], L, 8 * rows, turns, 256, shared, instead=attention_backward)
 
     def of(operation, kernel, turns, threads, per_call=1, bytes=None, **more):
@@ -137,7 +138,8 @@ def works_of(m, kernels, operations):
         return Work(kernel, o["calls"] * per_call, own, turns, threads, **more)
 
     P = operations["square_sums"]["bytes"] / 4
-    norm = f"layernorm_forward_rows_kernel<{warps}>"
+    norm = f"layernorm_forward_rows_kernel<{warps},{vectors}>"
+    backward_norm = f"layernorm_backward_rows_kernel<{warps},{vectors},true>"
     return [
         of("layernorm_forward", norm, N / groups, threads),
         of("residual_layernorm_forward", norm, N / groups, threads),
@@ -145,7 +147,7 @@ def works_of(m, kernels, operations):
         attention,
         Work(f"flash_delta_kernel<{HS}>", attention.launches, 2 * rows, N * NH * lanes / 128, 128),
         attention_backward,
-        of("layernorm_backward", f"layernorm_backward_rows_kernel<{warps},true>", N / groups, threads),
+        of("layernorm_backward", backward_norm, N / groups, threads),
         of("layernorm_backward", "column_sum_kernel<float>", 0, 256, 3, 0),
         of("layernorm_backward", "column_sum_finish_kernel", 0, 128, 3, 0),
         of("cross_entropy", "cross_entropy_kernel", N * Vp / (512 * 8 * 4), 512, dynamic=Vp * 2),

@@ -69,6 +69,7 @@ struct Thread {
     const int* turn = nullptr;       // the counter it last waited for; below: its value and `barriers` then
     int turn_value = 0, turn_barriers = 0;
     bool bulk_is_done = false;       // its bulk copies have arrived since then
+    long turn_known = 0;             // the latest wait_until that it knows of: its own, or by barriers
     dim3 index;
     Fiber* fiber = nullptr;
     void* deposit = nullptr;  // this lane's arguments for the warp collective it waits in
@@ -142,6 +143,8 @@ struct Worker {
 
     uint64_t boxes = 0;
     std::map<int, std::vector<Bulk>> bulk;  // by thread
+    long turns_known = 0;                   // numbers each wait_until
+    std::map<int, long> latest_turn;        // by warpgroup, its threads' latest
     // pieces of 16 bytes written for wgmma or a bulk copy to read, each with the thread that wrote it. An
     // entry stays until that thread has passed a fence and then a barrier, or arrived at an mbarrier
     struct Written { int thread; bool is_fenced; };
@@ -193,7 +196,12 @@ struct Worker {
         }
         at_block = 0;
         watch::block_barrier();
-        for (Thread& t : threads) t.barriers++;
+        long turn_known = 0;
+        for (Thread& t : threads) turn_known = std::max(turn_known, t.turn_known);
+        for (Thread& t : threads) {
+            t.barriers++;
+            t.turn_known = turn_known;
+        }
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
 
@@ -216,12 +224,22 @@ struct Worker {
             threads[current].state = Thread::AtNamed;
             return wait();
         }
+        long turn_known = 0;
+        for (auto [t, waited] : here) turn_known = std::max(turn_known, threads[t].turn_known);
         for (auto [t, waited] : here) {
             threads[t].barriers++;
+            threads[t].turn_known = std::max(threads[t].turn_known, waited ? turn_known : 0);
             release_written(t);
             if (waited && t != current) release(t);
         }
         here.clear();
+    }
+
+    void let_others_run() {  // until all of them wait, or for a while
+        for (int turn = 0; turn < 20000 && !(ready.empty() && next_fresh == (int)threads.size()); turn++) {
+            release(current);
+            wait();
+        }
     }
 
     void release_written(int t) {
@@ -329,6 +347,8 @@ inline void Worker::run_block(uint64_t block_key) {
     late.clear();
     products.clear();
     bulk.clear();
+    turns_known = 0;
+    latest_turn.clear();
     mbarriers_unseen = false;
     written.clear();
     named.clear();
@@ -352,7 +372,7 @@ inline void Worker::run_block(uint64_t block_key) {
         error = text("kernel %s: a block ends while copies are on their way", kernel);
     for (auto& [id, arrived] : named)
         if (error.empty() && !arrived.empty())
-            error = text("kernel %s: a block ends while %zu threads' arrivals at named barrier %d are too few",
+            error = text("kernel %s: a block ends with %zu arrivals at named barrier %d, which are too few",
                          kernel, arrived.size(), id);
     if (!error.empty()) {  // parked fibers are in the middle of a kernel: discard them
         idle.clear();

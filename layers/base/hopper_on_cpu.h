@@ -216,6 +216,8 @@ inline void read_bulk() {
 }
 
 inline void finish_bulk() {
+    // they may write to the source, if it has not been read
+    if (mix(worker->key ^ worker->boxes++ << 40) % 2) worker->let_others_run();
     read_bulk();
     for (Bulk& each : worker->bulk[worker->current])
         for (int i = 0; i < each.count; i++) {

@@ -163,6 +163,8 @@ inline void wait_until(const int* turn, int value) {
     t.turn_value = value;
     t.turn_barriers = t.barriers;
     t.bulk_is_done = false;
+    t.turn_known = emulated::worker->latest_turn[emulated::worker->current / 128] =
+        ++emulated::worker->turns_known;
 }
 
 inline void publish(int* turn, int value) {
@@ -176,7 +178,13 @@ inline void publish(int* turn, int value) {
     emulated::block_waits.publish();
 }
 
-inline float2 load_global(const float2* x) { return load_whole(x); }
+inline float2 load_global(const float2* x) {
+    long known = emulated::worker->threads[emulated::worker->current].turn_known;
+    if (!emulated::watch::on &&
+        (!known || known < emulated::worker->latest_turn[emulated::worker->current / 128]))
+        fail("load_global: wants a wait_until in this warpgroup or block, and a barrier behind it");
+    return load_whole(x);
+}
 
 inline float exp2_of(float x) {
     float y = exp2f(x);
