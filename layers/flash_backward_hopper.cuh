@@ -221,6 +221,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
             wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
+        wgmma_commit();
 
         named_barrier<256>(1);  // both warpgroups are done with the previous ds
         UNROLL(unroll)
