@@ -33,7 +33,7 @@ struct Grid {
     int t = 1, d = 1, p = 1;                // ranks along each axis
     int tensor = 0, data = 0, stage = 0;    // this rank's coordinates
     comm::Group tp, dp, world;
-    comm::Group pp;                         // all stages: numbers on the host only; messages take the Links
+    comm::Group stages_on_host;             // all stages: the host's numbers only; messages take the Links
     comm::Group tied;                       // first and last stage, which both hold the token embedding
     Link forward_in, forward_out, backward_in, backward_out;
     Stream dp_stream = nullptr;             // for dp: gradients are reduced, parameters gathered
@@ -74,7 +74,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
 
     // pipeline: the neighbours of this stage, and the two ends that share the token embedding
     auto of_stage = [&](int stage) { return g.rank_of(g.tensor, g.data, stage); };
-    g.pp = group("pipeline", p, g.stage, of_stage);
+    g.stages_on_host = group("pipeline", p, g.stage, of_stage);
     auto pair = [&](const char* name, int from, int to) {
         return group(name, 2, g.stage == from ? 0 : 1, [&](int i) { return of_stage(i ? to : from); });
     };
@@ -97,7 +97,7 @@ inline Grid make_grid(int t, int p, bool wrap) {
     g.dp_stream = comm::make_comm_stream();
     if (g.t > 1) g.tp_stream = comm::make_comm_stream();
     if (p == 1) return g;
-    g.pp = comm::make_host_group(g.pp.name, g.pp.members);
+    g.stages_on_host = comm::make_host_group(g.stages_on_host.name, g.stages_on_host.members);
     if (g.holds_tied()) make(g.tied);
 
     auto make_links = [&](int from) {

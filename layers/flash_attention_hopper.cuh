@@ -56,12 +56,12 @@ __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* f
 // accumulated so far must be multiplied by shrink
 template <int N>
 __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
-                                    float scale) {
+                                    float scale_log2) {
     UNROLL(unroll)
     for (int half = 0; half < 2; half++) {
         float most = largest[half];
         UNROLL(unroll)
-        for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale);
+        for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale_log2);
         for (int lanes = 1; lanes < 4; lanes *= 2)
             most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
 
@@ -70,7 +70,7 @@ __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&
         UNROLL(unroll)
         for (int i = 2 * half; i < N; i += 4)
             UNROLL(unroll)
-            for (int j = i; j < i + 2; j++) part += s[j] = exp2_of(s[j] * scale - most);
+            for (int j = i; j < i + 2; j++) part += s[j] = exp2_of(s[j] * scale_log2 - most);
         sum[half] = sum[half] * shrink[half] + part;
         largest[half] = most;
     }
@@ -108,7 +108,7 @@ struct Attended {
 // mask(s, i) masks the scores of tile i; values_come(i) is called when the values of tile i have arrived
 template <int HS, class Tiles, class Mask, class ValuesCome>
 __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, uint32_t k, int count,
-                              float scale, Mask mask, ValuesCome values_come) {
+                              float scale_log2, Mask mask, ValuesCome values_come) {
     constexpr int keys = Tiles::keys, stages = Tiles::stages, abreast = HS > 64 ? Tiles::key_tile : 0;
     uint32_t v = k + stages * Tiles::all_keys;
     int lane = threadIdx.x % 32;
@@ -143,7 +143,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     wgmma_wait<0>(s);
     if (lane == 0) mbarrier_arrive(&at.keys_free[0]);
     mask(s, 0);
-    softmax_tile(s, a.largest, a.sum, shrink, scale);
+    softmax_tile(s, a.largest, a.sum, shrink, scale_log2);
     round_probabilities(p, s);
 
     // two warpgroups start their products in turn, so that one's run during the other's softmax
@@ -159,7 +159,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
         if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
 
         mask(s, i);
-        softmax_tile(s, a.largest, a.sum, shrink, scale);
+        softmax_tile(s, a.largest, a.sum, shrink, scale_log2);
         wgmma_wait<0>(a.out);
         if (lane == 0) mbarrier_arrive(&at.values_free[(i - 1) % stages]);
         UNROLL(unroll)
@@ -195,7 +195,7 @@ using FlashTiles = HopperTiles<HS, 128>;
 template <int HS>
 __global__ void __launch_bounds__(FlashTiles<HS>::threads, 1)
 flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real* lse, AttentionShape a,
-                            float scale) {
+                            float scale_log2) {
     if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
     using Tiles = FlashTiles<HS>;
     constexpr int rows = Tiles::keys;  // and queries
@@ -231,7 +231,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
             if (j / 4 * 8 + c + j % 2 > own + j / 2 % 2 * 8) s[j] = -INFINITY;
     };
 
-    attend<HS, Tiles>(attended, at, q_own, shared_address(k), block + 1, scale, mask, [](int) {});
+    attend<HS, Tiles>(attended, at, q_own, shared_address(k), block + 1, scale_log2, mask, [](int) {});
     bf16* o_head = o + (long)b * a.T * a.NH * HS + h * HS;
     write_rows(o_head, lse + (long)head * a.T, attended, first + own, a.T, (long)a.NH * HS);
 }

@@ -93,7 +93,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
     DYNAMIC_SHARED(char, shared);
     SHARED(HopperBackwardBarriers, barriers, 1);
-    SHARED(float, query_terms, stages * 2 * BM);  // of a stage: the queries' lse, then their delta
+    SHARED(float, query_terms, stages * 2 * BM);  // of a stage: lse (base 2), then delta of the queries
     SHARED(int, number, 1);
     HopperBackwardBarriers& at = barriers[0];
     char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
@@ -196,11 +196,11 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         begin_scores(s, k_own, q_now);      // s^T = k q^T
         begin_scores(dp, v_own, dout_now);  // dp^T = v dout^T
 
-        const float *lse = query_terms + stage * 2 * BM, *delta = lse + BM;
+        const float *lse_log2 = query_terms + stage * 2 * BM, *delta = lse_log2 + BM;
         wgmma_wait<1>(s);
         UNROLL(unroll)
         for (int i = 0; i < BM / 2; i++)
-            s[i] = exp2_of(s[i] * (scale * log2_e) - lse[i / 4 * 8 + c + i % 2]);
+            s[i] = exp2_of(s[i] * (scale * log2_e) - lse_log2[i / 4 * 8 + c + i % 2]);
         if (tile * BM < block * BN + BN) {  // no query sees a later key
             UNROLL(unroll)
             for (int i = 0; i < BM / 2; i++) {

@@ -37,7 +37,7 @@ template <int HS>
 __global__ void __launch_bounds__(PackedTiles<HS>::threads, 1)
 packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
                                const __grid_constant__ TensorMap key_map, bf16* o, const Tile* tiles, int NH,
-                               float scale) {
+                               float scale_log2) {
     if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
     using Tiles = PackedTiles<HS>;
     constexpr int keys = Tiles::keys, stages = Tiles::stages;
@@ -87,7 +87,8 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
         named_barrier<128>(1);
     };
 
-    attend<HS, Tiles>(attended, at, shared_address(q), shared_address(k), count, scale, mask, clear_beyond);
+    attend<HS, Tiles>(attended, at, shared_address(q), shared_address(k), count, scale_log2, mask,
+                      clear_beyond);
     write_rows(o + (long)t.row * NH * HS + h * HS, nullptr, attended, own, t.rows, (long)NH * HS);
 }
 

@@ -106,8 +106,8 @@ inline void device_free(void* p) { cudaFree(p); }
 inline void* host_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess)
-        fail("%s: %.2f GB of the host's memory cannot be taken: lower --batch or --micro-batch", what,
-             (double)bytes * 1e-9);
+        fail("%s: %.2f GB of the host's memory cannot be taken: use more ranks, fewer of them on a host, or "
+             "a lower --batch", what, (double)bytes * 1e-9);
     return p;
 }
 

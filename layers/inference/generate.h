@@ -95,7 +95,7 @@ inline void share_likelihoods(const Grid& g, std::vector<Likelihood>& all) {
         for (auto& [token, logprob] : one.top) numbers.insert(numbers.end(), {(double)token, logprob});
     }
     if (!g.is_last_stage()) numbers.assign(numbers.size(), 0);
-    numbers = comm::sum_over(g.pp, numbers, "log-probabilities");
+    numbers = comm::sum_over(g.stages_on_host, numbers, "log-probabilities");
 
     size_t at = 0;
     for (auto& one : all) {
@@ -160,8 +160,8 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
     share_likelihoods(model.grid, noted);
     if (likelihoods) *likelihoods = std::move(noted);
     std::vector<int64_t> all = drawn;
-    if (model.grid.p > 1)
-        all = comm::gather_numbers(model.grid.pp, drawn, "tokens of generation");  // of the last stage -> all
+    if (model.grid.p > 1)  // of the last stage -> all
+        all = comm::gather_numbers(model.grid.stages_on_host, drawn, "tokens of generation");
 
     std::vector<int> out;
     for (size_t i = 0; i < asked.size(); i++) {

@@ -146,6 +146,6 @@ inline void share_scores(const Grid& g, const ScoreBatches& plan, size_t first, 
 
     numbers = comm::sum_over(g.dp, numbers, "scores");
     if (!g.is_last_stage()) numbers.assign(numbers.size(), 0);
-    if (g.p > 1) numbers = comm::sum_over(g.pp, numbers, "scores");
+    if (g.p > 1) numbers = comm::sum_over(g.stages_on_host, numbers, "scores");
     for (size_t i = 0; i < these.size(); i++) *these[i] = {numbers[2 * i], numbers[2 * i + 1] > 0};
 }

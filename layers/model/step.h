@@ -111,7 +111,7 @@ struct RankReport {
     bool stops = false;        // it has received a signal
     bool lacks_data = false;   // the next step's samples cannot be read
     bool wants_save = false;   // a save is due; only rank 0's answer counts, as clocks differ
-    bool is_corrupt = false;   // bits have flipped in its memory
+    bool is_corrupt = false;   // bits have flipped in its memory, or a step computed twice differs
     int save_status = 0;       // see save.h
     double computed = 0;       // seconds of the step, without waiting for other ranks
 };
