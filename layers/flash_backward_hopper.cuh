@@ -275,6 +275,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         }
 
         wgmma_wait<0>(dk);
+        // lane 0 arrives for its warp, whose reads of the stage's terms barriers 1 and 2 have ordered before
         if (lane == 0) mbarrier_arrive(&at.free[stage]);
     }
 
