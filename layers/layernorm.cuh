@@ -166,13 +166,13 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
 
 // how many blocks of backward a multiprocessor must have registers for: with four, a Hopper GPU's 132
 // multiprocessors run all groups of rows up to 2048 at once
-constexpr int backward_blocks(int warps, int vectors) {
+constexpr int norm_backward_blocks(int warps, int vectors) {
     return warps == 4 && vectors < row_vectors ? 4 : 1;
 }
 
 // parts (2 or, with SUMS, 3, groups, C): each group's sums for dw, for db, and of the new dx
 template <int WARPS, int VECTORS, bool SUMS>
-__global__ void __launch_bounds__(row_block(WARPS), backward_blocks(WARPS, VECTORS))
+__global__ void __launch_bounds__(row_block(WARPS), norm_backward_blocks(WARPS, VECTORS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();

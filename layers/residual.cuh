@@ -7,7 +7,7 @@
 //   backward: sets dbias or, with `accumulate`, adds to it; scratch: row_scratch(C) values, for column_sum
 //             alone column_sum_scratch(C)
 //   communicates: nothing    cost: 2*N*C flops; memory bound
-//   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, 32 values a thread, read 16 bytes at a time
+//   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read
 #pragma once
 #include "base/operation.h"
 
