@@ -233,7 +233,7 @@ inline void put_tokens_on_host(const Model& model, int token_buffer, const std::
         *targets = tokens + model.max_rows();
     for (int b = 0; b < batch.B; b++)
         for (int t = 0; t < batch.T; t++) {
-            int token = samples[b * (batch.T + 1) + t];  // -1 - token: no loss as a target (--loss-on answers)
+            int token = samples[b * (batch.T + 1) + t];  // -1 - token: no loss for it (--loss-on answers)
             tokens[b * batch.T + t] = token < 0 ? -1 - token : token;
             targets[b * batch.T + t] = samples[b * (batch.T + 1) + t + 1];
         }
