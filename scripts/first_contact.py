@@ -169,6 +169,18 @@ def losses(folder, name, *options, ranks=1):
     return [json.loads(line)["loss"] for line in lines.read_text().splitlines()]
 
 
+def compare_losses(what, wanted, most, folder, *options, ranks=1):
+    start = time.time()
+    try:
+        mine = losses(folder, re.sub(r"\W+", "_", what), *options, ranks=ranks)
+        worst = max(abs(a - b) / b for a, b in zip(mine, wanted))
+        good = len(mine) == len(wanted) and worst <= most
+        says = f"{len(mine)} steps, {worst:.1e} from what is wanted at most; {most:g} allowed; {mine[-1]:.4f}"
+    except Exception as e:
+        good, says = False, f"{type(e).__name__} {e}"[:200]
+    note(what, good, says, time.time() - start)
+
+
 def train_against_cpu():
     start = time.time()
     try:
@@ -177,6 +189,8 @@ def train_against_cpu():
         if made.returncode:
             raise RuntimeError(last_line(made.stderr))
         cpu = losses(CPU, "cpu")
+        if len(cpu) != STEPS:
+            raise RuntimeError(f"{len(cpu)} steps, wants {STEPS}")
     except Exception as e:
         return note("losses of the CPU", False, f"{type(e).__name__} {e}"[:200], time.time() - start)
 
@@ -187,15 +201,7 @@ def train_against_cpu():
         ("bf16, recompute light", CUDA, 3e-2, ("--recompute", "light")),
     )
     for name, folder, most, options in variants:
-        start = time.time()
-        try:
-            mine = losses(folder, name.replace(" ", "_").replace(",", ""), *options)
-            worst = max(abs(a - b) / b for a, b in zip(mine, cpu))
-            good = len(mine) == len(cpu) == STEPS and worst <= most
-            says = f"{STEPS} steps, {worst:.1e} from the CPU's at most; {most:g} is allowed; {mine[-1]:.4f}"
-        except Exception as e:
-            good, says = False, f"{type(e).__name__} {e}"[:200]
-        note(f"training in {name}", good, says, time.time() - start)
+        compare_losses(f"training in {name}", cpu, most, folder, *options)
 
 
 def sanitizers(checks, seconds, folder):
@@ -241,16 +247,8 @@ def layouts():
         (4, "--tensor-parallel 2 --pipeline-parallel 2"),
     )
     for ranks, words in several[-1:] if o.rehearse else several:
-        start = time.time()
-        name = words.replace("--", "") or "data-parallel"
-        try:
-            mine = losses(CUDA_MPI, name.replace(" ", "_"), *steps, *words.split(), ranks=ranks)
-            worst = max(abs(a - b) / b for a, b in zip(mine, wanted))
-            good = len(mine) == len(wanted) and worst <= 1e-6
-            says = f"{worst:.1e} from one rank's at most; 1e-06 is allowed"
-        except Exception as e:
-            good, says = False, f"{type(e).__name__} {e}"[:200]
-        note(f"{ranks} ranks, {name}", good, says, time.time() - start)
+        what = f"{ranks} ranks, {words.replace('--', '') or 'data-parallel'}"
+        compare_losses(what, wanted, 1e-6, CUDA_MPI, *steps, *words.split(), ranks=ranks)
 
 
 def nccl():
