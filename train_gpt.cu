@@ -64,7 +64,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     // the host's first wait in the step, except inside MPI calls
     UpdateDecision decision = last_decision(model, optimizer);
-    check_waits_of_kernels(run, model);
+    refuse_expired_waits(text("step %ld", run.state.step + 1).c_str(), model.stream);
     result.norm = decision.norm;
     result.updated = decision.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens);

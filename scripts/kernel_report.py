@@ -226,6 +226,7 @@ SHOWN = ("tensor", "special", "shared", "copy", "global", "barrier", "fence", "r
 
 def counts_of(kernel):
     loop, whole = kernel["loop"], machine_code.Loop(kernel["code"][0])
+    waits = machine_code.waits_of(*kernel["code"])
     near, far = loop.waits()
     return {
         "registers": kernel["registers"],
@@ -237,12 +238,15 @@ def counts_of(kernel):
         **{
             f"all {kind}": whole.count(kind) for kind in ("tensor", "special", "global", "barrier", "fence")
         },
+        "timed waits": sum(map(machine_code.ends_in_time, waits)),
+        "endless waits": len(waits) - sum(map(machine_code.ends_in_time, waits)),
     }
 
 
 def worse(now, recorded):
-    """what has grown: anything that is waited for, spilt, or 3 % of the instructions"""
-    out = []
+    """what has grown: anything that is waited for, spilt, or 3 % of the instructions; and any wait for
+    another thread that is not left in time"""
+    out = ["a wait without an end"] * now["endless waits"]
     for key, before in recorded.items():
         slack = max(2, 0.03 * before) if key in ("instructions", "registers") else 0
         if now[key] > before + slack:

@@ -160,6 +160,18 @@ def loops_of(code, spans):
     return out
 
 
+def waits_of(code, spans):
+    """The innermost loops that wait for a counter in global memory or for an mbarrier."""
+    asks = re.compile(r"LDG?\.E\.STRONG\.GPU$|SYNCS\.PHASECHK\..*TRYWAIT")
+    own = [(a, b) for a, b in spans if any(asks.match(i.name) for i in code[a : b + 1])]
+    innermost = [(a, b) for a, b in own if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in own)]
+    return [code[a : b + 1] for a, b in innermost]
+
+
+def ends_in_time(loop):
+    return any("GLOBALTIMER" in i.operands for i in loop)
+
+
 def until_end(code):
     """without what lies behind the kernel's end: subroutines of rare cases"""
     return code[

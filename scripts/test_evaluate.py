@@ -349,5 +349,22 @@ check(
     result.returncode == 0 and "own " in result.stdout and "weights are random" in result.stdout,
     f"a model without training can be evaluated: {result.stderr[-300:]}",
 )
+
+# a kernel's wait that has expired makes results wrong: they are not printed, whoever asks for them
+for what, arguments, asked in (
+    ("--evaluate", [*TASKS, *MODEL, "--resume", f"{work}/model"], 2),
+    ("generation", ["--resume", f"{work}/model", "--generate", "ab"], 3),
+    ("the validation loss", [*DATA, *MODEL, "--steps", "1", "--evaluate-every", "1"], 2),
+    ("step 2", [*DATA, *MODEL, "--steps", "2"], 2),
+):
+    result = run(1, arguments, emulated, EMULATED_EXPIRED_WAIT=str(asked))
+    check(
+        result.returncode == 1
+        and f"{what}: a wait in flash attention's kernels has expired" in result.stderr
+        and "tokens/s" not in result.stdout.split("step ")[-1].split("loss")[0]
+        and not re.search(r"^(own|words) ", result.stdout, re.M),
+        f"{what} with a wait that has expired: {result.returncode} {result.stdout[-300:]}"
+        f" {result.stderr[-300:]}",
+    )
 shutil.rmtree(work)
 finish()

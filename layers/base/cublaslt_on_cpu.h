@@ -5,8 +5,10 @@
 //     0   sums over all of k
 //     1   sums the two halves of k in the workspace, then adds them: rounded differently
 //     2   is offered, but refuses when it is called
-//   An algorithm is valid only for the problem that it was offered for.
+//   An algorithm is valid only for the problem that it was offered for, a workspace only for one stream: two
+//   GEMMs in it at once would overwrite each other's sums.
 #pragma once
+#include <map>
 #include <set>
 #include "cublaslt_problem.h"
 
@@ -45,6 +47,16 @@ cublasStatus_t set_attribute(T& to, const void* value, size_t bytes) {
     memcpy(&to, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
+
+template <class T>
+cublasStatus_t copy_attribute(const T& from, void* value, size_t bytes) {
+    if (!value || bytes != sizeof(T))
+        return forbidden(text("an attribute of %zu bytes, wants %zu", bytes, sizeof(T)));
+    memcpy(value, &from, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline std::map<const void*, cudaStream_t> workspace_streams;  // who has used which workspace
 
 }  // namespace emulated
 
@@ -162,6 +174,17 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     return CUBLAS_STATUS_SUCCESS;
 }
 
+inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                           cublasLtMatmulAlgoConfigAttributes_t which,
+                                                           void* value, size_t bytes, size_t* written) {
+    if (which != CUBLASLT_ALGO_CONFIG_ID && which != CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
+        return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a setting that these algorithms do not have");
+    int32_t number = (int32_t)algo->data[0];
+    if (which == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) number = number == 1 ? 2 : 1;
+    *written = sizeof number;
+    return emulated::copy_attribute(number, value, bytes);
+}
+
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, const void* alpha,
                                      const void* A, cublasLtMatrixLayout_t a, const void* B,
                                      cublasLtMatrixLayout_t b, const void* beta, const void* C,
@@ -191,6 +214,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (algo->data[6] > workspace_bytes || (algo->data[6] && !workspace))
         return emulated::forbidden("the workspace is smaller than the algorithm's");
     if ((uintptr_t)workspace % 16) return emulated::forbidden("the workspace is not aligned to 16 bytes");
+    if (workspace && emulated::workspace_streams.try_emplace(workspace, stream).first->second != stream)
+        return emulated::forbidden("a workspace that another stream multiplies in");
 
     auto end = [](const void* x, const EmulatedMatrixLayout& l) {
         int64_t last = (l.batch - 1) * l.stride + (int64_t)(l.cols - 1) * l.ld + (int64_t)l.rows;

@@ -82,6 +82,17 @@ using cublasLtMatmulDesc_t = EmulatedMatmulDesc*;
 using cublasLtMatrixLayout_t = EmulatedMatrixLayout*;
 using cublasLtMatmulPreference_t = EmulatedMatmulPreference*;
 using cublasLtHandle_t = int*;
+enum cublasLtMatmulAlgoConfigAttributes_t {
+    CUBLASLT_ALGO_CONFIG_ID = 0,
+    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
+    CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING = 4,
+    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
+    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
+    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7,
+    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8
+};
 // algorithm, problem, alignment of A, B, C, D, workspace bytes, alignment of the epilogue's operands
 struct cublasLtMatmulAlgo_t { uint64_t data[8]; };
 struct cublasLtMatmulHeuristicResult_t {

@@ -7,7 +7,8 @@
 //   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_input` (m, n), out = the
 //   result times GELU's derivative there. `row_sums` (m) is set to op(a) summed over k: a layer's bias
 //   gradient, from the same GEMM as its weight gradient. These are cuBLASLt's epilogues.
-//   autotune.h picks the fastest of cuBLASLt's candidates and remembers it. Only deterministic reductions are
+//   autotune.h picks the fastest of cuBLASLt's candidates and remembers it, by its place in their list: the
+//   key of the choice holds a hash of that list, so that it can never mean another algorithm. Only deterministic reductions are
 //   allowed, and partial sums are never rounded to bf16.
 //   cost: 2*m*n*k*batch flops
 #pragma once
@@ -46,7 +47,8 @@ struct Gemm {
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
 
-constexpr size_t cublas_workspace = 32 << 20;  // bytes
+constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that multiplies
+constexpr int cublas_candidates = 24;          // asked for
 
 // cuBLASLt has epilogues only for rows of whole 16-byte vectors, and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
@@ -198,7 +200,8 @@ void gemm(const Gemm<Out, A, B>& given, Stream) {
     }
 }
 
-inline size_t gemm_workspace(bool) { return 0; }
+inline size_t gemm_workspace() { return 0; }
+inline void take_gemm_workspace(Stream) {}
 inline std::string gemm_library() { return sizeof(floatX) == 2 && has_bf16_gemm() ? "oneDNN" : "CBLAS"; }
 
 }  // namespace ref
@@ -300,14 +303,35 @@ private:
     }
 };
 
+// cuBLASLt's candidates for a GEMM, the most promising first
 struct Candidates {
-    cublasLtMatmulHeuristicResult_t at[24];
-    int count = 0;
+    std::vector<cublasLtMatmulHeuristicResult_t> at;
+    int count() const { return (int)at.size(); }
+
+    // which algorithms they are, in which order, by every setting that an algorithm has
+    uint64_t hash() const {
+        std::string all;
+        for (auto& candidate : at)
+            for (auto [attribute, bytes] : std::initializer_list<std::pair<int, size_t>>{
+                     {CUBLASLT_ALGO_CONFIG_ID, 4}, {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
+                     {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
+                     {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4}, {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
+                     {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4}, {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+                     {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}}) {
+                uint32_t value = 0;  // stays 0 if this algorithm has no such setting
+                size_t written = 0;
+                cublasLtMatmulAlgoConfigGetAttribute(&candidate.algo,
+                                                     (cublasLtMatmulAlgoConfigAttributes_t)attribute, &value,
+                                                     bytes, &written);
+                all.append((const char*)&value, sizeof value);
+            }
+        return checksum(all.data(), all.size());
+    }
 };
 
 struct Cublas {
     cublasLtHandle_t handle;
-    void* workspace;
+    std::map<Stream, void*> workspaces;  // a GEMM has its workspace until it ends: one for each stream
     using Shape = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
     AutotuneCache<Shape, cublasLtMatmulAlgo_t> chosen;
 
@@ -318,20 +342,27 @@ struct Cublas {
 
     Cublas() {
         check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
-        workspace = device_malloc(cublas_workspace, "cuBLASLt workspace");
     }
 
-    // the library's candidates, the most promising first; none if it has none
-    Candidates candidates(const MatmulDescriptor& d, int most = 24) {
+    void* workspace(Stream s) {
+        void*& own = workspaces[s];
+        if (!own) own = device_malloc(cublas_workspace, "cuBLASLt workspace");
+        return own;
+    }
+
+    // none if the library has none
+    Candidates candidates(const MatmulDescriptor& d, int most = cublas_candidates,
+                          size_t workspace_bytes = cublas_workspace) {
         cublasLtMatmulPreference_t preference;
-        Candidates found;
+        Candidates found = {std::vector<cublasLtMatmulHeuristicResult_t>((size_t)most)};
+        int count = 0;
         check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
 
         auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
             check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
                          "a preference");
         };
-        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, cublas_workspace);
+        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
         uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // partial sums are never rounded to bf16
         set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
 
@@ -341,12 +372,10 @@ struct Cublas {
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
 
         cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.gemm, d.A, d.B, d.C, d.C,
-                                                               preference, most, found.at, &found.count);
+                                                               preference, most, found.at.data(), &count);
         cublasLtMatmulPreferenceDestroy(preference);
-        if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
-
-        auto works = [](auto& result) { return result.state == CUBLAS_STATUS_SUCCESS; };
-        found.count = (int)(std::stable_partition(found.at, found.at + found.count, works) - found.at);
+        found.at.resize(status == CUBLAS_STATUS_SUCCESS ? (size_t)count : 0);
+        std::erase_if(found.at, [](auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
         return found;
     }
 
@@ -354,36 +383,48 @@ struct Cublas {
     cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
                             const cublasLtMatmulAlgo_t& algo, Stream s) {
         return cublasLtMatmul(handle, d.gemm, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
-                              d.C, &algo, workspace, cublas_workspace, s);
+                              d.C, &algo, workspace(s), cublas_workspace, s);
     }
 
     template <class Out, class Left, class Right>
     const cublasLtMatmulAlgo_t& choose(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, Stream s) {
-        int kind = (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
-            (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
-            512 * std::is_same_v<Left, e5m2> + 1024 * (g.row_sums != nullptr);
+        int kind = kind_of(g);
         Shape shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch, kind,
                        (int)d.align};
-        return chosen.get(shape, [&] { return time_algorithms(g, d, kind, s); });
+        return chosen.get(shape, [&] { return time_algorithms(g, d, s); });
+    }
+
+    // what a choice is remembered by: everything that the list of candidates depends on, and the list
+    template <class Out, class Left, class Right>
+    static std::string key(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
+                           const Candidates& all) {
+        return text("GEMM " PRECISION_NAME
+                    " %d x %d x %d %c%c %ld %ld %ld batch %d strides %ld %ld %ld kind %d align %u list %016llx",
+                    g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n', g.lda, g.ldb, g.ldc,
+                    g.batch, g.stride_a, g.stride_b, g.stride_out, kind_of(g), d.align,
+                    (unsigned long long)all.hash());
     }
 
 private:
+    // types and epilogue
     template <class Out, class Left, class Right>
-    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, int kind,
+    static int kind_of(const Gemm<Out, Left, Right>& g) {
+        return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
+            (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
+            512 * std::is_same_v<Left, e5m2> + 1024 * (g.row_sums != nullptr);
+    }
+
+    template <class Out, class Left, class Right>
+    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
                                          Stream s) {
         Candidates all = candidates(d);
-        if (!all.count)
+        if (!all.count())
             fail("cuBLASLt has no algorithm for a GEMM in " PRECISION_NAME " aligned to %u bytes: choose "
                  "sizes that are multiples of 8", d.align);
-        std::string key = text("GEMM " PRECISION_NAME
-                               " %d x %d x %d %c%c %ld %ld %ld batch %d kind %d "
-                               "align %u",
-                               g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n', g.lda,
-                               g.ldb, g.ldc, g.batch, kind, d.align);
-        int best = autotuner.choose(key, all.count, 0, s, [&](int way) {
-            return multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
+        int best = autotuner.choose(key(g, d, all), all.count(), 0, s, [&](int way) {
+            return multiply(g, d, all.at[(size_t)way].algo, s) == CUBLAS_STATUS_SUCCESS;
         });
-        return all.at[best].algo;
+        return all.at[(size_t)best].algo;
     }
 };
 
@@ -398,14 +439,12 @@ void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
 template <class Out>
 bool can_compute(const Gemm<Out>& g) {
     MatmulDescriptor d(packed(g));
-    return Cublas::get().candidates(d, 1).count > 0;
+    return Cublas::get().candidates(d, 1).count() > 0;
 }
 
-// bytes that GEMMs take besides their operands; `take`: allocates them now if that has not been done
-inline size_t gemm_workspace(bool take) {
-    if (take) Cublas::get();
-    return cublas_workspace;
-}
+// bytes that the GEMMs of a stream take besides their operands; taken when it first multiplies, or here
+inline size_t gemm_workspace() { return cublas_workspace; }
+inline void take_gemm_workspace(Stream s) { Cublas::get().workspace(s); }
 
 inline std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersion()); }
 

@@ -69,33 +69,17 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
                  "r"(bytes) : "memory");
 }
 
-// A wait that does not end gives up after ten seconds, and later waits give up early. The kernel then ends
-// with invalid results; the host must check take_expired_wait(). A trap instead made registers spill
-static __device__ int wait_expired;
+// gives up as wait_until does (mma.h)
 __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     uint32_t done = 0;
-    uint64_t began = 0, now;
-    for (uint32_t turn = 1; !done; turn++) {
+    uint64_t began = 0;
+    for (uint32_t turns = 1; !done; turns++) {
         asm volatile("{\n\t.reg .pred done;\n\t"
                      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
                      "selp.u32 %0, 1, 0, done;\n\t}"
                      : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
-        if (done || turn % 4096) continue;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));  // nanoseconds
-        if (began == 0) began = now;
-        if (!*(volatile int*)&wait_expired && now - began < 10000000000) continue;
-        wait_expired = 1;
-        return;
+        if (!done && gives_up(turns, began)) return;
     }
-}
-
-// whether a wait has expired since the last call
-inline bool take_expired_wait(Stream s) {
-    int then = 0, none = 0;
-    synchronize(s);
-    check_cuda(cudaMemcpyFromSymbol(&then, wait_expired, sizeof then), "asking for waits that expired");
-    if (then) check_cuda(cudaMemcpyToSymbol(wait_expired, &none, sizeof none), "forgetting them");
-    return then;
 }
 
 __device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1, int x2, int x3) {
@@ -234,7 +218,6 @@ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
 }
 
 inline void mbarrier_wait(Mbarrier* b, int parity) { emulated::wait_mbarrier(b, parity); }
-inline bool take_expired_wait(Stream) { return false; }  // in emulation that is an error
 
 inline void tma_load(void* to, const TensorMap& map, Mbarrier* b, int x0, int x1, int x2, int x3) {
     emulated::begin_box(to, map, b, {x0, x1, x2, x3});
@@ -337,6 +320,4 @@ HOST_DEVICE inline uint64_t columns_descriptor(uint32_t tile, int k, uint32_t ti
 }
 
 }  // namespace gpu
-#else
-inline bool take_expired_wait(Stream) { return false; }
 #endif

@@ -9,6 +9,9 @@
 //   wait_until and publish: a counter in global memory that keeps blocks in order. All threads of a block
 //   write, then a barrier, then one thread publishes (its release covers what the barrier ordered before it).
 //   In the next block one thread waits, then a barrier, then all threads read the results with load_global.
+//   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
+//   ends with invalid results, so whoever uses results asks take_expired_wait() first. (A trap instead made
+//   registers spill.) In emulation a wait that cannot end is an error at once.
 //   exp2_of: 2^x in one instruction; unlike exp2f, it flushes results below 2^-126 to 0.
 #pragma once
 #include "device.h"
@@ -62,10 +65,35 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
     return both;
 }
 
+static __device__ int wait_expired;
+
+// asked by a thread that has waited for so many turns, now and then; began: 0 at first
+__device__ inline bool gives_up(uint32_t turns, uint64_t& began) {
+    if (turns % 4096) return false;
+    uint64_t now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));  // nanoseconds
+    if (began == 0) began = now;
+    if (!*(volatile int*)&wait_expired && now - began < 10000000000) return false;
+    wait_expired = 1;
+    return true;
+}
+
+// whether a wait has expired since the last call; waits for the stream
+inline bool take_expired_wait(Stream s) {
+    int then = 0, none = 0;
+    synchronize(s);
+    check_cuda(cudaMemcpyFromSymbol(&then, wait_expired, sizeof then), "asking for waits that expired");
+    if (then) check_cuda(cudaMemcpyToSymbol(wait_expired, &none, sizeof none), "forgetting them");
+    return then;
+}
+
 __device__ inline void wait_until(const int* turn, int value) {
     int now;
-    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    while (now != value);
+    uint64_t began = 0;
+    for (uint32_t turns = 1;; turns++) {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+        if (now == value || gives_up(turns, began)) return;
+    }
 }
 
 __device__ inline void publish(int* turn, int value) {
@@ -149,6 +177,14 @@ void copy_async_wait() {
 
 inline uint32_t pack_bf16(float low, float high) {
     return bf16(low).bits | (uint32_t)bf16(high).bits << 16;
+}
+
+// for checks of those who ask: EMULATED_EXPIRED_WAIT=N says yes to the N-th question
+inline bool take_expired_wait(Stream s) {
+    static const char* given = getenv("EMULATED_EXPIRED_WAIT");
+    static int asked = 0;
+    synchronize(s);
+    return given && ++asked == atoi(given);
 }
 
 inline void wait_until(const int* turn, int value) {
@@ -258,4 +294,13 @@ __device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float 
 }
 
 }  // namespace gpu
+#else
+inline bool take_expired_wait(Stream) { return false; }
 #endif
+
+// the results of `what` are refused if a wait of the kernels that made them has expired; waits for the stream
+inline void refuse_expired_waits(const char* what, Stream s) {
+    if (take_expired_wait(s))
+        fail("%s: a wait in flash attention's kernels has expired: results are wrong; go on from the last "
+             "checkpoint with --attention materialised, and report it", what);
+}

@@ -296,8 +296,9 @@ inline void cublaslt_gemm() {
         std::fill(out.begin(), out.end(), floatX(-1));
         gpu::MatmulDescriptor d(packed(g));
         auto all = gpu::Cublas::get().candidates(d);
-        check(all.count == 3, text("cuBLASLt offers %d algorithms, wants 3", all.count));
-        gpu::check_cublas(gpu::Cublas::get().multiply(packed(g), d, all.at[way].algo, nullptr), "a GEMM");
+        check(all.count() == 3, text("cuBLASLt offers %d algorithms, wants 3", all.count()));
+        gpu::check_cublas(gpu::Cublas::get().multiply(packed(g), d, all.at[(size_t)way].algo, nullptr),
+                          "a GEMM");
         synchronize(nullptr);
         close(text("a GEMM by cuBLASLt's algorithm %d", way), out, want, rounding);
     }
@@ -315,6 +316,56 @@ inline void cublaslt_gemm() {
     autotuner.measured.clear();
     autotuner.generation++;
     check(emulated::cublas_objects.size() == living, "cuBLASLt: what was created for a GEMM is destroyed");
+}
+
+// a choice is remembered for its list of candidates: fewer asked for, less workspace or another order are
+// another list, in which the same place may hold another algorithm
+inline void cublaslt_choice_names_its_list() {
+    std::vector<floatX> x(64 * 64);
+    Gemm<floatX> g = packed(Gemm<floatX>{.out = x.data(), .a = x.data(), .b = x.data(), .m = 64, .n = 64, .k = 64});
+    gpu::MatmulDescriptor d(g);
+    gpu::Cublas& cublas = gpu::Cublas::get();
+    auto usual = cublas.candidates(d), fewer = cublas.candidates(d, 2);
+    auto little_room = cublas.candidates(d, cublas_candidates, 16), other_order = usual;
+    std::swap(other_order.at[0], other_order.at[1]);
+    check(usual.count() == 3 && fewer.count() == 2 && little_room.count() == 2, "lists of candidates differ");
+
+    std::string key = cublas.key(g, d, usual);
+    check(key == cublas.key(g, d, cublas.candidates(d)), "the same list, the same key: " + key);
+    for (auto* other : {&fewer, &little_room, &other_order})
+        check(key != cublas.key(g, d, *other), "another list, another key: " + key);
+    g.stride_out = 4096;
+    check(key != cublas.key(g, d, usual), "another stride, another key");
+}
+
+// two streams that multiply at once: the stand-in refuses a workspace that another stream uses
+inline void cublaslt_streams() {
+    int m = 24, n = 40, k = 56;
+    std::vector<floatX> a = random_values<floatX>(m * k, 1), b = random_values<floatX>(n * k, 2), outs[2];
+    Stream streams[2] = {make_stream(), make_stream()};
+    gpu::Cublas& cublas = gpu::Cublas::get();
+    for (int i : {0, 1}) {
+        outs[i].resize(m * n);
+        auto g = packed(Gemm<floatX>{.out = outs[i].data(), .a = a.data(), .b = b.data(), .m = m, .n = n,
+                                     .k = k, .transpose_b = true});
+        gpu::MatmulDescriptor d(g);
+        cublasStatus_t status = cublas.multiply(g, d, cublas.candidates(d).at[1].algo, streams[i]);
+        check(status == CUBLAS_STATUS_SUCCESS, text("a GEMM on stream %d: %s", i,
+                                                    cublasLtGetStatusString(status)));
+    }
+    for (Stream s : streams) {
+        synchronize(s);
+        destroy_stream(s);
+    }
+    check(!memcmp(outs[0].data(), outs[1].data(), m * n * sizeof(floatX)), "GEMMs on two streams agree");
+    CublasCall call;
+    call.way = 1;
+    call.work = cublas.workspace(nullptr);
+    call.work_bytes = cublas_workspace;
+    check(call.run().empty(), "a workspace in its own stream");
+    emulated::workspace_streams[call.work] = streams[0];
+    check(call.run().find("another stream") != std::string::npos, "a workspace of another stream is refused");
+    emulated::workspace_streams[call.work] = nullptr;
 }
 
 // each epilogue, which a layer would otherwise do without where cuBLASLt has no algorithm for what it is
@@ -382,6 +433,8 @@ inline void test_cublaslt() {
     cublaslt_refuses();
     cublaslt_objects();
     cublaslt_gemm();
+    cublaslt_choice_names_its_list();
+    cublaslt_streams();
     if (sizeof(floatX) < 8) cublaslt_epilogues();
 }
 #endif

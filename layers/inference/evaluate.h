@@ -96,6 +96,7 @@ inline std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
         for (int i = 0; grid.is_last_stage() && i < mine; i++)
             collect_scores(model, plan, batch_of(i), i, scores);
         share_scores(grid, plan, first, end, scores);
+        refuse_expired_waits("--evaluate", model.stream);
     }
     return scores;
 }

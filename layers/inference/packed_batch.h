@@ -122,6 +122,7 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
             all_logits(model, mb, ctx);
     }
 
+    refuse_expired_waits("generation", model.stream);
     std::vector<std::vector<real>> out;
     if (!grid.is_last_stage()) return out;
     int K = packed.outputs(), Vp_r = model.shape.Vp / grid.t, V = model.shape.V;

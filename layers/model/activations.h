@@ -51,7 +51,7 @@ struct Setup {
     int chunks = 1;               // model chunks (groups of layers) per pipeline stage
     int slots = 1, inputs = 1, dx_buffers = 1;
     Precision precision = {};                       // of this build, except in plans
-    size_t workspace = dev::gemm_workspace(false);  // bytes for GEMMs: of this build, except in plans
+    size_t workspace = dev::gemm_workspace();  // bytes for GEMMs: of this build, except in plans
 };
 
 // ---- a batch ---------------------------------------------------------------------------------------------

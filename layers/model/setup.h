@@ -46,7 +46,7 @@ inline int common_share(const Options& o, uint64_t samples, int d) {
 // the build to plan for; by default this one
 struct Target {
     Precision precision = {};
-    size_t workspace = dev::gemm_workspace(false);
+    size_t workspace = dev::gemm_workspace();
     bool kernels = HAS_KERNELS;
 };
 constexpr Target gpu_target = {{"bf16", 2, 4}, cublas_workspace, true};

@@ -150,7 +150,8 @@ struct Model {
     // parameters and gradients start at 0
     void allocate_memory() {
         auto take = [](const char* name, auto walk) { return allocate(name, walk); };
-        make_arenas(take, dev::gemm_workspace(true));
+        dev::take_gemm_workspace(stream);
+        make_arenas(take, dev::gemm_workspace());
         size_t token_bytes = setup.micro_batches * token_ints() * sizeof(int);
         for (int i = 0; loads_tokens() && i < (setup.training ? 2 : 1); i++)
             host_tokens[i] = (int*)host_malloc(token_bytes, "tokens of a step");

@@ -77,13 +77,6 @@ inline void prepare_update(const Run& run, Trainer& trainer, double rate, double
                                             run.state.losses.limit(o.spike_z) * counted);
 }
 
-// only waits in sm_90a's flash attention kernels expire; on any GPU this waits for the stream
-inline void check_waits_of_kernels(const Run& run, const Model& model) {
-    if (take_expired_wait(model.stream))
-        fail("step %ld: a wait in flash attention's kernels for sm_90a has expired: the step is wrong; go on "
-             "from the last checkpoint with --attention materialised, and report it", run.state.step + 1);
-}
-
 inline void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
@@ -155,6 +148,7 @@ inline bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
     run_schedule(model, schedule, token_batches(model, sizes), 0);
     sum += gather_reports(model, mine, {}, 1, {}).losses[0];
+    refuse_expired_waits("the validation loss", model.stream);
     return true;
 }
 
