@@ -200,7 +200,9 @@ void start(int* argc, char*** argv) {
     MPI_Op_create(max_bf16, 1, &bf16_max);
 }
 
-Group make_group(const char* name, const std::vector<int>& members) { return make_mpi_group(name, members); }
+Group make_group(const char* name, const std::vector<int>& members, bool) {
+    return make_mpi_group(name, members);
+}
 Group make_host_group(const char* name, const std::vector<int>& members) {
     return make_mpi_group(name, members);
 }

@@ -4,6 +4,11 @@
 //   The time that a rank waits for others is measured on its compute stream: the duration of calls and of
 //   groups of calls there, which last until the slowest rank has joined, and of waits for events of comm
 //   streams; not within a CUDA graph.
+//   Calls that run beside kernels (of data-parallel and pipeline groups) may take few of the device's SMs:
+//   cuBLASLt's GEMMs want all of them at once, and a GEMM that lacks one waits for it. NCCL would take up to
+//   32; its variable NCCL_MAX_CTAS overrides this choice.
+//   TRAIN_GPT_SHARE_GPU=1, for checks on a machine with one GPU: NCCL refuses two ranks on one device of one
+//   host, so each rank calls itself a host. They then communicate by sockets, slowly.
 //   With DEVICE=emulated a stand-in for NCCL is linked: nccl_on_cpu.
 #include <nccl.h>
 #include <atomic>
@@ -146,6 +151,7 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
 
 // NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
 // one watches the clock. If the run ends meanwhile, the thread is left behind
+constexpr int ctas_beside_kernels = 16;  // blocks, each on an SM: enough for a network card, not measured
 struct Joining {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm = nullptr;
@@ -153,9 +159,10 @@ struct Joining {
     std::exception_ptr error;
     std::atomic<bool> done = false;
 };
-ncclComm_t join(const Group& g, ncclUniqueId id) {
+ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
     auto joining = std::make_shared<Joining>();
     joining->config.commName = handle_of(g).name.c_str();
+    if (beside_kernels) joining->config.maxCTAs = ctas_beside_kernels;
     std::thread joins([joining, id, size = g.size, rank = g.rank, device = current_device()] {
         try {
             use_device(device);
@@ -201,6 +208,16 @@ void connect(const Group& g, const char* name) {
     device_free(x);
 }
 
+// NCCL knows a host by a hash, which NCCL_HOSTID replaces
+void share_gpu() {
+    setenv("NCCL_HOSTID", text("train_gpt, rank %d", world_rank()).c_str(), 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    setenv("NCCL_IB_DISABLE", "1", 0);
+    if (world_rank() == 0)
+        fprintf(stderr, "note: TRAIN_GPT_SHARE_GPU=1: ranks may share a GPU, and NCCL takes each for a host of "
+                        "its own: for checks, slow\n");
+}
+
 }  // namespace
 
 // Loads all kernels eagerly: loading may wait for the device, which may wait for another rank. Gives each
@@ -216,18 +233,19 @@ void start(int* argc, char*** argv) {
     if (!launched()) return;
     start_mpi(argc, argv);
     while_waiting = look;
+    if (const char* share = getenv("TRAIN_GPT_SHARE_GPU"); share && strcmp(share, "1") == 0) share_gpu();
 }
 
 Group make_host_group(const char* name, const std::vector<int>& members) {
     return make_mpi_group(name, members);
 }
-Group make_group(const char* name, const std::vector<int>& members) {
+Group make_group(const char* name, const std::vector<int>& members, bool beside_kernels) {
     Group g = make_mpi_group(name, members);
     if (g.size == 1) return g;
     ncclUniqueId id;
     if (g.rank == 0) check_nccl(ncclGetUniqueId(&id), "a group's id");
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, handle_of(g).mpi);
-    handle_of(g).nccl = join(g, id);
+    handle_of(g).nccl = join(g, id, beside_kernels);
     communicators.push_back(&handle_of(g));
     connect(g, name);
     return g;

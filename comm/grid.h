@@ -92,20 +92,23 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
 // however many stages there are
 inline Grid make_grid(int t, int p, bool wrap) {
     Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
-    auto make = [](comm::Group& group) { group = comm::make_group(group.name, group.members); };
-    for (comm::Group* group : {&g.world, &g.tp, &g.dp}) make(*group);
+    auto make = [](comm::Group& group, bool beside_kernels) {
+        group = comm::make_group(group.name, group.members, beside_kernels);
+    };
+    for (comm::Group* group : {&g.world, &g.tp}) make(*group, false);
+    make(g.dp, true);
     g.dp_stream = comm::make_comm_stream();
     if (g.t > 1) g.tp_stream = comm::make_comm_stream();
     if (p == 1) return g;
     g.stages_on_host = comm::make_host_group(g.stages_on_host.name, g.stages_on_host.members);
-    if (g.holds_tied()) make(g.tied);
+    if (g.holds_tied()) make(g.tied, false);
 
     auto make_links = [&](int from) {
         int to = (from + 1) % p;
         if (g.stage != from && g.stage != to) return;
         for (Link* link : {g.stage == from ? &g.forward_out : &g.forward_in,
                            g.stage == from ? &g.backward_in : &g.backward_out}) {
-            make(link->group);
+            make(link->group, true);
             link->stream = comm::make_comm_stream();
         }
     };

@@ -188,9 +188,31 @@ def check_layouts():
             compare_layout(number, layout, one)
 
 
+def check_one_device():
+    """Ranks that share a GPU: NCCL refuses them, unless each calls itself a host; and who may take which SMs."""
+    layout = {"tensor-parallel": 2, "pipeline-parallel": 2}
+    arguments = [*DATA, *MODEL, *words(layout)]
+    done = start(f"{nccl}/train_gpt", 8, arguments, NCCL_ON_CPU_ONE_DEVICE="1")
+    check(done.returncode != 0 and "duplicate GPU" in done.stderr, f"one GPU: {done.stderr[-500:]}")
+    told = "note: TRAIN_GPT_SHARE_GPU=1: ranks may share a GPU"
+    for shares, good in (("1", True), ("", False), ("0", False)):
+        variables = {"NCCL_ON_CPU_ONE_DEVICE": "1", "TRAIN_GPT_SHARE_GPU": shares, "NCCL_DEBUG": "INFO"}
+        done = start(f"{nccl}/train_gpt", 8, arguments, 120, **variables)
+        check(
+            (done.returncode == 0) == good and done.stderr.count(told) == good,
+            f"TRAIN_GPT_SHARE_GPU={shares}: exit {done.returncode} {done.stderr[-500:]}",
+        )
+        if good:
+            limits = set(re.findall(r"NCCL INFO group (\w+).*?: maxCTAs (\d+)", done.stderr))
+            limited = {"data", "forward", "backward"}
+            wanted = {(name, "16" if name in limited else "0") for name in limited | {"world", "tensor", "tied"}}
+            check(limits == wanted, f"SMs of communicators: {limits}, wants {wanted}")
+
+
 if "--faults" not in sys.argv:
     check_programs()
     check_layouts()
+    check_one_device()
 if not quick:
     check_faults()
 finish()

@@ -101,6 +101,7 @@ struct NcclCall {
 struct SharedComm {
     std::atomic<int> joined;
     std::atomic<int> size_of[Processes::most];  // what each rank takes the size to be; 0: has not come
+    size_t host_of[Processes::most];            // a hash of each rank's host
     Channel channels[];
 };
 

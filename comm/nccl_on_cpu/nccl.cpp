@@ -10,6 +10,9 @@
 //   NCCL_ON_CPU_RESIDENT launches (default 8) run at a time, as if no more fitted on the device.
 //   NCCL_ON_CPU_FAIL=NAME:N: communicators whose name begins with NAME lose, on all ranks, their N-th call
 //   and all later ones, as over a broken link.
+//   NCCL_ON_CPU_ONE_DEVICE=1: all ranks are on one device, as on a machine with one GPU. Like NCCL, it refuses
+//   two of them on one host, and knows a host by NCCL_HOSTID.
+//   NCCL_DEBUG=INFO: says on how many of the device's SMs a communicator's calls may run (0: any number).
 //   NCCL_ON_CPU_HANG=RANK:N: the device of this rank of the world never begins its N-th launch, nor later
 //   ones, as behind a kernel that does not end.
 #include <set>
@@ -188,6 +191,11 @@ ncclResult_t await_ranks(const ncclComm& comm) {
                                                      comm.rank, comm.size, i, size));
     }
     if (comm.rank == 0) shm_unlink(("/" + comm.segment).c_str());
+    static const bool one_device = setting("NCCL_ON_CPU_ONE_DEVICE", 0);
+    for (int i = 0; one_device && i < comm.size; i++)
+        if (i != comm.rank && comm.shared->host_of[i] == comm.shared->host_of[comm.rank])
+            return refuse(ncclInvalidUsage, text("duplicate GPU: rank %d and rank %d are both on CUDA device 0",
+                                                 comm.rank, i));
     return ncclSuccess;
 }
 
@@ -331,6 +339,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
     comm->received.resize(size);
     if (comm->shared->size_of[rank].exchange(size))
         return refuse(ncclInvalidUsage, text("%s has a rank %d twice", comm->name.c_str(), rank));
+    const char *host = getenv("NCCL_HOSTID"), *debug = getenv("NCCL_DEBUG");
+    comm->shared->host_of[rank] = std::hash<std::string>()(host ? host : "this one");
+    int most = config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? 0 : config->maxCTAs;
+    if (debug && !strcmp(debug, "INFO"))
+        fprintf(stderr, "NCCL INFO %s: maxCTAs %d\n", comm->name.c_str(), most);
     comm->shared->joined++;
     *out = comm;
     return await_ranks(*comm);
