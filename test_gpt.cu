@@ -4,6 +4,7 @@
 //   ./test_gpt profile             time per operation against its floor; options of train_gpt may follow
 //   ./test_gpt bench-evaluate      evaluation against training; shared contexts against separate ones
 //   ./test_gpt bench-kernels       each kernel: GB/s against a device copy, or TFLOP/s
+//   ./test_gpt bench-gemms         each GEMM of a step: the algorithm chosen and others, under load
 //   mpirun -n 4 ./test_gpt ranks   communication between ranks
 //   A CPU build tests ref (in fp64, against finite differences and PyTorch); a build with kernels, emulated
 //   or on a GPU, tests gpu against ref. The last line is `N passed, N failed`.
@@ -17,6 +18,7 @@
 #include "layers/base/test_gemm.h"
 #include "layers/base/test_watch.h"
 #include "layers/inference/test_scoring.h"
+#include "layers/model/bench_gemms.h"
 #include "layers/model/bench_kernels.h"
 #include "layers/model/test_checkpoint.h"
 #include "layers/model/test_counts.h"
@@ -86,6 +88,7 @@ const Benchmark benchmarks[] = {
     {"bench-evaluate", [](auto&) { bench_evaluate(); }},
 #if HAS_KERNELS
     {"bench-kernels", [](auto&) { bench_kernels(); }},
+    {"bench-gemms", bench_gemms},
 #endif
 };
 

@@ -214,8 +214,8 @@ void share_gpu() {
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
     setenv("NCCL_IB_DISABLE", "1", 0);
     if (world_rank() == 0)
-        fprintf(stderr, "note: TRAIN_GPT_SHARE_GPU=1: ranks may share a GPU, and NCCL takes each for a host of "
-                        "its own: for checks, slow\n");
+        fprintf(stderr, "note: TRAIN_GPT_SHARE_GPU=1: ranks may share a GPU, and NCCL takes each for a host "
+                        "of its own: for checks, slow\n");
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ def ours(work):
 
 
 def pytorch(mode, precision):
-    words = f"--model 124M --micro-batch {B} --sequence {T} --cpu --steps {STEPS} --mode {mode}".split()
+    words = f"--model 124M --micro-batch {B} --sequence {T} --cpu --steps {STEPS} --forms {mode}".split()
     words += ["--bf16"] if precision == "bf16" else []
     done = limited([sys.executable, TWIN, *words], 600, env=THREADS)
     if done.returncode:

@@ -1,46 +1,85 @@
-"""Builds, checks and times on a GPU that this program has not met: scripts/first_contact.sh calls it."""
+"""Checks and times this program on a GPU: scripts/first_contact.sh calls it."""
 
 import argparse
+import collections
 import json
 import os
 import re
+import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
+import first_contact_programs as programs
+from models import MODELS
 from over_ranks import environment, limited
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--minutes", type=float, default=9, help="no part begins after so many [9]")
-parser.add_argument(
-    "--output", default="first_contact", help="OUTPUT.json, OUTPUT.md and OUTPUT/ [first_contact]"
+MODEL = programs.MODEL
+# name: seconds, what it answers. In order of value; `others` run only where they are asked for by name
+PARTS = {
+    "machine": (10, "card, driver, clocks, libraries; do the programs start?"),
+    "checks": (45, "every kernel beside the CPU's; if one is wrong, nothing else runs"),
+    "losses": (25, "training in fp32, bf16 and as a graph beside the CPU's losses"),
+    "124M": (45, "a step's rate and its parts, the choices made for it"),
+    "peers": (80, "other trainers, in turn with 124M"),
+    "pytorch": (135, "PyTorch compiled, in its fastest forms, between two runs of 124M"),
+    "nccl": (100, "2 and 8 ranks that share the GPU over NCCL, beside one"),
+    "gemms": (125, "each GEMM of a step under load: the choice, others, PyTorch's, the clocks"),
+    "1558M": (60, "a larger model, one and four micro-batches a step"),
+    "fp8": (50, "124M and 1.3B in fp8 beside bf16, in turn"),
+    "kernels": (50, "each kernel at the step's own size, for a second"),
+    "switches": (50, "other ways to run a step, in turn with the usual one"),
+}
+OTHERS = {
+    "models": (400, "the other models"),
+    "memory": (150, "compute-sanitizer: memcheck, synccheck"),
+    "races": (150, "compute-sanitizer: racecheck, initcheck"),
+}
+FORMS = "default:cudnn reduce-overhead:cudnn default:flash reduce-overhead:flash".split()
+SWITCHES = ("--graph no", "--moments bf16", "--recompute light")
+LAYOUTS = (  # ranks, options
+    (8, "--tensor-parallel 2 --pipeline-parallel 2"),
+    (2, "--tensor-parallel 2"),
+    (2, "--pipeline-parallel 2"),
+    (2, ""),
+    (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
+    (4, "--tensor-parallel 2 --pipeline-parallel 2 --pipeline-chunks 2"),
 )
-parser.add_argument("--rehearse", action="store_true", help="small, without a GPU: to see that it works")
-NAMES = "build kernels training 124M hopper memory model layouts steps races nccl".split()
+
+parser = argparse.ArgumentParser(prog="first_contact.sh", description=__doc__)
 parser.add_argument(
-    "--parts", nargs="*", default=NAMES, choices=NAMES, help="only these, in this order [all]"
+    "--output", default="first_contact", help="OUTPUT.json, OUTPUT.md, OUTPUT/ [first_contact]"
+)
+parser.add_argument("--list", action="store_true", help="the parts and their seconds")
+parser.add_argument("--parts", nargs="*", choices=[*PARTS, *OTHERS], help="only these, in this order [all]")
+parser.add_argument("--from", dest="first", choices=list(PARTS), help="this part and those that follow")
+parser.add_argument("--prepare", action="store_true", help="build what is run, to be carried to a GPU")
+parser.add_argument("--arch", help="with --prepare: for which GPU [native, or 90a where none is]")
+parser.add_argument("--peer", action="append", default=[], metavar="NAME=MODEL=COMMAND")
+parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch [this one]")
+parser.add_argument("--force", action="store_true", help="go on where the checks fail")
+parser.add_argument("--rehearse", action="store_true", help="small, without a GPU: to see that it works")
+parser.add_argument(
+    "--hang", choices=list(PARTS), help="to see that a part is ended: its programs sleep instead"
 )
 o = parser.parse_args()
 began = time.time()
 logs = Path(o.output)
-CUDA = "build/cuda-bf16-single" if not o.rehearse else "build/emulated-bf16"
-CUDA_FP32 = "build/cuda-fp32-single" if not o.rehearse else "build/emulated-fp32"
-CUDA_MPI = "build/cuda-fp32-mpi" if not o.rehearse else "build/emulated-fp32"
-CPU = "build/cpu-fp32-single" if not o.rehearse else "build/cpu-fp32"
-STEPS = 50 if not o.rehearse else 3
-MODEL = (
-    "--layers 2 --hidden 128 --heads 2 --sequence 64 --batch 8 --micro-batch 4 --learning-rate 1e-3".split()
-)
-parts = []
-REST = "1558M 350M 1.3B 774M 2.7B 6.7B".split()
+parts, figures = [], {}
+deadline = 0.0  # of the part that runs
+
+
+def program(variant, name="train_gpt"):
+    return programs.program(variant, name, o.rehearse)
 
 
 def left():
-    return o.minutes * 60 - (time.time() - began)
+    return max(0.0, deadline - time.time())
 
 
 def last_line(text):
@@ -48,303 +87,541 @@ def last_line(text):
     return lines[-1][:200] if lines else "printed nothing"
 
 
-def note(name, good, says, seconds=0.0):
+def note(name, good, says):
     """good: True, False, or None for what was left out."""
-    parts.append({"part": name, "good": good, "says": says, "seconds": round(seconds, 1)})
+    parts.append({"part": name, "good": good, "says": says, "at": round(time.time() - began, 1)})
     state = "left out" if good is None else "ok" if good else "FAILED"
-    print(f"{state:8s} {name}: {says} ({seconds:.0f} s)", flush=True)
+    print(f"{time.time() - began:5.0f} s  {state:8s} {name}: {says}", flush=True)
     write_report()
-
-
-def run(name, command, limit, judge, environment=None):
-    """One part: judge(exit code, what it printed) -> (good, what it says). Its whole output is kept."""
-    if left() < 5:
-        return note(name, None, f"{o.minutes:g} minutes are over")
-    start = time.time()
-    variables = dict(os.environ, **(environment or {}))
-    done = limited(command, min(limit, left()), stderr=subprocess.STDOUT, env=variables)
-    text = done.stdout + done.stderr
-    log = logs / (re.sub(r"\W+", "_", name) + ".log")
-    log.write_text("$ " + " ".join(done.args) + "\n" + text)
-    try:
-        good, says = judge(done.returncode, text)
-    except Exception as e:  # what cannot be read is a finding, and no reason to stop
-        good, says = False, f"{type(e).__name__} {e}: {last_line(text)}"
-    note(name, good, says, time.time() - start)
     return good
 
 
-def by_code(code, text):
-    return code == 0, last_line(text)
+def run(name, command, seconds=600, **variables):
+    """A program, until the part's time is over; its whole output is kept. A hang is an exit code of 124."""
+    if o.hang == current:
+        command = ["sleep", 10000]
+    words = [str(word) for word in command]
+    done = limited(words, min(seconds, left()), env=dict(environment, **variables))
+    text = f"$ {' '.join(words)}\n{done.stdout}{done.stderr}\nexit {done.returncode}\n"
+    with open(logs / (re.sub(r"\W+", "_", name) + ".log"), "a") as log:
+        log.write(text)
+    return done
 
 
-def by_count(code, text):
+def check(name, command, judge, **variables):
+    """judge(what the program printed) -> (good, what it says)"""
+    done = run(name, command, **variables)
+    if done.returncode == 124:
+        return note(name, False, f"was ended: its time was over: {last_line(done.stdout)}")
+    good, says = judge(done.stdout)
+    return note(name, good and done.returncode == 0, says if good else says + " " + last_line(done.stderr))
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+
+
+def is_counted(text):
     last = last_line(text)
-    return code == 0 and bool(re.search(r"[1-9]\d* passed, 0 failed", last)), last
+    return bool(re.search(r"[1-9]\d* passed, 0 failed", last)), last
 
 
-# ---- parts -----------------------------------------------------------------------------------------------
+# ---- steps -------------------------------------------------------------------------------------------
 
 
-def build():
-    """All variants at once, each with its own log."""
+def train(name, model, micro_batch, *options, steps=20, batch=None):
+    """tokens/s (the median of the later half of the steps) and MFU, or what went wrong."""
     if o.rehearse:
-        return note("build", None, "a rehearsal takes what was built")
-    start = time.time()
-    Path("build").mkdir(exist_ok=True)
-    settings = ["GPU_CODE=native", "COMM=single"]
-
-    found = limited(["make", "-s", "found", "DEVICE=cpu", "COMM=single"], 60)
-    if "no CBLAS" in found.stdout + found.stderr:
-        plain = ["g++", "-O3", "-march=native", "-fopenmp", "-c", "-o", "build/plain_blas.o"]
-        limited([*plain, "layers/base/plain_blas.cpp"], 60)
-        settings.append("BLAS=build/plain_blas.o")
-
-    targets = (
-        ("cuda", "bf16", CUDA, ("train_gpt", "test_gpt")),
-        ("cuda", "fp32", CUDA_FP32, ("train_gpt",)),
-        ("cpu", "fp32", CPU, ("train_gpt", "tokenize")),
+        model, micro_batch, batch, steps = "124M --layers 2 --hidden 64 --heads 1 --sequence 64", 2, 2, 2
+    metrics = logs / (re.sub(r"\W+", "_", name) + ".jsonl")
+    metrics.unlink(missing_ok=True)
+    words = f"--model {model} --vocabulary 50257 --micro-batch {micro_batch} --batch {batch or micro_batch}"
+    # without fp8's kernels, which want bf16 and a GPU, a rehearsal runs in the CPU's fp32
+    done = run(
+        name,
+        [
+            program("cpu" if o.rehearse else "bf16"),
+            *words.split(),
+            *(word for word in options if not o.rehearse or "fp8" not in " ".join(options)),
+            *("--steps", steps, "--train", logs / "tokens.bin", "--metrics", metrics),
+            *("--tuning", logs / "tuning"),
+        ],
     )
-
-    def make(target):  # one for a folder of objects
-        device, precision, folder, programs = target
-        command = [
-            "make",
-            "-s",
-            f"-j{len(programs)}",
-            f"DEVICE={device}",
-            f"PRECISION={precision}",
-            *settings,
-        ]
-        done = limited([*command, *(f"{folder}/{name}" for name in programs)], min(300, left()))
-        (logs / f"build_{device}_{precision}.log").write_text(done.stdout + done.stderr)
-        return [f"{folder}: {last_line(done.stderr)}"] if done.returncode else []
-
-    with ThreadPoolExecutor() as pool:
-        failed = sum(pool.map(make, targets), [])
-    note("build", not failed, "; ".join(failed) if failed else "all", time.time() - start)
-
-
-TOOLCHAIN = """#include <cublasLt.h>
-#include <cuda_bf16.h>
-#include <nvtx3/nvToolsExt.h>
-int main() {
-    cublasLtHandle_t handle;
-    return cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS;
-}
-"""
-
-
-def toolchain():
-    """What the build needs, before it is waited for."""
-    missing = [name for name in ("make", "g++", "nvcc", "compute-sanitizer") if not shutil.which(name)]
-    print(f"not in PATH: {' '.join(missing) or 'nothing'}", flush=True)
-    if o.rehearse:
-        return note("toolchain", None, "a rehearsal takes what was built")
-    source, program = logs / "toolchain.cu", logs / "toolchain"
-    source.write_text(TOOLCHAIN)
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    library = Path(nvcc).resolve().parent.parent / "lib64"
-    build_it = f"{nvcc} -o {program} {source} -lcublasLt -Xlinker -rpath -Xlinker {library} && {program}"
-    run(
-        "toolchain",
-        ["bash", "-c", build_it],
-        60,
-        lambda code, text: (code == 0, last_line(text + "\nworks" * (not code))),
-    )
-
-
-def losses(folder, name, *options, ranks=1):
-    """Of STEPS steps, on the README's bytes."""
-    lines = logs / f"losses_{name}.jsonl"
-    lines.unlink(missing_ok=True)
-    start = ["mpirun", "-n", ranks] if ranks > 1 else []
-    command = [*start, f"{folder}/train_gpt", "--train", logs / "text.bin", *MODEL, "--steps", STEPS]
-    done = limited([*command, "--metrics", lines, *options], max(5, min(120, left())), env=environment)
-    (logs / f"losses_{name}.log").write_text(done.stdout + done.stderr)
     if done.returncode:
-        raise RuntimeError(last_line(done.stderr))
-    if "cannot be captured" in done.stderr and not o.rehearse:
-        raise RuntimeError(next(line for line in done.stderr.splitlines() if "captured" in line))
-    return [json.loads(line)["loss"] for line in lines.read_text().splitlines()]
+        return {"error": "its time was over" if done.returncode == 124 else last_line(done.stderr)}
+    lines = json_lines(metrics.read_text())
+    size = (batch or micro_batch) * (64 if o.rehearse else MODELS[model].sequence)
+    rates = [size / line["seconds"] for line in lines[len(lines) // 2 :]]
+    return {
+        "tokens_per_second": statistics.median(rates),
+        "mfu": lines[-1].get("mfu"),
+        "loss": lines[-1]["loss"],
+    }
 
 
-def compare_losses(what, wanted, most, folder, *options, ranks=1):
-    start = time.time()
-    try:
-        mine = losses(folder, re.sub(r"\W+", "_", what), *options, ranks=ranks)
-        worst = max(abs(a - b) / b for a, b in zip(mine, wanted))
-        good = len(mine) == len(wanted) and worst <= most
-        says = f"{len(mine)} steps, {worst:.1e} from what is wanted at most; {most:g} allowed; {mine[-1]:.4f}"
-    except Exception as e:
-        good, says = False, f"{type(e).__name__} {e}"[:200]
-    note(what, good, says, time.time() - start)
+def rate_of(got):
+    return f"{got['tokens_per_second']:,.0f} tokens/s" if "error" not in got else got["error"]
 
 
-def train_against_cpu():
-    start = time.time()
-    try:
-        tokenize = [f"{CPU}/tokenize", "--vocabulary", "bytes", "--output", logs / "text", "README.md"]
-        made = limited(tokenize, 60)
-        if made.returncode:
-            raise RuntimeError(last_line(made.stderr))
-        cpu = losses(CPU, "cpu")
-        if len(cpu) != STEPS:
-            raise RuntimeError(f"{len(cpu)} steps, wants {STEPS}")
-    except Exception as e:
-        return note("losses of the CPU", False, f"{type(e).__name__} {e}"[:200], time.time() - start)
+def in_turn(name, model, micro_batch, ways, rounds=2, **more):
+    """ways: name -> options, or a function that returns tokens/s. A B A B: {way: [tokens/s, …]}"""
+    rates = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, options in ways.items():
+            if left() < 3:
+                continue
+            if callable(options):
+                got = options()
+            else:
+                got = train(f"{name} {way}", model, micro_batch, *options.split(), **more)
+            if "error" in got:
+                note(f"{name}, {way}", False, got["error"])
+            else:
+                rates[way].append(got["tokens_per_second"])
+    base = next(iter(ways))
+    for way, own in rates.items():
+        if not own:
+            note(f"{name}, {way}", None, "its time was over")
+            continue
+        ratios = [a / b for a, b in zip(own, rates[base])]
+        beside = f"; {statistics.mean(ratios):.3f} x {base}" if way != base and ratios else ""
+        note(f"{name}, {way}", True, " and ".join(f"{rate:,.0f}" for rate in own) + " tokens/s" + beside)
+    figures.setdefault("steps", {})[name] = rates
 
-    variants = (
-        ("fp32", CUDA_FP32, 2e-3, ()),
-        ("bf16", CUDA, 3e-2, ()),
-        ("bf16 as a graph", CUDA, 3e-2, ("--graph", "yes")),
-        ("bf16, recompute light", CUDA, 3e-2, ("--recompute", "light")),
-    )
-    for name, folder, most, options in variants:
-        compare_losses(f"training in {name}", cpu, most, folder, *options)
+
+# ---- parts -------------------------------------------------------------------------------------------
 
 
-def sanitizers(checks, seconds, folder):
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    tiny = (
-        "--layers 2 --hidden 128 --heads 2 --sequence 80 --batch 4 --micro-batch 2 --steps 2 --graph no"
-        .split()
-    )
-    train = [f"{folder}/train_gpt", "--train", logs / "text.bin", *tiny, "--tuning", logs / "tuning"]
-    if o.rehearse or not Path(tool).exists():
-        return note(" ".join(checks), None, "compute-sanitizer is not here")
-    limited(train, max(5, min(60, left())))  # what is timed is known then: a tool would find it slow
+def identify():
+    query = "name,driver_version,memory.total,clocks.max.sm,power.limit,clocks_event_reasons.active"
+    card = run("card", ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]).stdout.strip()
+    torch = "import torch; print(torch.__version__, torch.version.cuda)"
+    found = run("torch", [o.python, "-c", torch])
+    figures["machine"] = {
+        "card": card.splitlines()[0] if card else "no GPU",
+        "torch": found.stdout.strip() if found.returncode == 0 else None,
+        "commit": programs.commit(),
+    }
 
-    for check in checks:
-        run(
-            check,
-            [tool, "--tool", check, "--error-exitcode", 9, *train],
-            seconds,
-            lambda code, text: (
-                code == 0,
-                (re.findall(r"=+ (ERROR SUMMARY.*|RACECHECK SUMMARY.*)", text) or [last_line(text)])[-1],
-            ),
+
+def machine():
+    card = figures["machine"]["card"]
+    note("card", card != "no GPU" or o.rehearse, f"{card}; PyTorch {figures['machine']['torch']}")
+    for variant in ("bf16", "fp32", "bf16-nccl", "fp32-nccl"):
+        path = program(variant)
+        if not path.exists():
+            note(f"{variant}", None, f"no {path} is here")
+            continue
+        judge = lambda text: ("train_gpt" in text, last_line(text))
+        check(f"{variant} starts", [path, "--version"], judge, **(libraries if "nccl" in variant else {}))
+
+
+def checks():
+    chapters = ["emulated"] if o.rehearse else ["hopper", "kernels", "pytorch", "training"]
+    if not check("kernels", [program("bf16", "test_gpt"), *chapters], is_counted) and not o.force:
+        sys.exit(
+            "first_contact.sh: kernels are not right, so nothing is timed (--force does it all the same)"
         )
 
 
-def layouts():
-    """Several ranks on this one GPU, in fp32 over MPI through host memory, against one rank."""
-    if not shutil.which("mpirun") or not shutil.which("mpicxx"):
-        return note("layouts over MPI", None, "no MPI is here")
-    make = ["make", "-s", "DEVICE=cuda", "PRECISION=fp32", "COMM=mpi", "GPU_CODE=native"]
-    if not o.rehearse and not run("build over MPI", [*make, f"{CUDA_MPI}/train_gpt"], 200, by_code):
-        return
+def losses(variant, name, *options, ranks=1, steps=programs.STEPS, **variables):
+    launch = ["mpirun", "-n", ranks] if ranks > 1 else []
+    train = [program(variant), "--train", logs / "text.bin", *MODEL, "--steps", steps, *options]
+    command = [str(word) for word in [*launch, *train]] if o.hang != current else ["sleep", "10000"]
+    metrics = logs / f"losses_{name}.jsonl"
+    limit = min(25 if ranks > 1 else 60, left())
+    got, done = programs.losses_of(command, metrics, limit, dict(environment, **variables))
+    if "cannot be captured" in done.stderr and not o.rehearse:
+        raise RuntimeError(next(line for line in done.stderr.splitlines() if "captured" in line))
+    return got
 
-    steps = ["--steps", 5, "--layers", 4]
+
+def compare_losses(what, wanted, most, *run, **more):
+    start = time.time()
     try:
-        wanted = losses(CUDA_FP32, "one", *steps)
-    except Exception as e:
-        return note("losses of one rank", False, f"{type(e).__name__} {e}"[:200])
-    several = (
-        (2, "--tensor-parallel 2"),
-        (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
-        (2, ""),
-        (4, "--tensor-parallel 2 --pipeline-parallel 2"),
-    )
-    for ranks, words in several[-1:] if o.rehearse else several:
-        what = f"{ranks} ranks, {words.replace('--', '') or 'data-parallel'}"
-        compare_losses(what, wanted, 1e-6, CUDA_MPI, *steps, *words.split(), ranks=ranks)
+        mine = losses(*run, **more)
+        worst = max(abs(a - b) / b for a, b in zip(mine, wanted))
+        good = len(mine) == len(wanted) and worst <= most
+        says = (
+            f"{len(mine)} steps, off by {worst:.1e} at most ({most:g} allowed), {time.time() - start:.1f} s"
+        )
+    except (OSError, RuntimeError, ValueError) as e:
+        good, says = False, f"{e}"[:300]
+    figures.setdefault("losses", {})[what] = says
+    return note(what, good, says)
+
+
+def losses_beside_cpu():
+    for name, variant, most, options in (
+        ("bf16", "bf16", 3e-2, ()),
+        ("fp32", "fp32", 2e-3, ()),
+        ("bf16 as a graph", "bf16", 3e-2, ("--graph", "yes")),
+        ("bf16, recompute light", "bf16", 3e-2, ("--recompute", "light")),
+    ):
+        name_of = re.sub(r"\W+", "_", name)
+        compare_losses(f"training in {name}", cpu, most, variant, name_of, *options, steps=len(cpu))
+
+
+def step_124M():
+    got = train("124M", "124M", 64, steps=40)
+    figures["124M"] = got
+    note("124M", "error" not in got, rate_of(got))
+    for path in (logs / "tuning").glob("choices-*[0-9a-f]") if (logs / "tuning").exists() else ():
+        lines = [line.rpartition(" = ") for line in path.read_text().splitlines()[1:]]
+        figures["choices"] = {key: choice for key, _, choice in lines}
+        note("choices", bool(lines), f"{len(lines)} choices; the table is in {o.output}.md")
+    small = "--layers 2 --hidden 64 --heads 1 --sequence 64 --micro-batch 2".split()
+    options = small if o.rehearse else ["--micro-batch", 64]
+    done = run("profile", [program("bf16", "test_gpt"), "profile", *options])
+    figures["profile"] = done.stdout
+    note("profile", done.returncode == 0, f"the table is in {o.output}.md")
+
+
+def timed_peer(command):
+    def rate():
+        done = run("peers", shlex.split(command))
+        rates = [float(x.replace(",", "")) for x in re.findall(r"([0-9][0-9.,]*) tok(?:ens)?/s", done.stdout)]
+        if not rates:
+            return {"error": f"no `tok/s` in its output: {last_line(done.stdout + done.stderr)}"}
+        return {"tokens_per_second": statistics.median(rates[len(rates) // 2 :])}
+
+    return rate
+
+
+def peers():
+    if not o.peer:
+        return note("peers", None, "none is given (--peer)")
+    for model in dict.fromkeys(each.split("=")[1] for each in o.peer):
+        ways = {"usual": ""}
+        for each in o.peer:
+            name, of, command = each.split("=", 2)
+            if of == model:
+                ways[name] = timed_peer(command)
+        in_turn(f"{model} beside peers", model, MODELS[model].micro_batches[0], ways)
+
+
+def pytorch():
+    if not figures["machine"]["torch"]:
+        return note("PyTorch", None, "PyTorch is not here")
+    before = train("124M before PyTorch", "124M", 64)
+    forms = ["none"] if o.rehearse else FORMS
+    small = ["--rehearse"] if o.rehearse else []
+    twin = [o.python, "scripts/twin_pytorch.py", "--model", "124M", "--micro-batch", 2 if o.rehearse else 64]
+    done = run("PyTorch", [*twin, "--forms", *forms, "--steps", 20, *small], left() - 12)
+    after = train("124M after PyTorch", "124M", 64)
+    rows = json_lines(done.stdout)
+    figures["pytorch"] = rows
+    rates = [got["tokens_per_second"] for got in (before, after) if "error" not in got]
+    for row in rows:
+        ratio = f", ours is {statistics.mean(rates) / row['tokens_per_second']:.3f} x that" if rates else ""
+        note(f"PyTorch {row['form']}", True, rate_of(row) + ratio)
+    if len(rows) < len(forms):
+        note(
+            "PyTorch",
+            False if not rows else None,
+            f"{len(rows)} of {len(forms)} forms; {last_line(done.stderr)}",
+        )
+
+
+def start_mps():
+    """CUDA's daemon that lets kernels of several processes run at once: its variables, or None."""
+    pipe = Path("/tmp") / f"mps-{os.getpid()}"
+    pipe.mkdir(exist_ok=True)
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}", "CUDA_MPS_LOG_DIRECTORY": f"{pipe}"}
+    started = run("mps", ["nvidia-cuda-mps-control", "-d"], 5, **variables)
+    return variables if started.returncode == 0 else None
 
 
 def nccl():
-    if o.rehearse or not shutil.which("mpirun") or not shutil.which("mpicxx"):
-        return note("two ranks over NCCL", None, "no MPI is here")
-    if limited(["nvidia-smi", "-L"], 20).stdout.count("GPU ") < 2:
-        return note("two ranks over NCCL", None, "one GPU: NCCL wants one for each rank")
-    make = ["make", "-s", "DEVICE=cuda", "PRECISION=bf16", "COMM=nccl", "GPU_CODE=native"]
-    if run("build over NCCL", [*make, "build/cuda-bf16-nccl/train_gpt"], 200, by_code):
-        train = ["build/cuda-bf16-nccl/train_gpt", "--train", logs / "text.bin", *MODEL, "--steps", 20]
-        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        for layout in ("--tensor-parallel", "--pipeline-parallel"):
-            ranks = ["mpirun", "-n", 2, "--oversubscribe", *train, layout, 2]
-            run(f"two ranks over NCCL, {layout[2:]}", ranks, 60, by_code, root)
+    if not program("fp32-nccl").exists() or not shutil.which("mpirun", path=libraries.get("PATH")):
+        return note("NCCL", None, "no build over NCCL, or no mpirun, is here")
+    steps = 3 if o.rehearse else 20
+    # the latter for NCCL's stand-in
+    common = {**libraries, "TRAIN_GPT_SHARE_GPU": "1", "NCCL_ON_CPU_ONE_DEVICE": "1"}
+    layers = ("--layers", 4)  # for two chunks on each of two stages
+    one = {each: losses(each, f"one_{each}", *layers, steps=steps) for each in ("fp32", "bf16")}
+    # fp32: sums in another order, 2^-24 each; bf16: each value is rounded by 2^-9, means of 512 by less
+    bounds = {"fp32": 1e-6, "bf16": 5e-3}
+    in_order = [(ranks, words, kind) for kind in ("fp32", "bf16") for ranks, words in LAYOUTS]
+
+    def compare(ranks, words, kind, which="", **variables):
+        what = f"{ranks} ranks over NCCL{which}, {kind}, {words.replace('--', '') or 'data-parallel'}"
+        name = re.sub(r"\W+", "_", what)
+        return compare_losses(
+            what, one[kind], bounds[kind], f"{kind}-nccl", name, *layers, *words.split(),
+            ranks=ranks, steps=steps, **common, **variables,
+        )  # fmt: skip
+
+    if o.rehearse:
+        for each in (in_order[0], in_order[4], (2, "--tensor-parallel 2", "bf16")):
+            compare(*each)
+        return
+    compare(*in_order[0])
+    mps = start_mps()
+    note("MPS", None if mps is None else True, "its daemon does not start" if mps is None else "runs")
+    works = mps and compare(*in_order[0], " and MPS", **mps)
+    for each in in_order[1:]:
+        if left() < 8:
+            note("NCCL", None, f"its time was over before {each}")
+            break
+        compare(*each, " and MPS" if works else "", **(mps if works else {}))
+    if mps:
+        subprocess.run(
+            ["nvidia-cuda-mps-control"], input="quit\n", text=True, env=dict(os.environ, **mps), timeout=5
+        )
 
 
-def bench(name, models, minutes, *options):
-    command = [sys.executable, "scripts/bench_gpu.py", "--models", *models, "--minutes", minutes]
-    command += ["--output", logs / name, "--folder", CUDA, "--cpu-folder", CPU, *options]
-    command += ["--rehearse", "--steps", 2] if o.rehearse else []
+def gemms():
+    small = "--layers 1 --hidden 64 --heads 1 --sequence 64 --vocabulary 300 --micro-batch 1".split()
+    options = small if o.rehearse else ["--micro-batch", 64]
+    ours = run("gemms", [program("bf16", "test_gpt"), "bench-gemms", *options], left() - 52)
+    rows = {row["gemm"]: row for row in json_lines(ours.stdout) if "m" in row}
+    figures["gemms"] = rows
+    figures["beside"] = [row for row in json_lines(ours.stdout) if "beside_us" in row]
+    note(
+        "GEMMs", len(rows) == 15, f"{len(rows)} of 15; the table is in {o.output}.md {last_line(ours.stderr)}"
+    )
+    if not figures["machine"]["torch"]:
+        return note("GEMMs of PyTorch", None, "PyTorch is not here")
+    twin = [o.python, "scripts/twin_pytorch.py", "--model", "124M", "--micro-batch", 2 if o.rehearse else 64]
+    done = run("gemms of torch", [*twin, "--gemms", 0 if o.rehearse else 3, *["--rehearse"] * o.rehearse])
+    theirs = json_lines(done.stdout)
+    for row in theirs:
+        rows.setdefault(row["gemm"], {})["torch"] = row
+    note("GEMMs of PyTorch", len(theirs) == 15, f"{len(theirs)} of 15 {last_line(done.stderr)}")
 
-    def judge(code, text):
-        report = json.loads((logs / f"{name}.json").read_text())
-        rows = report["steps"]
-        rates = {row["model"]: (row.get("ours") or {}).get("tokens_per_second") for row in rows}
-        says = [f"{model} {rate:,.0f} tokens/s" if rate else f"{model} -" for model, rate in rates.items()]
-        return code == 0, "; ".join(says + report["failed"])
 
-    run(name.replace("_", " "), command, minutes * 60 + 40, judge)
+def larger():
+    for batch in (16, 64):
+        got = train(f"1558M batch {batch}", "1558M", 16, batch=batch, steps=8)
+        figures.setdefault("1558M", {})[batch] = got
+        note(f"1558M, micro-batch 16, batch {batch}", "error" not in got, rate_of(got))
 
 
-# ---- report ----------------------------------------------------------------------------------------------
+def fp8():
+    in_turn("124M in fp8", "124M", 64, {"bf16": "", "fp8": "--fp8 yes"})
+    in_turn("1.3B in fp8", "1.3B", 16, {"bf16": "", "fp8": "--fp8 yes"}, rounds=1, steps=8)
+
+
+def kernels():
+    done = run("bench-kernels", [program("bf16", "test_gpt"), "bench-kernels"])
+    figures["kernels"] = json_lines(done.stdout)
+    over = done.returncode == 124
+    note("kernels alone", done.returncode == 0 or (over and None), f"{len(figures['kernels'])} kernels timed")
+
+
+def switches():
+    in_turn("124M", "124M", 64, {"usual": "", **{words: words for words in SWITCHES}})
+
+
+def models():
+    for name in [each for each in MODELS if each not in ("124M", "1558M")]:
+        for size in MODELS[name].micro_batches:
+            got = train(name, name, size, steps=8)
+            figures.setdefault("models", {})[f"{name}, micro-batch {size}"] = got
+            if note(f"{name}, micro-batch {size}", "error" not in got or None, rate_of(got)):
+                break
+
+
+def sanitize(tools, variant):
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if o.rehearse or not Path(tool).exists():
+        return note(" ".join(tools), None, "compute-sanitizer is not here")
+    tiny = "--layers 2 --hidden 128 --heads 2 --sequence 80 --batch 4 --micro-batch 2 --steps 2 --graph no"
+    command = [program(variant), "--train", logs / "text.bin", *tiny.split(), "--tuning", logs / "tuning"]
+    run("sanitize", command)  # what is timed is known then: a tool would find it slow
+    for each in tools:
+        summary = r"=+ (ERROR SUMMARY.*|RACECHECK SUMMARY.*)"
+        judge = lambda text: (True, (re.findall(summary, text) or [last_line(text)])[-1])
+        check(each, [tool, "--tool", each, "--error-exitcode", 9, *command], judge)
+
+
+RUN = {
+    "machine": machine,
+    "checks": checks,
+    "losses": losses_beside_cpu,
+    "124M": step_124M,
+    "peers": peers,
+    "pytorch": pytorch,
+    "nccl": nccl,
+    "gemms": gemms,
+    "1558M": larger,
+    "fp8": fp8,
+    "kernels": kernels,
+    "switches": switches,
+    "models": models,
+    "memory": lambda: sanitize(("memcheck", "synccheck"), "bf16"),
+    # what cuBLASLt's bf16 kernels store through TMA is not written, as initcheck sees it
+    "races": lambda: (sanitize(("racecheck",), "bf16"), sanitize(("initcheck",), "fp32")),
+}
+
+# ---- clocks and report -------------------------------------------------------------------------------
+
+
+def log_clocks():
+    """Clock, power and what holds them down, every 100 ms, into OUTPUT/clocks.csv."""
+    query = "timestamp,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active"
+    words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-lms", "100"]
+    try:
+        return subprocess.Popen(words, stdout=open(logs / "clocks.csv", "w"), stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
+
+
+def clocks_between(first, last):
+    """Between two times: the median clock in MHz, the mean power in W, what held the clock down."""
+    rows = []
+    for line in (logs / "clocks.csv").read_text().splitlines() if (logs / "clocks.csv").exists() else ():
+        cells = [cell.strip() for cell in line.split(",")]
+        try:
+            at = datetime.strptime(cells[0], "%Y/%m/%d %H:%M:%S.%f").timestamp()
+            if first <= at <= last:
+                rows.append((float(cells[1]), float(cells[2]), cells[4]))
+        except (ValueError, IndexError):
+            continue  # a line that is being written
+    if not rows:
+        return None
+    reasons = collections.Counter(row[2] for row in rows).most_common(3)
+    held = ", ".join(f"{reason} {count / len(rows):.0%}" for reason, count in reasons)
+    return {
+        "MHz": statistics.median(row[0] for row in rows),
+        "W": statistics.mean(row[1] for row in rows),
+        "reasons": held,
+    }
+
+
+def number(x, form):
+    return format(x, form) if isinstance(x, (int, float)) else "-"
+
+
+def table(columns, rows):
+    return [
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+        *(f"| {' | '.join(r)} |" for r in rows),
+    ]
+
+
+def gemm_rows():
+    for name, row in figures.get("gemms", {}).items():
+        torch = row.get("torch", {})
+        clock = clocks_between(row["began"], row["ended"]) if "began" in row else None
+        yield [
+            name,
+            f"{row.get('m')} x {row.get('n')} x {row.get('k')}",
+            f"{row.get('chosen')} of {row.get('of')}",
+            number(row.get("tuned_us"), ".1f"),
+            number(row.get("us"), ".1f"),
+            number(row.get("tflops"), ".0f"),
+            number(row.get("first_tflops"), ".0f"),
+            number(clock and clock["MHz"], ".0f"),
+            number(row.get("separate_us"), ".1f"),
+            f"{number(row.get('best_us'), '.1f')} ({row.get('best')} of {row.get('best_of')})",
+            number(torch.get("us"), ".1f"),
+            number(torch.get("tflops"), ".0f"),
+        ]
 
 
 def write_report():
-    figures = {}
-    for path in sorted(logs.glob("bench_*.json")):
-        figures[path.stem] = json.loads(path.read_text())
-    report = {
-        "rehearsal": o.rehearse,
-        "minutes": (time.time() - began) / 60,
-        "parts": parts,
-        "bench": figures,
-    }
+    report = {"rehearsal": o.rehearse, "minutes": (time.time() - began) / 60, "parts": parts, **figures}
     Path(o.output + ".json").write_text(json.dumps(report, indent=1) + "\n")
     title = "A rehearsal without a GPU: these figures mean nothing" if o.rehearse else "First contact"
-    out = [f"# {title}", "", "| part | | says | s |", "|---|---|---|---|"]
-
-    for part in parts:
-        state = "left out" if part["good"] is None else "ok" if part["good"] else "**failed**"
-        says = part["says"].replace("|", "/")
-        out.append(f"| {part['part']} | {state} | {says} | {part['seconds']} |")
-    for path in sorted(logs.glob("bench_*.md")):
-        out += ["", path.read_text()]
+    told = figures.get("machine", {})
+    out = [f"# {title}", "", f"{told.get('card')}; PyTorch {told.get('torch')}; commit {told.get('commit')}"]
+    states = {None: "left out", True: "ok", False: "**failed**"}
+    rows = ([p["part"], states[p["good"]], p["says"].replace("|", "/"), f"{p['at']}"] for p in parts)
+    out += table(["part", "", "says", "s"], rows)
+    if "clocks" in figures:
+        rows = (
+            [name, f"{c['MHz']:.0f}", f"{c['W']:.0f}", c["reasons"]] for name, c in figures["clocks"].items()
+        )
+        out += table(["clocks of a part", "MHz", "W", "held down by"], rows)
+    if "gemms" in figures:
+        columns = "GEMM, m x n x k, chosen, timed as µs, under load µs, TFLOP/s, in its first 50 ms, MHz"
+        columns += ", epilogue apart µs, best of 64 with 256 MiB µs, PyTorch µs, TFLOP/s"
+        out += table(columns.split(", "), gemm_rows())
+    if "beside" in figures:
+        rows = (
+            [r["gemm"], *(f"{r[k]:.1f}" for k in ("alone_us", "beside_us", "told_us"))]
+            for r in figures["beside"]
+        )
+        out += table(["GEMM", "alone, µs", "beside a kernel on 16 SMs", "and told of it"], rows)
+    if "kernels" in figures:
+        rows = (
+            [
+                k["kernel"],
+                f"{k['microseconds']:.1f}",
+                number(k.get("gb_per_s"), ",.0f"),
+                number(k.get("of_floor"), ".0%"),
+                number(k.get("tflop_per_s"), ".4g"),
+            ]
+            for k in figures["kernels"]
+        )
+        out += table(["kernel", "µs", "GB/s", "of the copy's rate", "TFLOP/s"], rows)
+    if "choices" in figures:
+        out += table(["what was chosen", "number, µs"], ([k, v] for k, v in figures["choices"].items()))
+    if figures.get("profile"):
+        out += ["", "```", figures["profile"].rstrip(), "```"]
     Path(o.output + ".md").write_text("\n".join(out) + "\n")
 
-    with tarfile.open(o.output + ".tgz", "w:gz") as archive:  # one file, for a machine that gives few back
-        for path in sorted([*logs.glob("*.log"), *logs.glob("*.json*"), *logs.glob("*.md")]):
+
+def pack():
+    """One file, for a machine that gives few back."""
+    with tarfile.open(o.output + ".tgz", "w:gz") as archive:
+        for path in sorted([*logs.glob("*.log"), *logs.glob("*.json*"), *logs.glob("*.csv")]):
             archive.add(path, path.name)
 
 
-PARTS = {
-    "build": lambda: (toolchain(), build()),
-    "kernels": lambda: run(
-        "kernels", [f"{CUDA}/test_gpt", "emulated" if o.rehearse else "kernels"], 150, by_count
-    ),
-    "hopper": lambda: run(
-        "hopper", [f"{CUDA}/test_gpt", "emulated" if o.rehearse else "hopper"], 40, by_count
-    ),
-    "training": train_against_cpu,
-    "124M": lambda: bench("bench_124M", ["124M"], 2, "--no-checks"),
-    "memory": lambda: sanitizers(("memcheck", "synccheck"), 60, CUDA),
-    "model": lambda: run("model", [f"{CUDA}/test_gpt", "pytorch", "training"], 60, by_count),
-    "steps": lambda: bench("bench_steps", REST, max(0.5, left() / 60 - 0.7), "--only-steps"),
-    # what cuBLASLt's bf16 kernels store through TMA is not written, as initcheck sees it
-    "races": lambda: (
-        sanitizers(("racecheck",), 90, CUDA),
-        sanitizers(("initcheck",), 60, CUDA_FP32),
-    ),
-    "layouts": layouts,
-    "nccl": nccl,
-}
-
-
 def main():
-    if not o.rehearse and limited(["nvidia-smi", "-L"], 20).returncode:
-        sys.exit("first_contact.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse")
+    global deadline, current
+    names = o.parts if o.parts is not None else list(PARTS)
+    if o.first:
+        names = list(PARTS)[list(PARTS).index(o.first) :]
     logs.mkdir(parents=True, exist_ok=True)
-    for old in logs.glob("bench_*"):
-        old.unlink()
-    for name in o.parts:
-        if not (o.rehearse and name in ("model", "steps")):
-            PARTS[name]()
-    failed = [part["part"] for part in parts if part["good"] is False]
-    print(f"{sum(part['good'] is True for part in parts)} passed, {len(failed)} failed: {o.output}.md")
+    programs.make_tokens(logs / "tokens.bin", 40_000 if o.rehearse else 4_000_000)
+    clocks = log_clocks()
+    deadline = time.time() + 30
+    identify()
+    for name in names:
+        current, start = name, time.time()
+        deadline = start + {**PARTS, **OTHERS}[name][0]
+        try:
+            RUN[name]()
+        except Exception as e:  # a part that fails does not stop the rest
+            note(name, False, f"{type(e).__name__} {e}"[:300])
+        if held := clocks_between(start, time.time()):
+            figures.setdefault("clocks", {})[name] = held
+        figures.setdefault("seconds", {})[name] = round(time.time() - start, 1)
+    if clocks:
+        clocks.terminate()
+    write_report()
+    pack()
+    failed = sum(part["good"] is False for part in parts)
+    print(f"{sum(part['good'] is True for part in parts)} passed, {failed} failed: {o.output}.md")
     sys.exit(bool(failed))
 
 
+current = ""
+if o.list:
+    for name, (seconds, what) in PARTS.items():
+        print(f"{name:9s} {seconds:4d} s  {what}")
+    print(f"{sum(seconds for seconds, _ in PARTS.values()) / 60:.1f} minutes; by name only:")
+    for name, (seconds, what) in OTHERS.items():
+        print(f"{name:9s} {seconds:4d} s  {what}")
+    sys.exit()
+has_gpu = limited(["nvidia-smi", "-L"], 20).returncode == 0
+if not has_gpu and not o.rehearse and not o.prepare:
+    sys.exit("first_contact.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse")
+if o.prepare or not (o.rehearse or programs.is_prepared()):
+    programs.prepare(o.arch or ("native" if has_gpu else "90a"))
+    if o.prepare:
+        sys.exit()
+libraries = {} if o.rehearse else programs.libraries_environment(o.python)
+if o.rehearse:
+    cpu = programs.prepare_texts(logs, True, 3)
+else:
+    cpu = json.loads((programs.FOLDER / "prepared.json").read_text())["cpu"]
+    logs.mkdir(parents=True, exist_ok=True)
+    shutil.copy(programs.FOLDER / "text.bin", logs)
 main()

@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Everything about a GPU in one call: bash scripts/first_contact.sh [--minutes 9] [--output first_contact]
-# Needs nvcc and Python; compares with PyTorch if it is installed, and runs over NCCL if there is MPI. Builds
-# for this GPU only, checks every kernel, compares training losses with the CPU's, looks for races and invalid
-# accesses, times kernels and steps. The most valuable parts run first; one that fails does not stop the rest.
-# Writes OUTPUT.json, OUTPUT.md and the folder OUTPUT with what each part printed. --rehearse: small, without
-# a GPU; its figures mean nothing.
+# Everything about a GPU in one call, in thirteen minutes: bash scripts/first_contact.sh [OPTION…]
+# Needs Python and, to build, nvcc; compares with PyTorch if it is installed, and runs ranks that share the
+# GPU over NCCL if there is MPI. The most valuable parts run first; each is ended when its time is over, and
+# one that fails does not stop the rest. Writes OUTPUT.json, OUTPUT.md and the folder OUTPUT with what each
+# part printed.
+#   --list           the parts, and the seconds that each may take
+#   --from PART, --parts PART…
+#   --prepare        builds everything into build/first_contact (less than 60 MB), for sm_90a where no GPU is;
+#                    carried to a machine of the same commit, nothing is built there
+#   --peer NAME=MODEL=COMMAND   another trainer, timed in turn: its lines with `N tok/s` or `N tokens/s` count
+#   --rehearse       small, without a GPU: its figures mean nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec python3 scripts/first_contact.py "$@"

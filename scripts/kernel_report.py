@@ -235,9 +235,7 @@ def counts_of(kernel):
         "waits": near + far,
         **{kind: loop.count(kind) for kind in SHOWN},
         # of the whole kernel, so that nothing grows unseen outside of the loop
-        **{
-            f"all {kind}": whole.count(kind) for kind in ("tensor", "special", "global", "barrier", "fence")
-        },
+        **{f"all {kind}": whole.count(kind) for kind in ("tensor", "special", "global", "barrier", "fence")},
         "timed waits": sum(map(machine_code.ends_in_time, waits)),
         "endless waits": len(waits) - sum(map(machine_code.ends_in_time, waits)),
     }
@@ -363,6 +361,5 @@ try:
     main()
 except (OSError, subprocess.CalledProcessError, ValueError, KeyError, IndexError) as e:
     sys.exit(
-        f"kernel_report.py: {type(e).__name__}: {e}: wants nvcc, nvdisasm, c++filt and a record of this"
-        " form"
+        f"kernel_report.py: {type(e).__name__}: {e}: wants nvcc, nvdisasm, c++filt and a record of this form"
     )

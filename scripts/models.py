@@ -1,4 +1,4 @@
-"""The models that bench_gpu.py times, beside twin_pytorch.py, and whose steps kernel_report.py estimates."""
+"""The models that first_contact.py and twin_pytorch.py time, and whose steps kernel_report.py estimates."""
 
 from dataclasses import dataclass
 

@@ -189,7 +189,7 @@ def check_layouts():
 
 
 def check_one_device():
-    """Ranks that share a GPU: NCCL refuses them, unless each calls itself a host; and who may take which SMs."""
+    """Ranks that share a GPU: NCCL refuses them, unless each calls itself a host; who may take which SMs."""
     layout = {"tensor-parallel": 2, "pipeline-parallel": 2}
     arguments = [*DATA, *MODEL, *words(layout)]
     done = start(f"{nccl}/train_gpt", 8, arguments, NCCL_ON_CPU_ONE_DEVICE="1")
@@ -205,7 +205,9 @@ def check_one_device():
         if good:
             limits = set(re.findall(r"NCCL INFO group (\w+).*?: maxCTAs (\d+)", done.stderr))
             limited = {"data", "forward", "backward"}
-            wanted = {(name, "16" if name in limited else "0") for name in limited | {"world", "tensor", "tied"}}
+            wanted = {
+                (name, "16" if name in limited else "0") for name in limited | {"world", "tensor", "tied"}
+            }
             check(limits == wanted, f"SMs of communicators: {limits}, wants {wanted}")
 
 

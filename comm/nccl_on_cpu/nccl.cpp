@@ -10,8 +10,8 @@
 //   NCCL_ON_CPU_RESIDENT launches (default 8) run at a time, as if no more fitted on the device.
 //   NCCL_ON_CPU_FAIL=NAME:N: communicators whose name begins with NAME lose, on all ranks, their N-th call
 //   and all later ones, as over a broken link.
-//   NCCL_ON_CPU_ONE_DEVICE=1: all ranks are on one device, as on a machine with one GPU. Like NCCL, it refuses
-//   two of them on one host, and knows a host by NCCL_HOSTID.
+//   NCCL_ON_CPU_ONE_DEVICE=1: all ranks are on one device, as on a machine with one GPU. Like NCCL, it
+//   refuses two of them on one host, and knows a host by NCCL_HOSTID.
 //   NCCL_DEBUG=INFO: says on how many of the device's SMs a communicator's calls may run (0: any number).
 //   NCCL_ON_CPU_HANG=RANK:N: the device of this rank of the world never begins its N-th launch, nor later
 //   ones, as behind a kernel that does not end.
@@ -194,7 +194,7 @@ ncclResult_t await_ranks(const ncclComm& comm) {
     static const bool one_device = setting("NCCL_ON_CPU_ONE_DEVICE", 0);
     for (int i = 0; one_device && i < comm.size; i++)
         if (i != comm.rank && comm.shared->host_of[i] == comm.shared->host_of[comm.rank])
-            return refuse(ncclInvalidUsage, text("duplicate GPU: rank %d and rank %d are both on CUDA device 0",
+            return refuse(ncclInvalidUsage, text("duplicate GPU: ranks %d and %d are both on CUDA device 0",
                                                  comm.rank, i));
     return ncclSuccess;
 }

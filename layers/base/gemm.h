@@ -8,8 +8,8 @@
 //   result times GELU's derivative there. `row_sums` (m) is set to op(a) summed over k: a layer's bias
 //   gradient, from the same GEMM as its weight gradient. These are cuBLASLt's epilogues.
 //   autotune.h picks the fastest of cuBLASLt's candidates and remembers it, by its place in their list: the
-//   key of the choice holds a hash of that list, so that it can never mean another algorithm. Only deterministic reductions are
-//   allowed, and partial sums are never rounded to bf16.
+//   key of the choice holds a hash of that list, so that it can never mean another algorithm. Only
+//   deterministic reductions are allowed, and partial sums are never rounded to bf16.
 //   cost: 2*m*n*k*batch flops
 #pragma once
 #include <algorithm>
@@ -305,27 +305,30 @@ private:
 
 // cuBLASLt's candidates for a GEMM, the most promising first
 struct Candidates {
-    std::vector<cublasLtMatmulHeuristicResult_t> at;
-    int count() const { return (int)at.size(); }
+    static constexpr int most = 64;
+    cublasLtMatmulHeuristicResult_t at[most];  // no vector of them: nvcc 13.0 ends with an internal error
+    int count = 0;
 
     // which algorithms they are, in which order, by every setting that an algorithm has
     uint64_t hash() const {
-        std::string all;
-        for (auto& candidate : at)
-            for (auto [attribute, bytes] : std::initializer_list<std::pair<int, size_t>>{
-                     {CUBLASLT_ALGO_CONFIG_ID, 4}, {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
-                     {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
-                     {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4}, {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
-                     {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4}, {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
-                     {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}}) {
+        struct {
+            cublasLtMatmulAlgoConfigAttributes_t attribute;
+            size_t bytes;
+        } settings[] = {{CUBLASLT_ALGO_CONFIG_ID, 4}, {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
+                        {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
+                        {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4}, {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
+                        {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4}, {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+                        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}};
+        std::vector<uint32_t> values;
+        for (int i = 0; i < count; i++)
+            for (auto& setting : settings) {
                 uint32_t value = 0;  // stays 0 if this algorithm has no such setting
                 size_t written = 0;
-                cublasLtMatmulAlgoConfigGetAttribute(&candidate.algo,
-                                                     (cublasLtMatmulAlgoConfigAttributes_t)attribute, &value,
-                                                     bytes, &written);
-                all.append((const char*)&value, sizeof value);
+                cublasLtMatmulAlgoConfigGetAttribute(&at[i].algo, setting.attribute, &value,
+                                                     setting.bytes, &written);
+                values.push_back(value);
             }
-        return checksum(all.data(), all.size());
+        return checksum(values.data(), values.size() * sizeof values[0]);
     }
 };
 
@@ -351,11 +354,10 @@ struct Cublas {
     }
 
     // none if the library has none
-    Candidates candidates(const MatmulDescriptor& d, int most = cublas_candidates,
+    Candidates candidates(const MatmulDescriptor& d, int asked = cublas_candidates,
                           size_t workspace_bytes = cublas_workspace) {
         cublasLtMatmulPreference_t preference;
-        Candidates found = {std::vector<cublasLtMatmulHeuristicResult_t>((size_t)most)};
-        int count = 0;
+        Candidates found;
         check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
 
         auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
@@ -371,11 +373,14 @@ struct Cublas {
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
 
+        asked = std::min(asked, Candidates::most);
         cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.gemm, d.A, d.B, d.C, d.C,
-                                                               preference, most, found.at.data(), &count);
+                                                               preference, asked, found.at, &found.count);
         cublasLtMatmulPreferenceDestroy(preference);
-        found.at.resize(status == CUBLAS_STATUS_SUCCESS ? (size_t)count : 0);
-        std::erase_if(found.at, [](auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
+        if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
+
+        auto works = [](auto& result) { return result.state == CUBLAS_STATUS_SUCCESS; };
+        found.count = (int)(std::stable_partition(found.at, found.at + found.count, works) - found.at);
         return found;
     }
 
@@ -399,7 +404,8 @@ struct Cublas {
     static std::string key(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
                            const Candidates& all) {
         return text("GEMM " PRECISION_NAME
-                    " %d x %d x %d %c%c %ld %ld %ld batch %d strides %ld %ld %ld kind %d align %u list %016llx",
+                    " %d x %d x %d %c%c %ld %ld %ld batch %d strides %ld %ld %ld kind %d align %u "
+                    "list %016llx",
                     g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n', g.lda, g.ldb, g.ldc,
                     g.batch, g.stride_a, g.stride_b, g.stride_out, kind_of(g), d.align,
                     (unsigned long long)all.hash());
@@ -418,13 +424,13 @@ private:
     cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
                                          Stream s) {
         Candidates all = candidates(d);
-        if (!all.count())
+        if (!all.count)
             fail("cuBLASLt has no algorithm for a GEMM in " PRECISION_NAME " aligned to %u bytes: choose "
                  "sizes that are multiples of 8", d.align);
-        int best = autotuner.choose(key(g, d, all), all.count(), 0, s, [&](int way) {
-            return multiply(g, d, all.at[(size_t)way].algo, s) == CUBLAS_STATUS_SUCCESS;
+        int best = autotuner.choose(key(g, d, all), all.count, 0, s, [&](int way) {
+            return multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
         });
-        return all.at[(size_t)best].algo;
+        return all.at[best].algo;
     }
 };
 
@@ -439,7 +445,7 @@ void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
 template <class Out>
 bool can_compute(const Gemm<Out>& g) {
     MatmulDescriptor d(packed(g));
-    return Cublas::get().candidates(d, 1).count() > 0;
+    return Cublas::get().candidates(d, 1).count > 0;
 }
 
 // bytes that the GEMMs of a stream take besides their operands; taken when it first multiplies, or here

@@ -296,8 +296,8 @@ inline void cublaslt_gemm() {
         std::fill(out.begin(), out.end(), floatX(-1));
         gpu::MatmulDescriptor d(packed(g));
         auto all = gpu::Cublas::get().candidates(d);
-        check(all.count() == 3, text("cuBLASLt offers %d algorithms, wants 3", all.count()));
-        gpu::check_cublas(gpu::Cublas::get().multiply(packed(g), d, all.at[(size_t)way].algo, nullptr),
+        check(all.count == 3, text("cuBLASLt offers %d algorithms, wants 3", all.count));
+        gpu::check_cublas(gpu::Cublas::get().multiply(packed(g), d, all.at[way].algo, nullptr),
                           "a GEMM");
         synchronize(nullptr);
         close(text("a GEMM by cuBLASLt's algorithm %d", way), out, want, rounding);
@@ -322,13 +322,14 @@ inline void cublaslt_gemm() {
 // another list, in which the same place may hold another algorithm
 inline void cublaslt_choice_names_its_list() {
     std::vector<floatX> x(64 * 64);
-    Gemm<floatX> g = packed(Gemm<floatX>{.out = x.data(), .a = x.data(), .b = x.data(), .m = 64, .n = 64, .k = 64});
+    floatX* p = x.data();
+    Gemm<floatX> g = packed(Gemm<floatX>{.out = p, .a = p, .b = p, .m = 64, .n = 64, .k = 64});
     gpu::MatmulDescriptor d(g);
     gpu::Cublas& cublas = gpu::Cublas::get();
     auto usual = cublas.candidates(d), fewer = cublas.candidates(d, 2);
     auto little_room = cublas.candidates(d, cublas_candidates, 16), other_order = usual;
     std::swap(other_order.at[0], other_order.at[1]);
-    check(usual.count() == 3 && fewer.count() == 2 && little_room.count() == 2, "lists of candidates differ");
+    check(usual.count == 3 && fewer.count == 2 && little_room.count == 2, "lists of candidates differ");
 
     std::string key = cublas.key(g, d, usual);
     check(key == cublas.key(g, d, cublas.candidates(d)), "the same list, the same key: " + key);
