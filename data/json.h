@@ -1,6 +1,6 @@
 // json.h   JSON text (RFC 8259) <-> a tree; for headers, metrics and documents
-//   Json::parse(text, name) refuses what is not JSON, with the offset; at most 64 levels deep. Numbers keep
-//   their text, so that 64-bit integers survive. Strings are bytes: invalid UTF-8 passes through, a lone
+//   Json::parse(text, name) refuses what is not JSON, with the offset; at most 1024 levels deep, as simdjson.
+//   Numbers keep their text, so that integers of any size survive. Strings are bytes: invalid UTF-8 passes through, a lone
 //   surrogate escape becomes U+FFFD.
 #pragma once
 #include <stdint.h>
@@ -177,7 +177,7 @@ struct JsonParser {
     }
 
     Json value(int depth) {
-        if (depth > 64) refuse("at most 64 levels");
+        if (depth > 1024) refuse("at most 1024 levels");
         space();
         Json out;
         if (take('{')) {

@@ -5,11 +5,13 @@ import hashlib
 import json
 import os
 import random
+import shutil
+import subprocess
 import time
 import unicodedata
 import zlib
 
-from corpus_checks import SHARED, counts, read, run, write
+from corpus_checks import CORPUS, SHARED, counts, read, run, write
 from over_ranks import check
 
 ENGLISH = (
@@ -57,6 +59,23 @@ def test_extract(work):
         "zlib": response(zlib.compress(page(text)), html + "Content-Encoding: deflate\r\n"),
         "raw deflate": response(zlib.compress(page(text))[2:-4], html + "Content-Encoding: deflate\r\n"),
         "declared gzip, and not": response(page(text), html + "Content-Encoding: gzip\r\n"),
+        "two gzip members": response(
+            gzip.compress(page(text)[:100]) + gzip.compress(page(text)[100:]),
+            html + "Content-Encoding: gzip\r\n",
+        ),
+        **(
+            {
+                "two zstd frames": response(
+                    b"".join(
+                        subprocess.run(["zstd", "-c"], input=part, capture_output=True, check=True).stdout
+                        for part in (page(text)[:100], page(text)[100:])
+                    ),
+                    html + "Content-Encoding: zstd\r\n",
+                )
+            }
+            if shutil.which("zstd")
+            else {}
+        ),
         "gzip in chunks": response(
             chunked(gzip.compress(page(text))),
             html + "Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n",
@@ -74,6 +93,8 @@ def test_extract(work):
         run("extract", "--output", f"{work}/x", "--compress", "none", f"s={path}")
         got = read(f"{work}/x/s/a.jsonl")
         check(len(got) == 1 and got[0]["text"] == want, f"extract, {name}: {got}")
+        cut = counts(f"{work}/x", "extract")["s"].get("pages whose encoded body is cut short", 0)
+        check(cut == ("cut short" in name), f"extract, {name}: {cut} cut short")
         check(
             got and got[0]["meta"]["language"] == "en" and got[0]["meta"]["url"].startswith("http://a.b/"),
             f"meta, {name}",
@@ -97,11 +118,48 @@ def test_extract(work):
         ("Shift_JIS", page("日本語 " + text, charset="shift_jis"), "; charset=shift_jis"),
         ("ISO-2022-JP", page("日本語 " + text, charset="iso2022_jp"), "; charset=iso-2022-jp"),
         ("an unknown name", page(accents + text, charset="cp1252"), "; charset=x-nobody-knows"),
+        *(
+            (f"{label} in a page of single bytes", page(accents + text, f'<meta charset="{label}">'), "")
+            for label in "utf-16 utf-16le utf-16be unicode ucs-2 csunicode utf-7".split()
+        ),
+        ("utf-16 in a header", page(accents + text), "; charset=utf-16"),
+        ("UTF-16 without a mark", page(accents + text).decode().encode("utf-16-le"), "; charset=utf-16"),
+        (
+            "in a comment",
+            page(accents + text, '<!-- <meta charset="iso-8859-2"> --><meta charset=windows-1252>', "cp1252"),
+            "",
+        ),
+        (
+            "an XML declaration",
+            b'<?xml version="1.0" encoding="koi8-r"?>' + page("Привет, " + text, charset="koi8-r"),
+            "",
+        ),
+        (
+            "an attribute's value",
+            page(accents + text, "<a title='<meta charset=koi8-r>'></a><meta charset=x-cp1252>", "cp1252"),
+            "",
+        ),
+        (
+            "http-equiv",
+            page(
+                "Привет, " + text,
+                "<META content='text/html; Charset = \"koi8-r\"' http-equiv=Content-Type>",
+                "koi8-r",
+            ),
+            "",
+        ),
+        *(
+            (f"label {label}", page(accents + text, f"<meta charset={label}>", "cp1252"), "")
+            for label in "iso8859-1 l1 cp819 ibm819 iso-ir-100 csisolatin1 x-cp1252 ansi_x3.4-1968".split()
+        ),
+        ("label ms_kanji", page("日本語 " + text, charset="shift_jis"), "; charset=MS_Kanji"),
     ):
         open(f"{work}/a.warc", "wb").write(record(response(body, f"Content-Type: text/html{header}\r\n")))
         run("extract", "--output", f"{work}/x", "--compress", "none", "--language", "any", f"s={work}/a.warc")
         got = read(f"{work}/x/s/a.jsonl")
-        first = {"KOI8-R": "Привет, ", "Shift_JIS": "日本語 ", "ISO-2022-JP": "日本語 "}.get(name, accents)
+        greeting = name in ("KOI8-R", "an XML declaration", "http-equiv")
+        japanese = name in ("Shift_JIS", "ISO-2022-JP", "label ms_kanji")
+        first = "Привет, " if greeting else "日本語 " if japanese else accents
         check(
             len(got) == 1 and got[0]["text"] == "A heading\n\n" + first + text.strip(),
             f"charset {name}: {got}",
@@ -336,6 +394,8 @@ def test_clean(work):
         2000,
         "--language",
         "any",
+        "--unreadable",
+        1,
         f"s={work}/a.jsonl",
     )
 
@@ -348,3 +408,87 @@ def test_clean(work):
         and c["documents"] == 7,
         f"what is no document: {c}",
     )
+    check_lines_that_are_json(work)
+    check_correct_text_is_kept(work)
+
+
+def clean(work, lines, *words, **more):
+    """What clean makes of lines, each text or bytes"""
+    with open(f"{work}/a.jsonl", "wb") as f:
+        f.write(b"".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    words = ["clean", "--output", f"{work}/c", "--compress", "none", "--language", "any", *words]
+    out = run(*words, f"s={work}/a.jsonl", **more)
+    return out if more else read(f"{work}/c/s/a.jsonl")
+
+
+def check_lines_that_are_json(work):
+    """What no field needs is not judged; what is kept of it keeps its digits."""
+    odd = [
+        '18446744073709551616', '-9223372036854775809', '1e400', '123456789012345678901234567890.5e-7',
+        r'"\ud800"', r'"\udc00 and \ud83d"', "[" * 600 + "]" * 600,
+    ]  # fmt: skip
+    lines = [f'{{"simhash": {x}, "text": "a text", "id": "{i}"}}\n' for i, x in enumerate(odd)]
+    lines += [
+        f'{{"text": "a text", "meta": {{"hash": {x}, "b": [1, null, true]}}}}\n'
+        for x in odd
+        if not x.endswith("e-7")  # which is read as a double, and written as one
+    ]
+    got = clean(work, lines)
+    check([d["text"] for d in got] == ["a text"] * len(lines), f"odd values elsewhere: {len(got)}")
+    check([d.get("id", "") for d in got[: len(odd)]] == [str(i) for i in range(len(odd))], "their ids")
+    kept = open(f"{work}/c/s/a.jsonl").read().splitlines()[len(odd) :]
+    want = [*odd[:3], '"\ufffd"', '"\ufffd and \ufffd"', odd[6]]
+    check(all(f'"hash":{x},"b":[1,null,true]' in line for x, line in zip(want, kept)), f"meta: {kept}")
+    got = clean(work, [r'{"text": "a\ud800b", "id": 18446744073709551616}' + "\n"])
+    check(got == [{"text": "a\ufffdb", "id": "18446744073709551616"}], f"a lone surrogate: {got}")
+    for depth, good in ((1000, True), (1100, False)):
+        deep = '{"text": "a text", "x": ' + "[" * depth + "]" * depth + "}\n"
+        got = clean(work, [deep, '{"text": "b"}\n'], "--unreadable", 0.5)
+        check(len(got) == 1 + good, f"{depth} levels: {got}")
+
+    # more than a tenth that is no document ends the step; less is told
+    lines = ['{"text": "a text"}\n'] * 95
+    clean(
+        work,
+        lines + ["not\n"] * 20,
+        fails="clean: 20 of 115 lines of s are no documents (not JSON 20): wants",
+    )
+    clean(work, lines + ['{"Text": "x"}\n'] * 20, fails='(without "text" 20)')
+    done = subprocess.run(
+        [CORPUS, "clean", "--output", f"{work}/c", "--language", "any", f"s={work}/a.jsonl", "--unreadable", ".2"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    told = "WARNING: clean: 20 of 115 lines of s are no documents and were left out"
+    check(done.returncode == 0 and told in done.stderr, f"a warning: {done.stderr}")
+
+
+def check_correct_text_is_kept(work):
+    """A capital before a sign, a small letter before two: correct text, whatever cp1252 would make of it."""
+    signs = [chr(c) for c in range(0xA0, 0xC0)] + list("‚„…†‡‰‹‘’“”•–—™›€")
+    signs = [sign for sign in signs if sign not in "¤¦¨¬¯±µ¶¸¼½¾¢£¥§"]  # which no word has behind it
+    capitals = [chr(c) for c in range(0xC0, 0xE0)]
+    texts = [f"A CUP OF NESCAF{c}{sign} COSTS" for c in capitals for sign in signs]
+    texts += [f"«{c}{sign}" for c in capitals for sign in "»”’…"] + [
+        f"2{x}{y}" for x in "×ß" for y in "½¼£¹²³°"
+    ]
+    texts += [f"caf{c}{a}{b} and" for c in "àáâãäçèéêëìíîïñòóôõöùúûü" for a in "®™»”’…" for b in "”…’—–»"]
+    texts += ["A cup of NESCAFÉ® costs 2×£1; 2×½ cups; the letter ‘Ñ’", "POKÉ™", "BEAUTÉ·MODE", "¡QUÉ¿"]
+    texts += ["AMANHÃ…", "CAFÉ\u00a0NOIR", "SOCIÉ\u00adTÉ", "l’Ô’x", "der Spaß”", "C O N C L U S Ã O", "AHÅ™"]
+    texts += ["BANGLADÉŠ a Bangladéš» and ÖŠTRIČ", "SÃO PAULO — MAÇÃ® e AMANHÃ hoje"]
+    got = [d["text"] for d in clean(work, [json.dumps({"text": t}) + "\n" for t in texts])]
+    wrong = [(a, b) for a, b in zip(texts, got, strict=True) if a != b]
+    check(not wrong, f"{len(wrong)} of {len(texts)} correct texts are changed: {wrong[:5]}")
+
+    # and damage is repaired: words, capitals, quotes, other scripts, twice over, a lost no-break space
+    right = [
+        "café", "MÜNCHEN", "Köln und München, 20°C, für 5 £ — “naïve”", "PÊCHE À LA LIGNE, CAFÉ", "DOS AÑOS",
+        "Ὀδυσσεύς", "русский язык и литература", "日本語の文章", "👍 it’s 10×20 ½", "México", "Hôtel", "über", "été",
+    ]  # fmt: skip
+    cp1252 = {b: bytes([b]).decode("cp1252", "ignore") or chr(b) for b in range(256)}
+    misread = lambda t: "".join(cp1252[b] for b in t.encode())  # noqa: E731
+    damaged = [misread(t) for t in right] + [misread(misread(t)) for t in right]
+    damaged += ["voilÃ le travail", "il reste Ã faire"]
+    got = [d["text"] for d in clean(work, [json.dumps({"text": t}) + "\n" for t in damaged])]
+    want = right * 2 + ["voilà le travail", "il reste à faire"]
+    wrong = [(a, b) for a, b in zip(want, got, strict=True) if a != unicodedata.normalize("NFC", b)]
+    check(not wrong, f"not repaired: {wrong}")

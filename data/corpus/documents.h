@@ -1,12 +1,14 @@
 // documents.h   documents as they travel between steps: one JSON object a line, plain, .gz or .zst
 //   {"text": "…", "id": "…", "meta": {…}}   the Pile's form; id and meta are optional, other keys dropped
 //   A line that is not a document is skipped and counted: broken JSON, no "text", invalid UTF-8, or longer
-//   than `longest` bytes. A line is held whole, so `longest` bounds a reader's memory.
+//   than `longest` bytes. A line is held whole, so `longest` bounds a reader's memory. What no field needs is
+//   not judged: integers of any size and lone surrogates, which simdjson refuses, are read by json.h.
 #pragma once
 #include <simdjson.h>
 #include <xxhash.h>
 #include <map>
 #include <string>
+#include "../json.h"
 #include "streams.h"
 #include "text.h"
 
@@ -46,18 +48,40 @@ inline void append_json(std::string& out, std::string_view s) {  // quoted; s is
     out += '"';
 }
 
+// compact, as simdjson::minify writes it; numbers as they stood
+inline void append_json(std::string& out, const Json& j) {
+    if (j.kind == Json::String) return append_json(out, j.text);
+    if (j.kind == Json::Null) out += "null";
+    else if (j.kind == Json::Array) {
+        out += '[';
+        for (auto& item : j.items) {
+            if (&item != &j.items[0]) out += ',';
+            append_json(out, item);
+        }
+        out += ']';
+    } else if (j.kind == Json::Object) {
+        out += '{';
+        for (auto& [key, value] : j.members) {
+            if (&value != &j.members[0].second) out += ',';
+            append_json(out, key);
+            out += ':';
+            append_json(out, value);
+        }
+        out += '}';
+    } else out += j.text;
+}
+
 // an object with the member "name": value, in place of one that it had; value is JSON
 inline std::string with_meta(const std::string& meta, const std::string& name, const std::string& value) {
     std::string pair = "\"" + name + "\": " + value, kept = meta;
     if (meta.find("\"" + name + "\"") != meta.npos) {
-        simdjson::dom::parser parser;
-        simdjson::padded_string padded(meta);
         kept = "{";
-        for (auto [key, member] : simdjson::dom::object(parser.parse(padded))) {
+        for (auto& [key, member] : Json::parse(meta, "\"meta\"").members) {
             if (key == name) continue;
             if (kept.size() > 1) kept += ", ";
             append_json(kept, key);
-            kept += ": " + std::string(simdjson::minify(member));
+            kept += ": ";
+            append_json(kept, member);
         }
         kept += "}";
     }
@@ -92,8 +116,15 @@ struct DocumentReader {
         if (d.meta.size() <= 2) return "";
         simdjson::padded_string padded(d.meta);
         thread_local simdjson::dom::parser parser;
-        simdjson::dom::element value;
-        if (parser.parse(padded)[name].get(value)) return "";
+        simdjson::dom::element whole, value;
+        if (parser.parse(padded).get(whole)) {
+            Json json = Json::parse(d.meta, "\"meta\"");
+            const Json* member = json.find(name);
+            std::string out;
+            if (member && member->kind != Json::String) append_json(out, *member);
+            return !member ? "" : member->kind == Json::String ? member->text : out;
+        }
+        if (whole[name].get(value)) return "";
         std::string_view s;
         return value.get(s) ? simdjson::minify(value) : std::string(s);
     }
@@ -156,10 +187,7 @@ private:
         std::string_view s;
         // the line stands in our buffer with padding behind it
         if (one.size() > simdjson::SIMDJSON_MAXSIZE_BYTES ||
-            parser.parse(one.data(), one.size(), false).get(root)) {
-            counts["not JSON"]++;
-            return false;
-        }
+            parser.parse(one.data(), one.size(), false).get(root)) return parse_any(one, d);
         if (root["text"].get(s)) {
             counts["without \"text\""]++;
             return false;
@@ -173,6 +201,29 @@ private:
             else if (id.is_number()) d.id = simdjson::minify(id);
         }
         if (!root["meta"].get(meta) && meta.is_object()) d.meta = simdjson::minify(meta);
+        return true;
+    }
+
+    // the same by json.h
+    bool parse_any(std::string_view one, Document& d) {
+        Json root;
+        try {
+            if (!simdjson::validate_utf8(one.data(), one.size())) throw Error("invalid UTF-8");
+            root = Json::parse(one, "a line");
+        } catch (const Error&) {
+            counts["not JSON"]++;
+            return false;
+        }
+        const Json *given = root.find("text"), *id = root.find("id"), *meta = root.find("meta");
+        if (!given || given->kind != Json::String) {
+            counts["without \"text\""]++;
+            return false;
+        }
+
+        d.text = given->text;
+        d.id = id && (id->kind == Json::String || id->kind == Json::Number) ? id->text : "";
+        d.meta.clear();
+        if (meta && meta->kind == Json::Object) append_json(d.meta, *meta);
         return true;
     }
 };

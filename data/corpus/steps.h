@@ -237,7 +237,10 @@ struct Stage {
         size_t next = 0;
         for (size_t i = 0; i < in.files.size(); i++)
             if (wanted(in.files[i])) out.files[i].bytes = (uint64_t)sizes[next++];
-        if (ranks.first()) report(sums);
+        ranks.together([&] {
+            if (ranks.first()) report(sums);
+            return 0;
+        });
         return out;
     }
 
@@ -264,6 +267,26 @@ struct Stage {
         });
     }
 
+    // A line that is no document is a finding: many of them are probably another format
+    void refuse_unreadable(const std::string& set, const Counts& counts) const {
+        int64_t lines = count_of(counts, "documents"), none = 0;
+        std::string why;
+        for (const char* name : {"not JSON", "without \"text\"", "longer than --longest"})
+            if (int64_t n = count_of(counts, name)) {
+                none += n;
+                why += text("%s%s %lld", why.empty() ? "" : ", ", name, (long long)n);
+            }
+        if (!none) return;
+        double share = (double)none / (double)lines;
+        if (share > settings.number("unreadable"))
+            fail("%s: %lld of %lld lines of %s are no documents (%s): wants JSON lines with \"text\"; give "
+                 "--unreadable %.2g to leave so many out", step.c_str(), (long long)none, (long long)lines,
+                 set.c_str(), why.c_str(), std::min(1.0, share + 0.01));
+        if (share > 0.001)
+            fprintf(stderr, "WARNING: %s: %lld of %lld lines of %s are no documents and were left out (%s)\n",
+                    step.c_str(), (long long)none, (long long)lines, set.c_str(), why.c_str());
+    }
+
     void report(const std::map<std::string, Counts>& sums) const {
         std::string all;
         for (auto& [set, counts] : sums) {
@@ -278,5 +301,6 @@ struct Stage {
         FileWriter file(folder + "/" + step + ".json");
         file.write("{" + all + "}\n");
         file.finish();
+        for (auto& [set, counts] : sums) refuse_unreadable(set, counts);
     }
 };

@@ -1,7 +1,7 @@
 // unicode_repair.h   repairs wrongly decoded text and removes invisible characters, as ftfy does
 //   1  mojibake      UTF-8 that was read as windows-1252 ("cafÃ©" was "café"), up to three times over: a
-//                    run of characters whose windows-1252 bytes are one UTF-8 character becomes it, where it
-//                    is more likely damage than text (likely_damage says when)
+//                    run of characters whose windows-1252 bytes are one UTF-8 character becomes it, where
+//                    that is sure (damage_at says when): correct text has such runs too
 //   2  C1 controls   are windows-1252's characters, as browsers take them
 //   3  line ends     CR LF, CR, U+0085, U+2028 and U+2029 become LF
 //   4  invisible     control characters but tab and LF, byte order marks, deprecated format characters go
@@ -28,12 +28,35 @@ inline int byte_of(uint32_t c) {
     return -1;
 }
 
+// What may stand behind a letter in correct text: marks that also stand between words (quotes, dashes, a
+// no-break space), Š and Ž of either case, other signs (® and ™, € and °), or nothing of the kind, as ¼, Œ or
+// a control character
+enum class Behind { Mark, Sign, Nothing };
+inline Behind behind_a_word(uint32_t c) {
+    for (uint32_t mark : {0x2018, 0x2019, 0x201A, 0x201C, 0x201D, 0x201E, 0x2013, 0x2014, 0x2022, 0x2026,
+                          0x2039, 0x203A, 0xA0, 0xAB, 0xAD, 0xB7, 0xBB, 0x20, 0x160, 0x161, 0x17D, 0x17E})
+        if (c == mark) return Behind::Mark;
+    for (uint32_t sign : {0x2020, 0x2021, 0x2030, 0x20AC, 0x2122, 0xA1, 0xA7, 0xA9, 0xAA, 0xAE, 0xB0, 0xB2,
+                          0xB3, 0xB4, 0xB9, 0xBA, 0xBF})
+        if (c == sign) return Behind::Sign;
+    return Behind::Nothing;
+}
+
+enum class Case { None, Small, Capital };
+inline Case case_of(uint32_t c) {
+    if ((c >= 'a' && c <= 'z') || (c >= 0xDF && c <= 0xFF && c != 0xF7)) return Case::Small;
+    return (c >= 'A' && c <= 'Z') || (c >= 0xC0 && c <= 0xDE && c != 0xD7) ? Case::Capital : Case::None;
+}
+
 // characters that may be one misread UTF-8 character: their length in the text, and that character's bytes
 struct Misread {
     size_t length = 0;  // 0: there is none here
     char bytes[5] = {};
-    bool quotes = true;  // all behind its first byte were quotes, dashes or blanks, as real text has them
+    uint32_t second = 0;             // the character behind the first
+    Behind behind = Behind::Mark;    // the least likely of all behind the first
+    bool is_odd = false;             // has ƒ, ˆ, ˜ or a control character, which are hardly ever in a text
 };
+
 inline Misread misread_at(std::string_view s, size_t i) {
     size_t step = 0;
     int lead = byte_of(decode_at(s, i, &step));
@@ -48,9 +71,10 @@ inline Misread misread_at(std::string_view s, size_t i) {
         int b = byte_of(c);
         if (lead == 0xC3 && k == 1 && c == ' ') b = 0xA0;  // "Ã " was "à", its no-break space made a blank
         if (b < 0x80 || b > 0xBF) return {};
-        bool usual = (c >= 0x2013 && c <= 0x2026 && c != 0x2020 && c != 0x2021 && c != 0x2022) || c == 0xAB ||
-            c == 0xBB || c == 0xA0 || c == 0x2039 || c == 0x203A || c == ' ';
-        m.quotes = m.quotes && usual;
+        if (k == 1) m.second = c;
+        m.behind = std::max(m.behind, behind_a_word(c));
+        bool odd = c == 0x192 || c == 0x2C6 || c == 0x2DC || (c >= 0x80 && c < 0xA0);
+        m.is_odd = m.is_odd || odd;
         m.bytes[k] = (char)b;
     }
 
@@ -59,28 +83,93 @@ inline Misread misread_at(std::string_view s, size_t i) {
     return m;
 }
 
-// Â, Ã and â begin nearly all damage in western text, Ð and Ñ in Cyrillic; words do not have them before such
-// characters. Any other letter, if only quotes or dashes follow, may be the end of a word, unless the word
-// continues after them; two misread characters in a row are no accident.
-inline bool likely_damage(const Misread& m, std::string_view s, size_t i, bool after_another) {
-    unsigned char lead = (unsigned char)m.bytes[0];
-    size_t end = i + m.length;
-    if (lead == 0xC3 && s[end - 1] == ' ') return i > 0 && s[i - 1] == ' ';  // "Ã " stands alone, as "à" does
-    if (lead == 0xE2 || lead == 0xC2 || lead == 0xC3 || lead == 0xD0 || lead == 0xD1) return true;
-    if (lead == 0xEF) return !memcmp(m.bytes, "\xEF\xBB\xBF", 3) || !memcmp(m.bytes, "\xEF\xBF\xBD", 3);
-    if (after_another || !m.quotes) return true;
-    if (end < s.size() && misread_at(s, end).length) return true;
-    bool apostrophe = m.bytes[1] == (char)0x92 && !m.bytes[2];  // l’Ô’x: a word may go on behind one
-    return end < s.size() && isalpha((unsigned char)s[end]) && !apostrophe;
+// the character that ends before i; 0 at the beginning
+inline uint32_t character_before(std::string_view s, size_t i) {
+    if (i == 0) return 0;
+    size_t from = i - 1, step = 0;
+    while (from > 0 && ((unsigned char)s[from] & 0xC0) == 0x80) from--;
+    return decode_at(s, from, &step);
 }
 
+// How sure it is that a misread character is none that was meant. Correct text has a capital letter before a
+// sign or mark (NESCAFÉ®, AMANHÃ…, «Ñ»), and a small one before two (café”…): such a run alone says nothing
+enum class Damage { No, Maybe, Sure };
+inline Damage damage_at(const Misread& m, std::string_view s, size_t i, bool after_another) {
+    unsigned char lead = (unsigned char)m.bytes[0];
+    size_t end = i + m.length, step = 0, behind = m.second == ' ' && s[end - 1] != ' ' ? end + 1 : end;
+    uint32_t before = character_before(s, i), after = behind < s.size() ? decode_at(s, behind, &step) : 0;
+    Case left = case_of(before), right = case_of(after);
+    bool is_digit = before >= '0' && before <= '9', has_nothing = m.behind == Behind::Nothing;
+
+    if (lead == 0xC3 && (m.second == ' ' || m.second == 0xA0)) {  // "à" stands alone, or ends a word
+        bool stands = before < 0x80 ? left == Case::None && !is_digit : before == 0x2019;
+        bool alone = stands && right != Case::Capital;
+        if (alone || left == Case::Small) return Damage::Sure;
+        return m.second == ' ' ? Damage::No : Damage::Maybe;
+    }
+    if (lead == 0xEF && (m.bytes[1] == '\xBB' || m.bytes[1] == '\xBF'))  // a byte order mark, or U+FFFD
+        return m.bytes[2] == '\xBF' || m.bytes[2] == '\xBD' ? Damage::Sure : Damage::Maybe;
+
+    if (after_another) return Damage::Sure;
+    // behind another sign of the kind: what is left of worse damage
+    if (before >= 0x80 && left == Case::None && byte_of(before) >= 0 && lead >= 0xE0) return Damage::Maybe;
+
+    // two in a row are no accident, unless both could be a letter and a sign; three are none at all
+    Misread next = end < s.size() ? misread_at(s, end) : Misread(), third;
+    if (next.length && end + next.length < s.size()) third = misread_at(s, end + next.length);
+    if (third.length) return Damage::Sure;
+    if (next.length && (has_nothing || next.behind == Behind::Nothing)) return Damage::Sure;
+
+    if (lead >= 0xE0) {
+        if (lead == 0xE2 && (m.second == 0x20AC || has_nothing || left == Case::None))
+            return Damage::Sure;  // â€™ and its like: quotes, dashes, arrows
+        if (m.is_odd) return Damage::Sure;
+        bool inside = left == Case::Small && right == Case::Small && m.behind != Behind::Mark;
+        return inside ? Damage::Sure : Damage::Maybe;
+    }
+
+    if (lead == 0xD7 || lead == 0xDF) return Damage::Maybe;  // × and ß stand behind anything
+    if (lead == 0xC3 && m.second == 0xA5) return Damage::Maybe;  // in Mac OS Roman it is something else
+    if (left == Case::Small) return Damage::Sure;  // a capital inside a word
+    if (left == Case::None && right == Case::Small && m.behind != Behind::Mark) return Damage::Sure;
+    if (lead > 0xC3) return Damage::Maybe;
+
+    // Ã and Â, of which nearly all damage in western text consists, are no words
+    if (left == Case::None && (is_digit || has_nothing)) return Damage::Sure;
+    if (lead == 0xC2)
+        return left == Case::None && before < 0x80 && m.second < 0x100 ? Damage::Sure : Damage::Maybe;
+    if (right == Case::Small && m.behind != Behind::Mark) return Damage::Sure;  // MÃ©xico
+    if (left == Case::Capital && has_nothing) return Damage::Sure;
+    bool ends = m.second == 0x2018 || m.second == 0x201C || m.second == 0x201D || m.second == 0x2122 ||
+        m.second == 0x160 || m.second == 0x161;
+    return right == Case::Capital && ends ? Damage::Sure : Damage::Maybe;  // AÃ‘OS
+}
+
+// "Ã " is "à" with its blank lost, as in "Ã s" or where another blank follows, or "à" before a blank
+inline void keep_blank(Misread& m, std::string_view s) {
+    std::string_view rest = s.substr(m.length);
+    for (const char* joined : {" ", "quele", "quela", "quilo", "s "})
+        if (rest.starts_with(joined)) return;
+    m.length--;
+}
+
+// false: there is nothing to repair. What may be damage is repaired in a line that surely has some
 inline bool repair_mojibake(std::string& s) {
     std::string out;
     size_t from = 0;
-    bool another = false;
+    struct Found { size_t at; Misread what; };
+    std::vector<Found> doubtful, all;
+    bool another = false, sure = false;
+
+    auto end_line = [&] {
+        if (sure) all.insert(all.end(), doubtful.begin(), doubtful.end());
+        doubtful.clear();
+        sure = false;
+    };
 
     for (size_t i = 0; i < s.size();) {
         unsigned char c = (unsigned char)s[i];
+        if (c == '\n') end_line();
         if (c < 0x80) {
             i++;
             another = false;
@@ -89,21 +178,31 @@ inline bool repair_mojibake(std::string& s) {
 
         Misread m =
             c == 0xC3 ? misread_at(s, i) : Misread();  // all leads are U+00C2 to U+00F4: C3 82 to C3 B4
-        if (m.length && likely_damage(m, s, i, another)) {
-            out.append(s, from, i - from);
-            out += m.bytes;
-            i += m.length;
-            from = i;
-            another = true;
-            continue;
-        }
+        if (m.second == ' ') keep_blank(m, std::string_view(s).substr(i));
+        Damage damage = m.length ? damage_at(m, s, i, another) : Damage::No;
+        if (damage != Damage::No) {
+            (damage == Damage::Sure ? all : doubtful).push_back({i, m});
+            sure = sure || damage == Damage::Sure;
+            another = damage == Damage::Sure;
+            if (another) {
+                i += m.length;
+                continue;
+            }
+        } else another = false;
 
         size_t n = 0;
         decode_at(s, i, &n);
         i += n;
-        another = false;
     }
+    end_line();
 
+    std::sort(all.begin(), all.end(), [](const Found& a, const Found& b) { return a.at < b.at; });
+    for (auto& [at, what] : all) {
+        if (at < from) continue;  // inside the one before
+        out.append(s, from, at - from);
+        out += what.bytes;
+        from = at + what.length;
+    }
     if (from == 0) return false;
     out.append(s, from, s.npos);
     s = std::move(out);
