@@ -10,7 +10,28 @@
 #include "layers/plan/plan_check.h"
 #include "layers/plan/published.h"
 
-volatile sig_atomic_t stop_requested = 0;
+volatile sig_atomic_t stop_requested = 0, stop_noticed = 0;
+
+// A signal ends the run after its step, with a checkpoint; so does a closed terminal, unless nohup has it
+// ignored, and a pipe that nobody reads. If the step does not end, the same signal seconds later ends the
+// process.
+void catch_signals() {
+    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) {
+        struct sigaction now = {};
+        sigaction(number, nullptr, &now);
+        if (number == SIGHUP && now.sa_handler == SIG_IGN) continue;
+        signal(number, [](int which) {
+            static volatile time_t first = 0;
+            constexpr time_t patience = 3;  // seconds: launchers may send one signal twice
+            if (!stop_requested) first = time(nullptr);
+            stop_requested = 1;
+            if (stop_noticed || which == SIGPIPE || time(nullptr) - first < patience) return;
+            constexpr char why[] = "train_gpt: a second signal, and the step has not ended: not saved\n";
+            if (write(STDERR_FILENO, why, sizeof why - 1) < 0) {}
+            _exit(128 + which);
+        });
+    }
+}
 
 // ---- a step ----------------------------------------------------------------------------------------------
 
@@ -72,6 +93,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     // waits for the state's checksums, for the next step's samples, for the losses, and for the other ranks
     RankReport mine = rank_report(run, trainer, repeated ? &*repeated : nullptr, result.updated);
     mine.stops = stop_requested;
+    stop_noticed = mine.stops;
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
@@ -181,7 +203,8 @@ void build(Trainer& trainer, Run& run, Schedules schedules, const StagePlan& pla
     if (!training) return share_choices(run.grid.world);
 
     keep_freed_memory();
-    trainer.writer = std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer);
+    trainer.writer =
+        std::make_unique<CheckpointWriter>(run, model, *trainer.optimizer, trainer.lock.get());
     trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts.size());
     if (!HAS_KERNELS) return;
 
@@ -227,6 +250,8 @@ Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char*
     run.start_times.end("options");
     if (o.help || o.version) return schedules;
 
+    open_checkpoints(run);
+
     // --micro-batch auto is sized by the memory that communicators leave free: they come first
     std::optional<Grid> grid;
     double memory = 0;
@@ -267,8 +292,9 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
 
     StagePlan planned;
     if (run.trains()) {
-        for (int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, [](int) { stop_requested = 1; });
+        catch_signals();
         planned = plan_stage(o, run.state.shape, run.grid, run.grid.stage, run.state.samples);
+        check_memory_suffices(run, (double)planned.bytes());
     }
     build(trainer, run, std::move(schedules), planned);
     run.start_times.end("tuning");

@@ -57,7 +57,7 @@ public:
             fail("--loss-on answers: %s has no %s beside it: make both with ./tokenize, from JSON lines with "
                  "\"prompt\" and \"answer\"", tokens.c_str(), path.c_str());
 
-        MappedFile file(path);
+        WholeFile file(path);
         if (file.size < 32 || memcmp(file.data, "GPTANSWR", 8) != 0)
             fail("%s: is no file of answers: wants \"GPTANSWR\" at offset 0; make it again with ./tokenize",
                  path.c_str());

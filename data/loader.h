@@ -174,8 +174,8 @@ inline double leading_weight(const std::string& text, size_t* rest, char separat
 }
 
 inline std::vector<WeightedFiles> read_blend(const std::string& path) {
-    MappedFile file(path);
-    std::string all(file.view()), folder = path.substr(0, path.rfind('/') + 1);
+    WholeFile file(path);
+    std::string all(file.text()), folder = path.substr(0, path.rfind('/') + 1);
     std::vector<WeightedFiles> sets;
     int number = 0;
     for (size_t at = 0; at < all.size(); number++) {

@@ -68,6 +68,26 @@ struct Piece {
     std::string error;
 };
 
+// by the first bytes; a text has no zeros
+inline void refuse_what_is_no_text(std::string_view begin, const std::string& name) {
+    struct { std::string_view magic; const char *is, *how; } known[] = {
+        {"\x1f\x8b", "gzip", "gzip -dc FILE | ./tokenize … -"},
+        {"\x28\xb5\x2f\xfd", "zstd", "zstd -dc FILE | ./tokenize … -"},
+        {"BZh", "bzip2", "bzip2 -dc FILE | ./tokenize … -"},
+        {"\xfd" "7zXZ", "xz", "xz -dc FILE | ./tokenize … -"},
+        {"PK\x03\x04", "a ZIP archive", "unzip it first"},
+        {"%PDF", "a PDF", "extract its text first: pdftotext FILE - | ./tokenize … -"},
+        {"PAR1", "Parquet", "write its texts as JSON lines with \"text\" first"},
+        {"\xff\xfe", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"},
+        {"\xfe\xff", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"}};
+    for (auto& each : known)
+        if (begin.starts_with(each.magic)) fail("%s: is %s, wants UTF-8 text: %s", name.c_str(), each.is, each.how);
+    size_t zero = begin.find('\0');
+    if (zero != begin.npos)
+        fail("%s: has a zero byte at offset %zu, as no text has: wants UTF-8 text (UTF-16 by iconv -f UTF-16LE "
+             "-t UTF-8)", name.c_str(), zero);
+}
+
 struct Tokenizer {
     const Settings& settings;
     const Vocabulary& vocabulary;
@@ -202,18 +222,20 @@ struct Tokenizer {
         line = 1;
         if (path != "-") {
             MappedFile file(path);
+            std::string_view all = file.text();
+            refuse_what_is_no_text(all.substr(0, 1 << 16), path);
             bool lone = !jsonl && settings.files.size() == 1 && settings.validation > 0;
-            size_t head = file.size;
+            size_t head = all.size();
             if (lone) {  // one document: its end is the validation set
-                head = cut(file.view(), (size_t)((double)file.size * (1 - settings.validation)), false);
+                head = cut(all, (size_t)((double)all.size() * (1 - settings.validation)), false);
                 if (head == std::string::npos)
                     fail("%s: too short to be split: leave out --validation", path.c_str());
                 to_validation = false;
             }
-            take(file.view().substr(0, head), true, jsonl);
+            take(all.substr(0, head), true, jsonl);
             if (!lone) return;
             to_validation = true;
-            take(file.view().substr(head), true, jsonl);
+            take(all.substr(head), true, jsonl);
             return;
         }
 
@@ -222,6 +244,7 @@ struct Tokenizer {
                  "--validation");
 
         std::string buffer;
+        bool first = true;
         for (bool last = false; !last;) {
             size_t had = buffer.size(), want = (size_t)32 << 20;
             buffer.resize(had + want);
@@ -229,11 +252,16 @@ struct Tokenizer {
             if (ferror(stdin)) fail("standard input: cannot be read: %s", strerror(errno));
             buffer.resize(had + got);
             last = got < want;
+            if (std::exchange(first, false)) {
+                if (buffer.starts_with("\xEF\xBB\xBF")) buffer.erase(0, 3);
+                refuse_what_is_no_text(std::string_view(buffer).substr(0, 1 << 16), "standard input");
+            }
             buffer.erase(0, take(buffer, last, jsonl));
         }
     }
 
     void finish() {
+        if (bytes == 0) fail("there is no text: %llu documents, all empty", (unsigned long long)documents);
         for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0)
                 fail("%s: would be empty, since all %llu documents went to the other file: choose another "

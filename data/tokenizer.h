@@ -206,10 +206,10 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
 }
 
 inline Vocabulary Vocabulary::bpe(const std::string& path) {
-    MappedFile file(path);
+    WholeFile file(path);
     Vocabulary v;
     v.kind = "bpe";
-    v.source = std::string(file.view());
+    v.source = std::string(file.text());
     PrintedBytes printed;
     std::unordered_map<uint32_t, int> byte_of;
     for (int b = 0; b < 256; b++) byte_of[printed.code[b]] = b;

@@ -98,7 +98,7 @@ struct TokenFile {
     // int32 sizes[sequences], int64 pointers[sequences] (bytes into .bin), int64 document bounds[documents];
     // .bin = the tokens of all sequences, one after the other
     void open_megatron(const std::string& index_path) {
-        MappedFile index(index_path);
+        WholeFile index(index_path);
         if (index.size < 9 || memcmp(index.data, "MMIDIDX\0\0", 9) != 0)
             fail("%s: is no Megatron-LM index: wants \"MMIDIDX\" at offset 0", index_path.c_str());
 

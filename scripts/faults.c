@@ -4,6 +4,7 @@
 //   FAULT_PATH      only files whose path contains this
 //   FSYNC_SECONDS   an fsync takes so long
 //   PREAD_SECONDS   a pread takes so long
+//   PREAD_FAILS     every pread fails with EIO
 //   PWRITE_FAILS    so many calls of pwrite fail with EIO
 //   MEMORY_LOG      where a rank's large pieces of memory lie: PATH.RANK gets a line `address bytes` for each
 //   GEMM_SECONDS    a cblas_sgemm takes so much longer, from when the file GEMM_FILE is there
@@ -44,6 +45,10 @@ int fsync(int fd) {
 ssize_t pread(int fd, void* to, size_t n, off_t at) {
     ssize_t (*real)(int, void*, size_t, off_t) = (ssize_t(*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread");
     if (getenv("PREAD_SECONDS") && is_chosen_file(fd)) pause_for("PREAD_SECONDS");
+    if (getenv("PREAD_FAILS") && is_chosen_file(fd)) {
+        errno = EIO;
+        return -1;
+    }
     return real(fd, to, n, at);
 }
 ssize_t pread64(int fd, void* to, size_t n, off_t at) { return pread(fd, to, n, at); }

@@ -7,7 +7,8 @@
 The first N of the hosts take part (default: all), the others are spares. A run that ends with an error is
 restarted from its newest checkpoint in --save: after a pause, without the hosts that it was lost on, from an
 older checkpoint if the newest leads to a non-finite loss or a spike, and with fewer replicas if too few hosts
-are left and the batch still divides. The launcher gives up after three attempts without a newer checkpoint.
+are left and the batch still divides. The launcher gives up after three attempts without a newer checkpoint, and
+at once if no step has run and no host is to blame: a wrong option, say.
 A host on which a run was lost is excluded if there is a spare for it, or if it cannot start a program. If
 hosts are short, those that can start programs again are readmitted, except hosts with memory errors and those
 that somebody has added to DIR/excluded-hosts.
@@ -21,6 +22,8 @@ LAUNCH_MPIRUN: more options for mpirun."""
 
 import collections
 import concurrent.futures
+import errno
+import fcntl
 import json
 import os
 import re
@@ -37,6 +40,7 @@ from launch_log import ENDS, SPIKE, named_hosts
 DIVERGED = 3  # train_gpt's exit code: a loss that is not finite, or a spike
 PROGRAM = Path(os.environ.get("LAUNCH_DIR", "."), "train_gpt").resolve()
 ATTEMPTS = 3  # without a newer checkpoint
+STEP = re.compile(r"^step +\d+/", re.M)
 LONGEST_PAUSE = 300
 LONGEST_END = 30  # of mpirun or srun, once they have said that the run is lost
 ANSWER_SECONDS = 30  # of a host that is asked to start a program
@@ -122,6 +126,8 @@ class Launcher:
         self.child = None
         self.told = False
         self.stopping = False
+        self.ran = False  # a step of any attempt
+        self.was_killed = False
         self.record = {"command": sys.argv, "pid": os.getpid(), "host": os.uname().nodename, "attempts": []}
         self.record["metrics"] = options.values.get("metrics", "")
 
@@ -302,6 +308,7 @@ class Launcher:
             silent = time.time() - attempt.heard > seconds("LAUNCH_SILENCE", 3600)
             if silent or (attempt.ends_since and time.time() - attempt.ends_since > LONGEST_END):
                 os.killpg(self.child.pid, signal.SIGKILL)  # its daemons notice, and end their ranks
+                self.was_killed = True
                 self.child.wait()
                 say(f"launch.py: {command[0]} {'is silent' if silent else 'does not end'}: killed")
 
@@ -313,8 +320,35 @@ class Launcher:
         found = named_hosts(printed, self.hosts, hosts, self.each)
         if not found:  # nobody was named
             good = self.answering(hosts)
-            found = {host: "lost" for host in hosts if host not in good and not self.stopping}
+            # where not one answers it is not the hosts: mpirun itself refuses, say
+            found = {host: "lost" for host in hosts if good and host not in good and not self.stopping}
         return found
+
+    def end_if_permanent(self, code, printed, lost):
+        """Without a word of a step or of a host, another attempt would end like this one."""
+        self.ran = self.ran or bool(STEP.search(printed))
+        taken = "writes there: end that run" in printed
+        if code == DIVERGED or SPIKE.search(printed) or (not taken and (self.ran or lost or self.was_killed)):
+            return
+        stop(
+            f"train_gpt ended with {code} before its first step, which another attempt would not change:\n"
+            + "".join(printed.splitlines(keepends=True)[-15:])
+        )
+
+    def lock(self):
+        """One launcher for a folder."""
+        if not self.folder or not self.keep(".launch.lock", "a", ""):
+            return
+        self.locked = open(self.folder / ".launch.lock", "r+")
+        try:
+            fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if e.errno == errno.EWOULDBLOCK:
+                stop(f"{self.folder}: another launcher works on this run ({self.locked.read().strip()})")
+            return  # a file system without locks
+        self.locked.truncate(0)
+        self.locked.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        self.locked.flush()
 
     def exclude(self, found):
         """Hosts that are not taken again; found: by lost_hosts."""
@@ -349,6 +383,7 @@ class Launcher:
     def loop(self):
         signal.signal(signal.SIGTERM, self.on_signal)
         signal.signal(signal.SIGINT, self.on_signal)
+        self.lock()
         pause = seconds("LAUNCH_PAUSE", 30)
         failures, resume_before, best = 0, None, newest_checkpoint(self.folder)
         while True:
@@ -374,6 +409,7 @@ class Launcher:
             self.write_record()
             if code == 0 or self.stopping:
                 self.leave(code, code != 0 or "stopped by a signal" in printed)
+            self.end_if_permanent(code, printed, lost)
             if not self.folder:
                 stop(f"train_gpt ended with {code}, and there is no --save to go on from")
 
@@ -413,6 +449,10 @@ def main(words):
         if not re.fullmatch("[1-9][0-9]*", each):
             stop(f"{each} ranks per host: wants a number")
         hosts, each = list(read_hosts(hostfile)), int(each)
+        named = [line.split()[0] for line in hostfile.read_text().splitlines() if line.split()]
+        twice = [host for host in hosts if named.count(host) > 1]
+        if twice:
+            stop(f"{hostfile} names {twice[0]} more than once: give a line a host, and its ranks once")
         if not hosts:
             stop(f"{hostfile} names no host")
     elif how == "slurm" and len(words) >= 2:

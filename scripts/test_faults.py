@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from subprocess import PIPE, STDOUT
 
 import faults_disk
+import faults_ends
 import faults_hosts
 import faults_numbers
 import faults_slurm
@@ -30,13 +31,21 @@ WAITING = (
     faults_disk.slow_disk,
     faults_disk.killed_saves,
     faults_disk.two_runs,
+    faults_ends.two_launchers,
     faults_slurm.one_node,
     faults_numbers.diverged_checkpoint,
     faults_disk.full_disk,
+    faults_ends.signals,
+    faults_ends.foreign_checkpoints,
+    faults_ends.unreadable_checkpoint,
+    faults_ends.renamed_folder,
+    faults_ends.metrics_of_others,
+    faults_ends.overwritten_value,
 )
 LANES = 3
 # … and those that compute, or watch how fast others do, alone
 ALONE = (
+    faults_ends.little_memory,
     faults_disk.changed_data,
     faults_numbers.flipped_bits,
     faults_numbers.spikes,

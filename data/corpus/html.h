@@ -216,7 +216,7 @@ struct StopWords {
     std::unordered_set<std::string> words;
 
     explicit StopWords(const std::string& path) {  // "": the English ones that are built in
-        std::string all = path.empty() ? english_stopwords : std::string(MappedFile(path).view());
+        std::string all = path.empty() ? english_stopwords : std::string(WholeFile(path).text());
         for_words(all, [&](std::string_view word) { words.insert(lower(word)); });
         if (words.empty()) fail("%s: has no words: wants one a line", path.c_str());
     }

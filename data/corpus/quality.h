@@ -64,7 +64,7 @@ struct Classifier {
                 "%s: is no classifier of ours: %s.about.json is missing; make it with ./corpus quality train",
                 path.c_str(), path.c_str());
 
-        MappedFile about(path + ".about.json");
+        WholeFile about(path + ".about.json");
         Json said = Json::parse(about.view(), about.path);
         if (said.at("hash", about.path).string(about.path) != Stage::hex(hash))
             fail("%s: is not the classifier that %s is about: damaged; make it with ./corpus quality train",
@@ -182,7 +182,7 @@ inline std::array<TrainingSet, 2> training_sets(const Settings& settings, const 
 inline bool is_trained(const std::string& path, const std::string& stamp) {
     std::string about = path + ".about.json";
     try {
-        Json said = Json::parse(MappedFile(about).view(), about);
+        Json said = Json::parse(WholeFile(about).view(), about);
         return said.find("right") && said.at("mark", about).string("mark") == stamp &&
                said.at("hash", about).string("hash") == Stage::hex(Stage::whole_hash(path));
     } catch (const Error&) {

@@ -25,7 +25,7 @@ inline std::vector<StepCounts> read_step_counts(const std::string& folder) {
         std::string path = folder + "/" + stop.step + "/" + stop.step + ".json";
         if (access(path.c_str(), F_OK) != 0) continue;
         out.push_back({stop.step, stop.says, {}});
-        MappedFile file(path);
+        WholeFile file(path);
         Json all = Json::parse(file.view(), path);
         for (auto& [set, counts] : all.members)
             for (auto& [name, n] : counts.members) out.back().sets[set][name] = (int64_t)n.number(path);

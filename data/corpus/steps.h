@@ -106,9 +106,11 @@ struct Stage {
 
     // of a file as it lies there: its size, its beginning and its end
     static uint64_t ends_of(const std::string& path) {
-        MappedFile file(path);
-        size_t part = std::min(file.size, (size_t)1 << 16);
-        return file.size ^ XXH3_64bits(file.data, part) * 3 ^ XXH3_64bits(file.data + file.size - part, part);
+        InputFile file(path);
+        std::string first(std::min(file.size, (size_t)1 << 16), 0), last = first;
+        file.read(first.data(), 0, first.size(), "its beginning");
+        file.read(last.data(), file.size - last.size(), last.size(), "its end");
+        return file.size ^ XXH3_64bits(first.data(), first.size()) * 3 ^ XXH3_64bits(last.data(), last.size());
     }
 
     static uint64_t whole_hash(const std::string& path) {
@@ -129,7 +131,7 @@ struct Stage {
     static uint64_t identity(const std::string& path) {
         std::string about = path + ".counts";
         if (access(about.c_str(), F_OK) == 0) {
-            std::string hash = Json::parse(MappedFile(about).view(), about).at("hash", about).string(about);
+            std::string hash = Json::parse(WholeFile(about).view(), about).at("hash", about).string(about);
             return strtoull(hash.c_str(), nullptr, 16);
         }
         struct stat info = {};
@@ -144,7 +146,7 @@ struct Stage {
         std::error_code e;
         if (!std::filesystem::exists(path, e) || !std::filesystem::exists(path + ".counts", e)) return false;
         try {
-            MappedFile file(path + ".counts");
+            WholeFile file(path + ".counts");
             Json about = Json::parse(file.view(), path);
             return about.at("mark", path).string("mark") == mark(of_input) &&
                 about.at("ends", path).string("ends") == hex(ends_of(path));
@@ -169,7 +171,7 @@ struct Stage {
     }
 
     static Counts read_counts(const std::string& path) {
-        MappedFile file(path + ".counts");
+        WholeFile file(path + ".counts");
         Counts counts;
         Json about = Json::parse(file.view(), path + ".counts");
         for (auto& [name, n] : about.at("counts", path).members)

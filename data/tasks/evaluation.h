@@ -86,7 +86,7 @@ struct EvalFile {
     }
 
     static EvalFile open(const std::string& path) {
-        MappedFile file(path);
+        WholeFile file(path);
         EvalFile e;
         e.path = path;
         if (file.size < 64 || memcmp(file.data, "GPTEVALS", 8))

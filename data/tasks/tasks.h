@@ -261,8 +261,8 @@ inline TaskDocument parse_document(std::string_view text, const std::string& whe
 
 // calls line(text, where, number) for each line; empty lines are refused, except at the end
 template <class Line>
-void each_line(const MappedFile& file, Line line) {
-    std::string_view all = file.view();
+void each_line(const WholeFile& file, Line line) {
+    std::string_view all = file.text();
     while (!all.empty() && (all.back() == '\n' || all.back() == '\r')) all.remove_suffix(1);
     if (all.empty()) fail("%s: is empty", file.path.c_str());
 
@@ -294,7 +294,7 @@ inline std::string which_path(const std::string& folder, const char* names) {
 inline std::vector<TaskDocument> read_table(const std::string& path) {
     std::vector<TaskDocument> out;
     std::vector<std::string> header;
-    each_line(MappedFile(path), [&](std::string_view line, const std::string& where, long number) {
+    each_line(WholeFile(path), [&](std::string_view line, const std::string& where, long number) {
         std::vector<std::string> cells;
         for (size_t at = 0; at <= line.size();) {
             size_t end = std::min(line.find('\t', at), line.size());
@@ -331,8 +331,8 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
     std::vector<TaskDocument> out;
     std::map<std::string, size_t> known;
     for (auto& path : paths) {
-        MappedFile file(path);
-        TaskDocument d = parse_document(file.view(), path, &path - paths.data() + 1);
+        WholeFile file(path);
+        TaskDocument d = parse_document(file.text(), path, &path - paths.data() + 1);
         auto [at, is_new] = known.emplace(d.at("article"), out.size());
         if (is_new) {
             out.push_back(d);
@@ -366,14 +366,14 @@ inline std::vector<TaskDocument> read_task(const TaskForm& task, const std::stri
     if (task.records == Records::Folder) out = read_folder(path);
     else if (task.records == Records::Table) out = read_table(path);
     else
-        each_line(MappedFile(path), [&](std::string_view line, const std::string& where, long number) {
+        each_line(WholeFile(path), [&](std::string_view line, const std::string& where, long number) {
             out.push_back(parse_document(line, where, number));
         });
 
     if (names.size() > 1) {
         std::string labels = which_path(from, names[1]);
         size_t n = 0;
-        each_line(MappedFile(labels), [&](std::string_view line, const std::string& where, long) {
+        each_line(WholeFile(labels), [&](std::string_view line, const std::string& where, long) {
             if (n == out.size())
                 fail("%s: has more labels than %s has documents (%zu)", where.c_str(), path.c_str(), n);
             out[n++].fields[task.gold] = std::string(line);

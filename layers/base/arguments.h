@@ -133,8 +133,8 @@ inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
 template <class Other>
 std::vector<GivenOption> read_option_file(const std::string& path, const std::vector<OptionForm>& forms,
                                           const std::set<std::string>& named, Other other) {
-    MappedFile file(path);
-    std::istringstream lines{std::string(file.view())};
+    WholeFile file(path);
+    std::istringstream lines{std::string(file.text())};
     std::vector<GivenOption> given;
     std::set<std::string> seen;
     std::string line;

@@ -144,7 +144,7 @@ private:
 
     std::map<std::string, Choice> read_file() const {
         if (access(path.c_str(), R_OK) != 0) return {};
-        return parse(MappedFile(path).view(), machine);
+        return parse(WholeFile(path).view(), machine);
     }
 };
 inline Autotuner autotuner;

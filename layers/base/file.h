@@ -1,4 +1,4 @@
-// file.h   files: mapped, or read by offset; written under a temporary name and then renamed
+// file.h   files: read by offset, into memory, or mapped; written under a temporary name and then renamed
 //   A FileWriter's file appears under its own name only when finish() has put all of it on disk; until then
 //   it is PATH.partial, and a run that dies leaves the previous file intact. With Partial::Resume, what an
 //   earlier run left in PATH.partial is kept and appended to.
@@ -71,27 +71,18 @@ struct InputFile {
     }
 };
 
-struct MappedFile {
+struct FileBytes {  // all bytes of a file
     std::string path;
     const char* data = nullptr;
     size_t size = 0;
 
-    explicit MappedFile(const std::string& path) : path(path) {
-        InputFile file(path);
-        size = file.size;
-        if (!size) return;
-        void* p = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
-        if (p == MAP_FAILED) fail("%s: cannot be mapped: %s", path.c_str(), strerror(errno));
-        data = (const char*)p;
-    }
-
-    MappedFile(MappedFile&& o) noexcept
-        : path(std::move(o.path)), data(std::exchange(o.data, nullptr)), size(std::exchange(o.size, 0)) {}
-    ~MappedFile() {
-        if (data) munmap((void*)data, size);
-    }
-
     std::string_view view() const { return {data, size}; }
+    // as a text: without the byte order mark that some editors begin it with
+    std::string_view text() const {
+        std::string_view all = view();
+        return all.starts_with("\xEF\xBB\xBF") ? all.substr(3) : all;
+    }
+
     // the bytes [offset, offset + n), or an Error that names what was wanted
     const char* range(size_t offset, size_t n, const char* what) const {
         if (offset > size || n > size - offset)
@@ -105,6 +96,39 @@ struct MappedFile {
         T value;
         memcpy(&value, range(offset, sizeof(T), what), sizeof(T));
         return value;
+    }
+};
+
+// Read into memory: what cannot be read is an Error
+struct WholeFile : FileBytes {
+    explicit WholeFile(const std::string& of) : FileBytes{of} {
+        InputFile file(path);
+        bytes.resize(file.size);
+        file.read(bytes.data(), 0, file.size, "the whole of it");
+        data = bytes.data();
+        size = bytes.size();
+    }
+    WholeFile(const WholeFile&) = delete;
+
+private:
+    std::string bytes;
+};
+
+// For large inputs of tools: if the disk fails, or the file is truncated meanwhile, a signal ends the program
+struct MappedFile : FileBytes {
+    explicit MappedFile(const std::string& of) : FileBytes{of} {
+        InputFile file(path);
+        size = file.size;
+        if (!size) return;
+        void* p = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
+        if (p == MAP_FAILED) fail("%s: cannot be mapped: %s", path.c_str(), strerror(errno));
+        data = (const char*)p;
+    }
+
+    MappedFile(MappedFile&& o) noexcept
+        : FileBytes{std::move(o.path), std::exchange(o.data, nullptr), std::exchange(o.size, 0)} {}
+    ~MappedFile() {
+        if (data) munmap((void*)data, size);
     }
 };
 

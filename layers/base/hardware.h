@@ -2,6 +2,9 @@
 //   Sources: NVIDIA's data sheets, dense bf16 (H100, H200 SXM: the architecture's white paper, 989.4
 //   TFLOP/s). memory, bandwidth and sms are given for GPUs that layers/plan/machines.h plans for, else 0.
 #pragma once
+#include <omp.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include "device.h"
 
 struct Gpu {
@@ -111,7 +114,36 @@ inline int device_count() {
     return count;
 }
 
-// bytes of its memory that are free
+// the number in a file; SIZE_MAX if there is none, as in cgroups without a limit ("max")
+inline size_t number_in_file(const char* path) {
+    unsigned long long number = SIZE_MAX;
+    FILE* file = fopen(path, "r");
+    if (file && fscanf(file, "%llu", &number) != 1) number = SIZE_MAX;
+    if (file) fclose(file);
+    return (size_t)number;
+}
+
+// what a container or a batch system leaves (cgroups of version 2, then 1)
+inline size_t free_in_cgroup() {
+    for (auto [limit, used] : {std::pair{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+                               {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                                "/sys/fs/cgroup/memory/memory.usage_in_bytes"}}) {
+        size_t most = number_in_file(limit), now = number_in_file(used);
+        if (most < SIZE_MAX / 4 && now < SIZE_MAX) return most > now ? most - now : 0;
+    }
+    return SIZE_MAX;
+}
+
+// what `ulimit -v` leaves, less what a BLAS takes for its threads
+inline size_t free_address_space() {
+    struct rlimit most;
+    if (getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+    size_t taken = number_in_file("/proc/self/statm") * (size_t)sysconf(_SC_PAGESIZE);
+    size_t blas = ((size_t)omp_get_max_threads() + 1) * (64 << 20);
+    return most.rlim_cur > taken + blas ? most.rlim_cur - taken - blas : 0;
+}
+
+// bytes of the device's memory that are free
 inline size_t free_memory() {
 #if defined(__CUDACC__)
     size_t available = 0, whole = 0;
@@ -125,6 +157,6 @@ inline size_t free_memory() {
     while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %lu", &kilobytes) != 1) {}
     if (file) fclose(file);
     if (!kilobytes) fail("free memory is not known here (/proc/meminfo): give --micro-batch a number");
-    return kilobytes * 1024;
+    return std::min((size_t)kilobytes * 1024, free_in_cgroup());
 #endif
 }

@@ -23,8 +23,8 @@ inline int number_in(const Json& config, const char* key, const std::string& nam
 
 inline ForeignModel open_huggingface(const std::string& dir) {
     std::string name = dir + "/config.json";
-    MappedFile file(name);
-    Json config = Json::parse(file.view(), name);
+    WholeFile file(name);
+    Json config = Json::parse(file.text(), name);
     ModelShape m = {number_in(config, "n_layer", name), number_in(config, "n_embd", name),
                     number_in(config, "n_head", name), number_in(config, "n_positions", name),
                     number_in(config, "vocab_size", name), 0};

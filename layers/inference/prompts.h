@@ -88,9 +88,9 @@ PromptLine parse_prompt(const Json& json, const std::string& where, const Option
 }
 
 inline std::vector<Prompt> read_prompts(const Options& o) {
-    MappedFile file(o.generate);
+    WholeFile file(o.generate);
     std::vector<Prompt> out;
-    std::string_view left = file.view();
+    std::string_view left = file.text();
     for (int number = 1; !left.empty(); number++) {
         std::string_view line = left.substr(0, left.find('\n'));
         left.remove_prefix(std::min(line.size() + 1, left.size()));

@@ -49,12 +49,12 @@ inline std::string index_text(const RunState& s, const std::string& options, con
     std::string body = text(
         "{\"format\": \"train_gpt checkpoint\", \"version\": 2, \"program\": \"%s\",\n"
         "\"step\": %ld, \"samples\": %llu, "
-        "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu,\n\"model\": {\"layers\": %d, \"hidden\": "
+        "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu, \"set_checksum\": \"%016llx\",\n\"model\": {\"layers\": %d, \"hidden\": "
         "%d, \"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s, "
         "\"vocabulary_checksum\": \"%016llx\",\n\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
         "\"files\": %s",
         program_version, s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
-        (unsigned long long)s.training_set_size, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
+        (unsigned long long)s.training_set_size, (unsigned long long)s.training_set_sum, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         spikes_text(s).c_str(), options.c_str(), files.c_str());
 
@@ -87,6 +87,7 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
     long whole = 0;
     for (auto& name : list_checkpoints(dir)) {
         std::string folder = dir + "/" + name;
+        if (fs::is_symlink(folder)) continue;  // what it points to is another's
         if (step_of(name) > step || whole < keep) {
             whole += step_of(name) <= step && is_complete(folder);
             continue;
@@ -111,7 +112,13 @@ inline void swap_folders(const std::string& a, const std::string& b) {
 
 // ---- reading ---------------------------------------------------------------------------------------------
 
+// not passed over: a run that went on from an older one would write over what a newer program has saved
+struct NewerFormat : Error {
+    using Error::Error;
+};
+
 struct Checkpoint {
+    static constexpr int version = 2;  // the newest that is read
     std::string folder;
     RunState state;
     struct Piece {
@@ -137,12 +144,18 @@ struct Checkpoint {
 
     explicit Checkpoint(const std::string& folder) : folder(folder) {
         std::string name = folder + "/index.json";
-        MappedFile file(name);
+        WholeFile file(name);
         size_t end = file.view().rfind(",\n\"checksum\": ");
         Json index = Json::parse(file.view(), name);
         const Json* format = index.find("format");
-        if (!format || format->text != "train_gpt checkpoint" || index.at("version", name).integer(name) > 2)
+        if (!format || format->text != "train_gpt checkpoint")
             fail("%s: is no checkpoint of this program", name.c_str());
+        if (int64_t its = index.at("version", name).integer(name); its > version)
+            throw NewerFormat(text("%s: has version %lld of the format, this program reads 1 to %d: go on "
+                                   "with the program that wrote it%s, or give another folder", name.c_str(),
+                                   (long long)its, version,
+                                   index.find("program") ? (" (" + index.find("program")->text + ")").c_str()
+                                                         : ""));
         if (end == std::string_view::npos || parse_sum(index, name) != checksum(file.data, end))
             fail("%s: damaged: its checksum differs", name.c_str());
 
@@ -160,13 +173,18 @@ struct Checkpoint {
         state.seed = number(index, "seed", 0, INT64_MAX);
         state.training_set_size =
             number(index, index.find("set_samples") ? "set_samples" : "windows", 0, 1L << 60);
+        if (index.find("set_checksum")) state.training_set_sum = parse_sum(index, name, "set_checksum");
+        long named = step_of(folder.substr(folder.rfind('/') + 1));
+        if (named >= 0 && named != state.step)
+            fail("%s: is of step %ld, its folder's name says %ld: was it renamed? give it its own name again",
+                 name.c_str(), state.step, named);
 
         state.tokenizer = index.at("tokenizer", name).string(name);
         state.vocabulary_sum = parse_sum(index, name, "vocabulary_checksum");
         if (state.tokenizer != "" && state.tokenizer != "bytes" && state.tokenizer != "bpe")
             fail("%s: has tokenizer %s, wants bytes or bpe", name.c_str(), state.tokenizer.c_str());
         if (state.tokenizer == "bpe") {
-            MappedFile vocabulary(folder + "/vocab.bpe");
+            WholeFile vocabulary(folder + "/vocab.bpe");
             if (checksum(vocabulary.data, vocabulary.size) != state.vocabulary_sum)
                 fail("%s: damaged: its checksum differs", vocabulary.path.c_str());
         }
@@ -239,7 +257,7 @@ struct Checkpoint {
 
     void read_table(RankFile& f) const {
         const std::string& name = f.table;
-        MappedFile file(name);
+        WholeFile file(name);
         if (checksum(file.data, file.size) != f.table_sum)
             fail("%s: damaged: its checksum differs", name.c_str());
 
@@ -428,6 +446,8 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
     auto consider = [&](const std::string& folder) {
         try {
             out.emplace_back(folder);
+        } catch (const NewerFormat&) {
+            throw;
         } catch (const Error& e) {
             if (comm::world_rank() == 0) fprintf(stderr, "passed over: %s\n", e.what());
         }

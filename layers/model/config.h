@@ -60,6 +60,7 @@ struct Options {
     double temperature = 1, top_p = 1, repetition = 1;
 
     std::string save, resume, metrics, config, generate, results;
+    std::string other_data = "no";
     long save_every = 0, keep = 2, save_attempts = 5, resume_before = 0;
     double save_seconds = 0, mtbf = 0;
 
@@ -172,6 +173,8 @@ inline const std::vector<Option> option_table = [] {
         {"resume-before", &O::resume_before, 0,
          "resume only from checkpoints of steps before this one; in a --save folder, the others are renamed "
          "diverged-step-N"},
+        {"other-data", &O::other_data, 0,
+         "yes: go on from a checkpoint with other training data than it was trained on"},
         {"metrics", &O::metrics, 0, "metrics file, one JSON line per step"},
         {"on-spike", &O::on_spike, 0,
          "if loss or norm is not finite or spikes: stop; skip: drop the update; back: return to the newest "

@@ -53,6 +53,14 @@ class FolderLock {
              path.substr(0, path.rfind('/')).c_str(), who.c_str());
     }
 
+    // a checkpoint that swap_folders() has moved aside: step-<digits>.replaced
+    static bool is_replaced(std::string name) {
+        if (!name.ends_with(".replaced")) return false;
+        name = name.substr(0, name.rfind('.'));
+        return name.size() >= 13 && name.rfind("step-", 0) == 0 &&
+            name.find_first_not_of("0123456789", 5) == name.npos;
+    }
+
 public:
     explicit FolderLock(const std::string& dir) : path(dir + "/.lock") {
         fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -90,13 +98,23 @@ public:
         if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
     }
 
+    // fails if the folder of that name is not the one that was locked: then another run may write there
+    void check_folder() const {
+        struct stat ours = {}, there = {};
+        bool same = fstat(fd, &ours) == 0 && stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
+            ours.st_dev == there.st_dev;
+        if (!same)
+            fail("--save %s: is no longer the folder that this run has locked: it was renamed, removed or "
+                 "replaced: give it its name back", path.substr(0, path.rfind('/')).c_str());
+    }
+
     // removes what interrupted saves left behind; restores a checkpoint that such a save had moved aside
     static void remove_leftovers(const std::string& dir) {
         std::error_code ignored;
         std::vector<std::string> replaced_ones;
         for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
-            std::string path = entry.path();
-            if (path.ends_with(".replaced")) replaced_ones.push_back(path);
+            std::string path = entry.path(), name = entry.path().filename();
+            if (is_replaced(name)) replaced_ones.push_back(path);
         }
 
         // moved aside by swap_folders(), but the new checkpoint never took its place: restore it
@@ -108,8 +126,7 @@ public:
         for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
             std::string name = entry.path().filename();
             bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");
-            bool replaced = name.ends_with(".replaced") && (name.rfind("step-", 0) == 0 || partial);
-            if (partial || replaced) std::filesystem::remove_all(entry.path(), ignored);
+            if (partial || is_replaced(name)) std::filesystem::remove_all(entry.path(), ignored);
         }
     }
 };

@@ -38,7 +38,7 @@ inline void print_settings(const Run& run) {
 // the steps in a metrics file, with their lines; fails if it is not a metrics file
 inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::string& path) {
     std::vector<std::pair<long, std::string>> lines;
-    MappedFile old(path);
+    WholeFile old(path);
     std::string_view left = old.view();
 
     while (left.find('\n') != left.npos) {  // a last line without a newline was cut off
@@ -58,26 +58,50 @@ inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::st
     return lines;
 }
 
+// one run at a time writes a metrics file: it is locked as long as this process lives
+inline void lock_metrics(const std::string& path) {
+    static int held = -1;
+    int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0) fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        fail("--metrics %s: another run writes there: end that run, or give another file", path.c_str());
+    if (held >= 0) close(held);
+    held = fd;
+}
+
 inline void check_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0()) return;
     if (access(path.c_str(), F_OK) == 0) read_metrics_file(path);
-    FILE* file = fopen(path.c_str(), "a");
-    if (!file || fclose(file)) fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
+    if (run.trains()) lock_metrics(path);
 }
 
 // Continues the metrics file from the resumed checkpoint: drops the lines of later steps, which will be run
-// again. A new run renames an earlier run's file to FILE.previous.
+// again. The file of another run, which a new one, or one with other numbers at this step is, is renamed
+// FILE.previous.
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0()) return;
     std::string kept;
+    bool is_other = run.state.step == 0;
     std::vector<std::pair<long, std::string>> lines = read_metrics_file(path);
-    for (auto& [step, line] : lines) if (step <= run.state.step) kept += line + "\n";
-    if (run.state.step == 0 && !lines.empty()) std::filesystem::rename(path, path + ".previous");
+    for (auto& [step, line] : lines) {
+        if (step <= run.state.step) kept += line + "\n";
+        if (step != run.state.step) continue;
+        Json at = Json::parse(line, path);
+        const Json* tokens = at.find("tokens");
+        is_other |= !tokens || (uint64_t)tokens->integer(path) != run.state.tokens;
+    }
+    if (is_other && !lines.empty()) {
+        std::filesystem::rename(path, path + ".previous");
+        kept.clear();
+        printf("note: %s has %zu steps of another run, which are now in %s.previous\n", path.c_str(),
+               lines.size(), path.c_str());
+    }
     FileWriter file(path);
     file.write(kept);
     file.finish();
+    lock_metrics(path);  // of the new file
 }
 
 // JSON has no NaN or infinity: these become null

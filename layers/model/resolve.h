@@ -217,6 +217,7 @@ inline void check_words(const Options& o) {
         {"graph", o.graph, {"yes", "no", "auto"}},
         {"on-spike", o.on_spike, {"stop", "skip", "back"}},
         {"fp8", o.fp8, {"yes", "no"}},
+        {"other-data", o.other_data, {"yes", "no"}},
         {"moments", o.moments, {"fp32", "bf16"}},
         {"master-weights", o.master_weights, {"yes", "no"}}};
     for (auto& w : words)
@@ -339,17 +340,42 @@ inline void check_save_folder(const Options& o) {
              "folder", o.save.c_str(), o.save.c_str());
 }
 
-// task_vocabulary: vocabulary size of the --evaluate files, or 0
-inline void resolve(Run& run, int task_vocabulary) {
+// Opens the checkpoints to resume from: those that all ranks can read. Collective
+inline void open_checkpoints(Run& run) {
     Options& o = run.options;
     for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
         while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
+    if (o.resume.empty()) return;
+    comm::together([&] { run.checkpoints = find_checkpoints(o.resume, o.resume_before); });
+
+    int64_t most = 0;
+    const comm::Group everyone = comm::everyone();
+    for (int64_t n : comm::gather_numbers(everyone, {(int64_t)run.checkpoints.size()}, "checkpoints"))
+        most = std::max(most, n);
+    std::vector<int64_t> steps;
+    for (auto& c : run.checkpoints) steps.push_back(c.state.step);
+    steps.resize((size_t)most, -1);
+    std::vector<int64_t> all = comm::gather_numbers(everyone, steps, "checkpoints");
+    std::erase_if(run.checkpoints, [&](const Checkpoint& c) {
+        bool lacking = std::count(all.begin(), all.end(), c.state.step) < everyone.size;
+        if (lacking && run.is_rank0())
+            fprintf(stderr, "passed over: %s: not all ranks can read it\n", c.folder.c_str());
+        return lacking;
+    });
+    if (run.checkpoints.empty())
+        comm::end_on_error(text("--resume %s: no checkpoint there can be read by all ranks: give a folder "
+                                "that all hosts share", o.resume.c_str()));
+}
+
+// task_vocabulary: vocabulary size of the --evaluate files, or 0
+inline void resolve(Run& run, int task_vocabulary) {
+    Options& o = run.options;
     if (run.trains() && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
 
     // the model: from the checkpoint, or the options and the data's vocabulary
     if (!o.resume.empty()) {
-        run.checkpoints = find_checkpoints(o.resume, o.resume_before);
+        if (run.checkpoints.empty()) run.checkpoints = find_checkpoints(o.resume, o.resume_before);
         take_from_checkpoint(run);
     }
     if (run.trains()) open_data(run);
@@ -367,7 +393,13 @@ inline void resolve(Run& run, int task_vocabulary) {
 
     if (run.train) {
         uint64_t now = run.train->samples(), before = std::exchange(run.state.training_set_size, now);
-        if (run.is_rank0() && before && before != now)
+        uint64_t sum = fingerprint_of(*run.train), sum_before = std::exchange(run.state.training_set_sum, sum);
+        bool is_other = (before && before != now) || (sum_before && sum_before != sum);
+        if (is_other && o.other_data != "yes")
+            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu): give the "
+                 "same files, or --other-data yes to go on with these", o.resume.c_str(),
+                 (unsigned long long)before, (unsigned long long)now);
+        if (is_other && run.is_rank0())
             printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
                    (unsigned long long)now, (unsigned long long)before);
     }

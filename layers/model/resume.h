@@ -114,10 +114,11 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
                      "the batch ramp: give --resume %s",
                      o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
 
-        uint64_t training_set_size = run.state.training_set_size;
+        uint64_t training_set_size = run.state.training_set_size, training_set_sum = run.state.training_set_sum;
         run.state = checkpoint.state;
         run.state.shape = model.shape;
         run.state.training_set_size = training_set_size;
+        run.state.training_set_sum = training_set_sum;
 
         double bytes = comm::sum_over(world, {(double)loaded.values.size() * sizeof(real)}, "bytes read")[0];
         double took = seconds() - began;
@@ -130,5 +131,6 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
         return;
     }
-    comm::end_on_error(text("--resume %s: no checkpoint is intact", o.resume.c_str()));
+    comm::end_on_error(text("--resume %s: no checkpoint is intact (each is named above): give a copy of one "
+                            "from elsewhere, or start anew with another --save", o.resume.c_str()));
 }

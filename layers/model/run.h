@@ -1,6 +1,7 @@
 // run.h   a run: its options, its data and its progress; and what must be the same on every rank
 #pragma once
 #include <unistd.h>
+#include <bit>
 #include <optional>
 #include "../../comm/collective_check.h"
 #include "../../comm/grid.h"
@@ -29,7 +30,7 @@ struct Run {
 // ---- what must be the same on every rank -----------------------------------------------------------------
 
 inline uint64_t file_sum(const std::string& path) {
-    MappedFile file(path);
+    WholeFile file(path);
     return checksum(file.data, file.size);
 }
 
@@ -48,14 +49,27 @@ inline std::vector<comm::RankHash> option_hashes(const Options& o) {
     return hashes;
 }
 
+inline uint64_t fingerprint_of(const Loader& loader) {
+    uint64_t sum = 0;
+    for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
+    for (auto& a : loader.answers) sum = sum * 31 + a.sum;
+    return sum;
+}
+
+// of what decides which tokens sample n has: the files, and a blend's weights and keys
+inline uint64_t fingerprint_of(const Blend& blend) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < blend.sets.size(); i++) {
+        sum = sum * 31 + fingerprint_of(blend.sets[i]);
+        if (blend.sets.size() > 1)
+            sum = (sum * 31 + blend.sets[i].key) * 31 + std::bit_cast<uint64_t>(blend.given[i].weight);
+    }
+    return sum;
+}
+
 inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
-    uint64_t train = 0, validation = 0;
-    auto add = [](uint64_t& sum, const Loader& loader) {
-        for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
-        for (auto& a : loader.answers) sum = sum * 31 + a.sum;
-    };
-    if (run.train) for (auto& set : run.train->sets) add(train, set);
-    if (run.validation) add(validation, *run.validation);
+    uint64_t train = run.train ? fingerprint_of(*run.train) : 0;
+    uint64_t validation = run.validation ? fingerprint_of(*run.validation) : 0;
     uint64_t resumed = 0;  // of all checkpoints: if the newest is damaged, an older one is loaded
     for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
     return {{"the training set", train, "copy the same files to all hosts"},

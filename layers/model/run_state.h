@@ -29,7 +29,8 @@ struct RunState {
     long step = 0;
     uint64_t samples = 0, tokens = 0;  // consumed; samples is also the position in the data
     long seed = 0;
-    uint64_t training_set_size = 0;  // in samples, to notice if it has changed
+    uint64_t training_set_size = 0;  // in samples; and a checksum of its files, to notice if it has changed
+    uint64_t training_set_sum = 0;   // (0: unknown)
     ModelShape shape;
     std::string tokenizer;  // "bytes", "bpe" or ""
     uint64_t vocabulary_sum = 0;  // checksum of vocab.bpe

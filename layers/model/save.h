@@ -160,7 +160,7 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
         if (keep <= 1) return;
 
         std::string folder = dir + "/" + name;
-        if (access((folder + "/DAMAGED").c_str(), F_OK) == 0) continue;
+        if (std::filesystem::is_symlink(folder) || access((folder + "/DAMAGED").c_str(), F_OK) == 0) continue;
         try {
             Checkpoint c(folder);
             for (size_t i = world.rank; i < c.files.size(); i += world.size) c.verify_file(i);
@@ -228,6 +228,7 @@ private:
                                             "verifying", "dropping", "tidying up behind"};
     const Run& run;
     const Optimizer& optimizer;
+    const FolderLock* lock;
     Stage stage = Idle;
     std::future<void> job;
     std::string error;
@@ -256,8 +257,9 @@ private:
 
 public:
     // allocates the snapshot's memory now, not in the middle of a run
-    CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer)
-        : run(run), optimizer(optimizer), tensors(model.table.tensors), began(seconds()), due_since(began) {
+    // lock: on --save, of the rank that has it
+    CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer, const FolderLock* lock)
+        : run(run), optimizer(optimizer), lock(lock), tensors(model.table.tensors), began(seconds()), due_since(began) {
         if (run.options.save.empty()) return;
         snapshot.ranges = state_ranges(model, optimizer, true);
         size_t count = snapshot.ranges.empty() ? 0 : snapshot.ranges.back().at + snapshot.ranges.back().n;
@@ -326,8 +328,11 @@ public:
 
         blocked = seconds() - began;
         start(Write, true, [this] {
+            if (lock) lock->check_folder();
             std::string partial = partial_folder(run.options.save, state.step);
-            std::filesystem::create_directories(partial);
+            // --save itself is not made again: it is gone, or has another name
+            if (mkdir(partial.c_str(), 0777) != 0 && errno != EEXIST)
+                fail("%s: cannot be made: %s", partial.c_str(), strerror(errno));
             file = write_rank_file(partial, run.grid.world.rank, snapshot);
         });
     }
@@ -362,6 +367,7 @@ public:
 
         if (stage == Write) {
             start(Publish, is_first(), [this, files = gather_files()] {
+                if (lock) lock->check_folder();
                 publish_checkpoint(run.options.save, state, files, options_json(run.options),
                                    run.vocabulary ? &*run.vocabulary : nullptr);
             });

@@ -9,7 +9,7 @@ void save_alone(const RunState& state, Trial& trial, const std::string& dir, lon
     run.options.save = dir;
     run.options.keep = keep;
     run.state = state;
-    CheckpointWriter writer(run, trial.model, trial.optimizer);
+    CheckpointWriter writer(run, trial.model, trial.optimizer, nullptr);
     writer.begin(trial.model);
 
     while (!writer.is_idle()) {
@@ -30,7 +30,7 @@ void check_bf16_moments(const char* master_weights) {
     with_wide.moments = "fp32";
     Trial trial(o, shape, 2), other(o, shape, 2), wide(with_wide, shape, 2);
     for (int i = 0; i < 4; i++) trial.train(samples, 1e-2);
-    save_alone({trial.step, 8, 40, 7, 3, shape, "bytes", 0, {}}, trial, dir, 2);
+    save_alone({trial.step, 8, 40, 7, 3, 5, shape, "bytes", 0, {}}, trial, dir, 2);
     double next = trial.train(samples, 1e-2), after = trial.train(samples, 1e-2);
 
     for (Trial* resumed : {&other, &wide}) {
@@ -58,7 +58,7 @@ void test_checkpoint() {
     Trial trial(o, shape, 2);
     auto save = [&](long keep) {
         RunState s = {
-            trial.step, (uint64_t)trial.step * 2, (uint64_t)trial.step * 10, 7, 3, shape, "bytes", 0, {}};
+            trial.step, (uint64_t)trial.step * 2, (uint64_t)trial.step * 10, 7, 3, 5, shape, "bytes", 0, {}};
         s.losses = {0.1 * (double)trial.step, 1e-3, trial.step};
         s.norms = {2, 1.0 / 3, trial.step};
         s.spikes_since_progress = 2;
@@ -182,7 +182,7 @@ void test_checkpoint() {
     Vocabulary v = Vocabulary::bytes();
     v.kind = "bpe";
     v.source = "#version: 0.2\nh e\n";
-    RunState spoken = {6, 10, 50, 7, 3, shape, "bpe", 0, {}};
+    RunState spoken = {6, 10, 50, 7, 3, 5, shape, "bpe", 0, {}};
     std::vector<real> values(want);
     save_whole(keeps, spoken, {{{p, Master, 0, p.stored(), -1, 0}}, values.data()}, "{}", &v);
     check(is_complete(keeps + "/step-00000006"), "a checkpoint with its vocabulary");

@@ -32,17 +32,29 @@ inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
 }
 
 // Bytes that each rank may take: ranks share the free memory of their device (of the host, if it has none)
-// equally; the smallest share of all ranks, less a twelfth for libraries. Collective.
+// equally, less a twelfth for libraries, and `ulimit -v` bounds each; the least of all ranks. Collective.
 inline double memory_of_a_rank() {
-    std::vector<int64_t> all =
-        comm::gather_numbers(comm::everyone(), {comm::host_id(), (int64_t)free_memory()}, "free memory");
+    std::vector<int64_t> mine = {comm::host_id(), (int64_t)free_memory(),
+                                 (int64_t)std::min(free_address_space(), (size_t)INT64_MAX)};
+    std::vector<int64_t> all = comm::gather_numbers(comm::everyone(), mine, "free memory");
     double least = INFINITY;
-    for (size_t i = 0; i < all.size(); i += 2) {
+    for (size_t i = 0; i < all.size(); i += 3) {
         int here = 0;
-        for (size_t j = 0; j < all.size(); j += 2) here += all[j] == all[i];
-        least = std::min(least, (double)all[i + 1] / ceil_div(here, device_count()));
+        for (size_t j = 0; j < all.size(); j += 3) here += all[j] == all[i];
+        double share = (double)all[i + 1] / ceil_div(here, device_count()) * 11 / 12;
+        least = std::min({least, share, host_is_device ? (double)all[i + 2] : INFINITY});
     }
-    return least * 11 / 12;
+    return least;
+}
+
+// Before anything is allocated: a host gives memory that it does not have, and ends the process later.
+// Collective
+inline void check_memory_suffices(const Run& run, double planned) {
+    double most = host_is_device ? memory_of_a_rank() : INFINITY;  // a GPU refuses by itself
+    if (planned <= most) return comm::end_on_error("");
+    comm::end_on_error(text("%.2f GB are planned, a rank may take %.2f GB here: choose a smaller --micro-batch "
+                            "(now %d), --recompute light or full, --moments bf16, more ranks, or a smaller "
+                            "model", planned * 1e-9, most * 1e-9, run.options.micro_batch));
 }
 
 // --micro-batch auto: the largest that fits into `bytes` and still gives every stage of a pipeline a

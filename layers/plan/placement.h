@@ -13,8 +13,8 @@
 struct Host { std::string name; int slots; };
 
 inline std::vector<Host> read_hosts(const std::string& path, int slots) {
-    MappedFile file(path);
-    std::istringstream lines{std::string(file.view())};
+    WholeFile file(path);
+    std::istringstream lines{std::string(file.text())};
     std::vector<Host> hosts;
     std::string line;
     for (int number = 1; std::getline(lines, line); number++) {

@@ -1,0 +1,270 @@
+"""Disks that do not read, other data and folders than a run began with, signals, a memory that is too small."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+from faults import (
+    BUILD,
+    DATA,
+    WORK,
+    checkpoints,
+    command,
+    end,
+    metrics,
+    ranks_of,
+    run,
+    shimmed,
+    start,
+    steps_written,
+    until,
+    write_into,
+)
+from over_ranks import check, environment
+
+
+def refused(words, wants, what, env=None):
+    """The program ends with 1 and one error that says what is wanted."""
+    r = run(words, env)
+    said = r.stderr.count(wants)
+    check(r.returncode == 1 and said == 1, f"{what}: {r.returncode}, said {said} times: {r.stderr[-500:]}")
+
+
+def unreadable_checkpoint():
+    """A read error in a checkpoint's index or table: an older one is taken, and no signal ends the run."""
+    for ranks in (1, 4):
+        name = f"unreadable{ranks}"
+        run(command("--steps", 20, "--save", name, "--save-every", 10, ranks=ranks))
+        for part in ("step-00000020/index.json", "step-00000020/rank-00000.json"):
+            fails = shimmed(FAULT_RANK=0, FAULT_PATH=f"{name}/{part}", PREAD_FAILS=1)
+            words = command("--steps", 21, "--resume", name, "--metrics", f"{name}.jsonl", ranks=ranks)
+            r = run(words, fails)
+            told = f"passed over: {name}/{part}: cannot be read at offset 0: Input/output error"
+            check(r.returncode == 0 and told in r.stderr, f"{part}, {ranks} ranks: {r.stderr[-500:]}")
+            check(min(metrics(WORK / f"{name}.jsonl")) == 11, f"{part}, {ranks} ranks: goes on from step 10")
+            (WORK / f"{name}.jsonl").unlink()
+
+        # while it trains: the checkpoint that --keep counts cannot be read; it is left where it is
+        fails = shimmed(FAULT_RANK=0, FAULT_PATH=f"{name}/step-00000010/index.json", PREAD_FAILS=1)
+        words = command(
+            "--steps", 40, "--save", name, "--resume", name, "--save-every", 10, "--keep", 2, ranks=ranks
+        )
+        r = run(words, fails)
+        check(r.returncode == 0, f"while it trains, {ranks} ranks: {r.returncode} {r.stderr[-500:]}")
+
+
+def foreign_checkpoints():
+    """A newer format is not written over, other data are not taken for the same, a link is not followed."""
+    for ranks in (1, 4):
+        name = f"foreign{ranks}"
+        go_on = lambda *more, **other: command(  # noqa: E731
+            "--steps", 30, "--save", name, "--resume", name, *more, ranks=ranks, **other
+        )
+        run(command("--steps", 20, "--save", name, "--save-every", 10, ranks=ranks))
+
+        index = WORK / name / "step-00000020/index.json"
+        kept = index.read_text()
+        index.write_text(kept.replace('"version": 2', '"version": 3'))
+        refused(go_on(), "has version 3 of the format, this program reads 1 to 2", f"version 3, {ranks}")
+        check(index.read_text() != kept and checkpoints(WORK / name)[-1] == "step-00000020", "it is kept")
+        index.write_text(kept)
+
+        # the same size, other bytes; found by the checksums of the file, not by its name
+        other = WORK / "other.bin"
+        text = WORK / "other.txt"
+        text.write_text((WORK / "text.txt").read_text().replace("green", "greyn"))
+        tool = [BUILD / "tokenize", "--vocabulary", "bytes", "--validation", "0.1", "--output", "other", text]
+        run(list(map(str, tool)))
+        shutil.move(WORK / "other.train.bin", other)
+        check(other.stat().st_size == DATA.stat().st_size, "data of the same size")
+        refused(go_on(data=other), "was trained on other data than --train gives", f"other data, {ranks}")
+        moved = WORK / "moved.bin"
+        shutil.copy(DATA, moved)
+        r = run(command("--steps", 21, "--resume", name, ranks=ranks, data=moved))
+        check(r.returncode == 0 and "other data" not in r.stdout, f"the same data elsewhere: {r.stderr}")
+        r = run(command("--steps", 21, "--resume", name, "--other-data", "yes", ranks=ranks, data=other))
+        check(r.returncode == 0 and "this is other data" in r.stdout, f"--other-data yes: {r.stderr[-300:]}")
+
+        # two checkpoints renamed into each other
+        a, b = WORK / name / "step-00000010", WORK / name / "step-00000020"
+        swap = WORK / name / "swap"
+        for old, new in ((a, swap), (b, a), (swap, b)):
+            old.rename(new)
+        refused(
+            go_on(), f"{name}/step-00000020/index.json: is of step 10, its folder's name says 20", "swapped"
+        )
+        for old, new in ((a, swap), (b, a), (swap, b)):
+            old.rename(new)
+
+        # what lies behind a link is not removed, nor anybody's folder that ends in .replaced
+        outside = WORK / f"outside{ranks}"
+        shutil.copytree(a, outside / "kept")
+        shutil.rmtree(a)
+        a.symlink_to(outside / "kept")
+        (WORK / name / "mine.replaced").mkdir()
+        r = run(go_on("--save-every", 5, "--keep", 1))
+        left = {p.name for p in (outside / "kept").iterdir()}
+        check(r.returncode == 0 and "index.json" in left, f"behind a link: {left} {r.stderr[-300:]}")
+        check(a.is_symlink() and (WORK / name / "mine.replaced").is_dir(), "a link and a folder are left")
+        check(checkpoints(WORK / name)[-1] == "step-00000030", f"--keep 1: {checkpoints(WORK / name)}")
+
+
+def renamed_folder():
+    """A --save folder that is renamed while a run writes there is not made again."""
+    for ranks in (1, 4):
+        name = f"renamed{ranks}"
+        options = ["--save", name, "--save-every", 50, "--save-attempts", 2, "--metrics", f"{name}.jsonl"]
+        process = start(command("--steps", 1000000, *options, ranks=ranks))
+        check(until(lambda: checkpoints(WORK / name)), "a checkpoint")
+        (WORK / name).rename(WORK / f"{name}.moved")
+        said = end(process)
+        check(process.returncode == 1 and "is no longer the folder" in said, f"{name}: {said[-600:]}")
+        check(not (WORK / name).exists(), f"{name} is not made again")
+        check(checkpoints(WORK / f"{name}.moved"), "what was saved is kept")
+
+
+def metrics_of_others():
+    """A metrics file belongs to one run at a time; another run's is kept under another name."""
+    process = start(command("--steps", 1000000, "--metrics", "shared.jsonl"))
+    check(until(lambda: steps_written(WORK / "shared.jsonl") > 3), "a run that writes metrics")
+    refused(command("--steps", 1, "--metrics", "shared.jsonl"), "another run writes there", "two at once")
+    process.terminate()
+    end(process)
+
+    before = (WORK / "shared.jsonl").read_text()
+    run(command("--steps", 3, "--save", "other_run", "--batch", 4))
+    r = run(command("--steps", 4, "--resume", "other_run", "--metrics", "shared.jsonl", "--batch", 4))
+    told = "which are now in shared.jsonl.previous"
+    check(r.returncode == 0 and told in r.stdout, f"another run's: {r.stdout[-300:]} {r.stderr[-300:]}")
+    check((WORK / "shared.jsonl.previous").read_text() == before, "its lines are kept")
+    check(list(metrics(WORK / "shared.jsonl")) == [4], "and this run's begin")
+
+
+def signals():
+    """A closed terminal and a pipe that nobody reads end a run as SIGTERM does: with a checkpoint."""
+    for ranks in (1, 4):
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            name = f"signal{number}-{ranks}"
+            options = ["--save", name, "--metrics", f"{name}.jsonl"]
+            process = start(command("--steps", 1000000, *options, ranks=ranks))
+            check(until(lambda: steps_written(WORK / f"{name}.jsonl") > 3), f"{name} trains")
+            for pid in ranks_of(process).values():
+                os.kill(pid, number)
+            said = end(process)
+            last = max(metrics(WORK / f"{name}.jsonl"))
+            good = process.returncode == 0 and checkpoints(WORK / name) == [f"step-{last:08d}"]
+            check(good, f"{name}: {process.returncode}, step {last}: {said[-400:]}")
+
+    quoted = " ".join(command("--steps", 1000000, "--save", "piped", "--metrics", "piped.jsonl"))
+    done = run(["bash", "-c", f"{quoted} | head -70 > /dev/null; exit ${{PIPESTATUS[0]}}"])
+    last = max(metrics(WORK / "piped.jsonl"))
+    good = done.returncode == 0 and checkpoints(WORK / "piped") == [f"step-{last:08d}"]
+    check(
+        good, f"| head: {done.returncode}, {checkpoints(WORK / 'piped')}, step {last}: {done.stderr[-300:]}"
+    )
+
+    # nohup: the terminal's end is nothing to it
+    words = command("--steps", 1000000, "--save", "nohup", "--metrics", "nohup.jsonl")
+    process = start(["nohup", *words])
+    check(until(lambda: steps_written(WORK / "nohup.jsonl") > 3), "under nohup")
+    before = steps_written(WORK / "nohup.jsonl")
+    for pid in ranks_of(process).values():
+        os.kill(pid, signal.SIGHUP)
+    check(until(lambda: steps_written(WORK / "nohup.jsonl") > before + 5), "nohup goes on")
+    process.terminate()
+    end(process)
+
+    # a step that does not end: the second signal does
+    slow = WORK / "slow"
+    env = shimmed(FAULT_RANK=0, GEMM_SECONDS=1000, GEMM_FILE=slow)
+    process = start(command("--steps", 1000000, "--metrics", "stuck.jsonl"), env)
+    check(until(lambda: steps_written(WORK / "stuck.jsonl") > 3), "a run that will hang")
+    slow.touch()
+    time.sleep(1)
+    process.terminate()
+    time.sleep(4)
+    check(process.poll() is None, "one signal waits for the step's end")
+    process.terminate()
+    said = end(process, 20)
+    check(
+        process.returncode == 128 + signal.SIGTERM and "a second signal" in said,
+        f"{process.returncode} {said}",
+    )
+
+
+def little_memory():
+    """What does not fit is refused before it is taken, by what is free here or by ulimit."""
+    program = [str(BUILD / "train_gpt"), "--train", str(DATA)]
+    large = [*program, "--model", "175B", "--batch", "1", "--sequence", "128"]
+    for words in (large, [*large, "--micro-batch", "auto"]):
+        r = run(words, timeout=60)
+        good = r.returncode == 1 and ("a rank may take" in r.stderr)
+        check(good, f"175B: {r.returncode} {r.stderr[-300:]}")
+    small = [
+        *program,
+        "--layers",
+        "4",
+        "--hidden",
+        "1024",
+        "--heads",
+        "8",
+        "--sequence",
+        "128",
+        "--steps",
+        "1",
+    ]
+    for megabytes in (400, 700, 1200):
+        words = ["bash", "-c", f"ulimit -v {megabytes * 1024}; exec " + " ".join(small)]
+        r = run(words, dict(environment, OMP_NUM_THREADS="2"), timeout=60)
+        good = r.returncode == 1 and ("a rank may take" in r.stderr or "cannot be" in r.stderr)
+        check(good, f"ulimit -v {megabytes} MB: {r.returncode} {r.stderr[-300:]}")
+
+
+def two_launchers():
+    """What another attempt would not change is not tried again, and a run has one launcher."""
+    hosts = WORK / "hosts"
+    hosts.write_text("localhost\n")
+    here = str(BUILD.parent.parent / "scripts/launch.py")
+    env = dict(environment, LAUNCH_DIR=str(BUILD), LAUNCH_PAUSE="1")
+    launch = ["python3", here, "mpirun", str(hosts), "1"]
+    options = command("--save", "launched", "--save-every", 20)[1:]
+
+    for what, words, wants in (
+        ("an option", [*launch, *options, "--stepz", "5"], "unknown option --stepz"),
+        ("a file", [*launch, "--train", "nothing.bin", "--save", "launched"], "nothing.bin"),
+    ):
+        began = time.time()
+        r = run(words, env)
+        told = r.stdout + r.stderr
+        good = r.returncode == 1 and wants in told and "before its first step" in told
+        check(good and time.time() - began < 30, f"{what}: {r.returncode} {told[-600:]}")
+    attempts = json.loads((WORK / "launched/launch.json").read_text())["attempts"]
+    check(len(attempts) == 1 and not attempts[0]["lost_on"], f"one attempt, no host blamed: {attempts}")
+
+    process = start([*launch, *options, "--steps", "100000"], env)
+    check(until(lambda: checkpoints(WORK / "launched")), "a launched run")
+    before = (WORK / "launched/launch.json").read_text()
+    r = run([*launch, *options, "--steps", "100000"], env)
+    good = r.returncode == 1 and "another launcher works on this run" in r.stderr
+    check(
+        good and (WORK / "launched/launch.json").read_text() == before,
+        f"a second launcher: {r.stderr[-400:]}",
+    )
+    process.terminate()
+    check("stopped by a signal" in end(process), "the first goes on until it is stopped")
+
+    hosts.write_text("a\nb\na\n")
+    r = run([*launch, *options], env)
+    check(r.returncode == 1 and "names a more than once" in r.stderr, f"a host twice: {r.stderr[-300:]}")
+
+
+def overwritten_value():
+    """A checkpoint's data that change on disk are noticed by their checksum, as before."""
+    run(command("--steps", 20, "--save", "rotten", "--save-every", 10))
+    write_into(WORK / "rotten/step-00000020/rank-00000.bin", 400, b"rot")
+    r = run(command("--steps", 21, "--resume", "rotten"))
+    check(r.returncode == 0 and "damaged between offsets" in r.stderr, f"rotten: {r.stderr[-300:]}")
+    shutil.rmtree(WORK / "rotten/step-00000010")
+    refused(command("--steps", 21, "--resume", "rotten"), "no checkpoint is intact", "none is left")
