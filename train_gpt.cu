@@ -4,34 +4,12 @@
 #include <signal.h>
 #include "layers/inference/evaluate.h"
 #include "layers/model/replicas.h"
+#include "layers/model/signals.h"
 #include "layers/model/trainer.h"
 #include "layers/plan/listen.h"
 #include "layers/plan/memory.h"
 #include "layers/plan/plan_check.h"
 #include "layers/plan/published.h"
-
-volatile sig_atomic_t stop_requested = 0, stop_noticed = 0;
-
-// A signal ends the run after its step, with a checkpoint; so does a closed terminal, unless nohup has it
-// ignored, and a pipe that nobody reads. If the step does not end, the same signal seconds later ends the
-// process.
-void catch_signals() {
-    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) {
-        struct sigaction now = {};
-        sigaction(number, nullptr, &now);
-        if (number == SIGHUP && now.sa_handler == SIG_IGN) continue;
-        signal(number, [](int which) {
-            static volatile time_t first = 0;
-            constexpr time_t patience = 3;  // seconds: launchers may send one signal twice
-            if (!stop_requested) first = time(nullptr);
-            stop_requested = 1;
-            if (stop_noticed || which == SIGPIPE || time(nullptr) - first < patience) return;
-            constexpr char why[] = "train_gpt: a second signal, and the step has not ended: not saved\n";
-            if (write(STDERR_FILENO, why, sizeof why - 1) < 0) {}
-            _exit(128 + which);
-        });
-    }
-}
 
 // ---- a step ----------------------------------------------------------------------------------------------
 
@@ -92,8 +70,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     // waits for the state's checksums, for the next step's samples, for the losses, and for the other ranks
     RankReport mine = rank_report(run, trainer, repeated ? &*repeated : nullptr, result.updated);
-    mine.stops = stop_requested;
-    stop_noticed = mine.stops;
+    mine.stops = take_stop_signal();
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
@@ -292,7 +269,7 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
 
     StagePlan planned;
     if (run.trains()) {
-        catch_signals();
+        catch_stop_signals();
         planned = plan_stage(o, run.state.shape, run.grid, run.grid.stage, run.state.samples);
         check_memory_suffices(run, (double)planned.bytes());
     }

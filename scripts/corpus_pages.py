@@ -455,7 +455,8 @@ def check_lines_that_are_json(work):
     )
     clean(work, lines + ['{"Text": "x"}\n'] * 20, fails='(without "text" 20)')
     done = subprocess.run(
-        [CORPUS, "clean", "--output", f"{work}/c", "--language", "any", f"s={work}/a.jsonl", "--unreadable", ".2"],
+        [CORPUS, "clean", "--output", f"{work}/c", "--language", "any", "--unreadable", ".2",
+         f"s={work}/a.jsonl"],
         capture_output=True, text=True,
     )  # fmt: skip
     told = "WARNING: clean: 20 of 115 lines of s are no documents and were left out"

@@ -1,4 +1,4 @@
-"""Disks that do not read, other data and folders than a run began with, signals, a memory that is too small."""
+"""Disks that do not read, other data and folders than a run began with, signals, memory that is too small."""
 
 import json
 import os

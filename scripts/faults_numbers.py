@@ -12,6 +12,7 @@ from faults import (
     DATA,
     MODEL,
     REPOSITORY,
+    SHIM,
     WORK,
     command,
     end,
@@ -190,8 +191,9 @@ def diverged_checkpoint():
 
     variables = dict(environment, LAUNCH_PAUSE="0.1", LAUNCH_DIR=str(BUILD))
 
-    def launched(*options):
-        return run([str(word) for word in (*launch, *options, *until_60("back"))], variables)
+    def launched(*options, **more):
+        words = [str(word) for word in (*launch, *options, *until_60("back"))]
+        return run(words, {**variables, **more})
 
     r = launched("--steps", 45)
     after = metrics(WORK / "back.jsonl")
@@ -206,7 +208,12 @@ def diverged_checkpoint():
         f"status.sh: {status.stdout} {status.stderr}",
     )
 
-    # without progress, for the options are refused: three attempts, then it stops
+    # options that are refused: one attempt
     refused = launched("--steps", 60, "--learning-rate", "nan")
+    stops = "before its first step, which another attempt would not change"
+    check(refused.returncode == 1 and stops in refused.stderr, f"refused: {refused.stderr[-300:]}")
+    # steps, but no save succeeds: three attempts, then it stops
+    fails = {"LD_PRELOAD": str(SHIM), "FAULT_RANK": "0", "FAULT_PATH": "back/.step", "PWRITE_FAILS": "99999"}
+    refused = launched("--steps", 60, "--save-attempts", 1, **fails)
     stops = "3 attempts without a newer checkpoint"
     check(refused.returncode == 1 and stops in refused.stderr, f"no progress: {refused.stderr[-300:]}")

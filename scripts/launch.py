@@ -7,8 +7,8 @@
 The first N of the hosts take part (default: all), the others are spares. A run that ends with an error is
 restarted from its newest checkpoint in --save: after a pause, without the hosts that it was lost on, from an
 older checkpoint if the newest leads to a non-finite loss or a spike, and with fewer replicas if too few hosts
-are left and the batch still divides. The launcher gives up after three attempts without a newer checkpoint, and
-at once if no step has run and no host is to blame: a wrong option, say.
+are left and the batch still divides. The launcher gives up after three attempts without a newer checkpoint,
+and at once if no step has run and no host is to blame: a wrong option, say.
 A host on which a run was lost is excluded if there is a spare for it, or if it cannot start a program. If
 hosts are short, those that can start programs again are readmitted, except hosts with memory errors and those
 that somebody has added to DIR/excluded-hosts.

@@ -263,6 +263,42 @@ PYTHON
     refused "no GPU is here" bash scripts/first_contact.sh
 fi
 
+# a byte order mark, as some editors put in front, is no part of a text
+marked() { printf '\xef\xbb\xbf'; cat; }
+printf '{"text": "some words"}\n{"text": "and more of them, and more"}\n' > "$work/lines.jsonl"
+marked < "$work/lines.jsonl" > "$work/marked.jsonl"
+marked < "$work/text.txt" > "$work/marked.txt"
+for each in lines.jsonl marked.jsonl marked.txt; do
+    expect "tokens of $each" ./tokenize --vocabulary bytes --output "$work/tokens-$each" "$work/$each"
+done
+expect "tokens of text.txt" ./tokenize --vocabulary bytes --output "$work/tokens-text.txt" "$work/text.txt"
+expect "JSON lines behind a mark" cmp "$work/tokens-lines.jsonl.bin" "$work/tokens-marked.jsonl.bin"
+expect "a text behind a mark" cmp "$work/tokens-text.txt.bin" "$work/tokens-marked.txt.bin"
+printf 'layers 1\nsteps 1\n' | marked > "$work/marked.conf"
+printf '1 text.train.bin\n' | marked > "$work/marked.blend"
+expect "a configuration and a blend behind marks" ./train_gpt --config "$work/marked.conf" \
+    --train "$work/marked.blend" --hidden 16 --heads 2 --sequence 16 --save "$work/marked"
+printf '{"prompt": "ab"}\n' | marked > "$work/marked-prompts.jsonl"
+expect "prompts behind a mark" ./train_gpt --resume "$work/marked" --generate "$work/marked-prompts.jsonl"
+printf '{"context": "a", "continuations": ["b", "c"], "gold": 0}\n' | marked > "$work/marked-requests.jsonl"
+expect "requests behind a mark" ./tasks --task requests --from "$work/marked-requests.jsonl" \
+    --vocabulary bytes --output "$work/marked.eval"
+
+# what is no text is refused, with what to do
+gzip -c "$work/text.txt" > "$work/text.gz"
+iconv -f UTF-8 -t UTF-16 "$work/lines.jsonl" > "$work/utf16"
+iconv -f UTF-8 -t UTF-16LE "$work/lines.jsonl" > "$work/utf16le"
+: > "$work/empty"
+while read -r file says; do
+    refused "$says" ./tokenize --vocabulary bytes --output "$work/none" "$work/$file"
+done <<'TABLE'
+text.gz is gzip, wants UTF-8 text: gzip -dc
+utf16 is UTF-16, wants UTF-8 text: iconv
+utf16le has a zero byte at offset 1
+empty there is no text
+text.train.bin has a zero byte
+TABLE
+
 # a checkpoint to Hugging Face's form and back: the same weights
 expect "a checkpoint" ./train_gpt $run --save "$work/saved"
 printf 'good 1 0\nbad 0 1\n' > "$work/lexicon"

@@ -186,6 +186,27 @@ def test_nanogpt(work, tensors):
     write_safetensors(path, strange)
     refused("h.0.attn.rotary.inv_freq, which is not GPT-2's", "--from-nanogpt", path, "--heads", NH, "--to",
             f"{work}/none")  # fmt: skip
+    (shape, values), head = linear["wte.weight"], "_orig_mod.lm_head.weight"
+    untied = "its lm_head.weight is not its wte.weight"
+    for other in ((shape, values[:-1] + [values[-1] + 1e-3]), ([V - 1, C], values[:-C])):
+        write_safetensors(path, {**state, head: other})
+        refused(untied, "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
+    for prefix in ("module._orig_mod.transformer.", "module.transformer.", "transformer.", ""):
+        write_safetensors(path, {prefix + name: tensor for name, tensor in linear.items()})
+        good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano{len(prefix)}")
+        check(export(work, f"nano{len(prefix)}") == tensors, f"tensors behind {prefix}")
+    write_safetensors(path, {**state, "transformer.wpe.weight": linear["wpe.weight"]})
+    refused("are the same tensor", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
+
+    # a Hugging Face folder that does not say whether its head is tied
+    folder = f"{work}/untied"
+    good("convert", "--from-checkpoint", f"{work}/own", "--to-huggingface", folder)
+    config = json.load(open(f"{folder}/config.json"))
+    del config["tie_word_embeddings"]
+    json.dump(config, open(f"{folder}/config.json", "w"))
+    write_safetensors(f"{folder}/model.safetensors", {**tensors, "lm_head.weight": (shape, [0.5] * V * C)})
+    refused(untied, "--from-huggingface", folder, "--to", f"{work}/none")
+
     missing = {name: tensor for name, tensor in state.items() if "h.1.mlp.c_fc.bias" not in name}
     write_safetensors(path, missing)
     refused("has no tensor h.1.mlp.c_fc.bias", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")

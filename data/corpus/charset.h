@@ -5,6 +5,7 @@
 //   UTF-8. Labels are the standard's and no others: what it calls "replacement" (charsets that are unsafe) or
 //   does not know counts as not declared.
 #pragma once
+#include <cstring>
 #include <iconv.h>
 #include <strings.h>
 #include <uchardet/uchardet.h>

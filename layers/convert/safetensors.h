@@ -26,10 +26,16 @@ struct Safetensors {
         begin = 8 + n;
     }
 
-    // without what torch.compile and GPT2LMHeadModel put in front
+    // without what DistributedDataParallel, torch.compile and GPT2LMHeadModel put in front
     static std::string bare_name(std::string_view key) {
-        for (std::string_view prefix : {"_orig_mod.", "transformer."})
-            if (key.starts_with(prefix)) key.remove_prefix(prefix.size());
+        for (bool more = true; more;) {
+            more = false;
+            for (std::string_view prefix : {"module.", "_orig_mod.", "transformer."})
+                if (key.starts_with(prefix)) {
+                    key.remove_prefix(prefix.size());
+                    more = true;
+                }
+        }
         return std::string(key);
     }
 
@@ -42,13 +48,23 @@ struct Safetensors {
 
     // a tensor unknown to the model would be lost silently; attention masks and the tied head are allowed
     void refuse_unknown(const ParameterTable& table) const {
+        std::map<std::string, std::string> seen;
         for (auto& [key, value] : header.members) {
             std::string name = bare_name(key);
+            auto [same, is_new] = seen.emplace(name, key);
+            if (!is_new)
+                fail("%s: has %s and %s, which are the same tensor: remove one", file.path.c_str(),
+                     same->second.c_str(), key.c_str());
             bool known = name == "__metadata__" || name == "lm_head.weight" || name.ends_with(".attn.bias") ||
                          name.ends_with(".attn.masked_bias");
             for (auto& p : table.list) known |= name == p.name;
             if (!known) fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), key.c_str());
         }
+        if (!find("lm_head.weight")) return;
+        std::vector<long> shape = shape_of("wte.weight");
+        if (shape_of("lm_head.weight") != shape || read("lm_head.weight", shape) != read("wte.weight", shape))
+            fail("%s: its lm_head.weight is not its wte.weight: this program computes models with tied "
+                 "embeddings, where they are one tensor", file.path.c_str());
     }
 
     std::vector<long> shape_of(const std::string& name) const {

@@ -22,7 +22,8 @@ struct TaskResult {
 // the mean, and its standard error: sample standard deviation / sqrt(n)
 inline TaskMetric mean_metric(const std::string& name, const std::vector<double>& x) {
     double n = (double)x.size(), mean = 0, square = 0;
-    for (double v : x) mean += v / n;
+    for (double v : x) mean += v;  // divided once: 6 right of 12 are 0.5
+    mean /= n;
     for (double v : x) square += (v - mean) * (v - mean);
     return {name, mean, n > 1 ? std::sqrt(square / (n - 1) / n) : NAN};
 }

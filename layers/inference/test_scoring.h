@@ -158,6 +158,7 @@ void test_scores() {
               metric("acc_norm").value == 0.75 && metric("acc_norm").error == 0.25 &&
               metric("acc x").value == 0.5 && metric("acc y").value == 1,
           "accuracy, by characters, by group, standard errors");
+    check(mean_metric("acc", {1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0}).value == 0.5, "6 of 12 are one half");
     f = requests_of({{{c, {1}}}, {{c, {2}}}}, V);
     f.metric = "greedy";
     r = task_result(f, {{-1, true}, {-3, false}}, 0);

@@ -49,12 +49,13 @@ inline std::string index_text(const RunState& s, const std::string& options, con
     std::string body = text(
         "{\"format\": \"train_gpt checkpoint\", \"version\": 2, \"program\": \"%s\",\n"
         "\"step\": %ld, \"samples\": %llu, "
-        "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu, \"set_checksum\": \"%016llx\",\n\"model\": {\"layers\": %d, \"hidden\": "
-        "%d, \"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s, "
+        "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu, \"set_checksum\": \"%016llx\",\n"
+        "\"model\": {\"layers\": %d, \"hidden\": %d, \"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n\"tokenizer\": %s, "
         "\"vocabulary_checksum\": \"%016llx\",\n\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
         "\"files\": %s",
         program_version, s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
-        (unsigned long long)s.training_set_size, (unsigned long long)s.training_set_sum, s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
+        (unsigned long long)s.training_set_size, (unsigned long long)s.training_set_sum,
+        s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         spikes_text(s).c_str(), options.c_str(), files.c_str());
 
@@ -150,12 +151,7 @@ struct Checkpoint {
         const Json* format = index.find("format");
         if (!format || format->text != "train_gpt checkpoint")
             fail("%s: is no checkpoint of this program", name.c_str());
-        if (int64_t its = index.at("version", name).integer(name); its > version)
-            throw NewerFormat(text("%s: has version %lld of the format, this program reads 1 to %d: go on "
-                                   "with the program that wrote it%s, or give another folder", name.c_str(),
-                                   (long long)its, version,
-                                   index.find("program") ? (" (" + index.find("program")->text + ")").c_str()
-                                                         : ""));
+        check_version(index, name);
         if (end == std::string_view::npos || parse_sum(index, name) != checksum(file.data, end))
             fail("%s: damaged: its checksum differs", name.c_str());
 
@@ -174,10 +170,7 @@ struct Checkpoint {
         state.training_set_size =
             number(index, index.find("set_samples") ? "set_samples" : "windows", 0, 1L << 60);
         if (index.find("set_checksum")) state.training_set_sum = parse_sum(index, name, "set_checksum");
-        long named = step_of(folder.substr(folder.rfind('/') + 1));
-        if (named >= 0 && named != state.step)
-            fail("%s: is of step %ld, its folder's name says %ld: was it renamed? give it its own name again",
-                 name.c_str(), state.step, named);
+        check_name();
 
         state.tokenizer = index.at("tokenizer", name).string(name);
         state.vocabulary_sum = parse_sum(index, name, "vocabulary_checksum");
@@ -208,6 +201,23 @@ struct Checkpoint {
         for (auto& p : parameter_table(whole).list) tensor_ids[p.name] = p.global_id;
         if (access((folder + "/DAMAGED").c_str(), F_OK) == 0)
             fail("%s: its data were found damaged: see the file DAMAGED in it", folder.c_str());
+    }
+
+    static void check_version(const Json& index, const std::string& name) {
+        int64_t its = index.at("version", name).integer(name);
+        const Json* program = index.find("program");
+        if (its > version)
+            throw NewerFormat(text("%s: has version %lld of the format, this program reads 1 to %d: go on "
+                                   "with the program that wrote it (%s), or give another folder",
+                                   name.c_str(), (long long)its, version,
+                                   program ? program->text.c_str() : "newer"));
+    }
+
+    void check_name() const {
+        long named = step_of(folder.substr(folder.rfind('/') + 1));
+        if (named >= 0 && named != state.step)
+            fail("%s/index.json: is of step %ld, its folder's name says %ld: was it renamed? give it its own "
+                 "name again", folder.c_str(), state.step, named);
     }
 
     static uint64_t parse_sum(const Json& object, const std::string& name, const char* key = "checksum") {

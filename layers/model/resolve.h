@@ -393,11 +393,12 @@ inline void resolve(Run& run, int task_vocabulary) {
 
     if (run.train) {
         uint64_t now = run.train->samples(), before = std::exchange(run.state.training_set_size, now);
-        uint64_t sum = fingerprint_of(*run.train), sum_before = std::exchange(run.state.training_set_sum, sum);
+        uint64_t sum = fingerprint_of(*run.train);
+        uint64_t sum_before = std::exchange(run.state.training_set_sum, sum);
         bool is_other = (before && before != now) || (sum_before && sum_before != sum);
         if (is_other && o.other_data != "yes")
-            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu): give the "
-                 "same files, or --other-data yes to go on with these", o.resume.c_str(),
+            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu): give "
+                 "the same files, or --other-data yes to go on with these", o.resume.c_str(),
                  (unsigned long long)before, (unsigned long long)now);
         if (is_other && run.is_rank0())
             printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",

@@ -114,7 +114,8 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
                      "the batch ramp: give --resume %s",
                      o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
 
-        uint64_t training_set_size = run.state.training_set_size, training_set_sum = run.state.training_set_sum;
+        uint64_t training_set_size = run.state.training_set_size;
+        uint64_t training_set_sum = run.state.training_set_sum;
         run.state = checkpoint.state;
         run.state.shape = model.shape;
         run.state.training_set_size = training_set_size;

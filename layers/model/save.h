@@ -259,7 +259,8 @@ public:
     // allocates the snapshot's memory now, not in the middle of a run
     // lock: on --save, of the rank that has it
     CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer, const FolderLock* lock)
-        : run(run), optimizer(optimizer), lock(lock), tensors(model.table.tensors), began(seconds()), due_since(began) {
+        : run(run), optimizer(optimizer), lock(lock), tensors(model.table.tensors), began(seconds()),
+          due_since(began) {
         if (run.options.save.empty()) return;
         snapshot.ranges = state_ranges(model, optimizer, true);
         size_t count = snapshot.ranges.empty() ? 0 : snapshot.ranges.back().at + snapshot.ranges.back().n;

@@ -9,6 +9,7 @@ void save_alone(const RunState& state, Trial& trial, const std::string& dir, lon
     run.options.save = dir;
     run.options.keep = keep;
     run.state = state;
+    std::filesystem::create_directories(dir);
     CheckpointWriter writer(run, trial.model, trial.optimizer, nullptr);
     writer.begin(trial.model);
 

@@ -52,9 +52,9 @@ inline double memory_of_a_rank() {
 inline void check_memory_suffices(const Run& run, double planned) {
     double most = host_is_device ? memory_of_a_rank() : INFINITY;  // a GPU refuses by itself
     if (planned <= most) return comm::end_on_error("");
-    comm::end_on_error(text("%.2f GB are planned, a rank may take %.2f GB here: choose a smaller --micro-batch "
-                            "(now %d), --recompute light or full, --moments bf16, more ranks, or a smaller "
-                            "model", planned * 1e-9, most * 1e-9, run.options.micro_batch));
+    comm::end_on_error(text("%.2f GB are planned, a rank may take %.2f GB here: choose a smaller "
+                            "--micro-batch (now %d), --recompute light or full, --moments bf16, more ranks, "
+                            "or a smaller model", planned * 1e-9, most * 1e-9, run.options.micro_batch));
 }
 
 // --micro-batch auto: the largest that fits into `bytes` and still gives every stage of a pipeline a

@@ -1,0 +1,38 @@
+// signals.h   signals that end a run after its step, with a checkpoint
+//   SIGINT, SIGTERM and SIGUSR1; SIGHUP, when a terminal is closed, unless nohup has it ignored; and SIGPIPE,
+//   when nobody reads what is printed. If the step does not end, the same signal seconds later ends the
+//   process.
+#pragma once
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+#include <initializer_list>
+
+namespace stop_signal {
+inline volatile sig_atomic_t is_requested = 0, is_noticed = 0;
+inline volatile time_t first = 0;
+
+inline void handle(int number) {
+    constexpr time_t patience = 3;  // seconds: launchers may send one signal twice
+    if (!is_requested) first = time(nullptr);
+    is_requested = 1;
+    if (is_noticed || number == SIGPIPE || time(nullptr) - first < patience) return;
+    constexpr char why[] = "train_gpt: a second signal, and the step has not ended: not saved\n";
+    if (write(STDERR_FILENO, why, sizeof why - 1) < 0) {}
+    _exit(128 + number);
+}
+}  // namespace stop_signal
+
+inline void catch_stop_signals() {
+    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) {
+        struct sigaction now = {};
+        sigaction(number, nullptr, &now);
+        if (number != SIGHUP || now.sa_handler != SIG_IGN) signal(number, stop_signal::handle);
+    }
+}
+
+// at a step's end: whether the run is to stop
+inline bool take_stop_signal() {
+    stop_signal::is_noticed = stop_signal::is_requested;
+    return stop_signal::is_noticed;
+}
