@@ -26,7 +26,7 @@ from faults import (
     write_into,
 )
 from faults_hosts import Hosts
-from over_ranks import check, finish
+from over_ranks import check, environment, finish
 
 EVERY = 20  # seconds
 COMM_TIMEOUT = 10
@@ -101,7 +101,47 @@ def damage_newest(hosts):
     return f"{' '.join(names[-1:])} damaged, and {kill_ranks(hosts)}"
 
 
-FAULTS = (kill_ranks, kill_rank, lose_host, stop_ranks, pause_host, end_daemon, damage_newest)
+def swap_newest(hosts):
+    """The two newest checkpoints get each other's names, then the run is lost."""
+    names = checkpoints(WORK / "soak")[-2:]
+    if len(names) > 1:
+        a, b = (WORK / "soak" / name for name in names)
+        for old, new in ((a, WORK / "soak/aside"), (b, a), (WORK / "soak/aside", b)):
+            old.rename(new)
+    return f"{' and '.join(names)} have each other's names, and {kill_ranks(hosts)}"
+
+
+def unreadable_newest(hosts):
+    """The newest checkpoint's index cannot be read, then the run is lost."""
+    names = checkpoints(WORK / "soak")
+    if len(names) > 1:
+        index = WORK / "soak" / names[-1] / "index.json"
+        index.unlink()
+        index.mkdir()
+    return f"{' '.join(names[-1:])} cannot be read, and {kill_ranks(hosts)}"
+
+
+def second_launcher(hosts):
+    """Another launcher on the same run is refused, and disturbs nothing."""
+    (WORK / "soak-hosts").write_text("h1\n")
+    launcher = ["python3", str(REPOSITORY / "scripts/launch.py"), "mpirun", str(WORK / "soak-hosts"), "1"]
+    r = run([*launcher, *command("--save", WORK / "soak")[1:]], dict(environment, LAUNCH_DIR=str(BUILD)))
+    check(r.returncode == 1 and "another launcher works on this run" in r.stderr, f"two: {r.stderr[-300:]}")
+    return "a second launcher"
+
+
+FAULTS = (
+    kill_ranks,
+    kill_rank,
+    lose_host,
+    stop_ranks,
+    pause_host,
+    end_daemon,
+    damage_newest,
+    swap_newest,
+    unreadable_newest,
+    second_launcher,
+)
 
 
 def main():
