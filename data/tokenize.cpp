@@ -81,7 +81,8 @@ inline void refuse_what_is_no_text(std::string_view begin, const std::string& na
         {"\xff\xfe", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"},
         {"\xfe\xff", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"}};
     for (auto& each : known)
-        if (begin.starts_with(each.magic)) fail("%s: is %s, wants UTF-8 text: %s", name.c_str(), each.is, each.how);
+        if (begin.starts_with(each.magic))
+            fail("%s: is %s, wants UTF-8 text: %s", name.c_str(), each.is, each.how);
     size_t zero = begin.find('\0');
     if (zero != begin.npos)
         fail("%s: has a zero byte at offset %zu, as no text has: wants UTF-8 text (UTF-16 by iconv -f UTF-16LE "

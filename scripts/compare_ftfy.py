@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Mojibake repaired by ./corpus clean and by ftfy: python3 scripts/compare_ftfy.py ./corpus
 
-The texts are CLDR's names of territories, a dozen to a text, in each language that Babel has. Wanted from PyPI:
-Babel, ftfy. Prints how many are repaired exactly, and how many undamaged ones are changed: as they are, in
+The texts are CLDR's names of territories, a dozen to a text, in each language that Babel has. Wanted from
+PyPI: Babel, ftfy. Prints how many are repaired exactly, and how many undamaged ones are changed: as they are, in
 capitals, in quotes, and with a sign behind each word."""
 
 import json
@@ -49,7 +49,8 @@ def main():
     damaged = [text.encode().decode("sloppy-windows-1252") for text in texts]
     ours = sum(a == b for a, b in zip(texts, cleaned(damaged)))
     theirs = sum(ftfy.fix_encoding(bad) == text for text, bad in zip(texts, damaged))
-    print(f"{len(texts)} texts in {languages} languages: {ours} repaired exactly; ftfy {ftfy.__version__}: {theirs}")
+    print(f"{len(texts)} texts in {languages} languages")
+    print(f"damaged: {ours} repaired exactly; ftfy {ftfy.__version__}: {theirs}")
     capitals = [text.upper() for text in texts]
     capitals = [unicodedata.normalize("NFC", text) for text in capitals]
     signs = [" ".join(w + SIGNS[i % len(SIGNS)] for i, w in enumerate(t.split())) for t in texts + capitals]
