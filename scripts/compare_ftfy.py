@@ -2,8 +2,8 @@
 """Mojibake repaired by ./corpus clean and by ftfy: python3 scripts/compare_ftfy.py ./corpus
 
 The texts are CLDR's names of territories, a dozen to a text, in each language that Babel has. Wanted from
-PyPI: Babel, ftfy. Prints how many are repaired exactly, and how many undamaged ones are changed: as they are, in
-capitals, in quotes, and with a sign behind each word."""
+PyPI: Babel, ftfy. Prints how many are repaired exactly, and how many undamaged ones are changed: as they are,
+in capitals, in quotes, and with a sign behind each word."""
 
 import json
 import subprocess

@@ -51,7 +51,8 @@ inline std::string index_text(const RunState& s, const std::string& options, con
         "\"step\": %ld, \"samples\": %llu, "
         "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu, \"set_checksum\": \"%016llx\",\n"
         "\"model\": {\"layers\": %d, \"hidden\": %d, \"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n"
-        "\"tokenizer\": %s, \"vocabulary_checksum\": \"%016llx\",\n\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
+        "\"tokenizer\": %s, \"vocabulary_checksum\": \"%016llx\",\n"
+        "\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
         "\"files\": %s",
         program_version, s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
         (unsigned long long)s.training_set_size, (unsigned long long)s.training_set_sum,
