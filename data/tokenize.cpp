@@ -85,8 +85,8 @@ inline void refuse_what_is_no_text(std::string_view begin, const std::string& na
             fail("%s: is %s, wants UTF-8 text: %s", name.c_str(), each.is, each.how);
     size_t zero = begin.find('\0');
     if (zero != begin.npos)
-        fail("%s: has a zero byte at offset %zu, as no text has: wants UTF-8 text (UTF-16 by iconv -f UTF-16LE "
-             "-t UTF-8)", name.c_str(), zero);
+        fail("%s: has a zero byte at offset %zu, as no text has: wants UTF-8 text (UTF-16 by iconv -f "
+             "UTF-16LE -t UTF-8)", name.c_str(), zero);
 }
 
 struct Tokenizer {

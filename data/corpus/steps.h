@@ -110,7 +110,8 @@ struct Stage {
         std::string first(std::min(file.size, (size_t)1 << 16), 0), last = first;
         file.read(first.data(), 0, first.size(), "its beginning");
         file.read(last.data(), file.size - last.size(), last.size(), "its end");
-        return file.size ^ XXH3_64bits(first.data(), first.size()) * 3 ^ XXH3_64bits(last.data(), last.size());
+        uint64_t end = XXH3_64bits(last.data(), last.size());
+        return file.size ^ XXH3_64bits(first.data(), first.size()) * 3 ^ end;
     }
 
     static uint64_t whole_hash(const std::string& path) {
