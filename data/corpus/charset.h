@@ -1,9 +1,9 @@
-// charset.h   a page's bytes -> UTF-8, decoded as browsers do (WHATWG Encoding Standard, HTML Standard 13.2.3)
-//   The charset is that of a byte order mark; else UTF-16 if every other byte is 0; else UTF-8 if all bytes are
-//   valid and none is an escape; else what the header, a <meta> or the XML declaration says, where the bytes
-//   agree; else what uchardet detects; else windows-1252. A declared UTF-16 in a page of single bytes means
-//   UTF-8. Labels are the standard's and no others: what it calls "replacement" (charsets that are unsafe) or
-//   does not know counts as not declared.
+// charset.h   a page's bytes -> UTF-8, decoded as browsers do (WHATWG Encoding Standard, HTML 13.2.3)
+//   The charset is that of a byte order mark; else UTF-16 if every other byte is 0; else UTF-8 if all bytes
+//   are valid and none is an escape; else what the header, a <meta> or the XML declaration says, where the
+//   bytes agree; else what uchardet detects; else windows-1252. A declared UTF-16 in a page of single bytes
+//   means UTF-8. Labels are the standard's and no others: what it calls "replacement" (charsets that are
+//   unsafe) or does not know counts as not declared.
 #pragma once
 #include <cstring>
 #include <iconv.h>
