@@ -260,6 +260,19 @@ def two_launchers():
     check(r.returncode == 1 and "names a more than once" in r.stderr, f"a host twice: {r.stderr[-300:]}")
 
 
+def generator_beside_training():
+    """What reads a folder in which a run saves and drops looks again, and never ends with an error."""
+    options = ["--save", "busy", "--save-every", 1, "--keep", 1]
+    process = start(command("--steps", 1000000, *options, "--metrics", "busy.jsonl"))
+    check(until(lambda: checkpoints(WORK / "busy")), "a run that saves at each step")
+    program = [str(BUILD / "train_gpt"), "--resume", "busy", "--generate", "ab", "--sample-tokens", "1"]
+    for _ in range(20):
+        r = run(program)
+        check(r.returncode == 0 and r.stdout.startswith("ab"), f"{r.returncode} {r.stderr[-400:]}")
+    process.terminate()
+    check("stopped by a signal" in end(process), "the run goes on until it is stopped")
+
+
 def overwritten_value():
     """A checkpoint's data that change on disk are noticed by their checksum, as before."""
     run(command("--steps", 20, "--save", "rotten", "--save-every", 10))

@@ -41,6 +41,7 @@ WAITING = (
     faults_ends.renamed_folder,
     faults_ends.metrics_of_others,
     faults_ends.overwritten_value,
+    faults_ends.generator_beside_training,
 )
 LANES = 3
 # … and those that compute, or watch how fast others do, alone

@@ -100,8 +100,9 @@ inline std::string charset_of_label(std::string_view label) {
 
 // from "text/html; charset=…", in a header or in a <meta content>: "extract an encoding from a meta element"
 inline std::string charset_in_content(std::string_view s) {
+    std::string lower = ascii_lower(s);
     for (size_t at = 0;;) {
-        at = ascii_lower(s).find("charset", at);
+        at = lower.find("charset", at);
         if (at == s.npos) return "";
         at = s.find_first_not_of(html_blanks, at + 7);
         if (at == s.npos) return "";

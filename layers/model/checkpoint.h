@@ -122,6 +122,7 @@ struct NewerFormat : Error {
 struct Checkpoint {
     static constexpr int version = 2;  // the newest that is read
     std::string folder;
+    uint64_t index_sum = 0;  // of index.json, as it was read
     RunState state;
     struct Piece {
         std::vector<long> shape, start, count;  // shape: of the tensor; start, count: the shard in it
@@ -147,6 +148,7 @@ struct Checkpoint {
     explicit Checkpoint(const std::string& folder) : folder(folder) {
         std::string name = folder + "/index.json";
         WholeFile file(name);
+        index_sum = checksum(file.data, file.size);
         size_t end = file.view().rfind(",\n\"checksum\": ");
         Json index = Json::parse(file.view(), name);
         const Json* format = index.find("format");

@@ -340,33 +340,6 @@ inline void check_save_folder(const Options& o) {
              "folder", o.save.c_str(), o.save.c_str());
 }
 
-// Opens the checkpoints to resume from: those that all ranks can read. Collective
-inline void open_checkpoints(Run& run) {
-    Options& o = run.options;
-    for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
-        while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
-    if (o.resume.empty()) return;
-    comm::together([&] { run.checkpoints = find_checkpoints(o.resume, o.resume_before); });
-
-    int64_t most = 0;
-    const comm::Group everyone = comm::everyone();
-    for (int64_t n : comm::gather_numbers(everyone, {(int64_t)run.checkpoints.size()}, "checkpoints"))
-        most = std::max(most, n);
-    std::vector<int64_t> steps;
-    for (auto& c : run.checkpoints) steps.push_back(c.state.step);
-    steps.resize((size_t)most, -1);
-    std::vector<int64_t> all = comm::gather_numbers(everyone, steps, "checkpoints");
-    std::erase_if(run.checkpoints, [&](const Checkpoint& c) {
-        bool lacking = std::count(all.begin(), all.end(), c.state.step) < everyone.size;
-        if (lacking && run.is_rank0())
-            fprintf(stderr, "passed over: %s: not all ranks can read it\n", c.folder.c_str());
-        return lacking;
-    });
-    if (run.checkpoints.empty())
-        comm::end_on_error(text("--resume %s: no checkpoint there can be read by all ranks: give a folder "
-                                "that all hosts share", o.resume.c_str()));
-}
-
 // task_vocabulary: vocabulary size of the --evaluate files, or 0
 inline void resolve(Run& run, int task_vocabulary) {
     Options& o = run.options;

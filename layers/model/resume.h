@@ -90,8 +90,9 @@ inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     }
 }
 
-// loads the newest of run.checkpoints that all ranks can read undamaged; collective over the world
-inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
+// loads the newest of run.checkpoints that all ranks can read undamaged; false: there is none. Collective over
+// the world
+inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
     const Options& o = run.options;
     const comm::Group world = comm::everyone();
     for (auto& checkpoint : run.checkpoints) {
@@ -130,8 +131,20 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         }
 
         if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
-        return;
+        return true;
     }
-    comm::end_on_error(text("--resume %s: no checkpoint is intact (each is named above): give a copy of one "
-                            "from elsewhere, or start anew with another --save", o.resume.c_str()));
+    return false;
+}
+
+// the same, or the run ends. What only reads looks again: a run that trains may have dropped what was opened
+inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
+    bool loaded = load_newest(run, model, optimizer);
+    for (int look = 0; !loaded && !run.trains() && look < 3; look++) {
+        open_checkpoints(run);
+        loaded = load_newest(run, model, optimizer);
+    }
+    if (!loaded)
+        comm::end_on_error(
+            text("--resume %s: no checkpoint is intact (each is named above): give a copy of one from "
+                 "elsewhere, or start anew with another --save", run.options.resume.c_str()));
 }

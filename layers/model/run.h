@@ -71,7 +71,7 @@ inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
     uint64_t train = run.train ? fingerprint_of(*run.train) : 0;
     uint64_t validation = run.validation ? fingerprint_of(*run.validation) : 0;
     uint64_t resumed = 0;  // of all checkpoints: if the newest is damaged, an older one is loaded
-    for (auto& c : run.checkpoints) resumed = resumed * 31 + file_sum(c.folder + "/index.json");
+    for (auto& c : run.checkpoints) resumed = resumed * 31 + c.index_sum;
     return {{"the training set", train, "copy the same files to all hosts"},
             {"the validation set", validation, "copy the same files to all hosts"},
             {"the folder of --resume", resumed, "give a folder that all hosts share"}};
@@ -96,6 +96,45 @@ inline void check_shared_folder(const Run& run) {
     comm::barrier(comm::everyone(), "all have looked");
     if (run.is_rank0()) remove(probe.c_str());
     comm::end_on_error(error);
+}
+
+// Opens the checkpoints to resume from: those that all ranks can read. Collective
+inline void open_checkpoints(Run& run) {
+    Options& o = run.options;
+    for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
+        while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
+    if (o.resume.empty()) return;
+    comm::together([&] {
+        for (int look = 0;; look++) {
+            try {
+                run.checkpoints = find_checkpoints(o.resume, o.resume_before);
+                return;
+            } catch (const NewerFormat&) {
+                throw;
+            } catch (const Error&) {
+                if (run.trains() || look == 3) throw;
+                usleep(100000);  // a run that trains there may just have dropped what was listed
+            }
+        }
+    });
+
+    int64_t most = 0;
+    const comm::Group everyone = comm::everyone();
+    for (int64_t n : comm::gather_numbers(everyone, {(int64_t)run.checkpoints.size()}, "checkpoints"))
+        most = std::max(most, n);
+    std::vector<int64_t> steps;
+    for (auto& c : run.checkpoints) steps.push_back(c.state.step);
+    steps.resize((size_t)most, -1);
+    std::vector<int64_t> all = comm::gather_numbers(everyone, steps, "checkpoints");
+    std::erase_if(run.checkpoints, [&](const Checkpoint& c) {
+        bool lacking = std::count(all.begin(), all.end(), c.state.step) < everyone.size;
+        if (lacking && run.is_rank0())
+            fprintf(stderr, "passed over: %s: not all ranks can read it\n", c.folder.c_str());
+        return lacking;
+    });
+    if (run.checkpoints.empty())
+        comm::end_on_error(text("--resume %s: no checkpoint there can be read by all ranks: give a folder "
+                                "that all hosts share", o.resume.c_str()));
 }
 
 // options as checkpoints record them
