@@ -90,8 +90,8 @@ inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     }
 }
 
-// loads the newest of run.checkpoints that all ranks can read undamaged; false: there is none. Collective over
-// the world
+// loads the newest of run.checkpoints that all ranks can read undamaged; false: there is none. Collective
+// over the world
 inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
     const Options& o = run.options;
     const comm::Group world = comm::everyone();
