@@ -118,10 +118,17 @@ inline void open_checkpoints(Run& run) {
         }
     });
 
-    int64_t most = 0;
+    // ranks that see other folders under this name are refused later, by check_ranks_agree
+    std::string listed;
+    for (auto& name : list_checkpoints(o.resume)) listed += name + "\n";
+    int64_t most = 0, seen = (int64_t)checksum(listed.data(), listed.size());
     const comm::Group everyone = comm::everyone();
-    for (int64_t n : comm::gather_numbers(everyone, {(int64_t)run.checkpoints.size()}, "checkpoints"))
-        most = std::max(most, n);
+    std::vector<int64_t> mine = {seen, (int64_t)run.checkpoints.size()};
+    std::vector<int64_t> numbers = comm::gather_numbers(everyone, mine, "checkpoints");
+    for (size_t i = 0; i < numbers.size(); i += 2) {
+        if (numbers[i] != numbers[0]) return;
+        most = std::max(most, numbers[i + 1]);
+    }
     std::vector<int64_t> steps;
     for (auto& c : run.checkpoints) steps.push_back(c.state.step);
     steps.resize((size_t)most, -1);
