@@ -254,7 +254,7 @@ struct Tokenizer {
             buffer.resize(had + got);
             last = got < want;
             if (std::exchange(first, false)) {
-                if (buffer.starts_with("\xEF\xBB\xBF")) buffer.erase(0, 3);
+                buffer.erase(0, buffer.size() - without_mark(buffer).size());
                 refuse_what_is_no_text(std::string_view(buffer).substr(0, 1 << 16), "standard input");
             }
             buffer.erase(0, take(buffer, last, jsonl));

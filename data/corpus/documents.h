@@ -102,7 +102,7 @@ struct DocumentReader {
     bool next(Document& d) {
         std::string_view one;
         while (next_line(one)) {
-            if (line++ == 0 && one.starts_with("\xEF\xBB\xBF")) one.remove_prefix(3);
+            if (line++ == 0) one = without_mark(one);
             if (one.find_first_not_of(" \t\r") == one.npos) continue;
             counts["documents"]++;
             if (parse(one, d)) return true;

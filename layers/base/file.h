@@ -71,17 +71,18 @@ struct InputFile {
     }
 };
 
+// a text without the byte order mark that some editors begin it with
+inline std::string_view without_mark(std::string_view text) {
+    return text.starts_with("\xEF\xBB\xBF") ? text.substr(3) : text;
+}
+
 struct FileBytes {  // all bytes of a file
     std::string path;
     const char* data = nullptr;
     size_t size = 0;
 
     std::string_view view() const { return {data, size}; }
-    // as a text: without the byte order mark that some editors begin it with
-    std::string_view text() const {
-        std::string_view all = view();
-        return all.starts_with("\xEF\xBB\xBF") ? all.substr(3) : all;
-    }
+    std::string_view text() const { return without_mark(view()); }
 
     // the bytes [offset, offset + n), or an Error that names what was wanted
     const char* range(size_t offset, size_t n, const char* what) const {

@@ -68,7 +68,7 @@ inline uint64_t fingerprint_of(const Blend& blend) {
 }
 
 inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {
-    uint64_t train = run.train ? fingerprint_of(*run.train) : 0;
+    uint64_t train = run.train ? run.state.training_set_sum : 0;  // resolve() has just computed it
     uint64_t validation = run.validation ? fingerprint_of(*run.validation) : 0;
     uint64_t resumed = 0;  // of all checkpoints: if the newest is damaged, an older one is loaded
     for (auto& c : run.checkpoints) resumed = resumed * 31 + c.index_sum;

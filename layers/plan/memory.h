@@ -51,10 +51,12 @@ inline double memory_of_a_rank() {
 // Collective
 inline void check_memory_suffices(const Run& run, double planned) {
     double most = host_is_device ? memory_of_a_rank() : INFINITY;  // a GPU refuses by itself
-    if (planned <= most) return comm::end_on_error("");
-    comm::end_on_error(text("%.2f GB are planned, a rank may take %.2f GB here: choose a smaller "
-                            "--micro-batch (now %d), --recompute light or full, --moments bf16, more ranks, "
-                            "or a smaller model", planned * 1e-9, most * 1e-9, run.options.micro_batch));
+    std::string error;
+    if (planned > most)
+        error = text("%.2f GB are planned, a rank may take %.2f GB here: choose a smaller --micro-batch (now "
+                     "%d), --recompute light or full, --moments bf16, more ranks, or a smaller model",
+                     planned * 1e-9, most * 1e-9, run.options.micro_batch);
+    comm::end_on_error(error);
 }
 
 // --micro-batch auto: the largest that fits into `bytes` and still gives every stage of a pipeline a
