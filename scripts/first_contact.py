@@ -72,6 +72,7 @@ began = time.time()
 logs = Path(o.output)
 parts, figures = [], {}
 deadline = 0.0  # of the part that runs
+slower = 10 if o.rehearse and not o.hang else 1  # a rehearsal must not depend on a machine's speed
 
 
 def program(variant, name="train_gpt"):
@@ -96,11 +97,13 @@ def note(name, good, says):
     return good
 
 
+def words_of(command):
+    return ["sleep", "10000"] if o.hang == current else [str(word) for word in command]
+
+
 def run(name, command, seconds=600, **variables):
     """A program, until the part's time is over; its whole output is kept. A hang is an exit code of 124."""
-    if o.hang == current:
-        command = ["sleep", 10000]
-    words = [str(word) for word in command]
+    words = words_of(command)
     done = limited(words, min(seconds, left()), env=dict(environment, **variables))
     text = f"$ {' '.join(words)}\n{done.stdout}{done.stderr}\nexit {done.returncode}\n"
     with open(logs / (re.sub(r"\W+", "_", name) + ".log"), "a") as log:
@@ -227,9 +230,9 @@ def checks():
 def losses(variant, name, *options, ranks=1, steps=programs.STEPS, **variables):
     launch = ["mpirun", "-n", ranks] if ranks > 1 else []
     train = [program(variant), "--train", logs / "text.bin", *MODEL, "--steps", steps, *options]
-    command = [str(word) for word in [*launch, *train]] if o.hang != current else ["sleep", "10000"]
+    command = words_of([*launch, *train])
     metrics = logs / f"losses_{name}.jsonl"
-    limit = min(25 if ranks > 1 else 60, left())
+    limit = min((25 if ranks > 1 else 60) * slower, left())
     got, done = programs.losses_of(command, metrics, limit, dict(environment, **variables))
     if "cannot be captured" in done.stderr and not o.rehearse:
         raise RuntimeError(next(line for line in done.stderr.splitlines() if "captured" in line))
@@ -300,14 +303,17 @@ def peers():
         in_turn(f"{model} beside peers", model, MODELS[model].micro_batches[0], ways)
 
 
+def twin(*words):
+    size = ["--micro-batch", 2, "--rehearse"] if o.rehearse else ["--micro-batch", 64]
+    return [o.python, "scripts/twin_pytorch.py", "--model", "124M", *size, *words]
+
+
 def pytorch():
     if not figures["machine"]["torch"]:
         return note("PyTorch", None, "PyTorch is not here")
     before = train("124M before PyTorch", "124M", 64)
     forms = ["none"] if o.rehearse else FORMS
-    small = ["--rehearse"] if o.rehearse else []
-    twin = [o.python, "scripts/twin_pytorch.py", "--model", "124M", "--micro-batch", 2 if o.rehearse else 64]
-    done = run("PyTorch", [*twin, "--forms", *forms, "--steps", 20, *small], left() - 12)
+    done = run("PyTorch", twin("--forms", *forms, "--steps", 20), left() - 12)
     after = train("124M after PyTorch", "124M", 64)
     rows = json_lines(done.stdout)
     figures["pytorch"] = rows
@@ -383,8 +389,7 @@ def gemms():
     )
     if not figures["machine"]["torch"]:
         return note("GEMMs of PyTorch", None, "PyTorch is not here")
-    twin = [o.python, "scripts/twin_pytorch.py", "--model", "124M", "--micro-batch", 2 if o.rehearse else 64]
-    done = run("gemms of torch", [*twin, "--gemms", 0 if o.rehearse else 3, *["--rehearse"] * o.rehearse])
+    done = run("gemms of torch", twin("--gemms", 0 if o.rehearse else 3))
     theirs = json_lines(done.stdout)
     for row in theirs:
         rows.setdefault(row["gemm"], {})["torch"] = row
@@ -585,7 +590,7 @@ def main():
     identify()
     for name in names:
         current, start = name, time.time()
-        deadline = start + {**PARTS, **OTHERS}[name][0]
+        deadline = start + {**PARTS, **OTHERS}[name][0] * slower
         try:
             RUN[name]()
         except Exception as e:  # a part that fails does not stop the rest
