@@ -17,6 +17,7 @@
 #include "layers/base/test_emulated.h"
 #include "layers/base/test_gemm.h"
 #include "layers/base/test_watch.h"
+#include "layers/base/waiting_threads.h"
 #include "layers/inference/test_scoring.h"
 #include "layers/model/bench_gemms.h"
 #include "layers/model/bench_kernels.h"
@@ -104,6 +105,7 @@ void run_chapter(const Chapter& c) {
 }
 
 int main(int argc, char** argv) {
+    if (host_is_device) let_waiting_threads_sleep(argv);
     setvbuf(stdout, nullptr, _IOLBF, 0);  // so that a hang does not swallow earlier output
     comm::start(&argc, &argv);
     std::vector<std::string> words(argv + 1, argv + argc);

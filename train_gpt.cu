@@ -2,6 +2,7 @@
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run. Read train_step first, then go on
 //   in the README's reading order.
 #include <signal.h>
+#include "layers/base/waiting_threads.h"
 #include "layers/inference/evaluate.h"
 #include "layers/model/replicas.h"
 #include "layers/model/signals.h"
@@ -286,6 +287,7 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
 }
 
 int main(int argc, char** argv) {
+    if (host_is_device) let_waiting_threads_sleep(argv);
     signal(SIGXFSZ, SIG_IGN);  // over the file-size limit, write() fails instead of killing the process
 
     Run run;

@@ -131,7 +131,8 @@ inline int communicator_count(const Grid& g, bool wrap) {
 // a line per stage: the ranks of each replica's tensor group; the middle is left out if there are many
 inline std::string print_grid(const Grid& g) {
     std::string out =
-        text("grid      %d ranks = %d tensor x %d data x %d pipeline\n", g.t * g.d * g.p, g.t, g.d, g.p);
+        text("grid      %s = %d tensor x %d data x %d pipeline\n", counted(g.t * g.d * g.p, "rank").c_str(),
+             g.t, g.d, g.p);
 
     auto shown = [](int i, int n) { return n <= 8 || i < 4 || i >= n - 2; };
     for (int s = 0; s < g.p; s++) {

@@ -63,6 +63,9 @@ struct Loader {
         for (auto& path : paths) {
             files.emplace_back(path);
             TokenFile& f = files.back();
+            if (f.count < 3)
+                fail("%s: has %zu tokens, which is no text: give another file", path.c_str(),
+                     (size_t)f.count);
             if (f.count < (uint64_t)T + 1)
                 fail("%s: has %zu tokens, one sample wants %ld: choose a --sequence below %zu", path.c_str(),
                      (size_t)f.count, T + 1L, (size_t)f.count);

@@ -9,6 +9,7 @@
 #include <optional>
 #include "../layers/base/rng.h"
 #include "../layers/base/arguments.h"
+#include "../layers/base/waiting_threads.h"
 #include "answers.h"
 #include "json.h"
 #include "tokenizer.h"
@@ -265,8 +266,9 @@ struct Tokenizer {
         if (bytes == 0) fail("there is no text: %llu documents, all empty", (unsigned long long)documents);
         for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0)
-                fail("%s: would be empty, since all %llu documents went to the other file: choose another "
-                     "--validation", (*w)->file.path.c_str(), (unsigned long long)documents);
+                fail("%s: would be empty, since all %llu documents went to the other file: choose a %s "
+                     "--validation, or another --seed", (*w)->file.path.c_str(),
+                     (unsigned long long)documents, w == &train ? "smaller" : "larger");
 
         for (auto* w : {&train, &validation}) {
             if (!*w) continue;
@@ -338,9 +340,9 @@ int tokenize(const Settings& a) {
     double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     for (auto* w : {&tokenizer.train, &tokenizer.validation})
         if (*w)
-            printf("%s: %llu tokens of text in %llu documents, vocabulary %d\n", (*w)->file.path.c_str(),
-                   (unsigned long long)((*w)->count - (*w)->documents), (unsigned long long)(*w)->documents,
-                       v.size());
+            printf("%s: %llu tokens of text in %s, vocabulary %d\n", (*w)->file.path.c_str(),
+                   (unsigned long long)((*w)->count - (*w)->documents),
+                   counted((long)(*w)->documents, "document").c_str(), v.size());
     printf("%.1f MB in %.2f s, %.0f MB/s\n", (double)tokenizer.bytes * 1e-6, s,
            (double)tokenizer.bytes * 1e-6 / s);
     return 0;
@@ -349,6 +351,7 @@ int tokenize(const Settings& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    let_waiting_threads_sleep(argv);
     try {
         Settings a(Arguments(argc, argv, usage, forms));
         return a.decode.empty() ? tokenize(a) : decode(a);

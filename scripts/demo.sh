@@ -16,7 +16,11 @@ bash scripts/install.sh
 
 echo "== build"
 make -s -j2 train_gpt tokenize
-rm -rf demo
+if [ -e demo ]; then
+    kept=demo.$(date -r demo +%Y%m%d-%H%M%S)
+    mv demo "$kept"
+    echo "the last demo is kept in $kept"
+fi
 mkdir demo
 
 echo "== text -> tokens"
@@ -49,8 +53,7 @@ echo "== the model continues from \"$prompt\""
 
 echo "== what to try next
   more words:        ./train_gpt --resume demo/checkpoints --generate 'Once' --sample-tokens 500
-  train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --batch 16 \\
-                                 --steps $((2 * steps))
+  train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --steps $((2 * steps))
   your own text:     bash scripts/demo.sh FILE
   GPT-2's tokens:    ./tokenize --vocabulary vocab.bpe --output data FILE…
   a larger model:    ./train_gpt --model 124M --train data.bin

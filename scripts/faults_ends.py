@@ -39,7 +39,9 @@ def unreadable_checkpoint():
         run(command("--steps", 20, "--save", name, "--save-every", 10, ranks=ranks))
         for part in ("step-00000020/index.json", "step-00000020/rank-00000.json"):
             fails = shimmed(FAULT_RANK=0, FAULT_PATH=f"{name}/{part}", PREAD_FAILS=1)
-            words = command("--steps", 21, "--resume", name, "--metrics", f"{name}.jsonl", ranks=ranks)
+            words = command(
+                "--steps", 21, "--resume", name, "--save", "no", "--metrics", f"{name}.jsonl", ranks=ranks
+            )
             r = run(words, fails)
             told = f"passed over: {name}/{part}: cannot be read at offset 0: Input/output error"
             check(r.returncode == 0 and told in r.stderr, f"{part}, {ranks} ranks: {r.stderr[-500:]}")
@@ -82,9 +84,22 @@ def foreign_checkpoints():
         refused(go_on(data=other), "was trained on other data than --train gives", f"other data, {ranks}")
         moved = WORK / "moved.bin"
         shutil.copy(DATA, moved)
-        r = run(command("--steps", 21, "--resume", name, ranks=ranks, data=moved))
+        r = run(command("--steps", 21, "--resume", name, "--save", "no", ranks=ranks, data=moved))
         check(r.returncode == 0 and "other data" not in r.stdout, f"the same data elsewhere: {r.stderr}")
-        r = run(command("--steps", 21, "--resume", name, "--other-data", "yes", ranks=ranks, data=other))
+        r = run(
+            command(
+                "--steps",
+                21,
+                "--resume",
+                name,
+                "--save",
+                "no",
+                "--other-data",
+                "yes",
+                ranks=ranks,
+                data=other,
+            )
+        )
         check(r.returncode == 0 and "this is other data" in r.stdout, f"--other-data yes: {r.stderr[-300:]}")
 
         # two checkpoints renamed into each other
@@ -277,7 +292,11 @@ def overwritten_value():
     """A checkpoint's data that change on disk are noticed by their checksum, as before."""
     run(command("--steps", 20, "--save", "rotten", "--save-every", 10))
     write_into(WORK / "rotten/step-00000020/rank-00000.bin", 400, b"rot")
-    r = run(command("--steps", 21, "--resume", "rotten"))
+    r = run(command("--steps", 21, "--resume", "rotten", "--save", "no"))
     check(r.returncode == 0 and "damaged between offsets" in r.stderr, f"rotten: {r.stderr[-300:]}")
     shutil.rmtree(WORK / "rotten/step-00000010")
-    refused(command("--steps", 21, "--resume", "rotten"), "no checkpoint is intact", "none is left")
+    refused(
+        command("--steps", 21, "--resume", "rotten", "--save", "no"),
+        "no checkpoint is intact",
+        "none is left",
+    )

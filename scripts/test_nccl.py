@@ -77,7 +77,10 @@ def train(name, build, ranks, options, seed=1, **variables):
     files = ["--metrics", f"{work}/{name}.jsonl", "--tuning", f"{work}/tuning"]
     arguments = [*DATA, *MODEL, *files, *words(options)]
     done = start(f"{build}/train_gpt", ranks, arguments, 900, EMULATED_SEED=str(seed), **variables)
-    good = done.returncode == 0 and f"plan and run are equal on all {ranks} ranks" in done.stdout
+    good = (
+        done.returncode == 0
+        and f"plan and run are equal on {'this rank' if ranks == 1 else f'all {ranks} ranks'}" in done.stdout
+    )
     check(good, f"{name}: exit {done.returncode}: {(done.stderr or done.stdout)[-700:]}")
     if not good:
         return None

@@ -67,7 +67,10 @@ std::string help() {
     for (auto& f : forms) {
         std::string takes;
         for (auto& option : parts_of(f.needs, ' ')) takes += "--" + option + " … ";
-        out += text("  %-15s %-42s %s\n", f.name, (takes + f.takes).c_str(), f.says);
+        takes += f.takes;
+        // %-42s counts bytes, and an … has three
+        long more = std::count_if(takes.begin(), takes.end(), [](char c) { return (c & 0xc0) == 0x80; });
+        out += text("  %-15s %-*s %s\n", f.name, 42 + (int)more, takes.c_str(), f.says);
     }
     out += "\noptions, their steps and [defaults]:\n";
     for (auto& o : corpus_options)
@@ -111,7 +114,7 @@ void check_run(Command& command) {
 
 const StepForm& parse(int argc, char** argv, Command& command) {
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help")) continue;
+        if (strcmp(argv[i], "--help") && strcmp(argv[i], "-h")) continue;
         if (comm::world_rank() == 0) fputs(help().c_str(), stdout);
         comm::finish();
         exit(0);

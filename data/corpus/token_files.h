@@ -100,21 +100,31 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     };
 
     uint64_t seed = settings.whole("seed");
-    double validation = settings.number("validation");
+    double validation = settings.number("validation"), least = 1;
+    uint64_t documents = 0;
+    auto place = [&](uint64_t key) { return uniform(seed, purpose("validation"), key); };
     ExternalSort<ShuffledDocument> sorter(folder, settings.number("memory"));
     for (uint64_t f = 0; f < paths.size(); f++) {
         const DocumentTokens& file = file_at(f);
+        documents += file.documents;
         for (uint64_t i = 0; i < file.documents; i++) {
             Philox r = philox(seed, purpose("shuffle"), file.entry(i).key);
+            least = std::min(least, place(file.entry(i).key));
             sorter.add({(uint64_t)r.x[0] << 32 | r.x[1], f, i});
         }
     }
 
+    // of few documents, one at least is held out; of a single one, none
     std::string prefix = folder + "/" + encoded.sets[set].name;
+    if (validation > 0 && validation <= least) validation = std::nextafter(least, 2);
+    if (documents < 2) validation = 0;
+    if (validation == 0) unlink((prefix + ".validation.bin").c_str());
+
     auto open = [&](const char* ending) {
         return std::make_unique<TokenWriter>(prefix + ending, v.kind, v.size(), v.end_of_text);
     };
-    std::unique_ptr<TokenWriter> train = open(validation > 0 ? ".train.bin" : ".bin"), held;
+    bool is_split = settings.number("validation") > 0;
+    std::unique_ptr<TokenWriter> train = open(is_split ? ".train.bin" : ".bin"), held;
     if (validation > 0) held = open(".validation.bin");
 
     auto less = [](auto& a, auto& b) { return a.file != b.file ? a.file < b.file : a.index < b.index; };
@@ -122,7 +132,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
         for (; p < end; p++) {
             const DocumentTokens& file = file_at(p->file);
             DocumentTokens::Entry e = file.entry(p->index);
-            bool aside = held && uniform(seed, purpose("validation"), e.key) < validation;
+            bool aside = held && place(e.key) < validation;
             TokenWriter& out = aside ? *held : *train;
             out.add(file.at(e.first), e.count);
             out.end_document();

@@ -40,6 +40,7 @@ struct EvalFile {
     std::string path, task, form, metric, kind, from, hash;
     int version = 0, shots = 0, vocabulary = 0;
     bool normalised = false, priors = false;
+    long left_out = 0;  // documents that the model cannot score (scoring.h)
     std::vector<std::string> groups;
     std::vector<EvalDocument> documents;
     std::vector<EvalRequest> requests;

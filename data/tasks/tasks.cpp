@@ -258,7 +258,9 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
 
     if (!found)
         fail("%s: none of the nine tasks is there: wants folders of their names", job.from.c_str());
-    if (!made) fail("%s: none of its %d tasks can be made, for the reasons above", job.from.c_str(), found);
+    if (!made)
+        fail("%s: none of the nine tasks can be made, and %d of them are there: for the reasons above",
+             job.from.c_str(), found);
 }
 
 int run(const Arguments& a) {

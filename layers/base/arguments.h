@@ -67,6 +67,27 @@ inline double parse_number(const std::string& name, const std::string& value, do
     return x;
 }
 
+// what PyTorch's users, nanoGPT and Megatron-LM call some options
+inline std::string name_elsewhere(const std::string& name) {
+    static const std::map<std::string, std::string> names = {
+        {"lr", "learning-rate"}, {"max-lr", "learning-rate"}, {"min-lr", "min-learning-rate"},
+        {"batch-size", "batch"}, {"global-batch-size", "batch"}, {"micro-batch-size", "micro-batch"},
+        {"n-layer", "layers"}, {"num-layers", "layers"}, {"n-embd", "hidden"}, {"hidden-size", "hidden"},
+        {"n-head", "heads"}, {"num-attention-heads", "heads"}, {"block-size", "sequence"},
+        {"seq-length", "sequence"}, {"seq-len", "sequence"}, {"vocab-size", "vocabulary"},
+        {"max-iters", "steps"}, {"max-steps", "steps"}, {"train-iters", "steps"}, {"data", "train"},
+        {"data-path", "train"}, {"dataset", "train"}, {"tp", "tensor-parallel"}, {"pp", "pipeline-parallel"},
+        {"tensor-model-parallel-size", "tensor-parallel"},
+        {"pipeline-model-parallel-size", "pipeline-parallel"}, {"grad-clip", "clip"}, {"clip-grad", "clip"},
+        {"eval-interval", "evaluate-every"}, {"save-interval", "save-every"}, {"load", "resume"},
+        {"out-dir", "save"}, {"prompt", "generate"}, {"max-new-tokens", "sample-tokens"},
+        {"vocab", "vocabulary"}};
+    std::string spelt = name;
+    std::replace(spelt.begin(), spelt.end(), '_', '-');
+    auto found = names.find(spelt);
+    return found == names.end() ? spelt : found->second;
+}
+
 // where: "" for the command line, else "FILE line N: "
 inline const OptionForm& find_form(const std::vector<OptionForm>& forms, const std::string& name,
                                    const std::string& where = "") {
@@ -76,7 +97,7 @@ inline const OptionForm& find_form(const std::vector<OptionForm>& forms, const s
         known.push_back(form.name);
     }
     fail("%sunknown option --%s: did you mean --%s? (--help lists all)", where.c_str(), name.c_str(),
-         nearest(name, known).c_str());
+         nearest(name_elsewhere(name), known).c_str());
 }
 
 // checks how many values there are, and what they are
@@ -101,6 +122,7 @@ inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
     std::vector<GivenOption> given;
     for (int i = 1; i < argc;) {
         std::string word = argv[i++];
+        if (word == "-h") word = "--help";
         bool is_option = word.rfind("--", 0) == 0;
         if (!is_option && words) {
             words->push_back(word);
@@ -182,7 +204,7 @@ struct Arguments {
     Arguments(int argc, char** argv, const std::string& usage, const std::vector<OptionForm>& forms)
         : forms(forms) {
         for (int i = 1; i < argc; i++)
-            if (!strcmp(argv[i], "--help")) {
+            if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
                 fputs((usage + help_lines(forms)).c_str(), stdout);
                 exit(0);
             } else if (!strcmp(argv[i], "--version")) {

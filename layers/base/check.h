@@ -34,6 +34,9 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     return out;
 }
 
+// "1 rank", "8 ranks"
+inline std::string counted(long n, const char* what) { return text("%ld %s%s", n, what, n == 1 ? "" : "s"); }
+
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);

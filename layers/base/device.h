@@ -96,8 +96,8 @@ inline void* device_malloc(size_t bytes, const char* what) {
     cudaError_t e = cudaMalloc(&p, bytes);
     if (e != cudaErrorMemoryAllocation) check_cuda(e, what);
     else
-        fail("%s: %.2f GB do not fit in the device's memory: lower --micro-batch or choose a smaller model",
-             what, bytes * 1e-9);
+        fail("%s: %.2f GB do not fit in the device's memory: choose more ranks, a smaller model or a smaller "
+             "--micro-batch", what, bytes * 1e-9);
     return p;
 }
 
@@ -193,8 +193,8 @@ inline void destroy_stream(Stream) {}
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     if (posix_memalign(&p, 4096, bytes))
-        fail("%s: %.2f GB cannot be allocated: lower --micro-batch or choose a smaller model", what,
-             bytes * 1e-9);
+        fail("%s: %.2f GB cannot be allocated: choose more ranks, a smaller model or a smaller "
+             "--micro-batch", what, bytes * 1e-9);
     return p;
 }
 

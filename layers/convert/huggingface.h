@@ -88,7 +88,8 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
             }};
 }
 
-// vocab.json, merges.txt and tokenizer_config.json: what transformers makes a GPT2Tokenizer from
+// vocab.json, merges.txt and tokenizer_config.json: what transformers makes a GPT2Tokenizer from. Bytes are a
+// vocabulary without merges
 inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
     PrintedBytes printed;
     std::string ids;
@@ -103,8 +104,9 @@ inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
         config += text("\"%s\": \"<|endoftext|>\"%s", name, *name == 'u' ? "}\n" : ", ");
 
+    std::string merges = v.kind == "bpe" ? v.source : "#version: 0.2\n";
     for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
-                                   {"merges.txt", v.source}, {"tokenizer_config.json", config}}) {
+                                   {"merges.txt", merges}, {"tokenizer_config.json", config}}) {
         FileWriter file(to + "/" + name);
         file.write(contents);
         file.finish();
@@ -147,7 +149,9 @@ inline void write_huggingface(const std::string& dir, const std::string& to) {
                       "\"eos_token_id\": %d\n}\n", m.L, m.C, m.NH, m.T, m.T, m.V, m.V - 1, m.V - 1));
     config.finish();
 
-    if (own.checkpoint().state.tokenizer == "bpe")
-        write_tokenizer(Vocabulary::open(own.checkpoint().folder + "/vocab.bpe"), m.T, to);
+    const std::string& kind = own.checkpoint().state.tokenizer;
+    std::string vocabulary = kind == "bpe" ? own.checkpoint().folder + "/vocab.bpe" : kind;
+    if (!vocabulary.empty()) write_tokenizer(Vocabulary::open(vocabulary), m.T, to);
+    else printf("note: the checkpoint names no vocabulary, so %s has no tokenizer\n", to.c_str());
     printf("%s: %ld parameters of step %ld\n", to.c_str(), own.table.count, own.checkpoint().state.step);
 }

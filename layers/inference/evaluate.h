@@ -29,8 +29,12 @@ inline InferenceJobs open_jobs(const Options& o) {
     if (!o.results.empty() && o.evaluate.empty() && !reads_file)
         fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     if (reads_file) jobs.prompts = read_prompts(o);
-
     std::error_code none;
+    bool takes_text = !o.generate.empty() && !o.prompts() && o.generate != "-";
+    if (takes_text && std::filesystem::is_regular_file(o.generate, none))
+        fail("--generate %s: is a file, and this option takes a text: --generate - < %s continues the "
+             "file's; FILE.jsonl has a prompt a line", o.generate.c_str(), o.generate.c_str());
+
     for (auto& input : reads_file ? std::vector<std::string>{o.generate} : o.evaluate)
         if (!o.results.empty() && std::filesystem::equivalent(o.results, input, none))
             fail("--results %s would be written over %s: give another name", o.results.c_str(),
@@ -46,7 +50,7 @@ inline InferenceJobs open_jobs(const Options& o) {
 }
 
 // checks them against the model, once its shape is known
-inline void check_tasks(const InferenceJobs& jobs, const Options& o) {
+inline void check_tasks(InferenceJobs& jobs, const Options& o) {
     std::set<std::string> names;
     for (auto& task : jobs.tasks) {
         if (!names.insert(task_name(task)).second)
@@ -57,7 +61,7 @@ inline void check_tasks(const InferenceJobs& jobs, const Options& o) {
                 "%s: has a vocabulary of %d, the model of %d: make it again, ./tasks --vocabulary with the "
                 "model's",
                 task.path.c_str(), task.vocabulary, o.vocabulary);
-        check_lengths(task, o.sequence);
+        leave_out_long(task, o.sequence, o.long_continuations == "refuse");
     }
 }
 
@@ -150,6 +154,7 @@ inline int print_sample(const Run& run, Model& model, const std::string& prompt,
     });
 
     if (run.is_rank0()) printf("\n");
+    fflush(stdout);  // before what is said of it
     return count;
 }
 

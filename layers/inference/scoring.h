@@ -23,14 +23,26 @@ struct ScoreBatch {
     int rows = 0, outputs = 0;
 };
 
-// a continuation must fit into the model's T positions; a context may be cut
-inline void check_lengths(const EvalFile& file, int T) {
-    for (auto& d : file.documents)
+// A continuation must fit into the model's T positions (a context may be cut): documents with a longer one
+// are left out and counted, or, if `strict`, refused
+inline void leave_out_long(EvalFile& file, int T, bool strict) {
+    size_t before = file.documents.size();
+    int64_t longest = 0;
+    std::erase_if(file.documents, [&](const EvalDocument& d) {
+        int64_t most = 0;
         for (int64_t r = d.first; r < d.first + d.count; r++)
-            if (file.requests[r].continuation_tokens > T)
-                fail("%s: %s line %lld has a continuation of %lld tokens, the model takes %d: leave it out, "
-                     "or take a model with a longer --sequence", file.path.c_str(), file.from.c_str(),
-                     (long long)d.line, (long long)file.requests[r].continuation_tokens, T);
+            most = std::max(most, file.requests[r].continuation_tokens);
+        longest = std::max(longest, most);
+        if (most > T && strict)
+            fail("%s: %s line %lld has a continuation of %lld tokens, the model takes %d: leave out "
+                 "--long-continuations refuse, or take a model with a longer --sequence", file.path.c_str(),
+                 file.from.c_str(), (long long)d.line, (long long)most, T);
+        return most > T;
+    });
+    file.left_out = (long)(before - file.documents.size());
+    if (file.documents.empty())
+        fail("%s: every document has a continuation of more than the %d tokens that the model takes (up to "
+             "%lld): take a model with a longer --sequence", file.path.c_str(), T, (long long)longest);
 }
 
 struct ScoreBatches {

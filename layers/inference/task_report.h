@@ -75,7 +75,8 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
     }
 
     for (size_t g = 0; g < of_group.size(); g++)
-        out.metrics.push_back(mean_metric("acc " + file.groups[g], of_group[g]));
+        if (!of_group[g].empty())
+            out.metrics.push_back(mean_metric("acc " + file.groups[g], of_group[g]));
     return out;
 }
 
@@ -111,6 +112,10 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
             if (m.name.rfind("acc ", 0) == 0)
                 out += text("  %-41s  %s\n", m.name.c_str() + 4, cell(&m, 100).c_str());
 
+        if (f.left_out)
+            out += text("  %ld of %zu documents are left out: a continuation is longer than the model's "
+                        "sequence (--long-continuations)\n", f.left_out,
+                        f.documents.size() + (size_t)f.left_out);
         if (r.truncated)
             out += text("  %ld of %zu documents are longer than the model's sequence: cut from the left\n",
                         r.truncated, f.documents.size());
@@ -120,7 +125,7 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
 
 // in the form of lm-evaluation-harness's output (results, versions, config), with log_likelihoods by document
 inline std::string task_json(const std::vector<TaskResult>& results, const std::string& model, long step) {
-    std::string values, versions, shots, scores, hashes, cut, lines;
+    std::string values, versions, shots, scores, hashes, cut, left_out, lines;
     auto number = [](double x) { return std::isfinite(x) ? text("%.17g", x) : std::string("null"); };
     for (auto& r : results) {
         std::string name = json_quote(r.name), comma = &r == &results[0] ? "" : ",\n    ", row;
@@ -137,6 +142,7 @@ inline std::string task_json(const std::vector<TaskResult>& results, const std::
         shots += comma + name + text(": %d", r.file->shots);
         hashes += comma + name + ": " + json_quote(r.file->hash);
         cut += comma + name + text(": %ld", r.truncated);
+        left_out += comma + name + text(": %ld", r.file->left_out);
 
         std::string documents;
         for (auto& d : r.file->documents) {
@@ -155,6 +161,7 @@ inline std::string task_json(const std::vector<TaskResult>& results, const std::
            "},\n\"config\": {\"model\": " + json_quote(model) +
            text(", \"step\": %ld, \"num_fewshot\": {\n    ", step) + shots +
            "}},\n\"requests_sha256\": {\n    " + hashes + "},\n\"truncated_documents\": {\n    " + cut +
+           "},\n\"left_out_documents\": {\n    " + left_out +
            "},\n\"lines\": {\n    " + lines +
            "},\n\"published\": " + published_json() +
            ",\n\"log_likelihoods\": {\n    " + scores + "}}\n";

@@ -133,10 +133,16 @@ void test_scores() {
     check(scores[0].is_greedy && !scores[1].is_greedy && !scores[2].is_greedy && scores[3].is_greedy,
           "greedy: all tokens, or not");
 
+    EvalFile long_one = requests_of({{{c, tokens(25, 1)}}, {{c, tokens(24, 1)}}}, V);
     refuses("has a continuation of 25 tokens, the model takes 24", [&] {
-        EvalFile long_one = requests_of({{{c, tokens(25, 1)}}}, V);
-        check_lengths(long_one, T);
+        EvalFile same = long_one;
+        leave_out_long(same, T, true);
     });
+    leave_out_long(long_one, T, false);
+    check(long_one.documents.size() == 1 && long_one.documents[0].first == 1 && long_one.left_out == 1,
+          "a document with too long a continuation is left out, and counted");
+    refuses("every document has a continuation of more than the 23 tokens that the model takes",
+            [&] { leave_out_long(long_one, 23, false); });
 
     // what scores mean, by hand: right, wrong, right by characters alone; a tie goes to the first
     EvalFile f = requests_of(

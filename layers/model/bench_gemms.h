@@ -26,20 +26,12 @@ class GemmsOfStep {
     static constexpr size_t room = 256 << 20;
     static constexpr int asked = 64, held_sms = 16;
     double load;  // seconds of each measurement
-    std::vector<void*> buffers;
+    BenchBuffers buffers;
     void* workspace;
 
     template <class T>
     T* values(long n) {
-        std::vector<T> some((size_t)std::min(n, 1L << 20));
-        for (size_t i = 0; i < some.size(); i++) some[i] = T(real(uniform(3, purpose("bench"), i) - 0.5));
-        T* p = (T*)device_malloc((size_t)n * sizeof(T), "bench");
-        buffers.push_back(p);
-        for (long at = 0; at < n; at += (long)some.size())
-            copy_to_device(p + at, some.data(), (size_t)std::min(n - at, (long)some.size()) * sizeof(T),
-                           nullptr);
-        synchronize(nullptr);
-        return p;
+        return buffers.filled<T>(n, [](size_t i) { return real(uniform(3, purpose("bench"), i) - 0.5); });
     }
 
     template <class Out>
@@ -70,11 +62,8 @@ class GemmsOfStep {
     }
 
 public:
-    explicit GemmsOfStep(double load) : load(load) { workspace = values<char>(room); }
+    explicit GemmsOfStep(double load) : load(load) { workspace = buffers.room(room); }
     GemmsOfStep(const GemmsOfStep&) = delete;
-    ~GemmsOfStep() {
-        for (void* p : buffers) device_free(p);
-    }
 
     // plain: without the epilogue, whose work `rest` does (nullptr: there is none)
     template <class Out, class Rest>

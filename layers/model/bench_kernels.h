@@ -4,6 +4,37 @@
 #include "../test_kernels.h"
 
 #if HAS_KERNELS
+// device memory that lives as long as this
+class BenchBuffers {
+    std::vector<void*> buffers;
+
+public:
+    BenchBuffers() = default;
+    BenchBuffers(const BenchBuffers&) = delete;
+    ~BenchBuffers() {
+        for (void* p : buffers) device_free(p);
+    }
+
+    void* room(size_t bytes) {
+        buffers.push_back(device_malloc(bytes, "bench"));
+        set_zero(buffers.back(), bytes, nullptr);
+        return buffers.back();
+    }
+
+    // random values: on zeros a GPU draws less power and would measure too fast
+    template <class T, class Value>
+    T* filled(long count, Value value) {
+        T* p = (T*)room((size_t)count * sizeof(T));
+        std::vector<T> some((size_t)std::min(count, 1L << 20));
+        for (size_t i = 0; i < some.size(); i++) some[i] = T(value(i));
+        copy_to_device(p, some.data(), some.size() * sizeof *p, nullptr);
+        for (long done = (long)some.size(); done < count; done *= 2)
+            copy_on_device(p + done, p, (size_t)std::min(done, count - done) * sizeof *p, nullptr);
+        synchronize(nullptr);
+        return p;
+    }
+};
+
 // Calls measure(name, bytes that must be moved, matmul FLOPs, call) for every kernel. Sizes: on a GPU, those
 // of a step of the 124M model with 64 sequences of 1024 tokens; emulated, small ones; under SANITIZE=thread,
 // 124M's channels with fewer rows.
@@ -17,7 +48,7 @@ struct KernelBench {
     long parameters = !small ? 124000000 : is_watched ? 1004800 : 20096;
     long n = (long)N * C, wide = 4 * n;
     double x = sizeof(floatX), r = sizeof(real), A = x * (double)n;  // bytes of a value, and of (N, C)
-    std::vector<void*> buffers;
+    BenchBuffers buffers;
     floatX *a, *b, *c, *w, *bias, *o;
     NormStats stats;
     real *dw, *db, *scratch;
@@ -33,9 +64,6 @@ struct KernelBench {
         scratch = rs(std::max(row_scratch(C), column_sum_scratch(4 * C)));
     }
     KernelBench(const KernelBench&) = delete;
-    ~KernelBench() {
-        for (void* p : buffers) device_free(p);
-    }
 
     void all() {
         TimingChoices here;  // use the algorithms that training would choose
@@ -52,32 +80,14 @@ struct KernelBench {
 private:
     // ---- buffers -----------------------------------------------------------------------------------------
 
-    void* room(size_t bytes) {
-        buffers.push_back(device_malloc(bytes, "bench"));
-        set_zero(buffers.back(), bytes, nullptr);
-        return buffers.back();
-    }
-
-    // random values: on zeros a GPU draws less power and would measure too fast
-    template <class T, class Value>
-    T* fill(T* p, long count, Value value) {
-        std::vector<T> some(std::min(count, 1L << 20));
-        for (size_t i = 0; i < some.size(); i++) some[i] = T(value(i));
-        copy_to_device(p, some.data(), some.size() * sizeof *p, nullptr);
-        for (long done = (long)some.size(); done < count; done *= 2)
-            copy_on_device(p + done, p, std::min(done, count - done) * sizeof *p, nullptr);
-        synchronize(nullptr);
-        return p;
-    }
-
+    void* room(size_t bytes) { return buffers.room(bytes); }
     floatX* xs(long count) {  // in [-1, 1)
-        return fill((floatX*)room((size_t)count * sizeof(floatX)), count,
-                    [](size_t i) { return (real)(2 * uniform(1, purpose("bench"), i) - 1); });
+        return buffers.filled<floatX>(
+            count, [](size_t i) { return (real)(2 * uniform(1, purpose("bench"), i) - 1); });
     }
 
     real* rs(long count) {  // in [0, 1): non-negative, like v and rstd
-        return fill((real*)room((size_t)count * sizeof(real)), count,
-                    [](size_t i) { return (real)uniform(2, purpose("bench"), i); });
+        return buffers.filled<real>(count, [](size_t i) { return (real)uniform(2, purpose("bench"), i); });
     }
 
     template <class T>

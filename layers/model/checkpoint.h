@@ -294,6 +294,16 @@ struct Checkpoint {
         f.is_open = true;
     }
 
+    // false: an imported model, whose optimizer starts anew
+    bool has_moments() const {
+        try {
+            open_tables("wte.weight");
+        } catch (const Error&) {
+            return true;  // damage is named where values are read
+        }
+        return pieces.count("m wte.weight") > 0;
+    }
+
     bool has(const Parameter& p, int kind) const {
         open_tables(p.name);
         return pieces.count(shard_kinds[kind] + (" " + p.name)) > 0;
@@ -466,6 +476,8 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
         }
     };
 
+    if (access(dir.c_str(), F_OK) != 0)
+        fail("--resume %s: does not exist: choose a folder that --save wrote", dir.c_str());
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);
     else
         for (auto& name : list_checkpoints(dir))

@@ -5,6 +5,7 @@
 #pragma once
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -59,7 +60,7 @@ struct Options {
     int sample_tokens = 64, top_k = 0;
     double temperature = 1, top_p = 1, repetition = 1;
 
-    std::string save, resume, metrics, config, generate, results;
+    std::string save, resume, metrics, config, generate, results, long_continuations = "skip";
     std::string other_data = "no";
     long save_every = 0, keep = 2, save_attempts = 5, resume_before = 0;
     double save_seconds = 0, mtbf = 0;
@@ -82,7 +83,7 @@ struct Options {
     long trace_step = 2, record_values = 256, profile = 0;
     double gemm_efficiency = 0.545, network_rate = 0, file_system_rate = 0;
 
-    bool help = false, version = false;
+    bool help = false, version = false, verbose = false;
     std::set<std::string> given;  // given on the command line or in the config file
 
     bool has(const char* name) const { return given.count(name) > 0; }
@@ -161,15 +162,19 @@ inline const std::vector<Option> option_table = [] {
          "nucleus sampling: the fewest most likely tokens whose probabilities sum to at least this"},
         {"repetition", &O::repetition, 0.001,
          "repetition penalty: divides the logits of tokens already seen (multiplies negative ones)"},
+        {"long-continuations", &O::long_continuations, 0,
+         "documents of --evaluate with a continuation longer than --sequence: skip (and count), or refuse"},
         {"results", &O::results, 0, "JSON file for the results of --evaluate or the answers of --generate"},
-        {"save", &O::save, 0, "folder for checkpoints"},
+        {"save", &O::save, 0,
+         "folder for checkpoints, or no (default: a training run that resumes saves back into that folder)"},
         {"save-every", &O::save_every, 0, "steps between checkpoints; 0: only at the end"},
         {"save-seconds", &O::save_seconds, 0, "seconds between checkpoints; 0: by steps only"},
         {"mtbf", &O::mtbf, 0,
          "mean hours between failures of the whole machine: checkpoints at Young's interval"},
         {"save-attempts", &O::save_attempts, 1, "consecutive failed saves after which the run ends"},
         {"keep", &O::keep, 1, "number of checkpoints to keep"},
-        {"resume", &O::resume, 0, "folder of checkpoints; continues from the newest intact one"},
+        {"resume", &O::resume, 0,
+         "folder of checkpoints; continues from the newest intact one, by its recipe but for options given"},
         {"resume-before", &O::resume_before, 0,
          "resume only from checkpoints of steps before this one; in a --save folder, the others are renamed "
          "diverged-step-N"},
@@ -226,8 +231,9 @@ inline const std::vector<Option> option_table = [] {
         {"world-size", &O::world_size, 1,
          "number of ranks; with --plan, ranks to plan for (default: t p), otherwise ranks required"},
         {"hardware", &O::hardware, 0,
-         "with --plan: dgx-a100 azure-ndv4 azure-ndmv4 dgx-h100 dgx-h200 or here (default: this machine if "
-         "it is known, else dgx-a100)"},
+         "with --plan: dgx-a100 azure-ndv4 azure-ndmv4 dgx-h100 dgx-h200 rtx-4090 rtx-5090 l40s "
+         "rtx-pro-6000, here, or your own: memory=80,tflops=312,bandwidth=2039[,gpus=8,link=235,network=25] "
+         "in GB and GB/s (default: this machine if it is known, else dgx-a100)"},
         {"gemm-efficiency", &O::gemm_efficiency, 0.01,
          "share of peak that the largest GEMMs reach, for planned times: 0.545 as in MT-NLG's runs, "
          "0.765 as in later Megatron-LM runs (--plan published)"},
@@ -250,6 +256,8 @@ inline const std::vector<Option> option_table = [] {
         {"generate", &O::generate, 0,
          "text to continue with the model of --resume; -: standard input, line by line on a terminal; "
          "FILE.jsonl: each of its prompts; -.jsonl: prompts from standard input, as they arrive"},
+        {"verbose", &O::verbose, 0,
+         "print all settings at the start, not only those that differ from the defaults"},
         {"help", &O::help, 0, "print this list"},
         {"version", &O::version, 0, "print the version"},
     };
@@ -309,7 +317,14 @@ inline Options parse_options(int argc, char** argv) {
     return options;
 }
 
-inline std::string print_value(const Options& options, const Option& o) {
+// the fewest digits that give the same number again
+inline std::string shortest(double value) {
+    char digits[32];
+    return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+}
+
+// exact: a number reads back as the same; else it has at most six digits
+inline std::string print_value(const Options& options, const Option& o, bool exact = true) {
     return std::visit([&](auto field) -> std::string {
         auto& value = options.*field;
         using T = std::decay_t<decltype(value)>;
@@ -321,7 +336,7 @@ inline std::string print_value(const Options& options, const Option& o) {
             return all;
         } else if constexpr (std::is_integral_v<T>)
             return o.takes_auto && value == automatic ? "auto" : std::to_string(value);
-        else return text("%.15g", value);
+        else return exact ? shortest(value) : text("%.6g", value);
     }, o.field);
 }
 
@@ -344,13 +359,28 @@ struct ModelShape {
     bool operator==(const ModelShape&) const = default;
 };
 
+// of sizes like 124M or 6.7B, the nearest in parameters; for other words, the nearest in letters
+inline std::string nearest_size(const std::string& name, const std::vector<std::string>& names) {
+    auto size_of = [](const std::string& s) {
+        char* end;
+        double number = strtod(s.c_str(), &end), of = *end == 'M' ? 1e6 : *end == 'T' ? 1e12 : 1e9;
+        return number > 0 && (!*end || (strchr("MBT", *end) && !end[1])) ? std::log(number * of) : NAN;
+    };
+    double wanted = size_of(name);
+    if (std::isnan(wanted)) return nearest(name, names);
+    return *std::min_element(names.begin(), names.end(), [&](auto& a, auto& b) {
+        return std::abs(size_of(a) - wanted) < std::abs(size_of(b) - wanted);
+    });
+}
+
 inline const Preset& find_preset(const std::string& name) {
     std::vector<std::string> names;
     for (auto& p : presets) {
         if (name == p.name) return p;
         names.push_back(p.name);
     }
-    fail("--model %s: unknown; did you mean %s?", name.c_str(), nearest(name, names).c_str());
+    fail("--model %s: unknown; did you mean %s? (--help lists the presets)", name.c_str(),
+         nearest_size(name, names).c_str());
 }
 
 inline std::string divisors_near(long of, long wanted) {  // the nearest divisors of `of`, below and above

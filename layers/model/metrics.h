@@ -15,13 +15,17 @@ inline std::string model_name(const Options& o) {
     return p.layers == o.layers && p.hidden == o.hidden && p.heads == o.heads ? o.model : "custom";
 }
 
+// those that differ from the defaults; with --verbose, all
 inline void print_settings(const Run& run) {
-    printf("settings\n");
+    const Options& o = run.options;
+    printf("settings%s\n", o.verbose ? "" : "  (all of them: --verbose)");
     for (auto& option : option_table) {
-        std::string value = print_value(run.options, option), name = option.name;
-        if (name == "model") value = model_name(run.options);
-        bool unset = value.empty() || (value == "0" && option.least >= 1);
-        if (!unset && name != "help") printf("  %-18s %s\n", option.name, value.c_str());
+        std::string value = print_value(o, option, false), name = option.name;
+        if (name == "model") value = model_name(o);
+        bool unset = value.empty() || (value == "0" && option.least >= 1) || value == print_value({}, option, false);
+        if (name == "help" || name == "version" || name == "verbose") continue;
+        if (o.verbose ? !value.empty() : !unset || o.has(option.name))
+            printf("  %-18s %s\n", option.name, value.c_str());
     }
 
     std::string device = device_name();
@@ -78,7 +82,7 @@ inline void check_metrics(const Run& run) {
 
 // Continues the metrics file from the resumed checkpoint: drops the lines of later steps, which will be run
 // again. The file of another run, which a new one, or one with other numbers at this step is, is renamed
-// FILE.previous.
+// FILE.previous, or FILE.previous-2 and so on.
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0()) return;
@@ -93,10 +97,12 @@ inline void open_metrics(const Run& run) {
         is_other |= !tokens || (uint64_t)tokens->integer(path) != run.state.tokens;
     }
     if (is_other && !lines.empty()) {
-        std::filesystem::rename(path, path + ".previous");
+        std::string aside = path + ".previous";
+        for (int i = 2; access(aside.c_str(), F_OK) == 0; i++) aside = path + text(".previous-%d", i);
+        std::filesystem::rename(path, aside);
         kept.clear();
-        printf("note: %s has %zu steps of another run, which are now in %s.previous\n", path.c_str(),
-               lines.size(), path.c_str());
+        printf("note: %s has %zu steps of another run, which are now in %s\n", path.c_str(), lines.size(),
+               aside.c_str());
     }
     FileWriter file(path);
     file.write(kept);

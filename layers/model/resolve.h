@@ -1,9 +1,11 @@
 // resolve.h   start of a run: resolves every setting that was left open, and rejects what cannot work before
 //   anything begins. Options override the preset, but not what a checkpoint fixes (shape, seed; the tokenizer
-//   by default). All other options must be given again on resume. The resolved settings are printed, and
-//   recorded in checkpoints.
+//   by default). A run that resumes takes its recipe from the checkpoint, where the options do not say
+//   otherwise, and saves back into the folder that it came from. The resolved settings are recorded in
+//   checkpoints.
 #pragma once
 #include <unistd.h>
+#include <iterator>
 #include <numeric>
 #include "../../comm/hosts.h"
 #include "../base/autotune.h"
@@ -43,6 +45,72 @@ inline void take_from_checkpoint(Run& run) {
              saved.seed, o.seed);
     o.seed = saved.seed;
     run.state = saved;
+}
+
+// Options that a resumed run takes from its checkpoint if they were given there and are not given here. What
+// belongs to the machine (layout, micro-batch, kernels) or names files is not among them
+inline const std::vector<std::string> inherited_options = {
+    "model", "pad-vocabulary", "loss-on", "moments", "master-weights", "fp8", "steps", "until-tokens",
+    "batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate", "min-learning-rate",
+    "warmup-tokens", "decay-tokens", "beta1", "beta2", "epsilon", "weight-decay", "clip",
+    "evaluate-every", "evaluate-batches", "sample-every", "sample-tokens", "spike-z"};
+inline const std::vector<std::string> inherited_with_save = {
+    "save-every", "save-seconds", "mtbf", "keep", "save-attempts", "on-spike"};
+
+// whether this build and device can train with a checkpoint's value
+inline bool is_possible_here(const std::string& name, const std::string& value) {
+    if (name == "master-weights") return value == "yes" || !master_is_parameter;
+    if (name == "fp8") return value == "no" || (sizeof(floatX) == 2 && device_has_fp8());
+    return true;
+}
+
+inline void take_options(Run& run, const std::vector<std::string>& names) {
+    Options& o = run.options;
+    const std::map<std::string, std::string>& recorded = run.checkpoints[0].options;
+    if (!recorded.count("given")) return;  // an imported model, or one saved before this was recorded
+    std::istringstream words(recorded.at("given"));
+    const std::set<std::string> given_there(std::istream_iterator<std::string>(words), {});
+    bool has_end = o.has("steps") || o.has("until-tokens");
+
+    for (auto& option : option_table) {
+        const std::string name = option.name;
+        bool is_end = name == "steps" || name == "until-tokens";
+        if (!std::count(names.begin(), names.end(), name) || !given_there.count(name)) continue;
+        if (o.has(option.name) || (is_end && has_end)) continue;
+
+        std::vector<std::string> value = {recorded.at(name)};
+        check_values(form_of(option), value);
+        if (!is_possible_here(name, value[0])) continue;
+        set_option(o, option, value);
+        if (name == "model") o.given.erase(name);  // for its defaults: the sizes are the checkpoint's
+    }
+}
+
+// the folder into which a resumed run saves without --save: the one that holds the checkpoint
+inline std::string folder_to_save_back(const Run& run) {
+    const std::string& folder = run.checkpoints[0].folder;
+    const std::string& given = run.options.resume;
+    auto asks = [&](const std::string& why) {
+        fail("--resume %s: %s: say where this run is to save: --save FOLDER, or --save no", given.c_str(),
+             why.c_str());
+    };
+    if (!run.checkpoints[0].has_moments()) asks("is a model without optimizer state, and stays as it is");
+    if (folder != given) return given;  // it holds the checkpoints
+
+    std::filesystem::path whole = std::filesystem::canonical(folder), parent = whole.parent_path();
+    if (step_of(whole.filename()) < 0) asks("is a checkpoint on its own");
+    if (list_checkpoints(parent)[0] != whole.filename()) asks("has newer checkpoints beside it");
+    return parent;
+}
+
+// what a run that resumes takes from its checkpoint, beyond the model
+inline void resume_options(Run& run) {
+    Options& o = run.options;
+    if (run.checkpoints.empty() || o.inference()) return;
+    take_options(run, inherited_options);
+    if (!run.trains()) return;
+    if (!o.has("save")) o.resume = o.save = folder_to_save_back(run);
+    if (o.save != "no" && o.save == o.resume) take_options(run, inherited_with_save);
 }
 
 // the vocabulary for text: --tokenizer's, else the checkpoint's, else the one next to the training tokens
@@ -219,6 +287,7 @@ inline void check_words(const Options& o) {
         {"fp8", o.fp8, {"yes", "no"}},
         {"other-data", o.other_data, {"yes", "no"}},
         {"moments", o.moments, {"fp32", "bf16"}},
+        {"long-continuations", o.long_continuations, {"skip", "refuse"}},
         {"master-weights", o.master_weights, {"yes", "no"}}};
     for (auto& w : words)
         if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
@@ -332,8 +401,8 @@ inline void check_save_folder(const Options& o) {
     std::error_code e;
     std::filesystem::create_directories(o.save, e);
     if (e || access(o.save.c_str(), W_OK) != 0)
-        fail("--save %s: cannot be written: %s", o.save.c_str(),
-             e ? e.message().c_str() : strerror(errno));
+        fail("--save %s: cannot be written: %s%s", o.save.c_str(), e ? e.message().c_str() : strerror(errno),
+             o.has("save") ? "" : ": give --save another FOLDER, or --save no");
 
     if (o.resume != o.save && !list_checkpoints(o.save).empty())
         fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
@@ -350,7 +419,9 @@ inline void resolve(Run& run, int task_vocabulary) {
     if (!o.resume.empty()) {
         if (run.checkpoints.empty()) run.checkpoints = find_checkpoints(o.resume, o.resume_before);
         take_from_checkpoint(run);
+        resume_options(run);
     }
+    if (o.save == "no") o.save.clear();
     if (run.trains()) open_data(run);
     int V = run.train ? run.train->file_vocabulary()
         : task_vocabulary ? task_vocabulary

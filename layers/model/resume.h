@@ -6,7 +6,7 @@
 //   a pipeline, hold alike; for another layout, Checkpoint::read assembles each new shard. If a rank finds
 //   damage, nothing of that checkpoint is used: all ranks fall back to the next older one.
 #pragma once
-#include "run.h"
+#include "resolve.h"
 #include "save.h"
 
 struct LoadedState {
@@ -72,15 +72,11 @@ inline void set_aside_newer(const std::string& dir, long before) {
     }
 }
 
-// prints hyper-parameters that differ from those the checkpoint was trained with
+// prints where this run's recipe differs from the one that the checkpoint was trained with
 inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     for (auto& option : option_table) {
-        bool in_recipe = false;
-        for (const char* name : {"batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate",
-                                 "min-learning-rate", "warmup-tokens", "decay-tokens", "beta1", "beta2",
-                                 "epsilon", "weight-decay", "clip", "moments", "master-weights"})
-            in_recipe |= option.name == std::string(name);
-
+        bool in_recipe =
+            std::count(inherited_options.begin(), inherited_options.end(), std::string(option.name));
         auto before = checkpoint.options.find(option.name);
         if (!in_recipe || before == checkpoint.options.end()) continue;
         std::string now = print_value(run.options, option);

@@ -144,11 +144,11 @@ inline void open_checkpoints(Run& run) {
                                 "that all hosts share", o.resume.c_str()));
 }
 
-// options as checkpoints record them
+// options as checkpoints record them: every value, and the names of those that were given
 inline std::string options_json(const Options& o) {
-    std::string out;
+    std::string out, given;
     for (auto& option : option_table)
-        out += text("%s%s: %s", out.empty() ? "" : ", ", json_quote(option.name).c_str(),
-                    json_quote(print_value(o, option)).c_str());
-    return "{" + out + "}";
+        out += text("%s: %s, ", json_quote(option.name).c_str(), json_quote(print_value(o, option)).c_str());
+    for (auto& name : o.given) given += (given.empty() ? "" : " ") + name;
+    return "{" + out + "\"given\": " + json_quote(given) + "}";
 }

@@ -15,6 +15,11 @@ void test_options() {
     check(o.train.size() == 2 && o.until_tokens == 270000000000 && o.learning_rate == 5e-5, "values");
     refuses("did you mean --hidden", [] { options_of({"--hiden", "3"}); });
     refuses("did you mean 124M", [] { find_preset("123M"); });
+    refuses("did you mean 6.7B", [] { find_preset("7B"); });
+    refuses("did you mean 1T", [] { find_preset("1000B"); });
+    refuses("did you mean --learning-rate", [] { options_of({"--lr", "1e-3"}); });
+    refuses("did you mean --micro-batch", [] { options_of({"--micro_batch_size", "1e-3"}); });
+    check(options_of({"-h"}).help, "-h");
     refuses("wants one", [] { options_of({"--layers"}); });
     refuses("want a whole number", [] { options_of({"--layers", "2.5"}); });
     refuses("want a whole number from 1", [] { options_of({"--layers", "0"}); });

@@ -126,6 +126,29 @@ void test_resume() {
                     "/unbroken", "already holds checkpoints");
     check(find_checkpoints(s + "/unbroken")[0].state.step == 120, "nothing was written over");
 
+    // with no options but these a run goes on by its checkpoint's recipe, and saves into its folder
+    auto eight = [&](const std::string& name, const std::string& more) {
+        return run(programs + "/train_gpt --train " + tokens + " --metrics " + s + "/" + name + ".jsonl " +
+                   more);
+    };
+    std::string recipe = " --layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --learning-rate 3e-3 "
+                         "--warmup-tokens 100 --decay-tokens 700 --beta2 0.99 --clip 0.3 --save " + s;
+    eight("whole", recipe + "/whole --steps 8");
+    eight("part", recipe + "/part --steps 5 --save-every 2 --keep 1");
+    o = eight("part", "--resume " + s + "/part --steps 8");
+    check(o.code == 0 && read_metrics(s + "/part.jsonl") == read_metrics(s + "/whole.jsonl"),
+          "the checkpoint's recipe: " + o.out);
+    check(list_checkpoints(s + "/part") == std::vector{step_name(8)}, "it saves back, and keeps one");
+    check(o.out.find("note: --steps is 8, the checkpoint was trained with 5") != o.out.npos, o.out);
+    o = eight("part", "--resume " + s + "/part/" + step_name(8) + " --steps 9 --clip 1");
+    check(o.out.find("note: --clip is 1, the checkpoint was trained with 0.3") != o.out.npos, o.out);
+    check(list_checkpoints(s + "/part") == std::vector{step_name(9)}, "a checkpoint by its name");
+    o = eight("part", "--resume " + s + "/part --steps 10 --save no");
+    check(o.code == 0 && list_checkpoints(s + "/part") == std::vector{step_name(9)}, "--save no: " + o.out);
+    fs::copy(s + "/part/" + step_name(9), s + "/alone");
+    program_refuses("--train " + tokens + " --resume " + s + "/alone --steps 10",
+                    "is a checkpoint on its own: say where this run is to save: --save FOLDER, or --save no");
+
     // an older checkpoint of an earlier part of the ramp: what was set up for the newest does not fit
     std::string ramped = programs + "/train_gpt --train " + tokens +
                          " --layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --micro-batch 2 "
@@ -158,7 +181,7 @@ void test_program() {
     program_refuses("--train " + tokens + " --layers 1 --hidden 8 --heads 2 --sequence 700",
                     "one sample wants 701");
     program_refuses("--train " + tokens + small + "--resume " + s + "/nothing",
-                    "holds no readable checkpoint");
+                    "/nothing: does not exist: choose a folder that --save wrote");
     program_refuses("--generate hello", "give --resume DIR");
     program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "cannot be written");
     program_refuses("--train " + tokens + small + "--tokenizer /nowhere.bpe", "cannot be read");

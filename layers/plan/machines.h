@@ -21,6 +21,8 @@
 //     nvlink                what NCCL assumes: src/graph/tuning.cc (235 GB/s on A100), topo.h (18 links
 //                           of 20.6 GB/s on H100)
 //     base, hop             NCCL, src/graph/tuning.cc: ring, Simple: 8.4 us, 3.4 us inside, 9.6 us outside
+//                           PCIe: 25 GB/s of generation 4's 32, 50 of generation 5's 64, assuming that GPUs
+//                           reach one another directly (GeForce cards often do not)
 //     launch                4 us, the time of an empty kernel in a stream; rounded up from NVIDIA's "Getting
 //                           started with CUDA graphs"
 #pragma once
@@ -46,21 +48,44 @@ inline const std::vector<Hardware> machines = {
     {"azure-ndmv4", *find_gpu("A100-SXM4-80GB"), 8, 235e9, 25e9, 20},
     {"dgx-h100", *find_gpu("H100 80GB HBM3"), 8, 370e9, 50e9, 32},
     {"dgx-h200", *find_gpu("NVIDIA H200"), 8, 370e9, 50e9, 32},
+    {"rtx-4090", *find_gpu("RTX 4090"), 8, 25e9, 12.5e9, 20},
+    {"rtx-5090", *find_gpu("RTX 5090"), 8, 50e9, 12.5e9, 20},
+    {"l40s", *find_gpu("L40S"), 8, 25e9, 25e9, 20},
+    {"rtx-pro-6000", *find_gpu("RTX PRO 6000"), 8, 50e9, 50e9, 20},
     {"here", {.name = "", .peak = 0, .fp8 = 1}, 8, 0, 0, 1},  // this machine, if it is none of the above
 };
 constexpr double narrow_loss = 350;  // fitted: see published.h
 constexpr double mtnlg_efficiency = 0.545, megatron_efficiency = 0.765;
 constexpr double launch_seconds = 4e-6, call_base = 8.4e-6, hop_inside = 3.4e-6, hop_outside = 9.6e-6;
 
+// one's own machine: memory=GB,tflops=DENSE_BF16,bandwidth=GB/s[,gpus=8][,link=GB/s][,network=GB/s]
+inline Hardware hardware_from_numbers(const std::string& given) {
+    std::map<std::string, double> of = {{"memory", 0}, {"tflops", 0}, {"bandwidth", 0},
+                                        {"gpus", 8}, {"link", 25}, {"network", 12.5}};
+    std::istringstream words(given);
+    for (std::string word; std::getline(words, word, ',');) {
+        size_t equals = word.find('=');
+        std::string name = word.substr(0, equals);
+        if (equals == word.npos || !of.count(name))
+            fail("--hardware %s: %s: wants memory=GB,tflops=N,bandwidth=GB/s and, if they differ, gpus=8 (of "
+                 "a node), link=25 and network=12.5 (GB/s)", given.c_str(), word.c_str());
+        of[name] = parse_number("hardware " + name, word.substr(equals + 1), 1e-3, name == "gpus");
+    }
+    for (const char* name : {"memory", "tflops", "bandwidth"})
+        if (of[name] == 0) fail("--hardware %s: lacks %s", given.c_str(), name);
+    Gpu gpu = {"own", of["tflops"] * 1e12, of["memory"] * 1e9, of["bandwidth"] * 1e9, 0, 2};
+    return {"own", gpu, (int)of["gpus"], of["link"] * 1e9, of["network"] * 1e9, 20};
+}
+
 inline Hardware find_hardware(const std::string& name) {
-    std::vector<std::string> names;
+    if (name.find('=') != name.npos) return hardware_from_numbers(name);
+    std::string all;
     for (auto& h : machines) {
         if (name == h.name) return h;
-        names.push_back(h.name);
+        all += std::string(" ") + h.name;
     }
-    std::string all;
-    for (auto& n : names) all += " " + n;
-    fail("--hardware %s: unknown: choose one of%s", name.c_str(), all.c_str());
+    fail("--hardware %s: unknown: choose one of%s, or give memory=GB,tflops=N,bandwidth=GB/s", name.c_str(),
+         all.c_str());
 }
 
 // the machine named, else the one we run on; if that is in no table, with --plan, the best documented one
@@ -69,6 +94,7 @@ inline Hardware choose_hardware(const Options& o) {
     for (auto& h : machines)
         if (name.empty() && h.is_known() && device.find(h.gpu.name) != device.npos) name = h.name;
     Hardware found = find_hardware(!name.empty() ? name : o.plan.empty() ? "here" : "dgx-a100");
+    if (found.name == std::string("here")) found.gpu.memory = (double)free_memory();
     found.efficiency = o.gemm_efficiency;
     if (o.network_rate > 0) found.network = 1e9 * o.network_rate;
     if (o.fp8 == "yes" && found.gpu.fp8 == 0)
@@ -77,7 +103,7 @@ inline Hardware choose_hardware(const Options& o) {
 }
 
 inline double filled(const Hardware& h, const GemmShape& p) {
-    if (h.is_measured) return 1;
+    if (h.is_measured || h.gpu.sms == 0) return 1;
     constexpr long tile = 128, least_k = 512;
     long rows = (p.m + tile - 1) / tile, columns = (p.n + tile - 1) / tile;
     long tiles = rows * columns * p.batch, parts = 1;

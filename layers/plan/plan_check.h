@@ -66,7 +66,9 @@ public:
         if (!who.empty())
             comm::end_on_error(text("plan and run DIFFER on rank %s: a defect of this program",
                                         comm::rank_list(who).c_str()));
-        if (run.is_rank0() && steps) printf("plan and run are equal on all %d ranks\n", run.grid.world.size);
+        if (run.is_rank0() && steps) printf("plan and run are equal on %s\n",
+                                           run.grid.world.size == 1 ? "this rank"
+                                           : text("all %d ranks", run.grid.world.size).c_str());
     }
 
 private:
@@ -83,13 +85,15 @@ private:
         printf("  linear layers   %9.4g GFLOP%9.4g GFLOP\n", planned_flops * 1e-9 / (double)steps,
                done_flops * 1e-9 / (double)steps);
         printf(
-            "  memory          %9.1f MB   %9.1f MB   and %.1f to %.1f MB resident at most, over all ranks\n",
-            (double)mine.bytes() * 1e-6, (double)taken_bytes * 1e-6, (double)least * 1e-6,
-            (double)most * 1e-6);
+            "  memory          %9.1f MB   %9.1f MB   and %s MB resident at most%s\n",
+            (double)mine.bytes() * 1e-6, (double)taken_bytes * 1e-6,
+            (least == most ? text("%.1f", (double)most * 1e-6)
+                           : text("%.1f to %.1f", (double)least * 1e-6, (double)most * 1e-6)).c_str(),
+            least == most ? "" : ", over all ranks");
 
         double timed = (double)std::max(1L, steps - 1);
         std::string time =
-            planned_seconds > 0 ? text("%9.4g s ", planned_seconds / timed) : "no known machine";
+            planned_seconds > 0 ? text("%9.4g s ", planned_seconds / timed) : "        -";
         printf("  seconds         %-12s    %9.4g s\n", time.c_str(), done_seconds / timed);
     }
 };

@@ -106,6 +106,7 @@ inline std::string choices(const Plan& plan) {
     std::string out = text("micro-batch     %d: %d a step on each replica; possible:", plan.o.micro_batch, m);
     Choices of = possible_micro_batches(plan);
     for (int b : of.possible) out += text(" %d", b);
+    if (of.possible.empty()) out += " none";
     for (auto& why : of.refused) out += "\n                " + why;
 
     out += text("\nchunks a stage  %d; possible:", plan.o.pipeline_chunks);
@@ -289,9 +290,8 @@ inline std::string plan_text(const Plan& plan) {
                     saved / rate, saved / rate);
 
     return out + text(
-                     "proved          %d ranks stand in one place each; %d schedules meet and never wait for "
-                     "ever\n",
-                     plan.world(), schedules);
+                     "proved          %s in one place each; %s: all messages meet, none waits for ever\n",
+                     counted(plan.world(), "rank").c_str(), counted(schedules, "schedule").c_str());
 }
 
 // ---- JSON ------------------------------------------------------------------------------------------------

@@ -213,6 +213,21 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
     return all;
 }
 
+// the command that starts a run with a plan's layout: what was given, but for what asks for the plan
+inline std::string command_of(const Plan& plan) {
+    const std::set<std::string> layout = {"tensor-parallel", "pipeline-parallel", "pipeline-chunks",
+                                          "micro-batch", "recompute"},
+                                asks = {"plan", "plan-json", "hardware", "world-size", "network-rate",
+                                        "gemm-efficiency", "file-system-rate"};
+    std::string out = text("mpirun -n %d ./train_gpt", plan.world());
+    for (auto& option : option_table) {
+        std::string name = option.name;
+        if (layout.count(name) || (plan.o.has(option.name) && !asks.count(name)))
+            out += " --" + name + " " + print_value(plan.o, option);
+    }
+    return out + (plan.o.train.empty() ? " --train …" : "");
+}
+
 inline std::string search(const Run& run, const Hardware& h) {
     if (h.gpu.peak == 0) fail("--plan search: --hardware %s has no times: name another machine", h.name);
     std::vector<Options> all = layouts(run, h);
@@ -239,9 +254,9 @@ inline std::string search(const Run& run, const Hardware& h) {
     std::sort(order.begin(), order.end());
 
     std::string out = text(
-        "search          %zu layouts of %d ranks: %d impossible, %d do not fit in %.0f GB, %zu "
-        "simulated\n",
-        all.size(), run.grid.world.size, impossible, large, h.gpu.memory * 1e-9, good.size());
+        "search          %zu layouts of %d ranks for --batch %d: %d impossible, %d do not fit in %.0f GB, "
+        "%zu simulated\n", all.size(), run.grid.world.size, run.options.batch, impossible, large,
+        h.gpu.memory * 1e-9, good.size());
     if (all.empty())
         return out +
             text("  no tensor x pipeline of %d heads and %d layers divides %d ranks so that --batch %d goes "
@@ -266,5 +281,6 @@ inline std::string search(const Run& run, const Hardware& h) {
                     p.gpu_bytes() * 1e-9, 100 * p.step().idle(), 100 * candidate.tensor);
     }
     return out +
-           "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n";
+           "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n"
+           "the fastest     " + command_of(good[order[0].second].plan) + "\n";
 }

@@ -95,13 +95,13 @@ inline int most_communicators(const Grid& grid, bool wrap) {
 inline std::string memory_table(const std::vector<StagePlan>& stages) {
     bool alone = stages.size() == 1;
     int digits = stages[0].bytes() < 10e6 ? 3 : 1;
-    std::string out = text("memory, MB     "), all = text("\n  %-13s", "in all");
+    std::string out = text("memory, MB      "), all = text("\n  %-14s", "in all");
     for (auto& s : stages) {
         out += text("%12s", alone ? "a rank" : text("stage %d", s.stage).c_str());
         all += text("%12.*f", digits, (double)s.bytes() * 1e-6);
     }
     for (size_t i = 0; i < stages[0].memory.size(); i++) {
-        out += text("\n  %-13s", stages[0].memory[i].name);
+        out += text("\n  %-14s", stages[0].memory[i].name);
         for (auto& s : stages) out += text("%12.*f", digits, (double)s.memory[i].used * 1e-6);
     }
     return out + all + "\n";
