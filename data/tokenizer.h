@@ -158,7 +158,13 @@ struct Vocabulary {
 
     static Vocabulary bpe(const std::string& path);
     // spec: "bytes" or the path of a vocab.bpe
-    static Vocabulary open(const std::string& spec) { return spec == "bytes" ? bytes() : bpe(spec); }
+    static Vocabulary open(const std::string& spec) {
+        if (spec == "bytes") return bytes();
+        if (access(spec.c_str(), R_OK) != 0)
+            fail("%s: cannot be read: %s: wants bytes, or GPT-2's vocab.bpe (bash scripts/prepare.sh gpt2 fetches "
+                 "it)", spec.c_str(), strerror(errno));
+        return bpe(spec);
+    }
 };
 
 // GPT-2 writes each byte as a printable character: itself where it is one, else the next from U+0100 on

@@ -70,14 +70,20 @@ def lines(name):
 
 
 def run(command, *arguments):
+    """Runs a program to its end; what it says of its progress is shown."""
+    words = [*shlex.split(command), *arguments]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    said = ""
     try:
-        result = subprocess.run(
-            [*shlex.split(command), *arguments], capture_output=True, encoding="utf8", errors="replace"
-        )
+        with subprocess.Popen(words, **pipes, encoding="utf8", errors="replace") as process:
+            for line in process.stderr:
+                said += line
+                if line.startswith("progress"):
+                    print(line, end="", file=sys.stderr)
     except OSError as e:
         stop(f"{command}: cannot be started: {e.strerror}: run make, or give --run")
-    if result.returncode:
-        stop(f"{command} {' '.join(arguments)}: {result.stderr.strip()}")
+    if process.returncode:
+        stop(f"{command} {' '.join(arguments)}: {said.strip()}")
 
 
 def first_words(name):
@@ -170,8 +176,9 @@ with open(path("association.jsonl"), "w", encoding="utf8") as f:
             )
             + "\n"
         )
+program = next((word for word in shlex.split(o.run) if word.endswith("train_gpt")), "./train_gpt")
 run(
-    f"{root}/tasks",
+    os.path.join(os.path.dirname(program), "tasks"),
     "--task",
     "requests",
     "--from",

@@ -32,7 +32,7 @@ try:
     import lm_eval
     import lm_eval.tasks
 except ImportError:
-    sys.exit("compare_harness.py: lm_eval is not here: pip install lm-eval transformers torch")
+    sys.exit("compare_harness.py: lm_eval is not here: pip install lm_eval[hf]")
 softmax = "float64" if options.dtype == "float64" else "float32"  # in bf16 it alone would be off by 4e-3
 most = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 2**-7}[options.dtype]
 here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -3,6 +3,10 @@
 # train_gpt come from the command line; N of the nodes take part (default: all), the others are spares:
 #   sbatch --nodes 284 scripts/launch_slurm.sh --hosts 280 --tensor-parallel 8 --pipeline-parallel 35
 #   --save /shared/run OPTION…
+# One node with four GPUs, with what a cluster may ask for (options of sbatch come before the script's name):
+#   sbatch --nodes 1 --ntasks-per-node 4 --gpus-per-node 4 --partition gpu --account me --time 4:00:00
+#   scripts/launch_slurm.sh --save run OPTION…
+# Modules are loaded before: module load cuda nccl openmpi; sbatch passes the environment on.
 # Ranks fill node after node (block), so that a tensor group of 8 is on one node; a rank uses the GPU whose
 # index is its local rank. Ten minutes before the time limit Slurm signals the launcher: the ranks finish
 # their step and save, and the job is requeued, to resume from the newest checkpoint in --save. After a crash,
@@ -21,6 +25,6 @@ if ! [ -r scripts/launch.py ]; then
     echo "launch_slurm.sh: $PWD is not the repository: sbatch from there" >&2
     exit 1
 fi
-[ $# -ge 1 ] || { sed -n '2,9s/^# //p' "$0"; exit 1; }
+[ $# -ge 1 ] || { sed -n '2,13s/^# //p' "$0"; exit 1; }
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 exec python3 scripts/launch.py slurm "$@"

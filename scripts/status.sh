@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The status of a run, for somebody who did not start it: step, loss, pace, checkpoint, restarts, slow ranks.
-#   bash scripts/status.sh RUN          RUN is the --save folder of a run that a launcher started
+#   bash scripts/status.sh RUN          RUN is the --save folder of a run
 set -euo pipefail
 [ $# = 1 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
 exec python3 - "$1" << 'PYTHON'
@@ -11,22 +11,36 @@ import time
 from pathlib import Path
 
 run = Path(sys.argv[1])
-if not (run / "launch.json").is_file():
-    sys.exit(f"status.sh: {run}/launch.json is not there: give the --save of a run that a launcher started")
-record = json.loads((run / "launch.json").read_text())
+saved = sorted(run.glob("step-*/index.json"))
+if (run / "launch.json").is_file():
+    record = json.loads((run / "launch.json").read_text())
+elif saved:  # no launcher started it: its newest checkpoint knows where the metrics are
+    options = json.loads(saved[-1].read_text())["options"]
+    record = {"metrics": options.get("metrics"), "attempts": []}
+else:
+    sys.exit(f"status.sh: {run}: has neither launch.json nor a checkpoint: give the --save folder of a run")
 attempts = record["attempts"]
-now, last = time.time(), attempts[-1]
+now, last = time.time(), attempts[-1] if attempts else None
 lines = []
 if record["metrics"] and Path(record["metrics"]).is_file():
     written = Path(record["metrics"]).read_text().splitlines()
     lines = [json.loads(line) for line in written if line.endswith("}")]
 
 
+def held():
+    """Who holds the folder: a run touches its lock every five seconds (folder_lock.h)."""
+    lock = run / ".lock"
+    beats = lock.is_file() and now - lock.stat().st_mtime < 15
+    return f"running: {lock.read_text().strip()}" if beats else "not running"
+
+
 def show(name, value):
     print(f"{name:13s} {value}")
 
 
-if "ended" in last:
+if not last:
+    show("state", held())
+elif "ended" in last:
     show("state", f"ended with {last['exit_code']}, {(now - last['ended']) / 60:.0f} minutes ago")
 else:
     hours = (now - last["began"]) / 3600
@@ -43,11 +57,11 @@ if lines:
         show("spikes", f"{len(left_out)}, the last at step {left_out[-1]}")
     slow = sorted({rank for line in lines[-20:] for rank in line.get("slow_ranks", [])})
     show("slow ranks", ", ".join(map(str, slow)) or "none in the last 20 steps")
-saved = sorted(run.glob("step-*/index.json"))
 if saved:
     age = (now - saved[-1].stat().st_mtime) / 60
     show("checkpoint", f"step {int(saved[-1].parent.name[5:])}, {age:.0f} minutes ago; {len(saved)} are kept")
-show("restarts", f"{len(attempts) - 1}")
+if attempts:
+    show("restarts", f"{len(attempts) - 1}")
 for attempt in attempts[:-1][-5:]:
     lost = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
     show("", f"ended with {attempt['exit_code']} at checkpoint {attempt['to_step']}{lost}")

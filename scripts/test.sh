@@ -1,14 +1,40 @@
 #!/usr/bin/env bash
 # All checks, on this machine: bash scripts/test.sh. The last line is `N passed, N failed`.
-#   cpu fp64       ref against finite differences and PyTorch, to 1e-7 and 1e-10
-#   cpu bf16       GEMMs and training with oneDNN, where it is installed (scripts/install.sh --with-onednn)
-#   cpu fp32       what a user without a GPU runs, whole: data, training, kill -9 and resume, bad input
-#   emulated       every CUDA kernel against ref, in fp32 and bf16, in several orders of threads
-#   parallel       tensor, pipeline and data parallelism under mpirun, equal to one process to 1e-10
-#   cuda           the same on a GPU, where there is one
-# More is checked where ../shared/data has GPT-2's vocabulary and real text.
+# Some of them: bash scripts/test.sh PART…
+#   units       the chapters of ./test_gpt, in builds for the CPU (fp64, against finite differences and
+#               PyTorch; fp32; bf16 where oneDNN is), for every CUDA kernel in emulation (fp32, bf16), and for
+#               a GPU, where there is one
+#   parallel    tensor, pipeline and data parallelism under mpirun, equal to one process to 1e-10
+#   nccl        comm_nccl.cpp over a stand-in for NCCL
+#   start       refused options and folders, on every rank
+#   hosts       four hosts: network namespaces with sshd
+#   operations  --trace, --profile, --record and the plan of each operation
+#   autotune    choices of the autotuner
+#   evaluate    evaluation, generation and the server
+#   faults      killed, late and damaged runs, disks and hosts
+#   corpus      ./corpus, where its libraries are (scripts/install.sh --with-corpus)
+#   programs    whole programs: flash attention beside the other one, plans, formats, bias, first_contact.sh
+#   figures     the published figures, and metrics
+#   tour        the guided tour
+#   readme      what the READMEs show
+#   data        GPT-2's vocabulary, real text and the tasks' files, where ../shared/data has them
 set -uo pipefail
 cd "$(dirname "$0")/.."
+parts="units parallel nccl start hosts operations autotune evaluate faults corpus programs figures tour
+    readme data"
+parts=$(echo $parts)
+chosen=${*:-$parts}
+for each in $chosen; do
+    case " $parts " in
+        *" $each "*) ;;
+        *)
+            sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"
+            [ "$each" = --help ] || [ "$each" = -h ] && exit 0
+            echo "test.sh: no part $each: choose some of $parts" >&2
+            exit 1
+            ;;
+    esac
+done
 bash scripts/install.sh || exit 1
 export OMP_WAIT_POLICY=passive  # builds run beside checks: threads that spin keep others from their processor
 passed=0
@@ -46,37 +72,55 @@ variants="cpu-fp64 emulated-fp32 emulated-bf16"
 if has_gpu && command -v nvcc > /dev/null; then variants="$variants cuda-fp32 cuda-bf16"; fi
 has_onednn() { [ -n "$(make -s onednn-flags)" ]; }
 if has_onednn; then variants="$variants cpu-bf16"; fi
-variants="$variants cpu-fp32"  # last, so that ./train_gpt is the one of this machine without a GPU
+variants="$variants cpu-fp32"
 has_mpi() { command -v mpirun > /dev/null; }
 has_nccl() { has_mpi && [ -n "$(make -s nccl-folder)" ]; }
 has_corpus() { make -s corpus-found > /dev/null 2>&1; }
-build() {  # build NAME OPTION…: make with these, and what came of it into files
-    local name=$1
-    shift
-    make -s "$@" > "$work/build-$name" 2>&1
-    echo $? > "$work/built-$name"
+bin=build/cpu-fp32  # the programs that a user without a GPU has
+
+# the builds that a part wants, in the order in which they are made
+wanted() {
+    case $1 in
+        units) echo "$variants" ;;
+        parallel) echo cpu-fp64 emulated-fp32 cpu-fp32 ;;
+        nccl) if has_nccl; then echo emulated-fp32 nccl; fi ;;
+        start | hosts) echo cpu-fp64 ;;
+        operations) echo emulated-fp32 cpu-fp32 ;;
+        autotune) echo emulated-fp32 ;;
+        evaluate) echo cpu-fp64 emulated-fp32 ;;
+        corpus) if has_corpus; then echo cpu-fp32 corpus; fi ;;
+        programs)
+            echo emulated-fp32 emulated-bf16 cpu-fp32
+            if ! has_gpu && has_nccl; then echo rehearsed; fi
+            ;;
+        *) echo cpu-fp32 ;;
+    esac
 }
+build() {  # build NAME: makes it, and what came of it into files
+    local programs="train_gpt test_gpt tokenize tasks convert" settings folder=build/$1
+    settings="DEVICE=${1%-*} PRECISION=${1#*-}"
+    case $1 in
+        cpu-bf16) programs=test_gpt ;;
+        emulated-bf16) programs="train_gpt test_gpt" ;;
+        corpus) settings="DEVICE=cpu PRECISION=fp32" programs=corpus folder=$bin ;;
+        nccl)
+            settings="DEVICE=emulated PRECISION=fp32 COMM=nccl"
+            programs="train_gpt test_gpt test_nccl" folder=build/emulated-fp32-nccl
+            ;;
+        rehearsed)
+            settings="DEVICE=emulated PRECISION=bf16 COMM=nccl"
+            programs=train_gpt folder=build/emulated-bf16-nccl
+            ;;
+    esac
+    # not the programs in the top folder: those are the user's
+    make -s -j2 $settings $(printf "$folder/%s " $programs) > "$work/build-$1" 2>&1
+    echo $? > "$work/built-$1"
+}
+for each in $chosen; do wanted "$each"; done | tr ' ' '\n' > "$work/wanted"
 {  # one after the other, while the checks of those that are built run
-    for each in $variants; do
-        case $each in  # what checks start of it
-            cpu-bf16) only=build/cpu-bf16/test_gpt ;;
-            emulated-bf16) only=$(echo build/emulated-bf16/{train_gpt,test_gpt}) ;;
-            *) only= ;;
-        esac
-        build "$each" -j2 DEVICE="${each%-*}" PRECISION="${each#*-}" $only
+    for each in $variants nccl corpus rehearsed; do
+        if grep -qx "$each" "$work/wanted"; then build "$each"; fi
     done
-    if has_nccl; then
-        build nccl DEVICE=emulated PRECISION=fp32 COMM=nccl \
-            build/emulated-fp32-nccl/{train_gpt,test_gpt,test_nccl}
-    fi
-    if has_corpus; then build corpus corpus; fi
-    if ! has_gpu; then
-        if has_nccl; then
-            build rehearsed DEVICE=emulated PRECISION=bf16 COMM=nccl build/emulated-bf16-nccl/train_gpt
-        else
-            echo 0 > "$work/built-rehearsed"
-        fi
-    fi
 } &
 builder=$!
 
@@ -88,9 +132,15 @@ is_built() {  # is_built NAME: waits for it; whether it is there, and without a 
         fi
         sleep 1
     done
-    if [ "$(cat "$work/built-$1")" = 0 ] && ! grep -qs warning "$work/build-$1"; then good; return; fi
+    if [ -e "$work/told-$1" ]; then return "$(cat "$work/told-$1")"; fi
+    if [ "$(cat "$work/built-$1")" = 0 ] && ! grep -qs warning "$work/build-$1"; then
+        good
+        echo 0 > "$work/told-$1"
+        return
+    fi
     bad "the build of $1 is not clean"
     cat "$work/build-$1"
+    echo 1 > "$work/told-$1"
     return 1
 }
 
@@ -111,15 +161,16 @@ variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is b
     fi
 }
 
-for each in $variants; do
-    case $each in
-        emulated-bf16) variant "$each" gemm kernels packed hopper pytorch training overfit ;;
-        cpu-bf16) variant "$each" gemm pytorch training overfit scores ;;
-        *) variant "$each" ;;
-    esac
-done
+units() {
+    for each in $variants; do
+        case $each in
+            emulated-bf16) variant "$each" gemm kernels packed hopper pytorch training overfit ;;
+            cpu-bf16) variant "$each" gemm pytorch training overfit scores ;;
+            *) variant "$each" ;;
+        esac
+    done
+}
 
-part "tensor, pipeline and data parallel"
 count_checks() {  # count_checks SCRIPT BUILD…
     python3 "$@" | tee "$work/out"
     if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
@@ -129,42 +180,32 @@ count_checks() {  # count_checks SCRIPT BUILD…
         bad "$1 ended early"
     fi
 }
-if has_mpi; then
-    count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32
-    if has_nccl; then
-        part "NCCL's stand-in"
-        is_built nccl && count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
-    else
-        echo "nccl.h is not here: comm_nccl.cpp was not checked"
-    fi
-    part "the start"
-    count_checks scripts/test_start.py build/cpu-fp64
-    part "four hosts"
-    count_checks scripts/test_hosts.py build/cpu-fp64
-    part "operations"
-    count_checks scripts/test_operations.py build/cpu-fp32 build/emulated-fp32
-    part "choices of the autotuner"
-    count_checks scripts/test_autotune.py build/emulated-fp32
-    part "evaluation and generation"
+parallel() { count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32; }
+nccl() {
+    if has_nccl; then count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
+    else echo "nccl.h is not here: comm_nccl.cpp was not checked"; fi
+}
+start() { count_checks scripts/test_start.py build/cpu-fp64; }
+hosts() { count_checks scripts/test_hosts.py build/cpu-fp64; }
+operations() { count_checks scripts/test_operations.py build/cpu-fp32 build/emulated-fp32; }
+autotune() { count_checks scripts/test_autotune.py build/emulated-fp32; }
+evaluate() {
     count_checks scripts/test_evaluate.py build/cpu-fp64 build/emulated-fp32
     count_checks scripts/test_serve.py build/cpu-fp64
-    part "faults"
-    count_checks scripts/test_faults.py build/cpu-fp32
-else
-    bad "mpirun is not here: run scripts/install.sh"
-fi
+}
+faults() { count_checks scripts/test_faults.py build/cpu-fp32; }
+corpus() {
+    if has_corpus; then
+        count_checks scripts/test_corpus.py $bin/corpus $bin/train_gpt
+        count_checks scripts/test_fetch.py $bin/corpus
+    else
+        echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
+    fi
+}
 
-part "the corpus"
-if has_corpus; then
-    is_built corpus && count_checks scripts/test_corpus.py ./corpus build/cpu-fp32/train_gpt
-    count_checks scripts/test_fetch.py ./corpus
-else
-    echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
-fi
-
-part "whole programs"
+programs() {
 cat Makefile layers/*.cuh > "$work/text.txt"
-expect "tokenize" ./tokenize --vocabulary bytes --validation 0.1 --output "$work/text" "$work/text.txt"
+expect "tokenize" $bin/tokenize --vocabulary bytes --validation 0.1 --output "$work/text" "$work/text.txt"
 
 # the trainer in emulation and in ref: the same losses; sums in another order differ by 1e-7 and grow slowly
 run="--train $work/text.train.bin --layers 2 --hidden 32 --heads 2 --sequence 24 --batch 4 --micro-batch 2"
@@ -222,7 +263,7 @@ done
 if ! has_gpu; then
     # a machine without a BLAS has plain loops
     expect "plain_blas.cpp" g++ -O2 -fopenmp -c -o "$work/plain_blas.o" layers/base/plain_blas.cpp
-    is_built rehearsed && expect "first_contact.sh, rehearsed" \
+    expect "first_contact.sh, rehearsed" \
         bash scripts/first_contact.sh --rehearse --output "$work/first" \
         --peer "other=124M=echo 1,234.5 tok/s"
     expect "what it found" python3 - "$work/first" <<'PYTHON'
@@ -269,19 +310,19 @@ printf '{"text": "some words"}\n{"text": "and more of them, and more"}\n' > "$wo
 marked < "$work/lines.jsonl" > "$work/marked.jsonl"
 marked < "$work/text.txt" > "$work/marked.txt"
 for each in lines.jsonl marked.jsonl marked.txt; do
-    expect "tokens of $each" ./tokenize --vocabulary bytes --output "$work/tokens-$each" "$work/$each"
+    expect "tokens of $each" $bin/tokenize --vocabulary bytes --output "$work/tokens-$each" "$work/$each"
 done
-expect "tokens of text.txt" ./tokenize --vocabulary bytes --output "$work/tokens-text.txt" "$work/text.txt"
+expect "tokens of text.txt" $bin/tokenize --vocabulary bytes --output "$work/tokens-text.txt" "$work/text.txt"
 expect "JSON lines behind a mark" cmp "$work/tokens-lines.jsonl.bin" "$work/tokens-marked.jsonl.bin"
 expect "a text behind a mark" cmp "$work/tokens-text.txt.bin" "$work/tokens-marked.txt.bin"
 printf 'layers 1\nsteps 1\n' | marked > "$work/marked.conf"
 printf '1 text.train.bin\n' | marked > "$work/marked.blend"
-expect "a configuration and a blend behind marks" ./train_gpt --config "$work/marked.conf" \
+expect "a configuration and a blend behind marks" $bin/train_gpt --config "$work/marked.conf" \
     --train "$work/marked.blend" --hidden 16 --heads 2 --sequence 16 --save "$work/marked"
 printf '{"prompt": "ab"}\n' | marked > "$work/marked-prompts.jsonl"
-expect "prompts behind a mark" ./train_gpt --resume "$work/marked" --generate "$work/marked-prompts.jsonl"
+expect "prompts behind a mark" $bin/train_gpt --resume "$work/marked" --generate "$work/marked-prompts.jsonl"
 printf '{"context": "a", "continuations": ["b", "c"], "gold": 0}\n' | marked > "$work/marked-requests.jsonl"
-expect "requests behind a mark" ./tasks --task requests --from "$work/marked-requests.jsonl" \
+expect "requests behind a mark" $bin/tasks --task requests --from "$work/marked-requests.jsonl" \
     --vocabulary bytes --output "$work/marked.eval"
 
 # what is no text is refused, with what to do
@@ -290,7 +331,7 @@ iconv -f UTF-8 -t UTF-16 "$work/lines.jsonl" > "$work/utf16"
 iconv -f UTF-8 -t UTF-16LE "$work/lines.jsonl" > "$work/utf16le"
 : > "$work/empty"
 while read -r file says; do
-    refused "$says" ./tokenize --vocabulary bytes --output "$work/none" "$work/$file"
+    refused "$says" $bin/tokenize --vocabulary bytes --output "$work/none" "$work/$file"
 done <<'TABLE'
 text.gz is gzip, wants UTF-8 text: gzip -dc
 utf16 is UTF-16, wants UTF-8 text: iconv
@@ -300,13 +341,14 @@ text.train.bin has a zero byte
 TABLE
 
 # a checkpoint to Hugging Face's form and back: the same weights
-expect "a checkpoint" ./train_gpt $run --save "$work/saved"
+expect "a checkpoint" $bin/train_gpt $run --save "$work/saved"
 printf 'good 1 0\nbad 0 1\n' > "$work/lexicon"
 printf '  a licence\naa n 1\nsad a 2\n' > "$work/adjectives"
 mkdir "$work/lists"
 cp scripts/bias/*.txt "$work/lists"
 printf 'he | H\n' > "$work/lists/prompts.txt"
-expect "bias" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" --samples 3 \
+expect "bias" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
+    --vocabulary bytes --output "$work/bias" --samples 3 \
     --tokens 9 --adjectives no --toxicity "python3 -c 'import sys, json
 for i, line in enumerate(sys.stdin): print(1 if len(json.loads(line)) and i % 3 == 0 else 0.25)'" \
     --lexicon "$work/lexicon" --also "--batch 40"
@@ -329,24 +371,27 @@ assert report["counted"] == "all words but stop words" and "| deaf | 6 | 33.3 % 
 assert "| The {occupation} was a |" in markdown and "Sentiment: gender" in markdown
 assert report["sentiment"]["gender"]["he"]["words"] >= 0
 PYTHON
-expect "to Hugging Face" ./convert --from-checkpoint "$work/saved" --to-huggingface "$work/hf"
-expect "from Hugging Face" ./convert --from-huggingface "$work/hf" --to "$work/back"
-expect "and to it again" ./convert --from-checkpoint "$work/back" --to-huggingface "$work/hf2"
+expect "to Hugging Face" $bin/convert --from-checkpoint "$work/saved" --to-huggingface "$work/hf"
+expect "from Hugging Face" $bin/convert --from-huggingface "$work/hf" --to "$work/back"
+expect "and to it again" $bin/convert --from-checkpoint "$work/back" --to-huggingface "$work/hf2"
 expect "the same bytes" cmp "$work/hf/model.safetensors" "$work/hf2/model.safetensors"
-expect "it trains on" ./train_gpt --resume "$work/back" --train "$work/text.train.bin" --batch 4 --steps 2 \
-    --save "$work/on"
+expect "it trains on" $bin/train_gpt --resume "$work/back" --train "$work/text.train.bin" --batch 4 \
+    --steps 2 --save "$work/on"
+refused "stays as it is: say where this run is to save" $bin/train_gpt --resume "$work/back" \
+    --train "$work/text.train.bin" --steps 2
 head -c 5000 "$work/hf/model.safetensors" > "$work/hf2/model.safetensors"
 cp "$work/hf/model.safetensors" "$work/hf/whole"
-refused "truncated" ./convert --from-huggingface "$work/hf2" --to "$work/none"
+refused "truncated" $bin/convert --from-huggingface "$work/hf2" --to "$work/none"
 printf '\377\377\377\377\377\377\377\177' | dd of="$work/hf/model.safetensors" conv=notrunc status=none
-refused "truncated or foreign" ./convert --from-huggingface "$work/hf" --to "$work/none"
-refused "cannot be read" ./convert --from-huggingface "$work/none" --to "$work/none2"
+refused "truncated or foreign" $bin/convert --from-huggingface "$work/hf" --to "$work/none"
+refused "cannot be read" $bin/convert --from-huggingface "$work/none" --to "$work/none2"
 sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
-refused "does not divide" ./convert --from-huggingface "$work/hf" --to "$work/none"
-refused "did you mean --to-huggingface" ./convert --to-hugingface x
+refused "does not divide" $bin/convert --from-huggingface "$work/hf" --to "$work/none"
+refused "did you mean --to-huggingface" $bin/convert --to-hugingface x
 count_checks scripts/test_convert.py build/cpu-fp32
-expect "bias of adjectives and toxic words" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
+expect "bias of adjectives and toxic words" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
+    --vocabulary bytes \
     --samples 3 --tokens 9 --output "$work/bias2" --adjectives "$work/adjectives" \
     --toxic-words "$work/lexicon"
 expect "nothing else is counted" python3 - "$work/bias2" <<'PYTHON'
@@ -356,56 +401,76 @@ words = {each["word"] for axis in report["words"].values() for group in axis.val
 assert words <= {"aa", "sad"} and report["counted"].startswith("adjectives, by "), words
 assert report["toxicity"]["gender"]["he"] == {"share": 0, "mean": 0}
 PYTHON
-refused "wants one from 0 to 1 for each" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
+refused "wants one from 0 to 1 for each" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
+    --vocabulary bytes \
     --samples 1 --tokens 3 --output "$work/bias2" --toxicity "echo 0.5"
-refused "choose one" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias2" \
+refused "choose one" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
+    --vocabulary bytes --output "$work/bias2" \
     --toxicity x --toxic-words y
-refused "has no words" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias2" \
+refused "has no words" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
+    --vocabulary bytes --output "$work/bias2" \
     --adjectives /dev/null
-refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --vocabulary bytes \
+refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
+    --vocabulary bytes \
     --output "$work/bias" --lists "$work/lists"
-refused "No such file" python3 scripts/bias.py "$work/saved" --vocabulary bytes --output "$work/bias" \
+refused "No such file" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
+    --vocabulary bytes --output "$work/bias" \
     --lists "$work/none"
-refused "wants --plan" ./train_gpt --timeline x.svg
-refused "start 8, or leave the option out" ./train_gpt $run --world-size 8
-refused "choose one of these" ./train_gpt $run --trace "$work/x.svg" --trace-step 6
-refused "cannot be written" ./train_gpt $run --trace "$work/nowhere/x.svg"
-refused "choose one of dgx-a100" ./train_gpt $run --hardware dgx
-refused "does not go with --plan" ./train_gpt --plan --trace x.svg
-refused "cannot be written" ./train_gpt $run --record "$work/nowhere/x.jsonl"
-refused "wants three steps at least" ./train_gpt $run --steps 2 --profile
-refused "wants nothing, search or published" ./train_gpt --plan all
-refused "give --plan without published" ./train_gpt --plan published --hosts x
-refused "cannot be written" ./train_gpt --plan --timeline "$work/nowhere/x.svg"
+refused "wants --plan" $bin/train_gpt --timeline x.svg
+refused "start 8, or leave the option out" $bin/train_gpt $run --world-size 8
+refused "choose one of these" $bin/train_gpt $run --trace "$work/x.svg" --trace-step 6
+refused "cannot be written" $bin/train_gpt $run --trace "$work/nowhere/x.svg"
+refused "choose one of dgx-a100" $bin/train_gpt $run --hardware dgx
+refused "does not go with --plan" $bin/train_gpt --plan --trace x.svg
+refused "cannot be written" $bin/train_gpt $run --record "$work/nowhere/x.jsonl"
+refused "wants three steps at least" $bin/train_gpt $run --steps 2 --profile
+refused "wants nothing, search or published" $bin/train_gpt --plan all
+refused "give --plan without published" $bin/train_gpt --plan published --hosts x
+refused "cannot be written" $bin/train_gpt --plan --timeline "$work/nowhere/x.svg"
+# a published vocabulary and a text, fetched: whole, cut, absent
+mkdir "$work/mirror"
+printf 'cut off' > "$work/mirror/vocab.bpe"
+refused "has SHA-256 .*, wants 1ce1664773c50f3e" env PREPARE_FROM="file://$work/mirror" \
+    bash scripts/prepare.sh gpt2 "$work/prepared"
+rm "$work/prepared/vocab.bpe"
+refused "without a network, copy the file to $work/prepared/vocab.bpe" \
+    env PREPARE_FROM="file://$work/nowhere" bash scripts/prepare.sh gpt2 "$work/prepared"
+expect "nothing half fetched" bash -c "[ -z \"\$(ls '$work/prepared')\" ]"
+refused "gpt2 \[FOLDER\]" bash scripts/prepare.sh
 refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
+expect "6.7B on one GPU of 80 GB, as the README says" $bin/train_gpt --plan --model 6.7B --micro-batch 1 \
+    --moments bf16 --master-weights no --hardware dgx-h100
+refused "a machine of here has" $bin/train_gpt --plan --model 175B --hardware here
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
     eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
+}
 
-part "the published figures"
-count_checks scripts/test_figures.py build/cpu-fp32
-part "metrics"
-count_checks scripts/test_metrics.py
-part "the guided tour"
-count_checks scripts/test_tour.py
+figures() {
+    count_checks scripts/test_figures.py $bin
+    count_checks scripts/test_metrics.py
+}
+tour() { count_checks scripts/test_tour.py; }
+readme() { count_checks scripts/test_readme.py $bin; }
 
-part "what the READMEs show"
-count_checks scripts/test_readme.py build/cpu-fp32
-
-data=../shared/data
-if [ -d "$data" ]; then
-    part "GPT-2's vocabulary and real text"
-    expect "GPT-2 tokens" ./tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" \
+data() {
+    local data=../shared/data sum
+    if [ ! -d "$data" ]; then return; fi
+    expect "GPT-2 tokens" $bin/tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" \
         $data/tinyshakespeare.txt
     sum=$(tail -c +65 "$work/ts.bin" | head -c 676050 | sha256sum | cut -d' ' -f1)
     if [ "$sum" = 25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31 ]; then good; else \
         bad "sha256 $sum"; fi
-    expect "decoding gives it back" bash -c "./tokenize --decode $work/ts.bin \
+    cp $data/gpt2/vocab.bpe $data/tinyshakespeare.txt "$work"
+    mv "$work/tinyshakespeare.txt" "$work/input.txt"
+    expect "prepare.sh" env PREPARE_FROM="file://$work" bash scripts/prepare.sh gpt2 "$work/prepared-gpt2"
+    expect "its tokens" test -s "$work/prepared-gpt2/shakespeare.validation.bin"
+    expect "decoding gives it back" bash -c "$bin/tokenize --decode $work/ts.bin \
         --vocabulary $data/gpt2/vocab.bpe |
         cmp - $data/tinyshakespeare.txt"
-    refused "did you mean" ./tokenize --vocabulry x
-    part "the tasks' public files: the requests that lm-evaluation-harness makes"
-    requests() {  # requests SHA256 OPTION…: what ./tasks makes has this hash
-        ./tasks --vocabulary $data/gpt2/vocab.bpe --output "$work/task.eval" "${@:2}" > "$work/log" 2>&1
+    refused "did you mean" $bin/tokenize --vocabulry x
+    # the tasks' public files: the requests that lm-evaluation-harness makes
+    requests() {  # requests SHA256 OPTION…: what $bin/tasks makes has this hash
+        $bin/tasks --vocabulary $data/gpt2/vocab.bpe --output "$work/task.eval" "${@:2}" > "$work/log" 2>&1
         if [ "$(tail -1 "$work/log")" = "sha256 of all requests $1" ]; then good; else bad "$*"; \
             cat "$work/log"; fi
     }
@@ -419,7 +484,7 @@ if [ -d "$data" ]; then
     requests 6048a3a2bb3ad1e6a3d98139618e06b4d7de766edd685bd38837596199c3f69f --task piqa \
         --from $data/tasks/piqa
     # a random model guesses: within three standard errors of a half
-    expect "a model without training on PiQA" ./train_gpt --layers 2 --hidden 32 --heads 2 --sequence 256 \
+    expect "a model without training on PiQA" $bin/train_gpt --layers 2 --hidden 32 --heads 2 --sequence 256 \
         --evaluate "$work/task.eval" --results "$work/random.json"
     expect "it guesses" python3 - "$work" <<'PYTHON'
 import json, sys
@@ -444,23 +509,36 @@ anli-r2 anli-r2 2 e8b1d45bfeaba06e2d381c82983897e18b27bb559e7f12bc0f0d7f56d0b9e4
 race race-high 0 95605f622a5ade24b58b8387c17eda5530bbb491f54fd919e7dc5b4c4509b228
 race race-high 2 a921920e68af328c81123cc673ba8e21e86272f5ae81039c40b318dfbe1932a8
 TABLE
-    expect "HANS" ./tasks --task hans --from $data/tasks/hans --vocabulary bytes \
+    expect "HANS" $bin/tasks --task hans --from $data/tasks/hans --vocabulary bytes \
         --output "$work/task.eval" --shots 2
-    refused "--shots 4: $data/tasks/hans has 3 documents" ./tasks --task hans --from $data/tasks/hans \
+    refused "--shots 4: $data/tasks/hans has 3 documents" $bin/tasks --task hans --from $data/tasks/hans \
         --vocabulary bytes \
         --output "$work/none.eval" --shots 4
-    refused "wants the folder that holds valid-labels.lst" ./tasks --task piqa \
+    refused "wants the folder that holds valid-labels.lst" $bin/tasks --task piqa \
         --from $data/tasks/piqa/valid.jsonl \
         --vocabulary bytes --output "$work/none.eval"
-    refused "has no \"text\": is this the task's file" ./tasks --task lambada \
+    refused "has no \"text\": is this the task's file" $bin/tasks --task lambada \
         --from $data/tasks/piqa/valid.jsonl \
         --vocabulary bytes --output "$work/none.eval"
-    refused "cannot be read" ./tasks --task wic --from $data/tasks/piqa --vocabulary bytes \
+    refused "cannot be read" $bin/tasks --task wic --from $data/tasks/piqa --vocabulary bytes \
         --output "$work/none.eval"
-    expect "a larger vocabulary trains" ./train_gpt --train "$work/ts.bin" --layers 1 --hidden 16 \
+    expect "a larger vocabulary trains" $bin/train_gpt --train "$work/ts.bin" --layers 1 --hidden 16 \
         --heads 2 --sequence 32 --steps 2
-fi
+}
 
+for each in $chosen; do
+    part "$each"
+    built=yes
+    if [ "$each" != units ]; then  # those are counted one by one
+        for name in $(wanted "$each"); do is_built "$name" || built=no; done
+        case $each in
+            parallel | nccl | start | hosts | operations | autotune | evaluate | faults | programs)
+                has_mpi || { bad "mpirun is not here: run scripts/install.sh"; continue; }
+                ;;
+        esac
+    fi
+    if [ $built = yes ]; then "$each"; fi
+done
 if [ -s "$work/missing" ]; then bad "this script calls what does not exist: $(sort -u "$work/missing")"; fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -15,6 +15,7 @@ import random
 import struct
 import sys
 import tempfile
+import zipfile
 
 from over_ranks import check, finish, start
 
@@ -106,7 +107,18 @@ def make_model(work):
     good("tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text")
     sizes = ["--layers", L, "--hidden", C, "--heads", NH, "--sequence", T, "--batch", 4, "--steps", 3]
     good("train_gpt", "--train", f"{work}/text.bin", *sizes, "--learning-rate", 0.1, "--save", f"{work}/own")
-    return export(work, "own")
+    exported = export(work, "own")
+    ids = json.load(open(f"{work}/own-hf/vocab.json"))
+    check(
+        sorted(ids.values()) == list(range(257)) and all(ids[chr(c)] == c for c in range(33, 127)) and ids["Ġ"] == 32,
+        "transformers' tokenizer of bytes: a token for each",
+    )
+    check(open(f"{work}/own-hf/merges.txt").read() == "#version: 0.2\n", "without merges")
+    torch_saved = f"{work}/ckpt.pt"
+    with zipfile.ZipFile(torch_saved, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    refused("is what torch.save writes, wants safetensors: make it by", "--from-nanogpt", torch_saved, "--heads", 2, "--to", f"{work}/none")
+    return exported
 
 
 def export(work, name):

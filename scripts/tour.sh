@@ -8,6 +8,6 @@ kernels=build/emulated-bf16-watched-single/tour_kernels
 make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/tokenize &
 trainer=$!
 make -s DEVICE=emulated PRECISION=bf16 COMM=single SANITIZE=thread $kernels
-if make -s corpus-found > /dev/null 2>&1; then make -s corpus; fi
+if make -s corpus-found > /dev/null 2>&1; then make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/corpus; fi
 wait $trainer
 exec python3 scripts/tour/tour.py "$@"

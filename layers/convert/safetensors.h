@@ -18,12 +18,23 @@ struct Safetensors {
     size_t begin = 0;
 
     explicit Safetensors(const std::string& path) : file(path) {
+        refuse_torch_save();
         uint64_t n = file.read<uint64_t>(0, "the header's length");
         if (n > file.size - 8 || n > 16 << 20)
             fail("%s: truncated or foreign: its header has %llu bytes, the file %zu", path.c_str(),
                  (unsigned long long)n, file.size);
         header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
         begin = 8 + n;
+    }
+
+    // ckpt.pt of nanoGPT, pytorch_model.bin: a ZIP archive, or a pickle
+    void refuse_torch_save() const {
+        if (!file.view().starts_with("PK\x03\x04") && !file.view().starts_with("\x80\x02")) return;
+        fail("%s: is what torch.save writes, wants safetensors: make it by\n"
+             "  import torch; from safetensors.torch import save_file\n"
+             "  state = torch.load(\"%s\", map_location=\"cpu\", weights_only=False)\n"
+             "  save_file({k: v.clone() for k, v in state.get(\"model\", state).items()}, \"model.safetensors\")",
+             file.path.c_str(), file.path.c_str());
     }
 
     // without what DistributedDataParallel, torch.compile and GPT2LMHeadModel put in front

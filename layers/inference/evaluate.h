@@ -74,13 +74,31 @@ inline std::vector<comm::RankHash> job_hashes(const InferenceJobs& jobs, const O
 
 // ---- scores ----------------------------------------------------------------------------------------------
 
+// how far a long job is, on rank 0, every ten seconds
+class Progress {
+    const char* what;
+    size_t all;
+    double began = seconds(), told = began;
+
+public:
+    Progress(const char* what, size_t all) : what(what), all(all) {}
+    void report(size_t done) {
+        if (comm::world_rank() != 0 || seconds() - told < 10 || done == 0) return;
+        told = seconds();
+        fprintf(stderr, "progress  %zu of %zu %s, %.0f s left\n", done, all, what,
+                (told - began) * (double)(all - done) / (double)done);
+    }
+};
+
 // scores every continuation of a file; the result is on all ranks
 inline std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
     const Grid& grid = model.grid;
     int shares = model.tp.sequence_parallel ? grid.t : 1;  // ranks that share a batch's rows
     std::vector<Score> scores(plan.file.requests.size());
     size_t round = (size_t)model.setup.micro_batches * grid.d;
+    Progress progress("batches of continuations", plan.batches.size());
     for (size_t first = 0; first < plan.batches.size(); first += round) {
+        progress.report(first);
         size_t end = std::min(plan.batches.size(), first + round);
         auto batch_of = [&](int micro_batch) -> const ScoreBatch& {
             return plan.batches[first + (size_t)micro_batch * grid.d + grid.data];
@@ -187,8 +205,10 @@ inline void answer_prompts(const Run& run, Model& model, const std::vector<Promp
     std::optional<FileWriter> file;
     if (run.is_rank0() && !o.results.empty()) file.emplace(o.results);
     size_t round = (size_t)o.batch * run.grid.d * 8, right = 0, with_answer = 0;
+    Progress progress("answers", prompts.size());
 
     for (size_t first = 0; first < prompts.size(); first += round) {
+        progress.report(first);
         std::vector<Prompt> some(prompts.begin() + (long)first,
                                  prompts.begin() + (long)std::min(first + round, prompts.size()));
         std::vector<Answer> answers = answer_all(model, some, *run.vocabulary, o.batch);

@@ -134,6 +134,7 @@ inline void show_plan(const Run& run) {
     }
 
     if (!p.fits())
-        fail("a rank wants %.1f GB, a GPU of %s has %.0f; %s", p.gpu_bytes() * 1e-9, h.name,
+        fail("a rank wants %.1f GB, a %s of %s has %.0f; %s", p.gpu_bytes() * 1e-9,
+             h.is_known() ? "GPU" : "machine", h.name,
              h.gpu.memory * 1e-9, what_would_fit(run, h).c_str());
 }

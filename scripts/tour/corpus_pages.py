@@ -8,7 +8,7 @@ from pathlib import Path
 
 import runs
 
-CORPUS = runs.ROOT / "corpus"
+CORPUS = runs.BUILD / "corpus"
 RIVER = (
     "The history of the town is known from letters that were written by its people in the first years"
     " of the century, when the river was used by most of them to go to the market and to the church on"
