@@ -253,10 +253,9 @@ $(BUILD)/convert: $(TOOLS)/convert.o $(TOOLS)/comm_single.o
 # ---- the corpus: its libraries are only for it (scripts/install.sh --with-corpus) --------------------------
 CORPUS_FLAGS   := -I/usr/include/libxml2
 CORPUS_LIBS    := -lxml2 -Wl,--push-state,--no-as-needed -lcld2_full -Wl,--pop-state -lcld2 -lfasttext \
-	-lbrotlidec -luchardet -lutf8proc -lsimdjson -lxxhash -lzstd -lz -lcurl -lcrypto
+	-lbrotlidec -luchardet -lutf8proc -lsimdjson -lxxhash -lzstd -lz -lcrypto
 CORPUS_HEADERS := cstdio libxml/HTMLparser.h cld2/public/compact_lang_det.h fasttext/fasttext.h \
-	brotli/decode.h uchardet/uchardet.h utf8proc.h simdjson.h xxhash.h zstd.h zlib.h curl/curl.h \
-	openssl/evp.h
+	brotli/decode.h uchardet/uchardet.h utf8proc.h simdjson.h xxhash.h zstd.h zlib.h openssl/evp.h
 CORPUS_COMM    := $(if $(filter single,$(COMM)),single,mpi)
 corpus-found:
 	@printf '#include <%s>\n' $(CORPUS_HEADERS) | $(CXX) -std=c++20 $(CORPUS_FLAGS) -w -fsyntax-only -x c++ - \

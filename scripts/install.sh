@@ -34,7 +34,7 @@ missing() {  # the names of what is not there
         echo blas
     fi
     [ $with_onednn = no ] || [ -n "$(make -s onednn-flags 2>/dev/null)" ] || echo onednn
-    [ $with_corpus = no ] || make -s corpus-found >/dev/null 2>&1 || echo corpus
+    [ $with_corpus = no ] || { make -s corpus-found >/dev/null 2>&1 && command -v aria2c >/dev/null; } || echo corpus
     [ $with_cluster = no ] || command -v slurmctld >/dev/null || echo slurm
     [ $with_cluster = no ] || command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || echo sshd
     [ $with_cluster = no ] || command -v ip >/dev/null || [ -x /usr/sbin/ip ] || echo ip
@@ -66,10 +66,10 @@ packages() {  # packages apt|dnf NAME…
             dnf-blas) echo openblas-devel openblas-openmp ;;
             apt-corpus) echo libxml2-dev libcld2-dev libfasttext-dev libbrotli-dev libuchardet-dev \
                 libutf8proc-dev libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev \
-                libcurl4-openssl-dev libssl-dev ;;
+                libssl-dev aria2 ;;
             dnf-corpus) echo libxml2-devel cld2-devel fasttext-devel brotli-devel uchardet-devel \
-                utf8proc-devel simdjson-devel xxhash-devel libzstd-devel zlib-devel libcurl-devel \
-                openssl-devel ;;
+                utf8proc-devel simdjson-devel xxhash-devel libzstd-devel zlib-devel openssl-devel \
+                aria2 ;;
         esac
     done
 }
@@ -116,7 +116,7 @@ else
     command+=" and Open MPI"
     corpus="libxml2, CLD2, fastText, brotli, uchardet, utf8proc, simdjson, xxhash, zstd, zlib"
     [ $with_onednn = no ] || command+="; oneDNN"
-    [ $with_corpus = no ] || command+="; $corpus, libcurl, OpenSSL"
+    [ $with_corpus = no ] || command+="; $corpus, OpenSSL, aria2"
 fi
 
 left=$(missing)

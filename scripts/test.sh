@@ -197,7 +197,6 @@ faults() { count_checks scripts/test_faults.py build/cpu-fp32; }
 corpus() {
     if has_corpus; then
         count_checks scripts/test_corpus.py $bin/corpus $bin/train_gpt
-        count_checks scripts/test_fetch.py $bin/corpus
     else
         echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
     fi

@@ -9,6 +9,7 @@ states.
 import sys
 import tempfile
 
+import corpus_crawl
 import corpus_duplicates
 import corpus_pages
 import corpus_quality
@@ -17,7 +18,7 @@ from over_ranks import finish
 
 CHAPTERS = {
     name[5:]: function
-    for module in (corpus_pages, corpus_quality, corpus_duplicates, corpus_runs)
+    for module in (corpus_crawl, corpus_pages, corpus_quality, corpus_duplicates, corpus_runs)
     for name, function in vars(module).items()
     if name.startswith("test_")
 }

@@ -27,7 +27,7 @@ TOY = "--layers 2 --hidden 32 --heads 2 --sequence 32"
 RULES = [
     (r"^bash scripts/(demo|test|replica|tour)\.sh.*", ""),  # test.sh runs two of these, CI the others
     (r"^bash scripts/install\.sh --with-corpus && make corpus$", ""),  # CI's first step
-    (r"^\./corpus fetch .*", ""),  # scripts/test_fetch.py
+    (r"^bash scripts/crawl\.sh .*", ""),  # scripts/test_corpus.py
     (r"^\./corpus run .*|.*corpus/tokens/train\.blend.*", ""),  # scripts/test_corpus.py
     (
         r"^bash scripts/launch_mpirun\.sh .*|^sbatch .*|^bash scripts/launch_530b\.sh .*",

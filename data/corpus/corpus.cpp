@@ -4,7 +4,6 @@
 #include "bench.h"
 #include "decontaminate.h"
 #include "dedup.h"
-#include "fetch.h"
 #include "quality.h"
 #include "report.h"
 #include "token_files.h"
@@ -29,8 +28,6 @@ struct StepForm {
 };
 using A = Command&;
 const StepForm forms[] = {
-    {"fetch", "LIST…", "download and verify a crawl's files, from lists of paths", "output",
-     [](const Ranks& r, A a) { fetch(r, a.settings, a.words, a.output()); }},
     {"extract", "SET=FILE.warc.gz…", "WARC -> documents (JSONL): language, main text", "output",
      [](const Ranks& r, A a) { extract(r, a.settings, a.corpus, a.output()); }},
     {"clean", "SET=FILE.jsonl.zst…", "repair Unicode, drop short documents by rule", "output",
@@ -123,8 +120,8 @@ const StepForm& parse(int argc, char** argv, Command& command) {
     command.settings.take(parse_command_line(argc, argv, corpus_forms(), &command.words));
     const StepForm& form = find_form(command.words);
     command.step = bare_step(form);
-    bool runs = command.step == "run", lists = command.step == "fetch";
-    bool files = !runs && !lists && command.step != "report" && command.step != "bench";
+    bool runs = command.step == "run";
+    bool files = !runs && command.step != "report" && command.step != "bench";
 
     for (auto& [name, value] : command.settings.values)
         if (const CorpusOption& o = find_corpus_option(name); !runs && !takes(o, command.step))
@@ -139,7 +136,6 @@ const StepForm& parse(int argc, char** argv, Command& command) {
 
     for (auto& option : parts_of(form.needs, ' '))
         command.settings.need(option.c_str(), "(--help explains it)");
-    if (lists && command.words.empty()) fail("fetch wants LIST…: files or URLs (--help explains)");
 
     for (size_t i = 0; files && i < command.words.size(); i++) {
         const std::string& word = command.words[i];

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cld2/public/compact_lang_det.h>
 #include <cld2/public/encodings.h>
+#include "digest.h"
 #include "html.h"
 #include "http.h"
 #include "steps.h"
@@ -62,6 +63,10 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
                 counts["records that are no response"]++;
                 continue;
             }
+
+            // counted, and read all the same: crawlers err too
+            if (!has_digest(record.content, record.fields.get("WARC-Block-Digest")))
+                counts["records of wrong digest"]++;
 
             std::string charset;
             const char* why = nullptr;

@@ -1,7 +1,6 @@
 // file.h   files: read by offset, into memory, or mapped; written under a temporary name and then renamed
 //   A FileWriter's file appears under its own name only when finish() has put all of it on disk; until then
-//   it is PATH.partial, and a run that dies leaves the previous file intact. With Partial::Resume, what an
-//   earlier run left in PATH.partial is kept and appended to.
+//   it is PATH.partial, and a run that dies leaves the previous file intact.
 #pragma once
 #include <errno.h>
 #include <fcntl.h>
@@ -148,16 +147,12 @@ struct FileLock {
     ~FileLock() { close(fd); }
 };
 
-enum class Partial { Replace, Resume };
-
 struct FileWriter {
     std::string path, partial;
-    Partial mode;
     int fd = -1;
     size_t written = 0;
 
-    explicit FileWriter(const std::string& path, Partial mode = Partial::Replace)
-        : path(path), partial(path + ".partial"), mode(mode) {
+    explicit FileWriter(const std::string& path) : path(path), partial(path + ".partial") {
         struct stat info;
         if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
             fail("%s: is not a regular file, and would be replaced: give another name", path.c_str());
@@ -165,8 +160,7 @@ struct FileWriter {
         if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
         try {
             lock();
-            if (mode == Partial::Replace) clear();
-            else if (fstat(fd, &info) == 0) written = (size_t)info.st_size;
+            if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
         } catch (const Error&) {
             close(fd);  // what is there belongs to another process
             throw;
@@ -174,17 +168,12 @@ struct FileWriter {
     }
 
     FileWriter(FileWriter&& o) noexcept
-        : path(std::move(o.path)), partial(std::move(o.partial)), mode(o.mode), fd(std::exchange(o.fd, -1)),
+        : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)),
           written(o.written) {}
-    ~FileWriter() {  // not finished: leaves nothing behind, unless it is to be resumed
+    ~FileWriter() {  // not finished: leaves nothing behind
         if (fd < 0) return;
-        if (mode == Partial::Replace) unlink(partial.c_str());  // while it is locked
+        unlink(partial.c_str());  // while it is locked
         close(fd);
-    }
-
-    void clear() {
-        if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
-        written = 0;
     }
 
     // excludes other processes that write the same file; waits 10 s for one that is just exiting
