@@ -161,8 +161,8 @@ struct Vocabulary {
     static Vocabulary open(const std::string& spec) {
         if (spec == "bytes") return bytes();
         if (access(spec.c_str(), R_OK) != 0)
-            fail("%s: cannot be read: %s: wants bytes, or GPT-2's vocab.bpe (bash scripts/prepare.sh gpt2 fetches "
-                 "it)", spec.c_str(), strerror(errno));
+            fail("%s: cannot be read: %s: wants bytes, or GPT-2's vocab.bpe (bash scripts/prepare.sh gpt2 "
+                 "fetches it)", spec.c_str(), strerror(errno));
         return bpe(spec);
     }
 };

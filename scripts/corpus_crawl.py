@@ -52,7 +52,9 @@ def test_crawl(work):
     def crawl(*names, given=None):
         server.list = "".join(f"{name}\n" for name in names)
         words = ["bash", SCRIPT, given or f"{url}/x/paths.gz", f"{work}/crawl"]
-        done = subprocess.run(words, env={**ENVIRONMENT, **quick}, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            words, env={**ENVIRONMENT, **quick}, capture_output=True, text=True, timeout=120
+        )
         return done.returncode, done.stdout + done.stderr
 
     def is_whole(name):

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Downloads files of a crawl, from a list as Common Crawl publishes it (warc.paths.gz: a path or URL a line):
-#   bash scripts/crawl.sh LIST FOLDER [N]    LIST: a file or a URL; N: only so many, spread evenly over the list
-# aria2 resumes what is partial and retries what fails. A file appears in FOLDER when it has the length that the
-# server announced and, if its name ends in .gz, gzip's checksums are right; run this again for the rest.
+#   bash scripts/crawl.sh LIST FOLDER [N]    LIST: a file or a URL; N: only so many, spread over the list
+# aria2 resumes what is partial and retries what fails. A file appears in FOLDER when it has the length that
+# the server announced and, if its name ends in .gz, gzip's checksums are right; run this again for the rest.
 # CRAWL_RATE=20M bounds the bytes a second (0: no bound), CRAWL_CONNECTIONS=4 are used at once, and paths are
 # relative to CRAWL_FROM=https://data.commoncrawl.org. ./corpus extract checks each WARC record's own digest.
 set -euo pipefail
@@ -11,7 +11,8 @@ if [ $# -lt 2 ] || [ $# -gt 3 ]; then
     exit 1
 fi
 list=$1 folder=$2 count=${3:-0} from=${CRAWL_FROM:-https://data.commoncrawl.org}
-command -v aria2c > /dev/null || { echo "crawl.sh: wants aria2: scripts/install.sh --with-corpus" >&2; exit 1; }
+command -v aria2c > /dev/null ||
+    { echo "crawl.sh: wants aria2: scripts/install.sh --with-corpus" >&2; exit 1; }
 mkdir -p "$folder/partial"
 fetch() {
     aria2c --quiet --console-log-level=error --dir="$folder/partial" --continue=true \

@@ -34,7 +34,8 @@ missing() {  # the names of what is not there
         echo blas
     fi
     [ $with_onednn = no ] || [ -n "$(make -s onednn-flags 2>/dev/null)" ] || echo onednn
-    [ $with_corpus = no ] || { make -s corpus-found >/dev/null 2>&1 && command -v aria2c >/dev/null; } || echo corpus
+    [ $with_corpus = no ] || make -s corpus-found >/dev/null 2>&1 || echo corpus
+    [ $with_corpus = no ] || command -v aria2c >/dev/null || echo aria2
     [ $with_cluster = no ] || command -v slurmctld >/dev/null || echo slurm
     [ $with_cluster = no ] || command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || echo sshd
     [ $with_cluster = no ] || command -v ip >/dev/null || [ -x /usr/sbin/ip ] || echo ip
@@ -48,6 +49,7 @@ packages() {  # packages apt|dnf NAME…
         case $system-$name in
             *-make) echo make ;;
             *-python) echo python3 ;;
+            *-aria2) echo aria2 ;;
             apt-compiler) echo g++ ;;
             apt-mpi) echo libopenmpi-dev openmpi-bin ;;
             dnf-mpi) echo openmpi-devel ;;
@@ -66,10 +68,9 @@ packages() {  # packages apt|dnf NAME…
             dnf-blas) echo openblas-devel openblas-openmp ;;
             apt-corpus) echo libxml2-dev libcld2-dev libfasttext-dev libbrotli-dev libuchardet-dev \
                 libutf8proc-dev libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev \
-                libssl-dev aria2 ;;
+                libssl-dev ;;
             dnf-corpus) echo libxml2-devel cld2-devel fasttext-devel brotli-devel uchardet-devel \
-                utf8proc-devel simdjson-devel xxhash-devel libzstd-devel zlib-devel openssl-devel \
-                aria2 ;;
+                utf8proc-devel simdjson-devel xxhash-devel libzstd-devel zlib-devel openssl-devel ;;
         esac
     done
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fetches what training on GPT-2's tokens wants, checks it, and makes a first data set: bash scripts/prepare.sh gpt2
-#   gpt2 [FOLDER]   FOLDER/vocab.bpe, as OpenAI publishes it; Shakespeare's plays as karpathy/char-rnn has them
-#                   (1.1 MB), and their tokens: FOLDER/shakespeare.train.bin and .validation.bin  [prepared]
+# Fetches what training on GPT-2's tokens wants, checks it, and makes a first data set:
+#   bash scripts/prepare.sh gpt2 [FOLDER]    FOLDER/vocab.bpe, as OpenAI publishes it; Shakespeare's plays, as
+#   karpathy/char-rnn has them (1.1 MB); their tokens: FOLDER/shakespeare.{train,validation}.bin [prepared]
 # PREPARE_FROM=URL: a mirror of both files. Without a network, copy vocab.bpe and input.txt into FOLDER first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -42,9 +42,10 @@ fetched input.txt 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565
 
 bash scripts/install.sh
 make -s tokenize
-./tokenize --vocabulary "$folder/vocab.bpe" --validation 0.1 --output "$folder/shakespeare" "$folder/input.txt"
+./tokenize --vocabulary "$folder/vocab.bpe" --validation 0.1 --output "$folder/shakespeare" \
+    "$folder/input.txt"
 echo "== what to try next
-  train:     ./train_gpt --train $folder/shakespeare.train.bin --validation $folder/shakespeare.validation.bin \\
-                         --layers 4 --hidden 128 --heads 4 --sequence 128 --steps 300 --learning-rate 3e-3 \\
-                         --save $folder/checkpoints
+  train:     ./train_gpt --train $folder/shakespeare.train.bin \\
+                         --validation $folder/shakespeare.validation.bin --layers 4 --hidden 128 \\
+                         --heads 4 --sequence 128 --steps 300 --learning-rate 3e-3 --save $folder/checkpoints
   generate:  ./train_gpt --resume $folder/checkpoints --generate 'JULIET:'"

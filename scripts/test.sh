@@ -435,7 +435,7 @@ rm "$work/prepared/vocab.bpe"
 refused "without a network, copy the file to $work/prepared/vocab.bpe" \
     env PREPARE_FROM="file://$work/nowhere" bash scripts/prepare.sh gpt2 "$work/prepared"
 expect "nothing half fetched" bash -c "[ -z \"\$(ls '$work/prepared')\" ]"
-refused "gpt2 \[FOLDER\]" bash scripts/prepare.sh
+refused "prepare.sh gpt2 .FOLDER" bash scripts/prepare.sh
 refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "6.7B on one GPU of 80 GB, as the README says" $bin/train_gpt --plan --model 6.7B --micro-batch 1 \
     --moments bf16 --master-weights no --hardware dgx-h100

@@ -110,14 +110,24 @@ def make_model(work):
     exported = export(work, "own")
     ids = json.load(open(f"{work}/own-hf/vocab.json"))
     check(
-        sorted(ids.values()) == list(range(257)) and all(ids[chr(c)] == c for c in range(33, 127)) and ids["Ġ"] == 32,
+        sorted(ids.values()) == list(range(257))
+        and all(ids[chr(c)] == c for c in range(33, 127))
+        and ids["Ġ"] == 32,
         "transformers' tokenizer of bytes: a token for each",
     )
     check(open(f"{work}/own-hf/merges.txt").read() == "#version: 0.2\n", "without merges")
     torch_saved = f"{work}/ckpt.pt"
     with zipfile.ZipFile(torch_saved, "w") as archive:
         archive.writestr("archive/data.pkl", b"")
-    refused("is what torch.save writes, wants safetensors: make it by", "--from-nanogpt", torch_saved, "--heads", 2, "--to", f"{work}/none")
+    refused(
+        "is what torch.save writes, wants safetensors: make it by",
+        "--from-nanogpt",
+        torch_saved,
+        "--heads",
+        2,
+        "--to",
+        f"{work}/none",
+    )
     return exported
 
 

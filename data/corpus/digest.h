@@ -1,4 +1,4 @@
-// digest.h   WARC-Block-Digest: "sha1:BASE32" as crawlers write it (RFC 4648), md5 and sha256 too, or in hexadecimal
+// digest.h   WARC-Block-Digest: "sha1:BASE32" as crawlers write it (RFC 4648); md5 and sha256 too, or in hex
 #pragma once
 #include <openssl/evp.h>
 #include <algorithm>

@@ -33,7 +33,8 @@ struct Safetensors {
         fail("%s: is what torch.save writes, wants safetensors: make it by\n"
              "  import torch; from safetensors.torch import save_file\n"
              "  state = torch.load(\"%s\", map_location=\"cpu\", weights_only=False)\n"
-             "  save_file({k: v.clone() for k, v in state.get(\"model\", state).items()}, \"model.safetensors\")",
+             "  state = state.get(\"model\", state)\n"
+             "  save_file({k: v.clone() for k, v in state.items()}, \"model.safetensors\")",
              file.path.c_str(), file.path.c_str());
     }
 

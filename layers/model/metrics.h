@@ -22,9 +22,10 @@ inline void print_settings(const Run& run) {
     for (auto& option : option_table) {
         std::string value = print_value(o, option, false), name = option.name;
         if (name == "model") value = model_name(o);
-        bool unset = value.empty() || (value == "0" && option.least >= 1) || value == print_value({}, option, false);
+        bool unset = value.empty() || (value == "0" && option.least >= 1);
+        bool is_default = value == print_value({}, option, false);
         if (name == "help" || name == "version" || name == "verbose") continue;
-        if (o.verbose ? !value.empty() : !unset || o.has(option.name))
+        if (o.verbose ? !unset : !unset && (!is_default || o.has(option.name)))
             printf("  %-18s %s\n", option.name, value.c_str());
     }
 
