@@ -4,14 +4,15 @@ import math
 from dataclasses import dataclass
 
 COLOURS = {"others": "#9aa5b1", "ours": "#4878cf", "published": "#d1495b"}
-LINES = ("#4878cf", "#9aa5b1", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b")
+LINES = ("#4878cf", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b", "#7a8591")
 
 
-def bars(title, rows, unit):
-    """Horizontal bars as SVG. rows: name, [(value, what)]."""
-    wide, left, step = 760, 210, 16
-    top = max(value for _, values in rows for value, _ in values)
-    high = 44 + sum(step * len(values) + 8 for _, values in rows)
+def bars(title, rows, unit, legend, note=""):
+    """Horizontal bars as SVG. rows: name, [(value, what, error)], where an error of None has no bar of its
+    own; legend: what each of `what` stands for."""
+    wide, left, step, head = 760, 210, 16, 62 if note else 48
+    top = max(value + (error or 0) for _, values in rows for value, _, error in values)
+    high = head + 10 + sum(step * len(values) + 8 for _, values in rows)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
         ' font-family="sans-serif" font-size="12">',
@@ -19,13 +20,30 @@ def bars(title, rows, unit):
         f'<text x="8" y="18" font-size="14">{title}</text>',
     ]
 
-    y = 34
+    x = 8
+    for what, name in legend.items():
+        out.append(f'<rect x="{x}" y="28" width="12" height="12" fill="{COLOURS[what]}"/>')
+        out.append(f'<text x="{x + 18}" y="38">{name}</text>')
+        x += 40 + 7 * len(name)
+    if note:
+        out.append(f'<text x="8" y="56" fill="#666">{note}</text>')
+
+    y = head
+    scale = (wide - left - 130) / top
     for name, values in rows:
         out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{name}</text>')
-        for value, what in values:
-            size = value / top * (wide - left - 110)
-            out.append(f'<rect x="{left}" y="{y}" width="{size:.1f}" height="13" fill="{COLOURS[what]}"/>')
-            out.append(f'<text x="{left + size + 6:.1f}" y="{y + 11}">{value:g} {unit}</text>')
+        for value, what, error in values:
+            end = left + value * scale
+            out.append(
+                f'<rect x="{left}" y="{y}" width="{value * scale:.1f}" height="13" fill="{COLOURS[what]}"/>'
+            )
+            said = f"{value:g}"
+            if error is not None:
+                low = max(left, end - error * scale)
+                out.append(f'<path d="M{low:.1f} {y + 6.5}H{end + error * scale:.1f}" stroke="#222"/>')
+                end += error * scale
+                said += f" ± {error:.1f}"
+            out.append(f'<text x="{end + 6:.1f}" y="{y + 11}">{said} {unit}</text>')
             y += step
         y += 8
 
@@ -67,7 +85,10 @@ def over_time(title, models):
     places = [place(model) for model in models]
     for i, model in enumerate(models):
         x, y = places[i]
-        crowded = any(0 < other[0] - x < 90 and abs(other[1] - y) < 14 for other in places[i + 1 :])
+        # a label on the right would run into a neighbour, or into its label
+        width = 14 + 7 * len(model["name"])
+        others = places[:i] + places[i + 1 :]
+        crowded = any(0 <= other[0] - x < width and abs(other[1] - y) < 14 for other in others)
         colour = COLOURS["ours" if model["preset"] else "others"]
         out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
         at = f'x="{x - 9:.1f}" text-anchor="end"' if crowded else f'x="{x + 9:.1f}"'
@@ -135,7 +156,7 @@ def line_chart(curves, x_said, y_said, low, x_names=()):
     out.append(f'<text x="{LEFT}" y="20">{y_said}</text>')
 
     for i, curve in enumerate(curves):
-        path = "".join(f'{"ML"[j > 0]}{px(x):.1f} {py(y):.1f}' for j, (x, y) in enumerate(curve.points))
+        path = "".join(f"{'ML'[j > 0]}{px(x):.1f} {py(y):.1f}" for j, (x, y) in enumerate(curve.points))
         out.append(f'<path d="{path}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"/>')
         at = f'x="{WIDTH - RIGHT}" y="{TOP + 14 + 18 * i}"'
         out.append(f'<text {at} text-anchor="end" fill="{curve.colour}">{curve.name}</text>')

@@ -42,6 +42,7 @@ print(max(100, min(4000, int(105 * pace / (16 * 128)))))")
 echo "== train: $steps steps, about two minutes"
 ./train_gpt $model --validation demo/text.validation.bin --steps "$steps" \
     --evaluate-every $(((steps + 4) / 5)) --evaluate-batches 50 --save demo/checkpoints \
+    --warmup-tokens $((steps * 16 * 128 / 20)) \
     --metrics demo/metrics.jsonl
 
 echo "== loss curve: demo/loss.svg"

@@ -244,9 +244,9 @@ def throughput(_options):
     pictures = [
         (
             f"{s['servers']} servers",
-            [(round(s["planned_seconds"], 1), "ours"), (s["published_seconds"], "published")],
+            [(round(s["planned_seconds"], 1), "ours", None), (s["published_seconds"], "published", None)],
         )
         for s in out
     ]
     return text, {"runs": out, "fall": falls, "rest": rest, "alone": alone}, bars(
-        "Seconds of a step: planned (blue), published (red)", pictures, "s")  # fmt: skip
+        "Seconds of a step", pictures, "s", {"ours": "planned", "published": "published"})  # fmt: skip

@@ -133,10 +133,12 @@ def sets(_options):
 
     said = f"A run of {tokens:,} tokens (`--plan`), by the weights of `scripts/mtnlg-530b.blend`.\n\n"
     pictures = [
-        (s["set"], [(round(s["epochs"], 2), "ours"), (s["published_epochs"], "published")]) for s in out
+        (s["set"], [(round(s["epochs"], 2), "ours", None), (s["published_epochs"], "published", None)])
+        for s in out
     ]
     return said + table(head, rows), {"tokens": tokens, "sets": out}, bars(
-        "Epochs of each set: drawn (blue), published or recalled (red)", pictures, "")  # fmt: skip
+        "Epochs of each set", pictures, "", {"ours": "drawn", "published": "published or recalled"}
+    )  # fmt: skip
 
 
 # ---- figure 3 --------------------------------------------------------------------------------------------
@@ -176,23 +178,27 @@ def tasks(options):
         for column, shots in enumerate(SHOTS):
             number = published["few"] if shots == "few" else int(shots)
             name = re.compile(rf"{task}(-mtnlg)?" + (f"-{number}-shot" if number else "") + "$")
-            ours = [each for key, each in got["results"].items() if name.match(key)]
+            keys = [key for key in got["results"] if name.match(key)]
+            ours = [got["results"][key] for key in keys]
             out.append({
                 "task": task, "shots": number, "star": published["star"],
                 "ours": 100 * ours[0]["acc"] if ours else None,
                 "error": 100 * (ours[0]["acc_stderr"] or 0) if ours else None,
+                "documents": len(got["log_likelihoods"][keys[0]]) if ours else None,
                 "mtnlg": published["MT-NLG 530B"][column], "gpt3": published["GPT-3 175B"][column],
             })  # fmt: skip
 
     shown = lambda value: "-" if value is None else f"{value:.1f}"  # noqa: E731
     rows = [
-        (s["task"], s["shots"], "-" if s["ours"] is None else f"{s['ours']:.1f} ± {s['error']:.1f}",
+        (s["task"], s["shots"], s["documents"] or "-",
+         "-" if s["ours"] is None else f"{s['ours']:.1f} ± {s['error']:.1f}",
          shown(s["mtnlg"]) + ("*" if s["star"] else ""), shown(s["gpt3"]))
         for s in out
     ]  # fmt: skip
     said = (
-        "Accuracy, per cent. MT-NLG 530B: its announcement of October 2021, figure 3, stars as there; GPT-3"
-        " 175B: arXiv 2005.14165. Both are published numbers; the model's own are of --resume"
+        "Accuracy, per cent, with its standard error over n documents. MT-NLG 530B: its announcement of"
+        " October 2021, figure 3, where * marks what was the best known in all three settings; GPT-3 175B:"
+        " arXiv 2005.14165. Both are published numbers; the model's own are of --resume"
         f"{f', of the first {options.limit} documents' if options.limit else ''}.\n\n"
     )
 
@@ -201,16 +207,21 @@ def tasks(options):
         for line, with_shots in gaps.items()
     ]
     list_of_gaps = "".join(f"\n- {line}" for line in left_out) + "\n" * bool(left_out)
+    counted = [s["documents"] for s in out if s["documents"]]
     pictures = [
         (f"{s['task']}{'*' if s['star'] else ''}, {s['shots']} shots",
-         [(round(s[key], 1), colour) for key, colour in
+         [(round(s[key], 1), colour, s["error"] if key == "ours" else None) for key, colour in
           (("ours", "ours"), ("mtnlg", "published"), ("gpt3", "others")) if s[key] is not None])
         for s in out
     ]  # fmt: skip
     return (
-        said + table(("task", "shots", "the model", "MT-NLG 530B", "GPT-3 175B"), rows) + list_of_gaps,
+        said + table(("task", "shots", "n", "the model", "MT-NLG 530B", "GPT-3 175B"), rows) + list_of_gaps,
         {"tasks": out, "left_out": left_out},
-        bars("Accuracy: the model (blue), MT-NLG 530B (red), GPT-3 175B (grey)", pictures, "%"),
+        bars(
+            "Accuracy", pictures, "%",
+            {"ours": "the model, ± its standard error", "published": "MT-NLG 530B", "others": "GPT-3 175B"},
+            f"n = {min(counted)} to {max(counted)} documents; * best known in all three settings in 2021",
+        ),  # fmt: skip
     )
 
 

@@ -415,17 +415,17 @@ refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --ru
 refused "No such file" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
     --vocabulary bytes --output "$work/bias" \
     --lists "$work/none"
-refused "wants --plan" $bin/train_gpt --timeline x.svg
+refused "wants --plan" $bin/train_gpt --timeline x.json
 refused "start 8, or leave the option out" $bin/train_gpt $run --world-size 8
-refused "choose one of these" $bin/train_gpt $run --trace "$work/x.svg" --trace-step 6
-refused "cannot be written" $bin/train_gpt $run --trace "$work/nowhere/x.svg"
+refused "choose one of these" $bin/train_gpt $run --trace "$work/x.json" --trace-step 6
+refused "cannot be written" $bin/train_gpt $run --trace "$work/nowhere/x.json"
 refused "choose one of dgx-a100" $bin/train_gpt $run --hardware dgx
-refused "does not go with --plan" $bin/train_gpt --plan --trace x.svg
+refused "does not go with --plan" $bin/train_gpt --plan --trace x.json
 refused "cannot be written" $bin/train_gpt $run --record "$work/nowhere/x.jsonl"
 refused "wants three steps at least" $bin/train_gpt $run --steps 2 --profile
 refused "wants nothing, search or published" $bin/train_gpt --plan all
 refused "give --plan without published" $bin/train_gpt --plan published --hosts x
-refused "cannot be written" $bin/train_gpt --plan --timeline "$work/nowhere/x.svg"
+refused "cannot be written" $bin/train_gpt --plan --timeline "$work/nowhere/x.json"
 # a published vocabulary and a text, fetched: whole, cut, absent
 mkdir "$work/mirror"
 printf 'cut off' > "$work/mirror/vocab.bpe"

@@ -176,8 +176,9 @@ def check_emulated(work):
 
 
 def check_picture(work, name, ranks, layout):
-    picture = work / "trace.svg"
-    out = train(work, ranks, {**layout, "trace": picture})
+    trace, picture = work / "trace.json", work / "trace.svg"
+    out = train(work, ranks, {**layout, "trace": trace})
+    subprocess.run([sys.executable, ROOT / "scripts/draw.py", "timeline", trace], stdout=subprocess.DEVNULL)
     text = picture.read_text() if picture.exists() else ""
     check(out.returncode == 0 and "planned" in text, f"{name}: the run is drawn beside its plan")
     check("tensor-parallel calls" in text and "waits" in text, f"{name}: calls and waits are drawn")

@@ -46,7 +46,7 @@ const StepForm forms[] = {
      [](const Ranks& r, A a) { decontaminate(r, a.settings, a.corpus, a.output()); }},
     {"tokens", "SET=FILE…", "shuffled token files and train.blend for train_gpt", "output",
      [](const Ranks& r, A a) { tokens(r, a.settings, a.corpus, a.output()); }},
-    {"report", "FOLDER", "what each set lost at each step (report.md, report.svg)", "",
+    {"report", "FOLDER", "what each set lost at each step (report.md)", "",
      [](const Ranks& r, A a) { r.together([&] { return r.first() ? (report(a.words[0]), 0) : 0; }); }},
     {"run", "corpus.conf", "all of it, in this order; resumes where it stopped", "", run_all},
     {"bench", "[FILE.warc.gz]", "speed of each step's inner loop on this core", "",

@@ -1,12 +1,8 @@
-// report.h   what became of every set: a table (report.md) and a funnel (report.svg), from steps' counts
+// report.h   what became of every set: a table (report.md), from the steps' counts
 #pragma once
 #include "steps.h"
 
-struct Stop { const char *step, *says; };  // steps in order, and what a reader calls them
-constexpr Stop stops[] = {
-    {"extract", "main text"}, {"clean", "cleaned"}, {"filter", "of quality"}, {"dedup", "no duplicates"},
-    {"decontaminate", "no test data"}, {"tokens", "tokens"},
-};
+constexpr const char* reported_steps[] = {"extract", "clean", "filter", "dedup", "decontaminate", "tokens"};
 
 inline std::string thousands(int64_t n) {
     std::string s = std::to_string(n);
@@ -15,16 +11,16 @@ inline std::string thousands(int64_t n) {
 }
 
 struct StepCounts {
-    std::string step, says;
+    std::string step;
     std::map<std::string, Counts> sets;
 };
 
 inline std::vector<StepCounts> read_step_counts(const std::string& folder) {
     std::vector<StepCounts> out;
-    for (auto& stop : stops) {
-        std::string path = folder + "/" + stop.step + "/" + stop.step + ".json";
+    for (const char* step : reported_steps) {
+        std::string path = folder + "/" + step + "/" + step + ".json";
         if (access(path.c_str(), F_OK) != 0) continue;
-        out.push_back({stop.step, stop.says, {}});
+        out.push_back({step, {}});
         WholeFile file(path);
         Json all = Json::parse(file.view(), path);
         for (auto& [set, counts] : all.members)
@@ -75,73 +71,6 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
     fputs(out.c_str(), stdout);
 }
 
-struct Timeline {
-    static constexpr int bar = 220, row = 26, gap = 30, left = 110, top = 44, across = 5;
-    std::string out;
-
-    void words(double x, int y, const char* how, const std::string& s) {
-        out += text("<text x=\"%.0f\" y=\"%d\"%s>%s</text>\n", x, y, how, s.c_str());
-    }
-
-    // a bar around `middle`, as wide as the share
-    void draw(double middle, int y, double share, const char* colour, const std::string& label) {
-        double w = std::max(2.0, bar * std::min(share, 1.0));
-        out += text("<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", middle - w / 2,
-                    y + 2, w, row - 4, colour);
-        words(middle, y + 17, " text-anchor=\"middle\"", label);
-    }
-};
-
-// a column for each set, five beside each other; a bar for each step: as wide as the share of documents left
-inline void write_funnel(const std::string& folder, const std::vector<StepCounts>& steps,
-                         const std::vector<std::string>& sets) {
-    using P = Timeline;
-    int bands = ((int)sets.size() + P::across - 1) / P::across,
-        band = P::top + P::row * ((int)steps.size() + 1) + 16;
-    int width = P::left + std::min((int)sets.size(), P::across) * (P::bar + P::gap);
-
-    Timeline picture;
-    picture.out = text(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
-        "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"%d\" height=\"%d\" fill=\"white\"/>\n",
-        width, bands * band, width, bands * band, width, bands * band);
-    for (size_t s = 0; s < sets.size(); s++) {
-        int top = (int)s / P::across * band + P::top;
-        double middle = P::left + (double)(s % P::across) * (P::bar + P::gap) + P::bar / 2.0;
-
-        if (s % P::across == 0) {
-            picture.words(10, top + 17, "", "given");
-            for (int i = 0; i < (int)steps.size(); i++)
-                picture.words(10, top + P::row * (i + 1) + 17, "", steps[i].says);
-        }
-        picture.words(middle, top - 18, " text-anchor=\"middle\" font-weight=\"bold\"", sets[s]);
-
-        double given = 0;
-        for (size_t i = 0; i < steps.size(); i++) {
-            auto found = steps[i].sets.find(sets[s]);
-            if (found == steps[i].sets.end()) continue;
-            const Counts& c = found->second;
-            bool last = steps[i].step == "tokens";
-            int64_t in = count_of(c, "documents"), kept = count_of(c, "kept");
-            if (given == 0) {
-                given = (double)std::max(in, (int64_t)1);
-                picture.draw(middle, top, 1, "#c6dbef", thousands(in) + " documents");
-            }
-
-            if (last) kept = in + count_of(c, "validation documents");
-            std::string label = last
-                ? thousands(count_of(c, "tokens") + count_of(c, "validation tokens")) + " tokens"
-                : thousands(kept);
-            picture.draw(middle, top + P::row * ((int)i + 1), (double)kept / given,
-                         last ? "#a1d99b" : "#9ecae1", label);
-        }
-    }
-
-    FileWriter file(folder + "/report.svg");
-    file.write(picture.out + "</svg>\n");
-    file.finish();
-}
-
 inline void report(const std::string& folder) {
     std::vector<StepCounts> steps = read_step_counts(folder);
     std::vector<std::string> sets;
@@ -149,5 +78,4 @@ inline void report(const std::string& folder) {
         for (auto& [set, counts] : step.sets)
             if (std::find(sets.begin(), sets.end(), set) == sets.end()) sets.push_back(set);
     write_table(folder, steps, sets);
-    write_funnel(folder, steps, sets);
 }

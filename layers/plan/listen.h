@@ -55,13 +55,11 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
         for (auto& e : trace.events()) {
             Span s = {Span::Wait, row, -1, -1, -1, e.start, e.end};
             if (span_of(*e.activity, s)) spans += std::string((const char*)&s, sizeof s);
-            if (!run.options.trace.ends_with(".svg")) events += chrome_event(e, row);
+            events += chrome_event(e, row);
         }
-        if (!run.options.trace.ends_with(".svg")) {
-            events += chrome_name(row, 0, "process_name", text("rank %d, stage %d", rank, g.stage));
-            for (int lane = 0; lane < (int)std::size(chrome_lanes); lane++)
-                events += chrome_name(row, lane, "thread_name", chrome_lanes[lane]);
-        }
+        events += chrome_name(row, 0, "process_name", text("rank %d, stage %d", rank, g.stage));
+        for (int lane = 0; lane < (int)std::size(chrome_lanes); lane++)
+            events += chrome_name(row, lane, "thread_name", chrome_lanes[lane]);
     }
 
     spans = collect_text(g.world, spans);
@@ -72,11 +70,8 @@ inline void save_trace(const Run& run, Model& model, const Trace& trace, const P
                        shape.chunks, took, {}};
     for (int i = 0; i < g.p * g.t; i++)
         traced.rows.push_back(text("rank %d", g.rank_of(i % g.t, 0, i / g.t)));
-    bool as_picture = run.options.trace.ends_with(".svg");
-    if (as_picture) {  // otherwise the events say everything
-        traced.spans.resize(spans.size() / sizeof(Span));
-        memcpy((void*)traced.spans.data(), spans.data(), spans.size());
-    } else traced.rows.clear();
+    traced.spans.resize(spans.size() / sizeof(Span));
+    memcpy((void*)traced.spans.data(), spans.data(), spans.size());
 
     std::vector<Timeline> panels = {traced};
     if (planned) {

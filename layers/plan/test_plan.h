@@ -176,7 +176,7 @@ void test_plan_hosts() {
     write_file(path, "# none\n");
     refuses("names no host", [&] { Placement(p, path); });
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
-    refuses("wants FILE.svg", [&] { plan_of("--timeline x.png"); });
+    refuses("wants FILE.json", [&] { plan_of("--timeline x.png"); });
     refuses("wants nothing, search or published", [&] { resolved_plan("all"); });
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+import draw  # noqa: E402
 import figure_throughput  # noqa: E402
 import figures  # noqa: E402
 from over_ranks import environment, limited, words  # noqa: E402
@@ -195,13 +196,13 @@ MTNLG = {"config": ROOT / "scripts/mtnlg-530b.conf", "world-size": 2240}
 
 def planet(work):
     planned = plan(MTNLG)
-    timeline = work / "step.svg"
+    timeline = work / "step.json"
     run([BUILD / "train_gpt", "--plan", *words({**MTNLG, "timeline": timeline})])
     return {
         "plan": planned,
         "axes": figure_throughput.each_axis_alone(),
         "published": run([BUILD / "train_gpt", "--plan", "published"]),
-        "timeline": timeline.read_text(),
+        "timeline": draw.timeline(json.loads(timeline.read_text())["timelines"]),
     }
 
 

@@ -146,7 +146,7 @@ Tour.widgets["planet.timeline"] = (place, data) => {
   const frame = element("img", {
     alt: "A planned step of the first stages: forwards, backwards, messages and buckets",
     src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(data.timeline)}`,
-    style: "max-width: none; background: white"
+    style: "max-width: none"
   });
   place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "timeline" },
     frame));
