@@ -102,7 +102,7 @@ def panel(p, scale, top):
 
 
 def timeline(panels):
-    """panels: title, seconds, micro_batches, chunks, rows; spans: kind, row, micro-batch, chunk, start, end."""
+    """panels: title, seconds, micro_batches, chunks, rows; spans (kind, row, micro-batch, chunk, times)."""
     longest = max(max(span[5] for span in p["spans"]) for p in panels)  # some work runs past a step's end
     scale, bottom, body = WIDE / max(longest, *(p["seconds"] for p in panels)), 0, ""
     for p in panels:

@@ -23,6 +23,8 @@ ALLOWED = {
         "tensor-parallel": {"1", "2", "4", "8", "16"},
         "pipeline-parallel": {"1", "5", "7", "15", "21", "35", "105"},
         "world-size": {"280", "560", "1120", "2240", "2800", "3360"},
+        "batch": {"1440", "1680", "1920", "2240", "2400"},
+        "ramp-start": {"32", "0"},
         "recompute": {"none", "full"},
         "hardware": {"dgx-a100", "dgx-h100", "dgx-h200"},
     },

@@ -82,9 +82,22 @@ def sources_of(operation, file, line):
     return out
 
 
-def excerpt_of(file, text, lines):
-    """So many lines from the first that holds the text: of a chapter's own excerpts."""
-    for number, line in enumerate(lines_of(file), 1):
-        if text in line:
-            return excerpt(file, number, number + lines - 1)
+def excerpt_of(file, text):
+    """What begins with the first line that holds the text: a whole function, or a paragraph, which ends where
+    a line is blank or where a comment begins another one."""
+    lines = lines_of(file)
+    for at, line in enumerate(lines):
+        if text not in line:
+            continue
+        name = re.search(r"(\w+)\($", text)
+        if name:
+            return excerpt(file, *function_lines(file, name[1], at))
+        is_comment = [each.lstrip().startswith("//") for each in lines]
+        last = at + 1
+        while last < len(lines) and lines[last].strip():
+            of_file = line.startswith("//") and not is_comment[last]  # the comment at its beginning is over
+            if of_file or (is_comment[last] and not is_comment[last - 1]):
+                break
+            last += 1
+        return excerpt(file, at + 1, last)
     raise LookupError(f"{file} has no line with {text!r}: a chapter of the tour shows it")

@@ -37,7 +37,7 @@ CHAPTERS = {  # name: title, scripts beside tour.js
 SHORT = {"planet": "530B"}
 FORMULA = re.compile(r"\$([^$\n]+)\$")
 FACT = re.compile(r"\{\{(\w+)(?:\|(\w+))?\}\}")
-SOURCE = re.compile(r"\{\{source ([^|}]+)\|([^|}]+)\|(\d+)\}\}")
+SOURCE = re.compile(r"\{\{source ([^|}]+)\|([^|}]+)\}\}")
 
 
 def formula(tex):
@@ -77,10 +77,10 @@ def prepared(name, data):
 
 
 def filled(text, chapter_facts):
-    """A chapter's text: {{fact}} or {{fact|how}}, {{source FILE|TEXT|LINES}}, formulas between dollars."""
+    """A chapter's text: {{fact}} or {{fact|how}}, {{source FILE|TEXT}}, formulas between dollars."""
 
     def code(match):
-        made = source.excerpt_of(match[1], match[2], int(match[3]))
+        made = source.excerpt_of(match[1], match[2])
         head = f"{made['file']}, lines {made['first']} to {made['last']}"
         return (
             f'<div class="small quiet">{head}</div><div class="code" tabindex="0" role="group"'

@@ -163,10 +163,13 @@ Tour.widgets["planet.ask"] = (place, data) => {
     "tensor-parallel": [1, 2, 4, 8, 16],
     "pipeline-parallel": [1, 5, 7, 15, 21, 35, 105],
     "world-size": [280, 560, 1120, 2240, 2800, 3360],
+    "batch": [1440, 1680, 1920, 2240, 2400],
+    "ramp-start": [32, 0],
     "recompute": ["none", "full"],
     hardware: ["dgx-a100", "dgx-h100", "dgx-h200"]
   };
-  const asked = { "tensor-parallel": 8, "pipeline-parallel": 35, "world-size": 2240, recompute: "full",
+  const asked = { "tensor-parallel": 8, "pipeline-parallel": 35, "world-size": 2240, batch: 1920,
+    "ramp-start": 32, recompute: "full",
     hardware: "dgx-a100" };
   const answer = element("div", { class: "code", tabindex: 0, role: "group", "aria-label": "the plan" },
     element("pre", {}, ""));

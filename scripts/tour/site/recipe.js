@@ -1,8 +1,9 @@
 // recipe.js   batch ramp, learning rate, and a blend drawn sample by sample
 "use strict";
 
-// a curve; points: [x, y]
-function curve(points, label, xName, yName) {
+// a curve; points: [x, y]; in steps: y holds since the point before
+function curve(given, label, xName, yName, inSteps = false) {
+  const points = inSteps ? given.flatMap((p, i) => [[i ? given[i - 1][0] : 0, p[1]], p]) : given;
   const wide = 700,
     high = 190,
     left = 70,
@@ -34,7 +35,7 @@ Tour.widgets["recipe.curves"] = (place, data) => {
   const rows = data.ramped;
   const batches = rows.map((r, i) => [r.tokens, (r.tokens - (i ? rows[i - 1].tokens : 0)) / 8]);
   place.append(element("div", { class: "panel" },
-    curve(batches, "batch size against tokens", "tokens", "samples in a step"),
+    curve(batches, "batch size against tokens", "tokens", "samples in a step", true),
     curve(rows.map((r) => [r.tokens, r.learning_rate]), "learning rate against tokens", "tokens",
       "learning rate")));
 };
