@@ -119,11 +119,6 @@ struct PackedForward {
         }
         packed_attention_any(o, qkv, tiles, count, a, s);
     }
-
-    std::string differ() const {
-        return ways_differ("outputs of packed batches", o, (size_t)a.T * a.out(), s,
-                           [&](bool hopper) { run(hopper); });
-    }
 };
 // cache_rows: rows of qkv. The kernel is chosen once for all batches with these heads, in tune_packed()
 inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, int cache_rows,
@@ -131,7 +126,7 @@ inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, in
     PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};
     auto run = [&](bool hopper) { f.run(hopper); };
     bool can = sizeof(floatX) == 2;
-    f.run(can && takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run, [&] { return f.differ(); }));
+    f.run(can && takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run));
 }
 
 }  // namespace gpu

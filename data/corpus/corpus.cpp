@@ -71,9 +71,9 @@ std::string help() {
     }
     out += "\noptions, their steps and [defaults]:\n";
     for (auto& o : corpus_options)
-        out += text("  --%-17s %-14s %s%s\n", o.form.name,
-                    steps_of(o).size() > 24 ? "most" : steps_of(o).c_str(), o.form.help,
-                    *o.form.value ? text(" [%s]", o.form.value).c_str() : "");
+        out += text("  --%-17s %-14s %s%s\n", o.name,
+                    steps_of(o).size() > 24 ? "most" : steps_of(o).c_str(), o.help,
+                    *o.value ? text(" [%s]", o.value).c_str() : "");
     return out;
 }
 
@@ -117,15 +117,15 @@ const StepForm& parse(int argc, char** argv, Command& command) {
         exit(0);
     }
 
-    command.settings.take(parse_command_line(argc, argv, corpus_forms(), &command.words));
+    command.settings.take(parse_command_line(argc, argv, corpus_options, &command.words));
     const StepForm& form = find_form(command.words);
     command.step = bare_step(form);
     bool runs = command.step == "run";
     bool files = !runs && command.step != "report" && command.step != "bench";
 
     for (auto& [name, value] : command.settings.values)
-        if (const CorpusOption& o = find_corpus_option(name); !runs && !takes(o, command.step))
-            fail("--%s: is for %s, not for %s", o.form.name, steps_of(o).c_str(), form.name);
+        if (const CorpusOption& o = find_form(corpus_options, name); !runs && !takes(o, command.step))
+            fail("--%s: is for %s, not for %s", o.name, steps_of(o).c_str(), form.name);
 
     if ((runs || command.step == "report") && command.words.size() != 1)
         fail("%s wants one %s", form.name, form.takes);

@@ -13,8 +13,7 @@
 #include "../../layers/base/arguments.h"
 #include "documents.h"
 
-struct CorpusOption {
-    OptionForm form;
+struct CorpusOption : OptionForm {
     const char* steps;  // that take it
     bool shapes;        // the result: a finished step with another value is done again
 };
@@ -132,19 +131,6 @@ inline const std::vector<CorpusOption> corpus_options = {
      true},
 };
 
-inline const std::vector<OptionForm>& corpus_forms() {
-    static const std::vector<OptionForm> forms = [] {
-        std::vector<OptionForm> all;
-        for (auto& option : corpus_options) all.push_back(option.form);
-        return all;
-    }();
-    return forms;
-}
-
-inline const CorpusOption& find_corpus_option(const std::string& name) {
-    return corpus_options[(size_t)(&find_form(corpus_forms(), name) - corpus_forms().data())];
-}
-
 // for a reader: without the steps that are part of others
 inline std::string steps_of(const CorpusOption& o) {
     std::string out;
@@ -176,7 +162,7 @@ struct Settings {
     bool has(const char* name) const { return values.count(name) && !values.at(name).empty(); }
     std::string get(const char* name) const {
         auto found = values.find(name);
-        return found == values.end() ? find_form(corpus_forms(), name).value : found->second;
+        return found == values.end() ? find_form(corpus_options, name).value : found->second;
     }
 
     std::string need(const char* name, const char* wants) const {
@@ -201,14 +187,14 @@ struct Settings {
         return value;
     }
 
-    void take(const std::vector<GivenOption>& all) {
+    void take(const std::vector<GivenOption<CorpusOption>>& all) {
         for (auto& given : all) values[given.form->name] = given.values[0];
     }
 
     // of everything that shapes a step's result
     uint64_t fingerprint(const std::string& step) const {
         std::string all = "2 " + step;
-        for (auto& o : corpus_options) if (o.shapes && takes(o, step)) all += "\n" + get(o.form.name);
+        for (auto& o : corpus_options) if (o.shapes && takes(o, step)) all += "\n" + get(o.name);
         return XXH3_64bits(all.data(), all.size());
     }
 };
@@ -296,7 +282,7 @@ struct Corpus {
 inline void read_corpus_config(const std::string& path, Settings& settings, Corpus& corpus) {
     std::set<std::string> named;
     for (auto& [name, value] : settings.values) named.insert(name);
-    settings.take(read_option_file(path, corpus_forms(), named, [&](auto& words, const std::string& where) {
+    settings.take(read_option_file(path, corpus_options, named, [&](auto& words, const std::string& where) {
         if (words[0] != "set") {
             if (words.size() != 2) fail("%swants NAME VALUE, or set NAME warc|jsonl PATTERN", where.c_str());
             return false;

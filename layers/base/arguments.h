@@ -29,8 +29,10 @@ struct OptionForm {
     bool takes_auto = false;
 };
 
+// Form: OptionForm, or what a program derives from it
+template <class Form>
 struct GivenOption {
-    const OptionForm* form;
+    const Form* form;
     std::vector<std::string> values;
 };
 
@@ -89,8 +91,9 @@ inline std::string name_elsewhere(const std::string& name) {
 }
 
 // where: "" for the command line, else "FILE line N: "
-inline const OptionForm& find_form(const std::vector<OptionForm>& forms, const std::string& name,
-                                   const std::string& where = "") {
+template <class Form>
+const Form& find_form(const std::vector<Form>& forms, const std::string& name,
+                      const std::string& where = "") {
     std::vector<std::string> known;
     for (auto& form : forms) {
         if (name == form.name) return form;
@@ -116,10 +119,10 @@ inline void check_values(const OptionForm& form, const std::vector<std::string>&
 }
 
 // words: collects arguments that are not options; nullptr: such arguments are refused
-inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
-                                                   const std::vector<OptionForm>& forms,
-                                                   std::vector<std::string>* words = nullptr) {
-    std::vector<GivenOption> given;
+template <class Form>
+std::vector<GivenOption<Form>> parse_command_line(int argc, char** argv, const std::vector<Form>& forms,
+                                                  std::vector<std::string>* words = nullptr) {
+    std::vector<GivenOption<Form>> given;
     for (int i = 1; i < argc;) {
         std::string word = argv[i++];
         if (word == "-h") word = "--help";
@@ -136,7 +139,7 @@ inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
             fail("%s: write %s %s, with a space", word.c_str(), word.substr(0, equals).c_str(),
                  word.substr(equals + 1).c_str());
 
-        const OptionForm& form = find_form(forms, word.substr(2));
+        const Form& form = find_form(forms, word.substr(2));
         std::vector<std::string> values;
         auto takes_more = [&] {
             return form.kind == OptionForm::List || (form.kind != OptionForm::Flag && values.empty());
@@ -152,12 +155,12 @@ inline std::vector<GivenOption> parse_command_line(int argc, char** argv,
 
 // other(words, where) sees each line first, and returns true if it has handled it; options in `named`, that
 // is, given on the command line, are skipped
-template <class Other>
-std::vector<GivenOption> read_option_file(const std::string& path, const std::vector<OptionForm>& forms,
-                                          const std::set<std::string>& named, Other other) {
+template <class Form, class Other>
+std::vector<GivenOption<Form>> read_option_file(const std::string& path, const std::vector<Form>& forms,
+                                                const std::set<std::string>& named, Other other) {
     WholeFile file(path);
     std::istringstream lines{std::string(file.text())};
-    std::vector<GivenOption> given;
+    std::vector<GivenOption<Form>> given;
     std::set<std::string> seen;
     std::string line;
 
@@ -168,7 +171,7 @@ std::vector<GivenOption> read_option_file(const std::string& path, const std::ve
         for (std::string word; words >> word;) all.push_back(word);
         if (all.empty() || other(all, where)) continue;
 
-        const OptionForm& form = find_form(forms, all[0], where);
+        const Form& form = find_form(forms, all[0], where);
         std::vector<std::string> values(all.begin() + 1, all.end());
         if (!values.empty() && values[0] == "=")
             fail("%swrite `%s VALUE`, without =", where.c_str(), form.name);

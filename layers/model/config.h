@@ -99,18 +99,30 @@ struct Options {
 
 using Field = std::variant<int Options::*, long Options::*, double Options::*, bool Options::*,
                            std::string Options::*, std::vector<std::string> Options::*>;
-struct Option {
-    const char* name;
+// where an option's value is stored; `auto` is stored as `automatic`
+struct RunOption : OptionForm {
     Field field;
-    double least;  // smallest valid number
-    const char* help;
-    const char* bare = nullptr;  // the value if the option is given without one
-    bool takes_auto = false;     // accepts `auto`, stored as `automatic`
+
+    RunOption(const char* name, Field field, double least, const char* help, const char* bare = nullptr,
+              bool takes_auto = false)
+        : OptionForm{.name = name, .kind = Text, .help = help, .least = least, .bare = bare,
+                     .takes_auto = takes_auto}, field(field) {
+        std::visit([&](auto member) {  // the kind follows from the field's type
+            using T = std::decay_t<decltype(std::declval<Options>().*member)>;
+            if constexpr (std::is_same_v<T, bool>) kind = Flag;
+            else if constexpr (std::is_same_v<T, std::vector<std::string>>) kind = List;
+            else if constexpr (std::is_floating_point_v<T>) kind = Number;
+            else if constexpr (std::is_integral_v<T>) {
+                kind = Whole;
+                most = std::min(9e15, (double)std::numeric_limits<T>::max());
+            }
+        }, field);
+    }
 };
 
-inline const std::vector<Option> option_table = [] {
+inline const std::vector<RunOption> option_table = [] {
     using O = Options;
-    return std::vector<Option>{
+    return std::vector<RunOption>{
         {"model", &O::model, 0, "preset: 124M 350M 774M 1.3B 1558M 2.7B 6.7B 8.3B 13B 17B 22B 175B 530B 1T"},
         {"layers", &O::layers, 1, "transformer blocks L (default: the checkpoint's or the preset's)"},
         {"hidden", &O::hidden, 1, "hidden size C (default: the checkpoint's or the preset's)"},
@@ -263,28 +275,8 @@ inline const std::vector<Option> option_table = [] {
     };
 }();
 
-inline OptionForm form_of(const Option& o) {
-    OptionForm form = {o.name, OptionForm::Text, o.help};
-    form.least = o.least;
-    form.bare = o.bare;
-    form.takes_auto = o.takes_auto;
-
-    // the kind follows from the field's type
-    std::visit([&](auto field) {
-        using T = std::decay_t<decltype(std::declval<Options>().*field)>;
-        if constexpr (std::is_same_v<T, bool>) form.kind = OptionForm::Flag;
-        else if constexpr (std::is_same_v<T, std::vector<std::string>>) form.kind = OptionForm::List;
-        else if constexpr (std::is_floating_point_v<T>) form.kind = OptionForm::Number;
-        else if constexpr (std::is_integral_v<T>) {
-            form.kind = OptionForm::Whole;
-            form.most = std::min(9e15, (double)std::numeric_limits<T>::max());
-        }
-    }, o.field);
-    return form;
-}
-
 // values: already accepted by check_values()
-inline void set_option(Options& options, const Option& o, const std::vector<std::string>& values) {
+inline void set_option(Options& options, const RunOption& o, const std::vector<std::string>& values) {
     std::visit([&](auto field) {
         auto& value = options.*field;
         using T = std::decay_t<decltype(value)>;
@@ -298,19 +290,16 @@ inline void set_option(Options& options, const Option& o, const std::vector<std:
 }
 
 inline Options parse_options(int argc, char** argv) {
-    std::vector<OptionForm> forms;
-    for (auto& o : option_table) forms.push_back(form_of(o));
     Options options;
-
-    auto take = [&](const std::vector<GivenOption>& all) {
-        for (auto& given : all)
-            set_option(options, option_table[(size_t)(given.form - forms.data())], given.values);
+    auto take = [&](const std::vector<GivenOption<RunOption>>& all) {
+        for (auto& given : all) set_option(options, *given.form, given.values);
     };
-    take(parse_command_line(argc, argv, forms));
+    take(parse_command_line(argc, argv, option_table));
     if (options.config.empty()) return options;
 
     // the command line wins over the file
-    take(read_option_file(options.config, forms, options.given, [](auto& words, const std::string& where) {
+    take(read_option_file(options.config, option_table, options.given,
+                          [](auto& words, const std::string& where) {
         if (words[0] == "config") fail("%sa config file names no other", where.c_str());
         return false;
     }));
@@ -324,7 +313,7 @@ inline std::string shortest(double value) {
 }
 
 // exact: a number reads back as the same; else it has at most six digits
-inline std::string print_value(const Options& options, const Option& o, bool exact = true) {
+inline std::string print_value(const Options& options, const RunOption& o, bool exact = true) {
     return std::visit([&](auto field) -> std::string {
         auto& value = options.*field;
         using T = std::decay_t<decltype(value)>;

@@ -79,7 +79,7 @@ inline void take_options(Run& run, const std::vector<std::string>& names) {
         if (o.has(option.name) || (is_end && has_end)) continue;
 
         std::vector<std::string> value = {recorded.at(name)};
-        check_values(form_of(option), value);
+        check_values(option, value);
         if (!is_possible_here(name, value[0])) continue;
         set_option(o, option, value);
         if (name == "model") o.given.erase(name);  // for its defaults: the sizes are the checkpoint's

@@ -250,9 +250,9 @@ void test_plan_forms() {
         computations += name.rfind("forward ", 0) == 0 || name.rfind("backward ", 0) == 0;
     }
     check(computations == 4 * 2 * 8 * 2, text("%ld computations in the trace", computations));
-    std::string drawing = SvgPicture({picture}).text_of();
-    long rectangles = std::count(drawing.begin(), drawing.end(), 'M'), shown = (long)picture.spans.size();
-    check(rectangles == shown && shown > computations, text("%ld rectangles of %ld", rectangles, shown));
+    size_t listed_spans = trace.at("timelines", "").items[0].at("spans", "").items.size();
+    check(listed_spans == picture.spans.size() && (long)listed_spans > computations,
+          text("%zu spans of %zu", listed_spans, picture.spans.size()));
     for (auto& s : picture.spans)
         if (s.start < -1e-9 || s.end > picture.seconds * 1.5) check(false, "a span outside the step");
     Json j = Json::parse(plan_json(p), "a plan");

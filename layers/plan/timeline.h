@@ -65,8 +65,7 @@ inline std::string timeline_json(const Timeline& p) {
 }
 
 // events: of panels[0], if it is a run: as JSON, each followed by a comma; "": its spans are its events
-inline void save_timeline(const std::string& path, const std::vector<Timeline>& panels,
-                          const std::string& events = "") {
+inline std::string chrome_trace(const std::vector<Timeline>& panels, const std::string& events = "") {
     std::string out = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + events, timelines;
     for (size_t i = 0; i < panels.size(); i++) {
         if (i || events.empty()) out += chrome_events(panels[i], (int)i * 100000);
@@ -74,8 +73,13 @@ inline void save_timeline(const std::string& path, const std::vector<Timeline>& 
     }
     out += text("{\"ph\": \"X\", \"pid\": 0, \"tid\": 0, \"name\": \"step\", \"ts\": 0, \"dur\": %.3f}\n],\n",
                 panels[0].seconds * 1e6);
+    return out + "\"timelines\": [" + timelines + "]}\n";
+}
+
+inline void save_timeline(const std::string& path, const std::vector<Timeline>& panels,
+                          const std::string& events = "") {
     FileWriter file(path);
-    file.write(out + "\"timelines\": [" + timelines + "]}\n");
+    file.write(chrome_trace(panels, events));
     file.finish();
 }
 
