@@ -23,7 +23,7 @@ done
 # grows by 32 after 32 samples, as it does there after 12e9 tokens / 59
 model=(--config scripts/mtnlg-530b.conf --train "$work/mtnlg-530b.blend" --layers 105 --hidden 32 --heads 8
        --sequence 16 --vocabulary 257 --pad-vocabulary 264 --steps 2 --ramp-tokens $((59 * 32 * 16))
-       --learning-rate 1e-3 --warmup-tokens 0 --comm-timeout 300 "$@")
+       --learning-rate 1e-3 --warmup-tokens 0 --comm-timeout 1800 "$@")
 layout=(--check-every 2)
 cores=$(nproc)
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
