@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-// Sets OMP_WAIT_POLICY=passive, unless the user has set it. OpenMP reads it before main() begins: so a program
+// Sets OMP_WAIT_POLICY=passive, unless the user has set it. OpenMP reads it before main(): so a program
 // with several threads starts itself once more. If it cannot, its threads spin, and nothing else differs
 inline void let_waiting_threads_sleep(char** argv) {
     if (omp_get_max_threads() < 2 || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
