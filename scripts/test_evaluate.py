@@ -299,9 +299,10 @@ for extra, message in (
     (["--generate", f"{work}/bad3.jsonl"], "bad3.jsonl line 1: \"top_p\" 1.5: wants at most 1"),
     (["--generate", f"{work}/bad4.jsonl"], "bad4.jsonl line 1: \"stop\" has an empty string"),
     (
-        ["--evaluate", f"{work}/long.eval"],
+        ["--evaluate", f"{work}/long.eval", "--long-continuations", "refuse"],
         "long.jsonl line 1 has a continuation of 33 tokens, the model takes 32",
     ),
+    (["--evaluate", f"{work}/long.eval"], "every document has a continuation of more than the 32 tokens"),
     (["--evaluate", f"{work}/gpt.eval"], "has a vocabulary of 300, the model of 257"),
 ):
     open(f"{work}/bad.jsonl", "w").write('{"prompt": "a"}\n{"prompt": "a", "top_q": 1}\n')

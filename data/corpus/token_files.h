@@ -189,7 +189,10 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     for (size_t s : deal(ranks, sets, every_file)) {
         uint64_t mark = mark_of(s);
         std::string held = folder + "/" + in.sets[s].name + ".validation.bin";
-        if (stage.finished(path(s), mark) && (validation == 0 || access(held.c_str(), F_OK) == 0)) continue;
+        bool is_here = stage.finished(path(s), mark);
+        Counts had = is_here ? Stage::read_counts(path(s)) : Counts();
+        bool is_split = count_of(had, "validation documents") > 0;
+        if (is_here && (!is_split || access(held.c_str(), F_OK) == 0)) continue;
         Counts counts;
         write_set(settings, encoded, s, folder, v, counts);
         stage.finish(path(s), mark, counts);
