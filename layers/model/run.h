@@ -99,7 +99,7 @@ inline void check_shared_folder(const Run& run) {
 }
 
 // Opens the checkpoints to resume from: those that all ranks can read. Collective
-inline void open_checkpoints(Run& run) {
+inline void open_checkpoints(Run& run, int exit_code = 1) {
     Options& o = run.options;
     for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
         while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
@@ -116,7 +116,7 @@ inline void open_checkpoints(Run& run) {
                 usleep(100000);  // a run that trains there may just have dropped what was listed
             }
         }
-    });
+    }, exit_code);
 
     // ranks that see other folders under this name are refused later, by check_ranks_agree
     std::string listed;
@@ -141,7 +141,7 @@ inline void open_checkpoints(Run& run) {
     });
     if (run.checkpoints.empty())
         comm::end_on_error(text("--resume %s: no checkpoint there can be read by all ranks: give a folder "
-                                "that all hosts share", o.resume.c_str()));
+                                "that all hosts share", o.resume.c_str()), exit_code);
 }
 
 // options as checkpoints record them: every value, and the names of those that were given

@@ -280,8 +280,8 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
         if (run.options.resume_before <= 0 || list_checkpoints(run.options.save).empty())
             fail("--on-spike back: there is no checkpoint to go back to yet: lower --learning-rate or "
                  "--save-every");
-        run.checkpoints = find_checkpoints(run.options.save, run.options.resume_before);
     }, exit_diverged);
+    open_checkpoints(run, exit_diverged);
     comm::check_ranks_agree(file_fingerprints(run));
 
     // autotuning choices made since that checkpoint still belong to the run, and spikes are counted on
