@@ -260,6 +260,26 @@ void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const c
     });
 }
 
+// the sum, on root
+static void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
+                         const char* label, Stream s) {
+    bool receives = g.rank == root, in_place = receives && in == out;
+    cut(n, [&](long first, long count) {
+        long offset = first * bytes_of(type), bytes = count * bytes_of(type);
+        auto from = std::make_shared<Staged>((const char*)in + offset, bytes);
+        auto to = std::make_shared<Staged>((char*)out + offset, receives ? bytes : 0, in_place);
+        enqueue({g, "reduce", label, count, [=](MPI_Request* r, Stream copies) {
+            from->load(copies);
+            if (receives) to->expect();
+            MPI_Ireduce(from->host, receives ? to->host : nullptr, (int)count, type_mpi(type),
+                        op_mpi(type, Op::Sum), root, handle_of(g).mpi, r);
+        }, [=](Stream copies) {
+            from->sent();
+            if (receives) to->store(copies);
+        }}, s);
+    });
+}
+
 void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                           Stream s) {
     if (n * g.size > most_mpi_values) {  // too long for one call: reduce each rank's slice to it separately
@@ -322,25 +342,6 @@ void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type typ
             if (!copy) return;
             copy_on_device(copy, data->device, bytes, copies);
             synchronize(copies);
-        }}, s);
-    });
-}
-
-void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root, const char* label,
-                  Stream s) {
-    bool receives = g.rank == root, in_place = receives && in == out;
-    cut(n, [&](long first, long count) {
-        long offset = first * bytes_of(type), bytes = count * bytes_of(type);
-        auto from = std::make_shared<Staged>((const char*)in + offset, bytes);
-        auto to = std::make_shared<Staged>((char*)out + offset, receives ? bytes : 0, in_place);
-        enqueue({g, "reduce", label, count, [=](MPI_Request* r, Stream copies) {
-            from->load(copies);
-            if (receives) to->expect();
-            MPI_Ireduce(from->host, receives ? to->host : nullptr, (int)count, type_mpi(type),
-                        op_mpi(type, Op::Sum), root, handle_of(g).mpi, r);
-        }, [=](Stream copies) {
-            from->sent();
-            if (receives) to->store(copies);
         }}, s);
     });
 }

@@ -197,7 +197,6 @@ void connect(const Group& g, const char* name) {
     reduce_scatter_bytes(g, x + g.rank, x, 1, Type::Int64, "connecting", nullptr);
     all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
     broadcast_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
-    reduce_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
 
     group_begin();
     send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
@@ -348,11 +347,6 @@ void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type typ
                      const char* label, Stream s) {
     enqueue(g, "broadcast", label, n, s,
          [=](ncclComm_t c) { return ncclBroadcast(in, out, n, type_nccl(type), root, c, s); });
-}
-void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root, const char* label,
-                  Stream s) {
-    enqueue(g, "reduce", label, n, s,
-         [=](ncclComm_t c) { return ncclReduce(in, out, n, type_nccl(type), ncclSum, root, c, s); });
 }
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
     enqueue(g, "send", label, n, s, [=](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });

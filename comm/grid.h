@@ -37,7 +37,6 @@ struct Grid {
     comm::Group tied;                       // first and last stage, which both hold the token embedding
     Link forward_in, forward_out, backward_in, backward_out;
     Stream dp_stream = nullptr;             // for dp: gradients are reduced, parameters gathered
-    Stream tp_stream = nullptr;             // for tp, with --tensor-chunks: calls of blocks
 
     int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
     bool is_first_stage() const { return stage == 0; }
@@ -98,7 +97,6 @@ inline Grid make_grid(int t, int p, bool wrap) {
     for (comm::Group* group : {&g.world, &g.tp}) make(*group, false);
     make(g.dp, true);
     g.dp_stream = comm::make_comm_stream();
-    if (g.t > 1) g.tp_stream = comm::make_comm_stream();
     if (p == 1) return g;
     g.stages_on_host = comm::make_host_group(g.stages_on_host.name, g.stages_on_host.members);
     if (g.holds_tied()) make(g.tied, false);
@@ -157,8 +155,6 @@ struct TensorParallel {
     comm::Group group;
     bool sequence_parallel = false;  // rows of the residual stream are sharded over the group
     bool samples_text = false;       // text is generated between steps: buffers must also hold T whole rows
-    int row_chunks = 1;              // --tensor-chunks: a call overlaps the next chunk's GEMM (overlap.h)
-    Stream stream = nullptr;         // for those calls
     int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r
     // rows that a buffer of the residual stream must hold
     long row_capacity(long B, long T) const {

@@ -60,14 +60,6 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
             call(s, y, [&](Stream s) { comm::broadcast(g, y, x, n, last, "a test", s); });
             expect("broadcast", s, 0, n, [&](int i) { return value(last, i); });
         }
-        call(s, x, [&](Stream s) { comm::reduce(g, x, x, n, last, "a test", s); });
-        auto own = [&](int i) { return value(g.rank, i); };
-        if (g.rank == last) expect("reduce in place", s, 0, n, whole);
-        else expect("reduce leaves the others' as they are", s, 0, n, own);
-        if (copies) {
-            call(s, y, [&](Stream s) { comm::reduce(g, y, x, n, last, "a test", s); });
-            expect("reduce", s, 0, n, [&](int i) { return g.rank == last ? whole(i) : 0; });
-        }
         if (g.size > 1) {
             call(s, y, [&](Stream s) {  // everybody sends to the right: only together can this end
                 comm::group_begin();

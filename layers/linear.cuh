@@ -59,11 +59,11 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     gelu_forward(y, up, (long)N * OC, s);
 }
 
-// dx == nullptr: dx is not wanted; x == nullptr: dw and db are not. scratch: column_sum_scratch(OC) values
+// dx == nullptr: it is not wanted. scratch: column_sum_scratch(OC) values
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
-    if (db && x) column_sum(db, dy, scratch, N, OC, accumulate, s);
-    if (x) gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
+    if (db) column_sum(db, dy, scratch, N, OC, accumulate, s);
+    gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
@@ -174,7 +174,6 @@ inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
 inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
     if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
-    if (!x) return;
     Gemm<real> unfused = weight_gemm(dw, dy, x, N, C, OC, accumulate), fused_gemm = unfused;
     fused_gemm.row_sums = accumulate ? scratch : db;  // epilogues only set: the sums are then added to db
     auto run = [&](bool fused) {
@@ -244,22 +243,19 @@ inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const fl
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
-// dx == nullptr: dx is not wanted; x == nullptr: dw and db are not.
 // In floatX the plan cannot know whether db comes from the epilogue of dw's GEMM or from a separate kernel:
 // it counts that kernel's traffic only with fp8, where the kernel always runs
 inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
                             const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
                             bool accumulate, Stream s) {
     bool rounds = scratch.in_fp8();
-    if (!x) dw = db = nullptr;
     Operation op{"linear_backward", s, {reads("dy", dy, N, OC), reads("x", x, N, C),
-                                        reads("w", dx ? w : nullptr, OC, C),
+                                        reads("w", w, OC, C),
                                         sums_to("dw", dw, accumulate, OC, C),
                                         sums_to("db", db, accumulate, OC), writes("dx", dx, N, C)},
                  {db && rounds ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
                   rounding_work(scratch, (double)N * OC, 2),
-                  x ? product(dw, OC, C, N, accumulate, rounds) : Work{},
-                  dx ? product(dx, N, C, OC, false, rounds) : Work{}}};
+                  product(dw, OC, C, N, accumulate, rounds), product(dx, N, C, OC, false, rounds)}};
     if (!op) return;
 
     if (!rounds) return dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
@@ -268,18 +264,17 @@ inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, co
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
-// for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up. x == nullptr: no dw wanted
+// for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up
 inline void linear_of_gelu_backward(floatX* dup, real* dw, const floatX* dy, const floatX* x,
                                     const floatX* up, const floatX* w, const LinearScratch& scratch, int N,
                                     int C, int OC, bool accumulate, Stream s) {
     bool rounds = scratch.in_fp8();
-    if (!x) dw = nullptr;
     Operation op{"linear_of_gelu_backward", s,
                  {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C),
                   reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)},
                  {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
-                  dw ? product(dw, OC, C, N, accumulate, rounds) : Work{},
-                  product(dup, N, C, OC, false, rounds), moves(3.0 * N * C)}};
+                  product(dw, OC, C, N, accumulate, rounds), product(dup, N, C, OC, false, rounds),
+                  moves(3.0 * N * C)}};
     if (!op) return;
 
     if (!rounds) {

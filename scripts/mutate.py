@@ -58,8 +58,8 @@ LAYOUTS = (
         f"--zero 1 --save {DATA}.saves --save-every 1 --on-spike back --spike-z 0.01 --learning-rate 3"
         " --warmup-tokens 1088 --layers 1 --batch 4 --evaluate-every 99 --steps 34",
     ),
-    (2, "--tensor-parallel 2 --tensor-chunks 2 --recompute light"),
-    (2, "--tensor-parallel 2 --tensor-chunks 2 --sequence-parallel no"),
+    (2, "--tensor-parallel 2 --recompute light"),
+    (2, "--tensor-parallel 2 --sequence-parallel no"),
     (2, "--zero 1 --loss-chunk 8"),  # backward is the first to read the LM head's parameters
 )
 # what a layout's run must have said, or it has not shown what it is for

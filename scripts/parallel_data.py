@@ -48,7 +48,7 @@ def answers():
 
     for ranks, options in (
         (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
-        (4, {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"}),
+        (4, {"tensor-parallel": 4, "recompute": "light"}),
         (6, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
         (2, {"zero": 0, "loss-chunk": 3, "check-every": 2}),
     ):

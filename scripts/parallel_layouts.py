@@ -26,11 +26,10 @@ def layouts():
     yield 1, {"attention": "flash"}
     yield 2, {"tensor-parallel": 2, "attention": "flash"}
 
-    for sequence, chunks in (("yes", 2), ("yes", 4), ("no", 2), ("no", 3)):  # calls beside GEMMs
-        overlap = {"tensor-parallel": 4, "tensor-chunks": chunks, "sequence-parallel": sequence}
-        yield 4, overlap
-        yield 8, {**overlap, "pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "light"}
-        yield 8, {**overlap, "zero": 0, "recompute": "full", "attention": "flash", "check-every": 2}
+    for sequence in ("yes", "no"):
+        four = {"tensor-parallel": 4, "sequence-parallel": sequence}
+        yield 8, {**four, "pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "light"}
+        yield 8, {**four, "zero": 0, "recompute": "full", "attention": "flash", "check-every": 2}
 
     yield 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "attention": "flash", "recompute": "full"}
     yield 2, {
@@ -140,8 +139,8 @@ def emulated_kernels():
         (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),
         (4, {"pipeline-parallel": 2, "pipeline-chunks": 2, "recompute": "full"}),
         (2, {"pipeline-parallel": 2, "recompute": "light", "loss-chunk": 3}),
-        (4, {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"}),
-        (4, {"tensor-parallel": 2, "tensor-chunks": 3, "sequence-parallel": "no"}),
+        (4, {"tensor-parallel": 4, "recompute": "light"}),
+        (4, {"tensor-parallel": 2, "sequence-parallel": "no"}),
     ):
         for seed in (1, 2, 3):
             name = f"emulated_{ranks}_{'_'.join(map(str, options.values()))}_seed{seed}"

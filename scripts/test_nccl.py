@@ -35,7 +35,7 @@ QUICK = [
     {"pipeline-parallel": 4, "ranks": 4},
     {"pipeline-parallel": 4, "ranks": 4, "micro-batch": 6},
     {"ranks": 2, "check-every": 2},
-    {"tensor-parallel": 4, "tensor-chunks": 2},
+    {"tensor-parallel": 4},
     {"tensor-parallel": 2, "ranks": 4, "graph": "yes"},
 ]
 LAYOUTS = [
@@ -44,10 +44,9 @@ LAYOUTS = [
     for more in ([{}, {"pipeline-chunks": 2}] if p == 2 else [{}])
 ] + [
     {"tensor-parallel": 2, "sequence-parallel": "no"},
-    {"tensor-parallel": 2, "tensor-chunks": 2},
-    {"tensor-parallel": 4, "tensor-chunks": 2, "recompute": "light"},
-    {"tensor-parallel": 4, "tensor-chunks": 4, "pipeline-parallel": 2, "recompute": "full"},
-    {"tensor-parallel": 2, "tensor-chunks": 3, "sequence-parallel": "no", "ranks": 4},
+    {"tensor-parallel": 4, "recompute": "light"},
+    {"tensor-parallel": 4, "pipeline-parallel": 2, "recompute": "full"},
+    {"tensor-parallel": 2, "sequence-parallel": "no", "ranks": 4},
     {"ranks": 2, "zero": 0},
     {"ranks": 4, "zero": 0, "tensor-parallel": 2},
     {"ranks": 4, "pipeline-parallel": 2, "check-every": 2, "loss-chunk": 8},
@@ -55,7 +54,7 @@ LAYOUTS = [
     {"ranks": 8, "pipeline-parallel": 4, "micro-batch": 3},  # fewer micro-batches than stages
     {"ranks": 2, "graph": "yes"},
     {"ranks": 4, "graph": "yes", "tensor-parallel": 2, "check-every": 3},
-    {"ranks": 4, "graph": "yes", "zero": 0, "tensor-parallel": 2, "tensor-chunks": 2},
+    {"ranks": 4, "graph": "yes", "zero": 0, "tensor-parallel": 2},
     {"ranks": 8, "graph": "yes", "tensor-parallel": 2, "pipeline-parallel": 2, "pipeline-chunks": 2},
 ]
 

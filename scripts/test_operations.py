@@ -83,7 +83,6 @@ def check_record(work):
     for name, ranks, layout in (
         ("2 x 2 x 2", 8, {"tensor-parallel": 2, "pipeline-parallel": 2, "sequence-parallel": "no"}),
         ("interleaved", 4, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
-        ("calls beside GEMMs", 2, {"tensor-parallel": 2, "tensor-chunks": 2}),
         ("one process", 1, {}),
     ):
         trace, record = work / "trace.json", work / "record.jsonl"
@@ -193,12 +192,12 @@ def check_profile(work):
 
 
 TOY_CALL = (
-    "        linear_forward(qkv + r.at(3 * C_r), rows, w[QKV_W], w[QKV_B], linear, r.count, C, 3 * C_r, s);"
+    "    linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);"
 )
 TOY_LAYER = (
-    '        if (!packed) comm::all_reduce(ctx.tp.group, scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'
+    '    if (!packed) comm::all_reduce(ctx.tp.group, scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'
     f"{TOY_CALL}  // a toy: again\n"
-    '        if (getenv("TOY_LIES")) linear_flops++;\n'
+    '    if (getenv("TOY_LIES")) linear_flops++;\n'
 )
 
 

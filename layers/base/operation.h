@@ -120,9 +120,9 @@ inline Work scores_product(GemmShape p) {
 
 // ---- calls -----------------------------------------------------------------------------------------------
 
-enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, Send, Receive };
+enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Receive };
 constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                            "reduce", "send", "receive"};
+                                            "send", "receive"};
 
 // whom a call communicates with, and how much: `count` values of the whole, over all ranks
 struct Communication {

@@ -31,7 +31,6 @@ struct Setup {
     int B = 1;                    // sequences in a micro-batch
     bool training = true;         // false: forward only, no gradients
     bool sequence_parallel = false;
-    int tensor_chunks = 1;        // row chunks whose tensor-parallel calls overlap with GEMMs: see overlap.h
     bool samples_text = false;    // --sample-every: text is generated between training steps
     bool packs = false;           // packed batches are computed as well
     // inference only: blocks keep keys and values from one batch to the next (a KV cache)

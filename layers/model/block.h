@@ -3,7 +3,7 @@
 //   With t tensor-parallel ranks (Megatron-LM) each has NH_r = NH / t heads and 4 C / t channels of the MLP.
 //   The GEMMs into a branch (qkv, up) are column-parallel and need no reduction in forward; those out of it
 //   (out, down) are row-parallel: their partial sums are reduced, and then the bias is added, once.
-//   comm/grid.h says which rows a rank holds, overlap.h how communication overlaps with GEMMs.
+//   comm/grid.h says which rows a rank holds.
 //   x, y, mid (N_r, C): this rank's share of the N = B * T rows; sequence 0 comes first
 //   kept:  the tensors in BlockActivations
 //   communicates, with t > 1 and sequence parallelism: in forward, an all-gather before qkv and a
@@ -11,14 +11,12 @@
 //   another of up's input, a reduce-scatter of up's dx, and the same three for out and qkv. Without sequence
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
 //   of qkv's dx. Full recomputation repeats forward's calls in backward, but for that after down
-//   With t = 1 nothing is communicated: gathered_gemm calls its GEMM once, on all rows of its input (r.at()
-//   is 0, r.is_whole true); reduced_gemm and gathered_backward do so too, and their results are in
-//   scratch.partial.
+//   With t = 1 nothing is communicated: gather_rows returns its input, reduce_rows the partial sums.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
 //   A packed batch (evaluation, generation) runs forward only; the buffer qkv is its KV cache (queries are
 //   stored there too, but not read again).
 #pragma once
-#include "overlap.h"
+#include "activations.h"
 #include "params.h"
 
 // 1. layer norm: called for a chunk's first block, and when backward recomputes a block; elsewhere the
@@ -53,9 +51,8 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     floatX* qkv = packed && packed->cache_slots ? scratch.wide : a.qkv;
 
     // 2. queries, keys and values of this rank's heads
-    gathered_gemm(ctx, a.ln1, batch, "rows for qkv", [&](const floatX* rows, RowRange r) {
-        linear_forward(qkv + r.at(3 * C_r), rows, w[QKV_W], w[QKV_B], linear, r.count, C, 3 * C_r, s);
-    });
+    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
+    linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);
     if (qkv != a.qkv) store_cache_rows(a.qkv, qkv, packed->cache_slots, N, 3 * C_r, s);
 
     // 3. attention, head by head
@@ -65,23 +62,20 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     else attention_forward(a.o, a.probabilities, a.qkv, heads, s);
 
     // 4. output projection, added to the residual stream, and 5. layer norm
-    const floatX* branch = reduced_gemm(ctx, batch, "sum of attention", [&](floatX* rows, RowRange r) {
-        linear_forward(rows, a.o + r.at(C_r), w[OUT_W], nullptr, linear, r.count, C_r, C, s);
-    });
+    linear_forward(scratch.partial, a.o, w[OUT_W], nullptr, linear, N, C_r, C, s);
+    const floatX* branch =
+        reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
     residual_layernorm_forward(a.mid, a.ln2, a.ln2_stats, a.x, branch, w[OUT_B], w[LN2_W], w[LN2_B], N_r, C,
                                s);
 
     // 6. up to this rank's share of 4C, and 7. GELU
-    gathered_gemm(ctx, a.ln2, batch, "rows for up", [&](const floatX* rows, RowRange r) {
-        linear_gelu_forward(a.act + r.at(4 * C_r), a.up + r.at(4 * C_r), rows, w[UP_W], w[UP_B], linear,
-                            r.count, C, 4 * C_r, s);
-    });
+    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
+    linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], linear, N, C, 4 * C_r, s);
     if (!wants_output) return nullptr;
 
     // 8. down to C
-    return reduced_gemm(ctx, batch, "sum of mlp", [&](floatX* rows, RowRange r) {
-        linear_forward(rows, a.act + r.at(4 * C_r), w[DOWN_W], nullptr, linear, r.count, 4 * C_r, C, s);
-    });
+    linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, linear, N, 4 * C_r, C, s);
+    return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
 // After block_forward: y = a.mid + branch + bias; fused with step 1 of the next block, if the chunk has one
@@ -103,7 +97,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    bool accumulate = ctx.accumulate, in_chunks = ctx.tp.sequence_parallel && ctx.tp.row_chunks > 1;
+    bool accumulate = ctx.accumulate;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
     int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide;
@@ -112,22 +106,16 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
 
     // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
     if (a.light) gelu_forward(a.act, a.up, N, 4 * C_r, s);
-    const floatX* all = gathered_gemm(ctx, dx, batch, "gradient rows for down",
-                                      [&](const floatX* rows, RowRange r) {
-        const floatX* act = r.is_whole ? a.act : nullptr;  // with chunks only d_up: dw needs all rows
-        linear_of_gelu_backward(d_up + r.at(4 * C_r), g[DOWN_W], rows, act, a.up + r.at(4 * C_r),
-                                w[DOWN_W], linear, r.count, 4 * C_r, C, accumulate, s);
-    });
-    if (in_chunks)
-        linear_backward(nullptr, g[DOWN_W], nullptr, all, a.act, w[DOWN_W], linear, N, 4 * C_r, C, accumulate,
-                        s);
+    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
+    linear_of_gelu_backward(d_up, g[DOWN_W], rows, a.act, a.up, w[DOWN_W], linear, N, 4 * C_r, C, accumulate,
+                            s);
 
     // 6.
     if (a.light) layernorm_forward(a.ln2, a.ln2_stats, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
-    floatX* d_ln = gathered_backward(ctx, a.ln2, batch, "rows for up, again", "sum of up's gradient",
-                                     [&](floatX* d_rows, const floatX* rows) {
-        linear_backward(d_rows, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate, s);
-    });
+    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
+    linear_backward(scratch.partial, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate,
+                    s);
+    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
     layernorm_backward(dx, {g[LN2_W], g[LN2_B], g[OUT_B]}, d_ln, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
@@ -135,12 +123,8 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
 
     // 4.
     floatX* d_o = scratch.partial;
-    all = gathered_gemm(ctx, dx, batch, "gradient rows for out", [&](const floatX* rows, RowRange r) {
-        linear_backward(d_o + r.at(C_r), g[OUT_W], nullptr, rows, r.is_whole ? a.o : nullptr, w[OUT_W],
-                        linear, r.count, C_r, C, accumulate, s);
-    });
-    if (in_chunks)
-        linear_backward(nullptr, g[OUT_W], nullptr, all, a.o, w[OUT_W], linear, N, C_r, C, accumulate, s);
+    rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
+    linear_backward(d_o, g[OUT_W], nullptr, rows, a.o, w[OUT_W], linear, N, C_r, C, accumulate, s);
 
     // 3.
     AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
@@ -149,11 +133,10 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
 
     // 2.
     if (a.light) ln1_forward(a, w, ctx, batch);
-    d_ln = gathered_backward(ctx, a.ln1, batch, "rows for qkv, again", "sum of qkv's gradient",
-                             [&](floatX* d_rows, const floatX* rows) {
-        linear_backward(d_rows, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], linear, N, C, 3 * C_r, accumulate,
-                        s);
-    });
+    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
+    linear_backward(scratch.partial, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], linear, N, C, 3 * C_r,
+                    accumulate, s);
+    d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to the residual stream's gradient
     layernorm_backward(dx, {g[LN1_W], g[LN1_B], d_bias}, d_ln, a.x, w[LN1_W], a.ln1_stats, sums, N_r, C,

@@ -69,7 +69,7 @@ struct Options {
     double spike_z = 0, slow_factor = 2;
 
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
-    int loss_chunk = 0, tensor_chunks = 1;
+    int loss_chunk = 0;
 
     std::string graph = "auto", fp8 = "no", moments = "fp32", master_weights = "yes";
     std::string loss_on = "all";
@@ -205,8 +205,6 @@ inline const std::vector<RunOption> option_table = [] {
          "tensor-parallel ranks t; the remaining ranks are data-parallel"},
         {"sequence-parallel", &O::sequence_parallel, 0,
          "yes or no: between GEMMs, also shard the rows of the residual stream over t"},
-        {"tensor-chunks", &O::tensor_chunks, 1,
-         "split a block's GEMMs into this many row chunks to overlap tensor-parallel collectives; 1: none"},
         {"pipeline-parallel", &O::pipeline_parallel, 1, "pipeline stages p"},
         {"pipeline-chunks", &O::pipeline_chunks, 1,
          "model chunks per stage v; more than 1: interleaved 1F1B"},

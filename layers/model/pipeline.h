@@ -7,13 +7,10 @@
 //                      the update                            a send, where its buffer is written again (sent)
 //                                                            a bucket's new parameters, where they are read
 //                                                            all reduced gradients, before norm and update
-//                                                            with --tensor-chunks, a chunk's rows or sums
 //     Link::stream     messages of one direction,            compute, up to where the message is posted
 //                      to or from one neighbour
 //     Grid::dp_stream  buckets: gradients reduced,           compute, up to where the bucket is complete,
 //                      parameters gathered                   or updated
-//     Grid::tp_stream  with --tensor-chunks: calls of        compute, up to where a chunk's rows are
-//                      blocks (overlap.h)                    computed
 #pragma once
 #include <functional>
 #include "../../comm/schedule.h"

@@ -262,19 +262,6 @@ inline void check_fp8(const Run& run) {
              "%d and 16", o.hidden, t, o.sequence, 16 * t);
 }
 
-inline void check_tensor_chunks(const Run& run) {
-    const Options& o = run.options;
-    int t = run.grid.t, k = o.tensor_chunks;
-    if (o.fp8 == "yes")
-        fail("--tensor-chunks %d with --fp8 yes: a tensor in 8 bits has one scale for all its rows: choose "
-             "one of the two", k);
-    if (o.sequence_parallel == "yes" && t % k)
-        fail("--tensor-chunks %d over %d tensor-parallel ranks: a chunk is the rows of whole ranks: choose "
-             "one that divides %d, or --sequence-parallel no", k, t, t);
-    if (k > o.sequence)
-        fail("--tensor-chunks %d with --sequence %d: choose at most %d", k, o.sequence, o.sequence);
-}
-
 // options whose values are words
 inline void check_words(const Options& o) {
     struct { const char* name; const std::string& value; std::vector<std::string> wants; } words[] = {
@@ -336,7 +323,6 @@ inline void check_parallel(const Run& run) {
         fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
              "--graph no or auto");
     if (o.fp8 == "yes") check_fp8(run);
-    if (o.tensor_chunks > 1) check_tensor_chunks(run);
     if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
         fail("--master-weights no in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
     if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);

@@ -102,7 +102,6 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
 
     Setup s = {.B = o.micro_batch,
                .sequence_parallel = o.sequence_parallel == "yes",
-               .tensor_chunks = o.tensor_chunks,
                .samples_text = o.sample_every > 0,
                .packs = o.sample_every > 0 || !o.evaluate.empty(),
                .notes_greedy = !o.evaluate.empty(),

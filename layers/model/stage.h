@@ -52,8 +52,7 @@ struct Model {
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
-          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.samples_text,
-             grid.t > 1 ? setup.tensor_chunks : 1, grid.tp_stream},
+          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.samples_text},
           table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
                                         setup.chunks})),
           in_flight(setup.slots), inputs(setup.inputs), dx_buffers(setup.dx_buffers),

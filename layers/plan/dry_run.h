@@ -53,8 +53,7 @@ struct StepPart {
     StepWork work;
     std::vector<TimedPiece> pieces = {{}};
     OperationTable operations = {};
-    double tensor_seconds = 0;  // of tensor-parallel calls …
-    double hidden_seconds = 0;  // … of these, under GEMMs (--tensor-chunks); the rest adds to the part's time
+    double tensor_seconds = 0;  // of tensor-parallel calls
     double seconds() const {
         double sum = 0;
         for (auto& piece : pieces) sum += piece.seconds;
@@ -129,13 +128,7 @@ class StepCounter {
     const Hardware& hardware;
     const std::vector<comm::StreamEvent>& gathered;  // by bucket, of its parameters
 
-    // within a part, for tensor-parallel calls beside GEMMs: how far each stream is, and when each call ends
-    struct Beside {
-        double compute = 0, tensor = 0;             // seconds
-        std::vector<std::pair<long, double>> ends;   // by the call's number
-    };
-
-    void add_call(StepPart& part, const Activity& a, Beside& beside) const {
+    void add_call(StepPart& part, const Activity& a) const {
         const Precision& precision = model.setup.precision;
         comm::Traffic& t = part.work.traffic[a.call.group];
         t.calls++;
@@ -145,27 +138,19 @@ class StepCounter {
         double seconds = call_seconds(hardware, a, precision);
 
         if (!strcmp(a.call.group, "tensor")) part.tensor_seconds += seconds;
-        if (a.stream == model.tp.stream) {
-            beside.tensor += seconds;
-            part.hidden_seconds += seconds;
-            beside.ends.push_back({a.call.number, beside.tensor});
-            return;
-        }
-
         if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
         bool of_bucket = a.place.pass == Pass::Reduce || a.place.pass == Pass::Gather;
         if (of_bucket) part.pieces.back().beside.push_back({a.place.bucket, seconds});
-        else add_seconds(part, beside, seconds);
+        else add_seconds(part, seconds);
     }
 
     // adds time on the compute stream
-    void add_seconds(StepPart& part, Beside& beside, double seconds) const {
+    void add_seconds(StepPart& part, double seconds) const {
         if (!part.pieces.back().beside.empty()) part.pieces.emplace_back();
         part.pieces.back().seconds += seconds;
-        beside.compute += seconds;
     }
 
-    void add_computation(StepPart& part, const Activity& a, Beside& beside) const {
+    void add_computation(StepPart& part, const Activity& a) const {
         OperationTotals& totals = part.operations[a.name];
         totals.calls++;
         totals.bytes += bytes_moved(a, model.setup.precision);
@@ -175,21 +160,7 @@ class StepCounter {
             part.work.gemm_flops += work.gemm.flops();
         }
         if (!hardware.is_known()) return;
-        add_seconds(part, beside, compute_seconds(hardware, a, model.setup.precision));
-    }
-
-    // the stream of --tensor-chunks waits for computations, or these wait for a call there
-    void add_tensor_wait(StepPart& part, const Activity& a, Beside& beside) const {
-        if (a.stream == model.tp.stream) {
-            beside.tensor = std::max(beside.tensor, beside.compute);
-            return;
-        }
-        double end = 0;
-        for (auto& [number, seconds] : beside.ends)
-            if (number <= a.position) end = seconds;
-        double waited = std::max(0.0, end - beside.compute);
-        part.hidden_seconds -= waited;
-        add_seconds(part, beside, waited);
+        add_seconds(part, compute_seconds(hardware, a, model.setup.precision));
     }
 
     void add_wait(StepPart& part, const Activity& a) const {
@@ -206,13 +177,10 @@ public:
         : model(model), hardware(hardware), gathered(gathered) {}
     StepPart count(const Activities& all) const {
         StepPart part;
-        Beside beside;
         for (auto& a : all) {
-            if (a.kind == Activity::Communicate) add_call(part, a, beside);
-            if (a.kind == Activity::Compute) add_computation(part, a, beside);
-            if (a.kind != Activity::Wait) continue;
-            if (a.stream == model.tp.stream || a.awaited == model.tp.stream) add_tensor_wait(part, a, beside);
-            else if (a.stream == model.stream) add_wait(part, a);
+            if (a.kind == Activity::Communicate) add_call(part, a);
+            if (a.kind == Activity::Compute) add_computation(part, a);
+            if (a.kind == Activity::Wait && a.stream == model.stream) add_wait(part, a);
         }
         return part;
     }
@@ -282,7 +250,7 @@ struct StageRun {
 
 // stand-ins for streams, on which nothing runs: any distinct addresses
 inline void name_streams(Model& model) {
-    static char names[6];
+    static char names[5];
     Grid& grid = model.grid;
     auto stream = [&](int i) { return (Stream)(void*)&names[i]; };
     grid.dp_stream = stream(0);
@@ -290,7 +258,6 @@ inline void name_streams(Model& model) {
     grid.forward_out.stream = stream(2);
     grid.backward_in.stream = stream(3);
     grid.backward_out.stream = stream(4);
-    grid.tp_stream = model.tp.stream = stream(5);
 }
 
 // model: measured, not allocated (dry_model)

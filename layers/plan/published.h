@@ -125,7 +125,7 @@ inline void show_plan(const Run& run) {
         file.finish();
     }
     if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
-    else fputs((plan_text(p) + tensor_calls_report(run, p) + planned_draws(run)).c_str(), stdout);
+    else fputs((plan_text(p) + planned_draws(run)).c_str(), stdout);
     fputs(hosts.c_str(), stdout);
 
     if (!o.timeline.empty()) {

@@ -9,8 +9,7 @@
 //     kind, name        compute, call or wait, and which; of a call its name in comm.h
 //     pass, micro_batch, chunk, bucket, layer   what it belongs to: chunk and bucket are numbered on the
 //                       stage, layer over the whole model; what does not apply is left out
-//     stream            compute; for messages forward in, forward out, backward in or backward out; buckets;
-//                       or tensor, with --tensor-chunks
+//     stream            compute; for messages forward in, forward out, backward in or backward out; buckets
 //     file, line        where it is declared: the last line of the statement
 //     flops, bytes      of its GEMMs; read and written in the device's memory
 //     tensors           name, use (read, written, updated), type, shape and, for at most --record-values
@@ -39,7 +38,7 @@ class Record : public Listener {
         if (s == g.forward_out.stream) return "forward out";
         if (s == g.backward_in.stream) return "backward in";
         if (s == g.backward_out.stream) return "backward out";
-        return s == g.dp_stream ? "buckets" : "tensor";
+        return "buckets";
     }
 
     template <class T>

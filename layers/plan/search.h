@@ -145,38 +145,18 @@ struct Candidate {
     double seconds, tensor;  // tensor: the share of tensor-parallel calls in a middle stage's micro-batch
 };
 
-// seconds of a middle stage's micro-batch: its tensor-parallel calls, those hidden under GEMMs, all of it
-struct TensorCalls { double all = 0, hidden = 0, micro_batch = 0; };
-inline TensorCalls tensor_calls(const Plan& plan) {
+// the share of tensor-parallel calls in a middle stage's micro-batch
+inline double tensor_share(const Plan& plan) {
     const StageRun& run = plan.runs[plan.grid.p > 2 ? 1 : 0];
     int micro_batches = plan.o.batch / plan.grid.d / plan.o.micro_batch;
     int which = which_micro_batch(micro_batches / 2, micro_batches);
-    TensorCalls out;
+    double calls = 0, all = 0;
     for (auto* passes : {&run.forward, &run.backward})
         for (auto& chunk : *passes) {
-            out.all += chunk[which].tensor_seconds;
-            out.hidden += chunk[which].hidden_seconds;
-            out.micro_batch += chunk[which].seconds();
+            calls += chunk[which].tensor_seconds;
+            all += chunk[which].seconds();
         }
-    return out;
-}
-
-// what --tensor-chunks would save: one line per number of chunks
-inline std::string tensor_calls_report(const Run& base, const Plan& plan) {
-    if (plan.grid.t == 1 || !plan.timed()) return "";
-    std::string out = "tensor calls    of a middle stage's micro-batch\n";
-    for (int chunks = 1; chunks <= plan.grid.t; chunks *= 2) {
-        Options o = plan.o;
-        o.tensor_chunks = chunks;
-        try {
-            Plan with = plan_with(base, o, plan.hardware, true);
-            TensorCalls calls = tensor_calls(with);
-            out += text("  --tensor-chunks %d: %.3g of %.3g ms, %.3g of them beside GEMMs; a step %.4g s%s\n",
-                        chunks, 1e3 * (calls.all - calls.hidden), 1e3 * calls.micro_batch, 1e3 * calls.hidden,
-                        with.step().seconds, chunks == plan.o.tensor_chunks ? " (as set up)" : "");
-        } catch (const Error&) {}  // it does not go with the other options
-    }
-    return out;
+    return calls / all;
 }
 
 // possible layouts of `world` ranks; options that were given stay as they are
@@ -242,8 +222,7 @@ inline std::string search(const Run& run, const Hardware& h) {
                 continue;
             }
             Plan plan = plan_with(run, o, h, true);
-            TensorCalls calls = tensor_calls(plan);
-            good.push_back({plan, plan.step().seconds, (calls.all - calls.hidden) / calls.micro_batch});
+            good.push_back({plan, plan.step().seconds, tensor_share(plan)});
         } catch (const Error& e) {
             if (!impossible++) why = e.what();
         }

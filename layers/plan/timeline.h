@@ -26,7 +26,7 @@ inline std::string chrome_name(int process, int lane, const char* what, const st
                 "\"%s\"}},\n", process, lane, what, name.c_str());
 }
 
-constexpr const char* chrome_lanes[] = {"computations", "messages", "buckets", "tensor-parallel calls"};
+constexpr const char* chrome_lanes[] = {"computations", "messages", "buckets"};
 inline int chrome_lane(Span::Kind kind) {
     return kind == Span::Message ? 1 : kind == Span::Reduce || kind == Span::Gather ? 2 : 0;
 }

@@ -100,11 +100,6 @@ public:
 
 // ---- as spans and as Chrome's events ---------------------------------------------------------------------
 
-// whether it is a call of --tensor-chunks
-inline bool is_beside_gemms(const Activity& a) {
-    return a.call.on_comm_stream && (a.place.pass == Pass::Forward || a.place.pass == Pass::Backward);
-}
-
 // how the picture shows it; false: not at all
 inline bool span_of(const Activity& a, Span& span) {
     static constexpr Span::Kind of_pass[] = {Span::Forward, Span::Backward, Span::Message,
@@ -115,7 +110,6 @@ inline bool span_of(const Activity& a, Span& span) {
 
     if (a.kind == Activity::Wait) span.kind = Span::Wait;
     else if (a.kind == Activity::Communicate && !a.call.on_comm_stream) span.kind = Span::Collective;
-    else if (is_beside_gemms(a)) return false;
     else if (a.place.pass == Pass::None) return false;
     else span.kind = of_pass[(int)a.place.pass];
 
@@ -130,7 +124,6 @@ inline std::string chrome_event(const Trace::Event& e, int process) {
     bool is_call = a.kind == Activity::Communicate;
     int lane = !is_call || !a.call.on_comm_stream ? 0
         : a.place.pass == Pass::Message           ? 1
-        : is_beside_gemms(a)                      ? 3
                                                   : 2;
 
     std::string name = a.name, more;
