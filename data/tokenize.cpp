@@ -6,6 +6,7 @@
 //   Text is cut into pieces between words; all cores encode pieces, and one thread writes them in order.
 #include <omp.h>
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include "../layers/base/rng.h"
 #include "../layers/base/arguments.h"
@@ -69,6 +70,15 @@ struct Piece {
     std::string error;
 };
 
+// a program never writes onto what it reads
+void refuse_overwriting(const std::vector<std::string>& inputs, const std::vector<std::string>& outputs) {
+    std::error_code none;
+    for (auto& in : inputs)
+        for (auto& out : outputs)
+            if (!out.empty() && std::filesystem::equivalent(in, out, none))
+                fail("--output: %s would be written over %s: give another name", out.c_str(), in.c_str());
+}
+
 // by the first bytes; a text has no zeros
 inline void refuse_what_is_no_text(std::string_view begin, const std::string& name) {
     struct { std::string_view magic; const char *is, *how; } known[] = {
@@ -83,7 +93,8 @@ inline void refuse_what_is_no_text(std::string_view begin, const std::string& na
         {"\xfe\xff", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"}};
     for (auto& each : known)
         if (begin.starts_with(each.magic))
-            fail("%s: is %s, wants UTF-8 text: %s", name.c_str(), each.is, each.how);
+            fail("%s: is %s, wants UTF-8 text: %s%s", name.c_str(), each.is, each.how,
+                 name.find(".jsonl") != name.npos && strstr(each.how, "tokenize") ? " --format jsonl" : "");
     size_t zero = begin.find('\0');
     if (zero != begin.npos)
         fail("%s: has a zero byte at offset %zu, as no text has: wants UTF-8 text (UTF-16 by iconv -f "
@@ -226,6 +237,9 @@ struct Tokenizer {
             MappedFile file(path);
             std::string_view all = file.text();
             refuse_what_is_no_text(all.substr(0, 1 << 16), path);
+            if (!jsonl && (all.starts_with("{\"text\"") || all.starts_with("{\"prompt\"")))
+                fprintf(stderr, "note: %s begins like JSON lines and is read as plain text: --format jsonl "
+                        "reads its lines\n", path.c_str());
             bool lone = !jsonl && settings.files.size() == 1 && settings.validation > 0;
             size_t head = all.size();
             if (lone) {  // one document: its end is the validation set
@@ -265,6 +279,10 @@ struct Tokenizer {
     void finish() {
         if (bytes == 0) fail("there is no text: %llu documents, all empty", (unsigned long long)documents);
         for (auto* w : {&train, &validation})
+            if (*w && (*w)->count == 0 && documents == 1)
+                fail("--validation %g: there is one document, which cannot be both: leave the option out",
+                     settings.validation);
+        for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0)
                 fail("%s: would be empty, since all %llu documents went to the other file: choose a %s "
                      "--validation, or another --seed", (*w)->file.path.c_str(),
@@ -302,6 +320,7 @@ int decode(const Settings& a) {
         fail("%s: has vocabulary %d, %s has %d: choose the one it was made with", a.decode.c_str(),
              file.vocabulary, spec.c_str(), v.size());
 
+    refuse_overwriting({a.decode, spec}, {a.output});
     std::optional<FileWriter> out;
     if (!a.output.empty()) out.emplace(a.output);
     std::vector<int> tokens(1 << 20);
@@ -327,6 +346,11 @@ int tokenize(const Settings& a) {
     if (a.vocabulary.empty()) fail("wants --vocabulary bytes or PATH/vocab.bpe (--help explains)");
     if (a.output.empty()) fail("wants --output PREFIX (--help explains)");
     if (a.files.empty()) fail("wants a FILE, or - for standard input (--help explains)");
+
+    std::vector<std::string> inputs = a.files, outputs;
+    for (const char* ending : {".bin", ".train.bin", ".validation.bin", ".answers", ".vocab.bpe"})
+        outputs.push_back(a.output + ending);
+    refuse_overwriting(inputs, outputs);
 
     Vocabulary v = Vocabulary::open(a.vocabulary);
     auto start = std::chrono::steady_clock::now();

@@ -2,6 +2,7 @@
 # A GPT learns, before your eyes, in about two minutes: bash scripts/demo.sh [TEXTFILE]
 # Without TEXTFILE it learns the text of this repository. Everything it writes lies in demo/.
 set -euo pipefail
+trap 'exit 130' INT  # a run that is interrupted saves and ends well: without this the demo went on
 given=${1:+$(realpath -- "$1")}
 cd "$(dirname "$0")/.."
 if [ -n "${1:-}" ] && [ ! -f "$given" ]; then
@@ -54,9 +55,11 @@ echo "== the model continues from \"$prompt\""
 
 echo "== what to try next
   more words:        ./train_gpt --resume demo/checkpoints --generate 'Once' --sample-tokens 500
-  train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --steps $((2 * steps))
+  train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --micro-batch 16 \\
+                                 --validation demo/text.validation.bin --metrics demo/metrics.jsonl \\
+                                 --steps $((2 * steps))
   your own text:     bash scripts/demo.sh FILE
-  GPT-2's tokens:    ./tokenize --vocabulary vocab.bpe --output data FILE…
-  a larger model:    ./train_gpt --model 124M --train data.bin
+  GPT-2's tokens:    bash scripts/prepare.sh gpt2
+  a larger model:    ./train_gpt --model 124M --train demo/text.train.bin --save demo/124M
   every option:      ./train_gpt --help
   every check:       bash scripts/test.sh"

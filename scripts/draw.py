@@ -166,7 +166,10 @@ def funnel(folder):
 
 def main(words):
     if words[:1] == ["timeline"] and len(words) in (2, 3):
-        found = json.loads(Path(words[1]).read_text())
+        try:
+            found = json.loads(Path(words[1]).read_text())
+        except (OSError, ValueError) as error:
+            sys.exit(f"draw.py: {words[1]}: {error}: wants a file of --timeline or --trace")
         if "timelines" not in found:
             sys.exit(f"draw.py: {words[1]}: has no timelines: wants a file of --timeline or --trace")
         to, picture = Path(words[2] if len(words) > 2 else words[1].removesuffix(".json") + ".svg"), None

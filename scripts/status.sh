@@ -31,7 +31,8 @@ def held():
     """Who holds the folder: a run touches its lock every five seconds (folder_lock.h)."""
     lock = run / ".lock"
     beats = lock.is_file() and now - lock.stat().st_mtime < 15
-    return f"running: {lock.read_text().strip()}" if beats else "not running"
+    holder = lock.read_text().strip() if beats else ""  # a run that ends empties it
+    return f"running: {holder}" if holder else "not running"
 
 
 def show(name, value):

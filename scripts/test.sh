@@ -387,6 +387,11 @@ refused "cannot be read" $bin/convert --from-huggingface "$work/none" --to "$wor
 sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" $bin/convert --from-huggingface "$work/hf" --to "$work/none"
+refused "would be written over" $bin/tokenize --decode "$work/text.train.bin" \
+    --output "$work/text.train.bin"
+printf '{"text": "a"}\n' > "$work/single.jsonl"
+refused "cannot be both: leave the option out" $bin/tokenize --vocabulary bytes --validation 0.5 \
+    --output "$work/none" "$work/single.jsonl"
 refused "did you mean --to-huggingface" $bin/convert --to-hugingface x
 count_checks scripts/test_convert.py build/cpu-fp32
 expect "bias of adjectives and toxic words" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \

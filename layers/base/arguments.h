@@ -73,7 +73,8 @@ inline double parse_number(const std::string& name, const std::string& value, do
 inline std::string name_elsewhere(const std::string& name) {
     static const std::map<std::string, std::string> names = {
         {"lr", "learning-rate"}, {"max-lr", "learning-rate"}, {"min-lr", "min-learning-rate"},
-        {"batch-size", "batch"}, {"global-batch-size", "batch"}, {"micro-batch-size", "micro-batch"},
+        {"batch-size", "batch"}, {"bs", "batch"},
+        {"global-batch-size", "batch"}, {"micro-batch-size", "micro-batch"},
         {"n-layer", "layers"}, {"num-layers", "layers"}, {"n-embd", "hidden"}, {"hidden-size", "hidden"},
         {"n-head", "heads"}, {"num-attention-heads", "heads"}, {"block-size", "sequence"},
         {"seq-length", "sequence"}, {"seq-len", "sequence"}, {"vocab-size", "vocabulary"},
@@ -99,8 +100,10 @@ const Form& find_form(const std::vector<Form>& forms, const std::string& name,
         if (name == form.name) return form;
         known.push_back(form.name);
     }
-    fail("%sunknown option --%s: did you mean --%s? (--help lists all)", where.c_str(), name.c_str(),
-         nearest(name_elsewhere(name), known).c_str());
+    std::string meant = name_elsewhere(name), near = nearest(meant, known);
+    bool is_near = edit_distance(meant, near) <= std::max(2, (int)meant.size() / 2);
+    fail("%sunknown option --%s%s (--help lists all)", where.c_str(), name.c_str(),
+         is_near ? text(": did you mean --%s?", near.c_str()).c_str() : "");
 }
 
 // checks how many values there are, and what they are

@@ -49,7 +49,10 @@ inline ForeignModel open_huggingface(const std::string& dir) {
     if (const Json* inner = config.find("n_inner");
         inner && inner->kind != Json::Null && inner->integer(name) != 4L * m.C)
         fail("%s: has n_inner %s, this program computes 4 * n_embd", name.c_str(), inner->text.c_str());
-    auto tensors = std::make_shared<Safetensors>(dir + "/model.safetensors");
+    std::string weights = dir + "/model.safetensors", torch_saved = dir + "/pytorch_model.bin";
+    if (access(weights.c_str(), F_OK) != 0 && access(torch_saved.c_str(), F_OK) == 0)
+        weights = torch_saved;  // which is refused, with what to do
+    auto tensors = std::make_shared<Safetensors>(weights);
     tensors->refuse_unknown(parameter_table(m));
     return {m, [=](const Parameter& p) {
                 ElementMap there = huggingface_placement(p, m);

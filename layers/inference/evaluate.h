@@ -29,6 +29,8 @@ inline InferenceJobs open_jobs(const Options& o) {
     if (!o.results.empty() && o.evaluate.empty() && !reads_file)
         fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     if (reads_file) jobs.prompts = read_prompts(o);
+    if (!o.generate.empty() && !o.train.empty() && prints)
+        fprintf(stderr, "note: with --generate nothing is trained, and --train is not read\n");
     std::error_code none;
     bool takes_text = !o.generate.empty() && !o.prompts() && o.generate != "-";
     if (takes_text && std::filesystem::is_regular_file(o.generate, none))

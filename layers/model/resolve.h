@@ -398,6 +398,10 @@ inline void check_save_folder(const Options& o) {
 // task_vocabulary: vocabulary size of the --evaluate files, or 0
 inline void resolve(Run& run, int task_vocabulary) {
     Options& o = run.options;
+    if (run.trains() && o.train.empty() && !run.checkpoints.empty() &&
+        run.checkpoints[0].options.count("train"))
+        fail("wants --train FILE, as the checkpoint's run had: --train %s",
+             run.checkpoints[0].options["train"].c_str());
     if (run.trains() && o.train.empty())
         fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
 

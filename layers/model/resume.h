@@ -72,6 +72,25 @@ inline void set_aside_newer(const std::string& dir, long before) {
     }
 }
 
+// options of the checkpoint's run that this one does not have: those of the machine and those that name files
+inline std::string options_left_behind(const Run& run, const Checkpoint& checkpoint) {
+    static const std::set<std::string> own = {"train", "save", "resume", "config", "tuning", "seed", "layers",
+                                              "hidden", "heads", "sequence", "vocabulary", "other-data",
+                                              "resume-before", "verbose", "trace", "trace-step", "record"};
+    auto given_there = checkpoint.options.find("given");
+    std::string out;
+    for (auto& option : option_table) {
+        const std::string name = option.name;
+        auto before = checkpoint.options.find(name);
+        if (given_there == checkpoint.options.end() || before == checkpoint.options.end()) continue;
+        bool was_given = (" " + given_there->second + " ").find(" " + name + " ") != std::string::npos;
+        bool is_recipe = std::count(inherited_options.begin(), inherited_options.end(), name) > 0;
+        if (!was_given || is_recipe || own.count(name) || run.options.has(option.name)) continue;
+        if (print_value(run.options, option) != before->second) out += " --" + name + " " + before->second;
+    }
+    return out;
+}
+
 // prints where this run's recipe differs from the one that the checkpoint was trained with
 inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     for (auto& option : option_table) {
@@ -84,6 +103,9 @@ inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
             printf("note: --%s is %s, the checkpoint was trained with %s\n", option.name, now.c_str(),
                    before->second.c_str());
     }
+    std::string left = options_left_behind(run, checkpoint);
+    if (!left.empty())
+        printf("note: given to the checkpoint's run and not to this one:%s\n", left.c_str());
 }
 
 // loads the newest of run.checkpoints that all ranks can read undamaged; false: there is none. Collective

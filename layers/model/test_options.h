@@ -20,6 +20,7 @@ void test_options() {
     refuses("did you mean --learning-rate", [] { options_of({"--lr", "1e-3"}); });
     refuses("did you mean --micro-batch", [] { options_of({"--micro_batch_size", "1e-3"}); });
     check(options_of({"-h"}).help, "-h");
+    refuses("unknown option --dropout (--help", [] { options_of({"--dropout", "0.1"}); });
     refuses("wants one", [] { options_of({"--layers"}); });
     refuses("want a whole number", [] { options_of({"--layers", "2.5"}); });
     refuses("want a whole number from 1", [] { options_of({"--layers", "0"}); });

@@ -140,6 +140,7 @@ void test_resume() {
           "the checkpoint's recipe: " + o.out);
     check(list_checkpoints(s + "/part") == std::vector{step_name(8)}, "it saves back, and keeps one");
     check(o.out.find("note: --steps is 8, the checkpoint was trained with 5") != o.out.npos, o.out);
+    check(o.out.find("note: given to the checkpoint's run and not to this one") == o.out.npos, o.out);
     o = eight("part", "--resume " + s + "/part/" + step_name(8) + " --steps 9 --clip 1");
     check(o.out.find("note: --clip is 1, the checkpoint was trained with 0.3") != o.out.npos, o.out);
     check(list_checkpoints(s + "/part") == std::vector{step_name(9)}, "a checkpoint by its name");

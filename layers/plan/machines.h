@@ -94,7 +94,7 @@ inline Hardware choose_hardware(const Options& o) {
     for (auto& h : machines)
         if (name.empty() && h.is_known() && device.find(h.gpu.name) != device.npos) name = h.name;
     Hardware found = find_hardware(!name.empty() ? name : o.plan.empty() ? "here" : "dgx-a100");
-    if (found.name == std::string("here")) found.gpu.memory = (double)free_memory();
+    if (found.name == std::string("here")) found.gpu.memory = (double)free_memory() * 11 / 12;
     found.efficiency = o.gemm_efficiency;
     if (o.network_rate > 0) found.network = 1e9 * o.network_rate;
     if (o.fp8 == "yes" && found.gpu.fp8 == 0)

@@ -6,6 +6,7 @@
 
 inline void print_run(const Run& run) {
     print_settings(run);
+    if (run.options.save.empty()) printf("note: without --save FOLDER nothing of this run is kept\n");
     const Grid& g = run.grid;
     std::vector<StagePlan> stages;
     for (int stage = 0; stage < g.p; stage++)
@@ -52,10 +53,13 @@ inline double memory_of_a_rank() {
 inline void check_memory_suffices(const Run& run, double planned) {
     double most = host_is_device ? memory_of_a_rank() : INFINITY;  // a GPU refuses by itself
     std::string error;
+    const Options& o = run.options;
+    std::string smaller = o.micro_batch > 1 ? text("a smaller --micro-batch (now %d), ", o.micro_batch) : "";
+    if (o.recompute != "full") smaller += "--recompute full, ";
+    if (o.moments != "bf16") smaller += "--moments bf16, ";
     if (planned > most)
-        error = text("%.2f GB are planned, a rank may take %.2f GB here: choose a smaller --micro-batch (now "
-                     "%d), --recompute light or full, --moments bf16, more ranks, or a smaller model",
-                     planned * 1e-9, most * 1e-9, run.options.micro_batch);
+        error = text("%.2f GB are planned, a rank may take %.2f GB here: choose %smore ranks on other hosts, "
+                     "or a smaller model", planned * 1e-9, most * 1e-9, smaller.c_str());
     comm::end_on_error(error);
 }
 
