@@ -9,6 +9,7 @@ import time
 from faults import (
     BUILD,
     DATA,
+    REPOSITORY,
     WORK,
     checkpoints,
     command,
@@ -155,6 +156,11 @@ def metrics_of_others():
     check(r.returncode == 0 and told in r.stdout, f"another run's: {r.stdout[-300:]} {r.stderr[-300:]}")
     check((WORK / "shared.jsonl.previous").read_text() == before, "its lines are kept")
     check(list(metrics(WORK / "shared.jsonl")) == [4], "and this run's begin")
+
+    # no launcher started it
+    status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "other_run")])
+    wants = ("state         not running", "step          4", "checkpoint    step 4")
+    check(status.returncode == 0 and all(w in status.stdout for w in wants), f"status.sh: {status.stdout}")
 
 
 def signals():
