@@ -4,10 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh --with-tour
+mkdir -p build
+exec 9> build/.building
+flock 9  # another script may build the same programs just now
 kernels=build/emulated-bf16-watched-single/tour_kernels
 make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/tokenize &
 trainer=$!
 make -s DEVICE=emulated PRECISION=bf16 COMM=single SANITIZE=thread $kernels
 if make -s corpus-found > /dev/null 2>&1; then make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/corpus; fi
-wait $trainer
+wait $trainer || { echo "tour.sh: train_gpt cannot be built (above)" >&2; exit 1; }
+exec 9>&-
 exec python3 scripts/tour/tour.py "$@"
