@@ -104,7 +104,7 @@ void test_checkpoint() {
     refuses("", [&] { Checkpoint c(dir + "/step-00000003"); });
     patch(dir + "/step-00000004/index.json", 60, "9");
     refuses("holds no readable checkpoint", [&] { find_checkpoints(dir); });
-    refuses("holds no readable checkpoint", [&] { find_checkpoints("/nowhere"); });
+    refuses("/nowhere: does not exist", [&] { find_checkpoints("/nowhere"); });
 
     // a tensor put together from boxes and parts of them, as several ranks would have written it
     save(2);

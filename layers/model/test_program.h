@@ -128,8 +128,8 @@ void test_resume() {
 
     // with no options but these a run goes on by its checkpoint's recipe, and saves into its folder
     auto eight = [&](const std::string& name, const std::string& more) {
-        return run(programs + "/train_gpt --train " + tokens + " --metrics " + s + "/" + name + ".jsonl " +
-                   more);
+        return run(programs + "/train_gpt --train " + tokens + " --metrics " + s + "/" + name +
+                   ".jsonl --tuning " + s + "/tuning " + more);
     };
     std::string recipe = " --layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --learning-rate 3e-3 "
                          "--warmup-tokens 100 --decay-tokens 700 --beta2 0.99 --clip 0.3 --save " + s;
