@@ -13,16 +13,18 @@ from collections import defaultdict
 from html import escape
 from pathlib import Path
 
+# in a page of the tour the colours are the page's; a file of its own follows the reader's system
 STYLE = """<style>
-  .paper { fill: #fff } .rows { fill: #f1f1f1 } text { fill: #222 } .quiet text, text.quiet { fill: #666 }
+  .drawn .paper { fill: var(--paper, #fff) } .drawn .rows { fill: var(--panel, #f1f1f1) }
+  .drawn text { fill: #222 } .drawn .outside text, .drawn text.title { fill: var(--ink, #222) }
+  .drawn .quiet text, .drawn text.quiet { fill: var(--quiet, #666) }
   @media (prefers-color-scheme: dark) {
-    .paper { fill: #1c1f23 } .rows { fill: #2b2f35 } .outside text, text.title { fill: #ddd }
-    .quiet text, text.quiet { fill: #aaa } } </style>"""
+    :root.drawn { --paper: #1c1f23; --panel: #2b2f35; --ink: #ddd; --quiet: #aaa } } </style>"""
 
 
 def svg(width, height, body):
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
+        f'<svg class="drawn" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
         f' viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif" font-size="12">\n{STYLE}\n'
         f'<rect class="paper" width="100%" height="100%"/>\n{body}</svg>\n'
     )

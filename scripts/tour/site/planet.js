@@ -143,11 +143,10 @@ Tour.widgets["planet.published"] = (place, data) => {
 };
 
 Tour.widgets["planet.timeline"] = (place, data) => {
-  const frame = element("img", {
-    alt: "A planned step of the first stages: forwards, backwards, messages and buckets",
-    src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(data.timeline)}`,
-    style: "max-width: none"
-  });
+  const frame = new DOMParser().parseFromString(data.timeline, "image/svg+xml").documentElement;
+  frame.setAttribute("role", "img");
+  frame.setAttribute("aria-label",
+    "A planned step of the stages: forwards, backwards, messages and buckets");
   place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "timeline" },
     frame));
 };
