@@ -297,6 +297,7 @@ def launchers():
                     PATH=f"{work}:{os.environ['PATH']}",
                     SLURM_JOB_ID="7",
                     SLURM_NTASKS_PER_NODE="4",
+                    LAUNCH_DIR=build,
                 ),
                 capture_output=True,
                 encoding="latin-1",
