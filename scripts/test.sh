@@ -446,7 +446,8 @@ expect "6.7B on one GPU of 80 GB, as the README says" $bin/train_gpt --plan --mo
     --moments bf16 --master-weights no --hardware dgx-h100
 refused "a machine of here has" $bin/train_gpt --plan --model 175B --hardware here
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
-    eval "$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")" || exit 1; done'
+    command=$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")
+    eval "${command//.\/train_gpt/$0/train_gpt}" || exit 1; done' $bin
 }
 
 figures() {
