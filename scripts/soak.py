@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Injects a random fault every 20 s into a run of 2 x 2 x 2 ranks over two hosts and a spare: its losses must
-equal those of an undisturbed run bit for bit.
+equal those of an undisturbed run bit for bit. Where too few hosts are left, the launcher goes on with one
+replica, which adds up in another order: from there on they must be near.
 
   python3 scripts/soak.py BUILD [--minutes 30] [--seed N]     hosts are network namespaces: wants root"""
 
@@ -201,10 +202,14 @@ def main():
     r = run(command(*calm, ranks=8), timeout=7200)
     check(r.returncode == 0, f"undisturbed: {r.stderr[-400:]}")
     wanted = metrics(WORK / "calm.jsonl")
-    check(got == wanted, f"losses: {len(got)} steps, {sum(got.get(s) != wanted[s] for s in wanted)} differ")
+    whole = min((a["from_step"] for a in attempts() if a["ranks"] < 8), default=steps)  # of both replicas
+    differ = [s for s in wanted if got.get(s) != wanted[s] and s <= whole]
+    check(got.keys() == wanted.keys() and not differ, f"losses: of {whole} steps {len(differ)} differ")
+    far = max(abs(x - y) / (1 + abs(y)) for s in wanted for x, y in zip(got[s], wanted[s]))
+    check(far < 1e-4, f"losses: {far:.1e} from the undisturbed run's")
     print(
-        f"{len(done)} faults, {len(attempts())} attempts, {steps} steps: "
-        f"{'the losses of the undisturbed run to the last bit' if got == wanted else 'other losses'}"
+        f"{len(done)} faults, {len(attempts())} attempts, {steps} steps: {whole} to the last bit, the others"
+        f" within {far:.1e}"
     )
     finish()
 
