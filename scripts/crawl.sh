@@ -23,6 +23,7 @@ fetch() {
 }
 case $list in
     http://* | https://*)
+        rm -f "$folder/partial/$(basename "$list")"*  # every crawl's list has one name
         fetch "$list" || { echo "crawl.sh: $list: cannot be fetched" >&2; exit 1; }
         list=$folder/partial/$(basename "$list")
         ;;

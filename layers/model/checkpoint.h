@@ -144,6 +144,7 @@ struct Checkpoint {
     mutable std::map<std::string, std::vector<Piece>> pieces;  // of the tables read, key "kind tensor"
     std::map<std::string, int> tensor_ids;
     std::map<std::string, std::string> options;  // of the run that wrote it, by name
+    std::set<std::string> given;  // names of those that were given; empty: an imported model, or not recorded
 
     explicit Checkpoint(const std::string& folder) : folder(folder) {
         std::string name = folder + "/index.json";
@@ -189,8 +190,7 @@ struct Checkpoint {
             for (auto& [hash, way] : choices->members)
                 state.choices[strtoull(hash.c_str(), nullptr, 16)] = (int)way.integer(name);
         if (const Json* spikes = index.find("spikes")) read_spikes(state, *spikes, name);
-        if (const Json* recorded = index.find("options"))
-            for (auto& [option, value] : recorded->members) options[option] = value.text;
+        if (const Json* recorded = index.find("options")) read_options(*recorded);
 
         const Json& m = index.at("model", name);
         state.shape = {(int)number(m, "layers", 1, 10000), (int)number(m, "hidden", 1, 1 << 20),
@@ -204,6 +204,12 @@ struct Checkpoint {
         for (auto& p : parameter_table(whole).list) tensor_ids[p.name] = p.global_id;
         if (access((folder + "/DAMAGED").c_str(), F_OK) == 0)
             fail("%s: its data were found damaged: see the file DAMAGED in it", folder.c_str());
+    }
+
+    void read_options(const Json& recorded) {
+        for (auto& [option, value] : recorded.members) options[option] = value.text;
+        std::istringstream names(options["given"]);
+        for (std::string option; names >> option;) given.insert(option);
     }
 
     static void check_version(const Json& index, const std::string& name) {

@@ -25,7 +25,7 @@ inline void print_settings(const Run& run) {
         bool unset = value.empty() || (value == "0" && option.least >= 1);
         bool is_default = value == print_value({}, option, false);
         if (name == "help" || name == "version" || name == "verbose") continue;
-        if (o.verbose ? !unset : !unset && (!is_default || o.has(option.name)))
+        if (!unset && (o.verbose || !is_default || o.has(option.name)))
             printf("  %-18s %s\n", option.name, value.c_str());
     }
 

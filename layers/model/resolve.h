@@ -5,7 +5,6 @@
 //   checkpoints.
 #pragma once
 #include <unistd.h>
-#include <iterator>
 #include <numeric>
 #include "../../comm/hosts.h"
 #include "../base/autotune.h"
@@ -66,19 +65,16 @@ inline bool is_possible_here(const std::string& name, const std::string& value) 
 
 inline void take_options(Run& run, const std::vector<std::string>& names) {
     Options& o = run.options;
-    const std::map<std::string, std::string>& recorded = run.checkpoints[0].options;
-    if (!recorded.count("given")) return;  // an imported model, or one saved before this was recorded
-    std::istringstream words(recorded.at("given"));
-    const std::set<std::string> given_there(std::istream_iterator<std::string>(words), {});
+    const Checkpoint& from = run.checkpoints[0];
     bool has_end = o.has("steps") || o.has("until-tokens");
 
     for (auto& option : option_table) {
         const std::string name = option.name;
         bool is_end = name == "steps" || name == "until-tokens";
-        if (!std::count(names.begin(), names.end(), name) || !given_there.count(name)) continue;
+        if (!std::count(names.begin(), names.end(), name) || !from.given.count(name)) continue;
         if (o.has(option.name) || (is_end && has_end)) continue;
 
-        std::vector<std::string> value = {recorded.at(name)};
+        std::vector<std::string> value = {from.options.at(name)};
         check_values(option, value);
         if (!is_possible_here(name, value[0])) continue;
         set_option(o, option, value);

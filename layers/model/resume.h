@@ -77,15 +77,13 @@ inline std::string options_left_behind(const Run& run, const Checkpoint& checkpo
     static const std::set<std::string> own = {"train", "save", "resume", "config", "tuning", "seed", "layers",
                                               "hidden", "heads", "sequence", "vocabulary", "other-data",
                                               "resume-before", "verbose", "trace", "trace-step", "record"};
-    auto given_there = checkpoint.options.find("given");
     std::string out;
     for (auto& option : option_table) {
         const std::string name = option.name;
         auto before = checkpoint.options.find(name);
-        if (given_there == checkpoint.options.end() || before == checkpoint.options.end()) continue;
-        bool was_given = (" " + given_there->second + " ").find(" " + name + " ") != std::string::npos;
         bool is_recipe = std::count(inherited_options.begin(), inherited_options.end(), name) > 0;
-        if (!was_given || is_recipe || own.count(name) || run.options.has(option.name)) continue;
+        if (!checkpoint.given.count(name) || before == checkpoint.options.end()) continue;
+        if (is_recipe || own.count(name) || run.options.has(option.name)) continue;
         if (print_value(run.options, option) != before->second) out += " --" + name + " " + before->second;
     }
     return out;
