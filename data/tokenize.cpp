@@ -70,15 +70,6 @@ struct Piece {
     std::string error;
 };
 
-// a program never writes onto what it reads
-void refuse_overwriting(const std::vector<std::string>& inputs, const std::vector<std::string>& outputs) {
-    std::error_code none;
-    for (auto& in : inputs)
-        for (auto& out : outputs)
-            if (!out.empty() && std::filesystem::equivalent(in, out, none))
-                fail("--output: %s would be written over %s: give another name", out.c_str(), in.c_str());
-}
-
 // by the first bytes; a text has no zeros
 inline void refuse_what_is_no_text(std::string_view begin, const std::string& name) {
     struct { std::string_view magic; const char *is, *how; } known[] = {
@@ -320,7 +311,7 @@ int decode(const Settings& a) {
         fail("%s: has vocabulary %d, %s has %d: choose the one it was made with", a.decode.c_str(),
              file.vocabulary, spec.c_str(), v.size());
 
-    refuse_overwriting({a.decode, spec}, {a.output});
+    refuse_overwriting({a.output}, {a.decode, spec});
     std::optional<FileWriter> out;
     if (!a.output.empty()) out.emplace(a.output);
     std::vector<int> tokens(1 << 20);
@@ -350,7 +341,7 @@ int tokenize(const Settings& a) {
     std::vector<std::string> inputs = a.files, outputs;
     for (const char* ending : {".bin", ".train.bin", ".validation.bin", ".answers", ".vocab.bpe"})
         outputs.push_back(a.output + ending);
-    refuse_overwriting(inputs, outputs);
+    refuse_overwriting(outputs, inputs);
 
     Vocabulary v = Vocabulary::open(a.vocabulary);
     auto start = std::chrono::steady_clock::now();

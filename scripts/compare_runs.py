@@ -115,6 +115,7 @@ def main():
             options.output.write_text(drawn(curves_of(runs), options.by))
         except OSError as error:
             sys.exit(f"compare_runs.py: {options.output}: {error.strerror}")
+        print(f"curves: {options.output}")
 
 
 if __name__ == "__main__":

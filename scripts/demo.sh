@@ -3,6 +3,7 @@
 # Without TEXTFILE it learns the text of this repository. Everything it writes lies in demo/.
 set -euo pipefail
 trap 'exit 130' INT  # a run that is interrupted saves and ends well: without this the demo went on
+case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit ;; esac
 given=${1:+$(realpath -- "$1")}
 cd "$(dirname "$0")/.."
 if [ -n "${1:-}" ] && [ ! -f "$given" ]; then

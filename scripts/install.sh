@@ -18,6 +18,7 @@ for option in "$@"; do
         --with-cluster-tests) with_cluster=yes ;;
         --with-tour) with_tour=yes ;;
         --with-browser) with_tour=yes with_browser=yes ;;
+        -h | --help) sed -n '2,9s/^# //p' "$0"; exit ;;
         *) echo "install.sh: unknown option $option: did you mean --with-corpus?" >&2; exit 1 ;;
     esac
 done

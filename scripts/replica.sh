@@ -43,7 +43,12 @@ start=$(date +%s)
 mpirun -n 280 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" \
     --save "$work/280" --metrics "$work/all.jsonl" \
     > "$work/log" 2>&1 ||
-    { tail -20 "$work/log"; kill $watcher; exit 1; }
+    {  # the ranks' own words come before mpirun's
+        grep -vE '^(  |$)' "$work/log" | head -40
+        tail -40 "$work/log"
+        kill $watcher
+        exit 1
+    }
 took=$(($(date +%s) - start))
 kill $watcher
 grep -vE '^  [a-z0-9-]+ +[^ ]+$|^settings' "$work/log"

@@ -2,6 +2,7 @@
 # The status of a run, for somebody who did not start it: step, loss, pace, checkpoint, restarts, slow ranks.
 #   bash scripts/status.sh RUN          RUN is the --save folder of a run
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit ;; esac
 [ $# = 1 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
 exec python3 - "$1" << 'PYTHON'
 import json

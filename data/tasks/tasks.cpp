@@ -187,11 +187,8 @@ struct Job {
 
 void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabulary) {
     uint32_t shots = parse_shots(job.shots, task);
-    std::error_code none;
-    for (auto& [one, other] : {std::pair{job.output, job.from}, {job.requests, job.from},
-                               {job.output, job.requests}})
-        if (!one.empty() && (one == other || std::filesystem::equivalent(one, other, none)))
-            fail("%s would be written over %s: give another name", one.c_str(), other.c_str());
+    refuse_overwriting({job.output}, {job.from, job.requests});
+    refuse_overwriting({job.requests}, {job.from});
 
     std::vector<TaskDocument> documents = read_task(task, job.from, false), train;
     try {

@@ -9,9 +9,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 #include "check.h"
 
 // Read by offset, not mapped: if a file is truncated or becomes unreadable while it is in use, that is an
@@ -146,6 +148,16 @@ struct FileLock {
     FileLock(const FileLock&) = delete;
     ~FileLock() { close(fd); }
 };
+
+// a program never writes onto a file that it reads; empty names are those of files that were not asked for
+inline void refuse_overwriting(const std::vector<std::string>& outputs,
+                               const std::vector<std::string>& inputs) {
+    std::error_code none;
+    for (auto& out : outputs)
+        for (auto& in : inputs)
+            if (!out.empty() && (out == in || std::filesystem::equivalent(out, in, none)))
+                fail("%s would be written over %s: give another name", out.c_str(), in.c_str());
+}
 
 struct FileWriter {
     std::string path, partial;

@@ -25,12 +25,6 @@ inline ForeignModel open_huggingface(const std::string& dir) {
     std::string name = dir + "/config.json";
     WholeFile file(name);
     Json config = Json::parse(file.text(), name);
-    ModelShape m = {number_in(config, "n_layer", name), number_in(config, "n_embd", name),
-                    number_in(config, "n_head", name), number_in(config, "n_positions", name),
-                    number_in(config, "vocab_size", name), 0};
-    m.Vp = m.V;
-    check_shape(m, name);
-
     auto wants = [&](const char* key, std::vector<std::string> accepted) {
         const Json* value = config.find(key);
         if (value && std::find(accepted.begin(), accepted.end(), value->text) == accepted.end())
@@ -39,6 +33,12 @@ inline ForeignModel open_huggingface(const std::string& dir) {
     };
 
     wants("model_type", {"gpt2"});
+    ModelShape m = {number_in(config, "n_layer", name), number_in(config, "n_embd", name),
+                    number_in(config, "n_head", name), number_in(config, "n_positions", name),
+                    number_in(config, "vocab_size", name), 0};
+    m.Vp = m.V;
+    check_shape(m, name);
+
     wants("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
     wants("tie_word_embeddings", {"true"});
     wants("scale_attn_by_inverse_layer_idx", {"false"});

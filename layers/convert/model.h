@@ -84,7 +84,7 @@ struct OwnModel {
     ParameterTable table;
 
     explicit OwnModel(const std::string& folder)
-        : found(find_checkpoints(folder)), shape(unpadded(found[0].state.shape)),
+        : found(find_checkpoints(folder, 0, "from-checkpoint")), shape(unpadded(found[0].state.shape)),
           table(parameter_table(shape)) {}
     const Checkpoint& checkpoint() const { return found[0]; }
     static ModelShape unpadded(ModelShape m) {

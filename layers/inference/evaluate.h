@@ -37,10 +37,13 @@ inline InferenceJobs open_jobs(const Options& o) {
         fail("--generate %s: is a file, and this option takes a text: --generate - < %s continues the "
              "file's; FILE.jsonl has a prompt a line", o.generate.c_str(), o.generate.c_str());
 
-    for (auto& input : reads_file ? std::vector<std::string>{o.generate} : o.evaluate)
-        if (!o.results.empty() && std::filesystem::equivalent(o.results, input, none))
-            fail("--results %s would be written over %s: give another name", o.results.c_str(),
-                 input.c_str());
+    bool is_named = o.generate.find_first_of(" \t\n") == std::string::npos &&
+        (o.generate.ends_with(".txt") || o.generate.ends_with(".json"));
+    if (takes_text && is_named)
+        fail("--generate %s: there is no such file, and as a text it is unlikely: --generate - < FILE continues "
+             "a file's text; FILE.jsonl has a prompt a line", o.generate.c_str());
+
+    refuse_overwriting({o.results}, reads_file ? std::vector<std::string>{o.generate} : o.evaluate);
 
     if (!o.results.empty() && prints) FileWriter probe(o.results);
     if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)

@@ -113,12 +113,14 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
                 out += text("  %-41s  %s\n", m.name.c_str() + 4, cell(&m, 100).c_str());
 
         if (f.left_out)
-            out += text("  %ld of %zu documents are left out: a continuation is longer than the model's "
-                        "sequence (--long-continuations)\n", f.left_out,
+            out += text("  left out: %s of %zu, with a continuation longer than the model's sequence "
+                        "(--long-continuations)\n", counted(f.left_out, "document").c_str(),
                         f.documents.size() + (size_t)f.left_out);
+        if (f.metric == "none")
+            out += "  no accuracy: the requests have no gold continuation (log-likelihoods: --results FILE)\n";
         if (r.truncated)
-            out += text("  %ld of %zu documents are longer than the model's sequence: cut from the left\n",
-                        r.truncated, f.documents.size());
+            out += text("  cut from the left: %s of %zu, longer than the model's sequence\n",
+                        counted(r.truncated, "document").c_str(), f.documents.size());
     }
     return out;
 }

@@ -469,8 +469,9 @@ inline bool is_complete(const std::string& folder) {
 }
 
 // The checkpoints in dir whose index can be read, newest first, or dir itself if it is one; reports those it
-// skips. before: only checkpoints of earlier steps; 0: all
-inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long before = 0) {
+// skips. before: only checkpoints of earlier steps; 0: all. option: the one that named dir
+inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long before = 0,
+                                                const char* option = "resume") {
     std::vector<Checkpoint> out;
     auto consider = [&](const std::string& folder) {
         try {
@@ -483,7 +484,7 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
     };
 
     if (access(dir.c_str(), F_OK) != 0)
-        fail("--resume %s: does not exist: choose a folder that --save wrote", dir.c_str());
+        fail("--%s %s: does not exist: choose a folder that --save wrote", option, dir.c_str());
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);
     else
         for (auto& name : list_checkpoints(dir))
@@ -495,6 +496,7 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
         fail("--resume %s is a checkpoint of step %ld, and --resume-before %ld wants an earlier one: give "
              "the folder that holds the checkpoints", dir.c_str(), out[0].state.step, before);
     if (out.empty())
-        fail("--resume %s: holds no readable checkpoint: choose a folder that --save wrote", dir.c_str());
+        fail("--%s %s: holds no readable checkpoint: choose a folder that --save wrote", option,
+             dir.c_str());
     return out;
 }

@@ -168,6 +168,9 @@ inline const std::vector<RunOption> option_table = [] {
         {"evaluate-batches", &O::evaluate_batches, 1, "maximum number of micro-batches per validation loss"},
         {"sample-every", &O::sample_every, 0, "steps between text samples; 0: none"},
         {"sample-tokens", &O::sample_tokens, 1, "tokens per text sample"},
+        {"generate", &O::generate, 0,
+         "text to continue with the model of --resume; -: standard input, line by line on a terminal; "
+         "FILE.jsonl: each of its prompts; -.jsonl: prompts from standard input, as they arrive"},
         {"temperature", &O::temperature, 0, "sampling temperature; 0: greedy"},
         {"top-k", &O::top_k, 0, "sample from the k most likely tokens; 0: all"},
         {"top-p", &O::top_p, 0,
@@ -263,9 +266,6 @@ inline const std::vector<RunOption> option_table = [] {
         {"profile", &O::profile, 1,
          "print each operation's time over this many steps, from the third on", "5"},
         {"config", &O::config, 0, "file of options, one `NAME VALUE` per line"},
-        {"generate", &O::generate, 0,
-         "text to continue with the model of --resume; -: standard input, line by line on a terminal; "
-         "FILE.jsonl: each of its prompts; -.jsonl: prompts from standard input, as they arrive"},
         {"verbose", &O::verbose, 0,
          "print all settings at the start, not only those that differ from the defaults"},
         {"help", &O::help, 0, "print this list"},
@@ -327,10 +327,27 @@ inline std::string print_value(const Options& options, const RunOption& o, bool 
     }, o.field);
 }
 
+// the headings of --help, each before the option that it names
+struct HelpHeading { const char *option, *title; };
+constexpr HelpHeading help_headings[] = {
+    {"model", "Model"}, {"train", "Data"}, {"batch", "Batch and length of the run"},
+    {"learning-rate", "Optimizer"}, {"evaluate-every", "Evaluation and generation"},
+    {"save", "Checkpoints"}, {"metrics", "Metrics, loss spikes, slow ranks"},
+    {"tensor-parallel", "Parallelism"}, {"recompute", "Memory, precision, kernels"},
+    {"check-every", "Checks and tuning"}, {"plan", "Planning"}, {"trace", "A look into a step"},
+    {"config", "Other"}};
+
 inline std::string help_text() {
-    std::string out = "usage: ./train_gpt --train FILE [--OPTION VALUE]…\n";
+    std::string out =
+        "usage: ./train_gpt --train FILE [--OPTION VALUE]…                    trains a model\n"
+        "       ./train_gpt --resume FOLDER --train FILE [--OPTION VALUE]…    goes on with one\n"
+        "       ./train_gpt --resume FOLDER --generate TEXT [--OPTION VALUE]…\n"
+        "       ./train_gpt --resume FOLDER --evaluate FILE [--OPTION VALUE]…\n"
+        "       ./train_gpt --plan [--OPTION VALUE]…                          memory and time, without a run\n";
     Options defaults;
     for (auto& o : option_table) {
+        for (auto& heading : help_headings)
+            if (!strcmp(heading.option, o.name)) out += text("\n%s\n", heading.title);
         std::string value = print_value(defaults, o);
         bool plain = value.empty() || value == "0" || value == "-1" || value == "no";
         out += text("  --%-18s %s%s\n", o.name, o.help, plain ? "" : text(" [%s]", value.c_str()).c_str());

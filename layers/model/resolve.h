@@ -47,7 +47,8 @@ inline void take_from_checkpoint(Run& run) {
 }
 
 // Options that a resumed run takes from its checkpoint if they were given there and are not given here. What
-// belongs to the machine (layout, micro-batch, kernels) or names files is not among them
+// belongs to the machine (layout, kernels) or names files is not among them; the micro-batch, which belongs to
+// both, is taken where it is possible: micro_batch_of_checkpoint()
 inline const std::vector<std::string> inherited_options = {
     "model", "pad-vocabulary", "loss-on", "moments", "master-weights", "fp8", "steps", "until-tokens",
     "batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate", "min-learning-rate",
@@ -99,14 +100,24 @@ inline std::string folder_to_save_back(const Run& run) {
     return parent;
 }
 
+// whether --resume names --save's folder or its newest checkpoint
+inline bool saves_back(const Options& o) {
+    std::error_code none;
+    if (std::filesystem::equivalent(o.resume, o.save, none)) return true;
+    std::vector<std::string> there = list_checkpoints(o.save);
+    return !there.empty() && std::filesystem::equivalent(o.resume, o.save + "/" + there[0], none);
+}
+
 // what a run that resumes takes from its checkpoint, beyond the model
 inline void resume_options(Run& run) {
     Options& o = run.options;
     if (run.checkpoints.empty() || o.inference()) return;
     take_options(run, inherited_options);
     if (!run.trains()) return;
-    if (!o.has("save")) o.resume = o.save = folder_to_save_back(run);
-    if (o.save != "no" && o.save == o.resume) take_options(run, inherited_with_save);
+    if (!o.has("save")) o.save = folder_to_save_back(run);
+    if (o.save == "no" || !saves_back(o)) return;
+    o.resume = o.save;
+    take_options(run, inherited_with_save);
 }
 
 // the vocabulary for text: --tokenizer's, else the checkpoint's, else the one next to the training tokens
@@ -139,6 +150,14 @@ inline void open_vocabulary(Run& run) {
     run.state.tokenizer = run.vocabulary->kind;
 }
 
+// the micro-batch given to the checkpoint's run, where it divides this one's share of the batch: with it the
+// same layout gives the same bits; or 0
+inline int micro_batch_of_checkpoint(const Run& run, int share) {
+    if (run.checkpoints.empty() || !run.checkpoints[0].given.count("micro-batch")) return 0;
+    int B = atoi(run.checkpoints[0].options.at("micro-batch").c_str());
+    return B > 0 && share % B == 0 ? B : 0;
+}
+
 // the batch size, and every batch size of the ramp, must be whole micro-batches on every replica
 inline void resolve_batch(Run& run) {
     Options& o = run.options;
@@ -168,6 +187,7 @@ inline void resolve_batch(Run& run) {
     }
 
     int share = common / d;
+    if (!o.has("micro-batch")) o.micro_batch = micro_batch_of_checkpoint(run, share);
     run.automatic_micro_batch |= o.micro_batch == automatic;
     if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
     if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)

@@ -89,6 +89,13 @@ inline std::string options_left_behind(const Run& run, const Checkpoint& checkpo
     return out;
 }
 
+// a number to ten digits, which hides what its last bits add; other values as they are
+inline std::string brief(const std::string& value) {
+    char* end;
+    double number = strtod(value.c_str(), &end);
+    return value.empty() || *end ? value : text("%.10g", number);
+}
+
 // prints where this run's recipe differs from the one that the checkpoint was trained with
 inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     for (auto& option : option_table) {
@@ -98,8 +105,8 @@ inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
         if (!in_recipe || before == checkpoint.options.end()) continue;
         std::string now = print_value(run.options, option);
         if (now != before->second)
-            printf("note: --%s is %s, the checkpoint was trained with %s\n", option.name, now.c_str(),
-                   before->second.c_str());
+            printf("note: --%s is %s, the checkpoint was trained with %s\n", option.name,
+                   brief(now).c_str(), brief(before->second).c_str());
     }
     std::string left = options_left_behind(run, checkpoint);
     if (!left.empty())

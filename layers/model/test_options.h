@@ -28,6 +28,7 @@ void test_options() {
     refuses("options begin with --", [] { options_of({"layers"}); });
     refuses("choose --heads 6 or 8", [] { Options p = options_of({"--heads", "7", "--hidden", "96"});
                                          model_shape(p, 0); });
+    for (auto& heading : help_headings) find_form(option_table, heading.option);  // fails where there is none
     std::string path = scratch_folder + "/run.conf";
     write_file(path, "# a run\nlayers 7   # few\nhidden 64\n\ntrain x y\n");
     o = options_of({"--config", path, "--layers", "9"});

@@ -118,6 +118,7 @@ void test_resume() {
     o = run(programs + "/train_gpt --resume " + s +
             "/unbroken --generate Hi --sample-tokens 5 --tokenizer bytes");
     check(o.code == 0 && o.out.substr(0, 2) == "Hi", "--generate: " + o.out);
+    program_refuses("--resume " + s + "/unbroken --generate prompts.txt", "there is no such file");
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --layers 3",
                     "the checkpoint has layers 2, the options say 3");
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --model 124M", "the checkpoint has");
@@ -131,8 +132,9 @@ void test_resume() {
         return run(programs + "/train_gpt --train " + tokens + " --metrics " + s + "/" + name +
                    ".jsonl --tuning " + s + "/tuning " + more);
     };
-    std::string recipe = " --layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --learning-rate 3e-3 "
-                         "--warmup-tokens 100 --decay-tokens 700 --beta2 0.99 --clip 0.3 --save " + s;
+    std::string recipe = " --layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --micro-batch 2 "
+                         "--learning-rate 3e-3 --warmup-tokens 100 --decay-tokens 700 --beta2 0.99 --clip 0.3 "
+                         "--save " + s;
     eight("whole", recipe + "/whole --steps 8");
     eight("part", recipe + "/part --steps 5 --save-every 2 --keep 1");
     o = eight("part", "--resume " + s + "/part --steps 8");
@@ -144,6 +146,8 @@ void test_resume() {
     o = eight("part", "--resume " + s + "/part/" + step_name(8) + " --steps 9 --clip 1");
     check(o.out.find("note: --clip is 1, the checkpoint was trained with 0.3") != o.out.npos, o.out);
     check(list_checkpoints(s + "/part") == std::vector{step_name(9)}, "a checkpoint by its name");
+    o = eight("part", "--resume " + s + "/part/" + step_name(9) + " --steps 9 --save " + s + "/part/");
+    check(o.code == 0, "the newest checkpoint, and the folder that holds it: " + o.out);
     o = eight("part", "--resume " + s + "/part --steps 10 --save no");
     check(o.code == 0 && list_checkpoints(s + "/part") == std::vector{step_name(9)}, "--save no: " + o.out);
     fs::copy(s + "/part/" + step_name(9), s + "/alone");

@@ -70,6 +70,9 @@ inline Hardware hardware_from_numbers(const std::string& given) {
             fail("--hardware %s: %s: wants memory=GB,tflops=N,bandwidth=GB/s and, if they differ, gpus=8 (of "
                  "a node), link=25 and network=12.5 (GB/s)", given.c_str(), word.c_str());
         of[name] = parse_number("hardware " + name, word.substr(equals + 1), 1e-3, name == "gpus");
+        if (of[name] > 1e6)
+            fail("--hardware %s: %s: is in GB, TFLOP/s and GB/s: memory=80 is 80 GB", given.c_str(),
+                 word.c_str());
     }
     for (const char* name : {"memory", "tflops", "bandwidth"})
         if (of[name] == 0) fail("--hardware %s: lacks %s", given.c_str(), name);

@@ -115,6 +115,9 @@ inline void show_plan(const Run& run) {
     if (o.plan == "published") return (void)fputs(published_report().c_str(), stdout);
 
     Hardware h = choose_hardware(o);
+    if (o.hardware.empty() && device_name().find(h.gpu.name) == std::string::npos)
+        fprintf(stderr, "note: planned for %s, as this machine is in no table: --hardware plans for another, "
+                "for this one (here), or for your own numbers\n", h.name);
     if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
     Plan p = whole_plan(run, h);
     std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
@@ -134,7 +137,7 @@ inline void show_plan(const Run& run) {
     }
 
     if (!p.fits())
-        fail("a rank wants %.1f GB, a %s of %s has %.0f; %s", p.gpu_bytes() * 1e-9,
-             h.is_known() ? "GPU" : "machine", h.name,
-             h.gpu.memory * 1e-9, what_would_fit(run, h).c_str());
+        fail("a rank wants %.1f GB, %s has %.0f; %s", p.gpu_bytes() * 1e-9,
+             h.is_known() ? text("a GPU of %s", h.name).c_str() : "this machine", h.gpu.memory * 1e-9,
+             what_would_fit(run, h).c_str());
 }

@@ -233,8 +233,9 @@ inline std::string search(const Run& run, const Hardware& h) {
     std::sort(order.begin(), order.end());
 
     std::string out = text(
-        "search          %zu layouts of %d ranks for --batch %d: %d impossible, %d do not fit in %.0f GB, "
-        "%zu simulated\n", all.size(), run.grid.world.size, run.options.batch, impossible, large,
+        "search          %s of %s for --batch %d: %d impossible, %d do not fit in %.0f GB, "
+        "%zu simulated\n", counted((long)all.size(), "layout").c_str(),
+        counted(run.grid.world.size, "rank").c_str(), run.options.batch, impossible, large,
         h.gpu.memory * 1e-9, good.size());
     if (all.empty())
         return out +

@@ -176,6 +176,7 @@ void test_plan_hosts() {
     write_file(path, "# none\n");
     refuses("names no host", [&] { Placement(p, path); });
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
+    refuses("memory=80 is 80 GB", [&] { plan_of("--hardware memory=24e9,tflops=165,bandwidth=1008"); });
     refuses("wants FILE.json", [&] { plan_of("--timeline x.png"); });
     refuses("wants nothing, search or published", [&] { resolved_plan("all"); });
 }
