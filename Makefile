@@ -129,7 +129,7 @@ ifeq ($(COMM),nccl)
   ifeq ($(DEVICE),cuda)
     NCCL_LINK := -L$(CUDA_DIR)/lib -lnccl
   else ifeq ($(DEVICE),emulated)
-    NCCL_COMPILE := -Icomm/nccl_on_cpu -idirafter $(dir $(NCCL))
+    NCCL_COMPILE := -Ilayers/emulator/nccl -idirafter $(dir $(NCCL))
     NCCL_OBJECT  := $(OBJECTS)/nccl.o
   else
     $(error COMM=nccl wants DEVICE=cuda, or emulated: choose COMM=mpi)
@@ -210,17 +210,18 @@ $(TOOLS)/%.o: layers/convert/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-$(OBJECTS)/comm_%.o: comm/comm_%.cpp Makefile
+vpath comm_%.cpp comm comm/mpi
+$(OBJECTS)/comm_%.o: comm_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) $(NCCL_COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OBJECTS)/nccl.o $(OBJECTS)/test_nccl.o: $(OBJECTS)/%.o: comm/nccl_on_cpu/%.cpp Makefile
+$(OBJECTS)/nccl.o $(OBJECTS)/test_nccl.o: $(OBJECTS)/%.o: layers/emulator/nccl/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) $(NCCL_COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(OBJECTS)/bf16_%.o: layers/base/bf16_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $(filter -I%,$(ONEDNN)) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/base/%.cpp Makefile
+$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/emulator/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
@@ -243,7 +244,7 @@ $(TOOLS)/%.o: LEVEL := $(FAST)
 $(BUILD)/tokenize $(BUILD)/tasks: $(BUILD)/%: $(TOOLS)/%.o
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $< -o $@
-$(TOOLS)/comm_%.o: comm/comm_%.cpp Makefile
+$(TOOLS)/comm_%.o: comm_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $(if $(filter mpi,$*),$(MPI_COMPILE)) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(BUILD)/convert: $(TOOLS)/convert.o $(TOOLS)/comm_single.o

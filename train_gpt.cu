@@ -4,9 +4,9 @@
 #include <signal.h>
 #include "layers/base/waiting_threads.h"
 #include "layers/inference/evaluate.h"
-#include "layers/model/replicas.h"
-#include "layers/model/signals.h"
-#include "layers/model/trainer.h"
+#include "layers/run/replicas.h"
+#include "layers/run/signals.h"
+#include "layers/run/trainer.h"
 #include "layers/plan/listen.h"
 #include "layers/plan/memory.h"
 #include "layers/plan/plan_check.h"
@@ -106,8 +106,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
     bool has_begun = run.state.step < run.last_step;
     std::string times = run.start_times.print(run.grid.world);
     if (run.is_rank0() && run.grid.world.size > 1) printf("%s", times.c_str());
-    if (run.is_rank0() && !has_begun)
-        printf("nothing to do: the run is at step %ld, and ends at %ld\n", run.state.step, run.last_step);
+    if (!has_begun) report_nothing_to_do(run, trainer);
 
     if (has_begun) prefetch_samples(run, trainer, run.state.samples);
     comm::end_on_error(trainer.samples.await());
@@ -140,7 +139,9 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
     model.await_parameters();  // all-gathered after the last update
     if (long left = comm::unawaited_calls())
         fail("%ld calls were never waited for: a defect of this program", left);
-    if (trainer.stop && run.is_rank0()) printf("stopped by a signal after step %ld\n", run.state.step);
+    if (trainer.stop && run.is_rank0())
+        printf("stopped by a signal after step %ld%s%s\n", run.state.step,
+               o.save.empty() ? "" : ": go on with --resume ", o.save.c_str());
     if (has_begun || o.resume != o.save) save_now(run, trainer);
 
     step_listeners.print();

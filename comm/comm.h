@@ -5,8 +5,6 @@
 //                      (out may be in + rank * n)
 //     all_gather       in (n)              each rank: its slice       -> out (size * n): all slices in order
 //                      (in may be out + rank * n)
-//     broadcast        in (n)              root's values              -> out (n), on each rank: root's values
-//                      (out may be in)
 //     send, receive    x (n)               to and from a rank of the group; between group_begin() and
 //                      group_end() they are posted together, so that two ranks may send to each other
 //   n counts elements of floatX, real, double or int64. On a group of one, a call only copies. A comm stream
@@ -54,8 +52,7 @@ inline double timeout = 600;            // seconds
 inline long most_mpi_values = INT_MAX;  // per MPI call, which counts in int: longer calls are split
 
 using ::Collective;
-// bytes that each of `ranks` sends for `bytes` in all, with the ring algorithm (Patarasuk and Yuan, 2009);
-// broadcast uses a chain, whose last rank sends nothing but is counted like the others
+// bytes that each of `ranks` sends for `bytes` in all, with the ring algorithm (Patarasuk and Yuan, 2009)
 constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
     switch (kind) {
         case Collective::AllReduce: return 2 * (bytes * (ranks - 1) / ranks);
@@ -124,8 +121,6 @@ void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Typ
                           Stream s);
 void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
                       Stream s);
-void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
-                     const char* label, Stream s);
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s);
 void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s);
 
@@ -206,16 +201,6 @@ void all_gather(const Group& g, T* out, const T* in, long n, const char* label, 
     if (CallScope call{Collective::AllGather, g, {reads("in", in, n), writes("out", out, g.size, n)},
                        g.size * n, in, label, s, where})
         all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
-}
-
-template <class T>
-void broadcast(const Group& g, T* out, const T* in, long n, int root, const char* label, Stream s,
-               Where where = Where::current()) {
-    if (g.size == 1) return copy_slice(out, in, n, s);
-    long read = g.rank == root ? n : 0;
-    if (CallScope call{Collective::Broadcast, g, {reads("in", in, read), writes("out", out, n)}, n, in, label,
-                       s, where})
-        broadcast_bytes(g, out, in, n, type_of<T>(), root, label, s);
 }
 
 template <class T>

@@ -9,7 +9,7 @@
 //   32; its variable NCCL_MAX_CTAS overrides this choice.
 //   TRAIN_GPT_SHARE_GPU=1, for checks on a machine with one GPU: NCCL refuses two ranks on one device of one
 //   host, so each rank calls itself a host. They then communicate by sockets, slowly.
-//   With DEVICE=emulated a stand-in for NCCL is linked: nccl_on_cpu.
+//   With DEVICE=emulated a stand-in for NCCL is linked: layers/emulator/nccl.
 #include <nccl.h>
 #include <atomic>
 #include <deque>
@@ -17,7 +17,7 @@
 #include <functional>
 #include <thread>
 #include <utility>
-#include "mpi_world.h"
+#include "mpi/mpi_world.h"
 
 namespace comm {
 namespace {
@@ -196,7 +196,6 @@ void connect(const Group& g, const char* name) {
     all_reduce_bytes(g, x, 1, Type::Int64, Op::Sum, "connecting", nullptr);
     reduce_scatter_bytes(g, x + g.rank, x, 1, Type::Int64, "connecting", nullptr);
     all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
-    broadcast_bytes(g, x, x, 1, Type::Int64, 0, "connecting", nullptr);
 
     group_begin();
     send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
@@ -342,11 +341,6 @@ void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type ty
                       Stream s) {
     enqueue(g, "all-gather", label, n, s,
          [=](ncclComm_t c) { return ncclAllGather(in, out, n, type_nccl(type), c, s); });
-}
-void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
-                     const char* label, Stream s) {
-    enqueue(g, "broadcast", label, n, s,
-         [=](ncclComm_t c) { return ncclBroadcast(in, out, n, type_nccl(type), root, c, s); });
 }
 void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
     enqueue(g, "send", label, n, s, [=](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });

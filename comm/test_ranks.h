@@ -1,10 +1,10 @@
 // test_ranks.h   every call between ranks, of every type, on the compute stream and on a comm stream
 //   mpirun -n 4 ./test_gpt ranks
 #pragma once
-#include "../layers/base/graph.h"
+#include "../layers/fast/graph.h"
 #include "../layers/base/testing.h"
-#include "collective_check.h"
-#include "hosts.h"
+#include "mpi/collective_check.h"
+#include "mpi/hosts.h"
 
 template <class T>
 void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
@@ -53,13 +53,6 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
         expect("reduce-scatter in place", s, g.rank * n, n, [&](int i) { return whole(g.rank * n + i); });
         call(s, x, [&](Stream s) { comm::all_gather(g, x, x + g.rank * n, n, "a test", s); });
         expect("all-gather in place", s, 0, size, [&](int i) { return value(i / n, i); });
-        call(s, x, [&](Stream s) { comm::broadcast(g, x, x, n, last, "a test", s); });
-        expect("broadcast in place", s, 0, n, [&](int i) { return value(last, i); });
-        bool copies = g.size > 1 || !s;
-        if (copies) {
-            call(s, y, [&](Stream s) { comm::broadcast(g, y, x, n, last, "a test", s); });
-            expect("broadcast", s, 0, n, [&](int i) { return value(last, i); });
-        }
         if (g.size > 1) {
             call(s, y, [&](Stream s) {  // everybody sends to the right: only together can this end
                 comm::group_begin();

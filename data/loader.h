@@ -297,11 +297,11 @@ struct Blend {
         return out;
     }
 
-    // the table of draws_of_sets(); "" for a single set
+    // the table of draws_of_sets()
     std::string draws(uint64_t samples) const {
         std::vector<uint64_t> sizes;
         for (auto& s : sets) sizes.push_back(s.samples());
-        return sets.size() > 1 ? draws_of_sets(given, sizes, samples, sets[0].T) : "";
+        return draws_of_sets(given, sizes, samples, sets[0].T);
     }
 
     void take_answers() {

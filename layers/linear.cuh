@@ -10,7 +10,7 @@
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
-#include "fp8_linear.cuh"
+#include "fast/fp8_linear.cuh"
 #include "residual.cuh"
 
 inline int64_t linear_flops = 0;  // of linear layers since it was last reset; compared with the plan

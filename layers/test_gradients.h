@@ -4,7 +4,7 @@
 #include "base/testing.h"
 #include "cross_entropy.cuh"
 #include "embedding.cuh"
-#include "flash_attention.cuh"
+#include "fast/flash_attention.cuh"
 #include "layernorm.cuh"
 
 // analytic gradients of sum(weights * output) against central differences, h = 1e-5: the truncation error is

@@ -6,12 +6,12 @@ cd "$(dirname "$0")/.."
 python3 scripts/check.py || bad=1
 
 alone() {  # alone HEADER [DEFINE]
-    if [[ $1 = layers/base/*_on_cpu.h ]] && [ -z "${2:-}" ]; then return; fi
-    if [ "$1" = comm/mpi_world.h ] && [ -z "$mpi" ]; then return; fi
+    if [[ $1 = layers/emulator/*_on_cpu.h ]] && [ -z "${2:-}" ]; then return; fi
+    if [ "$1" = comm/mpi/mpi_world.h ] && [ -z "$mpi" ]; then return; fi
     local nccl=
-    if [[ $1 = comm/nccl_on_cpu/* ]]; then
+    if [[ $1 = layers/emulator/nccl/* ]]; then
         if [ -z "$nccl_folder" ]; then return; fi
-        nccl="-Icomm/nccl_on_cpu -idirafter $nccl_folder"
+        nccl="-Ilayers/emulator/nccl -idirafter $nccl_folder"
     fi
     ${CXX:-g++} -std=c++20 -fopenmp -fsyntax-only -w -x c++ $mpi ${2:-} $nccl -I/usr/include/libxml2 "$1" ||
         { echo "check: $1 does not compile alone ${2:-}"; return 1; }
@@ -36,7 +36,7 @@ begun_with() {  # of the listed headers: what each includes before anything else
                begins && /^#(include|if)/ { begins = 0; if ($2 ~ /^"/) print FILENAME, $2 }' | tr -d '"' |
         while read -r name included; do realpath --relative-to=. "$(dirname "$name")/$included"; done
 }
-may_have_kernels='^layers/[^/]*$\|^layers/base\|^layers/model/bench\|^comm/nccl_on_cpu'
+may_have_kernels='^layers/[^/]*$\|^layers/\(base\|fast\|emulator\)\|^layers/run/bench'
 headers | grep -v "$no_corpus" | grep -v "$may_have_kernels" | each || bad=1
 headers | grep "$may_have_kernels" | each -DDEVICE_EMULATED || bad=1
 if [ -n "${bad:-}" ]; then exit 1; fi

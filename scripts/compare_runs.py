@@ -11,7 +11,6 @@ with each run's last validation loss next to its name.
 import argparse
 import json
 import math
-import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ class Metrics:
     steps: int
     tokens: int
     seconds: float
-    pace: float  # tokens per second, the median of the steps
+    pace: float  # tokens per second, over all steps but the first
 
 
 def read(argument, by):
@@ -48,7 +47,9 @@ def read(argument, by):
 
     if not train:
         sys.exit(f"compare_runs.py: {path}: has no line with a loss")
-    pace = statistics.median(line.get("tokens_per_second", math.nan) for line in lines)
+    after = lines[1:] or lines
+    tokens = lines[-1]["tokens"] - (lines[0]["tokens"] if len(lines) > 1 else 0)
+    pace = tokens / max(sum(line["seconds"] for line in after), 1e-9)
     return Metrics(
         name or Path(path).stem, train, held, lines[-1]["step"], lines[-1]["tokens"], clock, pace
     )  # fmt: skip

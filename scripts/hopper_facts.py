@@ -3,9 +3,9 @@
 
 Usage: pip install nvidia-cutlass && python3 scripts/hopper_facts.py
 
-That the kernels (layers/base/hopper.h) and the emulated device (layers/base/hopper_on_cpu.h) agree does not
-prove them right: both are compared with this table, computed on the host by a third party's library. It
-holds, all in bf16:
+That the kernels (layers/fast/hopper.h) and the emulated device (layers/emulator/hopper_on_cpu.h) agree
+does not prove them right: both are compared with this table, computed on the host by a third party's
+library. It holds, all in bf16:
   tiles      in shared memory, with 128-byte swizzle; (rows, columns) are the operand's (M or N, K).
              pieces[i]: the position of the i-th 16 bytes, in units of 16 bytes, counted along a row where K
              is contiguous, else along a column. descriptors[k]: of the columns 16 k .. 16 k + 15, for a tile

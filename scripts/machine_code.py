@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# function templates that nothing in layers/*.cuh calls
+# function templates that no layer calls
 UNIT = """
 template void gpu::flash_attention_forward<floatX>(floatX*, real*, const floatX*, AttentionShape, Stream);
 template void gpu::flash_attention_backward<floatX>(floatX*, const FlashScratch&, const floatX*,
@@ -212,7 +212,9 @@ def compile_kernels(nvcc, arch, folder):
     unit, cubin = (os.path.join(folder, f"{arch}.{ending}") for ending in ("cu", "cubin"))
     with open(unit, "w") as f:
         f.writelines(
-            f'#include "{path}"\n' for path in sorted(glob.glob(os.path.join(ROOT, "layers", "*.cuh")))
+            f'#include "{path}"\n'
+            for folder in ("layers", "layers/fast")
+            for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.cuh")))
         )
         f.write(UNIT)
 

@@ -8,7 +8,7 @@ Usage: python3 scripts/mutate.py barriers [--only REGEX] [--jobs N] [--list]
                                               nothing removed: only runs the layouts over several ranks
 
 `barriers` removes, one after the other, every __syncthreads(), __syncwarp(), copy_async_wait, wait_until and
-publish in layers/*.cuh, and every wait for a stream, an event, a parameter or a message in layers/model, in a
+publish in a layer, and every wait for a stream, an event, a parameter or a message in layers/model, in a
 copy of the working tree; builds the emulated device with SANITIZE=thread, and runs the commands below until
 one fails. Prints for each site what caught it, and exits with 1 if a mutation survives or fails for another
 reason. Takes two minutes per site and core. `hopper` removes or alters what synchronises and addresses the
@@ -82,7 +82,7 @@ PERTURBED = dict(environment, MALLOC_PERTURB_="165")
 
 # which calls, in which files, and what is built and run
 KERNELS = {
-    "files": "layers/*.cuh",
+    "files": ("layers/*.cuh", "layers/fast/*.cuh"),
     "calls": r"__syncthreads\(\)|__syncwarp\(\)|copy_async_wait<0>\(\)|\bwait_until\(|\bpublish\(",
     "commands": [" ".join([*MAKE, f"{BUILD}/test_gpt"]), f"{BUILD}/test_gpt kernels packed"],
 }
@@ -97,7 +97,7 @@ NCCL_LAYOUTS = [
 ]
 MAKE_NCCL = f"{MAKE_WATCHED} COMM=nccl {BUILD_NCCL}/train_gpt"
 MODEL = {
-    "files": "layers/model/*.h",
+    "files": ("layers/model/*.h", "layers/run/*.h"),
     "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!together)\w+\(|\bsynchronize\(",
     "commands": [
         " ".join([*MAKE, f"{BUILD}/train_gpt"]),
@@ -136,10 +136,8 @@ NCCL_CHANGES = (
     (r"(?<=ncclReduceScatter\()in", "out"),
     (r"(?<=ncclAllGather\()in", "out"),
     (r"(?<=ncclReduce\()in", "out"),
-    (r"(?<=ncclBroadcast\()in", "out"),
     (r"(?<=ncclSend\(x, )n", "(n + 1) / 2"),
     (r"(?<=type_nccl\(type\), )(to|from)(?=, c)", r"1 - \1"),
-    (r"(?<=type_nccl\(type\), )root", "0"),
     # calls of the compute stream; those of a comm stream would only be ordered more strictly there
     (r"(?<=, c, )s(?=\);)", "s || comm_streams.empty() ? s : comm_streams.begin()->first"),
     (r"check_nccl\(ncclGroup(Start|End)\(\), [^;]*;", ""),
@@ -153,7 +151,7 @@ NCCL_CHANGES = (
 
 
 HOPPER_PROGRAM = """
-#include "layers/test_hopper.h"
+#include "layers/fast/test_hopper.h"
 int main() {
     try {
         test_hopper();
@@ -264,7 +262,7 @@ def end_of_call(text, at):
 
 def find_sites():
     for kind in (KERNELS, MODEL):
-        for path in sorted(ROOT.glob(kind["files"])):
+        for path in sorted(path for pattern in kind["files"] for path in ROOT.glob(pattern)):
             if path.name.startswith(("test_", "bench")) or path.stem.endswith("_hopper"):  # hopper_sites
                 continue
             text = path.read_text()
@@ -292,7 +290,7 @@ def in_comment(text, at):
 
 def hopper_sites():
     names = ("flash_attention", "flash_backward", "packed_attention")
-    kernels = [Path(f"layers/{name}_hopper.cuh") for name in names]
+    kernels = [Path(f"layers/fast/{name}_hopper.cuh") for name in names]
     for path in kernels:
         text = (ROOT / path).read_text()
         for found in re.finditer(HOPPER_CALLS, text):
@@ -300,7 +298,7 @@ def hopper_sites():
                 continue
             end = end_of_call(text, text.find("(", found.end()))
             yield site_of(HOPPER, path, text, found.start(), end)
-    for path in (*kernels, Path("layers/base/hopper.h")):
+    for path in (*kernels, Path("layers/fast/hopper.h")):
         text = (ROOT / path).read_text()
         begin = text.rfind("namespace gpu {")  # in front of it in hopper.h: PTX, and what emulates it
         for pattern, becomes in HOPPER_CHANGES:

@@ -11,6 +11,7 @@ if [ "${1:-}" != gpt2 ] || [ $# -gt 2 ]; then
 fi
 folder=${2:-prepared}  # beside this script, unless the path is absolute
 mkdir -p "$folder"
+trap 'rmdir "$folder" 2> /dev/null || true' EXIT  # if nothing came
 
 fetched() {  # fetched FILE SHA256 URL: FILE is there, as its publisher has it
     local file=$folder/$1 url=${PREPARE_FROM:+$PREPARE_FROM/$1}

@@ -19,7 +19,9 @@ elif saved:  # no launcher started it: its newest checkpoint knows where the met
     options = json.loads(saved[-1].read_text())["options"]
     record = {"metrics": options.get("metrics"), "attempts": []}
 else:
-    sys.exit(f"status.sh: {run}: has neither launch.json nor a checkpoint: give the --save folder of a run")
+    inside = sorted({file.parent.parent for file in run.glob("*/step-*/index.json")})
+    hint = f": did you mean {inside[0]}?" if inside else ": give the --save folder of a run"
+    sys.exit(f"status.sh: {run}: has neither launch.json nor a checkpoint{hint}")
 attempts = record["attempts"]
 now, last = time.time(), attempts[-1] if attempts else None
 lines = []
@@ -52,13 +54,21 @@ else:
 if lines:
     newest = lines[-1]
     age = now - Path(record["metrics"]).stat().st_mtime
-    show("step", f"{newest['step']}, {age:.0f} s ago; loss {newest['loss']}")
-    show("pace", f"{newest['seconds']:.3g} s a step, {newest['tokens_per_second']:.4g} tokens/s")
+    loss = f"{newest['loss']:.4f}" if newest["loss"] is not None else "not finite"
+    show("step", f"{newest['step']}, {age:.0f} s ago; loss {loss}")
+    some = lines[-21:]
+    seconds = sum(line["seconds"] for line in some[1:]) or newest["seconds"]
+    tokens = some[-1]["tokens"] - some[0]["tokens"] if len(some) > 1 else newest["tokens"]
+    over = f"the last {len(some) - 1} steps" if len(some) > 1 else "the first step"
+    each = seconds / max(1, len(some) - 1)
+    show("pace", f"{each:.3g} s a step, {tokens / seconds:,.0f} tokens/s over {over}")
     left_out = [line["step"] for line in lines if line.get("updated") is False]
     if left_out:
         show("spikes", f"{len(left_out)}, the last at step {left_out[-1]}")
     slow = sorted({rank for line in lines[-20:] for rank in line.get("slow_ranks", [])})
     show("slow ranks", ", ".join(map(str, slow)) or "none in the last 20 steps")
+else:
+    show("step", "not known: the run writes no --metrics")
 if saved:
     age = (now - saved[-1].stat().st_mtime) / 60
     show("checkpoint", f"step {int(saved[-1].parent.name[5:])}, {age:.0f} minutes ago; {len(saved)} are kept")

@@ -37,8 +37,8 @@ def test_compare_runs(work):
     out = compared(f"first={work}/a.jsonl", work / "b.jsonl", "--output", work / "two.svg")
     rows = [line.split() for line in out.stdout.splitlines()[1:]]
     want = [
-        ["first", "20", "1,280", "10.0", "110", "0.2500", "1.2500"],
-        ["b", "8", "512", "4.0", "104", "0.7500"],
+        ["first", "20", "1,280", "10.0", "128", "0.2500", "1.2500"],
+        ["b", "8", "512", "4.0", "128", "0.7500"],
     ]
     check(rows[0] == want[0] and rows[1][:6] == want[1], f"the table: {out.stdout}{out.stderr}")
 

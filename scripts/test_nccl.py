@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""comm_nccl.cpp without a GPU: over NCCL's stand-in (comm/nccl_on_cpu), on 2 to 8 ranks.
+"""comm_nccl.cpp without a GPU: over NCCL's stand-in (layers/emulator/nccl), on 2 to 8 ranks.
 
 Usage: python3 scripts/test_nccl.py NCCL MPI [--quick | --faults]
 (folders of two emulated builds in fp32, which differ in their transport: build/emulated-fp32-nccl

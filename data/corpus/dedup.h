@@ -335,17 +335,25 @@ struct Dedup {
     }
 };
 
-inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& in,
-                    const std::string& folder) {
-    MinHash hasher = ranks.together([&] {
-        check_priority(settings, in);
-        return MinHash(settings);
-    });
+// the numbers of the removed documents, ascending: a checksum, how many, and they
+struct RemovedDocuments {
+    MappedFile file;
+    const uint64_t *begin, *end;
 
-    Dedup d(ranks, settings, in, folder, hasher);
-    d.hashed = d.hash_all();
-    d.number_documents();
-    std::string path = folder + "/removed", pairs = settings.get("pairs");
+    explicit RemovedDocuments(const std::string& path) : file(path) {
+        uint64_t count = file.read<uint64_t>(8, "count");
+        if (count > file.size || file.size != 16 + 8 * count ||
+            file.read<uint64_t>(0, "a checksum") != checksum(file.data + 16, 8 * count))
+            fail("%s: damaged: remove it and start again", path.c_str());
+        begin = (const uint64_t*)(file.data + 16);
+        end = begin + count;
+    }
+};
+
+// writes which documents are removed to `path`, unless that is done; returns the input's fingerprint
+inline uint64_t find_removed(Dedup& d, const Ranks& ranks, const Settings& settings,
+                             const std::string& folder, const std::string& path) {
+    std::string pairs = settings.get("pairs");
     Stage matching(ranks, settings, "dedup", folder, "");
 
     // rank 0 decides for all: what is done, and what all of the input is
@@ -361,38 +369,45 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
     facts = ranks.from_first(facts, 3, "what is done");
     stamp = (uint64_t)facts[0];
     bool done = facts[1], again = facts[2];
+    if (done && !again) return stamp;
 
-    if (!done || again) {
-        double memory = settings.number("memory");
-        for (int band = 0; band < d.hasher.bands; band += bands_at_once) {
-            d.meet(band, std::min(band + bands_at_once, d.hasher.bands), memory, settings.number("jaccard"),
-                   !pairs.empty());
-            if (pairs.empty()) reduce_to_forest(d.joins);
-        }
-
-        d.left_over = ranks.sum({d.left_over}, "documents left over")[0];
-        if (!pairs.empty() && d.first.back()) d.write_pairs(pairs);
-        if (d.first.back() < (1ull << 32)) d.find_components<uint32_t>(path);
-        else d.find_components<uint64_t>(path);
-        if (ranks.first()) {
-            matching.finish(path, stamp, {});
-            if (!pairs.empty()) matching.finish(pairs, stamp, {});
-        }
-        ranks.wait("what is done now");
+    double memory = settings.number("memory");
+    for (int band = 0; band < d.hasher.bands; band += bands_at_once) {
+        d.meet(band, std::min(band + bands_at_once, d.hasher.bands), memory, settings.number("jaccard"),
+               !pairs.empty());
+        if (pairs.empty()) reduce_to_forest(d.joins);
     }
 
-    MappedFile removed(path);
-    uint64_t held = removed.read<uint64_t>(8, "count");
-    if (held > removed.size || removed.size != 16 + 8 * held ||
-        removed.read<uint64_t>(0, "a checksum") != checksum(removed.data + 16, 8 * held))
-        fail("%s: damaged: remove it and start again", path.c_str());
-    const uint64_t *begin = (const uint64_t*)(removed.data + 16),
-                   *end = begin + removed.read<uint64_t>(8, "count");
+    d.left_over = ranks.sum({d.left_over}, "documents left over")[0];
+    if (!pairs.empty() && d.first.back()) d.write_pairs(pairs);
+    if (d.first.back() < (1ull << 32)) d.find_components<uint32_t>(path);
+    else d.find_components<uint64_t>(path);
+    if (ranks.first()) {
+        matching.finish(path, stamp, {});
+        if (!pairs.empty()) matching.finish(pairs, stamp, {});
+    }
+    ranks.wait("what is done now");
+    return stamp;
+}
+
+inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& in,
+                    const std::string& folder) {
+    MinHash hasher = ranks.together([&] {
+        check_priority(settings, in);
+        return MinHash(settings);
+    });
+
+    Dedup d(ranks, settings, in, folder, hasher);
+    d.hashed = d.hash_all();
+    d.number_documents();
+    std::string path = folder + "/removed";
+    uint64_t stamp = find_removed(d, ranks, settings, folder, path);
+    RemovedDocuments removed(path);
 
     Stage stage(ranks, settings, "dedup", folder, settings.documents_ending(), stamp);
     return stage.each_file(in, every_file, [&](const CorpusFile& f, const std::string& to, Counts& counts) {
         size_t place = d.place[(size_t)(&f - in.files.data())];
-        const uint64_t* gone = std::lower_bound(begin, end, d.first[place]);
+        const uint64_t* gone = std::lower_bound(removed.begin, removed.end, d.first[place]);
         uint64_t number = d.first[place];
         DocumentReader reader(f.path, settings.whole("longest"), counts);
         DocumentWriter writer(to);
@@ -401,7 +416,7 @@ inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& 
             int64_t n = characters(doc.text);
             counts["characters"] += n;
             stage.progress.at(stage.progress.done + (double)reader.bytes.at);
-            if (gone < end && *gone == number) {
+            if (gone < removed.end && *gone == number) {
                 gone++;
                 counts["duplicates"]++;
                 continue;

@@ -44,6 +44,25 @@ inline Language detect_language(std::string_view s, bool is_html) {
     return {CLD2::LanguageCode(three[0]), percent[0] / 100.0};
 }
 
+// what a document keeps of its record
+inline void describe(Document& d, const WarcRecord& record, const std::string& language,
+                     const std::string& charset) {
+    size_t wrong = 0;
+    auto put = [&](const char* name, std::string_view value) {
+        std::string quoted;
+        append_json(quoted, valid_utf8(value, &wrong));
+        d.meta = with_meta(d.meta, name, quoted);
+    };
+    std::string_view url = record.fields.get("WARC-Target-URI");
+    if (url.starts_with('<') && url.ends_with('>')) url = url.substr(1, url.size() - 2);  // as wget has it
+
+    d.id = valid_utf8(record.fields.get("WARC-Record-ID"), &wrong);
+    put("url", url);
+    put("date", record.fields.get("WARC-Date"));
+    put("language", language);
+    put("charset", charset);
+}
+
 inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus& in,
                       const std::string& folder) {
     StopWords stop = ranks.together([&] { return StopWords(settings.get("stopwords")); });
@@ -91,24 +110,7 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
                 continue;
             }
 
-            std::string_view url = record.fields.get("WARC-Target-URI");
-            if (url.starts_with('<') && url.ends_with('>'))
-                url = url.substr(1, url.size() - 2);  // as wget has it
-
-            auto put = [&](const char* name, std::string_view value) {
-                std::string quoted;
-                size_t wrong = 0;
-                append_json(quoted, valid_utf8(value, &wrong));
-                d.meta = with_meta(d.meta, name, quoted);
-            };
-            size_t wrong = 0;
-
-            d.id = valid_utf8(record.fields.get("WARC-Record-ID"), &wrong);
-            put("url", url);
-            put("date", record.fields.get("WARC-Date"));
-            put("language", l.code);
-            put("charset", charset);
-
+            describe(d, record, l.code, charset);
             counts["kept"]++;
             counts["kept characters"] += characters(d.text);
             writer.write(d);

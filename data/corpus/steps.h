@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 #include <queue>
-#include "../../comm/collective_check.h"
+#include "../../comm/mpi/collective_check.h"
 #include "../json.h"
 #include "settings.h"
 
@@ -28,8 +28,9 @@ struct Ranks {
     // what rank 0 has, on every rank
     std::vector<int64_t> from_first(std::vector<int64_t> x, size_t n, const char* label) const {
         x.resize(n);
-        if (n) comm::broadcast(all, x.data(), x.data(), (long)n, 0, label, nullptr);
-        return x;
+        std::vector<int64_t> every = comm::gather_numbers(all, x, label);
+        every.resize(n);
+        return every;
     }
 
     // the same sum on every rank

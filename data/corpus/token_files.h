@@ -78,34 +78,41 @@ struct ShuffledDocument {
     uint64_t key, file, index;
 };
 
+// files that are opened when they are first read, and at most so many at once: a system maps some 65,000
+class OpenTokenFiles {
+    static constexpr size_t most = 16384;
+    const std::vector<std::string>& paths;
+    std::map<uint64_t, std::unique_ptr<DocumentTokens>> files;
+    std::deque<uint64_t> opened;
+
+public:
+    explicit OpenTokenFiles(const std::vector<std::string>& paths) : paths(paths) {}
+    const DocumentTokens& at(uint64_t f) {
+        auto& file = files[f];
+        if (file) return *file;
+        file = std::make_unique<DocumentTokens>(paths[f]);
+        opened.push_back(f);
+        if (opened.size() > most) {
+            files.erase(opened.front());
+            opened.pop_front();
+        }
+        return *files[f];
+    }
+};
+
 inline void write_set(const Settings& settings, const Corpus& encoded, size_t set, const std::string& folder,
                       const Vocabulary& v, Counts& counts) {
     std::vector<std::string> paths;
     for (auto& f : encoded.files)
         if (f.set == (int)set) paths.push_back(f.path);
-    std::map<uint64_t, std::unique_ptr<DocumentTokens>>
-        open_files;  // a system maps some 65,000 files at a time
-    std::deque<uint64_t> opened;
-
-    auto file_at = [&](uint64_t f) -> const DocumentTokens& {
-        auto& file = open_files[f];
-        if (file) return *file;
-        file = std::make_unique<DocumentTokens>(paths[f]);
-        opened.push_back(f);
-        if (opened.size() > 16384) {
-            open_files.erase(opened.front());
-            opened.pop_front();
-        }
-        return *open_files[f];
-    };
-
+    OpenTokenFiles files(paths);
     uint64_t seed = settings.whole("seed");
     double validation = settings.number("validation"), least = 1;
     uint64_t documents = 0;
     auto place = [&](uint64_t key) { return uniform(seed, purpose("validation"), key); };
     ExternalSort<ShuffledDocument> sorter(folder, settings.number("memory"));
     for (uint64_t f = 0; f < paths.size(); f++) {
-        const DocumentTokens& file = file_at(f);
+        const DocumentTokens& file = files.at(f);
         documents += file.documents;
         for (uint64_t i = 0; i < file.documents; i++) {
             Philox r = philox(seed, purpose("shuffle"), file.entry(i).key);
@@ -130,7 +137,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     auto less = [](auto& a, auto& b) { return a.file != b.file ? a.file < b.file : a.index < b.index; };
     sorter.each_group(less, [&](ShuffledDocument* p, ShuffledDocument* end) {
         for (; p < end; p++) {
-            const DocumentTokens& file = file_at(p->file);
+            const DocumentTokens& file = files.at(p->file);
             DocumentTokens::Entry e = file.entry(p->index);
             bool aside = held && place(e.key) < validation;
             TokenWriter& out = aside ? *held : *train;

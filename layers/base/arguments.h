@@ -36,20 +36,21 @@ struct GivenOption {
     std::vector<std::string> values;
 };
 
-// edits (insert, delete, replace) from a to b
+// edits from a to b: insertions, deletions, replacements, and swaps of neighbours
 inline int edit_distance(const std::string& a, const std::string& b) {
-    std::vector<int> row(b.size() + 1);
-    for (size_t j = 0; j <= b.size(); j++) row[j] = (int)j;
-    for (size_t i = 1; i <= a.size(); i++) {
-        int diagonal = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= b.size(); j++) {
-            int change = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+    std::vector<std::vector<int>> edits(a.size() + 1, std::vector<int>(b.size() + 1));
+    for (size_t i = 0; i <= a.size(); i++)
+        for (size_t j = 0; j <= b.size(); j++) {
+            if (!i || !j) {
+                edits[i][j] = (int)(i + j);
+                continue;
+            }
+            edits[i][j] = std::min({edits[i - 1][j - 1] + (a[i - 1] != b[j - 1]), edits[i - 1][j] + 1,
+                                    edits[i][j - 1] + 1});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
         }
-    }
-    return row[b.size()];
+    return edits[a.size()][b.size()];
 }
 
 inline std::string nearest(const std::string& word, const std::vector<std::string>& known) {
@@ -100,6 +101,10 @@ const Form& find_form(const std::vector<Form>& forms, const std::string& name,
         if (name == form.name) return form;
         known.push_back(form.name);
     }
+    for (const char* built : {"precision", "dtype", "bf16", "fp16", "device"})
+        if (name == built)
+            fail("%s--%s: device and precision are chosen when the program is built: make DEVICE=cpu "
+                 "PRECISION=bf16", where.c_str(), built);
     std::string meant = name_elsewhere(name), near = nearest(meant, known);
     bool is_near = edit_distance(meant, near) <= std::max(2, (int)meant.size() / 2);
     fail("%sunknown option --%s%s (--help lists all)", where.c_str(), name.c_str(),

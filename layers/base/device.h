@@ -18,7 +18,7 @@
 #define HAS_KERNELS 1
 #define DEVICE_NAME "cuda"
 #elif defined(DEVICE_EMULATED)
-#include "streams_on_cpu.h"
+#include "../emulator/streams_on_cpu.h"
 #define HAS_KERNELS 1
 #define DEVICE_NAME "emulated"
 #else

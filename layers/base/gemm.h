@@ -16,15 +16,15 @@
 #include <map>
 #include <tuple>
 #include <vector>
-#include "autotune.h"
+#include "../fast/autotune.h"
 #include "device.h"
-#include "fp8.h"
+#include "../fast/fp8.h"
 #include "gelu.h"
 #include "host_blas.h"
 #if defined(__CUDACC__)
 #include <cublasLt.h>
 #elif HAS_KERNELS
-#include "cublaslt_on_cpu.h"
+#include "../emulator/cublaslt_on_cpu.h"
 #endif
 
 // ---- GEMM ------------------------------------------------------------------------------------------------

@@ -120,9 +120,8 @@ inline Work scores_product(GemmShape p) {
 
 // ---- calls -----------------------------------------------------------------------------------------------
 
-enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Receive };
-constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                            "send", "receive"};
+enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Send, Receive };
+constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "send", "receive"};
 
 // whom a call communicates with, and how much: `count` values of the whole, over all ranks
 struct Communication {

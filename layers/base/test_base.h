@@ -1,6 +1,6 @@
 // test_base.h   checks of the ground floor: random numbers, the autotuner
 #pragma once
-#include "autotune.h"
+#include "../fast/autotune.h"
 #include "testing.h"
 
 void test_rng() {

@@ -119,6 +119,9 @@ inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
 inline void write_huggingface(const std::string& dir, const std::string& to) {
     OwnModel own(dir);
     const ModelShape& m = own.shape;
+    std::error_code none;
+    if (std::filesystem::exists(to) && !std::filesystem::is_empty(to, none))
+        fail("--to-huggingface %s is not empty: choose a new folder", to.c_str());
     std::string header;
     size_t offset = 0;
     for (auto& p : own.table.list) {

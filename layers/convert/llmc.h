@@ -94,6 +94,7 @@ inline void write_llmc(const std::string& dir, const std::string& to, bool as_bf
     int32_t sizes[] = {llmc_magic, as_bf16 ? llmc_bf16 : llmc_fp32, m.T, m.V, m.L, m.NH, m.C, (int32_t)Vp};
     std::copy(std::begin(sizes), std::end(sizes), header.begin());
 
+    if (std::filesystem::exists(to)) fail("--to-llmc %s is there already: choose another name", to.c_str());
     FileWriter file(to);
     file.write(header.data(), 1024);
     for (size_t t = 0; t < layout.tensors.size(); t++) {

@@ -1,6 +1,6 @@
 // model.h   a model as another program stores it, tensor by tensor <-> our checkpoint
 #pragma once
-#include "../model/save.h"
+#include "../run/save.h"
 
 // where each element of one of our tensors is in another program's tensor
 struct ElementMap {
@@ -74,6 +74,9 @@ inline void write_checkpoint(const ForeignModel& model, const std::string& to, c
     if (vocabulary) state.tokenizer = vocabulary->kind;
     save_whole(to, state, snapshot, "{}", vocabulary ? &*vocabulary : nullptr);
 
+    if (!vocabulary)
+        printf("note: no vocabulary is stored: give --tokenizer bytes or PATH/vocab.bpe here, or each time "
+               "to train_gpt\n");
     printf("%s/%s: %ld parameters\n", to.c_str(), step_name(0).c_str(), table.count);
 }
 

@@ -3,8 +3,8 @@
 #include <unistd.h>
 #include <iostream>
 #include <iterator>
-#include "../model/run.h"
-#include "../model/setup.h"
+#include "../run/run.h"
+#include "../run/setup.h"
 #include "generate.h"
 #include "scoring.h"
 #include "serve.h"
@@ -40,8 +40,8 @@ inline InferenceJobs open_jobs(const Options& o) {
     bool is_named = o.generate.find_first_of(" \t\n") == std::string::npos &&
         (o.generate.ends_with(".txt") || o.generate.ends_with(".json"));
     if (takes_text && is_named)
-        fail("--generate %s: there is no such file, and as a text it is unlikely: --generate - < FILE continues "
-             "a file's text; FILE.jsonl has a prompt a line", o.generate.c_str());
+        fail("--generate %s: there is no such file, and as a text it is unlikely: --generate - < FILE "
+             "continues a file's text; FILE.jsonl has a prompt a line", o.generate.c_str());
 
     refuse_overwriting({o.results}, reads_file ? std::vector<std::string>{o.generate} : o.evaluate);
 

@@ -70,7 +70,7 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     to.is_packed = true;
 }
 
-// before the first packed batch: times which attention kernel is faster (base/autotune.h), on random values
+// before the first packed batch: times which attention kernel is faster (fast/autotune.h), on random values
 inline void tune_packed(Model& model) {
     PackedBatch packed;
     std::vector<int> tokens(model.shape.T, 0);

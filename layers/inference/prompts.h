@@ -6,7 +6,7 @@
 #pragma once
 #include <optional>
 #include "../../data/json.h"
-#include "../model/config.h"
+#include "../run/config.h"
 
 struct Sampling {
     double temperature = 1, top_p = 1;  // temperature 0: always the likeliest

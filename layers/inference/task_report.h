@@ -117,7 +117,7 @@ inline std::string task_table_text(const std::vector<TaskResult>& results) {
                         "(--long-continuations)\n", counted(f.left_out, "document").c_str(),
                         f.documents.size() + (size_t)f.left_out);
         if (f.metric == "none")
-            out += "  no accuracy: the requests have no gold continuation (log-likelihoods: --results FILE)\n";
+            out += "  no accuracy: the requests have no gold continuation (log-likelihoods: --results)\n";
         if (r.truncated)
             out += text("  cut from the left: %s of %zu, longer than the model's sequence\n",
                         counted(r.truncated, "document").c_str(), f.documents.size());

@@ -11,11 +11,11 @@
 #include "../base/gemm.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
-#include "../flash_dispatch.cuh"
+#include "../fast/flash_dispatch.cuh"
 #include "../layernorm.cuh"
 #include "../linear.cuh"
-#include "../packed_attention_hopper.cuh"
-#include "config.h"
+#include "../fast/packed_attention_hopper.cuh"
+#include "params.h"
 
 // which activations are recomputed in backward instead of kept
 enum class Recompute {

@@ -16,6 +16,33 @@
 #include "../base/rng.h"
 #include "stage.h"
 
+// ---- options ---------------------------------------------------------------------------------------------
+
+// AdamW's hyper-parameters, and the learning rate's schedule; -1: derived from the run's length (resolve.h)
+struct OptimizerOptions {
+    double learning_rate = 0, min_learning_rate = -1;  // the peak; at the end of the decay
+    long warmup_tokens = -1, decay_tokens = -1;
+    double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
+    double clip = 1;  // largest gradient norm; 0: no clipping
+};
+
+// Schedule by tokens (Megatron-LM): linear warm-up, cosine to `floor` at `decay_tokens`, then floor. `tokens`
+// includes those of the step the rate is for, so the first step's rate is not 0.
+inline double learning_rate(double tokens, double peak, double floor, double warmup_tokens,
+                            double decay_tokens) {
+    if (tokens <= warmup_tokens && warmup_tokens > 0) return peak * tokens / warmup_tokens;
+    if (tokens > decay_tokens) return floor;
+    double span = decay_tokens - warmup_tokens, progress = span > 0 ? (tokens - warmup_tokens) / span : 1;
+    return floor + (peak - floor) * 0.5 * (1 + std::cos(M_PI * progress));
+}
+
+inline double scheduled_rate(const OptimizerOptions& o, double tokens) {
+    return learning_rate(tokens, o.learning_rate, o.min_learning_rate, (double)o.warmup_tokens,
+                         (double)o.decay_tokens);
+}
+
+// ---- what this rank owns ---------------------------------------------------------------------------------
+
 // the part of a tensor in this rank's slices: n elements, from `at` in the flat buffers and from
 // `state_offset` in low_bits, m and v
 struct TensorPart {
@@ -139,8 +166,8 @@ struct Optimizer {
 
     // Sets the hyper-parameters of the next step to be enqueued; steps count from 1. The device skips the
     // update if the norm before clipping or the sum of losses is not finite or exceeds its limit
-    void set_hyper_parameters(const Options& options, double rate, long step, double norm_limit = INFINITY,
-                              double loss_limit = INFINITY) {
+    void set_hyper_parameters(const OptimizerOptions& options, double rate, long step,
+                              double norm_limit = INFINITY, double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
                        (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
@@ -187,21 +214,6 @@ struct Optimizer {
         return model.setup.bf16_moments ? nullptr : (real*)(kind == MomentM ? m : v) + state_offset;
     }
 };
-
-// Schedule by tokens (Megatron-LM): linear warm-up, cosine to `floor` at `decay_tokens`, then floor. `tokens`
-// includes those of the step the rate is for, so the first step's rate is not 0.
-inline double learning_rate(double tokens, double peak, double floor, double warmup_tokens,
-                            double decay_tokens) {
-    if (tokens <= warmup_tokens && warmup_tokens > 0) return peak * tokens / warmup_tokens;
-    if (tokens > decay_tokens) return floor;
-    double span = decay_tokens - warmup_tokens, progress = span > 0 ? (tokens - warmup_tokens) / span : 1;
-    return floor + (peak - floor) * 0.5 * (1 + std::cos(M_PI * progress));
-}
-
-inline double scheduled_rate(const Options& o, double tokens) {
-    return learning_rate(tokens, o.learning_rate, o.min_learning_rate, (double)o.warmup_tokens,
-                         (double)o.decay_tokens);
-}
 
 // ---- the update ------------------------------------------------------------------------------------------
 

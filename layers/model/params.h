@@ -20,7 +20,14 @@
 #include <iterator>
 #include <string>
 #include <vector>
-#include "config.h"
+#include "../base/check.h"
+
+// layers L, hidden size C, heads NH, tokens in a sequence T, vocabulary V, which is padded to Vp
+struct ModelShape {
+    int L = 0, C = 0, NH = 0, T = 0, V = 0, Vp = 0;
+    int HS() const { return C / NH; }
+    bool operator==(const ModelShape&) const = default;
+};
 
 struct Parameter {
     std::string name;

@@ -12,7 +12,8 @@
 #include <bit>
 #include <future>
 #include <numeric>
-#include "run.h"
+#include "../../data/loader.h"
+#include "stage.h"
 
 // ---- samples ---------------------------------------------------------------------------------------------
 

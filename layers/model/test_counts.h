@@ -1,6 +1,6 @@
 // test_counts.h   how well every kernel uses sectors and banks: bars for what watch_counts.h counts
 #pragma once
-#include "bench_kernels.h"
+#include "../run/bench_kernels.h"
 
 #if defined(WATCHED)
 // lines that ask for sectors which they use in part, or meet on a bank, and why that may be

@@ -1,6 +1,6 @@
 // listen.h   the listeners of a run's steps: --trace draws a step, --record writes it down, --profile times
 #pragma once
-#include "../model/metrics.h"
+#include "../run/metrics.h"
 #include "profile.h"
 #include "record.h"
 #include "report.h"

@@ -29,7 +29,7 @@
 #include <string>
 #include "../../comm/comm.h"
 #include "../base/hardware.h"
-#include "../model/config.h"
+#include "../run/config.h"
 
 struct Hardware {
     const char* name;
@@ -83,12 +83,16 @@ inline Hardware hardware_from_numbers(const std::string& given) {
 inline Hardware find_hardware(const std::string& name) {
     if (name.find('=') != name.npos) return hardware_from_numbers(name);
     std::string all;
+    std::vector<std::string> names;
     for (auto& h : machines) {
         if (name == h.name) return h;
         all += std::string(" ") + h.name;
+        names.push_back(h.name);
     }
-    fail("--hardware %s: unknown: choose one of%s, or give memory=GB,tflops=N,bandwidth=GB/s", name.c_str(),
-         all.c_str());
+    std::string near = nearest(name, names);
+    bool is_near = edit_distance(name, near) <= 2;
+    fail("--hardware %s: unknown: %schoose one of%s, or give memory=GB,tflops=N,bandwidth=GB/s", name.c_str(),
+         is_near ? text("did you mean %s? Else ", near.c_str()).c_str() : "", all.c_str());
 }
 
 // the machine named, else the one we run on; if that is in no table, with --plan, the best documented one

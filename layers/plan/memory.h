@@ -1,12 +1,13 @@
 // memory.h   planned memory against what was taken, and the largest micro-batch that fits
 #pragma once
-#include "../../comm/hosts.h"
-#include "../model/metrics.h"
+#include "../../comm/mpi/hosts.h"
+#include "../run/metrics.h"
 #include "stage_plan.h"
 
 inline void print_run(const Run& run) {
     print_settings(run);
-    if (run.options.save.empty()) printf("note: without --save FOLDER nothing of this run is kept\n");
+    if (run.options.save.empty() && !run.options.has("save"))
+        printf("note: without --save FOLDER nothing of this run is kept\n");
     const Grid& g = run.grid;
     std::vector<StagePlan> stages;
     for (int stage = 0; stage < g.p; stage++)

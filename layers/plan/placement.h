@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <sstream>
-#include "../../comm/collective_check.h"
+#include "../../comm/mpi/collective_check.h"
 #include "plan.h"
 
 struct Host { std::string name; int slots; };

@@ -3,7 +3,7 @@
 //   start (memory.h). Only training steps count: evaluation, samples and checkpoints communicate as well.
 #pragma once
 #include <sys/resource.h>
-#include "../model/metrics.h"
+#include "../run/metrics.h"
 #include "stage_plan.h"
 
 class PlanCheck {

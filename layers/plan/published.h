@@ -97,7 +97,7 @@ inline std::string planned_draws(const Run& run) {
     } catch (const Error& e) {
         return text("what is drawn from each set is not known: %s\n", e.what());
     }
-    if (sets.size() < 2) return "";
+    if (sets.empty()) return "";
 
     std::vector<uint64_t> sizes(sets.size(), 0);
     for (size_t i = 0; i < sets.size(); i++) {

@@ -20,7 +20,7 @@
 #pragma once
 #include <filesystem>
 #include "../../data/json.h"
-#include "../model/setup.h"
+#include "../run/setup.h"
 #include "dry_run.h"
 
 class Record : public Listener {

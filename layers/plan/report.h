@@ -1,7 +1,7 @@
 // report.h   what --plan says of a plan, as text and as JSON
 #pragma once
 #include "../../data/json.h"
-#include "../model/metrics.h"
+#include "../run/metrics.h"
 #include "plan.h"
 
 // ---- proofs ----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // search.h   other layouts: those that would fit where this one does not, and the fastest (--plan search)
 #pragma once
 #include <functional>
-#include "../model/resolve.h"
+#include "../run/resolve.h"
 #include "placement.h"
 #include "memory.h"
 #include "timeline.h"
@@ -135,7 +135,19 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
             changes[j].make(with);
             attempt(changes[i].say + " " + changes[j].say, with);
         }
-    return found ? "these would:" + out : "no change of one or two options would: plan for more ranks";
+
+    if (!found) {  // all that costs no other ranks
+        Options with = o;
+        with.moments = "bf16";
+        with.master_weights = "no";
+        with.micro_batch = 1;
+        with.given.insert("micro-batch");
+        std::string savings = "--moments bf16 --master-weights no --micro-batch 1";
+        attempt(savings, with);
+        with.recompute = "full";
+        attempt(savings + " --recompute full", with);
+    }
+    return found ? "these would:" + out : "no saving would: plan for more ranks";
 }
 
 // ---- search ----------------------------------------------------------------------------------------------
@@ -243,8 +255,10 @@ inline std::string search(const Run& run, const Hardware& h) {
                  "round the replicas: choose other ranks or another batch\n",
                  run.options.heads, run.state.shape.L, run.grid.world.size, run.options.batch);
 
+    if (!run.options.has("batch"))
+        out += text("  note: --batch was not given; larger batches favour other layouts\n");
     if (impossible) out += text("  impossible, the first: %s\n", why.c_str());
-    if (good.empty() && large) return out + "  none fits: plan for more ranks, or a smaller model\n";
+    if (good.empty() && large) fail("%s  none fits; %s", out.c_str(), what_would_fit(run, h).c_str());
     if (good.empty()) return out;
     out +=
         "  tensor  data  pipeline  chunks  micro-batch  recompute        s  TFLOP/s    MFU     GB    idle  "

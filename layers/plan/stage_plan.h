@@ -1,11 +1,11 @@
 // stage_plan.h   what a stage will hold and send, before anything is allocated: memory, traffic, FLOPs
-//   From the tables that training executes (model/setup.h, params.h, comm/schedule.h), and from its code.
+//   From the tables that training executes (run/setup.h, params.h, comm/schedule.h), and from its code.
 #pragma once
 #include <map>
 #include <string>
 #include <vector>
 #include "../../comm/schedule.h"
-#include "../model/setup.h"
+#include "../run/setup.h"
 #include "dry_run.h"
 
 // the batches of a ramp, at most about 64 of them, evenly chosen, with the first and the last

@@ -1,6 +1,6 @@
 // test_plan.h   checks of plans: the published runs, simulation against formulas, advice, pictures, lists
 #pragma once
-#include "../model/test_options.h"
+#include "../run/test_options.h"
 #include "published.h"
 
 Run resolved_plan(const std::string& words) {
@@ -176,6 +176,7 @@ void test_plan_hosts() {
     write_file(path, "# none\n");
     refuses("names no host", [&] { Placement(p, path); });
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
+    refuses("did you mean rtx-4090?", [&] { plan_of("--hardware rtx4090"); });
     refuses("memory=80 is 80 GB", [&] { plan_of("--hardware memory=24e9,tflops=165,bandwidth=1008"); });
     refuses("wants FILE.json", [&] { plan_of("--timeline x.png"); });
     refuses("wants nothing, search or published", [&] { resolved_plan("all"); });

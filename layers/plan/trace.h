@@ -2,7 +2,7 @@
 //   began and ended, and who waited
 #pragma once
 #include <list>
-#include "../../comm/hosts.h"
+#include "../../comm/mpi/hosts.h"
 #include "span.h"
 
 // joins every rank's text, in the order of the ranks, on rank 0; collective over the world. In pieces: only

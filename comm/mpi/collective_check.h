@@ -1,0 +1,128 @@
+// collective_check.h   an error on one rank, or ranks that were started differently, end all ranks
+//   Everything here is collective over the world. If a check fails, each error is printed once and all exit.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <future>
+#include <map>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+#include "../../layers/base/checksum.h"
+#include "../comm.h"
+
+namespace comm {
+
+inline const char* program = "train_gpt";  // in error messages
+
+inline std::string rank_list(const std::vector<int>& ranks) {
+    std::string out;
+    for (size_t i = 0; i < ranks.size(); i++) {
+        size_t end = i;
+        while (end + 1 < ranks.size() && ranks[end + 1] == ranks[end] + 1) end++;
+        out += text(i ? " %d" : "%d", ranks[i]);
+        if (end > i) out += text(" to %d", ranks[end]);
+        i = end;
+    }
+    return out;
+}
+
+// the ranks whose number is `value`, as 0 2 to 4
+template <class Number>
+std::string ranks_with(const std::vector<Number>& of_ranks, Number value) {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < of_ranks.size(); rank++)
+        if (of_ranks[rank] == value) ranks.push_back((int)rank);
+    return rank_list(ranks);
+}
+
+// returns if no rank has an error; otherwise all ranks exit with `code`
+inline void end_on_error(const std::string& error, int code = 1) {
+    uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
+
+    std::map<int64_t, std::vector<int>> who;
+    std::vector<int64_t> all = gather_numbers(everyone(), {(int64_t)mine}, "who has an error");
+    for (size_t rank = 0; rank < all.size(); rank++) if (all[rank]) who[all[rank]].push_back((int)rank);
+
+    if (who.empty()) return;
+
+    // one rank of those with this error prints it, for all of them
+    fflush(stdout);
+    if (mine && who[(int64_t)mine][0] == world_rank()) {
+        std::string ranks = all.size() == 1 ? ""
+            : who[(int64_t)mine].size() == all.size() ? text("[all %zu ranks] ", all.size())
+            : "[rank " + rank_list(who[(int64_t)mine]) + "] ";
+        fprintf(stderr, "%s%s: %s\n", ranks.c_str(), program, error.c_str());
+    }
+    finish();
+    exit(code);
+}
+
+// Runs a phase that may throw on some ranks only. Either all ranks continue, or each error is printed once
+// and all exit with `code` (where await_together() would return false)
+template <class Phase>
+void together(Phase phase, int code = 1) {
+    std::string error;
+    try {
+        phase();
+    } catch (const std::bad_alloc&) {
+        error = "not enough memory for these settings";
+    } catch (const std::exception& e) {
+        error = e.what();
+    }
+    end_on_error(error, code);
+}
+
+// what must be the same on all ranks: its name, its checksum, and advice if it is not
+struct RankHash { std::string name; uint64_t sum; const char* advice; };
+inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
+    std::vector<int64_t> mine;
+    for (auto& f : hashes) mine.push_back((int64_t)f.sum);
+    std::vector<int64_t> all = gather_numbers(everyone(), mine, "what must be the same");
+
+    std::string error;
+    for (size_t i = 0; i < hashes.size() && error.empty(); i++) {
+        std::vector<int> differ;
+        for (int rank = 1; rank < world_size(); rank++)
+            if (all[rank * hashes.size() + i] != all[i]) differ.push_back(rank);
+        if (!differ.empty())
+            error = text("rank %s: %s differs from rank 0's: %s", rank_list(differ).c_str(),
+                             hashes[i].name.c_str(), hashes[i].advice);
+    }
+    end_on_error(error);
+}
+
+// Waits until the background work of all ranks is done. Meanwhile the ranks keep exchanging their status, so
+// that no call times out because of a slow disk. Names slow ranks. Sets error if this rank's work failed;
+// returns whether no rank's did
+inline bool await_together(std::future<void>& work, const char* doing, std::string& error) {
+    enum { Done, Busy, Failed };
+    constexpr std::chrono::milliseconds patience(5000), tick(20);
+    auto began = std::chrono::steady_clock::now();
+    int64_t status = work.valid() ? Busy : Done;
+
+    for (bool named = false;;) {
+        if (status != Busy) std::this_thread::sleep_for(tick);
+        else if (work.wait_for(tick) == std::future_status::ready) {
+            status = Done;
+            try {
+                work.get();
+            } catch (const std::exception& e) {
+                error = e.what();
+                status = Failed;
+            }
+        }
+
+        std::vector<int64_t> all = gather_numbers(everyone(), {status}, doing);
+        if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
+
+        if (named || world_rank() != 0 || std::chrono::steady_clock::now() - began < patience) continue;
+        named = true;
+        fprintf(stderr, "slow: rank %s still %s after 5 s\n", ranks_with(all, (int64_t)Busy).c_str(), doing);
+    }
+}
+
+}  // namespace comm

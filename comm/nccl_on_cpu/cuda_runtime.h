@@ -1,3 +1,0 @@
-// cuda_runtime.h   what nccl.h and comm_nccl.cpp find by this name in the emulated build
-#pragma once
-#include "../../layers/base/streams_on_cpu.h"

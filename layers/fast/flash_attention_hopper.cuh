@@ -1,0 +1,268 @@
+// flash_attention_hopper.cuh   flash_attention.cuh's forward on sm_90a, with TMA loads and wgmma
+//   The same function and sums, in other tiles. A block has 128 queries. Its first warpgroup is the producer:
+//   it loads tiles of 128 keys and their values, the last first, into a ring of two stages. The other two are
+//   consumers with 64 queries each. While a consumer computes its softmax, the tensor cores run its previous
+//   p v and the other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own.
+//     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
+//     full      mbarrier of a stage: its bytes have arrived       the consumers wait for it
+//     free      mbarrier of a stage: eight warps have read it     the producer waits for it
+//   communicates: nothing    cost: that of flash_attention.cuh
+//   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
+#pragma once
+#include "hopper.h"
+#include "flash_attention.cuh"
+
+#if HAS_KERNELS
+namespace gpu {
+
+constexpr bool hopper_head_size(int HS) { return HS == 64 || HS == 128; }
+
+// a block's tiles, for 64 queries per consumer warpgroup; *_tile, all_* and `bytes` are in bytes
+template <int HS, int queries>
+struct HopperTiles {
+    static constexpr int keys = 128, stages = 2, warps = queries / 16, threads = 128 + 32 * warps;
+    static constexpr int query_tile = queries * 64 * sizeof(bf16), all_queries = HS / 64 * query_tile;
+    static constexpr int key_tile = keys * 64 * sizeof(bf16), all_keys = HS / 64 * key_tile;
+    static constexpr int bytes = 1024 + all_queries + 2 * stages * all_keys;  // 1024: for the kernel to align
+};
+
+struct HopperBarriers {
+    Mbarrier queries, keys_full[2], keys_free[2], values_full[2], values_free[2];
+};
+
+__device__ inline void init_barriers(HopperBarriers& at, int warps) {
+    if (threadIdx.x == 0) {
+        mbarrier_init(&at.queries, 1);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&at.keys_full[i], 1);
+            mbarrier_init(&at.values_full[i], 1);
+            mbarrier_init(&at.keys_free[i], warps);
+            mbarrier_init(&at.values_free[i], warps);
+        }
+        mbarrier_fence_init();
+    }
+    __syncthreads();
+}
+
+// loads `rows` rows, from `first` on; head_part: 3 h for q of head h, 3 h + 1 for its k, 3 h + 2 for its v
+template <int HS, int rows>
+__device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* full, int head_part,
+                                     int first, int b) {
+    mbarrier_arrive_expect(full, HS / 64 * rows * 128);
+    for (int x = 0; x < HS; x += 64) tma_load(to + x / 64 * rows * 128, qkv, full, x, head_part, first, b);
+}
+
+// a tile's scores -> their exponentials; largest, sum: so far, for this lane's rows g and g + 8; the output
+// accumulated so far must be multiplied by shrink
+template <int N>
+__device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
+                                    float scale_log2) {
+    UNROLL(unroll)
+    for (int half = 0; half < 2; half++) {
+        float most = largest[half];
+        UNROLL(unroll)
+        for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale_log2);
+        for (int lanes = 1; lanes < 4; lanes *= 2)
+            most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
+
+        float part = 0;  // the maximum is finite: every row sees a key of the first tile
+        shrink[half] = exp2_of(largest[half] - most);
+        UNROLL(unroll)
+        for (int i = 2 * half; i < N; i += 4)
+            UNROLL(unroll)
+            for (int j = i; j < i + 2; j++) part += s[j] = exp2_of(s[j] * scale_log2 - most);
+        sum[half] = sum[half] * shrink[half] + part;
+        largest[half] = most;
+    }
+}
+// rounds them to bf16, as the A operand of the next product
+template <int N>
+__device__ inline void round_probabilities(uint32_t (&p)[N / 8][4], const float (&s)[N]) {
+    UNROLL(unroll)
+    for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
+}
+
+// The producer thread: the queries are already requested. first_key(i): row of tile i's first key in the map
+template <int HS, class Tiles, class FirstKey>
+__device__ inline void ask_for_keys(HopperBarriers& at, char* k, const TensorMap& qkv, int h, int b,
+                                    int count, FirstKey first_key) {
+    constexpr int keys = Tiles::keys, stages = Tiles::stages;
+    char* v = k + stages * Tiles::all_keys;
+    for (int i = 0; i < count; i++) {
+        int stage = i % stages, before = (i / stages + 1) % 2;
+        int first = first_key(i), here = stage * Tiles::all_keys;
+        mbarrier_wait(&at.keys_free[stage], before);
+        ask_for_tiles<HS, keys>(k + here, qkv, &at.keys_full[stage], 3 * h + 1, first, b);
+        mbarrier_wait(&at.values_free[stage], before);
+        ask_for_tiles<HS, keys>(v + here, qkv, &at.values_full[stage], 3 * h + 2, first, b);
+    }
+}
+
+// for this lane's rows g and g + 8: the output so far, to be divided by sum at the end
+template <int HS>
+struct Attended {
+    float out[HS / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+};
+
+// One warpgroup's 64 queries attend to all tiles of keys. q: address of its rows; k: of the first key tile.
+// mask(s, i) masks the scores of tile i; values_come(i) is called when the values of tile i have arrived
+template <int HS, class Tiles, class Mask, class ValuesCome>
+__device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, uint32_t k, int count,
+                              float scale_log2, Mask mask, ValuesCome values_come) {
+    constexpr int keys = Tiles::keys, stages = Tiles::stages, abreast = HS > 64 ? Tiles::key_tile : 0;
+    uint32_t v = k + stages * Tiles::all_keys;
+    int lane = threadIdx.x % 32;
+
+    float s[keys / 2], shrink[2];
+    uint32_t p[keys / 16][4];
+    auto scores = [&](int i) {  // starts the scores of tile i
+        int stage = i % stages;
+        mbarrier_wait(&at.keys_full[stage], i / stages % 2);
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int x = 0; x < HS; x += 16)
+            wgmma<keys>(s, rows_descriptor(q + x / 64 * Tiles::query_tile, x % 64),
+                        rows_descriptor(k + stage * Tiles::all_keys + x / 64 * Tiles::key_tile, x % 64),
+                        x > 0);
+        wgmma_commit();
+    };
+
+    auto add_values = [&](int i) {  // starts the product with tile i's values
+        int stage = i % stages;
+        mbarrier_wait(&at.values_full[stage], i / stages % 2);
+        values_come(i);
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int j = 0; j < keys / 16; j++)
+            wgmma<HS>(a.out, p[j], columns_descriptor(v + stage * Tiles::all_keys, 16 * j, abreast), true);
+        wgmma_commit();
+    };
+
+    mbarrier_wait(&at.queries, 0);
+    scores(0);
+    wgmma_wait<0>(s);
+    if (lane == 0) mbarrier_arrive(&at.keys_free[0]);
+    mask(s, 0);
+    softmax_tile(s, a.largest, a.sum, shrink, scale_log2);
+    round_probabilities(p, s);
+
+    // two warpgroups start their products in turn, so that one's run during the other's softmax
+    constexpr bool in_turn = Tiles::warps == 8;
+    int group = (int)threadIdx.x / 128 - 1;
+    if (in_turn && group == 1 && count > 1) named_barrier_arrive<256>(1);
+    for (int i = 1; i < count; i++) {
+        if (in_turn) named_barrier<256>(1 + group);
+        scores(i);
+        add_values(i - 1);
+        if (in_turn && (group == 0 || i < count - 1)) named_barrier_arrive<256>(2 - group);
+        wgmma_wait<1>(s);
+        if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
+
+        mask(s, i);
+        softmax_tile(s, a.largest, a.sum, shrink, scale_log2);
+        wgmma_wait<0>(a.out);
+        if (lane == 0) mbarrier_arrive(&at.values_free[(i - 1) % stages]);
+        UNROLL(unroll)
+        for (int j = 0; j < HS / 2; j++) a.out[j] *= shrink[j / 2 % 2];
+        round_probabilities(p, s);
+    }
+
+    add_values(count - 1);
+    wgmma_wait<0>(a.out);
+}
+
+// rows `row` and `row` + 8 of a head's output, if they are below `rows`; o, lse: of row 0
+template <int HS>
+__device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, int row, int rows, long stride) {
+    int c = threadIdx.x % 4 * 2;
+    UNROLL(unroll)
+    for (int half = 0; half < 2; half++, row += 8) {
+        float all = a.sum[half];
+        for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
+        if (row >= rows) continue;
+        float inverse = 1 / all;
+        bf16* to = o + row * stride;
+        UNROLL(unroll)
+        for (int j = 2 * half; j < HS / 2; j += 4)
+            *(uint32_t*)(to + j / 4 * 8 + c) = pack_bf16(a.out[j] * inverse, a.out[j + 1] * inverse);
+        if (lse && c == 0) lse[row] = a.largest[half] / log2_e + logf(all);
+    }
+}
+
+template <int HS>
+using FlashTiles = HopperTiles<HS, 128>;
+
+template <int HS>
+__global__ void __launch_bounds__(FlashTiles<HS>::threads, 1)
+flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real* lse, AttentionShape a,
+                            float scale_log2) {
+    if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
+    using Tiles = FlashTiles<HS>;
+    constexpr int rows = Tiles::keys;  // and queries
+    DYNAMIC_SHARED(char, shared);
+    SHARED(HopperBarriers, barriers, 1);
+    HopperBarriers& at = barriers[0];
+    char* q = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    char* k = q + Tiles::all_queries;
+
+    int blocks = (a.T + rows - 1) / rows, head = blockIdx.x / blocks, b = head / a.NH, h = head % a.NH;
+    int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // longest first
+    init_barriers(at, Tiles::warps);
+
+    // the first warpgroup loads; its first thread does
+    if (threadIdx.x < 128) {
+        fewer_registers<24>();
+        if (threadIdx.x > 0) return;
+        ask_for_tiles<HS, rows>(q, qkv, &at.queries, 3 * h, first, b);
+        ask_for_keys<HS, Tiles>(at, k, qkv, h, b, block + 1, [&](int i) { return first - i * rows; });
+        return;
+    }
+
+    more_registers<240>();
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int own = group * 64 + warp * 16 + lane / 4, c = lane % 4 * 2;
+    uint32_t q_own = shared_address(q) + (uint32_t)group * 64 * 128;
+    Attended<HS> attended;
+
+    auto mask = [&](auto& s, int i) {  // the first tile has the diagonal: no query sees a later key
+        if (i > 0) return;
+        UNROLL(unroll)
+        for (int j = 0; j < rows / 2; j++)
+            if (j / 4 * 8 + c + j % 2 > own + j / 2 % 2 * 8) s[j] = -INFINITY;
+    };
+
+    attend<HS, Tiles>(attended, at, q_own, shared_address(k), block + 1, scale_log2, mask, [](int) {});
+    bf16* o_head = o + (long)b * a.T * a.NH * HS + h * HS;
+    write_rows(o_head, lse + (long)head * a.T, attended, first + own, a.T, (long)a.NH * HS);
+}
+
+// map of x (B, T, NH * parts, HS): boxes of 64 columns and `rows` positions of one head's part
+template <int HS>
+TensorMap tiles_of(const bf16* x, int parts, int rows, AttentionShape a) {
+    uint64_t all = (uint64_t)a.NH * parts, row = all * HS * sizeof(bf16);
+    return make_tensor_map(x, {(uint64_t)HS, all, (uint64_t)a.T, (uint64_t)a.B},
+                           {0, HS * sizeof(bf16), row, (uint64_t)a.T * row}, {64, 1, (uint32_t)rows, 1});
+}
+
+template <int HS>
+void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s) {
+    using Tiles = FlashTiles<HS>;
+    TensorMap map = tiles_of<HS>(qkv, 3, Tiles::keys, a);
+    allow_shared(flash_forward_hopper_kernel<HS>, Tiles::bytes);
+    int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
+    LAUNCH(flash_forward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, map, o, lse, a,
+           (float)a.scale() * log2_e);
+}
+
+template <class X>
+void flash_attention_hopper_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2) {
+        if (a.HS == 64) flash_forward_hopper<64>(o, lse, qkv, a, s);
+        else flash_forward_hopper<128>(o, lse, qkv, a, s);
+    } else {
+        fail("flash attention on this device wants bf16");
+    }
+}
+
+}  // namespace gpu
+#endif

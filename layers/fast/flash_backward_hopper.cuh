@@ -1,0 +1,358 @@
+// flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, with TMA loads and wgmma
+//   A block has 128 keys, 64 per consumer warpgroup, and loops over the queries from the diagonal down, as
+//   sm_80's kernel does: scores are transposed, keys by queries, so that p^T and ds^T are already in
+//   registers as the A operand of dv and dk. ds goes through shared memory for dq = ds k, of which each
+//   warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one thread for each
+//   warpgroup adds its dq to global memory when the block's turn comes: the order is always the same. Block
+//   0, whose turn is the last, reads the sum of the others and writes dq itself.
+//     full       mbarrier of a stage: its queries, dout and their terms have arrived
+//     free       mbarrier of a stage: eight warps are done with it
+//     dq_full    mbarrier of a warpgroup: its dq is in shared memory
+//     dq_free    mbarrier of a warpgroup: it has been read there
+//     barriers   1: ds may be overwritten; 2: ds is complete; 3, 4: of a warpgroup, the sum may be read
+//   communicates: nothing    cost: that of flash_attention.cuh
+//   gpu: bf16, HS 64 or 128, any T
+#pragma once
+#include "flash_attention_hopper.cuh"
+
+#if HAS_KERNELS
+namespace gpu {
+
+template <int HS>
+struct HopperBackward {
+    static constexpr int keys = 128, queries = HS == 64 ? 128 : 64, threads = 384, stages = 2;
+    static constexpr int chunks = HS / 64, key_tile = keys * 128, query_tile = queries * 128;  // bytes
+    static constexpr int all_keys = chunks * key_tile, all_queries = chunks * query_tile;
+    static constexpr int ds_bytes = queries / 64 * key_tile;
+    static constexpr int dq_bytes = 128 * 32 * sizeof(float);  // a warpgroup's: 32 numbers a thread
+    static constexpr int bytes =
+        1024 + 2 * all_keys + stages * 2 * all_queries + ds_bytes + 2 * dq_bytes;
+};
+
+struct HopperBackwardBarriers {
+    Mbarrier keys, full[2], free[2], dq_full[2], dq_free[2];
+};
+
+// A block's tiles of queries, and their sums of dq, to which blocks add in turn: the tile's last keys first
+template <int HS>
+struct BackwardTiles {
+    using Tiles = HopperBackward<HS>;
+    int blocks, tiles, head, b, h, block, first;
+
+    __device__ BackwardTiles(int number, int T, int NH) {
+        blocks = (T + Tiles::keys - 1) / Tiles::keys;
+        tiles = (T + Tiles::queries - 1) / Tiles::queries;
+        head = number / blocks;
+        b = head / NH;
+        h = head % NH;
+        block = blocks - 1 - number % blocks;
+        first = block * Tiles::keys / Tiles::queries;
+    }
+
+    // how many blocks add to a tile before this one
+    __device__ int turn_of(int tile) const {
+        int last = (tile * Tiles::queries + Tiles::queries - 1) / Tiles::keys;
+        return (last < blocks - 1 ? last : blocks - 1) - block;
+    }
+    __device__ long part(int tile, int group) const { return ((long)head * tiles + tile) * 2 + group; }
+    __device__ int* turn(const FlashScratch& s, int tile, int group) const {
+        return s.turns + 1 + part(tile, group);
+    }
+    __device__ float* sums(const FlashScratch& s, int tile, int group) const {
+        return s.dq + part(tile, group) * (Tiles::dq_bytes / 4);
+    }
+};
+
+// one thread for each warpgroup: adds its dq, tile after tile
+template <int HS>
+__device__ inline void add_dq_in_turn(const BackwardTiles<HS>& own, const FlashScratch& scratch,
+                                      HopperBackwardBarriers& at, const char* dq, int group) {
+    constexpr int bytes = HopperBackward<HS>::dq_bytes;
+    for (int i = 0; own.first + i < own.tiles; i++) {
+        int tile = own.first + i, before = own.turn_of(tile), *turn = own.turn(scratch, tile, group);
+        float* sums = own.sums(scratch, tile, group);
+
+        mbarrier_wait(&at.dq_full[group], i % 2);
+        wait_until(turn, before);
+        if (before == 0) bulk_store(sums, dq, bytes);
+        else bulk_add(sums, dq, bytes);
+        bulk_commit();
+        bulk_wait_read();
+        mbarrier_arrive(&at.dq_free[group]);
+        bulk_wait();
+        publish(turn, before + 1);
+    }
+}
+
+// where a block's tiles lie in shared memory: k and v of its keys, stages of q and dout, ds, dq by warpgroup
+struct BackwardShared {
+    char *k, *v, *q, *ds, *dq;
+    float* query_terms;  // of a stage: lse (base 2), then delta of the queries
+    HopperBackwardBarriers& at;
+};
+
+// one warp loads tiles, one copies the queries' terms
+template <int HS>
+__device__ inline void load_backward_tiles(const BackwardShared& to, const BackwardTiles<HS>& own,
+                                           const TensorMap& keys_map, const TensorMap& queries_map,
+                                           const TensorMap& dout_map, const FlashScratch& scratch,
+                                           const AttentionShape& a) {
+    using Tiles = HopperBackward<HS>;
+    constexpr int BM = Tiles::queries, stages = Tiles::stages;
+    HopperBackwardBarriers& at = to.at;
+    int b = own.b, h = own.h, key = own.block * Tiles::keys;
+
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(&at.keys, 2 * Tiles::all_keys);
+        for (int i = 0; i < Tiles::chunks; i++) {
+            tma_load(to.k + i * Tiles::key_tile, keys_map, &at.keys, 64 * i, 3 * h + 1, key, b);
+            tma_load(to.v + i * Tiles::key_tile, keys_map, &at.keys, 64 * i, 3 * h + 2, key, b);
+        }
+    }
+
+    const float2* from_terms = (const float2*)scratch.query_terms + (long)own.head * a.T;
+    for (int i = 0; own.first + i < own.tiles; i++) {
+        int stage = i % stages, first = (own.first + i) * BM;
+        char* queries = to.q + stage * 2 * Tiles::all_queries;
+        if (threadIdx.x > 0 && threadIdx.x < 32) break;
+
+        mbarrier_wait(&at.free[stage], (i / stages + 1) % 2);
+        if (threadIdx.x == 0) {
+            mbarrier_arrive_expect(&at.full[stage], 2 * Tiles::all_queries);
+            for (int j = 0; j < Tiles::chunks; j++) {
+                char* tile = queries + j * Tiles::query_tile;
+                tma_load(tile, queries_map, &at.full[stage], 64 * j, 3 * h, first, b);
+                tma_load(tile + Tiles::all_queries, dout_map, &at.full[stage], 64 * j, h, first, b);
+            }
+            continue;
+        }
+
+        float* terms = to.query_terms + stage * 2 * BM;
+        for (int t = (int)threadIdx.x - 32; t < BM; t += 32) {
+            float2 term = first + t < a.T ? from_terms[first + t] : float2{0, 0};  // beyond: adds nothing
+            terms[t] = term.x;
+            terms[BM + t] = term.y;
+        }
+        mbarrier_arrive(&at.full[stage]);
+    }
+}
+
+// A warpgroup's dq of a tile of queries: to shared memory, from where it is added; in block 0, whose turn is
+// the last, with the sum of the others to dqkv
+template <int HS>
+__device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const BackwardTiles<HS>& own,
+                               int tile, bf16* dqkv, const FlashScratch& scratch, const AttentionShape& a,
+                               float scale) {
+    using Tiles = HopperBackward<HS>;
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int g = lane / 4, c = lane % 4 * 2;
+    if (own.block > 0) {
+        char* to = in.dq + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
+        mbarrier_wait(&in.at.dq_free[group], (tile - own.first + 1) % 2);
+        UNROLL(unroll)
+        for (int i = 0; i < 8; i++)
+            store_for_async(to + i * 128 * 16,
+                            Values<float, 4>{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}});
+        fence_for_async();
+        mbarrier_arrive(&in.at.dq_full[group]);
+    } else {
+        int before = own.turn_of(tile);
+        if (threadIdx.x % 128 == 0) wait_until(own.turn(scratch, tile, group), before);
+        named_barrier<128>(3 + group);
+        const float* sums = own.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
+        int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16 + g;
+        bf16* last = dqkv + ((long)own.b * a.T + query) * 3 * a.NH * HS + 3L * own.h * HS +
+            (HS > 64) * group * 64 + c;
+        UNROLL(unroll)
+        for (int i = 0; i < 16; i++) {  // rows g and g + 8, a pair every 8 columns
+            float2 sum = {};
+            if (before > 0) sum = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
+            if (query + i % 2 * 8 < a.T)
+                *(uint32_t*)(last + i % 2 * 8 * 3L * a.NH * HS + i / 2 * 8) =
+                    pack_bf16((sum.x + dq[2 * i]) * scale, (sum.y + dq[2 * i + 1]) * scale);
+        }
+    }
+}
+
+// a consumer warpgroup: dk and dv of its 64 keys, and its share of every tile's dq
+template <int HS>
+__device__ inline void attend_backward(const BackwardShared& in, const BackwardTiles<HS>& own, bf16* dqkv,
+                                       const FlashScratch& scratch, const AttentionShape& a, float scale) {
+    using Tiles = HopperBackward<HS>;
+    constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int g = lane / 4, c = lane % 4 * 2, in_block = group * 64 + warp * 16;  // this warp's first key
+    int first_key = own.block * BN + in_block;
+    uint32_t k_own = shared_address(in.k) + (uint32_t)group * 64 * 128, v_own = k_own + Tiles::all_keys;
+    uint32_t k_tile = shared_address(in.k), q_tile = shared_address(in.q), ds_tile = shared_address(in.ds);
+
+    // this warpgroup's share of dq: which queries' ds, which columns of k
+    uint32_t ds_now = ds_tile + (uint32_t)((HS == 64) * group * Tiles::key_tile);
+    uint32_t k_now = k_tile + (uint32_t)((HS > 64) * group * Tiles::key_tile);
+    constexpr int abreast = HS > 64 ? Tiles::query_tile : 0;
+
+    float dk[HS / 2] = {}, dv[HS / 2] = {}, s[BM / 2], dp[BM / 2], dq[32];
+    uint32_t p_rounded[BM / 16][4], ds_rounded[BM / 16][4];
+
+    // starts the product of this warpgroup's rows of k or v with all of q or dout
+    auto begin_scores = [&](float (&out)[BM / 2], uint32_t own_rows, uint32_t queries) {
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int x = 0; x < HS; x += 16)
+            wgmma<BM>(out, rows_descriptor(own_rows + x / 64 * Tiles::key_tile, x % 64),
+                      rows_descriptor(queries + x / 64 * Tiles::query_tile, x % 64), x > 0);
+        wgmma_commit();
+    };
+
+    mbarrier_wait(&in.at.keys, 0);
+    for (int tile = own.first; tile < own.tiles; tile++) {
+        int i_tile = tile - own.first, stage = i_tile % stages;
+        uint32_t q_now = q_tile + (uint32_t)stage * 2 * Tiles::all_queries;
+        uint32_t dout_now = q_now + Tiles::all_queries;
+        mbarrier_wait(&in.at.full[stage], i_tile / stages % 2);
+        begin_scores(s, k_own, q_now);      // s^T = k q^T
+        begin_scores(dp, v_own, dout_now);  // dp^T = v dout^T
+
+        const float *lse_log2 = in.query_terms + stage * 2 * BM, *delta = lse_log2 + BM;
+        wgmma_wait<1>(s);
+        UNROLL(unroll)
+        for (int i = 0; i < BM / 2; i++)
+            s[i] = exp2_of(s[i] * (scale * log2_e) - lse_log2[i / 4 * 8 + c + i % 2]);
+        if (tile * BM < own.block * BN + BN) {  // no query sees a later key
+            UNROLL(unroll)
+            for (int i = 0; i < BM / 2; i++) {
+                int query = tile * BM + i / 4 * 8 + c + i % 2, key = first_key + g + i / 2 % 2 * 8;
+                if (key > query) s[i] = 0;
+            }
+        }
+        wgmma_wait<0>(dp);
+        round_probabilities(p_rounded, s);
+        UNROLL(unroll)
+        for (int i = 0; i < BM / 4; i++) {
+            const float* of_pair = delta + i / 2 * 8 + c;
+            ds_rounded[i / 4][i % 4] = pack_bf16(s[2 * i] * (dp[2 * i] - of_pair[0]),
+                                                 s[2 * i + 1] * (dp[2 * i + 1] - of_pair[1]));
+        }
+
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
+            wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
+        wgmma_commit();
+
+        named_barrier<256>(1);  // both warpgroups are done with the previous ds
+        UNROLL(unroll)
+        for (int j = 0; j < BM / 16; j++) {
+            int row = in_block + lane % 16, column = 16 * j + lane / 16 * 8;
+            uint32_t to = swizzled(ds_tile + column / 64 * Tiles::key_tile, row, column % 64 * 2);
+            stmatrix_x4(in.ds + (to - ds_tile), ds_rounded[j]);
+        }
+        fence_for_async();
+        named_barrier<256>(2);  // the ds of all keys are written
+
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int j = 0; j < BN / 16; j++)  // dq = ds k
+            wgmma<64, true>(dq, columns_descriptor(ds_now, 16 * j, 0), columns_descriptor(k_now, 16 * j, 0),
+                            j > 0);
+        wgmma_commit();
+        wgmma_fence();
+        UNROLL(unroll)
+        for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
+            wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
+        wgmma_commit();
+
+        // dq leaves while the tensor cores compute dk
+        wgmma_wait<1>(dv, dq);
+        send_dq<HS>(dq, in, own, tile, dqkv, scratch, a, scale);
+
+        wgmma_wait<0>(dk);
+        // lane 0 arrives for its warp, whose reads of the stage's terms barriers 1 and 2 have ordered before
+        if (lane == 0) mbarrier_arrive(&in.at.free[stage]);
+    }
+
+    UNROLL(unroll)
+    for (int half = 0; half < 2; half++) {
+        int t = first_key + g + half * 8;
+        if (t >= a.T) continue;
+        bf16* row = dqkv + ((long)own.b * a.T + t) * 3 * a.NH * HS + 3L * own.h * HS + c;
+        UNROLL(unroll)
+        for (int i = 2 * half; i < HS / 2; i += 4) {
+            *(uint32_t*)(row + HS + i / 4 * 8) = pack_bf16(dk[i] * scale, dk[i + 1] * scale);
+            *(uint32_t*)(row + 2 * HS + i / 4 * 8) = pack_bf16(dv[i], dv[i + 1]);
+        }
+    }
+}
+
+template <int HS>
+__global__ void __launch_bounds__(HopperBackward<HS>::threads, 1)
+flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
+                             const __grid_constant__ TensorMap queries_map,
+                             const __grid_constant__ TensorMap dout_map, bf16* dqkv, FlashScratch scratch,
+                             AttentionShape a, float scale) {
+    if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
+    using Tiles = HopperBackward<HS>;
+    constexpr int BM = Tiles::queries, stages = Tiles::stages;
+    DYNAMIC_SHARED(char, shared);
+    SHARED(HopperBackwardBarriers, barriers, 1);
+    SHARED(float, query_terms, stages * 2 * BM);  // of a stage: lse (base 2), then delta of the queries
+    SHARED(int, number, 1);
+    HopperBackwardBarriers& at = barriers[0];
+    char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    char *v = k + Tiles::all_keys, *q = v + Tiles::all_keys;  // stages of q and dout
+    char *ds = q + stages * 2 * Tiles::all_queries, *dq = ds + Tiles::ds_bytes;
+
+    if (threadIdx.x == 0) {
+        number[0] = atomicAdd(scratch.turns, 1);
+        mbarrier_init(&at.keys, 1);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&at.full[i], 33);
+            mbarrier_init(&at.free[i], 8);
+            mbarrier_init(&at.dq_full[i], 128);
+            mbarrier_init(&at.dq_free[i], 1);
+        }
+        mbarrier_fence_init();
+    }
+    __syncthreads();
+
+    BackwardTiles<HS> own(number[0], a.T, a.NH);
+    BackwardShared in = {k, v, q, ds, dq, query_terms, at};
+    if (threadIdx.x < 128) {  // one warp loads tiles, one copies the queries' terms, two add to dq
+        fewer_registers<24>();
+        int group = (int)threadIdx.x / 32 - 2;
+        if (group < 0) load_backward_tiles<HS>(in, own, keys_map, queries_map, dout_map, scratch, a);
+        else if (threadIdx.x % 32 == 0 && own.block > 0)
+            add_dq_in_turn(own, scratch, at, dq + group * Tiles::dq_bytes, group);
+        return;
+    }
+    more_registers<240>();
+    attend_backward<HS>(in, own, dqkv, scratch, a, scale);
+}
+
+template <int HS>
+void flash_backward_hopper(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o,
+                           const real* lse, const bf16* qkv, AttentionShape a, Stream s) {
+    prepare_backward<HS>(scratch, dout, o, lse, a, s);
+    using Tiles = HopperBackward<HS>;
+    TensorMap keys = tiles_of<HS>(qkv, 3, Tiles::keys, a), queries = tiles_of<HS>(qkv, 3, Tiles::queries, a),
+              douts = tiles_of<HS>(dout, 1, Tiles::queries, a);
+    allow_shared(flash_backward_hopper_kernel<HS>, Tiles::bytes);
+
+    int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
+    LAUNCH(flash_backward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, keys, queries, douts,
+           dqkv, scratch, a, (float)a.scale());
+}
+
+template <class X>
+void flash_attention_hopper_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                                     const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2) {
+        if (a.HS == 64) flash_backward_hopper<64>(dqkv, scratch, dout, o, lse, qkv, a, s);
+        else flash_backward_hopper<128>(dqkv, scratch, dout, o, lse, qkv, a, s);
+    } else {
+        fail("flash attention on this device wants bf16");
+    }
+}
+
+}  // namespace gpu
+#endif

@@ -1,0 +1,121 @@
+// flash_dispatch.cuh   flash attention as an operation of a step: the faster of sm_80's and sm_90a's kernels
+//   sm_90a's kernels run where all of these hold, for each shape, and separately for forward and backward:
+//     the device is an sm_90 and the head size is 64 or 128;
+//     where they were timed, for this shape, they were faster; the choice is then the run's, shared by its
+//     ranks and kept in its checkpoints (autotune.h). That both agree is a check of ./test_gpt hopper.
+//   Otherwise flash_attention.cuh's run. Whether a run uses flash attention at all is decided before it
+//   starts, by uses_flash (run/setup.h); without it, attention.cuh keeps the scores in memory.
+#pragma once
+#include <utility>
+#include "autotune.h"
+#include "../base/hardware.h"
+#include "flash_attention_hopper.cuh"
+#include "flash_backward_hopper.cuh"
+
+#if HAS_KERNELS
+namespace gpu {
+
+// ---- of sm_80, for any head size that has a kernel -------------------------------------------------------
+
+template <class Function>
+void with_head_size(int HS, Function call) {
+    if (HS == 64) call(std::integral_constant<int, 64>());
+    else if (HS == 80) call(std::integral_constant<int, 80>());
+    else if (HS == 96) call(std::integral_constant<int, 96>());
+    else if (HS == 128) call(std::integral_constant<int, 128>());
+    else if (HS == 160) call(std::integral_constant<int, 160>());
+    else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
+}
+
+template <class X>
+void flash_attention_sm80_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2)
+        with_head_size(a.HS, [&](auto HS) { flash_forward<decltype(HS)::value>(o, lse, qkv, a, s); });
+    else fail("flash attention on this device wants bf16");
+}
+
+template <class X>
+void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                                   const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if constexpr (sizeof(X) == 2)
+        with_head_size(a.HS, [&](auto HS) {
+            flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);
+        });
+    else fail("flash attention on this device wants bf16");
+}
+
+// ---- of sm_90a, where they are the faster ----------------------------------------------------------------
+
+// whether sm_90a's kernel is used, decided once per shape; also called for packed batches. On the emulated
+// device only checks use that kernel. run(true): sm_90a's
+template <class Run>
+bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run) {
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
+    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
+    return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
+        // change the 1 with the kernels, so that choices timed with the old ones are not reused
+        std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
+        return autotuner.choose(key, 2, 0, s, [&](int way) {
+            run(way == 1);
+            return true;
+        }) == 1;
+    });
+}
+
+template <class X>
+void forward_of(bool hopper, X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
+    else flash_attention_sm80_forward(o, lse, qkv, a, s);
+}
+
+template <class X>
+void backward_of(bool hopper, X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                 const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+    else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+}
+
+template <class X>
+void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
+    auto run = [&](bool hopper) { forward_of(hopper, o, lse, qkv, a, s); };
+    run(takes_hopper("forward", a, s, run));
+}
+
+template <class X>
+void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
+                              const real* lse, const X* qkv, AttentionShape a, Stream s) {
+    auto run = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, s); };
+    run(takes_hopper("backward", a, s, run));
+}
+
+}  // namespace gpu
+#endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+// `products` matmuls over the causal half of the scores, in tiles that never leave the chip
+inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
+    GemmShape half = {a.T, a.T / 2, a.HS, (long)a.B * a.NH * products};
+    return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
+}
+
+inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
+    long rows = attention_rows_of(a);
+    if (Operation op{"flash_attention_forward", s, {qkv_of(qkv, a), writes("o", o, rows, a.out()),
+                                                    writes("lse", lse, (long)a.B * a.NH, a.T)},
+                     {flash_work(a, 2, 4.0 * (double)rows * (double)a.out())}})
+        dev::flash_attention_forward(o, lse, qkv, a, s);
+}
+
+inline void flash_attention_backward(floatX* dqkv, const FlashScratch& scratch, const floatX* dout,
+                                     const floatX* o, const real* lse, const floatX* qkv, AttentionShape a,
+                                     Stream s) {
+    long rows = attention_rows_of(a);
+    double values = (double)rows * (double)a.out();
+    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
+    if (Operation op{"flash_attention_backward", s,
+                     {qkv_of(qkv, a), reads("o", o, rows, a.out()), reads("dout", dout, rows, a.out()),
+                      reads("lse", lse, (long)a.B * a.NH, a.T), writes("dqkv", dqkv, rows, a.row())},
+                     {flash_work(a, 5, 9 * values, values * a.T / 64)}})
+        dev::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+}

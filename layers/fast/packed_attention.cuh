@@ -1,0 +1,179 @@
+// packed_attention.cuh   causal attention, forward only, over a packed batch of variable-length segments,
+//   each preceded by cached keys and values. A segment may be a prompt, the next token of a sequence, a
+//   context, or one of several continuations of the same context, which is then computed only once:
+//
+//       cache   [ context c c c c ][ first f f ][ second s s s ]      f sees c c c c and the f up to itself,
+//                 0             own                                   s sees c c c c and the s up to itself
+//
+//   A batch of N rows is cut into tiles: adjacent rows of one segment, at most segment_rows of them
+//   qkv (rows of the cache, NH, 3, HS): q, k and v of a head are adjacent   o (N, NH, HS)
+//   kept:  nothing (there is no backward)
+//   communicates: nothing    cost: 4*HS flops for each query, head and key that it sees
+#pragma once
+#include <algorithm>
+#include <vector>
+#include "../attention.cuh"
+
+constexpr int segment_rows = 64;
+
+struct Tile {
+    int row, rows;       // rows [row, row + rows) of the batch
+    int at;              // the cache row of the first of them
+    int own;             // row i of them sees rows [own, at + i] of the cache
+    int prefix, shared;  // and, before those, rows [prefix, prefix + shared)
+};
+
+namespace ref {
+
+// cache_rows: rows that qkv has
+inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count,
+                             [[maybe_unused]] int cache_rows, AttentionShape a, Stream s) {
+    #pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int i = 0; i < count; i++)
+        for (int h = 0; h < a.NH; h++) {
+            const Tile& t = tiles[i];
+            const floatX *q = qkv + 3L * h * a.HS, *k = q + a.HS, *v = k + a.HS;
+            int near = t.at + t.rows - t.own, keys = t.shared + near;
+            std::vector<real> p((size_t)t.rows * keys), sum((size_t)t.rows * a.HS);
+            std::vector<floatX> rounded(p.size());
+
+            auto scores = [&](int from, int n, int to) {
+                gemm<real>({.out = p.data() + to,
+                            .a = q + t.at * a.row(),
+                            .b = k + from * a.row(),
+                            .m = t.rows,
+                            .n = n,
+                            .k = a.HS,
+                            .transpose_b = true,
+                            .alpha = a.scale(),
+                            .lda = a.row(),
+                            .ldb = a.row(),
+                            .ldc = keys},
+                           s);
+            };
+
+            if (t.shared) scores(t.prefix, t.shared, 0);
+            scores(t.own, near, t.shared);
+            for (int r = 0; r < t.rows; r++)
+                softmax_row(rounded.data() + (long)r * keys, p.data() + (long)r * keys,
+                            t.shared + t.at - t.own + r + 1, keys);
+
+            auto values = [&](int from, int n, int at, real beta) {
+                gemm<real>({.out = sum.data(),
+                            .a = rounded.data() + at,
+                            .b = v + from * a.row(),
+                            .m = t.rows,
+                            .n = a.HS,
+                            .k = n,
+                            .beta = beta,
+                            .lda = keys,
+                            .ldb = a.row(),
+                            .ldc = a.HS},
+                           s);
+            };
+
+            if (t.shared) values(t.prefix, t.shared, 0, 0);
+            values(t.own, near, t.shared, t.shared ? 1 : 0);
+            for (int r = 0; r < t.rows; r++)
+                for (int c = 0; c < a.HS; c++)
+                    o[(t.row + r) * a.out() + (long)h * a.HS + c] = floatX(sum[(size_t)r * a.HS + c]);
+        }
+}
+
+// cache[cache_slots[n]] = rows[n], of `width` values each
+inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
+                             Stream) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++)
+        std::copy(rows + (long)n * width, rows + (long)(n + 1) * width, cache + (long)cache_slots[n] * width);
+}
+
+}  // namespace ref
+
+#if HAS_KERNELS
+namespace gpu {
+
+constexpr int segment_warps = 4;
+
+// One block per tile and head; a warp takes a row at a time, 32 keys at once, one per lane. Online softmax:
+// the sum so far is scaled down whenever a larger score appears.
+__global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile* tiles, real scale,
+                                        long width, int HS) {
+    DYNAMIC_SHARED(real, shared);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, h = blockIdx.y;
+    real *q = shared + (long)warp * 2 * HS, *sum = q + HS;  // (HS) each
+    Tile t = tiles[blockIdx.x];
+    const floatX *k = qkv + (3L * h + 1) * HS, *v = k + HS;
+
+    for (int r = warp; r < t.rows; r += segment_warps) {
+        const floatX* query = qkv + (t.at + r) * width + 3L * h * HS;
+        for (int c = lane; c < HS; c += 32) {
+            q[c] = real(query[c]) * scale;
+            sum[c] = 0;
+        }
+        __syncwarp();
+
+        // the scores of 32 keys at a time, and the softmax so far
+        int seen = t.shared + t.at - t.own + r + 1;
+        real largest = 0, all = 0;
+        for (int base = 0; base < seen; base += 32) {
+            int j = base + lane, n = seen - base < 32 ? seen - base : 32;
+            long key = (long)(j < t.shared ? t.prefix + j : t.own + j - t.shared) * width;
+            real score = 0;
+            for (int c = 0; c < HS && lane < n; c++) score += q[c] * real(k[key + c]);
+
+            real first = __shfl_sync(all_lanes, score, 0), most = warp_max(lane < n ? score : first);
+            if (base == 0 || most > largest) {
+                real keep = base == 0 ? 0 : exp(largest - most);
+                for (int c = lane; c < HS; c += 32) sum[c] *= keep;
+                all *= keep;
+                largest = most;
+            }
+
+            real p = lane < n ? exp(score - largest) : 0;
+            all += warp_sum(p);
+            for (int i = 0; i < n; i++) {
+                real weight = __shfl_sync(all_lanes, p, i);
+                long value =
+                    (long)(base + i < t.shared ? t.prefix + base + i : t.own + base + i - t.shared) * width;
+                for (int c = lane; c < HS; c += 32) sum[c] += weight * real(v[value + c]);
+            }
+        }
+
+        for (int c = lane; c < HS; c += 32)
+            o[(long)(t.row + r) * (width / 3) + (long)h * HS + c] = floatX(sum[c] / all);
+        __syncwarp();
+    }
+}
+
+__global__ void store_cache_rows_kernel(floatX* cache, const floatX* rows, const int* cache_slots, long N,
+                                        int width) {
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N * width) cache[cache_slots[i / width] * (long)width + i % width] = rows[i];
+}
+
+// tiles: in device memory
+inline void packed_attention_any(floatX* o, const floatX* qkv, const Tile* tiles, int count, AttentionShape a,
+                                 Stream s) {
+    size_t bytes = segment_warps * 2 * a.HS * sizeof(real);
+    allow_shared(packed_attention_kernel, bytes);
+    LAUNCH(packed_attention_kernel, dim3(count, a.NH), segment_warps * 32, bytes, s, o, qkv, tiles,
+           a.scale(), a.row(), a.HS);
+}
+inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
+                             Stream s) {
+    LAUNCH(store_cache_rows_kernel, ceil_div((long)N * width, 256), 256, 0, s, cache, rows, cache_slots, N,
+           width);
+}
+
+}  // namespace gpu
+#endif
+
+// ---- as operations of a step -----------------------------------------------------------------------------
+
+inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
+                             Stream s) {
+    if (Operation op{"store_cache_rows", s, {reads("rows", rows, N, width),
+                                             writes("cache", cache, N, width)}})
+        dev::store_cache_rows(cache, rows, cache_slots, N, width, s);
+}

@@ -1,0 +1,208 @@
+// test_hopper.h   sm_90a: descriptors and layouts against the table of a third party's library, attention
+//                 against ref and against the kernels of sm_80
+#pragma once
+#include "../../data/json.h"
+#include "../base/file.h"
+#include "../base/hardware.h"
+#include "flash_dispatch.cuh"
+#include "packed_attention_hopper.cuh"
+#include "../test_kernels.h"
+
+#if HAS_KERNELS
+// what a kernel asks for, and where the emulated device looks, against scripts/hopper_facts.json
+void hopper_tiles(const Json& facts, const std::string& file) {
+    for (auto& member : facts.at("tiles", file).members) {
+        const std::string& name = member.first;
+        const Json& tile = member.second;
+        auto number = [&](const char* key) { return (int)tile.at(key, file).number(file); };
+        int rows = number("rows"), columns = number("columns");
+        bool k_major = tile.at("k_major", file).text == "true", right = true, found = true;
+        const std::vector<Json>& pieces = tile.at("pieces", file).items;
+        auto place = [&](int row, int column) {  // of an element, in bytes
+            int i = k_major ? row * (columns / 8) + column / 8 : column * (rows / 8) + row / 8;
+            return (uint32_t)pieces[i].number(file) * 16 + 2 * (k_major ? column % 8 : row % 8);
+        };
+        for (int k = 0; k < columns; k += 16) {
+            const Json& descriptor = tile.at("descriptors", file).items[k / 16];
+            uint64_t wanted = strtoull(descriptor.string(file).c_str(), nullptr, 16);
+            uint32_t abreast = rows > 64 ? (uint32_t)columns * 128 : 0;
+            uint64_t mine = k_major ? gpu::rows_descriptor(0, k) : gpu::columns_descriptor(0, k, abreast);
+            right = right && mine == wanted;
+#if defined(DEVICE_EMULATED)
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < 16; i++)
+                    found = found && emulated::operand_address(wanted, k_major, row, i) == place(row, k + i);
+#endif
+        }
+        check(right, "descriptors: " + name);
+        check(found && pieces.size() == (size_t)rows * columns / 8, "operands by their descriptors: " + name);
+        // TMA's boxes: 64 columns of a row-major matrix, whose rows are K or not
+        bool brought = true;
+        for (int row = 0; row < rows; row++)
+            for (int column = 0; column < columns; column++) {
+                int r = k_major ? row : column, c = k_major ? column : row;
+                uint32_t box = (uint32_t)(k_major ? rows : columns) * 128;
+                uint32_t at = (uint32_t)(c / 64) * box + (uint32_t)r * 128 + (uint32_t)(c % 64) * 2;
+                brought = brought && (at ^ (at >> 3 & 0x70)) == place(row, column);
+            }
+        check(brought, "what TMA brings: " + name);
+    }
+}
+
+// place(thread, value) of each value that a thread of the warpgroup holds: (row, column)
+template <class Place>
+bool hopper_holds(const Json& facts, const std::string& file, const char* name, int values, Place place) {
+    const std::vector<Json>& threads = facts.at("registers", file).at(name, file).items;
+    bool right = threads.size() == 128;
+    for (int t = 0; t < 128 && right; t++)
+        for (int v = 0; v < values && right; v++) {
+            auto [row, column] = place(t, v);
+            right = (int)threads[t].items[v].number(file) == row + 64 * column;
+        }
+    return right;
+}
+
+void hopper_registers(const Json& facts, const std::string& file) {
+    auto row = [](int t, int v) { return t / 32 * 16 + t % 32 / 4 + v / 2 % 2 * 8; };
+    auto column = [](int t, int v) { return v / 4 * 8 + t % 4 * 2 + v % 2; };
+    auto place = [&](int t, int v) { return std::pair(row(t, v), column(t, v)); };
+    check(hopper_holds(facts, file, "C 64 x 128", 64, place), "accumulators, N 128");
+    check(hopper_holds(facts, file, "A 64 x 16", 8, place), "the first operand in registers");
+}
+
+// how far two ways to compute the n values at x are apart, as the relative rms. Each rounds to bf16 twice, by
+// at most 2^-8 and on average by less: an rms difference of 2^-8 is too much
+template <class T, class Run>
+double ways_differ(const T* x, size_t n, Run run) {
+    std::vector<T> values[2];
+    for (bool way : {false, true}) {
+        run(way);
+        check(!take_expired_wait(nullptr), "no wait for an mbarrier expires");
+        values[way].resize(n);
+        copy_to_host(values[way].data(), x, n * sizeof(T), nullptr);
+    }
+    double difference = 0, square = 0;
+    for (size_t i = 0; i < n; i++) {
+        double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
+        difference += off * off;
+        square += wanted * wanted;
+    }
+    return std::sqrt(difference / square);
+}
+constexpr double too_much = 0x1p-8;
+
+// the kernels of sm_80 and of sm_90a on one sequence
+void hopper_beside_sm80(X& o, R& lse, X& dqkv, const FlashScratch& scratch, X& dout, X& qkv,
+                        AttentionShape a, const std::string& size) {
+    a.B = 1;
+    auto forward = [&](bool hopper) {
+        gpu::forward_of(hopper, o.device, lse.device, qkv.device, a, nullptr);
+    };
+    auto backward = [&](bool hopper) {
+        gpu::backward_of(hopper, dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
+                         nullptr);
+    };
+    auto alike = [&](const char* what, double off) {
+        check(off < too_much, text("beside sm_80's: %s differ by %.2g (relative rms)", what, off) + size);
+    };
+    alike("outputs", ways_differ(o.device, (size_t)a.T * a.out(), forward));
+    alike("lse", ways_differ(lse.device, (size_t)a.NH * a.T, forward));
+    alike("gradients", ways_differ(dqkv.device, (size_t)a.T * a.row(), backward));
+
+    auto of_another = [&](bool way) {
+        const floatX* input = way ? dqkv.device : qkv.device;
+        gpu::flash_attention_sm80_forward(o.device, lse.device, input, a, nullptr);
+    };
+    double other = ways_differ(o.device, (size_t)a.T * a.out(), of_another);
+    check(other > too_much, "another input is seen" + size);
+}
+
+void hopper_attention() {
+    struct Size { int B, T, NH, HS; };
+    std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 128, 1, 128}, {1, 129, 2, 64},
+                               {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128}};
+
+    // several blocks an SM would have, and blocks that wait for one another's turns
+    if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64}});
+    for (const Size& each : sizes) {
+        int B = each.B, T = each.T, NH = each.NH, HS = each.HS;
+        AttentionShape a = {B, T, NH, HS};
+        long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
+        X qkv(random_values<floatX>(n, 1)), o(m), old(m);
+        R lse(rows), old_lse(rows);
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+
+        ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        gpu::flash_attention_hopper_forward(o.device, lse.device, qkv.device, a, nullptr);
+        close_by_position("Hopper's attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
+        lse.compare("Hopper's attention lse" + size, 1e-5);
+        gpu::flash_attention_sm80_forward(old.device, old_lse.device, qkv.device, a, nullptr);
+        close_by_position("Hopper's attention beside sm_80's" + size, o.back(), old.back(), a, 1,
+                          2 * rounding);
+
+        X dout(random_values<floatX>(m, 2)), dqkv(n);
+        R terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
+        Both<int> turns(flash_turns(B, NH, T));
+        FlashScratch scratch = {terms.device, dq.device, turns.device};
+        ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+
+        std::vector<floatX> first;
+        for (int again = 0; again < 2; again++) {
+            gpu::flash_attention_hopper_backward(dqkv.device, scratch, dout.device, o.device, lse.device,
+                                                 qkv.device, a, nullptr);
+            close_by_position("Hopper's attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
+            std::vector<floatX> back = dqkv.back();
+            if (again)
+                check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
+            first = back;
+        }
+
+        hopper_beside_sm80(o, lse, dqkv, scratch, dout, qkv, a, size);
+    }
+}
+
+// runs of one row and of several tiles, with and without something before them, anywhere in the cache, whose
+// other rows hold NaN
+void hopper_packed_attention() {
+    const std::vector<Tile> list = {{0, 1, 7, 7, 0, 0},         {1, 33, 100, 100, 0, 0},
+                                    {34, 64, 200, 200, 100, 33}, {98, 6, 264, 200, 100, 33},
+                                    {104, 64, 300, 300, 0, 0},   {168, 64, 364, 300, 0, 0},
+                                    {232, 2, 428, 300, 0, 0},    {234, 1, 430, 300, 0, 0},
+                                    {235, 5, 140, 133, 200, 70}, {240, 3, 460, 453, 300, 131},
+                                    {243, 2, 495, 490, 0, 256}};
+    constexpr int rows = 245, cache_rows = 500;
+
+    for (auto [NH, HS] : {std::pair{2, 64}, {1, 128}}) {
+        AttentionShape a = {1, rows, NH, HS};
+        std::vector<floatX> values = random_values<floatX>(cache_rows * a.row(), 1);
+        std::vector<bool> seen(cache_rows, false);
+        for (auto& t : list) {
+            std::fill(seen.begin() + t.own, seen.begin() + t.at + t.rows, true);
+            std::fill(seen.begin() + t.prefix, seen.begin() + t.prefix + t.shared, true);
+        }
+        for (size_t i = 0; i < values.size(); i++)
+            if (!seen[i / a.row()]) values[i] = floatX(NAN);
+        X cache(values), o(rows * a.out());
+        Both<Tile> tiles(list);
+        int count = (int)list.size();
+        ref::packed_attention(o.ref(), cache.ref(), tiles.ref(), count, cache_rows, a, nullptr);
+        gpu::PackedForward<floatX> forward = {o.device, cache.device, tiles.device, count,
+                                              cache_rows, a, nullptr};
+        forward.run(true);
+        o.compare(text("Hopper's packed attention NH %d HS %d", NH, HS), 2 * rounding);
+        double off = ways_differ(o.device, (size_t)rows * a.out(), [&](bool hopper) { forward.run(hopper); });
+        check(off < too_much, text("packed batches beside sm_80's: differ by %.2g (relative rms)", off));
+    }
+}
+
+void test_hopper() {
+    std::string file = "scripts/hopper_facts.json";
+    MappedFile mapped(file);
+    Json facts = Json::parse(mapped.view(), file);
+    hopper_tiles(facts, file);
+    hopper_registers(facts, file);
+    if (sizeof(floatX) != 2 || !device_is_hopper()) return;
+    in_several_orders(hopper_attention);
+    in_several_orders(hopper_packed_attention);
+}
+#endif

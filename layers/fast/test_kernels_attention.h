@@ -1,0 +1,275 @@
+// test_kernels_attention.h   gpu against ref: attention, cross-entropy, embedding, mma
+#pragma once
+#include "../attention.cuh"
+#include "mma.h"
+#include "../cross_entropy.cuh"
+#include "../embedding.cuh"
+#include "flash_dispatch.cuh"
+#include "packed_attention.cuh"
+#include "../test_adamw.h"
+#include "../test_kernels.h"
+
+#if HAS_KERNELS
+void kernels_residual() {
+    for (auto [N, C] : {std::pair{1, 1}, {7, 33}, {40, 128}}) {
+        X x(random_values<floatX>(N * C, 1)), f(random_values<floatX>(N * C, 2)),
+            b(random_values<floatX>(C, 3)), y(N * C);
+        ref::residual_forward(y.ref(), x.ref(), f.ref(), b.ref(), N, C, nullptr);
+        gpu::residual_forward(y.device, x.device, f.device, b.device, N, C, nullptr);
+        y.compare(text("residual %d x %d", N, C), rounding);
+    }
+}
+
+void kernels_attention() {
+    for (auto [B, T, NH, HS] : {std::tuple{1, 1, 1, 1}, {2, 17, 3, 5}, {1, 33, 2, 64}, {2, 70, 1, 33},
+                                {1, 127, 2, 16}}) {
+        AttentionShape a = {B, T, NH, HS};
+        long n = B * T * a.row(), m = B * T * a.out(), s = (long)B * NH * T * T;
+        X qkv(random_values<floatX>(n, 1)), o(m), p(s), dout(random_values<floatX>(m, 2)), dqkv(n), dp(s);
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+        ref::attention_forward(o.ref(), p.ref(), qkv.ref(), a, nullptr);
+        gpu::attention_forward(o.device, p.device, qkv.device, a, nullptr);
+        o.compare("attention o" + size, 2 * rounding);
+        p.compare("attention p" + size, 2 * rounding);
+        ref::attention_backward(dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a, nullptr);
+        gpu::attention_backward(dqkv.device, dp.device, dout.device, p.device, qkv.device, a, nullptr);
+        dqkv.compare("attention dqkv" + size, 4 * rounding);
+    }
+}
+
+// sizes that do not fit the tiles of 64 keys and 32, 64 or 128 queries
+void kernels_flash_attention() {
+    if (sizeof(floatX) != 2) return;
+    // roundings are independent: in the root of the mean square few of them add up to less than 2^-8
+    auto alike = [](const std::string& what, const std::vector<floatX>& got,
+                    const std::vector<floatX>& want) {
+        double difference = 0, square = 0;
+        for (size_t i = 0; i < got.size(); i++) {
+            double x = real(got[i]) - real(want[i]);
+            difference += x * x;
+            square += real(want[i]) * real(want[i]);
+        }
+        double off = std::sqrt(difference / square);
+        check(off < std::ldexp(1, -8), text("%s: off by %.2e in the mean", what.c_str(), off));
+    };
+
+    struct Size { int B, T, NH, HS; };
+    std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 127, 3, 64},  {1, 200, 1, 64},
+                               {2, 65, 2, 80},  {1, 96, 1, 96},  {1, 130, 2, 128}, {1, 64, 1, 128},
+                               {2, 70, 1, 160}, {1, 129, 1, 160}};
+
+    // long ones take seconds in emulation: in one order of threads
+    static int orders = 0;
+    if (host_is_device && !is_watched && orders++ == 0) {
+        sizes.push_back({1, 1000, 1, 64});
+        if (!is_sanitized) sizes.push_back({1, 2048, 1, 128});  // half a minute there
+    }
+    if (!host_is_device) sizes.insert(sizes.end(), {{2, 1000, 3, 64}, {1, 2048, 4, 128}, {1, 2048, 2, 160}});
+
+    auto check_size = [&](int B, int T, int NH, int HS) {
+        AttentionShape a = {B, T, NH, HS};
+        long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
+        X qkv(random_values<floatX>(n, 1)), o(m), dout(random_values<floatX>(m, 2)), dqkv(n);
+        R lse(rows), terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
+        Both<int> turns(flash_turns(B, NH, T));
+        std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
+        ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        gpu::flash_attention_forward(o.device, lse.device, qkv.device, a, nullptr);
+        // p is rounded before it is divided by its sum here, after it in ref, and o is rounded: 2^-8 each
+        close_by_position("flash attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
+        lse.compare("flash attention lse" + size, 1e-5);
+        X whole(m), p(rows * T);  // and ref says what the materialised one says
+        ref::attention_forward(whole.ref(), p.ref(), qkv.ref(), a, nullptr);
+        // which also rounds the scores, some of them above 2
+        close_by_position("flash attention is attention" + size, o.host, whole.host, a, 1, 4 * rounding);
+        alike("flash attention o" + size, o.back(), o.host);
+        ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        FlashScratch scratch = {terms.device, dq.device, turns.device};
+        std::vector<floatX> first;
+        for (int again = 0; again < 2; again++) {
+            gpu::flash_attention_backward(dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device,
+                                          a, nullptr);
+            // p and ds are rounded, ds after the difference of two sums that end differently: twice 2^-8 each
+            close_by_position("flash attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
+            std::vector<floatX> back = dqkv.back();
+            alike("flash attention dqkv" + size, back, dqkv.host);
+            if (again)
+                check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
+            first = back;
+        }
+    };
+
+    for (auto [B, T, NH, HS] : sizes) check_size(B, T, NH, HS);
+#if defined(DEVICE_EMULATED)
+    size_t most = std::exchange(emulated::largest_shared, 99 << 10);  // an RTX 4090's
+    check_size(2, 70, 1, 128);
+    check_size(1, 130, 1, 96);
+    emulated::largest_shared = most;
+
+    // more heads than grid.y has room for; nothing is executed
+    emulated::executes = false;
+    std::string error;
+    try {
+        gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1100, 64, 64, 64},
+                                     nullptr);
+        synchronize(nullptr);
+    } catch (const Error& e) {
+        error = e.what();
+    }
+
+    check(error.empty(), "flash attention of 70,400 heads: " + error);
+    emulated::executes = true;
+#endif
+    refuses("wants 64, 80, 96, 128 or 160", [] {
+        gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1, 1, 1, 32},
+                                     nullptr);
+    });
+}
+
+void kernels_cross_entropy() {
+    for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {17, 257, 257, 0},
+                                   {5, 257, 384, 100}, {4, 1000, 1024, 0}, {2, 50257, 50304, 0},
+                                   {2, 60000, 60000, 0}, {3, 0, 8, 8}}) {
+        X logits(random_values<floatX>(N * Vp, 1, 3));
+        std::vector<int> t(N);
+        for (int n = 0; n < N; n++) t[n] = n % 3 == 2 ? -1 : n * 7919 % (first ? 1000 : std::max(V, 1));
+        Both<int> targets(t);
+        R losses(random_values<real>(N, 2)), is_greedy(N), largest(N), sums(2 * N);
+        VocabularyShard v = {V, Vp, first};
+
+        std::string size = text(" N %d V %d Vp %d from %d", N, V, Vp, first);
+        // ref may sum one after the other: V roundings, of which the square root adds up, and some to spare
+        double summed = 4 * std::sqrt(V) * std::numeric_limits<real>::epsilon();
+
+        ref::cross_entropy_max(largest.ref(), logits.ref(), N, v, nullptr);
+        gpu::cross_entropy_max(largest.device, logits.device, N, v, nullptr);
+        if (V == 0) {  // a rank that holds only padding: -inf, until the others' largest comes
+            check(largest.back() == largest.host && std::isinf(largest.host[0]),
+                  "no column, no largest logit");
+            std::fill(largest.host.begin(), largest.host.end(), real(1));
+            largest.upload();
+        }
+        largest.compare("largest" + size, 0);
+
+        ref::cross_entropy_sum(sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v, nullptr);
+        gpu::cross_entropy_sum(sums.device, largest.device, logits.device, targets.device, N, v, nullptr);
+        sums.compare("sums" + size, sums_tolerance + summed);
+        if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
+        sums.upload();
+
+        X whole(logits.host);
+        R whole_losses(losses.host), whole_hits(N);
+        for (bool want : {false, true}) {
+            ref::cross_entropy_finish(losses.ref(), is_greedy.ref(), logits.ref(), largest.ref(), sums.ref(),
+                                      targets.ref(), real(0.1), want, N, v, nullptr);
+            gpu::cross_entropy_finish(losses.device, is_greedy.device, logits.device, largest.device,
+                                      sums.device, targets.device, real(0.1), want, N, v, nullptr);
+            losses.compare("losses, added to" + size, sums_tolerance + summed);
+            is_greedy.compare("is_greedy" + size, 0);
+            logits.compare((want ? "dlogits" : "logits without gradient") + size,
+                           want ? rounding + summed : 0);
+
+            if (V == 0 || first) continue;
+            gpu::cross_entropy(whole_losses.device, whole_hits.device, whole.device, largest.device,
+                               sums.device, targets.device, real(0.1), want, N, v, nullptr);  // all at once
+            whole_losses.host = losses.host;
+            whole_hits.host = is_greedy.host;
+            whole.host = logits.host;
+            whole_losses.compare("losses at once" + size, sums_tolerance + summed);
+            whole_hits.compare("is_greedy at once" + size, 0);
+            whole.compare((want ? "dlogits at once" : "logits kept") + size, want ? rounding + summed : 0);
+        }
+    }
+}
+
+void kernels_embedding() {
+    for (auto [N, T, C, V] : {std::tuple{1, 1, 1, 2}, {18, 9, 33, 5}, {18, 9, 12, 5}, {150, 50, 600, 11},
+                              {260, 130, 16, 300}, {127, 127, 136, 3}, {2048, 1000, 24, 40}}) {
+        std::vector<int> t(N);
+        for (int n = 0; n < N; n++) t[n] = (n * n + n / 3) % V;
+        Both<int> tokens(t), rows_of(N), starts(N + 1);
+        sort_tokens(rows_of.ref(), starts.ref(), t.data(), N, V);
+        rows_of.upload();
+        starts.upload();
+        for (int n = 0; n < 2 * N; n++) {
+            t.resize(n + 1);
+            t[n] = (n * 5 + 2) % (T + 3);
+        }
+        Both<int> positions(t);
+        X wte(random_values<floatX>(V * C, 1)), wpe(random_values<floatX>((T + 3) * C, 2)), x(N * C);
+        X dx(random_values<floatX>(N * C, 3));
+        R dwte(random_values<real>(V * C, 4)), dwpe(random_values<real>((T + 3) * C, 5));
+        std::string size = text(" N %d T %d C %d V %d", N, T, C, V);
+        // whole, and a rank's share
+        for (auto [first, tokens_held, offset] : {std::tuple{0, V, 0}, {V / 2, V - V / 2, T / 2}}) {
+            VocabularyShard v = {tokens_held, tokens_held, first};
+            ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), N, C, v, nullptr);
+            gpu::embedding_forward(x.device, tokens.device, wte.device, N, C, v, nullptr);
+            x.compare("embedding x" + size, 0);
+            for (bool listed : {false, true}) {
+                ref::position_forward(x.ref(), wpe.ref(), listed ? positions.ref() : nullptr, offset, N, T, C,
+                                      nullptr);
+                gpu::position_forward(x.device, wpe.device, listed ? positions.device : nullptr, offset, N, T,
+                                      C, nullptr);
+            }
+            x.compare("position x" + size, rounding);
+            ref::embedding_backward(dwte.ref(), tokens.ref(), rows_of.ref(), starts.ref(), dx.ref(), N,
+                                    C, v, nullptr);
+            gpu::embedding_backward(dwte.device, tokens.device, rows_of.device, starts.device, dx.device, N,
+                                    C, v, nullptr);
+            ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0, nullptr);
+            gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, offset > 0, nullptr);
+            dwte.compare("embedding dwte" + size, sums_tolerance);
+            dwpe.compare("embedding dwpe" + size, sums_tolerance);
+        }
+    }
+}
+
+// D (16, 8) = A (16, 16) B (16, 8), both row-major in shared memory, so that B comes in by transposed loads
+__global__ void mma_kernel(float* D, const bf16* A, const bf16* B) {
+    SHARED(uint4, shared, 32 + 16);  // 16 bytes each: a row of A is two of them, a row of B is one
+    bf16 *a = (bf16*)shared, *b = a + 16 * 16;
+    int lane = threadIdx.x;
+    for (int i = lane; i < 16 * 16; i += 32) a[i] = A[i];
+    for (int i = lane; i < 16 * 8; i += 32) b[i] = B[i];
+    __syncwarp();
+    uint32_t ra[4], rb[4];
+    ldmatrix_x4<false>(ra, a + lane % 16 * 16 + lane / 16 * 8);
+    ldmatrix_x4<true>(rb, b + lane % 16 * 8);
+    float d[4] = {0, 0, 0, 0};
+    uint32_t pair[2] = {rb[0], rb[1]};
+    mma_16x8x16(d, ra, pair);
+    for (int i = 0; i < 4; i++) D[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
+}
+
+void kernels_mma() {
+    Both<bf16> A(random_values<bf16>(256, 1)), B(random_values<bf16>(128, 2));
+    Both<float> D(128);
+    for (int i = 0; i < 128; i++) {
+        double sum = 0;
+        for (int k = 0; k < 16; k++)
+            sum += (double)(float)A.host[i / 8 * 16 + k] * (double)(float)B.host[k * 8 + i % 8];
+        D.host[i] = (float)sum;
+    }
+
+    LAUNCH(mma_kernel, 1, 32, 0, nullptr, D.device, A.device, B.device);
+    D.compare("mma and ldmatrix against a plain product", 1e-5);  // 16 exact products, summed in fp32
+}
+
+void test_kernels() {
+    in_several_orders([] {
+        kernels_layernorm();
+        kernels_gelu();
+        kernels_matmul();
+        kernels_residual();
+        kernels_attention();
+        kernels_flash_attention();
+        kernels_cross_entropy();
+        kernels_embedding();
+        kernels_adamw();
+        kernels_mma();
+        kernels_fp8();
+        kernels_tuning();
+    });
+}
+#endif

@@ -1,0 +1,132 @@
+// folder_lock.h   ensures that only one run at a time uses a --save folder
+#pragma once
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <vector>
+#include <thread>
+#include "../../comm/mpi/hosts.h"
+#include "../base/file.h"
+
+// DIR/.lock names the host and process that writes there. On the same host (and boot) flock() shows whether
+// the holder is alive. Other hosts watch its heartbeat: the holder touches the file every `beat` seconds; if
+// it has not been touched for two beats, the holder is considered dead.
+class FolderLock {
+    static constexpr int beat = 5;  // seconds
+    std::string path;
+    int fd = -1;
+    std::thread heart;
+    std::mutex mutex;
+    std::condition_variable ends;
+    bool ended = false;
+
+    static std::string holder(int fd) {
+        char line[256] = {};
+        return pread(fd, line, sizeof line - 1, 0) > 0 ? line : "another run";
+    }
+
+    // host name and boot id: processes for which they are equal share one kernel's locks
+    static std::string this_host() {
+        char boot[40] = {};
+        int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+        if (file >= 0 && read(file, boot, 36) < 0) boot[0] = 0;
+        if (file >= 0) close(file);
+        return text("host %s (%.8s)", comm::host_name().c_str(), boot);
+    }
+
+    // whether the holder touches the file within two beats; opens it again, as NFS may cache its time stamp
+    bool beats() const {
+        struct stat before = {}, now = {};
+        stat(path.c_str(), &before);
+        sleep(2 * beat + 1);
+        int again = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        bool known = again >= 0 && fstat(again, &now) == 0;
+        if (again >= 0) close(again);
+        return known && (now.st_mtim.tv_sec != before.st_mtim.tv_sec ||
+                         now.st_mtim.tv_nsec != before.st_mtim.tv_nsec);
+    }
+
+    [[noreturn]] void refuse(const std::string& who) {
+        close(std::exchange(fd, -1));
+        fail("--save %s: %s writes there: end that run, or choose another folder",
+             path.substr(0, path.rfind('/')).c_str(), who.c_str());
+    }
+
+    // a checkpoint that swap_folders() has moved aside: step-<digits>.replaced
+    static bool is_replaced(std::string name) {
+        if (!name.ends_with(".replaced")) return false;
+        name = name.substr(0, name.rfind('.'));
+        return name.size() >= 13 && name.rfind("step-", 0) == 0 &&
+            name.find_first_not_of("0123456789", 5) == name.npos;
+    }
+
+public:
+    explicit FolderLock(const std::string& dir) : path(dir + "/.lock") {
+        fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
+        bool is_locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+
+        std::string mine = text("%s, process %d", this_host().c_str(), (int)getpid()), there = holder(fd);
+        struct stat info = {};
+        bool is_elsewhere =
+            fstat(fd, &info) == 0 && info.st_size > 0 && there.rfind(this_host() + ",", 0) != 0;
+
+        // a network file system may keep a dead host's flock() for minutes, so the heartbeat decides
+        if (is_elsewhere ? beats() : is_locked) refuse(there);
+        if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
+            fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
+
+        // a thread touches the lock, so that other hosts see that this one lives
+        heart = std::thread([this] {
+            std::unique_lock lock(mutex);
+            while (!ends.wait_for(lock, std::chrono::seconds(beat), [this] { return ended; }))
+                futimens(fd, nullptr);
+        });
+    }
+
+    FolderLock(const FolderLock&) = delete;
+    ~FolderLock() {
+        if (heart.joinable()) {
+            {
+                std::lock_guard lock(mutex);
+                ended = true;
+            }
+            ends.notify_all();
+            heart.join();
+        }
+        if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
+    }
+
+    // fails if the folder of that name is not the one that was locked: then another run may write there
+    void check_folder() const {
+        struct stat ours = {}, there = {};
+        bool same = fstat(fd, &ours) == 0 && stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
+            ours.st_dev == there.st_dev;
+        if (!same)
+            fail("--save %s: is no longer the folder that this run has locked: it was renamed, removed or "
+                 "replaced: give it its name back", path.substr(0, path.rfind('/')).c_str());
+    }
+
+    // removes what interrupted saves left behind; restores a checkpoint that such a save had moved aside
+    static void remove_leftovers(const std::string& dir) {
+        std::error_code ignored;
+        std::vector<std::string> replaced_ones;
+        for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
+            std::string path = entry.path(), name = entry.path().filename();
+            if (is_replaced(name)) replaced_ones.push_back(path);
+        }
+
+        // moved aside by swap_folders(), but the new checkpoint never took its place: restore it
+        for (auto& path : replaced_ones) {
+            std::string whole = path.substr(0, path.rfind('.'));
+            if (!std::filesystem::exists(whole)) std::filesystem::rename(path, whole, ignored);
+        }
+
+        for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
+            std::string name = entry.path().filename();
+            bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");
+            if (partial || is_replaced(name)) std::filesystem::remove_all(entry.path(), ignored);
+        }
+    }
+};

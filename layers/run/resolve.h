@@ -1,0 +1,477 @@
+// resolve.h   start of a run: resolves every setting that was left open, and rejects what cannot work before
+//   anything begins. Options override the preset, but not what a checkpoint fixes (shape, seed; the tokenizer
+//   by default). A run that resumes takes its recipe from the checkpoint, where the options do not say
+//   otherwise, and saves back into the folder that it came from. The resolved settings are recorded in
+//   checkpoints.
+#pragma once
+#include <unistd.h>
+#include <numeric>
+#include "../../comm/mpi/hosts.h"
+#include "../fast/autotune.h"
+#include "../base/hardware.h"
+#include "run.h"
+
+// takes the model's shape and seed from the checkpoint; options given explicitly must agree with them
+inline void take_from_checkpoint(Run& run) {
+    Options& o = run.options;
+    const RunState& saved = run.checkpoints[0].state;
+    if (o.has("model")) {
+        const Preset& p = find_preset(o.model);
+        int* settings[] = {&o.layers, &o.hidden, &o.heads, &o.sequence};
+        int values[] = {p.layers, p.hidden, p.heads, p.sequence};
+        const char* names[] = {"layers", "hidden", "heads", "sequence"};
+        for (int i = 0; i < 4; i++)
+            if (!o.has(names[i])) {
+                *settings[i] = values[i];
+                o.given.insert(names[i]);
+            }
+    }
+
+    struct { const char* name; int* setting; int saved; } all[] = {
+        {"layers", &o.layers, saved.shape.L},       {"hidden", &o.hidden, saved.shape.C},
+        {"heads", &o.heads, saved.shape.NH},        {"sequence", &o.sequence, saved.shape.T},
+        {"vocabulary", &o.vocabulary, saved.shape.V}};
+    for (auto& a : all) {
+        if (o.has(a.name) && *a.setting != a.saved)
+            fail("--resume %s: the checkpoint has %s %d, the options say %d: leave the option out, or start "
+                 "a new run without --resume", o.resume.c_str(), a.name, a.saved, *a.setting);
+        *a.setting = a.saved;
+    }
+
+    if (o.has("seed") && o.inference()) return void(run.state = saved);  // here it seeds sampling
+    if (o.has("seed") && o.seed != saved.seed)
+        fail("--resume %s: the run has seed %ld, the options say %ld: leave --seed out", o.resume.c_str(),
+             saved.seed, o.seed);
+    o.seed = saved.seed;
+    run.state = saved;
+}
+
+// Options that a resumed run takes from its checkpoint if they were given there and are not given here. What
+// belongs to the machine (layout, kernels) or names files is not among them; the micro-batch, which belongs
+// to both, is taken where that is possible: micro_batch_of_checkpoint()
+inline const std::vector<std::string> inherited_options = {
+    "model", "pad-vocabulary", "loss-on", "moments", "master-weights", "fp8", "steps", "until-tokens",
+    "batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate", "min-learning-rate",
+    "warmup-tokens", "decay-tokens", "beta1", "beta2", "epsilon", "weight-decay", "clip",
+    "evaluate-every", "evaluate-batches", "sample-every", "sample-tokens", "spike-z"};
+inline const std::vector<std::string> inherited_with_save = {
+    "save-every", "save-seconds", "mtbf", "keep", "save-attempts", "on-spike"};
+
+// whether this build and device can train with a checkpoint's value
+inline bool is_possible_here(const std::string& name, const std::string& value) {
+    if (name == "master-weights") return value == "yes" || !master_is_parameter;
+    if (name == "fp8") return value == "no" || (sizeof(floatX) == 2 && device_has_fp8());
+    return true;
+}
+
+inline void take_options(Run& run, const std::vector<std::string>& names) {
+    Options& o = run.options;
+    const Checkpoint& from = run.checkpoints[0];
+    bool has_end = o.has("steps") || o.has("until-tokens");
+
+    for (auto& option : option_table) {
+        const std::string name = option.name;
+        bool is_end = name == "steps" || name == "until-tokens";
+        if (!std::count(names.begin(), names.end(), name) || !from.given.count(name)) continue;
+        if (o.has(option.name) || (is_end && has_end)) continue;
+
+        std::vector<std::string> value = {from.options.at(name)};
+        check_values(option, value);
+        if (!is_possible_here(name, value[0])) continue;
+        set_option(o, option, value);
+        if (name == "model") o.given.erase(name);  // for its defaults: the sizes are the checkpoint's
+    }
+}
+
+// The learning rate goes on where it was: without options for it, its schedule is the checkpoint's, also if
+// the run becomes longer
+inline void take_schedule(Run& run) {
+    Options& o = run.options;
+    std::map<std::string, std::string>& saved = run.checkpoints[0].options;
+    if (o.has("decay-tokens") || !saved.count("decay-tokens")) return;
+    o.decay_tokens = atol(saved["decay-tokens"].c_str());
+    if (!o.has("warmup-tokens")) o.warmup_tokens = atol(saved["warmup-tokens"].c_str());
+}
+
+// the folder into which a resumed run saves without --save: the one that holds the checkpoint
+inline std::string folder_to_save_back(const Run& run) {
+    const std::string& folder = run.checkpoints[0].folder;
+    const std::string& given = run.options.resume;
+    auto asks = [&](const std::string& why) {
+        fail("--resume %s: %s: say where this run is to save: --save FOLDER, or --save no", given.c_str(),
+             why.c_str());
+    };
+    if (!run.checkpoints[0].has_moments()) asks("is a model without optimizer state, and stays as it is");
+    if (folder != given) return given;  // it holds the checkpoints
+
+    std::filesystem::path whole = std::filesystem::canonical(folder), parent = whole.parent_path();
+    if (step_of(whole.filename()) < 0) asks("is a checkpoint on its own");
+    if (list_checkpoints(parent)[0] != whole.filename()) asks("has newer checkpoints beside it");
+    return parent;
+}
+
+// whether --resume names --save's folder or its newest checkpoint
+inline bool saves_back(const Options& o) {
+    std::error_code none;
+    if (std::filesystem::equivalent(o.resume, o.save, none)) return true;
+    std::vector<std::string> there = list_checkpoints(o.save);
+    return !there.empty() && std::filesystem::equivalent(o.resume, o.save + "/" + there[0], none);
+}
+
+// what a run that resumes takes from its checkpoint, beyond the model
+inline void resume_options(Run& run) {
+    Options& o = run.options;
+    if (run.checkpoints.empty() || o.inference()) return;
+    take_options(run, inherited_options);
+    if (run.checkpoints[0].has_moments()) take_schedule(run);
+    if (!run.trains()) return;
+    if (!o.has("save")) o.save = folder_to_save_back(run);
+    if (o.save == "no" || !saves_back(o)) return;
+    o.resume = o.save;
+    take_options(run, inherited_with_save);
+}
+
+// the vocabulary for text: --tokenizer's, else the checkpoint's, else the one next to the training tokens
+inline void open_vocabulary(Run& run) {
+    Options& o = run.options;
+    std::string spec = o.tokenizer;
+    if (spec.empty() && !run.checkpoints.empty() && !run.state.tokenizer.empty())
+        spec = run.state.tokenizer == "bytes" ? "bytes" : run.checkpoints[0].folder + "/vocab.bpe";
+
+    // a token file made by ./tokenize has its vocabulary beside it
+    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bytes") spec = "bytes";
+    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bpe") {
+        for (const char* ending : {".train.bin", ".bin"}) {
+            std::string path = run.train->given[0].files[0];
+            if (!path.ends_with(ending)) continue;
+            path = path.substr(0, path.size() - strlen(ending)) + ".vocab.bpe";
+            if (access(path.c_str(), R_OK) == 0) spec = path;
+        }
+    }
+
+    if (spec.empty() && (o.sample_every || !o.generate.empty()))
+        fail("%s wants to know the vocabulary: give --tokenizer bytes or PATH/vocab.bpe",
+             o.sample_every ? "--sample-every" : "--generate");
+    if (spec.empty()) return;
+
+    run.vocabulary = Vocabulary::open(spec);
+    if (run.vocabulary->size() != o.vocabulary)
+        fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(),
+             run.vocabulary->size(), o.vocabulary);
+    run.state.tokenizer = run.vocabulary->kind;
+}
+
+// the micro-batch given to the checkpoint's run, where it divides this one's share of the batch: with it the
+// same layout gives the same bits; or 0
+inline int micro_batch_of_checkpoint(const Run& run, int share) {
+    if (run.checkpoints.empty() || !run.checkpoints[0].given.count("micro-batch")) return 0;
+    int B = atoi(run.checkpoints[0].options.at("micro-batch").c_str());
+    return B > 0 && share % B == 0 ? B : 0;
+}
+
+// the batch size, and every batch size of the ramp, must be whole micro-batches on every replica
+inline void resolve_batch(Run& run) {
+    Options& o = run.options;
+    int d = run.grid.d;
+
+    if (!o.ramp_start && !o.has("ramp-start") && (o.ramp_increment || o.ramp_tokens))
+        fail("--ramp-increment and --ramp-tokens want --ramp-start as well");
+    if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
+    if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
+    if (o.ramp_start > o.batch)
+        fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d", o.ramp_start,
+             o.batch, o.batch);
+    if (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment)
+        fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
+             "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
+
+    if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
+    int common = 0;  // greatest common divisor of the batch sizes still to come
+    for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch);
+    if (common % d) {
+        std::string good;
+        for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
+        fail("--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
+             "of %d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp "
+             "(--plan: with --ramp-start 0)",
+             o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
+    }
+
+    int share = common / d;
+    if (!o.has("micro-batch")) o.micro_batch = micro_batch_of_checkpoint(run, share);
+    run.automatic_micro_batch |= o.micro_batch == automatic;
+    if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
+    if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
+        fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
+             "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
+
+    if (!o.micro_batch)
+        for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
+    if (share % o.micro_batch)
+        fail("--micro-batch %d does not divide %s %d%s: choose %s", o.micro_batch,
+             o.ramp_start ? "the ramp's common divisor" : "--batch", common,
+             d > 1 ? text(" / %d data-parallel ranks", d).c_str() : "",
+             divisors_near(share, o.micro_batch).c_str());
+}
+
+// the run's last step, by --steps and --until-tokens: counted step by step, because the batch size may grow
+inline void resolve_last_step(Run& run) {
+    Options& o = run.options;
+    if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
+    uint64_t samples = run.state.samples, T = (uint64_t)o.sequence;
+    run.last_step = run.state.step;
+    uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
+    uint64_t tokens = run.state.tokens;  // not samples * T: --on-spike back skips samples
+
+    for (; run.last_step < o.steps && tokens < enough; run.last_step++) {
+        int B = batch_after(o, samples);
+        samples += B;
+        tokens += B * T;
+        if (B == o.batch) {  // from here on all steps are alike
+            uint64_t left = enough > tokens ? (enough - tokens + B * T - 1) / (B * T) : 0;
+            left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
+            run.last_step += (long)left;
+            samples += left * B;
+            tokens += left * B * T;
+        }
+    }
+    run.last_tokens = tokens;
+}
+
+// defaults, in tokens: decay over --until-tokens or else the whole run, warm-up over 1 % of the decay
+inline void resolve_learning_rate(Run& run) {
+    Options& o = run.options;
+    if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
+    if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
+    if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)run.last_tokens;
+    if (o.warmup_tokens < 0) o.warmup_tokens = o.decay_tokens / 100;
+    if (o.warmup_tokens > o.decay_tokens)
+        fail("--warmup-tokens %ld is more than --decay-tokens %ld: lower it", o.warmup_tokens,
+             o.decay_tokens);
+}
+
+inline void resolve_schedule(Run& run) {
+    Options& o = run.options;
+    if (o.inference() && o.micro_batch == automatic)
+        fail("--micro-batch auto is for training: give a number");
+    if (!o.inference()) resolve_batch(run);
+    else if (!o.generate.empty()) o.micro_batch = 1;
+    else if (!o.micro_batch) o.micro_batch = 4;
+    if (o.inference() && (long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
+        fail("--%s: makes more than %d rows at once: choose a smaller one",
+             o.prompts() ? "batch" : "micro-batch", 1 << 28);
+
+    if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
+    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
+    resolve_last_step(run);
+    resolve_learning_rate(run);
+}
+
+// fails: the value is not one of the words that the option allows
+[[noreturn]] inline void fail_choice(const char* name, const std::string& value,
+                                     const std::vector<std::string>& wants) {
+    std::string all = wants[0];
+    for (size_t i = 1; i < wants.size(); i++) all += (i + 1 < wants.size() ? ", " : " or ") + wants[i];
+    fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
+}
+
+inline void check_fp8(const Run& run) {
+    const Options& o = run.options;
+    if (o.plan.empty() && sizeof(floatX) != 2)
+        fail("--fp8 yes in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
+    if (o.plan.empty() && !device_has_fp8())
+        fail("--fp8 yes: %s has no GEMMs of 8-bit numbers, sm_89 and later have: choose --fp8 no",
+             device_name().c_str());
+    if (o.inference()) fail("--fp8 yes is for training: leave it out");
+    int t = run.grid.t;
+    if (o.hidden % (16 * t) || o.sequence % 16)
+        fail("--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of "
+             "%d and 16", o.hidden, t, o.sequence, 16 * t);
+}
+
+// options whose values are words
+inline void check_words(const Options& o) {
+    struct { const char* name; const std::string& value; std::vector<std::string> wants; } words[] = {
+        {"sequence-parallel", o.sequence_parallel, {"yes", "no"}},
+        {"recompute", o.recompute, {"none", "light", "full"}},
+        {"attention", o.attention, {"flash", "materialised", "auto"}},
+        {"loss-on", o.loss_on, {"all", "answers"}},
+        {"graph", o.graph, {"yes", "no", "auto"}},
+        {"on-spike", o.on_spike, {"stop", "skip", "back"}},
+        {"fp8", o.fp8, {"yes", "no"}},
+        {"other-data", o.other_data, {"yes", "no"}},
+        {"moments", o.moments, {"fp32", "bf16"}},
+        {"long-continuations", o.long_continuations, {"skip", "refuse"}},
+        {"master-weights", o.master_weights, {"yes", "no"}}};
+    for (auto& w : words)
+        if (!std::count(w.wants.begin(), w.wants.end(), w.value)) fail_choice(w.name, w.value, w.wants);
+}
+
+inline void check_tensor_parallel(const Run& run) {
+    const Options& o = run.options;
+    int t = run.grid.t;
+    if (o.heads % t)
+        fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",
+             o.heads, t, o.heads, divisors_near(o.heads, t).c_str());
+    if (run.state.shape.Vp % t)
+        fail("a vocabulary padded to %d over %d tensor-parallel ranks: choose --pad-vocabulary %d",
+             run.state.shape.Vp, t, o.pad_vocabulary * t);
+    if (o.sequence % t && o.sequence_parallel == "yes")
+        fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
+             "no", o.sequence, t, t);
+}
+
+inline void check_pipeline_parallel(const Run& run) {
+    const Options& o = run.options;
+    long L = o.layers, p = run.grid.p, v = o.pipeline_chunks;
+    if (v > 1 && p == 1)
+        fail("--pipeline-chunks %ld on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
+             v);
+    if (v == 1 && o.has("pipeline-group"))
+        fail("--pipeline-group %d wants --pipeline-chunks 2 or more", o.pipeline_group);
+    if (L % (p * v) == 0) return;
+
+    // does not divide: which numbers of stages, and of layers, would?
+    std::string good, layers = text("%ld", (L / (p * v) + 1) * p * v);
+    if (L > p * v) layers = text("%ld or ", L / (p * v) * p * v) + layers;
+    for (long i = 1; i <= L; i++)
+        if (L % (i * v) == 0 && i != p) good += text(" %ld", i);
+    fail("%ld layers over %ld pipeline stages%s: choose a --pipeline-parallel of%s, or --layers %s", L, p,
+         v > 1 ? text(" of %ld chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
+}
+
+inline void check_parallel(const Run& run) {
+    const Options& o = run.options;
+    check_words(o);
+    if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1 && !comm::can_capture)
+        fail("--graph yes over %d ranks: calls of MPI cannot be captured: build with COMM=nccl, or choose "
+             "--graph no or auto", comm::world_size());
+    if (o.graph == "yes" && o.loss_on == "answers")
+        fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
+             "--graph no or auto");
+    if (o.fp8 == "yes") check_fp8(run);
+    if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
+        fail("--master-weights no in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
+    if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
+    check_tensor_parallel(run);
+    check_pipeline_parallel(run);
+}
+
+// with --plan the token files may be on another machine; if they are here, they give the vocabulary size
+inline int planned_vocabulary(const Options& o) {
+    if (o.train.empty() || o.vocabulary) return 0;
+    try {
+        return Blend(o.train, o.sequence ? o.sequence : find_preset(o.model).sequence, 0).file_vocabulary();
+    } catch (const Error& e) {
+        fprintf(stderr, "note: %s; planning with GPT-2's vocabulary\n", e.what());
+        return 0;
+    }
+}
+
+// --loss-on answers: only the losses of answers count
+inline void take_answers(Run& run) {
+    run.train->take_answers();
+    if (run.validation) run.validation->take_answers();
+}
+
+// opens --train and --validation
+inline void open_data(Run& run) {
+    Options& o = run.options;
+    find_preset(o.model);
+    int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
+    run.train.emplace(o.train, T, (uint64_t)o.seed);
+    if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
+    if (o.loss_on == "answers") take_answers(run);
+}
+
+// the token files' vocabulary must be the model's
+inline void check_data_vocabulary(Run& run) {
+    Options& o = run.options;
+    auto check = [&](const TokenFile& file, int V) {
+        if (V && V != o.vocabulary)
+            fail("%s: has a vocabulary of %d, the model of %d: give --vocabulary %d or other files",
+                 file.path.c_str(), V, o.vocabulary, V);
+    };
+    if (run.train) {
+        check(run.train->sets[0].files[0], run.train->file_vocabulary());
+        run.train->set_vocabulary(o.vocabulary);
+    }
+    if (run.validation) {
+        check(run.validation->files[0], run.validation->file_vocabulary());
+        run.validation->V = o.vocabulary;
+    }
+}
+
+// --save is a folder that can be written, and holds no other run
+inline void check_save_folder(const Options& o) {
+    if (o.save.empty())
+        for (const char* name : {"save-every", "save-seconds", "mtbf"})
+            if (o.has(name)) fail("--%s wants --save FOLDER as well", name);
+    if (o.on_spike == "back" && o.save.empty() && !o.inference())
+        fail("--on-spike back wants --save FOLDER as well");
+    if (o.save.empty()) return;
+
+    std::error_code e;
+    std::filesystem::create_directories(o.save, e);
+    if (e || access(o.save.c_str(), W_OK) != 0)
+        fail("--save %s: cannot be written: %s%s", o.save.c_str(), e ? e.message().c_str() : strerror(errno),
+             o.has("save") ? "" : ": give --save another FOLDER, or --save no");
+
+    if (o.resume != o.save && !list_checkpoints(o.save).empty())
+        fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
+             "folder", o.save.c_str(), o.save.c_str());
+}
+
+// task_vocabulary: vocabulary size of the --evaluate files, or 0
+inline void resolve(Run& run, int task_vocabulary) {
+    Options& o = run.options;
+    bool evaluates = !o.validation.empty() || !o.evaluate.empty();
+    if (o.evaluate_every && run.trains() && !evaluates && run.is_rank0())
+        fprintf(stderr, "note: --evaluate-every %ld without --validation or --evaluate evaluates nothing\n",
+                o.evaluate_every);
+    if (run.is_rank0())
+        for (auto& path : o.validation)
+            if (std::count(o.train.begin(), o.train.end(), path))
+                fprintf(stderr, "note: %s is trained on, and then its loss is no validation\n", path.c_str());
+    if (run.trains() && o.train.empty() && !run.checkpoints.empty() &&
+        run.checkpoints[0].options.count("train"))
+        fail("wants --train FILE, as the checkpoint's run had: --train %s",
+             run.checkpoints[0].options["train"].c_str());
+    if (run.trains() && o.train.empty())
+        fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
+
+    // the model: from the checkpoint, or the options and the data's vocabulary
+    if (!o.resume.empty()) {
+        if (run.checkpoints.empty()) run.checkpoints = find_checkpoints(o.resume, o.resume_before);
+        take_from_checkpoint(run);
+        resume_options(run);
+    }
+    if (o.save == "no") o.save.clear();
+    if (run.trains()) open_data(run);
+    int V = run.train ? run.train->file_vocabulary()
+        : task_vocabulary ? task_vocabulary
+        : planned_vocabulary(o);
+    run.state.shape = model_shape(o, V);
+    run.state.seed = o.seed;
+
+    check_parallel(run);
+    check_data_vocabulary(run);
+    if (o.plan.empty()) open_vocabulary(run);
+    resolve_schedule(run);
+    if (!o.plan.empty()) return;  // a plan reads and writes no data
+
+    if (run.train) {
+        uint64_t now = run.train->samples(), before = std::exchange(run.state.training_set_size, now);
+        uint64_t sum = fingerprint_of(*run.train);
+        uint64_t sum_before = std::exchange(run.state.training_set_sum, sum);
+        bool is_other = (before && before != now) || (sum_before && sum_before != sum);
+        if (is_other && o.other_data != "yes")
+            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu): give "
+                 "the same files, or --other-data yes to go on with these", o.resume.c_str(),
+                 (unsigned long long)before, (unsigned long long)now);
+        if (is_other && run.is_rank0())
+            printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
+                   (unsigned long long)now, (unsigned long long)before);
+    }
+    check_save_folder(o);
+}

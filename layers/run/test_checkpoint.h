@@ -1,0 +1,194 @@
+// test_checkpoint.h   checks of checkpoints: what is saved comes back, what is damaged is named
+#pragma once
+#include "resume.h"
+#include "../model/test_training.h"
+
+// as between steps; returns when it is done
+void save_alone(const RunState& state, Trial& trial, const std::string& dir, long keep) {
+    Run run;
+    run.options.save = dir;
+    run.options.keep = keep;
+    run.state = state;
+    std::filesystem::create_directories(dir);
+    CheckpointWriter writer(run, trial.model, trial.optimizer, nullptr);
+    writer.begin(trial.model);
+
+    while (!writer.is_idle()) {
+        usleep(1000);
+        writer.advance({writer.status()});
+    }
+}
+
+// moments of bf16 come back as they were, and are rounded on as in the unbroken run
+void check_bf16_moments(const char* master_weights) {
+    Options o;
+    o.moments = "bf16";
+    o.master_weights = master_weights;
+    ModelShape shape = {2, 12, 3, 5, 11, 16};
+    std::string dir = scratch_folder + "/bf16-moments";
+    std::vector<int> samples = some_samples(2, 5, 11);
+    Options with_wide = o;
+    with_wide.moments = "fp32";
+    Trial trial(o, shape, 2), other(o, shape, 2), wide(with_wide, shape, 2);
+    for (int i = 0; i < 4; i++) trial.train(samples, 1e-2);
+    save_alone({trial.step, 8, 40, 7, 3, 5, shape, "bytes", 0, {}}, trial, dir, 2);
+    double next = trial.train(samples, 1e-2), after = trial.train(samples, 1e-2);
+
+    for (Trial* resumed : {&other, &wide}) {
+        load_checkpoint(find_checkpoints(dir)[0], resumed->model, &resumed->optimizer);
+        resumed->step = 4;
+    }
+    check(other.train(samples, 1e-2) == next && other.train(samples, 1e-2) == after,
+          "bf16 moments: goes on to the last bit");
+
+    // the update is made of what is not yet rounded: the first is the same, whatever is kept of it
+    wide.train(samples, 1e-2);
+    check(wide.train(samples, 1e-2) == after, "bf16 moments, resumed with those of fp32: the first update");
+    double third = other.train(samples, 1e-2);
+    check(wide.train(samples, 1e-2) != third, "…and from there on others");
+}
+
+void test_checkpoint() {
+    check_bf16_moments("yes");
+    if (!master_is_parameter) check_bf16_moments("no");
+    Options o;
+    ModelShape shape = {2, 12, 3, 5, 11, 16};
+    std::string dir = scratch_folder + "/checkpoints";
+    std::vector<int> samples = some_samples(2, 5, 11);
+
+    Trial trial(o, shape, 2);
+    auto save = [&](long keep) {
+        RunState s = {
+            trial.step, (uint64_t)trial.step * 2, (uint64_t)trial.step * 10, 7, 3, 5, shape, "bytes", 0, {}};
+        s.losses = {0.1 * (double)trial.step, 1e-3, trial.step};
+        s.norms = {2, 1.0 / 3, trial.step};
+        s.spikes_since_progress = 2;
+        save_alone(s, trial, dir, keep);
+    };
+
+    for (int i = 0; i < 4; i++) {
+        trial.train(samples, 1e-2);
+        save(2);
+    }
+    check(list_checkpoints(dir) == std::vector<std::string>({"step-00000004", "step-00000003"}),
+          "the newest two are kept");
+    double next = trial.train(samples, 1e-2), after = trial.train(samples, 1e-2);
+    Trial other(o, shape, 2);
+    std::vector<Checkpoint> found = find_checkpoints(dir);
+    load_checkpoint(found[0], other.model, &other.optimizer);
+    other.step = found[0].state.step;
+    check(found.size() == 2 && other.step == 4 && found[0].state.shape.V == 11, "the newest is found");
+    const RunState& state = found[0].state;
+    check(state.losses.mean == 0.1 * 4.0 && state.losses.variance == 1e-3 && state.losses.seen == 4 &&
+              state.norms.mean == 2 && state.norms.variance == 1.0 / 3 && state.spikes_since_progress == 2,
+          "what --spike-z knows, to the last bit");
+    double again = other.train(samples, 1e-2);
+    check(again == next && other.train(samples, 1e-2) == after, "goes on to the last bit");
+    check(find_checkpoints(dir, 4).size() == 1 && find_checkpoints(dir + "/step-00000003", 4).size() == 1,
+          "those of earlier steps");
+    refuses("--resume-before 4 wants an earlier one", [&] { find_checkpoints(dir + "/step-00000004", 4); });
+    refuses("no readable checkpoint of a step before 3", [&] { find_checkpoints(dir, 3); });
+
+    std::string data = dir + "/step-00000004/rank-00000.bin", whole(MappedFile(data).view());
+    patch(data, 100, "x");
+    refuses("damaged between offsets", [&] { load_checkpoint(found[0], other.model, &other.optimizer); });
+    fs::resize_file(data, whole.size() - 1);
+    refuses("truncated", [&] { load_checkpoint(Checkpoint(dir + "/step-00000004"), other.model, nullptr); });
+    check(!is_complete(dir + "/step-00000004"), "a truncated file of values");
+    write_file(data, whole);
+    patch(dir + "/step-00000004/rank-00000.json", 50, "x");
+    refuses("its checksum differs",
+            [&] { load_checkpoint(Checkpoint(dir + "/step-00000004"), other.model, nullptr); });
+    check(!is_complete(dir + "/step-00000004"), "a damaged table");
+    patch(dir + "/step-00000003/index.json", 60, "9");
+    refuses("", [&] { Checkpoint c(dir + "/step-00000003"); });
+    patch(dir + "/step-00000004/index.json", 60, "9");
+    refuses("holds no readable checkpoint", [&] { find_checkpoints(dir); });
+    refuses("/nowhere: does not exist", [&] { find_checkpoints("/nowhere"); });
+
+    // a tensor put together from boxes and parts of them, as several ranks would have written it
+    save(2);
+    Checkpoint c(dir + "/" + step_name(trial.step));
+    const Parameter& p = trial.model.table.block(1, UP_W);
+    std::vector<real> want, got;
+    c.read(want, p, 0);
+    auto& pieces = c.pieces["master " + p.name];
+    std::string file = scratch_folder + "/file.bin", bytes;
+    std::vector<Checkpoint::Piece> parts;
+
+    for (long half = 0; half < 2; half++) {
+        long columns = p.shape[1] / 2, rows = p.shape[0], cut = half ? 5 * columns + 3 : rows * columns;
+        std::vector<real> box;
+        for (long r = 0; r < rows; r++)
+            box.insert(box.end(), &want[r * p.shape[1] + half * columns],
+                       &want[r * p.shape[1] + (half + 1) * columns]);
+        for (auto [first, last] : {std::pair(0L, cut), std::pair(cut, rows * columns)}) {
+            size_t at = bytes.size(), n = (size_t)(last - first) * sizeof(real);
+            bytes.append((const char*)&box[first], n);
+            if (n)
+                parts.push_back({p.shape, {0, half * columns}, {rows, columns}, file, at, n,
+                                 checksum(bytes.data() + at, n), sizeof(real) == 8, first});
+        }
+    }
+
+    write_file(file, bytes);
+    pieces = parts;
+    c.read(got, p, 0);
+    check(parts.size() == 3 && got == want, "a tensor cut in columns comes together");
+
+    // a rank's rows of it, and of these some
+    Parameter mine = p;
+    mine.start = {7, 2};
+    mine.count = {9, 4};
+    std::vector<real> some(17), expected;
+    c.read(some.data(), mine, 0, 6, 23);
+    for (long i = 6; i < 23; i++) expected.push_back(want[(7 + i / 4) * p.shape[1] + 2 + i % 4]);
+    check(some == expected, "values 6 to 22 of a box in the middle");
+    pieces[1].start = {INT64_MAX, 0};
+    refuses("outside its shape", [&] { c.read(got, p, 0); });
+    pieces[1] = pieces[0];
+    refuses("two pieces over the same values", [&] { c.read(got, p, 0); });
+    pieces.erase(pieces.begin() + 1);
+    refuses("values", [&] { c.read(got, p, 0); });
+    pieces[0].first = 1;
+    refuses("from value 1 of", [&] { c.read(got, p, 0); });
+
+    // what is kept: the newest that are whole, up to the one just written; nothing that is not a checkpoint
+    // goes
+    std::string keeps = scratch_folder + "/keeps", old = dir;
+    dir = keeps;
+    fs::create_directories(keeps + "/step-by-step1");
+    fs::create_directories(keeps + "/step-99999999");
+    write_file(keeps + "/step-00000000", "a file");
+    for (trial.step = 1; trial.step <= 4; trial.step++) save(9);
+    patch(keeps + "/step-00000004/rank-00000.json", 30, "x");
+    trial.step = 3;
+    save(2);
+    std::string left;
+    for (auto& name : list_checkpoints(keeps)) left += " " + std::to_string(step_of(name));
+    check(left == " 99999999 4 3 2", "damaged and newer folders neither count nor go, left are" + left);
+    check(fs::exists(keeps + "/step-by-step1") && fs::exists(keeps + "/step-00000000"),
+          "nor does anything else");
+    patch(keeps + "/step-00000002/rank-00000.json", 30, "x");
+    save(2);
+    check(list_checkpoints(keeps).size() == 4 && is_complete(keeps + "/step-00000003"),
+          "saved again over itself");
+
+    // data that were damaged after they were written count no longer, and nothing is removed for them
+    patch(keeps + "/step-00000003/rank-00000.bin", 50, "x");
+    trial.step = 5;
+    save(2);
+    check(fs::exists(keeps + "/step-00000003/DAMAGED") && !is_complete(keeps + "/step-00000003"),
+          "a checkpoint that is kept is read again");
+    Vocabulary v = Vocabulary::bytes();
+    v.kind = "bpe";
+    v.source = "#version: 0.2\nh e\n";
+    RunState spoken = {6, 10, 50, 7, 3, 5, shape, "bpe", 0, {}};
+    std::vector<real> values(want);
+    save_whole(keeps, spoken, {{{p, Master, 0, p.stored(), -1, 0}}, values.data()}, "{}", &v);
+    check(is_complete(keeps + "/step-00000006"), "a checkpoint with its vocabulary");
+    Checkpoint one(keeps + "/step-00000006");
+    check(one.has(p, 0) && !one.has(p, 1) && !one.has(trial.model.table.list[0], 0), "what it has");
+    patch(keeps + "/step-00000006/vocab.bpe", 15, "x");
+    refuses("vocab.bpe: damaged", [&] { Checkpoint damaged(keeps + "/step-00000006"); });
+}

@@ -1,0 +1,69 @@
+// test_options.h   checks of the option parser and of what it refuses
+#pragma once
+#include "../model/params.h"
+#include "../base/testing.h"
+#include "config.h"
+
+Options options_of(std::vector<std::string> words) {
+    std::vector<char*> argv = {(char*)"train_gpt"};
+    for (auto& w : words) argv.push_back(w.data());
+    return parse_options((int)argv.size(), argv.data());
+}
+
+void test_options() {
+    Options o = options_of({"--train", "a", "b", "--until-tokens", "270e9", "--learning-rate", "5e-5"});
+    check(o.train.size() == 2 && o.until_tokens == 270000000000 && o.learning_rate == 5e-5, "values");
+    refuses("did you mean --hidden", [] { options_of({"--hiden", "3"}); });
+    refuses("did you mean 124M", [] { find_preset("123M"); });
+    refuses("did you mean 6.7B", [] { find_preset("7B"); });
+    refuses("did you mean 1T", [] { find_preset("1000B"); });
+    refuses("did you mean --learning-rate", [] { options_of({"--lr", "1e-3"}); });
+    refuses("did you mean --micro-batch", [] { options_of({"--micro_batch_size", "1e-3"}); });
+    refuses("did you mean --help", [] { options_of({"--hlep"}); });
+    refuses("make DEVICE=cpu PRECISION=bf16", [] { options_of({"--precision", "bf16"}); });
+    check(options_of({"-h"}).help, "-h");
+    refuses("unknown option --dropout (--help", [] { options_of({"--dropout", "0.1"}); });
+    refuses("wants one", [] { options_of({"--layers"}); });
+    refuses("want a whole number", [] { options_of({"--layers", "2.5"}); });
+    refuses("want a whole number from 1", [] { options_of({"--layers", "0"}); });
+    refuses("wants at most", [] { options_of({"--layers", "3e9"}); });
+    refuses("options begin with --", [] { options_of({"layers"}); });
+    refuses("choose --heads 6 or 8", [] { Options p = options_of({"--heads", "7", "--hidden", "96"});
+                                         model_shape(p, 0); });
+    for (auto& heading : help_headings) find_form(option_table, heading.option);  // fails where there is none
+    std::string path = scratch_folder + "/run.conf";
+    write_file(path, "# a run\nlayers 7   # few\nhidden 64\n\ntrain x y\n");
+    o = options_of({"--config", path, "--layers", "9"});
+    check(o.layers == 9 && o.hidden == 64 && o.train.size() == 2,
+          "the command line wins over the config file");
+    write_file(path, "layers 7\nhiddn 64\n");
+    refuses("line 2: unknown option --hiddn", [&] { options_of({"--config", path}); });
+    refuses("cannot be read", [] { options_of({"--config", "/nowhere"}); });
+    refuses("is not a regular file", [] { options_of({"--config", "/tmp"}); });
+    refuses("has an empty value", [] { options_of({"--resume", ""}); });
+    refuses("run.conf line 1: --layers x: want a whole",
+            [&] {
+                write_file(path, "layers x\n");
+                options_of({"--config", path});
+            });
+
+    refuses("line 2: layers stands here a second", [&] {
+        write_file(path, "layers 1\nlayers 2\n");
+        options_of({"--config", path});
+    });
+    refuses("too large, at most 10000", [] { Options p = options_of({"--layers", "20000000"});
+                                            model_shape(p, 0); });
+    struct { const char* name; long count; } counts[] =
+        {{"124M", 124475904}, {"1558M", 1557686400}, {"8.3B", 8314288128},
+         {"17B", 17177045760}, {"530B", 529600819200}};
+
+    for (auto& c : counts) {
+        Options p = options_of({"--model", c.name});
+        ModelShape m = model_shape(p, 0);
+        long L = m.L, C = m.C;
+        long formula = L * (12 * C * C + 13 * C) + (long)m.Vp * C + (long)m.T * C + 2 * C;
+        long count = parameter_table(m).count;
+        check(count == formula && count == c.count,
+              text("%s has %ld parameters, wants %ld", c.name, count, c.count));
+    }
+}
