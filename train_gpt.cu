@@ -216,7 +216,8 @@ void resolve_and_check(Run& run, InferenceJobs& jobs, Schedules& schedules, doub
     check_trace(run);
 }
 
-// Everything that can be refused is refused here, before the model takes memory
+// Refuses what options and files show to be wrong. What only memory or a checkpoint's bytes can show comes
+// later: check_memory_suffices, resume_newest
 Schedules start(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char** argv) {
     Options& o = run.options;
     Schedules schedules;

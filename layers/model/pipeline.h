@@ -11,6 +11,7 @@
 //                      to or from one neighbour
 //     Grid::dp_stream  buckets: gradients reduced,           compute, up to where the bucket is complete,
 //                      parameters gathered                   or updated
+//   Generation (inference/packed_batch.h) has one micro-batch at a time, and messages on the compute stream.
 #pragma once
 #include <functional>
 #include "../../comm/schedule.h"

@@ -95,7 +95,8 @@ public:
 
 using NamedValues = std::vector<std::pair<std::string, double>>;
 
-// a step's numbers, the same on every rank, except for seconds and slow_ranks (rank 0's)
+// A step's numbers, the same on every rank, except for seconds, which are each rank's own, and slow_ranks,
+// which only rank 0 knows
 struct StepResult {
     double loss = 0, learning_rate = 0, norm = 0;  // the mean over the step's tokens; norm before clipping
     double seconds = 0;

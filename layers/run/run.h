@@ -9,7 +9,7 @@
 #include "checkpoint.h"
 #include "start_times.h"
 
-// a run once every setting is resolved; nothing here is on the device
+// a run once every setting is resolved: its options, its place in the grid, its data, its progress
 struct Run {
     Options options;
     Grid grid;
