@@ -14,9 +14,10 @@
 //   partial sums over all N rows, which are reduced. With sequence parallelism the rows of the residual
 //   stream are sharded over the ranks as well: rank r holds rows [r N / t, (r + 1) N / t); reductions become
 //   reduce-scatters, and rows are gathered before the next GEMM. Then N_r = N / t, otherwise N_r = N.
-//   To add a collective: one line, here or in a layer's function, with its label and what each rank holds
-//   before and after. Plans include it without further changes. If a rank omits the call or passes another
-//   count, scripts/test_nccl.py fails (the stand-in for NCCL names both ranks); if plan and run differ,
+//   To add a call: one line, here or in a layer's function, with its label and what each rank holds before
+//   and after (a new kind of collective: comm.h, the transports, Collective in base/operation.h). Plans
+//   include it without further changes. If a rank omits the call or passes another count,
+//   scripts/test_nccl.py fails (the stand-in for NCCL names both ranks); if plan and run differ,
 //   scripts/test_parallel.py fails.
 #pragma once
 #include <algorithm>

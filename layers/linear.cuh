@@ -6,7 +6,7 @@
 //             column_sum (residual.cuh) or the GEMM's epilogue, which only sets: column_sum's last kernel
 //             then adds. GELU's dy becomes dx in place. scratch: column_sum_scratch(OC) values
 //   gpu: GELU and the bias gradient are computed in a GEMM's epilogue or in kernels of their own, whichever
-//   is faster: see base/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
+//   is faster: see fast/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once

@@ -45,7 +45,7 @@ SEAMS = {
     ("layers/base/gemm.h", "layers/emulator/cublaslt_on_cpu.h"): "cuBLASLt without a GPU",
     ("layers/base/gemm.h", "layers/fast/autotune.h"): "the fastest of a GEMM's algorithms",
     ("layers/base/gemm.h", "layers/fast/fp8.h"): "8-bit numbers",
-    ("layers/cross_entropy.cuh", "layers/fast/mma.h"): "blocks that wait for one another",
+    ("layers/cross_entropy.cuh", "layers/fast/mma.h"): "exp2 in one instruction",
     ("layers/linear.cuh", "layers/fast/fp8_linear.cuh"): "linear layers in fp8",
     ("layers/model/activations.h", "layers/fast/flash_dispatch.cuh"): "the fast attention",
     ("layers/model/activations.h", "layers/fast/packed_attention_hopper.cuh"): "packed batches",

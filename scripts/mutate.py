@@ -135,7 +135,6 @@ NCCL_CHANGES = (
     (r"(?<=ncclAllReduce\(x, x, )n", "n - 1"),
     (r"(?<=ncclReduceScatter\()in", "out"),
     (r"(?<=ncclAllGather\()in", "out"),
-    (r"(?<=ncclReduce\()in", "out"),
     (r"(?<=ncclSend\(x, )n", "(n + 1) / 2"),
     (r"(?<=type_nccl\(type\), )(to|from)(?=, c)", r"1 - \1"),
     # calls of the compute stream; those of a comm stream would only be ordered more strictly there

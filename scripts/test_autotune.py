@@ -2,7 +2,8 @@
 """Checks that autotuned choices belong to the run: python3 scripts/test_autotune.py BUILD (an emulated one).
 
 Two tuning caches are forced to differ: all choices 0, or all 1. A resumed run must use its checkpoint's
-choices, not the machine's; all ranks must use rank 0's. The last line is `N passed, N failed`."""
+choices, not the machine's; all ranks must use the same, those of the lowest rank that made one. The last
+line is `N passed, N failed`."""
 
 import json
 import os

@@ -174,7 +174,7 @@ struct MicroBatch {
 
 struct Scratch {
     floatX* partial;   // (N, C): what a GEMM puts out towards the residual stream, or its gradient towards a
-                       // layer's input; over t ranks partial sums
+                       // layer's input; over t ranks partial sums, as the looked-up rows of wte are
     floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; new qkv of a packed batch

@@ -6,7 +6,8 @@
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
 //   The reduction of a bucket's gradients over data-parallel ranks starts as soon as the last micro-batch has
-//   added to them; forward waits for a bucket's new parameters just before it first reads them.
+//   added to them; forward waits for a bucket's new parameters just before it first reads them, as does a
+//   backward that computes the loss itself.
 //   To add a layer to the model: write layers/NAME.cuh (ref, gpu, and the Operation they share), call it here
 //   or in block.h, and add its tensors to params.h and activations.h. .github/CONTRIBUTING.md says which
 //   check fails if a place is forgotten.

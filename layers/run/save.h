@@ -322,7 +322,7 @@ public:
         began = due_since = seconds();
         stuck = false;
         state = run.state;
-        model.await_parameters();  // in bf16 they are the upper halves of the master weights
+        model.await_parameters();  // in bf16 they are the master weights' upper halves, rounded
         for (auto& range : snapshot.ranges)
             copy_state_to_host(buffer.get() + range.at, model, optimizer, range.kind, range.in_buffers(),
                                range.state_offset, range.n);

@@ -148,7 +148,6 @@ CALLS = {
     "all_reduce": "Every rank has a partial sum; afterwards every rank has the sum of all.",
     "reduce_scatter": "Every rank has a partial sum of all; afterwards each has the whole sum of its part.",
     "all_gather": "Every rank has its part; afterwards every rank has all parts.",
-    "reduce": "Every rank has a partial sum; afterwards one rank has the sum of all.",
     "send": "Values leave for the next stage.",
     "receive": "Values of the stage before arrive.",
 }
