@@ -33,7 +33,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     auto compute = [&] {
         clear_losses(model);
-        if (model.grid.p > 1) {
+        if (model.grid.p > 1) {  // several stages: see pipeline.h
             std::vector<BatchShape> sizes(micro_batches, {B, T});
             return run_schedule(model, trainer.schedules.at(samples.batch), token_batches(model, sizes),
                                 dloss);

@@ -16,8 +16,8 @@ constexpr real layernorm_epsilon = real(1e-5);
 
 struct NormStats { real *mean, *rstd; };  // (N) each
 
-// bias (C): gradient of the bias that was added just before the layer norm: the column sums of the new dx;
-// nullptr: not wanted
+// w, b: gradients of the layer norm's own; bias (C): of another layer's, which was added to x just before the
+// layer norm (OUT_B, DOWN_B): the column sums of the new dx; nullptr: not wanted
 struct NormGradients { real *w, *b, *bias = nullptr; };
 
 namespace ref {

@@ -135,8 +135,9 @@ inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const fl
     gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
 }
 
-// whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
-// faster; timed before the first step, in tune() (setup.h), then looked up
+// Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
+// faster. Timed before the first step, in tune() (setup.h), and only then is `run` called here; in a step
+// this looks up an answer
 template <class Out, class Run>
 bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int C, int OC, Stream s,
            Run run) {
@@ -203,7 +204,7 @@ inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floa
 struct LinearScratch {
     real* sums = nullptr;  // column_sum_scratch(OC) values or more: layer norms use it as well
     Fp8Scratch fp8 = {};   // only with --fp8; otherwise null, and the GEMMs are in floatX
-    bool in_fp8() const { return fp8.x; }
+    bool in_fp8() const { return fp8.x; }  // false: skip what fp8:: and `rounds` say below
     LinearScratch without_fp8() const { return {sums}; }
 };
 

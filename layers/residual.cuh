@@ -1,13 +1,15 @@
 // residual.cuh   x = residual + f + bias, f a branch's output without its bias; column sums, of which bias
 //   gradients are made; and how kernels hold rows
-//   With tensor parallelism a branch starts as partial sums, and the bias must be added once: here. Backward
-//   is the identity but for the bias, which gets the sum over the rows.
+//   With tensor parallelism a branch starts as partial sums, and the bias must be added once: here, or where
+//   this is fused with the next layer norm (layernorm.cuh: all but a chunk's last). Backward is the identity
+//   but for the bias, which gets the sum over the rows.
 //   residual, f, x, dx (N, C)   bias (C)   dbias (C) real
 //   kept:  nothing
 //   backward: sets dbias or, with `accumulate`, adds to it; scratch: row_scratch(C) values, for column_sum
 //             alone column_sum_scratch(C)
 //   communicates: nothing    cost: 2*N*C flops; memory bound
-//   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read
+//   gpu: in kernels that need whole rows (layer norms), a row is held in the registers of 1, 4, 16 or 32
+//   warps, at most 32 values a thread, 16 bytes a read
 #pragma once
 #include "base/operation.h"
 
@@ -52,7 +54,7 @@ inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool acc
     }
 }
 
-// dbias: the column sums of dx, where no layer norm's backward makes them
+// dbias: the column sums of dx, where no layer norm's backward makes them (ref's calls this to do so)
 inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch, int N, int C,
                                    bool accumulate, Stream s) {
     column_sum(dbias, dx, scratch, N, C, accumulate, s);

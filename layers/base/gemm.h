@@ -50,7 +50,7 @@ struct Gemm {
 constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that multiplies
 constexpr int cublas_candidates = 24;          // asked for
 
-// cuBLASLt has epilogues only for rows of whole 16-byte vectors, and not in fp64
+// cuBLASLt has epilogues only for rows of whole 16-byte vectors (of bf16: 8 values), and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
 template <class Out, class A, class B>

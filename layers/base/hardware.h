@@ -85,7 +85,7 @@ inline std::string driver_name() {
 #endif
 }
 
-// 90 for sm_90; builds that run without a GPU count as sm_90. Queried once: every layer chooses kernels by it
+// 90 for sm_90; builds that run without a GPU count as sm_90. Queried once
 inline int compute_capability() {
 #if defined(__CUDACC__)
     static const int capability = [] {

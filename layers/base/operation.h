@@ -222,8 +222,8 @@ struct NvtxRange {
     NvtxRange(const NvtxRange&) = delete;
 };
 
-// Converts to false in a dry run: announced, not executed. Without works it is one kernel that moves each
-// tensor once
+// Converts to false in a dry run: announced, not executed. In a step that nobody observes it is true and does
+// nothing else. Without works it is one kernel that moves each tensor once
 class Operation {
     NvtxRange range;
     ActivityScope announced;

@@ -46,8 +46,8 @@ void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X
 
 // ---- of sm_90a, where they are the faster ----------------------------------------------------------------
 
-// whether sm_90a's kernel is used, decided once per shape; also called for packed batches. On the emulated
-// device only checks use that kernel. run(true): sm_90a's
+// whether sm_90a's kernel is used (on another GPU: false at once), decided once per shape; also called for
+// packed batches. On the emulated device only checks use that kernel. run(true): sm_90a's
 template <class Run>
 bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`

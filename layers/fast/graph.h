@@ -53,8 +53,9 @@ struct Graph {
 };
 #endif
 
-// A step's work as a CUDA graph, shared by all steps with the same batch size. If it cannot be captured, it
-// is enqueued call by call or, with must_capture (all ranks must do the same), the error is thrown
+// A step's work as a CUDA graph, shared by all steps of one batch size that read the same token buffer. If it
+// cannot be captured, it is enqueued call by call or, with must_capture (all ranks must do the same), the
+// error is thrown
 class CapturedStep {
     std::unique_ptr<Graph> graph;
     bool failed = false;

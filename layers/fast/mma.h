@@ -230,7 +230,7 @@ inline float exp2_of(float x) {
 
 namespace gpu {
 
-// whether this is compiled for sm_90; true on the host as well
+// whether this is compiled for sm_90; of the host's code it says nothing (there: true)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
 constexpr bool is_hopper = false;
 #else

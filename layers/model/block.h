@@ -100,6 +100,8 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     bool accumulate = ctx.accumulate;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
     int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
+    // one buffer each, in turn: `wide` holds d_up in steps 8 to 6, then d_qkv; `partial` holds the gradient
+    // of step 6's input, then d_o, then that of step 2's input
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide;
     const LinearScratch& linear = scratch.linear;
     real* sums = linear.sums;

@@ -2,7 +2,7 @@
 //   Every bucket of the flat buffers is split into d equal slices. Data-parallel rank i owns slice i: it
 //   receives the slice's summed gradients, alone holds its master weights and moments, and updates it; then
 //   the new parameters are all-gathered. With one shard (--zero 0, or d = 1) each rank owns everything, and
-//   gradients are all-reduced.
+//   gradients are all-reduced if d > 1.
 //   low_bits, m, v: for the owned slices, in the format of adamw_state.cuh
 //   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
 //   norm = L2 over all gradients, each counted once; gradients are scaled by min(1, clip / (norm + 1e-6))

@@ -338,7 +338,8 @@ inline void reduce_bucket(Model& model, int bucket) {
     comm::reduce_scatter(dp, g + dp.rank * slice, g, slice, "gradients", model.grid.dp_stream);
 }
 
-// gradient of the chunk's output -> gradient of its input, in place; the last chunk starts from the losses
+// gradient of the chunk's output -> gradient of its input, in place; the last chunk starts from
+// the logits' gradient
 inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     Section section({Pass::Backward, mb.index, mb.chunk}, model.stream);
     const ParameterTable& table = model.table;
@@ -351,7 +352,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     };
     auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
 
-    // dx is the gradient that the next chunk's stage sent or, in the last chunk, is computed from the losses
+    // dx is the gradient that the next chunk's stage sent or, in the last chunk, comes from the LM head
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
         residual_bias_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums,
