@@ -444,7 +444,7 @@ refused "prepare.sh gpt2 .FOLDER" bash scripts/prepare.sh
 refused "35: give a multiple" bash scripts/launch_530b.sh slurm 36
 expect "6.7B on one GPU of 80 GB, as the README says" $bin/train_gpt --plan --model 6.7B --micro-batch 1 \
     --moments bf16 --master-weights no --hardware dgx-h100
-refused "a machine of here has" $bin/train_gpt --plan --model 175B --hardware here
+refused "this machine has" $bin/train_gpt --plan --model 175B --hardware here
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
     command=$(sed -n "s/^#   \(.*--plan\)$/\1/p" "$c")
     eval "${command//.\/train_gpt/$0/train_gpt}" || exit 1; done' $bin

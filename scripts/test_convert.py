@@ -293,8 +293,15 @@ def test_megatron(work, tensors):
         check(not os.path.exists(f"{work}/harm"), "a checkpoint that would run code runs none")
     converted()
     check(read_safetensors(f"{work}/mega-hf/model.safetensors") == tensors, "Megatron's model is ours")
-    good("convert", "--from-huggingface", f"{work}/mega-hf", "--to", f"{work}/mega")
-    check(export(work, "mega") == tensors, "and comes back from a checkpoint")
+    good("convert", "--from-huggingface", f"{work}/mega-hf", "--to", f"{work}/mega-own")
+    check(export(work, "mega-own") == tensors, "and comes back from a checkpoint")
+    refused(
+        "is not empty: choose a new folder",
+        "--from-checkpoint",
+        f"{work}/mega-own",
+        "--to-huggingface",
+        f"{work}/mega-hf",
+    )
     converted("has position embeddings (position_embedding_type rope)", position_embedding_type="rope")
     converted("has a gated MLP (swiglu True)", swiglu=True)
     converted("epsilon 1e-06", norm_epsilon=1e-6)
