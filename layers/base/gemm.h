@@ -339,7 +339,7 @@ struct Cublas {
     AutotuneCache<Shape, cublasLtMatmulAlgo_t> chosen;
 
     static Cublas& get() {
-        static Cublas cublas;
+        static Cublas& cublas = *new Cublas;  // never destroyed: when a program ends, its device may be gone
         return cublas;
     }
 
