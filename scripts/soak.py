@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Injects a random fault every 20 s into a run of 2 x 2 x 2 ranks over two hosts and a spare: its losses must
 equal those of an undisturbed run bit for bit. Where too few hosts are left, the launcher goes on with one
-replica, which adds up in another order: from there on they must be near.
+replica, which adds up in another order: the next 500 steps must be near. Later ones need not: at this
+learning rate two runs part exponentially (1e-8 grows to 1e-6 in 2,000 steps, to 1e-2 in 4,000).
 
   python3 scripts/soak.py BUILD [--minutes 30] [--seed N]     hosts are network namespaces: wants root"""
 
@@ -32,7 +33,8 @@ from over_ranks import check, environment, finish
 EVERY = 20  # seconds
 COMM_TIMEOUT = 10
 LAYOUT = ["--tensor-parallel", 2, "--pipeline-parallel", 2]
-SETTINGS = ["--save-every", 50, "--keep", 4, "--comm-timeout", COMM_TIMEOUT]
+SAVE_EVERY, KEEP = 50, 4
+SETTINGS = ["--save-every", SAVE_EVERY, "--keep", KEEP, "--comm-timeout", COMM_TIMEOUT]
 
 
 def argument(name, default):
@@ -202,14 +204,17 @@ def main():
     r = run(command(*calm, ranks=8), timeout=7200)
     check(r.returncode == 0, f"undisturbed: {r.stderr[-400:]}")
     wanted = metrics(WORK / "calm.jsonl")
-    whole = min((a["from_step"] for a in attempts() if a["ranks"] < 8), default=steps)  # of both replicas
+    # steps of both replicas; one that goes on alone may find the newest checkpoints damaged
+    alone = min((a["from_step"] for a in attempts() if a["ranks"] < 8), default=None)
+    whole = steps if alone is None else alone - (KEEP - 1) * SAVE_EVERY
     differ = [s for s in wanted if got.get(s) != wanted[s] and s <= whole]
     check(got.keys() == wanted.keys() and not differ, f"losses: of {whole} steps {len(differ)} differ")
-    far = max(abs(x - y) / (1 + abs(y)) for s in wanted for x, y in zip(got[s], wanted[s]))
-    check(far < 1e-4, f"losses: {far:.1e} from the undisturbed run's")
+    near = range(whole + 1, min(steps, whole + 500) + 1)
+    far = max((abs(x - y) / (1 + abs(y)) for s in near for x, y in zip(got[s], wanted[s])), default=0)
+    check(far < 1e-5, f"losses: within 500 steps {far:.1e} from the undisturbed run's")
     print(
-        f"{len(done)} faults, {len(attempts())} attempts, {steps} steps: {whole} to the last bit, the others"
-        f" within {far:.1e}"
+        f"{len(done)} faults, {len(attempts())} attempts, {steps} steps: {whole} to the last bit, the next"
+        f" {len(near)} within {far:.1e}"
     )
     finish()
 
