@@ -15,29 +15,27 @@ SCRIPTS = ("scripts/*.sh", "scripts/*.py", "scripts/tour/*", "scripts/tour/site/
 
 # The book: how a transformer is trained over tensor-, pipeline- and data-parallel ranks. All else is an
 # appendix, which the book does not include, but for the seams below
-BOOK = {
-    "layers/base": "layers/base",
-    "comm": "comm layers/base",
-    "data": "data layers/base",
-    "layers": "layers layers/base",
-    "layers/model": "layers/model layers layers/base comm data",
-}
-EVERY_BOOK_FOLDER = " ".join(BOOK)
+BOOK = ("layers/base", "comm", "data", "layers", "layers/model")
 BOOK_ROOTS = ("train_gpt.cu", "layers/*.cuh", "layers/model/*.h", "comm/*.h", "comm/*.cpp")
 BOOK_ROOTS += ("data/tokens.h", "data/loader.h")
-# an appendix includes the book, and of other appendices only what stands here
-APPENDICES = {
-    "layers/fast": "layers/emulator",
-    "layers/emulator": "layers/fast",
-    "layers/emulator/nccl": "layers/emulator",
-    "layers/run": "layers/fast comm/mpi",
-    "layers/inference": "layers/run data/tasks",
-    "layers/convert": "layers/run",
-    "layers/plan": "layers/run comm/mpi",
-    "comm/mpi": "layers/emulator",
-    "data/tasks": "",
-    "data/corpus": "data/tasks comm/mpi",
-    "scripts/tour": "layers/fast",
+# a folder includes only itself and what stands here; train_gpt.cu includes the book, checks include anything
+ARROWS = {
+    "layers/base": "",
+    "comm": "layers/base",
+    "data": "layers/base",
+    "layers": "layers/base",
+    "layers/model": "layers layers/base comm data",
+    "layers/fast": "layers layers/base layers/emulator",
+    "layers/emulator": "layers/base layers/fast",
+    "layers/emulator/nccl": "layers/base layers/emulator",
+    "layers/run": "layers/model layers layers/base layers/fast comm comm/mpi data",
+    "layers/inference": "layers/run layers/model layers layers/base comm data data/tasks",
+    "layers/convert": "layers/run layers/model layers layers/base comm data",
+    "layers/plan": "layers/run layers/model layers layers/base comm comm/mpi data",
+    "comm/mpi": "comm layers/base layers/emulator",
+    "data/tasks": "data layers/base",
+    "data/corpus": "data/tasks data comm comm/mpi layers/base",
+    "scripts/tour": "layers layers/base layers/fast",
 }
 # where the book reaches an appendix, and what for: these are all such places
 SEAMS = {
@@ -75,7 +73,10 @@ TOP = {
     ".github",
 }
 
-COLUMNS, FUNCTION, KERNEL = 110, 60, 120  # of functions about so many lines: a tenth more passes
+COLUMNS, FUNCTION = 110, 60
+KERNEL = 127  # flash_backward_kernel's; the aim: 120
+# beside layers/base and the emulator, what may ask which device it is compiled for
+DEVICE_CODE = {f"layers/fast/{name}.h" for name in ("autotune", "fp8", "graph", "hopper", "mma")}
 
 complaints = []
 
@@ -110,14 +111,12 @@ def in_book(name):
 
 def check_arrows(name):
     folder = folder_of(name)
-    if name == "test_gpt.cu":
-        return
-    if folder in APPENDICES:
-        allowed = {folder, *EVERY_BOOK_FOLDER.split(), *APPENDICES[folder].split()}
+    if name == "train_gpt.cu":
+        allowed = set(BOOK)
+    elif is_check(name):
+        allowed = set(ARROWS)
     else:
-        allowed = set(BOOK.get(folder, EVERY_BOOK_FOLDER).split())
-    if is_check(name):
-        allowed = {*BOOK, *APPENDICES}
+        allowed = {folder, *ARROWS[folder].split()} if folder in ARROWS else set()
     for included in includes_of(name):
         if folder_of(included) not in allowed and (name, included) not in SEAMS:
             complain(f"{name} includes {included}: {folder} may not include {folder_of(included)}")
@@ -385,14 +384,14 @@ def functions(group):
 def check_functions(name, text):
     for begin, end, on_device in functions(read_groups(text)):
         lines, most = text.count("\n", begin, end), KERNEL if on_device else FUNCTION
-        if lines > 1.1 * most and not is_check(name):
+        if lines > most and not is_check(name):
             line = text.count("\n", 0, begin) + 1
-            complain(f"{name}:{line}: a function of {lines} lines, wants about {most}")
+            complain(f"{name}:{line}: a function of {lines} lines, at most {most}")
 
 
 def check_choices(name, text):
     """The transport, the device and the precision are chosen in one place."""
-    if name.startswith(("layers/base/", "layers/fast/", "layers/emulator/")) or is_check(name):
+    if name.startswith(("layers/base/", "layers/emulator/")) or name in DEVICE_CODE or is_check(name):
         return
     for number, line in enumerate(text.split("\n"), 1):
         if "<<<" in line:
