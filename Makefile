@@ -225,7 +225,15 @@ $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/emulator/%.c
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-$(BUILD)/train_gpt $(BUILD)/test_gpt: $(BUILD)/%: $(OBJECTS)/%.o $(OBJECTS)/comm_$(COMM).o $(NCCL_OBJECT) \
+# what only checks run compiles the trainer once: there train_gpt is test_gpt, called by that name
+FOR_CHECKS := $(or $(SANITIZE),$(filter emulated fp64,$(DEVICE) $(PRECISION)))
+ifneq ($(FOR_CHECKS),)
+$(OBJECTS)/test_gpt.o: COMPILE += -DAND_TRAIN_GPT
+$(BUILD)/train_gpt: $(BUILD)/test_gpt
+	ln -f $< $@
+endif
+$(addprefix $(BUILD)/,$(if $(FOR_CHECKS),,train_gpt) test_gpt): $(BUILD)/%: $(OBJECTS)/%.o \
+	$(OBJECTS)/comm_$(COMM).o $(NCCL_OBJECT) \
 	$(BF16_OBJECT) $(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)
@@ -293,6 +301,7 @@ check-kernels:
 record-kernels:
 	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) --record
 check:
-	bash scripts/check.sh
+	python3 scripts/check.py
+	python3 scripts/check_headers.py
 clean:
 	rm -rf build $(PROGRAMS) corpus

@@ -35,6 +35,12 @@
 #include "layers/fast/test_hopper.h"
 #include "layers/fast/test_kernels_attention.h"
 
+#if defined(AND_TRAIN_GPT)  // in builds for checks, see the Makefile
+#define main train_gpt
+#include "train_gpt.cu"
+#undef main
+#endif
+
 struct Chapter {
     const char* name;
     void (*run)();
@@ -105,6 +111,9 @@ void run_chapter(const Chapter& c) {
 }
 
 int main(int argc, char** argv) {
+#if defined(AND_TRAIN_GPT)
+    if (fs::path(argv[0]).filename() == "train_gpt") return train_gpt(argc, argv);
+#endif
     if (host_is_device) let_waiting_threads_sleep(argv);
     setvbuf(stdout, nullptr, _IOLBF, 0);  // so that a hang does not swallow earlier output
     comm::start(&argc, &argv);
