@@ -225,7 +225,7 @@ $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/emulator/%.c
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -O3 -DWATCHED -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-# what only checks run compiles the trainer once: there train_gpt is test_gpt, called by that name
+# what only checks run compiles the trainer once: there train_gpt is test_gpt, called by another name
 FOR_CHECKS := $(or $(SANITIZE),$(filter emulated fp64,$(DEVICE) $(PRECISION)))
 ifneq ($(FOR_CHECKS),)
 $(OBJECTS)/test_gpt.o: COMPILE += -DAND_TRAIN_GPT

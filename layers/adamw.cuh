@@ -91,6 +91,101 @@ inline int square_sum_cut(long n) {
     return n < 4096L * square_sum_parts ? ceil_div(n, 4096) : square_sum_parts;
 }
 
+// ---- the operations --------------------------------------------------------------------------------------
+
+template <class State>
+struct AdamW {
+    State state;
+    const real* gradients;
+    const uint8_t* flags;
+    const HyperParameters* hyper;
+    const UpdateDecision* decision;
+    StateCheck* check;
+    long n;
+
+    static constexpr const char* name = "adamw";
+    std::vector<Tensor> tensors() const {
+        return {reads("gradients", gradients, n), updates("parameters", state.parameters, n),
+                updates("low_bits", state.low_bits, n), updates("m", state.m, n), updates("v", state.v, n)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// sum += x; both (n) real, n a multiple of 128
+struct AddValues {
+    real* sum;
+    const real* x;
+    long n;
+
+    static constexpr const char* name = "add_values";
+    std::vector<Tensor> tensors() const { return {reads("x", x, n), updates("sum", sum, n)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// sums[slice.global_id] = sum of x^2 over a slice's values with flag_in_norm; parts: square_sum_parts a
+// slice. For the plan: sums has sum_count values, x has `all`, of which the `count` slices cover n
+struct SquareSums {
+    double *sums, *parts;
+    const real* x;
+    const uint8_t* flags;
+    const Slice* slices;
+    int count;
+    long sum_count = 0, all = 0, n = 0;
+
+    static constexpr const char* name = "square_sums";
+    std::vector<Tensor> tensors() const {
+        return {reads("gradients", x, all), writes("squares", sums, sum_count)};
+    }
+    std::vector<Work> works() const { return {moves(0, (double)n)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// sum of x (n)
+struct SumValues {
+    double* sum;
+    const real* x;
+    long n;
+
+    static constexpr const char* name = "sum_values";
+    std::vector<Tensor> tensors() const { return {reads("x", x, n), writes("sum", sum, 1)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// sums (count + 1): sums of squares of the gradients, which make up the norm, then the sum of losses
+struct DecideUpdate {
+    UpdateDecision* decision;
+    const double* sums;
+    int count;
+    double max_norm;
+    const HyperParameters* hyper;
+
+    static constexpr const char* name = "decide_update";
+    std::vector<Tensor> tensors() const {
+        return {reads("sums", sums, count + 1), written_values("decision", decision, 1)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// sum += a checksum of the bits of x (n): flipping any one bit changes it
+template <class T>
+struct SumBits {
+    unsigned long long* sum;
+    const T* x;
+    long n;
+
+    static constexpr const char* name = "sum_bits";
+    std::vector<Tensor> tensors() const { return {reads("x", x, n)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
+
 namespace ref {
 
 // what a span of flag_span values adds to a checksum
@@ -122,31 +217,29 @@ void update_span(State state, const real* gradients, HyperParameters hyper, real
     }
 }
 
+}  // namespace ref
+
 template <class State>
-void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
-           const UpdateDecision* decision, StateCheck* check, long n, Stream) {
+inline void AdamW<State>::ref(Stream) const {
     if (!decision->will_update) return;
     unsigned long long read = 0, written = 0;
     #pragma omp parallel for reduction(+ : read, written)
     for (long first = 0; first < n; first += flag_span) {
         bool decaying = flags[first / flag_span] & flag_decay;
-        read += span_checksum(state, first);
-        update_span(state, gradients, *hyper, decision->scale, decaying, first);
-        written += span_checksum(state, first);
+        read += ref::span_checksum(state, first);
+        ref::update_span(state, gradients, *hyper, decision->scale, decaying, first);
+        written += ref::span_checksum(state, first);
     }
     check->read += read;
     check->written += written;
 }
 
-// sum += x; both (n) real, n a multiple of 128
-inline void add_values(real* sum, const real* x, long n, Stream) {
+inline void AddValues::ref(Stream) const {
     #pragma omp parallel for simd
     for (long i = 0; i < n; i++) sum[i] += x[i];
 }
 
-// sums[slice.global_id] = sum of x^2 over a slice's values with flag_in_norm; parts: square_sum_parts a slice
-inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* flags,
-                        const Slice* slices, int count, Stream) {
+inline void SquareSums::ref(Stream) const {
     for (int k = 0; k < count; k++) {
         const Slice& slice = slices[k];
         long part = (slice.n / flag_span + slice.parts - 1) / slice.parts * flag_span;
@@ -169,28 +262,22 @@ inline void square_sums(double* sums, double* parts, const real* x, const uint8_
     }
 }
 
-// sum += a checksum of the bits of x (n): flipping any one bit changes it
 template <class T>
-void sum_bits(unsigned long long* sum, const T* x, long n, Stream) {
+inline void SumBits<T>::ref(Stream) const {
     unsigned long long all = 0;
     #pragma omp parallel for reduction(+ : all)
     for (long i = 0; i < n; i++) all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
     *sum += all;
 }
 
-// sum of x (n)
-inline void sum_values(double* sum, const real* x, long n, Stream) {
+inline void SumValues::ref(Stream) const {
     *sum = 0;
     for (long i = 0; i < n; i++) *sum += x[i];
 }
 
-// sums (count + 1): sums of squares of the gradients, which make up the norm, then the sum of losses
-inline void decide_update(UpdateDecision* decision, const double* sums, int count, double max_norm,
-                          const HyperParameters* hyper, Stream) {
+inline void DecideUpdate::ref(Stream) const {
     decision->decide(sums, count, max_norm, *hyper);
 }
-
-}  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
@@ -258,13 +345,6 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
     add_over_block(&check->written, sums.written);
 }
 
-template <class State>
-void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
-           const UpdateDecision* decision, StateCheck* check, long n, Stream s) {
-    LAUNCH(adamw_kernel<State>, ceil_div(n, adamw_block * real_each), adamw_block, 0, s, state, gradients,
-           flags, hyper, decision, check, n);
-}
-
 template <class T>
 __global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
     unsigned long long all = 0;
@@ -272,11 +352,6 @@ __global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
         all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
     add_over_block(sum, all);
 }
-template <class T>
-void sum_bits(unsigned long long* sum, const T* x, long n, Stream s) {
-    LAUNCH(sum_bits_kernel<T>, std::min(1024, ceil_div(n, adamw_block)), adamw_block, 0, s, sum, x, n);
-}
-
 __global__ void add_values_kernel(real* sum, const real* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     if (i >= n) return;
@@ -285,10 +360,6 @@ __global__ void add_values_kernel(real* sum, const real* x, long n) {
     for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
     store16(sum + i, a);
 }
-inline void add_values(real* sum, const real* x, long n, Stream s) {
-    LAUNCH(add_values_kernel, ceil_div(n, 256 * real_each), 256, 0, s, sum, x, n);
-}
-
 constexpr int square_sum_block = 256;
 
 __device__ inline void block_sum_to(double* out, double sum) {
@@ -324,13 +395,6 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
     block_sum_to(sums + slice.global_id, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
 }
 
-inline void square_sums(double* sums, double* parts, const real* x, const uint8_t* flags,
-                        const Slice* slices, int count, Stream s) {
-    LAUNCH(square_sums_kernel, dim3(square_sum_parts, count), square_sum_block, 0, s, parts, x, flags,
-           slices);
-    LAUNCH(square_sums_add_kernel, count, square_sum_block, 0, s, sums, parts, slices);
-}
-
 // a single block, so that the order is always the same
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
@@ -338,60 +402,40 @@ __global__ void sum_values_kernel(double* out, const real* x, long n) {
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
     block_sum_to(out, sum);
 }
-inline void sum_values(double* sum, const real* x, long n, Stream s) {
-    LAUNCH(sum_values_kernel, 1, square_sum_block, 0, s, sum, x, n);
-}
-
 __global__ void decide_update_kernel(UpdateDecision* decision, const double* sums, int count,
                                      double max_norm, const HyperParameters* hyper) {
     decision->decide(sums, count, max_norm, *hyper);
 }
-inline void decide_update(UpdateDecision* decision, const double* sums, int count, double max_norm,
-                          const HyperParameters* hyper, Stream s) {
-    LAUNCH(decide_update_kernel, 1, 1, 0, s, decision, sums, count, max_norm, hyper);
-}
 
 }  // namespace gpu
-#endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
 
 template <class State>
-void adamw(const State& state, const real* gradients, const uint8_t* flags, const HyperParameters* hyper,
-           const UpdateDecision* decision, StateCheck* check, long n, Stream s) {
-    if (Operation op{"adamw", s, {reads("gradients", gradients, n),
-                                  updates("parameters", state.parameters, n),
-                                  updates("low_bits", state.low_bits, n),
-                                  updates("m", state.m, n), updates("v", state.v, n)}})
-        dev::adamw(state, gradients, flags, hyper, decision, check, n, s);
-}
-
-inline void add_values(real* sum, const real* x, long n, Stream s) {
-    if (Operation op{"add_values", s, {reads("x", x, n), updates("sum", sum, n)}})
-        dev::add_values(sum, x, n, s);
-}
-
-// x has `all` values, of which the `count` slices cover n; sums (sum_count)
-inline void square_sums(double* sums, int sum_count, double* parts, const real* x, long all, long n,
-                        const uint8_t* flags, const Slice* slices, int count, Stream s) {
-    if (Operation op{"square_sums", s, {reads("gradients", x, all), writes("squares", sums, sum_count)},
-                     {moves(0, (double)n)}})
-        dev::square_sums(sums, parts, x, flags, slices, count, s);
-}
-
-inline void sum_values(double* sum, const real* x, long n, Stream s) {
-    if (Operation op{"sum_values", s, {reads("x", x, n), writes("sum", sum, 1)}})
-        dev::sum_values(sum, x, n, s);
-}
-
-inline void decide_update(UpdateDecision* decision, const double* sums, int count, double max_norm,
-                          const HyperParameters* hyper, Stream s) {
-    if (Operation op{"decide_update", s,
-                     {reads("sums", sums, count + 1), written_values("decision", decision, 1)}})
-        dev::decide_update(decision, sums, count, max_norm, hyper, s);
+inline void AdamW<State>::gpu(Stream s) const {
+    LAUNCH(gpu::adamw_kernel<State>, ceil_div(n, gpu::adamw_block * gpu::real_each), gpu::adamw_block, 0, s,
+           state, gradients, flags, hyper, decision, check, n);
 }
 
 template <class T>
-void sum_bits(unsigned long long* sum, const T* x, long n, Stream s) {
-    if (Operation op{"sum_bits", s, {reads("x", x, n)}}) dev::sum_bits(sum, x, n, s);
+inline void SumBits<T>::gpu(Stream s) const {
+    LAUNCH(gpu::sum_bits_kernel<T>, std::min(1024, ceil_div(n, gpu::adamw_block)), gpu::adamw_block, 0, s,
+           sum, x, n);
 }
+
+inline void AddValues::gpu(Stream s) const {
+    LAUNCH(gpu::add_values_kernel, ceil_div(n, 256 * gpu::real_each), 256, 0, s, sum, x, n);
+}
+
+inline void SquareSums::gpu(Stream s) const {
+    LAUNCH(gpu::square_sums_kernel, dim3(square_sum_parts, count), gpu::square_sum_block, 0, s, parts, x,
+           flags, slices);
+    LAUNCH(gpu::square_sums_add_kernel, count, gpu::square_sum_block, 0, s, sums, parts, slices);
+}
+
+inline void SumValues::gpu(Stream s) const {
+    LAUNCH(gpu::sum_values_kernel, 1, gpu::square_sum_block, 0, s, sum, x, n);
+}
+
+inline void DecideUpdate::gpu(Stream s) const {
+    LAUNCH(gpu::decide_update_kernel, 1, 1, 0, s, decision, sums, count, max_norm, hyper);
+}
+#endif

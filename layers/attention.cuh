@@ -17,10 +17,56 @@
 
 struct AttentionShape {
     int B, T, NH, HS;
+    long rows() const { return (long)B * T; }
+    long heads() const { return (long)B * NH; }
     long row() const { return 3L * NH * HS; }  // elements of qkv from one position to the next
     long out() const { return (long)NH * HS; }
     real scale() const { return 1 / std::sqrt(real(HS)); }
 };
+
+// ---- the operations --------------------------------------------------------------------------------------
+
+inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
+    return reads("qkv", qkv, (long)a.B * a.T, a.row());
+}
+
+struct AttentionForward {
+    floatX *o, *p;
+    const floatX* qkv;
+    AttentionShape a;
+
+    static constexpr const char* name = "attention_forward";
+    std::vector<Tensor> tensors() const {
+        return {qkv_of(qkv, a), writes("p", p, a.heads() * a.T, a.T), writes("o", o, a.rows(), a.out())};
+    }
+    std::vector<Work> works() const {
+        return {scores_product({a.T, a.T, a.HS, a.heads()}), moves(2.0 * (double)a.heads() * a.T * a.T),
+                scores_product({a.T, a.HS, a.T, a.heads()})};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct AttentionBackward {
+    floatX *dqkv, *dp;
+    const floatX *dout, *p, *qkv;
+    AttentionShape a;
+
+    static constexpr const char* name = "attention_backward";
+    std::vector<Tensor> tensors() const {
+        return {qkv_of(qkv, a), reads("p", p, a.heads() * a.T, a.T), reads("dout", dout, a.rows(), a.out()),
+                writes("dp", dp, a.heads() * a.T, a.T), writes("dqkv", dqkv, a.rows(), a.row())};
+    }
+    std::vector<Work> works() const {
+        Work values = scores_product({a.T, a.HS, a.T, a.heads()});
+        return {values, scores_product({a.T, a.T, a.HS, a.heads()}),
+                moves(3.0 * (double)a.heads() * a.T * a.T), values, values};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
 
 namespace ref {
 
@@ -39,7 +85,9 @@ inline real softmax_row(floatX* p, real* scores, int seen, int n) {
     return largest + std::log(sum);
 }
 
-inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
+}  // namespace ref
+
+inline void AttentionForward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -48,11 +96,11 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
             floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
             floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
 
-            for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
-                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
-                gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys,
-                              .k = a.HS, .transpose_b = true, .alpha = a.scale(), .lda = a.row(),
-                                  .ldb = a.row(), .ldc = a.T}, s);
+            for (int t0 = 0; t0 < a.T; t0 += ref::attention_rows) {
+                int rows = std::min(ref::attention_rows, a.T - t0), keys = t0 + rows;
+                ref::gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.row(), .b = k, .m = rows,
+                                   .n = keys, .k = a.HS, .transpose_b = true, .alpha = a.scale(),
+                                   .lda = a.row(), .ldb = a.row(), .ldc = a.T}, s);
                 for (int t = t0; t < keys; t++) {
                     floatX* row = pb + (long)t * a.T;
                     real largest = real(row[0]), sum = 0;
@@ -66,14 +114,13 @@ inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, Attention
                     for (int j = t + 1; j < a.T; j++) row[j] = floatX(0);
                 }
 
-                gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,
-                              .n = a.HS, .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
+                ref::gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,
+                                   .n = a.HS, .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
             }
         }
 }
 
-inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p,
-                               const floatX* qkv, AttentionShape a, Stream s) {
+inline void AttentionBackward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -86,17 +133,17 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
 
             // from the last rows, which see every key and so set all of dk and dv, to the first, which add
             real beta = 0;
-            for (int t0 = (a.T - 1) / attention_rows * attention_rows; t0 >= 0; t0 -= attention_rows,
-                 beta = 1) {
-                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
+            constexpr int step = ref::attention_rows;
+            for (int t0 = (a.T - 1) / step * step; t0 >= 0; t0 -= step, beta = 1) {
+                int rows = std::min(step, a.T - t0), keys = t0 + rows;
                 const floatX *dt = db + t0 * a.out(), *pt = pb + (long)t0 * a.T;
                 floatX* dpt = dpb + (long)t0 * a.T;
 
-                gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows,
-                              .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.out(), .ldc = a.row()},
-                             s);
-                gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS,
-                              .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
+                ref::gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows,
+                                   .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.out(),
+                                   .ldc = a.row()}, s);
+                ref::gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS,
+                                   .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
 
                 for (int t = 0; t < rows; t++) {
                     floatX* d = dpt + (long)t * a.T;
@@ -109,16 +156,14 @@ inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, con
                         d[j] = floatX(real(pr[j]) * (real(d[j]) - sum) * a.scale());
                 }
 
-                gemm<floatX>({.out = dq + t0 * a.row(), .a = dpt, .b = k, .m = rows, .n = a.HS, .k = keys,
-                              .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
-                gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS, .k = rows,
-                              .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.row(), .ldc = a.row()},
-                             s);
+                ref::gemm<floatX>({.out = dq + t0 * a.row(), .a = dpt, .b = k, .m = rows, .n = a.HS,
+                                   .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
+                ref::gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS,
+                                   .k = rows, .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.row(),
+                                   .ldc = a.row()}, s);
             }
         }
 }
-
-}  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
@@ -153,88 +198,56 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
     for (int j = lane; j < T; j += 32) dp[j] = floatX(real(p[j]) * (real(dp[j]) - sum) * scale);
 }
 
+}  // namespace gpu
+
 // one batched GEMM over the heads per sequence: no single stride covers both B and NH
-inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
+inline void AttentionForward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {
         const floatX* q = qkv + b * a.T * a.row();
-        gemm<floatX>({.out = p + b * a.NH * square, .a = q, .b = q + a.HS, .m = a.T, .n = a.T, .k = a.HS,
-                      .transpose_b = true, .alpha = a.scale(), .lda = a.row(), .ldb = a.row(), .batch = a.NH,
-                      .stride_a = head, .stride_b = head, .stride_out = square}, s);
+        gpu::gemm<floatX>({.out = p + b * a.NH * square, .a = q, .b = q + a.HS, .m = a.T, .n = a.T, .k = a.HS,
+                           .transpose_b = true, .alpha = a.scale(), .lda = a.row(), .ldb = a.row(),
+                           .batch = a.NH, .stride_a = head, .stride_b = head, .stride_out = square}, s);
     }
 
     long rows = (long)a.B * a.NH * a.T;
-    LAUNCH(softmax_forward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, p, rows, a.T);
+    LAUNCH(gpu::softmax_forward_kernel, ceil_div(rows, gpu::attention_block / 32), gpu::attention_block, 0, s,
+           p, rows, a.T);
 
     for (int b = 0; b < a.B; b++) {
         const floatX* v = qkv + b * a.T * a.row() + 2 * a.HS;
-        gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T, .n = a.HS,
-                      .k = a.T, .ldb = a.row(), .ldc = a.out(), .batch = a.NH, .stride_a = square,
-                      .stride_b = head, .stride_out = a.HS}, s);
+        gpu::gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T,
+                           .n = a.HS, .k = a.T, .ldb = a.row(), .ldc = a.out(), .batch = a.NH,
+                           .stride_a = square, .stride_b = head, .stride_out = a.HS}, s);
     }
 }
 
-inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p,
-                               const floatX* qkv, AttentionShape a, Stream s) {
+inline void AttentionBackward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
         const floatX *db = dout + b * a.T * a.out(), *pb = p + b * a.NH * square, *v = qkv + at + 2 * a.HS;
-        gemm<floatX>({.out = dqkv + at + 2 * a.HS, .a = pb, .b = db, .m = a.T, .n = a.HS, .k = a.T,
-                      .transpose_a = true, .ldb = a.out(), .ldc = a.row(), .batch = a.NH, .stride_a = square,
-                      .stride_b = a.HS, .stride_out = head}, s);
-        gemm<floatX>({.out = dp + b * a.NH * square, .a = db, .b = v, .m = a.T, .n = a.T, .k = a.HS,
-                      .transpose_b = true, .lda = a.out(), .ldb = a.row(), .batch = a.NH, .stride_a = a.HS,
-                      .stride_b = head, .stride_out = square}, s);
+        gpu::gemm<floatX>({.out = dqkv + at + 2 * a.HS, .a = pb, .b = db, .m = a.T, .n = a.HS, .k = a.T,
+                           .transpose_a = true, .ldb = a.out(), .ldc = a.row(), .batch = a.NH,
+                           .stride_a = square, .stride_b = a.HS, .stride_out = head}, s);
+        gpu::gemm<floatX>({.out = dp + b * a.NH * square, .a = db, .b = v, .m = a.T, .n = a.T, .k = a.HS,
+                           .transpose_b = true, .lda = a.out(), .ldb = a.row(), .batch = a.NH,
+                           .stride_a = a.HS, .stride_b = head, .stride_out = square}, s);
     }
 
     long rows = (long)a.B * a.NH * a.T;
-    LAUNCH(softmax_backward_kernel, ceil_div(rows, attention_block / 32), attention_block, 0, s, dp, p,
-           a.scale(), rows, a.T);
+    LAUNCH(gpu::softmax_backward_kernel, ceil_div(rows, gpu::attention_block / 32), gpu::attention_block, 0,
+           s, dp, p, a.scale(), rows, a.T);
 
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
         const floatX *q = qkv + at, *k = q + a.HS, *ds = dp + b * a.NH * square;
-        gemm<floatX>({.out = dqkv + at, .a = ds, .b = k, .m = a.T, .n = a.HS, .k = a.T, .ldb = a.row(),
-                      .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head,
-                          .stride_out = head}, s);
-        gemm<floatX>({.out = dqkv + at + a.HS, .a = ds, .b = q, .m = a.T, .n = a.HS, .k = a.T,
-                      .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH, .stride_a = square,
-                      .stride_b = head, .stride_out = head}, s);
+        gpu::gemm<floatX>({.out = dqkv + at, .a = ds, .b = k, .m = a.T, .n = a.HS, .k = a.T, .ldb = a.row(),
+                           .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head,
+                           .stride_out = head}, s);
+        gpu::gemm<floatX>({.out = dqkv + at + a.HS, .a = ds, .b = q, .m = a.T, .n = a.HS, .k = a.T,
+                           .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH,
+                           .stride_a = square, .stride_b = head, .stride_out = head}, s);
     }
 }
-
-}  // namespace gpu
 #endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
-    return reads("qkv", qkv, (long)a.B * a.T, a.row());
-}
-
-// rows of o or of its gradient
-inline long attention_rows_of(const AttentionShape& a) { return (long)a.B * a.T; }
-
-inline void attention_forward(floatX* o, floatX* p, const floatX* qkv, AttentionShape a, Stream s) {
-    long heads = (long)a.B * a.NH, rows = attention_rows_of(a);
-    if (Operation op{"attention_forward", s, {qkv_of(qkv, a), writes("p", p, heads * a.T, a.T),
-                                              writes("o", o, rows, a.out())},
-                     {scores_product({a.T, a.T, a.HS, heads}), moves(2.0 * (double)heads * a.T * a.T),
-                      scores_product({a.T, a.HS, a.T, heads})}})
-        dev::attention_forward(o, p, qkv, a, s);
-}
-
-inline void attention_backward(floatX* dqkv, floatX* dp, const floatX* dout, const floatX* p,
-                               const floatX* qkv, AttentionShape a, Stream s) {
-    long heads = (long)a.B * a.NH, rows = attention_rows_of(a);
-    GemmShape values = {a.T, a.HS, a.T, heads};
-    if (Operation op{"attention_backward", s, {qkv_of(qkv, a), reads("p", p, heads * a.T, a.T),
-                                               reads("dout", dout, rows, a.out()),
-                                               writes("dp", dp, heads * a.T, a.T),
-                                               writes("dqkv", dqkv, rows, a.row())},
-                     {scores_product(values), scores_product({a.T, a.T, a.HS, heads}),
-                      moves(3.0 * (double)heads * a.T * a.T), scores_product(values),
-                      scores_product(values)}})
-        dev::attention_backward(dqkv, dp, dout, p, qkv, a, s);
-}

@@ -19,9 +19,92 @@
 #include "base/vector_exp.h"
 #include "embedding.cuh"
 
-namespace ref {
+// ---- the operations --------------------------------------------------------------------------------------
 
-inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream) {
+struct CrossEntropyMax {
+    real* largest;
+    const floatX* logits;
+    int N;
+    VocabularyShard v;
+
+    static constexpr const char* name = "cross_entropy_max";
+    std::vector<Tensor> tensors() const {
+        return {reads("logits", logits, N, v.size), writes("largest", largest, N)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct CrossEntropySum {
+    real* sums;
+    const real* largest;
+    const floatX* logits;
+    const int* targets;
+    int N;
+    VocabularyShard v;
+
+    static constexpr const char* name = "cross_entropy_sum";
+    std::vector<Tensor> tensors() const {
+        return {reads("logits", logits, N, v.size), reads("targets", targets, N),
+                reads("largest", largest, N), writes("sums", sums, 2, N)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// the logits become their gradient, or are left as they are
+inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
+    return want_gradient ? updates("logits", logits, N, v.size) : reads("logits", logits, N, v.size);
+}
+
+struct CrossEntropyFinish {
+    real *losses, *is_greedy;
+    floatX* logits;
+    const real *largest, *sums;
+    const int* targets;
+    real dloss;
+    bool want_gradient;
+    int N;
+    VocabularyShard v;
+
+    static constexpr const char* name = "cross_entropy_finish";
+    std::vector<Tensor> tensors() const {
+        return {reads("largest", largest, N), reads("sums", sums, 2, N), reads("targets", targets, N),
+                logits_of(logits, want_gradient, N, v), updates("losses", losses, N)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// all three steps of one rank that has the whole vocabulary; largest and sums are scratch
+struct CrossEntropy {
+    real *losses, *is_greedy;
+    floatX* logits;
+    real *largest, *sums;
+    const int* targets;
+    real dloss;
+    bool want_gradient;
+    int N;
+    VocabularyShard v;
+
+    CrossEntropyMax largest_of_rows() const { return {largest, logits, N, v}; }
+    CrossEntropySum sums_of_rows() const { return {sums, largest, logits, targets, N, v}; }
+    CrossEntropyFinish finish() const {
+        return {losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v};
+    }
+
+    static constexpr const char* name = "cross_entropy";
+    std::vector<Tensor> tensors() const {
+        return {reads("targets", targets, N), logits_of(logits, want_gradient, N, v),
+                updates("losses", losses, N)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
+
+inline void CrossEntropyMax::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (long)n * v.size;
@@ -32,8 +115,7 @@ inline void cross_entropy_max(real* largest, const floatX* logits, int N, Vocabu
     }
 }
 
-inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
-                              int N, VocabularyShard v, Stream) {
+inline void CrossEntropySum::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (long)n * v.size;
@@ -46,9 +128,7 @@ inline void cross_entropy_sum(real* sums, const real* largest, const floatX* log
     }
 }
 
-inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,
-                                 const real* sums, const int* targets, real dloss, bool want_gradient, int N,
-                                 VocabularyShard v, Stream) {
+inline void CrossEntropyFinish::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * v.size;
@@ -68,15 +148,11 @@ inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, 
     }
 }
 
-inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
-                          const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
-                          Stream s) {
-    cross_entropy_max(largest, logits, N, v, s);
-    cross_entropy_sum(sums, largest, logits, targets, N, v, s);
-    cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
+inline void CrossEntropy::ref(Stream s) const {
+    largest_of_rows().ref(s);
+    sums_of_rows().ref(s);
+    finish().ref(s);
 }
-
-}  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
@@ -211,75 +287,32 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     if (counts && has_column(column)) row[column] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 
-inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
-    LAUNCH(cross_entropy_max_kernel, N, cross_entropy_block, 0, s, largest, logits, v);
-}
-inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
-                              int N, VocabularyShard v, Stream s) {
-    LAUNCH(cross_entropy_sum_kernel, N, cross_entropy_block, 0, s, sums, largest, logits, targets, v);
-}
-inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,
-                                 const real* sums, const int* targets, real dloss, bool want_gradient, int N,
-                                 VocabularyShard v, Stream s) {
-    LAUNCH(cross_entropy_finish_kernel, N, cross_entropy_block, 0, s, losses, is_greedy, logits, largest,
-           sums, targets, dloss, want_gradient, v);
+}  // namespace gpu
+
+inline void CrossEntropyMax::gpu(Stream s) const {
+    LAUNCH(gpu::cross_entropy_max_kernel, N, gpu::cross_entropy_block, 0, s, largest, logits, v);
 }
 
-inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
-                          const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
-                          Stream s) {
+inline void CrossEntropySum::gpu(Stream s) const {
+    LAUNCH(gpu::cross_entropy_sum_kernel, N, gpu::cross_entropy_block, 0, s, sums, largest, logits, targets,
+           v);
+}
+
+inline void CrossEntropyFinish::gpu(Stream s) const {
+    LAUNCH(gpu::cross_entropy_finish_kernel, N, gpu::cross_entropy_block, 0, s, losses, is_greedy, logits,
+           largest, sums, targets, dloss, want_gradient, v);
+}
+
+inline void CrossEntropy::gpu(Stream s) const {
     size_t row = (size_t)ceil_div(v.size, vec_size) * sizeof(Vec<floatX>);
     if (row + 256 > largest_shared()) {  // 256: more than the kernel's static shared memory
-        cross_entropy_max(largest, logits, N, v, s);
-        cross_entropy_sum(sums, largest, logits, targets, N, v, s);
-        cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v,
-                             s);
+        largest_of_rows().gpu(s);
+        sums_of_rows().gpu(s);
+        finish().gpu(s);
         return;
     }
-    allow_shared(cross_entropy_kernel, row);
-    LAUNCH(cross_entropy_kernel, N, cross_entropy_block, row, s, losses, is_greedy, logits, targets, dloss,
-           want_gradient, v);
+    allow_shared(gpu::cross_entropy_kernel, row);
+    LAUNCH(gpu::cross_entropy_kernel, N, gpu::cross_entropy_block, row, s, losses, is_greedy, logits, targets,
+           dloss, want_gradient, v);
 }
-
-}  // namespace gpu
 #endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-inline void cross_entropy_max(real* largest, const floatX* logits, int N, VocabularyShard v, Stream s) {
-    if (Operation op{"cross_entropy_max", s, {reads("logits", logits, N, v.size),
-                                              writes("largest", largest, N)}})
-        dev::cross_entropy_max(largest, logits, N, v, s);
-}
-
-inline void cross_entropy_sum(real* sums, const real* largest, const floatX* logits, const int* targets,
-                              int N, VocabularyShard v, Stream s) {
-    if (Operation op{"cross_entropy_sum", s, {reads("logits", logits, N, v.size),
-                                              reads("targets", targets, N), reads("largest", largest, N),
-                                              writes("sums", sums, 2, N)}})
-        dev::cross_entropy_sum(sums, largest, logits, targets, N, v, s);
-}
-
-// the logits become their gradient, or are left as they are
-inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
-    return want_gradient ? updates("logits", logits, N, v.size) : reads("logits", logits, N, v.size);
-}
-
-inline void cross_entropy_finish(real* losses, real* is_greedy, floatX* logits, const real* largest,
-                                 const real* sums, const int* targets, real dloss, bool want_gradient, int N,
-                                 VocabularyShard v, Stream s) {
-    if (Operation op{"cross_entropy_finish", s,
-                     {reads("largest", largest, N), reads("sums", sums, 2, N), reads("targets", targets, N),
-                      logits_of(logits, want_gradient, N, v), updates("losses", losses, N)}})
-        dev::cross_entropy_finish(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N,
-                                  v, s);
-}
-
-inline void cross_entropy(real* losses, real* is_greedy, floatX* logits, real* largest, real* sums,
-                          const int* targets, real dloss, bool want_gradient, int N, VocabularyShard v,
-                          Stream s) {
-    if (Operation op{"cross_entropy", s, {reads("targets", targets, N),
-                                          logits_of(logits, want_gradient, N, v),
-                                          updates("losses", losses, N)}})
-        dev::cross_entropy(losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v, s);
-}

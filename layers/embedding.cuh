@@ -30,10 +30,73 @@ inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, int V)
     for (int n = 0; n < N; n++) rows[counts[tokens[n]]++] = n;
 }
 
-namespace ref {
+// ---- the operations --------------------------------------------------------------------------------------
 
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int N, int C,
-                              VocabularyShard v, Stream) {
+// of wte, only the rows that are looked up are read
+struct EmbeddingForward {
+    floatX* x;
+    const int* tokens;
+    const floatX* wte;
+    int N, C;
+    VocabularyShard v;
+
+    static constexpr const char* name = "embedding_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("tokens", tokens, N), reads("wte", wte, v.size, C), writes("x", x, N, C)};
+    }
+    std::vector<Work> works() const { return {moves(2.0 * N * C)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct PositionForward {
+    floatX* x;
+    const floatX* wpe;
+    const int* positions;
+    int offset, N, T, C;
+
+    static constexpr const char* name = "position_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("wpe", wpe, positions ? N : T, C), updates("x", x, N, C)};
+    }
+    std::vector<Work> works() const { return {moves(3.0 * N * C)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct EmbeddingBackward {
+    real* dwte;
+    const int *tokens, *sorted_rows, *run_starts;
+    const floatX* dx;
+    int N, C;
+    VocabularyShard v;
+
+    static constexpr const char* name = "embedding_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("tokens", tokens, N), reads("dx", dx, N, C), updates("dwte", dwte, v.size, C)};
+    }
+    std::vector<Work> works() const { return {moves(1.0 * N * C, 2.0 * N * C)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct PositionBackward {
+    real* dwpe;
+    const floatX* dx;
+    int offset, N, T, C;
+    bool accumulate;
+
+    static constexpr const char* name = "position_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("dx", dx, N, C), sums_to("dwpe", dwpe, accumulate, T, C)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
+
+inline void EmbeddingForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         long own = tokens[n] - v.first;
@@ -42,8 +105,7 @@ inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, i
     }
 }
 
-inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
-                             int C, Stream) {
+inline void PositionForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* position = wpe + (long)(positions ? positions[offset + n] : (offset + n) % T) * C;
@@ -52,8 +114,7 @@ inline void position_forward(floatX* x, const floatX* wpe, const int* positions,
     }
 }
 
-inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
-                               const floatX* dx, int N, int C, VocabularyShard v, Stream) {
+inline void EmbeddingBackward::ref(Stream) const {
     #pragma omp parallel for schedule(dynamic, 16)
     for (int run = 0; run < N; run++) {
         int first = run_starts[run], last = run_starts[run + 1];
@@ -67,8 +128,7 @@ inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_
     }
 }
 
-inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
-                              Stream) {
+inline void PositionBackward::ref(Stream) const {
     #pragma omp parallel for
     for (int t = 0; t < T; t++) {
         real* position = dwpe + (long)t * C;
@@ -79,8 +139,6 @@ inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, i
         }
     }
 }
-
-}  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
@@ -181,58 +239,26 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
     store_row(dwpe + t * C, c, C, out);
 }
 
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int N, int C,
-                              VocabularyShard v, Stream s) {
-    LAUNCH(embedding_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, tokens, wte, N, C, v);
+}  // namespace gpu
+
+inline void EmbeddingForward::gpu(Stream s) const {
+    LAUNCH(gpu::embedding_forward_kernel, gpu::row_vector_blocks(N, C), 256, 0, s, x, tokens, wte, N, C, v);
 }
-inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
-                             int C, Stream s) {
-    LAUNCH(position_forward_kernel, row_vector_blocks(N, C), 256, 0, s, x, wpe, positions, offset, N, T, C);
+
+inline void PositionForward::gpu(Stream s) const {
+    LAUNCH(gpu::position_forward_kernel, gpu::row_vector_blocks(N, C), 256, 0, s, x, wpe, positions, offset,
+           N, T, C);
 }
-inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
-                               const floatX* dx, int N, int C, VocabularyShard v, Stream s) {
-    static_assert(vec_size <= embedding_warps);
-    LAUNCH(embedding_backward_kernel, dim3(N, ceil_div(C, 32 * vec_size)), dim3(32, embedding_warps), 0, s,
-           dwte, tokens, sorted_rows, run_starts, dx, N, C, v);
+
+inline void EmbeddingBackward::gpu(Stream s) const {
+    static_assert(vec_size <= gpu::embedding_warps);
+    LAUNCH(gpu::embedding_backward_kernel, dim3(N, ceil_div(C, 32 * vec_size)),
+           dim3(32, gpu::embedding_warps), 0, s, dwte, tokens, sorted_rows, run_starts, dx, N, C, v);
 }
-inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
-                              Stream s) {
+
+inline void PositionBackward::gpu(Stream s) const {
     long threads = (long)T * ceil_div(C, Vec<real>::size);
-    LAUNCH(position_backward_kernel, ceil_div(threads, 256), 256, 0, s, dwpe, dx, offset, N, T, C,
+    LAUNCH(gpu::position_backward_kernel, ceil_div(threads, 256), 256, 0, s, dwpe, dx, offset, N, T, C,
            accumulate);
 }
-
-}  // namespace gpu
 #endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-// of wte, only the rows that are looked up are read
-inline void embedding_forward(floatX* x, const int* tokens, const floatX* wte, int N, int C,
-                              VocabularyShard v, Stream s) {
-    if (Operation op{"embedding_forward", s, {reads("tokens", tokens, N), reads("wte", wte, v.size, C),
-                                              writes("x", x, N, C)}, {moves(2.0 * N * C)}})
-        dev::embedding_forward(x, tokens, wte, N, C, v, s);
-}
-
-inline void position_forward(floatX* x, const floatX* wpe, const int* positions, int offset, int N, int T,
-                             int C, Stream s) {
-    if (Operation op{"position_forward", s, {reads("wpe", wpe, positions ? N : T, C), updates("x", x, N, C)},
-                     {moves(3.0 * N * C)}})
-        dev::position_forward(x, wpe, positions, offset, N, T, C, s);
-}
-
-inline void embedding_backward(real* dwte, const int* tokens, const int* sorted_rows, const int* run_starts,
-                               const floatX* dx, int N, int C, VocabularyShard v, Stream s) {
-    if (Operation op{"embedding_backward", s, {reads("tokens", tokens, N), reads("dx", dx, N, C),
-                                               updates("dwte", dwte, v.size, C)},
-                     {moves(1.0 * N * C, 2.0 * N * C)}})
-        dev::embedding_backward(dwte, tokens, sorted_rows, run_starts, dx, N, C, v, s);
-}
-
-inline void position_backward(real* dwpe, const floatX* dx, int offset, int N, int T, int C, bool accumulate,
-                              Stream s) {
-    if (Operation op{"position_backward", s, {reads("dx", dx, N, C),
-                                              sums_to("dwpe", dwpe, accumulate, T, C)}})
-        dev::position_backward(dwpe, dx, offset, N, T, C, accumulate, s);
-}

@@ -16,14 +16,72 @@ constexpr real layernorm_epsilon = real(1e-5);
 
 struct NormStats { real *mean, *rstd; };  // (N) each
 
-// w, b: gradients of the layer norm's own; bias (C): of another layer's, which was added to x just before the
-// layer norm (OUT_B, DOWN_B): the column sums of the new dx; nullptr: not wanted
-struct NormGradients { real *w, *b, *bias = nullptr; };
+// w, b: gradients of the layer norm's own; added_bias (C): of another layer's, which was added to x just
+// before the layer norm (OUT_B, DOWN_B): the column sums of the new dx; nullptr: not wanted
+struct NormGradients { real *w, *b, *added_bias = nullptr; };
 
-namespace ref {
+// ---- the operations --------------------------------------------------------------------------------------
 
-inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w,
-                              const floatX* b, int N, int C, Stream) {
+struct LayerNormForward {
+    floatX* y;
+    NormStats stats;
+    const floatX *x, *w, *b;
+    int N, C;
+
+    static constexpr const char* name = "layernorm_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("x", x, N, C), reads("w", w, C), reads("b", b, C), writes("y", y, N, C),
+                writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// x = residual + f + bias, then its layer norm
+struct ResidualLayerNormForward {
+    floatX *x, *y;
+    NormStats stats;
+    const floatX *residual, *f, *bias, *w, *b;
+    int N, C;
+
+    static constexpr const char* name = "residual_layernorm_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
+                reads("w", w, C), reads("b", b, C), writes("x", x, N, C), writes("y", y, N, C),
+                writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct LayerNormBackward {
+    floatX* dx;
+    NormGradients gradients;
+    const floatX *dy, *x, *w;
+    NormStats stats;
+    real* scratch;
+    int N, C;
+    bool accumulate;
+
+    static constexpr const char* name = "layernorm_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C), reads("mean", stats.mean, N),
+                reads("rstd", stats.rstd, N), updates("dx", dx, N, C),
+                sums_to("dw", gradients.w, accumulate, C), sums_to("db", gradients.b, accumulate, C),
+                sums_to("dbias", gradients.added_bias, accumulate, C)};
+    }
+    // for long rows the new dx is read once more, for the gradient of the bias before the layer norm
+    std::vector<Work> works() const {
+        double again = gradients.added_bias && C > longest_summed_row;
+        return {moves((4 + again) * N * C)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
+
+inline void LayerNormForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* xn = x + (long)n * C;
@@ -43,17 +101,13 @@ inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const
     }
 }
 
-inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
-                                       const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
-                                       int N, int C, Stream s) {
-    ref::residual_forward(x, residual, f, bias, N, C, s);
-    layernorm_forward(y, stats, x, w, b, N, C, s);
+inline void ResidualLayerNormForward::ref(Stream s) const {
+    ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
+    LayerNormForward{.y = y, .stats = stats, .x = x, .w = w, .b = b, .N = N, .C = C}.ref(s);
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
-inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
-                               const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
-                               Stream s) {
+inline void LayerNormBackward::ref(Stream s) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
@@ -97,10 +151,8 @@ inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX
             gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
         }
     }
-    if (gradients.bias) ref::residual_bias_backward(gradients.bias, dx, scratch, N, C, accumulate, s);
+    if (gradients.added_bias) ref::column_sum(gradients.added_bias, dx, scratch, N, C, accumulate, s);
 }
-
-}  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
@@ -296,102 +348,60 @@ inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, 
     LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
 }
 
-// ---- launches --------------------------------------------------------------------------------------------
-
 constexpr int layernorm_block = 128;
 
-inline void layernorm_forward_any(floatX* y, NormStats stats, floatX* x, const floatX* residual,
-                                  const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
-                                  int N, int C, Stream s) {
-    if (!row_warps(C)) {
-        if (branch) gpu::residual_forward(x, residual, branch, bias, N, C, s);
-        LAUNCH(layernorm_forward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, y, stats,
-               x, w, b, N, C);
+}  // namespace gpu
+
+inline void ResidualLayerNormForward::gpu(Stream s) const {
+    if (!gpu::row_warps(C)) {
+        if (f) ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
+        LAUNCH(gpu::layernorm_forward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block, 0,
+               s, y, stats, x, w, b, N, C);
         return;
     }
-    with_row_warps(C, [&](auto warps, auto vectors) {
-        constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = row_block(W);
-        LAUNCH((layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y, stats, x,
-               residual, branch, bias, w, b, N, C);
+    gpu::with_row_warps(C, [&](auto warps, auto vectors) {
+        constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_block(W);
+        LAUNCH((gpu::layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y,
+               stats, x, residual, f, bias, w, b, N, C);
     });
 }
-inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w,
-                              const floatX* b, int N, int C, Stream s) {
-    layernorm_forward_any(y, stats, const_cast<floatX*>(x), nullptr, nullptr, nullptr, w, b, N, C, s);
-}
-inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
-                                       const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
-                                       int N, int C, Stream s) {
-    layernorm_forward_any(y, stats, x, residual, f, bias, w, b, N, C, s);
+
+// the same kernels, with nothing to add: x is only read
+inline void LayerNormForward::gpu(Stream s) const {
+    ResidualLayerNormForward{.x = const_cast<floatX*>(x), .y = y, .stats = stats, .residual = nullptr,
+                             .f = nullptr, .bias = nullptr, .w = w, .b = b, .N = N, .C = C}.gpu(s);
 }
 
-inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
-                               const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
-                               Stream s) {
-    int groups = used_groups(N, C);
+inline void LayerNormBackward::gpu(Stream s) const {
+    int groups = gpu::used_groups(N, C);
     real* sums = scratch + 3L * most_row_groups(C) * C;
-    if (!row_warps(C) || !groups) {
-        LAUNCH(layernorm_backward_kernel, ceil_div(N, layernorm_block / 32), layernorm_block, 0, s, dx, dy, x,
-               w, stats, N, C);
-        column_sum(gradients.b, dy, sums, N, C, accumulate, s);
-        column_sum_normalised(gradients.w, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
-        if (gradients.bias) column_sum(gradients.bias, dx, sums, N, C, accumulate, s);
+    if (!gpu::row_warps(C) || !groups) {
+        LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
+               0, s, dx, dy, x, w, stats, N, C);
+        gpu::column_sum(gradients.b, dy, sums, N, C, accumulate, s);
+        gpu::column_sum_normalised(gradients.w, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
+        if (gradients.added_bias) gpu::column_sum(gradients.added_bias, dx, sums, N, C, accumulate, s);
         return;
     }
 
-    bool fused = gradients.bias && sums_on_the_way(C);
-    with_row_warps(C, [&](auto warps, auto vectors) {
+    bool fused = gradients.added_bias && gpu::sums_on_the_way(C);
+    gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;
-        constexpr int block = row_block(W);
+        constexpr int block = gpu::row_block(W);
         if constexpr (W < 16)
             if (fused) {
-                LAUNCH((layernorm_backward_rows_kernel<W, V, true>), groups / (block / (W * 32)), block, 0, s,
-                       dx, scratch, dy, x, w, stats, N, C);
+                LAUNCH((gpu::layernorm_backward_rows_kernel<W, V, true>), groups / (block / (W * 32)), block,
+                       0, s, dx, scratch, dy, x, w, stats, N, C);
                 return;
             }
-        LAUNCH((layernorm_backward_rows_kernel<W, V, false>), groups / (block / (W * 32)), block, 0, s, dx,
-               scratch, dy, x, w, stats, N, C);
+        LAUNCH((gpu::layernorm_backward_rows_kernel<W, V, false>), groups / (block / (W * 32)), block, 0, s,
+               dx, scratch, dy, x, w, stats, N, C);
     });
 
-    column_sum(gradients.w, scratch, sums, groups, C, accumulate, s);
-    column_sum(gradients.b, scratch + (long)groups * C, sums, groups, C, accumulate, s);
-    if (fused) column_sum(gradients.bias, scratch + 2L * groups * C, sums, groups, C, accumulate, s);
-    else if (gradients.bias) column_sum(gradients.bias, dx, sums, N, C, accumulate, s);
+    gpu::column_sum(gradients.w, scratch, sums, groups, C, accumulate, s);
+    gpu::column_sum(gradients.b, scratch + (long)groups * C, sums, groups, C, accumulate, s);
+    if (fused)
+        gpu::column_sum(gradients.added_bias, scratch + 2L * groups * C, sums, groups, C, accumulate, s);
+    else if (gradients.added_bias) gpu::column_sum(gradients.added_bias, dx, sums, N, C, accumulate, s);
 }
-
-}  // namespace gpu
 #endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-inline void layernorm_forward(floatX* y, NormStats stats, const floatX* x, const floatX* w, const floatX* b,
-                              int N, int C, Stream s) {
-    if (Operation op{"layernorm_forward", s, {reads("x", x, N, C), reads("w", w, C), reads("b", b, C),
-                                              writes("y", y, N, C), writes("mean", stats.mean, N),
-                                              writes("rstd", stats.rstd, N)}})
-        dev::layernorm_forward(y, stats, x, w, b, N, C, s);
-}
-
-inline void residual_layernorm_forward(floatX* x, floatX* y, NormStats stats, const floatX* residual,
-                                       const floatX* f, const floatX* bias, const floatX* w, const floatX* b,
-                                       int N, int C, Stream s) {
-    if (Operation op{"residual_layernorm_forward", s,
-                     {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
-                      reads("w", w, C), reads("b", b, C), writes("x", x, N, C), writes("y", y, N, C),
-                      writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)}})
-        dev::residual_layernorm_forward(x, y, stats, residual, f, bias, w, b, N, C, s);
-}
-
-inline void layernorm_backward(floatX* dx, NormGradients gradients, const floatX* dy, const floatX* x,
-                               const floatX* w, NormStats stats, real* scratch, int N, int C, bool accumulate,
-                               Stream s) {
-    // for long rows the new dx is read once more, for the gradient of the bias before the layer norm
-    double again = gradients.bias && C > longest_summed_row;
-    if (Operation op{"layernorm_backward", s,
-                     {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C),
-                      reads("mean", stats.mean, N), reads("rstd", stats.rstd, N), updates("dx", dx, N, C),
-                      sums_to("dw", gradients.w, accumulate, C), sums_to("db", gradients.b, accumulate, C),
-                      sums_to("dbias", gradients.bias, accumulate, C)},
-                     {moves((4 + again) * N * C)}})
-        dev::layernorm_backward(dx, gradients, dy, x, w, stats, scratch, N, C, accumulate, s);
-}

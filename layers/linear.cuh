@@ -13,9 +13,147 @@
 #include "fast/fp8_linear.cuh"
 #include "residual.cuh"
 
+// ---- the operations --------------------------------------------------------------------------------------
+
+struct LinearScratch {
+    real* sums = nullptr;  // column_sum_scratch(OC) values or more: layer norms use it as well
+    Fp8Scratch fp8 = {};   // only with --fp8; otherwise null, and the GEMMs are in floatX
+    bool in_fp8() const { return fp8.x; }  // false: skip what fp8:: and `rounds` say below
+    LinearScratch without_fp8() const { return {sums}; }
+};
+
+// rounding a tensor to fp8: it is read to find its largest value, then read again
+inline Work rounding_work(const LinearScratch& scratch, double n, int copies) {
+    return scratch.in_fp8() ? moves(2 * n, 0, n * copies) : Work{};
+}
+
+struct LinearForward {
+    floatX* y;
+    const floatX *x, *w, *b;
+    int N, C, OC;
+    LinearScratch scratch = {};
+
+    static constexpr const char* name = "linear_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("y", y, N, OC)};
+    }
+    std::vector<Work> works() const {
+        return {rounding_work(scratch, (double)N * C, 1), product(y, N, OC, C, false, scratch.in_fp8())};
+    }
+    void execute(Stream) const;
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// y = gelu(up), up = x w^T + b
+struct LinearGeluForward {
+    floatX *y, *up;
+    const floatX *x, *w, *b;
+    int N, C, OC;
+    LinearScratch scratch = {};
+
+    static constexpr const char* name = "linear_gelu_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
+                writes("y", y, N, OC)};
+    }
+    std::vector<Work> works() const {
+        return {rounding_work(scratch, (double)N * C, 1), product(up, N, OC, C, false, scratch.in_fp8()),
+                moves(2.0 * N * OC)};
+    }
+    void execute(Stream) const;
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// dx, db: nullptr if not wanted. In floatX the plan cannot know whether db comes from the epilogue of dw's
+// GEMM or from a separate kernel: it counts that kernel's traffic only with fp8, where it always runs
+struct LinearBackward {
+    floatX* dx;
+    real *dw, *db;
+    const floatX *dy, *x, *w;
+    LinearScratch scratch;
+    int N, C, OC;
+    bool accumulate;
+
+    static constexpr const char* name = "linear_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("w", w, OC, C),
+                sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, OC),
+                writes("dx", dx, N, C)};
+    }
+    std::vector<Work> works() const {
+        bool rounds = scratch.in_fp8();
+        return {db && rounds ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
+                rounding_work(scratch, (double)N * OC, 2), product(dw, OC, C, N, accumulate, rounds),
+                product(dx, N, C, OC, false, rounds)};
+    }
+    void execute(Stream) const;
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up
+struct LinearOfGeluBackward {
+    floatX* dup;
+    real* dw;
+    const floatX *dy, *x, *up, *w;
+    LinearScratch scratch;
+    int N, C, OC;
+    bool accumulate;
+
+    LinearBackward of_weight() const {
+        return {.dx = nullptr, .dw = dw, .db = nullptr, .dy = dy, .x = x, .w = w, .scratch = scratch, .N = N,
+                .C = C, .OC = OC, .accumulate = accumulate};
+    }
+
+    static constexpr const char* name = "linear_of_gelu_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C), reads("w", w, OC, C),
+                sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)};
+    }
+    std::vector<Work> works() const {
+        bool rounds = scratch.in_fp8();
+        return {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
+                product(dw, OC, C, N, accumulate, rounds), product(dup, N, C, OC, false, rounds),
+                moves(3.0 * N * C)};
+    }
+    void execute(Stream) const;
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct GeluForward {
+    floatX* y;
+    const floatX* x;
+    int N, C;
+
+    static constexpr const char* name = "gelu_forward";
+    std::vector<Tensor> tensors() const { return {reads("x", x, N, C), writes("y", y, N, C)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// --fp8: w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
+struct RoundWeight {
+    const floatX* w;
+    LinearScratch scratch;
+    int C, OC;
+
+    static constexpr const char* name = "round_weight";
+    std::vector<Tensor> tensors() const {
+        const Fp8Weights& copies = scratch.fp8.weights;
+        return {reads("w", w, OC, C), writes("w in 8 bits", copies.copy(w), OC, C),
+                writes("transposed", copies.transpose(w), C, OC)};
+    }
+    std::vector<Work> works() const { return {rounding_work(scratch, (double)C * OC, 2)}; }
+    void execute(Stream s) const { fp8::round_weight(w, scratch.fp8, C, OC, s); }
+};
+
+// ---- their GEMMs -----------------------------------------------------------------------------------------
+
 inline int64_t linear_flops = 0;  // of linear layers since it was last reset; compared with the plan
 
-// the GEMMs of a linear layer
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
     linear_flops += 2L * N * C * OC;
     return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
@@ -33,6 +171,8 @@ inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N
         .out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(accumulate)};
 }
 
+// ---- ref -------------------------------------------------------------------------------------------------
+
 namespace ref {
 
 inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
@@ -45,36 +185,32 @@ inline void gelu_backward(floatX* dy, const floatX* x, long n, Stream) {
     for (long i = 0; i < n; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
 }
 
-inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, int N, int C, int OC,
-                           Stream s) {
+}  // namespace ref
+
+inline void LinearForward::ref(Stream s) const {
     Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
     fused_gemm.bias = b;
-    gemm(fused_gemm, s);
+    ref::gemm(fused_gemm, s);
 }
 
-// y = gelu(up), up = x w^T + b
-inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
-                                int N, int C, int OC, Stream s) {
-    matmul_forward(up, x, w, b, N, C, OC, s);
-    gelu_forward(y, up, (long)N * OC, s);
+inline void LinearGeluForward::ref(Stream s) const {
+    LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.ref(s);
+    ref::gelu_forward(y, up, (long)N * OC, s);
 }
 
-// dx == nullptr: it is not wanted. scratch: column_sum_scratch(OC) values
-inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                            const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
-    if (db) column_sum(db, dy, scratch, N, OC, accumulate, s);
-    gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
-    if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
+inline void LinearBackward::ref(Stream s) const {
+    if (db) ref::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
+    ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
+    if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
-// for a layer whose input is gelu(up): dup (N, C) becomes the gradient of up
-inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floatX* up, const floatX* w,
-                                       int N, int C, int OC, Stream s) {
-    gemm(input_gemm(dup, dy, w, N, C, OC), s);
-    gelu_backward(dup, up, (long)N * C, s);
+inline void LinearOfGeluBackward::ref(Stream s) const {
+    of_weight().ref(s);
+    ref::gemm(input_gemm(dup, dy, w, N, C, OC), s);
+    ref::gelu_backward(dup, up, (long)N * C, s);
 }
 
-}  // namespace ref
+inline void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
 
 #if HAS_KERNELS
 namespace gpu {
@@ -130,11 +266,6 @@ inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
     if (b && !fused) LAUNCH(add_bias_kernel, ceil_div(N * OC, 256), 256, 0, s, g.out, b, N, OC);
 }
 
-inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, int N, int C, int OC,
-                           Stream s) {
-    gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
-}
-
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
 // faster. Timed before the first step, in tune() (setup.h), and only then is `run` called here; in a step
 // this looks up an answer
@@ -158,145 +289,85 @@ bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int 
     });
 }
 
-inline void matmul_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
-                                int N, int C, int OC, Stream s) {
+}  // namespace gpu
+
+inline void LinearForward::gpu(Stream s) const {
+    gpu::gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
+}
+
+inline void LinearGeluForward::gpu(Stream s) const {
     Gemm<floatX> unfused = forward_gemm(up, x, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.out = y;
     fused_gemm.bias = b;
     fused_gemm.up = up;
     auto run = [&](bool fused) {
-        if (fused) return gemm(fused_gemm, s);
-        gemm_with_bias(unfused, b, s);
-        gelu_forward(y, up, (long)N * OC, s);
+        if (fused) return gpu::gemm(fused_gemm, s);
+        gpu::gemm_with_bias(unfused, b, s);
+        gpu::gelu_forward(y, up, (long)N * OC, s);
     };
-    run(fuses("GELU", fused_gemm, fits_epilogue(OC), N, C, OC, s, run));
+    bool fused = gpu::fuses("GELU", fused_gemm, fits_epilogue(OC), N, C, OC, s, run);
+    run(fused);
 }
 
-inline void matmul_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                            const floatX* w, real* scratch, int N, int C, int OC, bool accumulate, Stream s) {
-    if (dx) gemm(input_gemm(dx, dy, w, N, C, OC), s);
+inline void LinearBackward::gpu(Stream s) const {
+    if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
     Gemm<real> unfused = weight_gemm(dw, dy, x, N, C, OC, accumulate), fused_gemm = unfused;
-    fused_gemm.row_sums = accumulate ? scratch : db;  // epilogues only set: the sums are then added to db
+    if (!db) return gpu::gemm(unfused, s);
+
+    // epilogues only set: with `accumulate` the sums are then added to db
+    fused_gemm.row_sums = accumulate ? scratch.sums : db;
     auto run = [&](bool fused) {
-        gemm(fused ? fused_gemm : unfused, s);
-        if (!fused) column_sum(db, dy, scratch, N, OC, accumulate, s);
+        gpu::gemm(fused ? fused_gemm : unfused, s);
+        if (!fused) gpu::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
         else if (accumulate)
-            LAUNCH(column_sum_finish_kernel, ceil_div(OC, 128), 128, 0, s, db, scratch, 1, OC, accumulate);
+            LAUNCH(gpu::column_sum_finish_kernel, ceil_div(OC, 128), 128, 0, s, db, scratch.sums, 1, OC,
+                   accumulate);
     };
-    if (db) run(fuses("bias gradient", fused_gemm, fits_epilogue(OC) && fits_epilogue(C), N, C, OC, s, run));
-    else gemm(unfused, s);
+    bool fits = fits_epilogue(OC) && fits_epilogue(C);
+    bool fused = gpu::fuses("bias gradient", fused_gemm, fits, N, C, OC, s, run);
+    run(fused);
 }
 
-inline void matmul_gelu_input_backward(floatX* dup, const floatX* dy, const floatX* up, const floatX* w,
-                                       int N, int C, int OC, Stream s) {
+inline void LinearOfGeluBackward::gpu(Stream s) const {
+    of_weight().gpu(s);
     Gemm<floatX> unfused = input_gemm(dup, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_input = up;
     auto run = [&](bool fused) {
-        gemm(fused ? fused_gemm : unfused, s);
-        if (!fused) gelu_backward(dup, up, (long)N * C, s);
+        gpu::gemm(fused ? fused_gemm : unfused, s);
+        if (!fused) gpu::gelu_backward(dup, up, (long)N * C, s);
     };
-    run(fuses("GELU backward", fused_gemm, fits_epilogue(C), N, C, OC, s, run));
+    bool fused = gpu::fuses("GELU backward", fused_gemm, fits_epilogue(C), N, C, OC, s, run);
+    run(fused);
 }
 
-}  // namespace gpu
+inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
 #endif
 
-struct LinearScratch {
-    real* sums = nullptr;  // column_sum_scratch(OC) values or more: layer norms use it as well
-    Fp8Scratch fp8 = {};   // only with --fp8; otherwise null, and the GEMMs are in floatX
-    bool in_fp8() const { return fp8.x; }  // false: skip what fp8:: and `rounds` say below
-    LinearScratch without_fp8() const { return {sums}; }
-};
+// ---- in floatX or in 8 bits ------------------------------------------------------------------------------
 
-// ---- as operations of a step, in floatX or in 8 bits -------------------------------------
-
-// rounding a tensor to fp8: it is read to find its largest value, then read again
-inline Work rounding_work(const LinearScratch& scratch, double n, int copies) {
-    return scratch.in_fp8() ? moves(2 * n, 0, n * copies) : Work{};
-}
-
-inline Work forward_product(const LinearScratch& scratch, floatX* y, int N, int C, int OC) {
-    return product(y, N, OC, C, false, scratch.in_fp8());
-}
-
-inline void linear_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b,
-                           const LinearScratch& scratch, int N, int C, int OC, Stream s) {
-    Operation op{"linear_forward", s, {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC),
-                                       writes("y", y, N, OC)},
-                 {rounding_work(scratch, (double)N * C, 1), forward_product(scratch, y, N, C, OC)}};
-    if (!op) return;
-    if (!scratch.in_fp8()) return dev::matmul_forward(y, x, w, b, N, C, OC, s);
+inline void LinearForward::execute(Stream s) const {
+    if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
 }
 
-// y = gelu(up), up = x w^T + b
-inline void linear_gelu_forward(floatX* y, floatX* up, const floatX* x, const floatX* w, const floatX* b,
-                                const LinearScratch& scratch, int N, int C, int OC, Stream s) {
-    Operation op{"linear_gelu_forward", s, {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC),
-                                            writes("up", up, N, OC), writes("y", y, N, OC)},
-                 {rounding_work(scratch, (double)N * C, 1), forward_product(scratch, up, N, C, OC),
-                  moves(2.0 * N * OC)}};
-    if (!op) return;
-    if (!scratch.in_fp8()) return dev::matmul_gelu_forward(y, up, x, w, b, N, C, OC, s);
+inline void LinearGeluForward::execute(Stream s) const {
+    if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
-// In floatX the plan cannot know whether db comes from the epilogue of dw's GEMM or from a separate kernel:
-// it counts that kernel's traffic only with fp8, where the kernel always runs
-inline void linear_backward(floatX* dx, real* dw, real* db, const floatX* dy, const floatX* x,
-                            const floatX* w, const LinearScratch& scratch, int N, int C, int OC,
-                            bool accumulate, Stream s) {
-    bool rounds = scratch.in_fp8();
-    Operation op{"linear_backward", s, {reads("dy", dy, N, OC), reads("x", x, N, C),
-                                        reads("w", w, OC, C),
-                                        sums_to("dw", dw, accumulate, OC, C),
-                                        sums_to("db", db, accumulate, OC), writes("dx", dx, N, C)},
-                 {db && rounds ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
-                  rounding_work(scratch, (double)N * OC, 2),
-                  product(dw, OC, C, N, accumulate, rounds), product(dx, N, C, OC, false, rounds)}};
-    if (!op) return;
-
-    if (!rounds) return dev::matmul_backward(dx, dw, db, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
+inline void LinearBackward::execute(Stream s) const {
+    if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
     if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
-// for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up
-inline void linear_of_gelu_backward(floatX* dup, real* dw, const floatX* dy, const floatX* x,
-                                    const floatX* up, const floatX* w, const LinearScratch& scratch, int N,
-                                    int C, int OC, bool accumulate, Stream s) {
-    bool rounds = scratch.in_fp8();
-    Operation op{"linear_of_gelu_backward", s,
-                 {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C),
-                  reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)},
-                 {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
-                  product(dw, OC, C, N, accumulate, rounds), product(dup, N, C, OC, false, rounds),
-                  moves(3.0 * N * C)}};
-    if (!op) return;
-
-    if (!rounds) {
-        dev::matmul_backward(nullptr, dw, nullptr, dy, x, w, scratch.sums, N, C, OC, accumulate, s);
-        return dev::matmul_gelu_input_backward(dup, dy, up, w, N, C, OC, s);
-    }
+inline void LinearOfGeluBackward::execute(Stream s) const {
+    if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
     fp8::matmul_backward(dup, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
     dev::gelu_backward(dup, up, (long)N * C, s);
-}
-
-inline void gelu_forward(floatX* y, const floatX* x, int N, int C, Stream s) {
-    if (Operation op{"gelu_forward", s, {reads("x", x, N, C), writes("y", y, N, C)}})
-        dev::gelu_forward(y, x, (long)N * C, s);
-}
-
-// --fp8: w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
-inline void round_weight(const floatX* w, const LinearScratch& scratch, int C, int OC, Stream s) {
-    const Fp8Weights& copies = scratch.fp8.weights;
-    if (Operation op{"round_weight", s, {reads("w", w, OC, C), writes("w in 8 bits", copies.copy(w), OC, C),
-                                         writes("transposed", copies.transpose(w), C, OC)},
-                     {rounding_work(scratch, (double)C * OC, 2)}})
-        fp8::round_weight(w, scratch.fp8, C, OC, s);
 }

@@ -22,22 +22,45 @@ inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 // Backward distributes the rows over groups of warps (those that share a row), each with its own sums:
 // used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
 // the same on every GPU
-constexpr int longest_summed_row = 4096;  // for longer rows layernorm_backward has no registers to sum dx too
+constexpr int longest_summed_row = 4096;  // for longer rows LayerNormBackward has no registers to sum dx too
 constexpr int most_row_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 inline long row_scratch(int C) { return 3L * most_row_groups(C) * C + column_sum_scratch(C); }
 
-namespace ref {
+// ---- the operations --------------------------------------------------------------------------------------
 
-inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
-                             int C, Stream) {
-    #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        long row = (long)n * C;
-        #pragma omp simd
-        for (int c = 0; c < C; c++)
-            y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
+struct ResidualForward {
+    floatX* y;
+    const floatX *residual, *f, *bias;
+    int N, C;
+
+    static constexpr const char* name = "residual_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
+                writes("y", y, N, C)};
     }
-}
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// dbias: the column sums of dx, where no layer norm's backward makes them
+struct ResidualBiasBackward {
+    real* dbias;
+    const floatX* dx;
+    real* scratch;
+    int N, C;
+    bool accumulate;
+
+    static constexpr const char* name = "residual_bias_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("dx", dx, N, C), sums_to("dbias", dbias, accumulate, C)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
+
+namespace ref {
 
 inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool accumulate, Stream) {
     constexpr int strip = 64;
@@ -54,13 +77,21 @@ inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool acc
     }
 }
 
-// dbias: the column sums of dx, where no layer norm's backward makes them (ref's calls this to do so)
-inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch, int N, int C,
-                                   bool accumulate, Stream s) {
-    column_sum(dbias, dx, scratch, N, C, accumulate, s);
+}  // namespace ref
+
+inline void ResidualForward::ref(Stream) const {
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        long row = (long)n * C;
+        #pragma omp simd
+        for (int c = 0; c < C; c++)
+            y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
+    }
 }
 
-}  // namespace ref
+inline void ResidualBiasBackward::ref(Stream s) const {
+    ref::column_sum(dbias, dx, scratch, N, C, accumulate, s);
+}
 
 #if HAS_KERNELS
 namespace gpu {
@@ -81,12 +112,6 @@ __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const
         long end = i + vec_size < N * C ? i + vec_size : N * C;
         for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
     }
-}
-
-inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
-                             int C, Stream s) {
-    LAUNCH(residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f, bias, N,
-           C);
 }
 
 // ---- rows in registers -----------------------------------------------------------------------------------
@@ -252,39 +277,27 @@ residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) 
 
 // the number of groups that share N rows
 inline int used_groups(int N, int C) { return std::min(most_row_groups(C), ceil_div(N, 4) * 4); }
-// whether layernorm_backward sums the new dx as well
+// whether LayerNormBackward sums the new dx as well
 inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
 
-// adds in the order of layernorm_backward, so that a pipeline's sums equal those of a single process
-inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch, int N, int C,
-                                   bool accumulate, Stream s) {
-    int groups = used_groups(N, C);
-    real* sums = scratch + 3L * most_row_groups(C) * C;
-    if (!sums_on_the_way(C)) return column_sum(dbias, dx, sums, N, C, accumulate, s);
-    with_row_warps(C, [&](auto warps, auto vectors) {
-        constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
-        constexpr int block = row_block(W);
-        LAUNCH((residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s, scratch,
-               dx, N, C);
-    });
-    column_sum(dbias, scratch, sums, groups, C, accumulate, s);
-}
-
 }  // namespace gpu
+
+inline void ResidualForward::gpu(Stream s) const {
+    LAUNCH(gpu::residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f,
+           bias, N, C);
+}
+
+// adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
+inline void ResidualBiasBackward::gpu(Stream s) const {
+    int groups = gpu::used_groups(N, C);
+    real* sums = scratch + 3L * most_row_groups(C) * C;
+    if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
+    gpu::with_row_warps(C, [&](auto warps, auto vectors) {
+        constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
+        constexpr int block = gpu::row_block(W);
+        LAUNCH((gpu::residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s,
+               scratch, dx, N, C);
+    });
+    gpu::column_sum(dbias, scratch, sums, groups, C, accumulate, s);
+}
 #endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-inline void residual_forward(floatX* y, const floatX* residual, const floatX* f, const floatX* bias, int N,
-                             int C, Stream s) {
-    if (Operation op{"residual_forward", s, {reads("residual", residual, N, C), reads("f", f, N, C),
-                                             reads("bias", bias, C), writes("y", y, N, C)}})
-        dev::residual_forward(y, residual, f, bias, N, C, s);
-}
-
-inline void residual_bias_backward(real* dbias, const floatX* dx, real* scratch, int N, int C,
-                                   bool accumulate, Stream s) {
-    if (Operation op{"residual_bias_backward", s, {reads("dx", dx, N, C),
-                                                   sums_to("dbias", dbias, accumulate, C)}})
-        dev::residual_bias_backward(dbias, dx, scratch, N, C, accumulate, s);
-}

@@ -77,7 +77,7 @@ double long_run_of_v() {
     for (uint32_t step = 1; step <= 1000; step++) {
         HyperParameters hyper = {real(1e-4), real(0.9), real(0.999), real(1e-8), 0,
                        real(1 - std::pow(0.9, step)), real(1 - std::pow(0.999, step)), step};
-        ref::adamw(state, gradients.data(), flags.data(), &hyper, &decision, &sums, n, {});
+        AdamW<State>{state, gradients.data(), flags.data(), &hyper, &decision, &sums, n}.ref({});
     }
 
     double mean = 0;
@@ -182,6 +182,7 @@ void flip_bit(Both<T>& array, size_t at, int bit) {
 
 template <class Moment, bool HAS_LOW>
 void check_adamw(const char* moments) {
+    using State = typename BothStates<Moment, HAS_LOW>::State;
     for (long n : {128L, 384L, 70016L}) {
         BothStates<Moment, HAS_LOW> state(n);
         R g(random_values<real>(2 * n, 4));
@@ -197,8 +198,8 @@ void check_adamw(const char* moments) {
         Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
         Both<Slice> slices(std::vector<Slice>{first, second});
         Both<double> sums(std::vector<double>{0, 3, 0, 4}), parts(2 * square_sum_parts);
-        ref::square_sums(sums.ref(), parts.ref(), g.ref(), flags.ref(), slices.ref(), 2, nullptr);
-        gpu::square_sums(sums.device, parts.device, g.device, flags.device, slices.device, 2, nullptr);
+        SquareSums{sums.ref(), parts.ref(), g.ref(), flags.ref(), slices.ref(), 2}.ref(nullptr);
+        SquareSums{sums.device, parts.device, g.device, flags.device, slices.device, 2}.gpu(nullptr);
 
         std::string size = text("%s %ld", moments, n);
         state.compare(" before a step" + size);
@@ -212,8 +213,8 @@ void check_adamw(const char* moments) {
         for (double largest : {0.0, 1e9, 0.5}) {
             Both<UpdateDecision> decision(1);
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
-            ref::decide_update(decision.ref(), sums.ref(), 3, largest, hyper.ref(), nullptr);
-            gpu::decide_update(decision.device, sums.device, 3, largest, hyper.device, nullptr);
+            DecideUpdate{decision.ref(), sums.ref(), 3, largest, hyper.ref()}.ref(nullptr);
+            DecideUpdate{decision.device, sums.device, 3, largest, hyper.device}.gpu(nullptr);
             double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
             for (const UpdateDecision& c : {decision.host[0], decision.back()[0]})
                 close("decision" + size, std::vector<double>{c.norm, (double)c.scale},
@@ -222,10 +223,10 @@ void check_adamw(const char* moments) {
             // from the same values: where a sum is rounded otherwise, so is chance, and two updates later w
             decision.upload();
             state.upload();
-            ref::adamw(state.ref(), g.ref(), flags.ref(), hyper.ref(), decision.ref(), state_check.ref(), n,
-                       nullptr);
-            gpu::adamw(state.device(), g.device, flags.device, hyper.device, decision.device,
-                       state_check.device, n, nullptr);
+            AdamW<State>{state.ref(), g.ref(), flags.ref(), hyper.ref(), decision.ref(), state_check.ref(),
+                         n}.ref(nullptr);
+            AdamW<State>{state.device(), g.device, flags.device, hyper.device, decision.device,
+                         state_check.device, n}.gpu(nullptr);
             state.compare(size);
         }
 
@@ -236,9 +237,9 @@ void check_adamw(const char* moments) {
             HyperParameters limited = how;
             limited.norm_limit = max_norm;
             Both<HyperParameters> given(std::vector<HyperParameters>(1, limited));
-            gpu::decide_update(decision.device, sums.device, 3, 0, given.device, nullptr);
-            gpu::adamw(state.device(), g.device, flags.device, given.device, decision.device,
-                       state_check.device, n, nullptr);
+            DecideUpdate{decision.device, sums.device, 3, 0, given.device}.gpu(nullptr);
+            AdamW<State>{state.device(), g.device, flags.device, given.device, decision.device,
+                         state_check.device, n}.gpu(nullptr);
             return state_check.back()[0];
         };
 

@@ -45,17 +45,17 @@ void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX
     auto share = [&](int r) { return VocabularyShard{std::clamp(V - r * Vp_r, 0, Vp_r), Vp_r, r * Vp_r}; };
     for (int i = 0; i < N * Vp; i++) own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r] = logits[i];
     for (int r = 0; r < ranks; r++) {
-        ref::cross_entropy_max(part.data(), own[r].data(), N, share(r), nullptr);
+        CrossEntropyMax{part.data(), own[r].data(), N, share(r)}.ref(nullptr);
         for (int n = 0; n < N; n++) largest[n] = std::max(largest[n], part[n]);
     }
     for (int r = 0; r < ranks; r++) {
-        ref::cross_entropy_sum(part_sums.data(), largest.data(), own[r].data(), targets.data(), N, share(r),
-                               nullptr);
+        CrossEntropySum{part_sums.data(), largest.data(), own[r].data(), targets.data(), N,
+                        share(r)}.ref(nullptr);
         for (int n = 0; n < 2 * N; n++) sums[n] += part_sums[n];
     }
     for (int r = 0; r < ranks; r++)
-        ref::cross_entropy_finish(r ? ignored.data() : losses.data(), nullptr, own[r].data(), largest.data(),
-                                  sums.data(), targets.data(), dloss, want_gradient, N, share(r), nullptr);
+        CrossEntropyFinish{r ? ignored.data() : losses.data(), nullptr, own[r].data(), largest.data(),
+                           sums.data(), targets.data(), dloss, want_gradient, N, share(r)}.ref(nullptr);
     for (int i = 0; i < N * Vp; i++) logits[i] = own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r];
 }
 
@@ -70,13 +70,13 @@ void test_gradients() {
         X y(N * C), r = random_values<floatX>(N * C, 4), dx(N * C, floatX(0));
         R mean(N), rstd(N), dw(C, 0), db(C, 0);
         auto forward = [&] {
-            ref::layernorm_forward(y.data(), {mean.data(), rstd.data()}, x.data(), w.data(), b.data(), N, C,
-                                   nullptr);
+            LayerNormForward{y.data(), {mean.data(), rstd.data()}, x.data(), w.data(), b.data(), N,
+                             C}.ref(nullptr);
             return dot(y, r);
         };
         forward();
-        ref::layernorm_backward(dx.data(), {dw.data(), db.data()}, r.data(), x.data(), w.data(),
-                                {mean.data(), rstd.data()}, nullptr, N, C, false, nullptr);
+        LayerNormBackward{dx.data(), {dw.data(), db.data()}, r.data(), x.data(), w.data(),
+                          {mean.data(), rstd.data()}, nullptr, N, C, false}.ref(nullptr);
         differences("layernorm dx", x, wide(dx), forward);
         differences("layernorm dw", w, wide(dw), forward);
         differences("layernorm db", b, wide(db), forward);
@@ -99,12 +99,11 @@ void test_gradients() {
         X y(N * OC), r = random_values<floatX>(N * OC, 10), dx(N * C);
         R dw(OC * C, 0), db(OC, 0);
         auto forward = [&] {
-            ref::matmul_forward(y.data(), x.data(), w.data(), b.data(), N, C, OC,
-                                                        nullptr);
+            LinearForward{y.data(), x.data(), w.data(), b.data(), N, C, OC}.ref(nullptr);
             return dot(y, r);
         };
-        ref::matmul_backward(dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), nullptr, N, C, OC,
-                             false, nullptr);
+        LinearBackward{dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), {nullptr}, N, C, OC,
+                       false}.ref(nullptr);
         differences("matmul dx", x, wide(dx), forward);
         differences("matmul dw", w, wide(dw), forward);
         differences("matmul db", b, wide(db), forward);
@@ -115,11 +114,11 @@ void test_gradients() {
         long n = a.B * T * a.row(), m = a.B * T * a.out(), s = (long)a.B * a.NH * T * T;
         X qkv = random_values<floatX>(n, 11), o(m), p(s), r = random_values<floatX>(m, 12), d(n), dp(s);
         auto forward = [&] {
-            ref::attention_forward(o.data(), p.data(), qkv.data(), a, nullptr);
+            AttentionForward{o.data(), p.data(), qkv.data(), a}.ref(nullptr);
             return dot(o, r);
         };
         forward();
-        ref::attention_backward(d.data(), dp.data(), r.data(), p.data(), qkv.data(), a, nullptr);
+        AttentionBackward{d.data(), dp.data(), r.data(), p.data(), qkv.data(), a}.ref(nullptr);
         differences(text("attention dqkv, T %d", T), qkv, wide(d), forward);
     }
 
@@ -130,15 +129,15 @@ void test_gradients() {
           d(n);
         R lse(rows);
         auto forward = [&] {
-            ref::flash_attention_forward(o.data(), lse.data(), qkv.data(), a, nullptr);
+            FlashForward{o.data(), lse.data(), qkv.data(), a}.ref(nullptr);
             return dot(o, r);
         };
         forward();
-        ref::attention_forward(whole.data(), p.data(), qkv.data(), a, nullptr);
+        AttentionForward{whole.data(), p.data(), qkv.data(), a}.ref(nullptr);
         double most = 0;
         for (long i = 0; i < m; i++) most = std::max(most, std::abs((double)o[i] - (double)whole[i]));
         check(most < 1e-14, text("flash attention is attention, T %d: %g", T, most));
-        ref::flash_attention_backward(d.data(), {}, r.data(), o.data(), lse.data(), qkv.data(), a, nullptr);
+        FlashBackward{d.data(), {}, r.data(), o.data(), lse.data(), qkv.data(), a}.ref(nullptr);
         differences(text("flash attention dqkv, T %d", T), qkv, wide(d), forward);
     }
 
@@ -168,17 +167,17 @@ void test_gradients() {
         std::vector<int> tokens = {1, 1, 4, 0, 1, 4};
         R dwte(V * C, 0), dwpe(T * C, 0);
         auto forward = [&] {
-            ref::embedding_forward(x.data(), tokens.data(), wte.data(), N, C, {V, V, 0}, nullptr);
-            ref::position_forward(x.data(), wpe.data(), nullptr, 0, N, T, C, nullptr);
+            EmbeddingForward{x.data(), tokens.data(), wte.data(), N, C, {V, V, 0}}.ref(nullptr);
+            PositionForward{x.data(), wpe.data(), nullptr, 0, N, T, C}.ref(nullptr);
             return dot(x, r);
         };
         std::vector<int> rows(N), starts(N + 1);
         sort_tokens(rows.data(), starts.data(), tokens.data(), N, V);
         check(rows == std::vector{3, 0, 1, 4, 2, 5} && starts == std::vector{0, 1, 4, 6, 6, 6, 6},
               "tokens sorted");
-        ref::embedding_backward(dwte.data(), tokens.data(), rows.data(), starts.data(), r.data(), N, C,
-                                {V, V, 0}, nullptr);
-        ref::position_backward(dwpe.data(), r.data(), 0, N, T, C, false, nullptr);
+        EmbeddingBackward{dwte.data(), tokens.data(), rows.data(), starts.data(), r.data(), N, C,
+                          {V, V, 0}}.ref(nullptr);
+        PositionBackward{dwpe.data(), r.data(), 0, N, T, C, false}.ref(nullptr);
         differences("embedding dwte", wte, wide(dwte), forward);
         differences("embedding dwpe", wpe, wide(dwpe), forward);
     }

@@ -108,26 +108,26 @@ void kernels_layernorm() {
             dbias(random_values<real>(C, 10)), scratch(row_scratch(C));
         std::string size = text(" %d x %d", N, C);
 
-        ref::layernorm_forward(y.ref(), {mean.ref(), rstd.ref()}, x.ref(), w.ref(), b.ref(), N, C, nullptr);
-        gpu::layernorm_forward(y.device, {mean.device, rstd.device}, x.device, w.device, b.device, N, C,
-                               nullptr);
+        LayerNormForward{y.ref(), {mean.ref(), rstd.ref()}, x.ref(), w.ref(), b.ref(), N, C}.ref(nullptr);
+        LayerNormForward{y.device, {mean.device, rstd.device}, x.device, w.device, b.device, N,
+                         C}.gpu(nullptr);
         y.compare("layernorm y" + size, rounding);
         mean.compare("layernorm mean" + size, sums_tolerance);
         rstd.compare("layernorm rstd" + size, sums_tolerance);
 
         X made(N * C), f(random_values<floatX>(N * C, 8)), bias(random_values<floatX>(C, 9));
-        ref::residual_layernorm_forward(made.ref(), y.ref(), {mean.ref(), rstd.ref()}, x.ref(), f.ref(),
-                                        bias.ref(), w.ref(), b.ref(), N, C, nullptr);
-        gpu::residual_layernorm_forward(made.device, y.device, {mean.device, rstd.device}, x.device, f.device,
-                                        bias.device, w.device, b.device, N, C, nullptr);
+        ResidualLayerNormForward{made.ref(), y.ref(), {mean.ref(), rstd.ref()}, x.ref(), f.ref(), bias.ref(),
+                                 w.ref(), b.ref(), N, C}.ref(nullptr);
+        ResidualLayerNormForward{made.device, y.device, {mean.device, rstd.device}, x.device, f.device,
+                                 bias.device, w.device, b.device, N, C}.gpu(nullptr);
         made.compare("layernorm's residual" + size, rounding);
         y.compare("layernorm of it" + size, 2 * rounding);
 
         for (bool add : {false, true}) {
-            ref::layernorm_backward(dx.ref(), {dw.ref(), db.ref(), dbias.ref()}, dy.ref(), x.ref(), w.ref(),
-                                    {mean.ref(), rstd.ref()}, nullptr, N, C, add, nullptr);
-            gpu::layernorm_backward(dx.device, {dw.device, db.device, dbias.device}, dy.device, x.device,
-                                    w.device, {mean.device, rstd.device}, scratch.device, N, C, add, nullptr);
+            LayerNormBackward{dx.ref(), {dw.ref(), db.ref(), dbias.ref()}, dy.ref(), x.ref(), w.ref(),
+                              {mean.ref(), rstd.ref()}, nullptr, N, C, add}.ref(nullptr);
+            LayerNormBackward{dx.device, {dw.device, db.device, dbias.device}, dy.device, x.device, w.device,
+                              {mean.device, rstd.device}, scratch.device, N, C, add}.gpu(nullptr);
             std::string what = (add ? ", added to" : ", set") + size;
 
             // the sums take up terms that are rounded anew
@@ -139,16 +139,16 @@ void kernels_layernorm() {
 
             // where no layer norm makes that sum, it is made in the same order
             R apart(C);
-            gpu::residual_bias_backward(apart.device, dx.device, scratch.device, N, C, false, nullptr);
+            ResidualBiasBackward{apart.device, dx.device, scratch.device, N, C, false}.gpu(nullptr);
             if (!add)
                 check(apart.back() == dbias.back(), "bias in front of a layernorm, to the last bit" + what);
 
             // without that bias the rest is the same
             X other(random_values<floatX>(N * C, 5));
-            ref::layernorm_backward(other.ref(), {dw.ref(), db.ref()}, dy.ref(), x.ref(), w.ref(),
-                                    {mean.ref(), rstd.ref()}, nullptr, N, C, false, nullptr);
-            gpu::layernorm_backward(other.device, {dw.device, db.device}, dy.device, x.device, w.device,
-                                    {mean.device, rstd.device}, scratch.device, N, C, false, nullptr);
+            LayerNormBackward{other.ref(), {dw.ref(), db.ref()}, dy.ref(), x.ref(), w.ref(),
+                              {mean.ref(), rstd.ref()}, nullptr, N, C, false}.ref(nullptr);
+            LayerNormBackward{other.device, {dw.device, db.device}, dy.device, x.device, w.device,
+                              {mean.device, rstd.device}, scratch.device, N, C, false}.gpu(nullptr);
             other.compare("layernorm dx alone" + what, rounding);
         }
     }
@@ -175,11 +175,11 @@ void kernels_matmul() {
         X dy(random_values<floatX>(N * OC, 4)), dx(N * C);
         R dw(random_values<real>(OC * C, 5)), db(random_values<real>(OC, 6)), scratch(column_sum_scratch(OC));
         std::string size = text(" %d x %d x %d", N, C, OC);
-        ref::matmul_forward(y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
-        gpu::matmul_forward(y.device, x.device, w.device, b.device, N, C, OC, nullptr);
+        LinearForward{y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC}.ref(nullptr);
+        LinearForward{y.device, x.device, w.device, b.device, N, C, OC}.gpu(nullptr);
         y.compare("matmul y" + size, rounding);
-        ref::matmul_forward(plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC, nullptr);
-        gpu::matmul_forward(plain.device, x.device, w.device, nullptr, N, C, OC, nullptr);
+        LinearForward{plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC}.ref(nullptr);
+        LinearForward{plain.device, x.device, w.device, nullptr, N, C, OC}.gpu(nullptr);
         plain.compare("matmul y without bias" + size, rounding);
         for (int way = 0; way < 4; way++) {
             bool add = way % 2;
@@ -187,10 +187,10 @@ void kernels_matmul() {
             std::string key = "bias gradient " PRECISION_NAME + size + (add ? ", added" : "");
             autotuner.measured[key] = {way / 2, 0};
             autotuner.generation++;
-            ref::matmul_backward(dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC,
-                                 add, nullptr);
-            gpu::matmul_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device,
-                                 scratch.device, N, C, OC, add, nullptr);
+            LinearBackward{dx.ref(), dw.ref(), db.ref(), dy.ref(), x.ref(), w.ref(), {nullptr}, N, C, OC,
+                           add}.ref(nullptr);
+            LinearBackward{dx.device, dw.device, db.device, dy.device, x.device, w.device, {scratch.device},
+                           N, C, OC, add}.gpu(nullptr);
             std::string what = (way / 2 ? ", fused" : "") + std::string(add ? ", added to" : ", set") + size;
             dx.compare("matmul dx" + what, rounding);
             dw.compare("matmul dw" + what, sums_tolerance);
@@ -207,17 +207,16 @@ void kernels_matmul() {
         autotuner.generation++;
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
             b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
-        ref::matmul_gelu_forward(y.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, nullptr);
-        gpu::matmul_gelu_forward(y.device, up.device, x.device, w.device, b.device, N, C, OC, nullptr);
+        LinearGeluForward{y.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC}.ref(nullptr);
+        LinearGeluForward{y.device, up.device, x.device, w.device, b.device, N, C, OC}.gpu(nullptr);
         up.compare("up" + what, rounding);
         y.compare("gelu of up" + what, 2 * rounding);
         X dy(random_values<floatX>(N * OC, 4)), before(random_values<floatX>(N * C, 5, 2)), dup(N * C);
         R dw(random_values<real>(OC * C, 5)), scratch(column_sum_scratch(C));
-        ref::matmul_backward(nullptr, dw.ref(), nullptr, dy.ref(), x.ref(), w.ref(), nullptr, N, C, OC, true,
-                             nullptr);
-        ref::matmul_gelu_input_backward(dup.ref(), dy.ref(), before.ref(), w.ref(), N, C, OC, nullptr);
-        linear_of_gelu_backward(dup.device, dw.device, dy.device, x.device, before.device, w.device,
-                                   {scratch.device}, N, C, OC, true, nullptr);
+        LinearOfGeluBackward{dup.ref(), dw.ref(), dy.ref(), x.ref(), before.ref(), w.ref(), {nullptr}, N, C,
+                             OC, true}.ref(nullptr);
+        LinearOfGeluBackward{dup.device, dw.device, dy.device, x.device, before.device, w.device,
+                             {scratch.device}, N, C, OC, true}.gpu(nullptr);
         // in fp32, cuBLASLt's own slope of GELU is off by up to 5e-5 on an H200
         bool rough = fused && !host_is_device && sizeof(floatX) == 4;
         dup.compare("gradient of up" + what, rough ? 1e-4 : 2 * rounding);
@@ -290,12 +289,12 @@ void kernels_fp8() {
     LinearScratch scratch = {sums.device, f};
     fp8::round_weight(w.device, f, C, OC, nullptr);
     bool biased = sizeof(floatX) == 2;  // beside a result in fp32, cuBLASLt takes a bias in bf16 only
-    linear_forward(y.device, x.device, w.device, biased ? b.device : nullptr, scratch, N, C, OC, nullptr);
-    linear_backward(dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch, N, C, OC, true,
-                    nullptr);
-    ref::matmul_forward(want_y.ref(), x.ref(), w.ref(), biased ? b.ref() : nullptr, N, C, OC, nullptr);
-    ref::matmul_backward(want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), nullptr, N,
-                         C, OC, true, nullptr);
+    run(LinearForward{y.device, x.device, w.device, biased ? b.device : nullptr, N, C, OC, scratch}, nullptr);
+    run(LinearBackward{dx.device, dw.device, db.device, dy.device, x.device, w.device, scratch, N, C, OC,
+                       true}, nullptr);
+    LinearForward{want_y.ref(), x.ref(), w.ref(), biased ? b.ref() : nullptr, N, C, OC}.ref(nullptr);
+    LinearBackward{want_dx.ref(), want_dw.ref(), want_db.ref(), dy.ref(), x.ref(), w.ref(), {nullptr}, N, C,
+                   OC, true}.ref(nullptr);
 
     // root of the mean square of the difference over that of the values. A rounding is off by up
     // to 2^-4 (e4m3) or 2^-3 (e5m2) of a value, in the mean by 1/sqrt(3) of that, two together by the root of

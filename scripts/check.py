@@ -57,7 +57,7 @@ SEAMS = {
     ("train_gpt.cu", "layers/plan/plan_check.h"): "each run checks its plan",
     ("train_gpt.cu", "layers/plan/published.h"): "--plan",
 }
-MOST_IN_BOOK = {"files": 38, "lines": 8200}  # the aim: 28 and 6,000
+MOST_IN_BOOK = {"files": 38, "lines": 8400}  # the aim: 28 and 6,000
 TOP = {
     "Makefile",
     "train_gpt.cu",

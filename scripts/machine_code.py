@@ -16,11 +16,10 @@ UNIT = """
 template void gpu::flash_attention_forward<floatX>(floatX*, real*, const floatX*, AttentionShape, Stream);
 template void gpu::flash_attention_backward<floatX>(floatX*, const FlashScratch&, const floatX*,
     const floatX*, const real*, const floatX*, AttentionShape, Stream);
-template void gpu::sum_bits<floatX>(unsigned long long*, const floatX*, long, Stream);
-template void gpu::sum_bits<real>(unsigned long long*, const real*, long, Stream);
+template void SumBits<floatX>::gpu(Stream) const;
+template void SumBits<real>::gpu(Stream) const;
 #define OF_STATE(...) \\
-    template void gpu::adamw(const __VA_ARGS__&, const real*, const uint8_t*, const HyperParameters*, \\
-                                const UpdateDecision*, StateCheck*, long, Stream); \\
+    template void AdamW<__VA_ARGS__>::gpu(Stream) const; \\
     template void gpu::unpack_state(real*, const __VA_ARGS__&, StateKind, long, Stream); \\
     template void gpu::pack_state(const __VA_ARGS__&, StateKind, const real*, long, Stream);
 OF_STATE(AdamWState<real, true>)

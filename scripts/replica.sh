@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A whole replica of the 530B model on this machine, by its own recipe (scripts/mtnlg-530b.conf and its blend
 # of 15 sets): all 280 ranks of tensor 8 x pipeline 35, all 105 layers, real processes and real messages
-# through MPI, at toy width. Two steps of a batch ramp, of 6 micro-batches (fewer than stages) and of 39 (more),
-# in fp64 must give the losses and gradient norms of one process, to 1e-10. The last line is
+# through MPI, at toy width. Two steps of a batch ramp, of 6 micro-batches (fewer than stages) and of 39
+# (more), in fp64 must give the losses and gradient norms of one process, to 1e-10. The last line is
 # `N passed, N failed`.
 #   bash scripts/replica.sh [OPTION VALUE]…     options of train_gpt, for both runs
 set -euo pipefail

@@ -192,7 +192,9 @@ def check_profile(work):
 
 
 TOY_CALL = (
-    "    linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);"
+    "    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,"
+    " .OC = 3 * C_r,\n"
+    "                      .scratch = linear}, s);"
 )
 TOY_LAYER = (
     '    if (!packed) comm::all_reduce(ctx.tp.group, scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'

@@ -1,17 +1,17 @@
-// operation.h   what a step consists of, declared once: at the head of each layer's function and collective
-//   if (Operation op{"residual_forward", s, {reads("f", f, N, C), …, writes("y", y, N, C)}}) dev::…;
-//   An operation declares its name, what it reads and writes and, beyond that, its Work: GEMMs, and bytes
-//   that kernels move. A call also declares whom it communicates with (comm.h). Both are announced as an
-//   Activity: the operation with its stream, place and source line. Who listens (Listener):
+// operation.h   what a step consists of: operations and calls, each declared once
+//   run(ResidualForward{.y = y, .residual = x, …}, s);
+//   An operation is a struct: its tensors and sizes are fields, and beside them stand its name, the tensors()
+//   that it reads and writes and, beyond that, its works(): GEMMs, and bytes that kernels move. ref()
+//   computes it with loops on the host, gpu() with kernels. A call also declares whom it communicates with
+//   (comm.h). Both are announced as an Activity: with stream, place and source line. Who listens (Listener):
 //     layers/plan/dry_run.h   the step with nothing executed: its calls, FLOPs and bytes, for plans
 //     layers/plan/profile.h   the time of each operation beside its floor
 //     layers/plan/trace.h     when each began and ended, and who waited
 //     layers/plan/record.h    all of it, in order, with values
-//   Without listeners it costs a list on the stack and, in CUDA builds, an NVTX range.
+//   Without listeners it costs an NVTX range in CUDA builds, and nothing else.
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
 #pragma once
 #include <exception>
-#include <initializer_list>
 #include <memory>
 #include <source_location>
 #include <type_traits>
@@ -222,22 +222,27 @@ struct NvtxRange {
     NvtxRange(const NvtxRange&) = delete;
 };
 
-// Converts to false in a dry run: announced, not executed. In a step that nobody observes it is true and does
-// nothing else. Without works it is one kernel that moves each tensor once
-class Operation {
-    NvtxRange range;
-    ActivityScope announced;
+template <class Operation>
+void compute(const Operation& o, Stream s) {
+    if constexpr (HAS_KERNELS) o.gpu(s);
+    else o.ref(s);
+}
 
-public:
-    Operation(const char* name, Stream s, std::initializer_list<Tensor> tensors,
-              std::initializer_list<Work> works = {},
-              std::source_location where = std::source_location::current())
-        : range(name), announced([&] {
-              return Activity{.kind = Activity::Compute, .name = name, .stream = s, .place = {},
-                              .tensors = tensors, .works = works, .where = where};
-          }) {}
-    explicit operator bool() const { return executes(); }
-};
+// Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
+// moves each tensor once. One that has execute(), in terms of others, is executed by it
+template <class Operation>
+void run(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
+    NvtxRange range(Operation::name);
+    ActivityScope announced([&] {
+        Activity activity = {.kind = Activity::Compute, .name = Operation::name, .stream = s, .place = {},
+                             .tensors = o.tensors(), .where = where};
+        if constexpr (requires { o.works(); }) activity.works = o.works();
+        return activity;
+    });
+    if (!executes()) return;
+    if constexpr (requires { o.execute(s); }) o.execute(s);
+    else compute(o, s);
+}
 
 // sets what the operations up to the closing brace belong to
 class PlaceScope {
@@ -274,16 +279,37 @@ Tensor written_values(const char* name, T* p, long n) {
 }
 
 template <class T>
-void clear_values(const char* name, T* p, long n, Stream s,
+struct ClearValues {
+    const char* tensor;
+    T* p;
+    long n;
+
+    static constexpr const char* name = "clear_values";
+    std::vector<Tensor> tensors() const { return {written_values(tensor, p, n)}; }
+    void execute(Stream s) const { set_zero(p, n * sizeof(T), s); }
+};
+
+template <class T>
+void clear_values(const char* tensor, T* p, long n, Stream s,
                   std::source_location where = std::source_location::current()) {
-    if (Operation op{"clear_values", s, {written_values(name, p, n)}, {}, where})
-        set_zero(p, n * sizeof(T), s);
+    run(ClearValues<T>{.tensor = tensor, .p = p, .n = n}, s, where);
 }
 
 // copies from pinned host memory
 template <class T>
-void upload_values(const char* name, T* to, const T* from, long n, Stream s,
+struct UploadValues {
+    const char* tensor;
+    T* to;
+    const T* from;
+    long n;
+
+    static constexpr const char* name = "upload_values";
+    std::vector<Tensor> tensors() const { return {written_values(tensor, to, n)}; }
+    void execute(Stream s) const { copy_to_device(to, from, n * sizeof(T), s); }
+};
+
+template <class T>
+void upload_values(const char* tensor, T* to, const T* from, long n, Stream s,
                    std::source_location where = std::source_location::current()) {
-    if (Operation op{"upload_values", s, {written_values(name, to, n)}, {}, where})
-        copy_to_device(to, from, n * sizeof(T), s);
+    run(UploadValues<T>{.tensor = tensor, .to = to, .from = from, .n = n}, s, where);
 }

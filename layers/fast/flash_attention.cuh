@@ -10,7 +10,7 @@
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
 //   gpu: bf16, HS 64, 80, 96, 128 or 160, any T; mma.sync, ldmatrix and cp.async (sm_80 and later). With TMA
 //   and wgmma (sm_90a): flash_attention_hopper.cuh, flash_backward_hopper.cuh. flash_dispatch.cuh defines
-//   gpu::flash_attention_forward and _backward, which call those or flash_forward and flash_backward below
+//   FlashForward::gpu and FlashBackward::gpu, which call those or flash_forward and flash_backward below
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -30,6 +30,53 @@ inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_d
 // whether the kernels support this head size
 constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 80 || HS == 96 || HS == 128 || HS == 160; }
 
+// ---- the operations --------------------------------------------------------------------------------------
+
+// `products` matmuls over the causal half of the scores, in tiles that never leave the chip
+inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
+    GemmShape half = {a.T, a.T / 2, a.HS, a.heads() * products};
+    return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
+}
+
+struct FlashForward {
+    floatX* o;
+    real* lse;
+    const floatX* qkv;
+    AttentionShape a;
+
+    static constexpr const char* name = "flash_attention_forward";
+    std::vector<Tensor> tensors() const {
+        return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out()), writes("lse", lse, a.heads(), a.T)};
+    }
+    std::vector<Work> works() const { return {flash_work(a, 2, 4.0 * (double)a.rows() * (double)a.out())}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+struct FlashBackward {
+    floatX* dqkv;
+    FlashScratch scratch;
+    const floatX *dout, *o;
+    const real* lse;
+    const floatX* qkv;
+    AttentionShape a;
+
+    static constexpr const char* name = "flash_attention_backward";
+    std::vector<Tensor> tensors() const {
+        return {qkv_of(qkv, a), reads("o", o, a.rows(), a.out()), reads("dout", dout, a.rows(), a.out()),
+                reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row())};
+    }
+    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
+    std::vector<Work> works() const {
+        double values = (double)a.rows() * (double)a.out();
+        return {flash_work(a, 5, 9 * values, values * a.T / 64)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
+
 namespace ref {
 
 // rows [t0, t0 + rows) of a head: their scaled scores over `keys` keys; those beyond the diagonal are invalid
@@ -39,45 +86,47 @@ inline void flash_scores(real* p, const floatX* q, const floatX* k, int t0, int 
                 .alpha = a.scale(), .lda = a.row(), .ldb = a.row(), .ldc = keys}, s);
 }
 
-inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
+}  // namespace ref
+
+inline void FlashForward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
             const floatX* q = qkv + b * a.T * a.row() + 3L * h * a.HS;
             floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
-            std::vector<real> p((size_t)attention_rows * a.T);
+            std::vector<real> p((size_t)ref::attention_rows * a.T);
             std::vector<floatX> rounded(p.size());
 
-            for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
-                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
-                flash_scores(p.data(), q, q + a.HS, t0, rows, keys, a, s);
+            for (int t0 = 0; t0 < a.T; t0 += ref::attention_rows) {
+                int rows = std::min(ref::attention_rows, a.T - t0), keys = t0 + rows;
+                ref::flash_scores(p.data(), q, q + a.HS, t0, rows, keys, a, s);
                 for (int t = 0; t < rows; t++)
                     lse[((long)b * a.NH + h) * a.T + t0 + t] =
-                        softmax_row(rounded.data() + (long)t * keys, p.data() + (long)t * keys, t0 + t + 1,
-                                    keys);
-                gemm<floatX>({.out = ob + t0 * a.out(), .a = rounded.data(), .b = q + 2 * a.HS, .m = rows,
-                              .n = a.HS, .k = keys, .lda = keys, .ldb = a.row(), .ldc = a.out()}, s);
+                        ref::softmax_row(rounded.data() + (long)t * keys, p.data() + (long)t * keys,
+                                         t0 + t + 1, keys);
+                ref::gemm<floatX>({.out = ob + t0 * a.out(), .a = rounded.data(), .b = q + 2 * a.HS,
+                                   .m = rows, .n = a.HS, .k = keys, .lda = keys, .ldb = a.row(),
+                                   .ldc = a.out()}, s);
             }
         }
 }
 
-inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const floatX* dout, const floatX* o,
-                                     const real* lse, const floatX* qkv, AttentionShape a, Stream s) {
+inline void FlashBackward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
             long at = b * a.T * a.row() + 3L * h * a.HS, out = b * a.T * a.out() + (long)h * a.HS;
             const floatX *q = qkv + at, *k = q + a.HS, *v = k + a.HS;
-            std::vector<real> p((size_t)attention_rows * a.T), dp(p.size()), dk((size_t)a.T * a.HS, 0),
+            std::vector<real> p((size_t)ref::attention_rows * a.T), dp(p.size()), dk((size_t)a.T * a.HS, 0),
                 dv(dk);
             std::vector<floatX> pX(p.size()), dsX(p.size());
 
-            for (int t0 = 0; t0 < a.T; t0 += attention_rows) {
-                int rows = std::min(attention_rows, a.T - t0), keys = t0 + rows;
+            for (int t0 = 0; t0 < a.T; t0 += ref::attention_rows) {
+                int rows = std::min(ref::attention_rows, a.T - t0), keys = t0 + rows;
                 const floatX* d = dout + out + t0 * a.out();
-                flash_scores(p.data(), q, k, t0, rows, keys, a, s);
-                gemm<real>({.out = dp.data(), .a = d, .b = v, .m = rows, .n = keys, .k = a.HS,
-                            .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = keys}, s);
+                ref::flash_scores(p.data(), q, k, t0, rows, keys, a, s);
+                ref::gemm<real>({.out = dp.data(), .a = d, .b = v, .m = rows, .n = keys, .k = a.HS,
+                                 .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = keys}, s);
 
                 // ds = p (dp - delta), delta the sum over c of dout o
                 for (int t = 0; t < rows; t++) {
@@ -96,13 +145,15 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
                     std::fill(ds_row + seen, ds_row + keys, floatX(0));
                 }
 
-                gemm<real>({.out = dv.data(), .a = pX.data(), .b = d, .m = keys, .n = a.HS, .k = rows,
-                            .transpose_a = true, .beta = 1, .lda = keys, .ldb = a.out(), .ldc = a.HS}, s);
-                gemm<real>({.out = dk.data(), .a = dsX.data(), .b = q + t0 * a.row(), .m = keys, .n = a.HS,
-                            .k = rows, .transpose_a = true, .alpha = a.scale(), .beta = 1, .lda = keys,
-                            .ldb = a.row(), .ldc = a.HS}, s);
-                gemm<floatX>({.out = dqkv + at + t0 * a.row(), .a = dsX.data(), .b = k, .m = rows, .n = a.HS,
-                              .k = keys, .alpha = a.scale(), .lda = keys, .ldb = a.row(), .ldc = a.row()}, s);
+                ref::gemm<real>({.out = dv.data(), .a = pX.data(), .b = d, .m = keys, .n = a.HS, .k = rows,
+                                 .transpose_a = true, .beta = 1, .lda = keys, .ldb = a.out(),
+                                 .ldc = a.HS}, s);
+                ref::gemm<real>({.out = dk.data(), .a = dsX.data(), .b = q + t0 * a.row(), .m = keys,
+                                 .n = a.HS, .k = rows, .transpose_a = true, .alpha = a.scale(), .beta = 1,
+                                 .lda = keys, .ldb = a.row(), .ldc = a.HS}, s);
+                ref::gemm<floatX>({.out = dqkv + at + t0 * a.row(), .a = dsX.data(), .b = k, .m = rows,
+                                   .n = a.HS, .k = keys, .alpha = a.scale(), .lda = keys, .ldb = a.row(),
+                                   .ldc = a.row()}, s);
             }
 
             for (int t = 0; t < a.T; t++)
@@ -112,8 +163,6 @@ inline void flash_attention_backward(floatX* dqkv, const FlashScratch&, const fl
                 }
         }
 }
-
-}  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
@@ -453,4 +502,5 @@ void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, c
 }
 
 }  // namespace gpu
+
 #endif

@@ -78,44 +78,22 @@ void backward_of(bool hopper, X* dqkv, const FlashScratch& scratch, const X* dou
 template <class X>
 void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
     auto run = [&](bool hopper) { forward_of(hopper, o, lse, qkv, a, s); };
-    run(takes_hopper("forward", a, s, run));
+    bool hopper = takes_hopper("forward", a, s, run);
+    run(hopper);
 }
 
 template <class X>
 void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
                               const real* lse, const X* qkv, AttentionShape a, Stream s) {
     auto run = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, s); };
-    run(takes_hopper("backward", a, s, run));
+    bool hopper = takes_hopper("backward", a, s, run);
+    run(hopper);
 }
 
 }  // namespace gpu
+
+inline void FlashForward::gpu(Stream s) const { gpu::flash_attention_forward(o, lse, qkv, a, s); }
+inline void FlashBackward::gpu(Stream s) const {
+    gpu::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+}
 #endif
-
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-// `products` matmuls over the causal half of the scores, in tiles that never leave the chip
-inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
-    GemmShape half = {a.T, a.T / 2, a.HS, (long)a.B * a.NH * products};
-    return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
-}
-
-inline void flash_attention_forward(floatX* o, real* lse, const floatX* qkv, AttentionShape a, Stream s) {
-    long rows = attention_rows_of(a);
-    if (Operation op{"flash_attention_forward", s, {qkv_of(qkv, a), writes("o", o, rows, a.out()),
-                                                    writes("lse", lse, (long)a.B * a.NH, a.T)},
-                     {flash_work(a, 2, 4.0 * (double)rows * (double)a.out())}})
-        dev::flash_attention_forward(o, lse, qkv, a, s);
-}
-
-inline void flash_attention_backward(floatX* dqkv, const FlashScratch& scratch, const floatX* dout,
-                                     const floatX* o, const real* lse, const floatX* qkv, AttentionShape a,
-                                     Stream s) {
-    long rows = attention_rows_of(a);
-    double values = (double)rows * (double)a.out();
-    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
-    if (Operation op{"flash_attention_backward", s,
-                     {qkv_of(qkv, a), reads("o", o, rows, a.out()), reads("dout", dout, rows, a.out()),
-                      reads("lse", lse, (long)a.B * a.NH, a.T), writes("dqkv", dqkv, rows, a.row())},
-                     {flash_work(a, 5, 9 * values, values * a.T / 64)}})
-        dev::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-}

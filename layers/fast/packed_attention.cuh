@@ -23,11 +23,40 @@ struct Tile {
     int prefix, shared;  // and, before those, rows [prefix, prefix + shared)
 };
 
-namespace ref {
+// ---- the operations --------------------------------------------------------------------------------------
 
 // cache_rows: rows that qkv has
-inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count,
-                             [[maybe_unused]] int cache_rows, AttentionShape a, Stream s) {
+struct PackedAttention {
+    floatX* o;
+    const floatX* qkv;
+    const Tile* tiles;
+    int count, cache_rows;
+    AttentionShape a;
+
+    static constexpr const char* name = "packed_attention";
+    std::vector<Tensor> tensors() const { return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out())}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// cache[cache_slots[n]] = rows[n], of `width` values each
+struct StoreCacheRows {
+    floatX* cache;
+    const floatX* rows;
+    const int* cache_slots;
+    int N, width;
+
+    static constexpr const char* name = "store_cache_rows";
+    std::vector<Tensor> tensors() const {
+        return {reads("rows", rows, N, width), writes("cache", cache, N, width)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// ---- ref -------------------------------------------------------------------------------------------------
+
+inline void PackedAttention::ref(Stream s) const {
     #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int i = 0; i < count; i++)
         for (int h = 0; h < a.NH; h++) {
@@ -38,7 +67,7 @@ inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, in
             std::vector<floatX> rounded(p.size());
 
             auto scores = [&](int from, int n, int to) {
-                gemm<real>({.out = p.data() + to,
+                ref::gemm<real>({.out = p.data() + to,
                             .a = q + t.at * a.row(),
                             .b = k + from * a.row(),
                             .m = t.rows,
@@ -55,11 +84,11 @@ inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, in
             if (t.shared) scores(t.prefix, t.shared, 0);
             scores(t.own, near, t.shared);
             for (int r = 0; r < t.rows; r++)
-                softmax_row(rounded.data() + (long)r * keys, p.data() + (long)r * keys,
+                ref::softmax_row(rounded.data() + (long)r * keys, p.data() + (long)r * keys,
                             t.shared + t.at - t.own + r + 1, keys);
 
             auto values = [&](int from, int n, int at, real beta) {
-                gemm<real>({.out = sum.data(),
+                ref::gemm<real>({.out = sum.data(),
                             .a = rounded.data() + at,
                             .b = v + from * a.row(),
                             .m = t.rows,
@@ -80,15 +109,11 @@ inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, in
         }
 }
 
-// cache[cache_slots[n]] = rows[n], of `width` values each
-inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
-                             Stream) {
+inline void StoreCacheRows::ref(Stream) const {
 #pragma omp parallel for
     for (int n = 0; n < N; n++)
         std::copy(rows + (long)n * width, rows + (long)(n + 1) * width, cache + (long)cache_slots[n] * width);
 }
-
-}  // namespace ref
 
 #if HAS_KERNELS
 namespace gpu {
@@ -160,20 +185,11 @@ inline void packed_attention_any(floatX* o, const floatX* qkv, const Tile* tiles
     LAUNCH(packed_attention_kernel, dim3(count, a.NH), segment_warps * 32, bytes, s, o, qkv, tiles,
            a.scale(), a.row(), a.HS);
 }
-inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
-                             Stream s) {
-    LAUNCH(store_cache_rows_kernel, ceil_div((long)N * width, 256), 256, 0, s, cache, rows, cache_slots, N,
-           width);
-}
 
 }  // namespace gpu
-#endif
 
-// ---- as operations of a step -----------------------------------------------------------------------------
-
-inline void store_cache_rows(floatX* cache, const floatX* rows, const int* cache_slots, int N, int width,
-                             Stream s) {
-    if (Operation op{"store_cache_rows", s, {reads("rows", rows, N, width),
-                                             writes("cache", cache, N, width)}})
-        dev::store_cache_rows(cache, rows, cache_slots, N, width, s);
+inline void StoreCacheRows::gpu(Stream s) const {
+    LAUNCH(gpu::store_cache_rows_kernel, ceil_div((long)N * width, 256), 256, 0, s, cache, rows, cache_slots,
+           N, width);
 }
+#endif

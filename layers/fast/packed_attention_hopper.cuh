@@ -120,22 +120,14 @@ struct PackedForward {
         packed_attention_any(o, qkv, tiles, count, a, s);
     }
 };
-// cache_rows: rows of qkv. The kernel is chosen once for all batches with these heads, in tune_packed()
-inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, int cache_rows,
-                             AttentionShape a, Stream s) {
-    PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};
-    auto run = [&](bool hopper) { f.run(hopper); };
-    bool can = sizeof(floatX) == 2;
-    f.run(can && takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run));
-}
 
 }  // namespace gpu
-#endif
 
-// ---- as operations of a step ------------------------------------------------------------------------------
-
-inline void packed_attention(floatX* o, const floatX* qkv, const Tile* tiles, int count, int cache_rows,
-                             AttentionShape a, Stream s) {
-    if (Operation op{"packed_attention", s, {qkv_of(qkv, a), writes("o", o, attention_rows_of(a), a.out())}})
-        dev::packed_attention(o, qkv, tiles, count, cache_rows, a, s);
+// the kernel is chosen once for all batches with these heads, in tune_packed()
+inline void PackedAttention::gpu(Stream s) const {
+    gpu::PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};
+    auto run = [&](bool hopper) { f.run(hopper); };
+    bool can = sizeof(floatX) == 2;
+    f.run(can && gpu::takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run));
 }
+#endif

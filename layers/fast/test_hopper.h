@@ -132,7 +132,7 @@ void hopper_attention() {
         R lse(rows), old_lse(rows);
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
 
-        ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        FlashForward{o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
         gpu::flash_attention_hopper_forward(o.device, lse.device, qkv.device, a, nullptr);
         close_by_position("Hopper's attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
         lse.compare("Hopper's attention lse" + size, 1e-5);
@@ -144,7 +144,7 @@ void hopper_attention() {
         R terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
         Both<int> turns(flash_turns(B, NH, T));
         FlashScratch scratch = {terms.device, dq.device, turns.device};
-        ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
 
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
@@ -185,7 +185,7 @@ void hopper_packed_attention() {
         X cache(values), o(rows * a.out());
         Both<Tile> tiles(list);
         int count = (int)list.size();
-        ref::packed_attention(o.ref(), cache.ref(), tiles.ref(), count, cache_rows, a, nullptr);
+        PackedAttention{o.ref(), cache.ref(), tiles.ref(), count, cache_rows, a}.ref(nullptr);
         gpu::PackedForward<floatX> forward = {o.device, cache.device, tiles.device, count,
                                               cache_rows, a, nullptr};
         forward.run(true);

@@ -14,8 +14,8 @@ void kernels_residual() {
     for (auto [N, C] : {std::pair{1, 1}, {7, 33}, {40, 128}}) {
         X x(random_values<floatX>(N * C, 1)), f(random_values<floatX>(N * C, 2)),
             b(random_values<floatX>(C, 3)), y(N * C);
-        ref::residual_forward(y.ref(), x.ref(), f.ref(), b.ref(), N, C, nullptr);
-        gpu::residual_forward(y.device, x.device, f.device, b.device, N, C, nullptr);
+        ResidualForward{y.ref(), x.ref(), f.ref(), b.ref(), N, C}.ref(nullptr);
+        ResidualForward{y.device, x.device, f.device, b.device, N, C}.gpu(nullptr);
         y.compare(text("residual %d x %d", N, C), rounding);
     }
 }
@@ -27,12 +27,12 @@ void kernels_attention() {
         long n = B * T * a.row(), m = B * T * a.out(), s = (long)B * NH * T * T;
         X qkv(random_values<floatX>(n, 1)), o(m), p(s), dout(random_values<floatX>(m, 2)), dqkv(n), dp(s);
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
-        ref::attention_forward(o.ref(), p.ref(), qkv.ref(), a, nullptr);
-        gpu::attention_forward(o.device, p.device, qkv.device, a, nullptr);
+        AttentionForward{o.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
+        AttentionForward{o.device, p.device, qkv.device, a}.gpu(nullptr);
         o.compare("attention o" + size, 2 * rounding);
         p.compare("attention p" + size, 2 * rounding);
-        ref::attention_backward(dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a, nullptr);
-        gpu::attention_backward(dqkv.device, dp.device, dout.device, p.device, qkv.device, a, nullptr);
+        AttentionBackward{dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
+        AttentionBackward{dqkv.device, dp.device, dout.device, p.device, qkv.device, a}.gpu(nullptr);
         dqkv.compare("attention dqkv" + size, 4 * rounding);
     }
 }
@@ -73,22 +73,22 @@ void kernels_flash_attention() {
         R lse(rows), terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
         Both<int> turns(flash_turns(B, NH, T));
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
-        ref::flash_attention_forward(o.ref(), lse.ref(), qkv.ref(), a, nullptr);
-        gpu::flash_attention_forward(o.device, lse.device, qkv.device, a, nullptr);
+        FlashForward{o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
+        FlashForward{o.device, lse.device, qkv.device, a}.gpu(nullptr);
         // p is rounded before it is divided by its sum here, after it in ref, and o is rounded: 2^-8 each
         close_by_position("flash attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
         lse.compare("flash attention lse" + size, 1e-5);
         X whole(m), p(rows * T);  // and ref says what the materialised one says
-        ref::attention_forward(whole.ref(), p.ref(), qkv.ref(), a, nullptr);
+        AttentionForward{whole.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
         // which also rounds the scores, some of them above 2
         close_by_position("flash attention is attention" + size, o.host, whole.host, a, 1, 4 * rounding);
         alike("flash attention o" + size, o.back(), o.host);
-        ref::flash_attention_backward(dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a, nullptr);
+        FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
         FlashScratch scratch = {terms.device, dq.device, turns.device};
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
-            gpu::flash_attention_backward(dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device,
-                                          a, nullptr);
+            FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device,
+                          a}.gpu(nullptr);
             // p and ds are rounded, ds after the difference of two sums that end differently: twice 2^-8 each
             close_by_position("flash attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
             std::vector<floatX> back = dqkv.back();
@@ -110,8 +110,7 @@ void kernels_flash_attention() {
     emulated::executes = false;
     std::string error;
     try {
-        gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1100, 64, 64, 64},
-                                     nullptr);
+        FlashForward{(floatX*)nullptr, nullptr, (const floatX*)nullptr, {1100, 64, 64, 64}}.gpu(nullptr);
         synchronize(nullptr);
     } catch (const Error& e) {
         error = e.what();
@@ -121,8 +120,7 @@ void kernels_flash_attention() {
     emulated::executes = true;
 #endif
     refuses("wants 64, 80, 96, 128 or 160", [] {
-        gpu::flash_attention_forward((floatX*)nullptr, nullptr, (const floatX*)nullptr, {1, 1, 1, 32},
-                                     nullptr);
+        FlashForward{(floatX*)nullptr, nullptr, (const floatX*)nullptr, {1, 1, 1, 32}}.gpu(nullptr);
     });
 }
 
@@ -141,8 +139,8 @@ void kernels_cross_entropy() {
         // ref may sum one after the other: V roundings, of which the square root adds up, and some to spare
         double summed = 4 * std::sqrt(V) * std::numeric_limits<real>::epsilon();
 
-        ref::cross_entropy_max(largest.ref(), logits.ref(), N, v, nullptr);
-        gpu::cross_entropy_max(largest.device, logits.device, N, v, nullptr);
+        CrossEntropyMax{largest.ref(), logits.ref(), N, v}.ref(nullptr);
+        CrossEntropyMax{largest.device, logits.device, N, v}.gpu(nullptr);
         if (V == 0) {  // a rank that holds only padding: -inf, until the others' largest comes
             check(largest.back() == largest.host && std::isinf(largest.host[0]),
                   "no column, no largest logit");
@@ -151,8 +149,8 @@ void kernels_cross_entropy() {
         }
         largest.compare("largest" + size, 0);
 
-        ref::cross_entropy_sum(sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v, nullptr);
-        gpu::cross_entropy_sum(sums.device, largest.device, logits.device, targets.device, N, v, nullptr);
+        CrossEntropySum{sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v}.ref(nullptr);
+        CrossEntropySum{sums.device, largest.device, logits.device, targets.device, N, v}.gpu(nullptr);
         sums.compare("sums" + size, sums_tolerance + summed);
         if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
         sums.upload();
@@ -160,18 +158,18 @@ void kernels_cross_entropy() {
         X whole(logits.host);
         R whole_losses(losses.host), whole_hits(N);
         for (bool want : {false, true}) {
-            ref::cross_entropy_finish(losses.ref(), is_greedy.ref(), logits.ref(), largest.ref(), sums.ref(),
-                                      targets.ref(), real(0.1), want, N, v, nullptr);
-            gpu::cross_entropy_finish(losses.device, is_greedy.device, logits.device, largest.device,
-                                      sums.device, targets.device, real(0.1), want, N, v, nullptr);
+            CrossEntropyFinish{losses.ref(), is_greedy.ref(), logits.ref(), largest.ref(), sums.ref(),
+                               targets.ref(), real(0.1), want, N, v}.ref(nullptr);
+            CrossEntropyFinish{losses.device, is_greedy.device, logits.device, largest.device, sums.device,
+                               targets.device, real(0.1), want, N, v}.gpu(nullptr);
             losses.compare("losses, added to" + size, sums_tolerance + summed);
             is_greedy.compare("is_greedy" + size, 0);
             logits.compare((want ? "dlogits" : "logits without gradient") + size,
                            want ? rounding + summed : 0);
 
             if (V == 0 || first) continue;
-            gpu::cross_entropy(whole_losses.device, whole_hits.device, whole.device, largest.device,
-                               sums.device, targets.device, real(0.1), want, N, v, nullptr);  // all at once
+            CrossEntropy{whole_losses.device, whole_hits.device, whole.device, largest.device, sums.device,
+                         targets.device, real(0.1), want, N, v}.gpu(nullptr);  // all at once
             whole_losses.host = losses.host;
             whole_hits.host = is_greedy.host;
             whole.host = logits.host;
@@ -203,22 +201,22 @@ void kernels_embedding() {
         // whole, and a rank's share
         for (auto [first, tokens_held, offset] : {std::tuple{0, V, 0}, {V / 2, V - V / 2, T / 2}}) {
             VocabularyShard v = {tokens_held, tokens_held, first};
-            ref::embedding_forward(x.ref(), tokens.ref(), wte.ref(), N, C, v, nullptr);
-            gpu::embedding_forward(x.device, tokens.device, wte.device, N, C, v, nullptr);
+            EmbeddingForward{x.ref(), tokens.ref(), wte.ref(), N, C, v}.ref(nullptr);
+            EmbeddingForward{x.device, tokens.device, wte.device, N, C, v}.gpu(nullptr);
             x.compare("embedding x" + size, 0);
             for (bool listed : {false, true}) {
-                ref::position_forward(x.ref(), wpe.ref(), listed ? positions.ref() : nullptr, offset, N, T, C,
-                                      nullptr);
-                gpu::position_forward(x.device, wpe.device, listed ? positions.device : nullptr, offset, N, T,
-                                      C, nullptr);
+                PositionForward{x.ref(), wpe.ref(), listed ? positions.ref() : nullptr, offset, N, T,
+                                C}.ref(nullptr);
+                PositionForward{x.device, wpe.device, listed ? positions.device : nullptr, offset, N, T,
+                                C}.gpu(nullptr);
             }
             x.compare("position x" + size, rounding);
-            ref::embedding_backward(dwte.ref(), tokens.ref(), rows_of.ref(), starts.ref(), dx.ref(), N,
-                                    C, v, nullptr);
-            gpu::embedding_backward(dwte.device, tokens.device, rows_of.device, starts.device, dx.device, N,
-                                    C, v, nullptr);
-            ref::position_backward(dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0, nullptr);
-            gpu::position_backward(dwpe.device, dx.device, offset, N, T, C, offset > 0, nullptr);
+            EmbeddingBackward{dwte.ref(), tokens.ref(), rows_of.ref(), starts.ref(), dx.ref(), N, C,
+                              v}.ref(nullptr);
+            EmbeddingBackward{dwte.device, tokens.device, rows_of.device, starts.device, dx.device, N, C,
+                              v}.gpu(nullptr);
+            PositionBackward{dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0}.ref(nullptr);
+            PositionBackward{dwpe.device, dx.device, offset, N, T, C, offset > 0}.gpu(nullptr);
             dwte.compare("embedding dwte" + size, sums_tolerance);
             dwpe.compare("embedding dwpe" + size, sums_tolerance);
         }

@@ -88,7 +88,8 @@ inline void tune_packed(Model& model) {
     AttentionShape heads = {1, packed.rows(), model.shape.NH / model.grid.t, model.shape.HS()};
     const PackedSegments& s = kept.segments;
     TimingChoices here;
-    packed_attention(a.o, a.qkv, s.tiles, s.tile_count, s.cache_rows, heads, model.stream);
+    run(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = s.tiles, .count = s.tile_count,
+                        .cache_rows = s.cache_rows, .a = heads}, model.stream);
     synchronize(model.stream);  // `values` is not needed after this
 }
 

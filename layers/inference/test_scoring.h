@@ -13,7 +13,7 @@ void test_segments() {
     AttentionShape a = {1, T, 3, 8}, twice = {1, T + T - cut, 3, 8};
     std::vector<floatX> qkv = random_values<floatX>(T * a.row(), 1), whole(T * a.out()), p(3L * T * T),
                         cache = qkv;
-    ref::attention_forward(whole.data(), p.data(), qkv.data(), a, nullptr);
+    AttentionForward{whole.data(), p.data(), qkv.data(), a}.ref(nullptr);
 
     auto part = [&](int from, int n) {
         return std::vector<floatX>(whole.begin() + from * a.out(), whole.begin() + (from + n) * a.out());
@@ -21,7 +21,7 @@ void test_segments() {
     auto attend = [&](const PackedBatch& pack) {
         std::vector<floatX> o(pack.rows() * a.out());
         int count = (int)pack.tiles.size();
-        ref::packed_attention(o.data(), cache.data(), pack.tiles.data(), count, 0, a, nullptr);
+        PackedAttention{o.data(), cache.data(), pack.tiles.data(), count, 0, a}.ref(nullptr);
         return o;
     };
 
@@ -199,12 +199,12 @@ void kernels_packed_attention() {
         Both<Tile> tiles(pack.tiles);
         Both<int> places(std::vector<int>{3, 499, 0, 20, 21, 22, 9, 8, 7});
         std::string size = text(" NH %d HS %d", NH, HS);
-        ref::store_cache_rows(cache.ref(), rows.ref(), places.ref(), 9, (int)a.row(), nullptr);
-        gpu::store_cache_rows(cache.device, rows.device, places.device, 9, (int)a.row(), nullptr);
+        StoreCacheRows{cache.ref(), rows.ref(), places.ref(), 9, (int)a.row()}.ref(nullptr);
+        StoreCacheRows{cache.device, rows.device, places.device, 9, (int)a.row()}.gpu(nullptr);
         cache.compare("rows in the cache" + size, 0);
         int count = (int)pack.tiles.size();
-        ref::packed_attention(o.ref(), cache.ref(), tiles.ref(), count, 500, a, nullptr);
-        gpu::packed_attention(o.device, cache.device, tiles.device, count, 500, a, nullptr);
+        PackedAttention{o.ref(), cache.ref(), tiles.ref(), count, 500, a}.ref(nullptr);
+        PackedAttention{o.device, cache.device, tiles.device, count, 500, a}.gpu(nullptr);
         o.compare("segment attention" + size, 2 * rounding);
     }
 }

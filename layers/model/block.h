@@ -23,8 +23,8 @@
 // preceding block's add_branch_and_norm() has already computed it
 inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                         BatchShape batch) {
-    layernorm_forward(a.ln1, a.ln1_stats, a.x, w[LN1_W], w[LN1_B], ctx.tp.rows(batch.rows()),
-                      ctx.shape.C, ctx.stream);
+    run(LayerNormForward{.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
+                         .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C}, ctx.stream);
 }
 
 // --fp8: in a pass's first micro-batch (layers_forward, stage.h), rounds the weight matrices to the 8-bit
@@ -32,10 +32,10 @@ inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const
 inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     const LinearScratch& linear = ctx.scratch.linear;
     int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
-    round_weight(w[QKV_W], linear, C, 3 * C_r, ctx.stream);
-    round_weight(w[OUT_W], linear, C_r, C, ctx.stream);
-    round_weight(w[UP_W], linear, C, 4 * C_r, ctx.stream);
-    round_weight(w[DOWN_W], linear, 4 * C_r, C, ctx.stream);
+    run(RoundWeight{.w = w[QKV_W], .scratch = linear, .C = C, .OC = 3 * C_r}, ctx.stream);
+    run(RoundWeight{.w = w[OUT_W], .scratch = linear, .C = C_r, .OC = C}, ctx.stream);
+    run(RoundWeight{.w = w[UP_W], .scratch = linear, .C = C, .OC = 4 * C_r}, ctx.stream);
+    run(RoundWeight{.w = w[DOWN_W], .scratch = linear, .C = 4 * C_r, .OC = C}, ctx.stream);
 }
 
 // From a.ln1 to the output of the MLP branch (N_r, C), without its bias. If not wants_output: computes only
@@ -52,29 +52,37 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
 
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-    linear_forward(qkv, rows, w[QKV_W], w[QKV_B], linear, N, C, 3 * C_r, s);
-    if (qkv != a.qkv) store_cache_rows(a.qkv, qkv, packed->cache_slots, N, 3 * C_r, s);
+    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C_r,
+                      .scratch = linear}, s);
+    if (qkv != a.qkv)
+        run(StoreCacheRows{.cache = a.qkv, .rows = qkv, .cache_slots = packed->cache_slots, .N = N,
+                           .width = 3 * C_r}, s);
 
     // 3. attention, head by head
     AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
-    if (packed) packed_attention(a.o, a.qkv, packed->tiles, packed->tile_count, packed->cache_rows, heads, s);
-    else if (a.lse) flash_attention_forward(a.o, a.lse, a.qkv, heads, s);
-    else attention_forward(a.o, a.probabilities, a.qkv, heads, s);
+    if (packed)
+        run(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = packed->tiles, .count = packed->tile_count,
+                            .cache_rows = packed->cache_rows, .a = heads}, s);
+    else if (a.lse) run(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
+    else run(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
 
     // 4. output projection, added to the residual stream, and 5. layer norm
-    linear_forward(scratch.partial, a.o, w[OUT_W], nullptr, linear, N, C_r, C, s);
+    run(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N, .C = C_r, .OC = C,
+                      .scratch = linear}, s);
     const floatX* branch =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
-    residual_layernorm_forward(a.mid, a.ln2, a.ln2_stats, a.x, branch, w[OUT_B], w[LN2_W], w[LN2_B], N_r, C,
-                               s);
+    run(ResidualLayerNormForward{.x = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x, .f = branch,
+                                 .bias = w[OUT_B], .w = w[LN2_W], .b = w[LN2_B], .N = N_r, .C = C}, s);
 
     // 6. up to this rank's share of 4C, and 7. GELU
     rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
-    linear_gelu_forward(a.act, a.up, rows, w[UP_W], w[UP_B], linear, N, C, 4 * C_r, s);
+    run(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N, .C = C,
+                          .OC = 4 * C_r, .scratch = linear}, s);
     if (!wants_output) return nullptr;
 
     // 8. down to C
-    linear_forward(scratch.partial, a.act, w[DOWN_W], nullptr, linear, N, 4 * C_r, C, s);
+    run(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N, .C = 4 * C_r,
+                      .OC = C, .scratch = linear}, s);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
@@ -83,9 +91,12 @@ inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floa
                                 const floatX* bias, const BlockActivations* next,
                                 const floatX* const* next_w, const LayerContext& ctx, BatchShape batch) {
     int N_r = ctx.tp.rows(batch.rows()), C = ctx.shape.C;
-    if (!next) return residual_forward(y, a.mid, branch, bias, N_r, C, ctx.stream);
-    residual_layernorm_forward(y, next->ln1, next->ln1_stats, a.mid, branch, bias, next_w[LN1_W],
-                               next_w[LN1_B], N_r, C, ctx.stream);
+    if (!next)
+        return run(ResidualForward{.y = y, .residual = a.mid, .f = branch, .bias = bias, .N = N_r, .C = C},
+                   ctx.stream);
+    run(ResidualLayerNormForward{.x = y, .y = next->ln1, .stats = next->ln1_stats, .residual = a.mid,
+                                 .f = branch, .bias = bias, .w = next_w[LN1_W], .b = next_w[LN1_B], .N = N_r,
+                                 .C = C}, ctx.stream);
 }
 
 // g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. DOWN_B's gradient is the
@@ -97,50 +108,60 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    bool accumulate = ctx.accumulate;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
     int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
     // one buffer each, in turn: `wide` holds d_up in steps 8 to 6, then d_qkv; `partial` holds the gradient
     // of step 6's input, then d_o, then that of step 2's input
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide;
     const LinearScratch& linear = scratch.linear;
-    real* sums = linear.sums;
 
     // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
-    if (a.light) gelu_forward(a.act, a.up, N, 4 * C_r, s);
+    if (a.light) run(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    linear_of_gelu_backward(d_up, g[DOWN_W], rows, a.act, a.up, w[DOWN_W], linear, N, 4 * C_r, C, accumulate,
-                            s);
+    run(LinearOfGeluBackward{.dup = d_up, .dw = g[DOWN_W], .dy = rows, .x = a.act, .up = a.up,
+                             .w = w[DOWN_W], .scratch = linear, .N = N, .C = 4 * C_r, .OC = C,
+                             .accumulate = ctx.accumulate}, s);
 
     // 6.
-    if (a.light) layernorm_forward(a.ln2, a.ln2_stats, a.mid, w[LN2_W], w[LN2_B], N_r, C, s);
+    if (a.light)
+        run(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
+                             .N = N_r, .C = C}, s);
     rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
-    linear_backward(scratch.partial, g[UP_W], g[UP_B], d_up, rows, w[UP_W], linear, N, C, 4 * C_r, accumulate,
-                    s);
+    run(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .db = g[UP_B], .dy = d_up, .x = rows,
+                       .w = w[UP_W], .scratch = linear, .N = N, .C = C, .OC = 4 * C_r,
+                       .accumulate = ctx.accumulate}, s);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
-    layernorm_backward(dx, {g[LN2_W], g[LN2_B], g[OUT_B]}, d_ln, a.mid, w[LN2_W], a.ln2_stats, sums, N_r, C,
-                       accumulate, s);
+    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN2_W], .b = g[LN2_B], .added_bias = g[OUT_B]},
+                          .dy = d_ln, .x = a.mid, .w = w[LN2_W], .stats = a.ln2_stats, .scratch = linear.sums,
+                          .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 
     // 4.
     floatX* d_o = scratch.partial;
     rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
-    linear_backward(d_o, g[OUT_W], nullptr, rows, a.o, w[OUT_W], linear, N, C_r, C, accumulate, s);
+    run(LinearBackward{.dx = d_o, .dw = g[OUT_W], .db = nullptr, .dy = rows, .x = a.o, .w = w[OUT_W],
+                       .scratch = linear, .N = N, .C = C_r, .OC = C, .accumulate = ctx.accumulate}, s);
 
     // 3.
     AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
-    if (a.lse) flash_attention_backward(d_qkv, scratch.flash, d_o, a.o, a.lse, a.qkv, heads, s);
-    else attention_backward(d_qkv, scratch.scores_gradient, d_o, a.probabilities, a.qkv, heads, s);
+    if (a.lse)
+        run(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
+                          .qkv = a.qkv, .a = heads}, s);
+    else
+        run(AttentionBackward{.dqkv = d_qkv, .dp = scratch.scores_gradient, .dout = d_o, .p = a.probabilities,
+                              .qkv = a.qkv, .a = heads}, s);
 
     // 2.
     if (a.light) ln1_forward(a, w, ctx, batch);
     rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
-    linear_backward(scratch.partial, g[QKV_W], g[QKV_B], d_qkv, rows, w[QKV_W], linear, N, C, 3 * C_r,
-                    accumulate, s);
+    run(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .db = g[QKV_B], .dy = d_qkv, .x = rows,
+                       .w = w[QKV_W], .scratch = linear, .N = N, .C = C, .OC = 3 * C_r,
+                       .accumulate = ctx.accumulate}, s);
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to the residual stream's gradient
-    layernorm_backward(dx, {g[LN1_W], g[LN1_B], d_bias}, d_ln, a.x, w[LN1_W], a.ln1_stats, sums, N_r, C,
-                       accumulate, s);
+    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN1_W], .b = g[LN1_B], .added_bias = d_bias},
+                          .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats, .scratch = linear.sums,
+                          .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }

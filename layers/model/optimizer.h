@@ -248,14 +248,16 @@ inline void compute_decision(Model& model, Optimizer& optimizer, double max_norm
     int buckets = model.table.bucket_ids;
     clear_values("sums", optimizer.sums, buckets + 1, model.stream);
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
-        sum_values(optimizer.sums + buckets, model.lm_head.losses,
-                   (long)model.setup.micro_batches * model.max_outputs(), model.stream);
-    square_sums(optimizer.sums, buckets, optimizer.sum_parts, model.gradients, model.table.elements,
-                optimizer.elements, optimizer.flags, optimizer.device_slices, (int)optimizer.slices.size(),
-                model.stream);
+        run(SumValues{.sum = optimizer.sums + buckets, .x = model.lm_head.losses,
+                      .n = (long)model.setup.micro_batches * model.max_outputs()}, model.stream);
+    run(SquareSums{.sums = optimizer.sums, .parts = optimizer.sum_parts, .x = model.gradients,
+                   .flags = optimizer.flags, .slices = optimizer.device_slices,
+                   .count = (int)optimizer.slices.size(), .sum_count = buckets, .all = model.table.elements,
+                   .n = optimizer.elements}, model.stream);
     comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::Op::Sum, "norm and loss",
                      model.stream);
-    decide_update(optimizer.decision, optimizer.sums, buckets, max_norm, optimizer.hyper, model.stream);
+    run(DecideUpdate{.decision = optimizer.decision, .sums = optimizer.sums, .count = buckets,
+                     .max_norm = max_norm, .hyper = optimizer.hyper}, model.stream);
 }
 
 // uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
@@ -267,8 +269,10 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
 
     auto update = [&](const Slice& mine, long n) {
         optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {
-            adamw(state, model.gradients + mine.at, optimizer.flags + mine.state_offset / flag_span,
-                  optimizer.hyper, optimizer.decision, optimizer.state_check, n, model.stream);
+            run(AdamW<decltype(state)>{.state = state, .gradients = model.gradients + mine.at,
+                                       .flags = optimizer.flags + mine.state_offset / flag_span,
+                                       .hyper = optimizer.hyper, .decision = optimizer.decision,
+                                       .check = optimizer.state_check, .n = n}, model.stream);
         });
     };
     // not sharded: the slices are whole buckets, one after another, and one launch covers them all

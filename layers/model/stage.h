@@ -8,7 +8,7 @@
 //   The reduction of a bucket's gradients over data-parallel ranks starts as soon as the last micro-batch has
 //   added to them; forward waits for a bucket's new parameters just before it first reads them, as does a
 //   backward that computes the loss itself.
-//   To add a layer to the model: write layers/NAME.cuh (ref, gpu, and the Operation they share), call it here
+//   To add a layer to the model: write layers/NAME.cuh (its operations, each with ref and gpu), call it here
 //   or in block.h, and add its tensors to params.h and activations.h. .github/CONTRIBUTING.md says which
 //   check fails if a place is forgotten.
 #pragma once
@@ -355,8 +355,9 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // dx is the gradient that the next chunk's stage sent or, in the last chunk, comes from the LM head
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
-        residual_bias_backward(gradients(n - 1)[DOWN_B], dx, ctx.scratch.linear.sums,
-                               ctx.tp.rows(mb.batch.rows()), model.shape.C, ctx.accumulate, model.stream);
+        run(ResidualBiasBackward{.dbias = gradients(n - 1)[DOWN_B], .dx = dx,
+                                 .scratch = ctx.scratch.linear.sums, .N = ctx.tp.rows(mb.batch.rows()),
+                                 .C = model.shape.C, .accumulate = ctx.accumulate}, model.stream);
     } else {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
@@ -391,7 +392,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
                    mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
-        add_values(dwte, from_logits, size, model.stream);
+        run(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);
     begin_reduction(table.list[table.wte]);
     begin_reduction(table.list[table.wpe]);
 }

@@ -32,10 +32,11 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
-    embedding_forward(partial, tokens, wte, N, C, v, s);
+    run(EmbeddingForward{.x = partial, .tokens = tokens, .wte = wte, .N = N, .C = C, .v = v}, s);
     reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
     const int* positions = batch.segments ? batch.segments->positions : nullptr;
-    position_forward(x, wpe, positions, first_row(ctx.tp, N_r), N_r, batch.T, C, s);
+    run(PositionForward{.x = x, .wpe = wpe, .positions = positions, .offset = first_row(ctx.tp, N_r),
+                        .N = N_r, .T = batch.T, .C = C}, s);
 }
 
 // adds to dwte; sets dwpe or, with ctx.accumulate, adds to it
@@ -46,10 +47,12 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
 
-    position_backward(dwpe, dx, first_row(ctx.tp, N_r), N_r, batch.T, C, ctx.accumulate, s);
+    run(PositionBackward{.dwpe = dwpe, .dx = dx, .offset = first_row(ctx.tp, N_r), .N = N_r, .T = batch.T,
+                         .C = C, .accumulate = ctx.accumulate}, s);
     const floatX* rows =
         gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
-    embedding_backward(dwte, tokens, sorted_rows, run_starts, rows, N, C, v, s);
+    run(EmbeddingBackward{.dwte = dwte, .tokens = tokens, .sorted_rows = sorted_rows,
+                          .run_starts = run_starts, .dx = rows, .N = N, .C = C, .v = v}, s);
 }
 
 // ---- LM head: final layer norm, logits, loss --------------------------------------------------------------
@@ -61,7 +64,8 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
                                   const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C;
-    layernorm_forward(a.ln, a.stats, x, w[LNF_W], w[LNF_B], ctx.tp.rows(N), C, s);
+    run(LayerNormForward{.y = a.ln, .stats = a.stats, .x = x, .w = w[LNF_W], .b = w[LNF_B],
+                         .N = ctx.tp.rows(N), .C = C}, s);
 
     floatX* all = a.input_rows ? a.input_rows : ctx.scratch.all_rows;
     const floatX* rows = gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
@@ -69,15 +73,17 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     if (!batch.segments) return rows;
     // rows[logit_rows[i]]: a table lookup, like the embedding
     floatX* some = ctx.scratch.partial;
-    embedding_forward(some, batch.segments->logit_rows, rows, batch.outputs(), C, {N, N, 0}, s);
+    run(EmbeddingForward{.x = some, .tokens = batch.segments->logit_rows, .wte = rows, .N = batch.outputs(),
+                         .C = C, .v = {N, N, 0}}, s);
     return some;
 }
 
 // rows (n, C) -> logits (n, Vp_r), never in FP8; n is at most a.rows_held
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
-    linear_forward(a.logits, rows, wte, nullptr, ctx.scratch.linear.without_fp8(), n, ctx.shape.C,
-                   ctx.shape.Vp / ctx.tp.group.size, ctx.stream);
+    run(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
+                      .OC = ctx.shape.Vp / ctx.tp.group.size, .scratch = ctx.scratch.linear.without_fp8()},
+        ctx.stream);
 }
 
 // Loss of n rows of logits, from the micro-batch's row `first` on: adds to losses, sets is_greedy. If dloss,
@@ -93,17 +99,17 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     const int* targets = mb.kept.targets + first;
     bool want_gradient = dloss != 0;
 
-    if (tp.size == 1)
-        return cross_entropy(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient,
-                             n, v, s);
+    CrossEntropy loss = {.losses = losses, .is_greedy = is_greedy, .logits = a.logits, .largest = a.largest,
+                         .sums = a.sums, .targets = targets, .dloss = dloss, .want_gradient = want_gradient,
+                         .N = n, .v = v};
+    if (tp.size == 1) return run(loss, s);
 
     // over t ranks: the largest logit and the sum of a row come from all shards
-    cross_entropy_max(a.largest, a.logits, n, v, s);
+    run(loss.largest_of_rows(), s);
     comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // max of a shard -> of the row
-    cross_entropy_sum(a.sums, a.largest, a.logits, targets, n, v, s);
+    run(loss.sums_of_rows(), s);
     comm::all_reduce(tp, a.sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // shard's -> row's sums
-    cross_entropy_finish(losses, is_greedy, a.logits, a.largest, a.sums, targets, dloss, want_gradient, n, v,
-                         s);
+    run(loss.finish(), s);
 }
 
 // x -> logits -> losses, a.rows_held rows at a time
@@ -135,13 +141,16 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }
-        linear_backward(scratch.partial + (long)first * C, g[LOGITS_W], nullptr, a.logits, some, w[LOGITS_W],
-                        scratch.linear.without_fp8(), n, C, Vp_r, ctx.accumulate || first > 0, s);
+        run(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W], .db = nullptr,
+                           .dy = a.logits, .x = some, .w = w[LOGITS_W],
+                           .scratch = scratch.linear.without_fp8(), .N = n, .C = C, .OC = Vp_r,
+                           .accumulate = ctx.accumulate || first > 0}, s);
     }
 
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
-    clear_values("dx", dx, (long)N_r * C, s);  // layernorm_backward adds to it
-    layernorm_backward(dx, {g[LNF_W], g[LNF_B], d_bias}, dln, x, w[LNF_W], a.stats, scratch.linear.sums,
-                       N_r, C, ctx.accumulate, s);
+    clear_values("dx", dx, (long)N_r * C, s);  // LayerNormBackward adds to it
+    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LNF_W], .b = g[LNF_B], .added_bias = d_bias},
+                          .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats, .scratch = scratch.linear.sums,
+                          .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }

@@ -118,7 +118,7 @@ private:
         floatX *out = xs(largest), *left = xs(largest), *right = xs(largest);
         for (auto& p : all)
             measure(p.name, 0, 2.0 * p.m * p.n * p.k,
-                    [&] { gpu::matmul_forward(out, left, right, nullptr, p.m, p.k, p.n, nullptr); });
+                    [&] { LinearForward{out, left, right, nullptr, p.m, p.k, p.n}.gpu(nullptr); });
     }
 
     // one value in, one out, and sums over rows and columns
@@ -127,17 +127,17 @@ private:
         measure("device copy", 2 * x * (double)wide, 0,
                 [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
         measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
-            gpu::matmul_backward(nullptr, dw, nullptr, a, o, w, scratch, N, C, 4 * C, true, nullptr);
+            LinearBackward{nullptr, dw, nullptr, a, o, w, {scratch}, N, C, 4 * C, true}.gpu(nullptr);
         });
         measure("layer norm", 2 * A, 0,
-                [&] { gpu::layernorm_forward(o, stats, a, w, bias, N, C, nullptr); });
+                [&] { LayerNormForward{o, stats, a, w, bias, N, C}.gpu(nullptr); });
         measure("residual and layer norm", 4 * A, 0, [&] {
-            gpu::residual_layernorm_forward(b, o, stats, a, c, bias, w, bias, N, C, nullptr);
+            ResidualLayerNormForward{b, o, stats, a, c, bias, w, bias, N, C}.gpu(nullptr);
         });
         measure("layer norm backward", 4 * A, 0, [&] {
-            gpu::layernorm_backward(o, {dw, db, db + C}, a, b, w, stats, scratch, N, C, true, nullptr);
+            LayerNormBackward{o, {dw, db, db + C}, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
         });
-        measure("residual", 3 * A, 0, [&] { gpu::residual_forward(o, a, b, bias, N, C, nullptr); });
+        measure("residual", 3 * A, 0, [&] { ResidualForward{o, a, b, bias, N, C}.gpu(nullptr); });
         measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
         measure("gelu backward", 12 * A, 0, [&] { gpu::gelu_backward(b, a, wide, nullptr); });
         measure("bias gradient of up", 4 * A, 0,
@@ -181,19 +181,19 @@ private:
         floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C);
         real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C);
         measure("embedding", 2 * A, 0,
-                [&] { gpu::embedding_forward(o, tokens, wte, N, C, {V, Vp, 0}, nullptr); });
-        measure("positions", 2 * A, 0, [&] { gpu::position_forward(o, wpe, nullptr, 0, N, T, C, nullptr); });
+                [&] { EmbeddingForward{o, tokens, wte, N, C, {V, Vp, 0}}.gpu(nullptr); });
+        measure("positions", 2 * A, 0, [&] { PositionForward{o, wpe, nullptr, 0, N, T, C}.gpu(nullptr); });
         measure("embedding backward", A + 2 * r * (double)n, 0, [&] {
-            gpu::embedding_backward(dwte, tokens, sorted_rows, run_starts, o, N, C, {V, Vp, 0}, nullptr);
+            EmbeddingBackward{dwte, tokens, sorted_rows, run_starts, o, N, C, {V, Vp, 0}}.gpu(nullptr);
         });
         measure("positions backward", A, 0,
-                [&] { gpu::position_backward(dwpe, o, 0, N, T, C, true, nullptr); });
+                [&] { PositionBackward{dwpe, o, 0, N, T, C, true}.gpu(nullptr); });
 
         floatX* logits = xs((long)N * Vp);
         real *losses = rs(N), *largest = rs(N), *sums = rs(2 * N);
         measure("cross entropy", 2 * x * (double)N * Vp, 0, [&] {
-            gpu::cross_entropy(losses, nullptr, logits, largest, sums, tokens, real(1e-4), true, N,
-                               {V, Vp, 0}, nullptr);
+            CrossEntropy{losses, nullptr, logits, largest, sums, tokens, real(1e-4), true, N,
+                         {V, Vp, 0}}.gpu(nullptr);
         });
     }
 
@@ -228,7 +228,8 @@ private:
         auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
             size_t low_bytes = low_bits ? sizeof(uint16_t) : 0;
             measure(name, (double)parameters * adamw_bytes({}, low_bytes, moment_bytes), 0, [=, this] {
-                gpu::adamw(state, g, flags, hyper, decision, state_check, parameters, nullptr);
+                using State = std::decay_t<decltype(state)>;
+                AdamW<State>{state, g, flags, hyper, decision, state_check, parameters}.gpu(nullptr);
             });
         };
         constexpr bool halves = !master_is_parameter;
@@ -240,7 +241,7 @@ private:
         Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
         double* square = (double*)room(8 * (square_sum_parts + 1));
         measure("gradient norm", (double)parameters * r, 0,
-                [&] { gpu::square_sums(square, square + 1, g, flags, slice, 1, nullptr); });
+                [&] { SquareSums{square, square + 1, g, flags, slice, 1}.gpu(nullptr); });
     }
 };
 

@@ -15,7 +15,7 @@ class RepeatedStep {
 
     template <class T>
     void sum(int which, const T* x, long n) {
-        sum_bits(optimizer.bit_sums + which, x, n, model.stream);
+        run(SumBits<T>{.sum = optimizer.bit_sums + which, .x = x, .n = n}, model.stream);
     }
 
     void sum_gradients(int which) {

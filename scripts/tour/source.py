@@ -15,6 +15,8 @@ KERNELS = {
     "layernorm_backward": "layernorm_backward_rows_kernel",
     "residual_layernorm_forward": "layernorm_forward_rows_kernel",
     "cross_entropy": "cross_entropy_kernel",
+    "flash_attention_forward": "flash_forward_kernel",
+    "flash_attention_backward": "flash_backward_kernel",
 }
 
 
@@ -52,33 +54,43 @@ def function_lines(file, name, begin=0, end=None):
     return None
 
 
-def namespaces(file):
-    """name -> [first, last) line, from 0, of `namespace ref` and `namespace gpu`."""
+@lru_cache(maxsize=None)
+def declared_operations():
+    """An operation's name -> the file, name, first and last line of its struct."""
     found = {}
-    for number, line in enumerate(lines_of(file)):
-        opened = re.match(r"namespace (ref|gpu) {", line)
-        closed = re.match(r"}\s*// namespace (ref|gpu)", line)
-        if opened:
-            found.setdefault(opened[1], [number, len(lines_of(file))])
-        elif closed and closed[1] in found:
-            found[closed[1]][1] = number
+    headers = [*ROOT.glob("layers/*.cuh"), *ROOT.glob("layers/fast/*.cuh"), ROOT / "layers/base/operation.h"]
+    for path in headers:
+        file = str(path.relative_to(ROOT))
+        for number, line in enumerate(lines_of(file)):
+            if begins := re.match(r"struct (\w+) {", line):
+                struct, first = begins[1], number + 1
+            if names := re.match(r' +static constexpr const char\* name = "(\w+)";', line):
+                last = lines_of(file).index("};", number) + 1
+                while re.match("template|//", lines_of(file)[first - 2]):
+                    first -= 1
+                found[names[1]] = (file, struct, first, last)
     return found
 
 
 def sources_of(operation, file, line):
-    """What an operation's page shows: {"said", "ref", "gpu"}, as far as there is such a thing."""
-    said = function_lines(file, operation, max(0, line - 12), line)
-    out = {"said": excerpt(file, *(said or (max(1, line - 4), min(len(lines_of(file)), line + 3))))}
-    spaces = namespaces(file)
-    names = {"ref": [operation], "gpu": [KERNELS.get(operation, operation + "_kernel"), operation]}
+    """What an operation's page shows: {"said", "ref", "gpu"}, as far as there is such a thing. Of a call,
+    what stands around this line."""
+    if operation not in declared_operations():
+        said = function_lines(file, operation, max(0, line - 12), line)
+        said = said or (max(1, line - 4), min(len(lines_of(file)), line + 3))
+        return {"said": excerpt(file, *said)}
+
+    file, struct, first, last = declared_operations()[operation]
+    out = {"said": excerpt(file, first, last)}
+    files = [file, *(each[0] for each in declared_operations().values())]
+    kernel = KERNELS.get(operation, operation + "_kernel")
+    names = {"ref": [rf"{struct}(<\w+>)?::ref"], "gpu": [kernel, rf"{struct}(<\w+>)?::gpu"]}
     for space, candidates in names.items():
-        if space not in spaces:
-            continue
-        for name in candidates:
-            found = function_lines(file, name, *spaces[space])
-            if found:
-                out[space] = excerpt(file, *found)
-                break
+        places = ((name, each) for name in candidates for each in dict.fromkeys(files))
+        found = ((each, function_lines(each, name)) for name, each in places)
+        shown = next((excerpt(each, *lines) for each, lines in found if lines), None)
+        if shown:
+            out[space] = shown
     return out
 
 
