@@ -46,6 +46,16 @@ def prepare(work):
     check(out.returncode == 0, f"tokenize: {out.stderr}")
 
 
+def spelt(operation):
+    """How the code that runs it may spell it: its struct, for the steps of cross-entropy the one that has
+    them all; of what has none, its name."""
+    for path in (*ROOT.glob("layers/*.cuh"), *ROOT.glob("layers/fast/*.cuh")):
+        for struct in path.read_text().split("\nstruct ")[1:]:
+            if f'name = "{operation}";' in struct.split("\n};")[0]:
+                return struct.split()[0] + ("|CrossEntropy" if operation.startswith("cross_entropy") else "")
+    return operation
+
+
 def named(line):
     """How the trace names what a line of a record says."""
     label = line.get("label", "")
@@ -117,8 +127,8 @@ def check_record(work):
 
         check(len(shown) == t * p, f"{name}: a row for each rank of a replica")
         for file, last, what in {(x["file"], x["line"], x["name"]) for x in lines if x["kind"] == "compute"}:
-            source = "\n".join((ROOT / file).read_text().splitlines()[max(0, last - 9) : last])
-            check(what in source, f"{file}:{last} says {what}")
+            source = "\n".join((ROOT / file).read_text().splitlines()[max(0, last - 16) : last + 2])
+            check(re.search(rf"\b({spelt(what)})\b", source), f"{file}:{last} says {spelt(what)}")
         planned = planned_operations(ranks, layout)
 
         for rank in range(ranks):

@@ -2,8 +2,10 @@
 //   run(ResidualForward{.y = y, .residual = x, …}, s);
 //   An operation is a struct: its tensors and sizes are fields, and beside them stand its name, the tensors()
 //   that it reads and writes and, beyond that, its works(): GEMMs, and bytes that kernels move. ref()
-//   computes it with loops on the host, gpu() with kernels. A call also declares whom it communicates with
-//   (comm.h). Both are announced as an Activity: with stream, place and source line. Who listens (Listener):
+//   computes it with loops on the host, gpu() with kernels; what is the same on both, or chooses between
+//   numbers in floatX and in 8 bits (linear.cuh), is execute(). A call also declares whom it communicates
+//   with (comm.h). Both are announced as an Activity: with stream, place and source line. Who listens
+//   (Listener):
 //     layers/plan/dry_run.h   the step with nothing executed: its calls, FLOPs and bytes, for plans
 //     layers/plan/profile.h   the time of each operation beside its floor
 //     layers/plan/trace.h     when each began and ended, and who waited
@@ -229,7 +231,7 @@ void compute(const Operation& o, Stream s) {
 }
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
-// moves each tensor once. One that has execute(), in terms of others, is executed by it
+// moves each tensor once
 template <class Operation>
 void run(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
     NvtxRange range(Operation::name);

@@ -1,4 +1,4 @@
-// flash_dispatch.cuh   flash attention as an operation of a step: the faster of sm_80's and sm_90a's kernels
+// flash_dispatch.cuh   gpu() of flash attention's operations: the faster of sm_80's and sm_90a's kernels
 //   sm_90a's kernels run where all of these hold, for each shape, and separately for forward and backward:
 //     the device is an sm_90 and the head size is 64 or 128;
 //     where they were timed, for this shape, they were faster; the choice is then the run's, shared by its

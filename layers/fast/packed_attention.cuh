@@ -9,6 +9,7 @@
 //   qkv (rows of the cache, NH, 3, HS): q, k and v of a head are adjacent   o (N, NH, HS)
 //   kept:  nothing (there is no backward)
 //   communicates: nothing    cost: 4*HS flops for each query, head and key that it sees
+//   PackedAttention::gpu, which chooses between these kernels and sm_90a's: packed_attention_hopper.cuh
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -180,7 +180,7 @@ struct Scratch {
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; new qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
-    LinearScratch linear = {};          // including partial sums for column_sum and layernorm_backward
+    LinearScratch linear = {};          // including partial sums for column_sum and LayerNormBackward
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
         int B = setup.B, NH_r = shape.NH / tp.group.size;
