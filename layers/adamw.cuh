@@ -352,6 +352,7 @@ __global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
         all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
     add_over_block(sum, all);
 }
+
 __global__ void add_values_kernel(real* sum, const real* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     if (i >= n) return;
@@ -360,6 +361,7 @@ __global__ void add_values_kernel(real* sum, const real* x, long n) {
     for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
     store16(sum + i, a);
 }
+
 constexpr int square_sum_block = 256;
 
 __device__ inline void block_sum_to(double* out, double sum) {
@@ -402,6 +404,7 @@ __global__ void sum_values_kernel(double* out, const real* x, long n) {
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
     block_sum_to(out, sum);
 }
+
 __global__ void decide_update_kernel(UpdateDecision* decision, const double* sums, int count,
                                      double max_norm, const HyperParameters* hyper) {
     decision->decide(sums, count, max_norm, *hyper);

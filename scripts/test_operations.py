@@ -14,7 +14,11 @@ from pathlib import Path
 
 from over_ranks import check, environment, finish, limited, start, words
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts/tour"))
+
+import operations  # noqa: E402
+
 BUILD, EMULATED = Path(sys.argv[1]), Path(sys.argv[2])
 MODEL = {
     "layers": 4, "hidden": 32, "heads": 2, "sequence": 16, "batch": 8, "micro-batch": 2, "steps": 3,
@@ -47,13 +51,10 @@ def prepare(work):
 
 
 def spelt(operation):
-    """How the code that runs it may spell it: its struct, for the steps of cross-entropy the one that has
-    them all; of what has none, its name."""
-    for path in (*ROOT.glob("layers/*.cuh"), *ROOT.glob("layers/fast/*.cuh")):
-        for struct in path.read_text().split("\nstruct ")[1:]:
-            if f'name = "{operation}";' in struct.split("\n};")[0]:
-                return struct.split()[0] + ("|CrossEntropy" if operation.startswith("cross_entropy") else "")
-    return operation
+    """How the line that runs it spells it: its struct; where a function of the same name does, that one; for
+    the steps of cross-entropy, which are made of it, its variable."""
+    struct = operations.declared()[operation][1]
+    return rf"\b({struct}|{operation}|{'loss' if struct.startswith('CrossEntropy') else struct})\b"
 
 
 def named(line):
@@ -126,9 +127,9 @@ def check_record(work):
             check(inside, f"{name}, rank {rank}: all begins within the step")
 
         check(len(shown) == t * p, f"{name}: a row for each rank of a replica")
-        for file, last, what in {(x["file"], x["line"], x["name"]) for x in lines if x["kind"] == "compute"}:
-            source = "\n".join((ROOT / file).read_text().splitlines()[max(0, last - 16) : last + 2])
-            check(re.search(rf"\b({spelt(what)})\b", source), f"{file}:{last} says {spelt(what)}")
+        for file, at, what in {(x["file"], x["line"], x["name"]) for x in lines if x["kind"] == "compute"}:
+            line = (ROOT / file).read_text().splitlines()[at - 1]
+            check(re.search(spelt(what), line), f"{file}:{at} runs {what}: {line}")
         planned = planned_operations(ranks, layout)
 
         for rank in range(ranks):

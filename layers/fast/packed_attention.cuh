@@ -69,37 +69,37 @@ inline void PackedAttention::ref(Stream s) const {
 
             auto scores = [&](int from, int n, int to) {
                 ref::gemm<real>({.out = p.data() + to,
-                            .a = q + t.at * a.row(),
-                            .b = k + from * a.row(),
-                            .m = t.rows,
-                            .n = n,
-                            .k = a.HS,
-                            .transpose_b = true,
-                            .alpha = a.scale(),
-                            .lda = a.row(),
-                            .ldb = a.row(),
-                            .ldc = keys},
-                           s);
+                                 .a = q + t.at * a.row(),
+                                 .b = k + from * a.row(),
+                                 .m = t.rows,
+                                 .n = n,
+                                 .k = a.HS,
+                                 .transpose_b = true,
+                                 .alpha = a.scale(),
+                                 .lda = a.row(),
+                                 .ldb = a.row(),
+                                 .ldc = keys},
+                                s);
             };
 
             if (t.shared) scores(t.prefix, t.shared, 0);
             scores(t.own, near, t.shared);
             for (int r = 0; r < t.rows; r++)
                 ref::softmax_row(rounded.data() + (long)r * keys, p.data() + (long)r * keys,
-                            t.shared + t.at - t.own + r + 1, keys);
+                                 t.shared + t.at - t.own + r + 1, keys);
 
             auto values = [&](int from, int n, int at, real beta) {
                 ref::gemm<real>({.out = sum.data(),
-                            .a = rounded.data() + at,
-                            .b = v + from * a.row(),
-                            .m = t.rows,
-                            .n = a.HS,
-                            .k = n,
-                            .beta = beta,
-                            .lda = keys,
-                            .ldb = a.row(),
-                            .ldc = a.HS},
-                           s);
+                                 .a = rounded.data() + at,
+                                 .b = v + from * a.row(),
+                                 .m = t.rows,
+                                 .n = a.HS,
+                                 .k = n,
+                                 .beta = beta,
+                                 .lda = keys,
+                                 .ldb = a.row(),
+                                 .ldc = a.HS},
+                                s);
             };
 
             if (t.shared) values(t.prefix, t.shared, 0, 0);

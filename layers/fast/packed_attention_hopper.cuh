@@ -104,30 +104,22 @@ void packed_hopper(bf16* o, const bf16* qkv, const Tile* tiles, int count, int c
            keys, o, tiles, a.NH, (float)a.scale() * log2_e);
 }
 
-template <class X>
-struct PackedForward {
-    X* o;
-    const X* qkv;
-    const Tile* tiles;
-    int count, cache_rows;
-    AttentionShape a;
-    Stream s;
-    void run(bool hopper) const {
-        if constexpr (sizeof(X) == 2) {
-            if (hopper && a.HS == 64) return packed_hopper<64>(o, qkv, tiles, count, cache_rows, a, s);
-            if (hopper) return packed_hopper<128>(o, qkv, tiles, count, cache_rows, a, s);
-        }
-        packed_attention_any(o, qkv, tiles, count, a, s);
+// sm_90a's kernel or the other one; a template, so that bf16's is not compiled for another floatX
+template <class Operation>
+void packed_forward(bool hopper, const Operation& f, Stream s) {
+    if constexpr (sizeof(*f.o) == 2) {
+        auto by = f.a.HS == 64 ? packed_hopper<64> : packed_hopper<128>;
+        if (hopper) return by(f.o, f.qkv, f.tiles, f.count, f.cache_rows, f.a, s);
     }
-};
+    packed_attention_any(f.o, f.qkv, f.tiles, f.count, f.a, s);
+}
 
 }  // namespace gpu
 
 // the kernel is chosen once for all batches with these heads, in tune_packed()
 inline void PackedAttention::gpu(Stream s) const {
-    gpu::PackedForward<floatX> f = {o, qkv, tiles, count, cache_rows, a, s};
-    auto run = [&](bool hopper) { f.run(hopper); };
+    auto run = [&](bool hopper) { gpu::packed_forward(hopper, *this, s); };
     bool can = sizeof(floatX) == 2;
-    f.run(can && gpu::takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run));
+    run(can && gpu::takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run));
 }
 #endif

@@ -186,11 +186,11 @@ void hopper_packed_attention() {
         Both<Tile> tiles(list);
         int count = (int)list.size();
         PackedAttention{o.ref(), cache.ref(), tiles.ref(), count, cache_rows, a}.ref(nullptr);
-        gpu::PackedForward<floatX> forward = {o.device, cache.device, tiles.device, count,
-                                              cache_rows, a, nullptr};
-        forward.run(true);
+        PackedAttention forward = {o.device, cache.device, tiles.device, count, cache_rows, a};
+        gpu::packed_forward(true, forward, nullptr);
         o.compare(text("Hopper's packed attention NH %d HS %d", NH, HS), 2 * rounding);
-        double off = ways_differ(o.device, (size_t)rows * a.out(), [&](bool hopper) { forward.run(hopper); });
+        double off = ways_differ(o.device, (size_t)rows * a.out(),
+                                 [&](bool hopper) { gpu::packed_forward(hopper, forward, nullptr); });
         check(off < too_much, text("packed batches beside sm_80's: differ by %.2g (relative rms)", off));
     }
 }

@@ -10,7 +10,7 @@
 //     pass, micro_batch, chunk, bucket, layer   what it belongs to: chunk and bucket are numbered on the
 //                       stage, layer over the whole model; what does not apply is left out
 //     stream            compute; for messages forward in, forward out, backward in or backward out; buckets
-//     file, line        where it is called: the last line of the statement
+//     file, line        where it is called: the first line of the call
 //     flops, bytes      of its GEMMs; read and written in the device's memory
 //     tensors           name, use (read, written, updated), type, shape and, for at most --record-values
 //                       values, `values`; for an update also `before`. A call on a comm stream or in a group

@@ -4,6 +4,12 @@ A step that has an operation without an entry fails scripts/test_tour.py, so tha
 this table.
 """
 
+import re
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
 OPERATIONS = {
     "clear_values": ("Set to zero", r"x = 0", "Sums start from nothing: losses, squares, gradients."),
     "upload_values": (
@@ -183,3 +189,21 @@ def number_steps(lines):
         count = times[key] = times.get(key, -1) + 1
         for number in calls[min(count, len(calls) - 1)]:
             line["steps"].append([line["layer"] + 1, 1] if number == NEXT else [line["layer"], number])
+
+
+@lru_cache(maxsize=None)
+def declared():
+    """An operation's name -> the file, name, first and last line of its struct."""
+    found = {}
+    headers = [*ROOT.glob("layers/*.cuh"), *ROOT.glob("layers/fast/*.cuh"), ROOT / "layers/base/operation.h"]
+    for path in headers:
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            if begins := re.match(r"struct (\w+) {", line):
+                struct, first = begins[1], number + 1
+            if names := re.match(r' +static constexpr const char\* name = "(\w+)";', line):
+                last = lines.index("};", number) + 1
+                while re.match("template|//", lines[first - 2]):
+                    first -= 1
+                found[names[1]] = (str(path.relative_to(ROOT)), struct, first, last)
+    return found

@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+import operations
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import CppLexer
@@ -54,35 +55,17 @@ def function_lines(file, name, begin=0, end=None):
     return None
 
 
-@lru_cache(maxsize=None)
-def declared_operations():
-    """An operation's name -> the file, name, first and last line of its struct."""
-    found = {}
-    headers = [*ROOT.glob("layers/*.cuh"), *ROOT.glob("layers/fast/*.cuh"), ROOT / "layers/base/operation.h"]
-    for path in headers:
-        file = str(path.relative_to(ROOT))
-        for number, line in enumerate(lines_of(file)):
-            if begins := re.match(r"struct (\w+) {", line):
-                struct, first = begins[1], number + 1
-            if names := re.match(r' +static constexpr const char\* name = "(\w+)";', line):
-                last = lines_of(file).index("};", number) + 1
-                while re.match("template|//", lines_of(file)[first - 2]):
-                    first -= 1
-                found[names[1]] = (file, struct, first, last)
-    return found
-
-
 def sources_of(operation, file, line):
     """What an operation's page shows: {"said", "ref", "gpu"}, as far as there is such a thing. Of a call,
     what stands around this line."""
-    if operation not in declared_operations():
+    if operation not in operations.declared():
         said = function_lines(file, operation, max(0, line - 12), line)
         said = said or (max(1, line - 4), min(len(lines_of(file)), line + 3))
         return {"said": excerpt(file, *said)}
 
-    file, struct, first, last = declared_operations()[operation]
+    file, struct, first, last = operations.declared()[operation]
     out = {"said": excerpt(file, first, last)}
-    files = [file, *(each[0] for each in declared_operations().values())]
+    files = [file, *(each[0] for each in operations.declared().values())]
     kernel = KERNELS.get(operation, operation + "_kernel")
     names = {"ref": [rf"{struct}(<\w+>)?::ref"], "gpu": [kernel, rf"{struct}(<\w+>)?::gpu"]}
     for space, candidates in names.items():
