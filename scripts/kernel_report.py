@@ -316,6 +316,10 @@ def check(counts, compiler, path):
             if problem:
                 print(f"FAILED  {name} on {arch} {problem}")
 
+    # and it sees what it is to see: one fence more than before
+    now = counts[arch][name]
+    sees = worse(now, {**now, "fence": now["fence"] - 1}) == [f"fence {now['fence'] - 1} -> {now['fence']}"]
+    passed, failures = passed + sees, failures + (not sees)
     print(f"{passed} passed, {failures} failed")
     sys.exit(failures > 0)
 

@@ -42,8 +42,9 @@ least_free=$(mktemp -p "$work")
 watcher=$!
 before=$(awk '/MemAvailable/ { print $2 }' /proc/meminfo)
 start=$(date +%s)
-# the ranks behind mpirun: one that ends waits only seconds for its answer, and without it counts as lost
-mpirun -n 280 nice -n 5 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" \
+# mpirun before all of its ranks (SCHED_IDLE): one that ends waits two seconds for mpirun's answer (PMIx has
+# that limit), and without it mpirun counts it as lost
+mpirun -n 280 chrt --idle 0 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" \
     --save "$work/280" --metrics "$work/all.jsonl" \
     > "$work/log" 2>&1 ||
     {  # the ranks' own words come before mpirun's

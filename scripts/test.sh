@@ -349,7 +349,7 @@ printf 'he | H\n' > "$work/lists/prompts.txt"
 expect "bias" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
     --vocabulary bytes --output "$work/bias" --samples 3 \
     --tokens 9 --adjectives no --toxicity "python3 -c 'import sys, json
-for i, line in enumerate(sys.stdin): print(1 if len(json.loads(line)) and i % 3 == 0 else 0.25)'" \
+for i, line in enumerate(sys.stdin): print(0.25 if i % 3 or type(json.loads(line)) is not str else 1)'" \
     --lexicon "$work/lexicon" --also "--batch 40"
 expect "its tables" python3 - "$work/bias" <<'PYTHON'
 import json, math, sys
