@@ -7,12 +7,32 @@
 #include "layers/run/replicas.h"
 #include "layers/run/signals.h"
 #include "layers/run/trainer.h"
-#include "layers/plan/listen.h"
 #include "layers/plan/memory.h"
-#include "layers/plan/plan_check.h"
+#include "layers/plan/observe.h"
 #include "layers/plan/published.h"
 
 // ---- a step ----------------------------------------------------------------------------------------------
+
+// Forward and backward of this rank's micro-batches: their losses, and the sums of their gradients.
+// dloss: the gradient of the step's loss with respect to one token's
+void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& samples, real dloss) {
+    int B = model.setup.B, T = model.shape.T, micro_batches = samples.micro_batches;
+    clear_losses(model);
+    if (model.grid.p > 1) {  // several stages: see pipeline.h
+        std::vector<BatchShape> sizes(micro_batches, {B, T});
+        return run_schedule(model, trainer.schedules.at(samples.batch), token_batches(model, sizes), dloss);
+    }
+
+    // one stage: a plain loop
+    for (int i = 0; i < micro_batches; i++) {
+        MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0,
+                         .batch = {B, T}, .kept = model.in_flight[0], .input = model.inputs[0],
+                         .dx_buffer = &model.dx_buffers[0]};
+        copy_tokens(model, mb);
+        forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient
+        backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
+    }
+}
 
 // One optimizer step over a global batch: load, forward, loss, backward, reduce, update. The host waits only
 // at the end: for the gradient norm, the checks of kernels and state, the next samples, and the losses.
@@ -23,44 +43,19 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     double start = seconds(), waited = comm::waited_seconds();
 
     const StepSamples& samples = trainer.samples.take(model);
-    int B = model.setup.B, T = model.shape.T, micro_batches = samples.micro_batches;
-    double tokens = (double)samples.batch * T, counted = samples.counted_tokens();
-    real dloss = (real)(1 / counted);  // of one token's loss: the step's loss is the mean over counted tokens
-
+    double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
+    real dloss = (real)(1 / counted);  // the step's loss is the mean over the tokens that count
     prefetch_samples(run, trainer, samples.first + samples.batch);
+
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
     prepare_update(run, trainer, result.learning_rate, counted);
 
-    auto compute = [&] {
-        clear_losses(model);
-        if (model.grid.p > 1) {  // several stages: see pipeline.h
-            std::vector<BatchShape> sizes(micro_batches, {B, T});
-            return run_schedule(model, trainer.schedules.at(samples.batch), token_batches(model, sizes),
-                                dloss);
-        }
-        // one stage: a plain loop
-        for (int i = 0; i < micro_batches; i++) {
-            MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0,
-                             .batch = {B, T}, .kept = model.in_flight[0], .input = model.inputs[0],
-                             .dx_buffer = &model.dx_buffers[0]};
-            copy_tokens(model, mb);
-            forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient
-            backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
-        }
-    };
-
-    // --check-every: computes the gradients twice and compares them
-    std::optional<RepeatedStep> repeated;
-    bool repeats = o.check_every && (run.state.step + 1) % o.check_every == 0;
-
-    auto step = [&] {
-        if (repeats) repeated.emplace(model, optimizer, compute);
-        else compute();
+    auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
+    auto update = [&] {
         complete_gradients(model);  // ends the sums over d; sums over t and wte's copies
         update_parameters(model, optimizer, o.clip);
     };
-
-    enqueue(model, trainer, samples.batch, repeats, step);  // as a CUDA graph if trainer.uses_graph
+    std::optional<RepeatedStep> repeated = enqueue_step(run, trainer, samples.batch, gradients, update);
 
     // the host's first wait in the step, except inside MPI calls
     UpdateDecision decision = last_decision(model, optimizer);
@@ -94,13 +89,10 @@ bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, InferenceJobs
     return true;
 }
 
-void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& planned) {
+void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observer) {
     const Options& o = run.options;
     Model& model = *trainer.model;
-    PlanCheck plan_check;
-    std::optional<Plan> predicted = predict_run(run);
     StepReporter reporter(run);
-    StepListeners step_listeners(run, predicted.has_value());
     auto due = [&](long every) { return every && run.state.step % every == 0; };
 
     bool has_begun = run.state.step < run.last_step;
@@ -112,15 +104,10 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
     comm::end_on_error(trainer.samples.await());
     while (run.state.step < run.last_step && !trainer.stop) {
         int batch = batch_after(o, run.state.samples);
-        step_listeners.begin_step(model);
-        plan_check.open(planned.work.at(batch));
-
+        observer.begin_step(model, batch);
         StepResult result;
         StepReports reports = train_step(result, run, trainer);
-
-        plan_check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
-        step_listeners.end_step(model, trainer.schedules.at(batch).shape, result,
-                                predicted ? &*predicted : nullptr);
+        observer.end_step(model, trainer.schedules.at(batch).shape, batch, result);
 
         bool is_corrupt = reports.any(&RankReport::is_corrupt);  // then neither evaluated nor saved
         bool evaluated = is_corrupt || evaluate_step(result, run, trainer, jobs);
@@ -144,9 +131,8 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, const StagePlan& pla
                o.save.empty() ? "" : ": go on with --resume ", o.save.c_str());
     if (has_begun || o.resume != o.save) save_now(run, trainer);
 
-    step_listeners.print();
     if (run.is_rank0()) fputs(run.train->draws(run.state.samples).c_str(), stdout);
-    plan_check.print(run, planned, memory_taken(model, *trainer.optimizer));
+    observer.print(memory_taken(model, *trainer.optimizer));
 }
 
 // ---- build -----------------------------------------------------------------------------------------------
@@ -285,7 +271,8 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
     if (!run.trains()) return generate_text(run, model);
 
     open_metrics(run);
-    train(run, trainer, jobs, planned);
+    StepObserver observer(run, planned);
+    train(run, trainer, jobs, observer);
 }
 
 int main(int argc, char** argv) {

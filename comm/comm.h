@@ -116,13 +116,23 @@ void begin_capture();
 void end_capture(Stream compute);
 void watch_graph(const Group& world, Stream compute);  // after each launch: watched as one call of all ranks
 
-void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s);
-void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
-                          Stream s);
-void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
-                      Stream s);
-void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s);
-void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s);
+// One call of this rank; see the functions below
+struct Call {
+    Collective kind;
+    const Group* group;
+    void* out;       // what it writes; the same as `in` of an all-reduce
+    const void* in;  // what it reads
+    long n;          // values; of a slice, where ranks have slices
+    Type type;
+    Op op = Op::Sum;
+    int peer = -1;   // the rank in the group to which it sends, or from which it receives
+    const char* label = "";
+    Stream stream = nullptr;
+    long whole() const {  // values, over all ranks
+        return kind == Collective::ReduceScatter || kind == Collective::AllGather ? group->size * n : n;
+    }
+};
+void post(const Call& call);
 
 // ---- what the program calls ------------------------------------------------------------------------------
 
@@ -149,27 +159,22 @@ inline Stream compute_stream = nullptr;  // the model's; any other stream except
 inline long dry_calls = 0;  // calls so far in dry runs, which execute nothing
 inline bool in_group = false;  // between group_begin and group_end
 
-// Announces a call and counts its traffic; false in a dry run. n: values in all, over all ranks
-class CallScope {
-    NvtxRange range;
-    ActivityScope announced;
-
-public:
-    template <class T>
-    CallScope(Collective kind, const Group& g, std::initializer_list<Tensor> tensors, long n, const T*,
-              const char* label, Stream s, std::source_location where)
-        : range(label), announced([&] {
-              return Activity{.kind = Activity::Communicate, .name = collective_names[(int)kind], .stream = s,
-                              .place = {}, .tensors = tensors,
-                              .call = {kind, g.name, &g.members, g.rank, g.size, n, s && s != compute_stream,
-                                       executes() ? 0 : ++dry_calls, in_group},
-                              .label = label, .where = where};
-          }) {
-        if (executes()) count(g, kind, n * (long)sizeof(T));
-    }
-
-    explicit operator bool() const { return executes(); }
-};
+// Announces a call and, unless this is a dry run, counts its traffic and posts it
+inline void make(const Call& c, std::initializer_list<Tensor> tensors, std::source_location where) {
+    const Group& g = *c.group;
+    NvtxRange range(c.label);
+    ActivityScope announced([&] {
+        return Activity{.kind = Activity::Communicate, .name = collective_names[(int)c.kind],
+                        .stream = c.stream, .place = {}, .tensors = tensors,
+                        .call = {c.kind, g.name, &g.members, g.rank, g.size, c.whole(),
+                                 c.stream && c.stream != compute_stream, executes() ? 0 : ++dry_calls,
+                                 in_group},
+                        .label = c.label, .where = where};
+    });
+    if (!executes()) return;
+    count(g, c.kind, c.whole() * bytes_of(c.type));
+    post(c);
+}
 using Where = std::source_location;
 
 template <class T>
@@ -181,40 +186,43 @@ template <class T>
 void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s,
                 Where where = Where::current()) {
     if (g.size == 1) return;
-    if (CallScope call{Collective::AllReduce, g, {updates("x", x, n)}, n, x, label, s, where})
-        all_reduce_bytes(g, x, n, type_of<T>(), op, label, s);
+    make({.kind = Collective::AllReduce, .group = &g, .out = x, .in = x, .n = n, .type = type_of<T>(),
+          .op = op, .label = label, .stream = s},
+         {updates("x", x, n)}, where);
 }
 
 template <class T>
 void reduce_scatter(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
                     Where where = Where::current()) {
     if (g.size == 1) return copy_slice(out, in, n, s);
-    if (CallScope call{Collective::ReduceScatter, g, {reads("in", in, g.size, n), writes("out", out, n)},
-                       g.size * n, in, label, s, where})
-        reduce_scatter_bytes(g, out, in, n, type_of<T>(), label, s);
+    make({.kind = Collective::ReduceScatter, .group = &g, .out = out, .in = in, .n = n, .type = type_of<T>(),
+          .label = label, .stream = s},
+         {reads("in", in, g.size, n), writes("out", out, n)}, where);
 }
 
 template <class T>
 void all_gather(const Group& g, T* out, const T* in, long n, const char* label, Stream s,
                 Where where = Where::current()) {
     if (g.size == 1) return copy_slice(out, in, n, s);
-    if (CallScope call{Collective::AllGather, g, {reads("in", in, n), writes("out", out, g.size, n)},
-                       g.size * n, in, label, s, where})
-        all_gather_bytes(g, out, in, n, type_of<T>(), label, s);
+    make({.kind = Collective::AllGather, .group = &g, .out = out, .in = in, .n = n, .type = type_of<T>(),
+          .label = label, .stream = s},
+         {reads("in", in, n), writes("out", out, g.size, n)}, where);
 }
 
 template <class T>
 void send(const Group& g, const T* x, long n, int to, const char* label, Stream s,
           Where where = Where::current()) {
-    if (CallScope call{Collective::Send, g, {reads("x", x, n)}, n, x, label, s, where})
-        send_bytes(g, x, n, type_of<T>(), to, label, s);
+    make({.kind = Collective::Send, .group = &g, .out = nullptr, .in = x, .n = n, .type = type_of<T>(),
+          .peer = to, .label = label, .stream = s},
+         {reads("x", x, n)}, where);
 }
 
 template <class T>
 void receive(const Group& g, T* x, long n, int from, const char* label, Stream s,
              Where where = Where::current()) {
-    if (CallScope call{Collective::Receive, g, {writes("x", x, n)}, n, x, label, s, where})
-        receive_bytes(g, x, n, type_of<T>(), from, label, s);
+    make({.kind = Collective::Receive, .group = &g, .out = x, .in = nullptr, .n = n, .type = type_of<T>(),
+          .peer = from, .label = label, .stream = s},
+         {writes("x", x, n)}, where);
 }
 
 inline void group_begin() { in_group = true; }

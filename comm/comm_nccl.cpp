@@ -44,10 +44,8 @@ struct Watched {
 };
 std::deque<Watched> watched;
 struct Posted {
-    ncclComm_t comm;
-    Stream stream;
+    Call call;
     std::string here;
-    std::function<ncclResult_t()> post;
 };
 std::vector<Posted> posted;  // calls of the open group
 std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with the group
@@ -126,16 +124,33 @@ void time_wait(Stream compute, Work work) {
     waits.back()->end.record(compute);
 }
 
-template <class Post>
-void enqueue(const Group& g, const char* what, const char* label, long n, Stream s, Post post) {
-    std::string here = note(g, what, label, n);
+constexpr const char* call_words[] = {"all-reduce", "reduce-scatter", "all-gather", "send", "receive"};
+
+ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
+    ncclDataType_t type = type_nccl(c.type);
+    switch (c.kind) {
+        case Collective::AllReduce:
+            return ncclAllReduce(c.in, c.out, c.n, type, c.op == Op::Sum ? ncclSum : ncclMax, comm, c.stream);
+        case Collective::ReduceScatter:
+            return ncclReduceScatter(c.in, c.out, c.n, type, ncclSum, comm, c.stream);
+        case Collective::AllGather: return ncclAllGather(c.in, c.out, c.n, type, comm, c.stream);
+        case Collective::Send: return ncclSend(c.in, c.n, type, c.peer, comm, c.stream);
+        case Collective::Receive: return ncclRecv(c.out, c.n, type, c.peer, comm, c.stream);
+    }
+    return ncclInvalidArgument;
+}
+
+void enqueue(const Call& call) {
+    const Group& g = *call.group;
+    Stream s = call.stream;
+    std::string here = note(g, call_words[(int)call.kind], call.label, call.n);
     if (!capturing) watched.push_back({here, calls, g, s, nullptr});
 
     auto comm_stream = comm_streams.find(s);
     bool on_comm_stream = comm_stream != comm_streams.end();
     if (on_comm_stream) comm_stream->second->calls++;
     ncclComm_t comm = comm_of(g);
-    auto post_checked = [&] { check_nccl(post(comm), here.c_str()); };
+    auto post_checked = [&] { check_nccl(post_nccl(call, comm), here.c_str()); };
 
     if (auto times = std::move(times_of_next_call)) {
         times->has_events = true;
@@ -143,7 +158,7 @@ void enqueue(const Group& g, const char* what, const char* label, long n, Stream
         timed.push_back({times, s});
     }
 
-    if (in_group) posted.push_back({comm, s, here, [=] { return post(comm); }});
+    if (in_group) posted.push_back({call, here});
     else if (on_comm_stream || capturing) post_checked();
     else time_wait(s, post_checked);
     if (!in_group) end_calls();
@@ -193,13 +208,17 @@ ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
 void connect(const Group& g, const char* name) {
     auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
     set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
-    all_reduce_bytes(g, x, 1, Type::Int64, Op::Sum, "connecting", nullptr);
-    reduce_scatter_bytes(g, x + g.rank, x, 1, Type::Int64, "connecting", nullptr);
-    all_gather_bytes(g, x, x + g.rank, 1, Type::Int64, "connecting", nullptr);
+    auto connect_by = [&](Collective kind, void* out, const void* in, int peer = -1) {
+        enqueue({.kind = kind, .group = &g, .out = out, .in = in, .n = 1, .type = Type::Int64, .peer = peer,
+                 .label = "connecting"});
+    };
+    connect_by(Collective::AllReduce, x, x);
+    connect_by(Collective::ReduceScatter, x + g.rank, x);
+    connect_by(Collective::AllGather, x, x + g.rank);
 
     group_begin();
-    send_bytes(g, x + g.size, 1, Type::Int64, (g.rank + 1) % g.size, "connecting", nullptr);
-    receive_bytes(g, x + g.size + 1, 1, Type::Int64, (g.rank + g.size - 1) % g.size, "connecting", nullptr);
+    connect_by(Collective::Send, nullptr, x + g.size, (g.rank + 1) % g.size);
+    connect_by(Collective::Receive, x + g.size + 1, nullptr, (g.rank + g.size - 1) % g.size);
     group_end();
 
     synchronize(nullptr);
@@ -308,46 +327,24 @@ double waited_seconds() {
 // communicator's calls get an NCCL group of their own, in the order of the host's calls
 void transport_group_end() {
     auto group = std::exchange(posted, {});
-    auto on_compute_stream = [](const Posted& call) { return !comm_streams.count(call.stream); };
+    auto on_compute_stream = [](const Posted& each) { return !comm_streams.count(each.call.stream); };
     auto waiting = std::find_if(group.begin(), group.end(), on_compute_stream);
     auto post_all = [&] {
         while (!group.empty()) {
-            ncclComm_t comm = group.front().comm;
+            ncclComm_t comm = comm_of(*group.front().call.group);
             check_nccl(ncclGroupStart(), "the start of a group");
-            for (auto& call : group)
-                if (call.comm == comm) check_nccl(call.post(), call.here.c_str());
+            for (auto& [call, here] : group)
+                if (comm_of(*call.group) == comm) check_nccl(post_nccl(call, comm), here.c_str());
             check_nccl(ncclGroupEnd(), "the end of a group");
-            std::erase_if(group, [&](const Posted& call) { return call.comm == comm; });
+            std::erase_if(group, [&](const Posted& each) { return comm_of(*each.call.group) == comm; });
         }
     };
 
     if (waiting == group.end() || capturing) post_all();
-    else time_wait(waiting->stream, post_all);
+    else time_wait(waiting->call.stream, post_all);
     end_calls();
 }
 
-void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
-    enqueue(g, "all-reduce", label, n, s, [=](ncclComm_t c) {
-        return ncclAllReduce(x, x, n, type_nccl(type), op == Op::Sum ? ncclSum : ncclMax, c, s);
-    });
-}
-void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
-                          Stream s) {
-    enqueue(g, "reduce-scatter", label, n, s, [=](ncclComm_t c) {
-        return ncclReduceScatter(in, out, n, type_nccl(type), ncclSum, c, s);
-    });
-}
-void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
-                      Stream s) {
-    enqueue(g, "all-gather", label, n, s,
-         [=](ncclComm_t c) { return ncclAllGather(in, out, n, type_nccl(type), c, s); });
-}
-void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
-    enqueue(g, "send", label, n, s, [=](ncclComm_t c) { return ncclSend(x, n, type_nccl(type), to, c, s); });
-}
-void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
-    enqueue(g, "receive", label, n, s,
-         [=](ncclComm_t c) { return ncclRecv(x, n, type_nccl(type), from, c, s); });
-}
+void post(const Call& call) { enqueue(call); }
 
 }  // namespace comm

@@ -52,9 +52,8 @@ SEAMS = {
     ("train_gpt.cu", "layers/run/replicas.h"): "--check-every",
     ("train_gpt.cu", "layers/run/signals.h"): "a signal ends the run after a step",
     ("train_gpt.cu", "layers/inference/evaluate.h"): "--evaluate, --generate",
-    ("train_gpt.cu", "layers/plan/listen.h"): "--profile, --trace, --record",
     ("train_gpt.cu", "layers/plan/memory.h"): "does the model fit?",
-    ("train_gpt.cu", "layers/plan/plan_check.h"): "each run checks its plan",
+    ("train_gpt.cu", "layers/plan/observe.h"): "each run checks its plan; --profile, --trace, --record",
     ("train_gpt.cu", "layers/plan/published.h"): "--plan",
 }
 MOST_IN_BOOK = {"files": 38, "lines": 8400}  # the aim: 28 and 6,000

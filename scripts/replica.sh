@@ -26,7 +26,6 @@ model=(--config scripts/mtnlg-530b.conf --train "$work/mtnlg-530b.blend" --layer
        --sequence 16 --vocabulary 257 --pad-vocabulary 264 --steps 2
        --ramp-start 6 --ramp-increment 33 --ramp-tokens $((58 * 6 * 16))
        --learning-rate 1e-3 --warmup-tokens 0 --comm-timeout 1800 "$@")
-layout=(--check-every 2)
 cores=$(nproc)
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
        OMPI_MCA_rmaps_base_oversubscribe=1 \
@@ -44,7 +43,7 @@ before=$(awk '/MemAvailable/ { print $2 }' /proc/meminfo)
 start=$(date +%s)
 # mpirun before all of its ranks (SCHED_IDLE): one that ends waits two seconds for mpirun's answer (PMIx has
 # that limit), and without it mpirun counts it as lost
-mpirun -n 280 chrt --idle 0 build/cpu-fp64/train_gpt "${model[@]}" "${layout[@]}" \
+mpirun -n 280 chrt --idle 0 build/cpu-fp64/train_gpt "${model[@]}" \
     --save "$work/280" --metrics "$work/all.jsonl" \
     > "$work/log" 2>&1 ||
     {  # the ranks' own words come before mpirun's

@@ -189,6 +189,138 @@ void enqueue(PendingCall call, Stream s) {
     wait_for(call);
 }
 
+// ---- the calls -------------------------------------------------------------------------------------------
+
+// a call's data from its value `first` on
+const char* at(const void* p, long first, Type type) { return (const char*)p + first * bytes_of(type); }
+
+void all_reduce(const Call& c) {
+    MPI_Comm comm = handle_of(*c.group).mpi;
+    MPI_Datatype type = type_mpi(c.type);
+    MPI_Op op = op_mpi(c.type, c.op);
+    cut(c.n, [&](long first, long count) {
+        auto data = std::make_shared<Staged>(at(c.out, first, c.type), count * bytes_of(c.type));
+        enqueue({*c.group, "all-reduce", c.label, count, [=](MPI_Request* r, Stream copies) {
+            data->replace(copies);
+            MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)count, type, op, comm, r);
+        }, [=](Stream copies) { data->store(copies); }}, c.stream);
+    });
+}
+
+// the sum of in's slice `root`, on root
+void reduce_slice(const Call& c, int root) {
+    MPI_Comm comm = handle_of(*c.group).mpi;
+    MPI_Datatype type = type_mpi(c.type);
+    MPI_Op sum = op_mpi(c.type, Op::Sum);
+    const void* in = at(c.in, root * c.n, c.type);
+    bool receives = c.group->rank == root, in_place = receives && in == c.out;
+    cut(c.n, [&](long first, long count) {
+        long bytes = count * bytes_of(c.type);
+        auto from = std::make_shared<Staged>(at(in, first, c.type), bytes);
+        auto to = std::make_shared<Staged>(at(c.out, first, c.type), receives ? bytes : 0, in_place);
+        enqueue({*c.group, "reduce", c.label, count, [=](MPI_Request* r, Stream copies) {
+            from->load(copies);
+            if (receives) to->expect();
+            MPI_Ireduce(from->host, receives ? to->host : nullptr, (int)count, type, sum, root, comm, r);
+        }, [=](Stream copies) {
+            from->sent();
+            if (receives) to->store(copies);
+        }}, c.stream);
+    });
+}
+
+void reduce_scatter(const Call& c) {
+    const Group& g = *c.group;
+    if (c.whole() > most_mpi_values) {  // too long for one call: each rank's slice separately
+        for (int root = 0; root < g.size; root++) reduce_slice(c, root);
+        return;
+    }
+
+    bool in_place = c.out == at(c.in, g.rank * c.n, c.type);
+    auto from = std::make_shared<Staged>(c.in, c.whole() * bytes_of(c.type));
+    auto to = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type), in_place);
+    enqueue({g, "reduce-scatter", c.label, c.n,
+             [=, n = (int)c.n, type = type_mpi(c.type), sum = op_mpi(c.type, Op::Sum),
+              comm = handle_of(g).mpi](MPI_Request* r, Stream copies) {
+        from->load(copies);
+        to->expect();
+        MPI_Ireduce_scatter_block(from->host, to->host, n, type, sum, comm, r);
+    }, [=](Stream copies) {
+        from->sent();
+        to->store(copies);
+    }}, c.stream);
+}
+
+// slice `root` of out, from root, which sends from `in` itself and copies it to out
+void broadcast_slice(const Call& c, int root) {
+    MPI_Comm comm = handle_of(*c.group).mpi;
+    MPI_Datatype type = type_mpi(c.type);
+    const void* out = at(c.out, root * c.n, c.type);
+    bool sends = c.group->rank == root;
+    cut(c.n, [&](long first, long count) {
+        long bytes = count * bytes_of(c.type);
+        auto data = std::make_shared<Staged>(at(sends ? c.in : out, first, c.type), bytes);
+        void* copy = sends && c.in != out ? (void*)at(out, first, c.type) : nullptr;
+        enqueue({*c.group, "broadcast", c.label, count, [=](MPI_Request* r, Stream copies) {
+            if (sends) data->load(copies);
+            else data->expect();
+            MPI_Ibcast(data->host, (int)count, type, root, comm, r);
+        }, [=](Stream copies) {
+            if (sends) data->sent();
+            else data->store(copies);
+            if (!copy) return;
+            copy_on_device(copy, data->device, bytes, copies);
+            synchronize(copies);
+        }}, c.stream);
+    });
+}
+
+void all_gather(const Call& c) {
+    const Group& g = *c.group;
+    if (c.whole() > most_mpi_values) {
+        for (int root = 0; root < g.size; root++) broadcast_slice(c, root);
+        return;
+    }
+
+    bool in_place = c.in == at(c.out, g.rank * c.n, c.type);
+    auto to = std::make_shared<Staged>(c.out, c.whole() * bytes_of(c.type));
+    auto from = std::make_shared<Staged>(c.in, c.n * bytes_of(c.type));
+    enqueue({g, "all-gather", c.label, c.n,
+             [=, n = (int)c.n, type = type_mpi(c.type), comm = handle_of(g).mpi](MPI_Request* r,
+                                                                                 Stream copies) {
+        if (!in_place) from->load(copies);
+        in_place ? to->replace(copies) : to->expect();
+        MPI_Iallgather(in_place ? MPI_IN_PLACE : from->host, n, type, to->host, n, type, comm, r);
+    }, [=](Stream copies) {
+        if (!in_place) from->sent();
+        to->store(copies);
+    }}, c.stream);
+}
+
+void send(const Call& c) {
+    MPI_Comm comm = handle_of(*c.group).mpi;
+    MPI_Datatype type = type_mpi(c.type);
+    cut(c.n, [&](long first, long count) {
+        auto data = std::make_shared<Staged>(at(c.in, first, c.type), count * bytes_of(c.type));
+        enqueue({*c.group, "send", c.label, count, [=, to = c.peer](MPI_Request* r, Stream copies) {
+            data->load(copies);
+            MPI_Isend(data->host, (int)count, type, to, 0, comm, r);
+        }, [=](Stream) { data->sent(); }}, c.stream);
+    });
+}
+
+void receive(const Call& c) {
+    MPI_Comm comm = handle_of(*c.group).mpi;
+    MPI_Datatype type = type_mpi(c.type);
+    cut(c.n, [&](long first, long count) {
+        auto data = std::make_shared<Staged>(at(c.out, first, c.type), count * bytes_of(c.type));
+        enqueue({*c.group, "receive", c.label, count, [=, from = c.peer](MPI_Request* r, Stream) {
+            data->expect();
+            MPI_Irecv(data->host, (int)count, type, from, 0, comm, r);
+        }, [=](Stream copies) { data->store(copies); }}, c.stream);
+    });
+}
+
 }  // namespace
 
 void start(int* argc, char*** argv) {
@@ -249,122 +381,14 @@ void transport_group_end() {
     collected.clear();
 }
 
-void all_reduce_bytes(const Group& g, void* x, long n, Type type, Op op, const char* label, Stream s) {
-    cut(n, [&](long first, long count) {
-        auto data = std::make_shared<Staged>((char*)x + first * bytes_of(type), count * bytes_of(type));
-        enqueue({g, "all-reduce", label, count, [=](MPI_Request* r, Stream copies) {
-            data->replace(copies);
-            MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)count, type_mpi(type), op_mpi(type, op),
-                           handle_of(g).mpi, r);
-        }, [=](Stream copies) { data->store(copies); }}, s);
-    });
-}
-
-// the sum, on root
-static void reduce_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
-                         const char* label, Stream s) {
-    bool receives = g.rank == root, in_place = receives && in == out;
-    cut(n, [&](long first, long count) {
-        long offset = first * bytes_of(type), bytes = count * bytes_of(type);
-        auto from = std::make_shared<Staged>((const char*)in + offset, bytes);
-        auto to = std::make_shared<Staged>((char*)out + offset, receives ? bytes : 0, in_place);
-        enqueue({g, "reduce", label, count, [=](MPI_Request* r, Stream copies) {
-            from->load(copies);
-            if (receives) to->expect();
-            MPI_Ireduce(from->host, receives ? to->host : nullptr, (int)count, type_mpi(type),
-                        op_mpi(type, Op::Sum), root, handle_of(g).mpi, r);
-        }, [=](Stream copies) {
-            from->sent();
-            if (receives) to->store(copies);
-        }}, s);
-    });
-}
-
-void reduce_scatter_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
-                          Stream s) {
-    if (n * g.size > most_mpi_values) {  // too long for one call: reduce each rank's slice to it separately
-        for (int root = 0; root < g.size; root++)
-            reduce_bytes(g, out, (const char*)in + root * n * bytes_of(type), n, type, root, label, s);
-        return;
+void post(const Call& c) {
+    switch (c.kind) {
+        case Collective::AllReduce: return all_reduce(c);
+        case Collective::ReduceScatter: return reduce_scatter(c);
+        case Collective::AllGather: return all_gather(c);
+        case Collective::Send: return send(c);
+        case Collective::Receive: return receive(c);
     }
-
-    bool in_place = (char*)out == (const char*)in + g.rank * n * bytes_of(type);
-    auto from = std::make_shared<Staged>(in, g.size * n * bytes_of(type));
-    auto to = std::make_shared<Staged>(out, n * bytes_of(type), in_place);
-    enqueue({g, "reduce-scatter", label, n, [=](MPI_Request* r, Stream copies) {
-        from->load(copies);
-        to->expect();
-        MPI_Ireduce_scatter_block(from->host, to->host, (int)n, type_mpi(type), op_mpi(type, Op::Sum),
-                                  handle_of(g).mpi, r);
-    }, [=](Stream copies) {
-        from->sent();
-        to->store(copies);
-    }}, s);
-}
-
-// root sends from `in` itself, and copies it to `out`
-static void broadcast_bytes(const Group& g, void* out, const void* in, long n, Type type, int root,
-                            const char* label, Stream s) {
-    bool sends = g.rank == root;
-    cut(n, [&](long first, long count) {
-        long offset = first * bytes_of(type), bytes = count * bytes_of(type);
-        auto data = std::make_shared<Staged>(sends ? (const char*)in + offset : (char*)out + offset, bytes);
-        void* copy = sends && in != out ? (char*)out + offset : nullptr;
-        enqueue({g, "broadcast", label, count, [=](MPI_Request* r, Stream copies) {
-            if (sends) data->load(copies);
-            else data->expect();
-            MPI_Ibcast(data->host, (int)count, type_mpi(type), root, handle_of(g).mpi, r);
-        }, [=](Stream copies) {
-            if (sends) data->sent();
-            else data->store(copies);
-            if (!copy) return;
-            copy_on_device(copy, data->device, bytes, copies);
-            synchronize(copies);
-        }}, s);
-    });
-}
-
-void all_gather_bytes(const Group& g, void* out, const void* in, long n, Type type, const char* label,
-                      Stream s) {
-    long bytes = n * bytes_of(type);
-    if (n * g.size > most_mpi_values) {
-        for (int root = 0; root < g.size; root++)
-            broadcast_bytes(g, (char*)out + root * bytes, in, n, type, root, label, s);
-        return;
-    }
-
-    bool in_place = (const char*)in == (char*)out + g.rank * bytes;
-    auto to = std::make_shared<Staged>(out, g.size * bytes), from = std::make_shared<Staged>(in, bytes);
-    enqueue({g, "all-gather", label, n, [=](MPI_Request* r, Stream copies) {
-        if (!in_place) from->load(copies);
-        in_place ? to->replace(copies) : to->expect();
-        MPI_Iallgather(in_place ? MPI_IN_PLACE : from->host, (int)n, type_mpi(type), to->host, (int)n,
-                       type_mpi(type), handle_of(g).mpi, r);
-    }, [=](Stream copies) {
-        if (!in_place) from->sent();
-        to->store(copies);
-    }}, s);
-}
-
-void send_bytes(const Group& g, const void* x, long n, Type type, int to, const char* label, Stream s) {
-    cut(n, [&](long first, long count) {
-        auto data =
-            std::make_shared<Staged>((const char*)x + first * bytes_of(type), count * bytes_of(type));
-        enqueue({g, "send", label, count, [=](MPI_Request* r, Stream copies) {
-            data->load(copies);
-            MPI_Isend(data->host, (int)count, type_mpi(type), to, 0, handle_of(g).mpi, r);
-        }, [=](Stream) { data->sent(); }}, s);
-    });
-}
-
-void receive_bytes(const Group& g, void* x, long n, Type type, int from, const char* label, Stream s) {
-    cut(n, [&](long first, long count) {
-        auto data = std::make_shared<Staged>((char*)x + first * bytes_of(type), count * bytes_of(type));
-        enqueue({g, "receive", label, count, [=](MPI_Request* r, Stream) {
-            data->expect();
-            MPI_Irecv(data->host, (int)count, type_mpi(type), from, 0, handle_of(g).mpi, r);
-        }, [=](Stream copies) { data->store(copies); }}, s);
-    });
 }
 
 }  // namespace comm

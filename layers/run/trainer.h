@@ -59,13 +59,28 @@ void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     comm::watch_graph(model.grid.world, model.stream);
 }
 
-// Enqueues a step. With trainer.uses_graph it is a graph, unless a listener observes its operations, it is
-// computed twice, or it is the first step of several ranks, which may still initialise communicators
-template <class Step>
-void enqueue(Model& model, Trainer& trainer, int batch, bool repeats, Step step) {
+// Enqueues a step: the gradients of all micro-batches, then the update. In steps of --check-every, gradients
+// are computed twice, and what compares them is returned. With trainer.uses_graph a step is a CUDA graph,
+// unless a listener observes its operations, it is computed twice, or it is the first step of several ranks,
+// which may still initialise communicators
+template <class Gradients, class Update>
+std::optional<RepeatedStep> enqueue_step(const Run& run, Trainer& trainer, int batch, Gradients gradients,
+                                         Update update) {
+    Model& model = *trainer.model;
+    std::optional<RepeatedStep> repeated;
+    int every = run.options.check_every;
+    bool repeats = every && (run.state.step + 1) % every == 0;
     bool initialises = !trainer.steps_here++ && model.grid.world.size > 1;
+
+    auto step = [&] {
+        if (repeats) repeated.emplace(model, *trainer.optimizer, gradients);
+        else gradients();
+        update();
+    };
+
     if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
     else enqueue_as_graph(model, trainer, batch, step);
+    return repeated;
 }
 
 // Sets the hyper-parameters of the next step. counted: number of tokens whose losses count. The device skips

@@ -1,6 +1,8 @@
-// listen.h   the listeners of a run's steps: --trace draws a step, --record writes it down, --profile times
+// observe.h   what surrounds a run's steps: each is compared with its plan; --trace draws one, --record
+//   writes it down, --profile times some
 #pragma once
 #include "../run/metrics.h"
+#include "plan_check.h"
 #include "profile.h"
 #include "record.h"
 #include "report.h"
@@ -104,9 +106,12 @@ inline void save_record(const Run& run, const Model& model, const Record& record
     }
 }
 
-// the listeners that --trace, --record and --profile ask for
-class StepListeners {
+// the plan's check, and the listeners that --trace, --record and --profile ask for
+class StepObserver {
     const Run& run;
+    const StagePlan& planned;  // what this rank's steps must consist of
+    PlanCheck check;
+    std::optional<Plan> predicted;  // on rank 0, where the machine is known: how long they should take
     std::optional<Trace> trace;
     std::optional<Record> record;
     std::optional<Profile> profile;
@@ -118,17 +123,48 @@ class StepListeners {
 
 public:
     // rank 0 measures the machine if that is needed
-    StepListeners(const Run& run, bool is_predicted) : run(run), first_step(run.state.step) {
+    StepObserver(const Run& run, const StagePlan& planned)
+        : run(run), planned(planned), predicted(predict_run(run)), first_step(run.state.step) {
         const Options& o = run.options;
-        bool is_wanted = o.profile || (!o.trace.empty() && !is_predicted);
+        bool is_wanted = o.profile || (!o.trace.empty() && !predicted);
         if (is_wanted && run.is_rank0()) ceilings = measure_ceilings();
         if (o.profile) profile.emplace(ceilings.value_or(Ceilings{INFINITY, INFINITY}));
     }
 
     // collective over the world, like end_step()
-    void begin_step(Model& model) {
+    void begin_step(Model& model, int batch) {
+        listen_to(model, run.state.step + 1);
+        check.open(planned.work.at(batch));
+    }
+
+    void end_step(Model& model, const PipelineShape& shape, int batch, const StepResult& result) {
+        check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
+        bool was_profiled = profiles(run.state.step);
+        now.clear();
+        if (was_profiled) profile->collect(model.stream, result.seconds);
+        const Plan* beside = predicted ? &*predicted : nullptr;
+        std::optional<Plan> as_measured;
+        if (trace && !predicted && run.is_rank0()) as_measured = plan_as_measured(run, *ceilings);
+        if (as_measured) beside = &*as_measured;
+        if (trace) save_trace(run, model, *trace, shape, result.seconds, beside);
+        if (record) save_record(run, model, *record, shape);
+        trace.reset();
+        record.reset();
+    }
+
+    // taken_bytes: of memory, on this rank. Collective over the world
+    void print(size_t taken_bytes) const {
+        if (profile && run.is_rank0() && profiled_steps) fputs(profile->print().c_str(), stdout);
+        check.print(run, planned, taken_bytes);
+    }
+
+private:
+    bool profiles(long step) const {
+        return profile && step > first_step + 2 && step <= first_step + 2 + run.options.profile;
+    }
+
+    void listen_to(Model& model, long step) {
         const Options& o = run.options;
-        long step = run.state.step + 1;
         profiled_steps += profiles(step);
         bool is_traced = step == o.trace_step;
         // an earlier listener's times include the work of later ones, so the trace is added last
@@ -137,27 +173,5 @@ public:
         if (!is_traced || o.trace.empty()) return;
         trace.emplace().start(run.grid.world, model.stream);
         listen(*trace);
-    }
-
-    // predicted: the planned step on rank 0, where the machine is known
-    void end_step(Model& model, const PipelineShape& shape, const StepResult& result, const Plan* predicted) {
-        bool was_profiled = profiles(run.state.step);
-        now.clear();
-        if (was_profiled) profile->collect(model.stream, result.seconds);
-        std::optional<Plan> as_measured;
-        if (trace && !predicted && run.is_rank0()) as_measured = plan_as_measured(run, *ceilings);
-        if (as_measured) predicted = &*as_measured;
-        if (trace) save_trace(run, model, *trace, shape, result.seconds, predicted);
-        if (record) save_record(run, model, *record, shape);
-        trace.reset();
-        record.reset();
-    }
-
-    bool profiles(long step) const {
-        return profile && step > first_step + 2 && step <= first_step + 2 + run.options.profile;
-    }
-
-    void print() const {
-        if (profile && run.is_rank0() && profiled_steps) fputs(profile->print().c_str(), stdout);
     }
 };
