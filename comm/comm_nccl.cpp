@@ -140,30 +140,6 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
     return ncclInvalidArgument;
 }
 
-void enqueue(const Call& call) {
-    const Group& g = *call.group;
-    Stream s = call.stream;
-    std::string here = note(g, call_words[(int)call.kind], call.label, call.n);
-    if (!capturing) watched.push_back({here, calls, g, s, nullptr});
-
-    auto comm_stream = comm_streams.find(s);
-    bool on_comm_stream = comm_stream != comm_streams.end();
-    if (on_comm_stream) comm_stream->second->calls++;
-    ncclComm_t comm = comm_of(g);
-    auto post_checked = [&] { check_nccl(post_nccl(call, comm), here.c_str()); };
-
-    if (auto times = std::move(times_of_next_call)) {
-        times->has_events = true;
-        times->first.record(s);
-        timed.push_back({times, s});
-    }
-
-    if (in_group) posted.push_back({call, here});
-    else if (on_comm_stream || capturing) post_checked();
-    else time_wait(s, post_checked);
-    if (!in_group) end_calls();
-}
-
 // NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
 // one watches the clock. If the run ends meanwhile, the thread is left behind
 constexpr int ctas_beside_kernels = 16;  // blocks, each on an SM: enough for a network card, not measured
@@ -209,8 +185,8 @@ void connect(const Group& g, const char* name) {
     auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
     set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
     auto connect_by = [&](Collective kind, void* out, const void* in, int peer = -1) {
-        enqueue({.kind = kind, .group = &g, .out = out, .in = in, .n = 1, .type = Type::Int64, .peer = peer,
-                 .label = "connecting"});
+        post({.kind = kind, .group = &g, .out = out, .in = in, .n = 1, .type = Type::Int64, .peer = peer,
+              .label = "connecting"});
     };
     connect_by(Collective::AllReduce, x, x);
     connect_by(Collective::ReduceScatter, x + g.rank, x);
@@ -345,6 +321,28 @@ void transport_group_end() {
     end_calls();
 }
 
-void post(const Call& call) { enqueue(call); }
+void post(const Call& call) {
+    const Group& g = *call.group;
+    Stream s = call.stream;
+    std::string here = note(g, call_words[(int)call.kind], call.label, call.n);
+    if (!capturing) watched.push_back({here, calls, g, s, nullptr});
+
+    auto comm_stream = comm_streams.find(s);
+    bool on_comm_stream = comm_stream != comm_streams.end();
+    if (on_comm_stream) comm_stream->second->calls++;
+    ncclComm_t comm = comm_of(g);
+    auto post_checked = [&] { check_nccl(post_nccl(call, comm), here.c_str()); };
+
+    if (auto times = std::move(times_of_next_call)) {
+        times->has_events = true;
+        times->first.record(s);
+        timed.push_back({times, s});
+    }
+
+    if (in_group) posted.push_back({call, here});
+    else if (on_comm_stream || capturing) post_checked();
+    else time_wait(s, post_checked);
+    if (!in_group) end_calls();
+}
 
 }  // namespace comm

@@ -68,7 +68,7 @@ std::optional<RepeatedStep> enqueue_step(const Run& run, Trainer& trainer, int b
                                          Update update) {
     Model& model = *trainer.model;
     std::optional<RepeatedStep> repeated;
-    int every = run.options.check_every;
+    long every = run.options.check_every;
     bool repeats = every && (run.state.step + 1) % every == 0;
     bool initialises = !trainer.steps_here++ && model.grid.world.size > 1;
 
