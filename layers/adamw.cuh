@@ -364,13 +364,14 @@ __global__ void add_values_kernel(real* sum, const real* x, long n) {
 
 constexpr int square_sum_block = 256;
 
+template <int THREADS = square_sum_block>
 __device__ inline void block_sum_to(double* out, double sum) {
-    SHARED(double, lane, square_sum_block / 32);
+    SHARED(double, lane, THREADS / 32);
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d);
     if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (int w = 1; w < square_sum_block / 32; w++) sum += lane[w];
+    for (int w = 1; w < THREADS / 32; w++) sum += lane[w];
     *out = sum;
 }
 
@@ -397,12 +398,13 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
     block_sum_to(sums + slice.global_id, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
 }
 
-// a single block, so that the order is always the same
+// a single block, so that the order is always the same: the largest that there is
+constexpr int sum_block = 1024;
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
     UNROLL(unroll 16)  // so many loads in flight
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
-    block_sum_to(out, sum);
+    block_sum_to<sum_block>(out, sum);
 }
 
 __global__ void decide_update_kernel(UpdateDecision* decision, const double* sums, int count,
@@ -435,7 +437,7 @@ inline void SquareSums::gpu(Stream s) const {
 }
 
 inline void SumValues::gpu(Stream s) const {
-    LAUNCH(gpu::sum_values_kernel, 1, gpu::square_sum_block, 0, s, sum, x, n);
+    LAUNCH(gpu::sum_values_kernel, 1, gpu::sum_block, 0, s, sum, x, n);
 }
 
 inline void DecideUpdate::gpu(Stream s) const {

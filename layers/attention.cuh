@@ -3,7 +3,7 @@
 //   qkv, dqkv (B, T, NH, 3, HS): q, k and v of a head are adjacent
 //   o, dout (B, T, NH, HS)   p, dp (B, NH, T, T)
 //   kept:  p (the block keeps qkv)
-//   backward: dqkv is set; dp is scratch
+//   backward: dqkv is set, and its column sums are qkv's bias gradient; dp is scratch
 //             dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
 //             dq = ds k   dk = ds^T q
 //   communicates: nothing    cost: 4*B*NH*T*T*HS flops forward over all scores, though those above the
@@ -12,8 +12,8 @@
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"
-#include "base/operation.h"
 #include "base/vector_exp.h"
+#include "residual.cuh"
 
 struct AttentionShape {
     int B, T, NH, HS;
@@ -29,6 +29,14 @@ struct AttentionShape {
 inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());
 }
+
+// of the layer that makes qkv: set or added to where its dy, dqkv, is made
+struct QkvBiasGradient {
+    real* db = nullptr;  // (3 * NH * HS); nullptr: not wanted
+    real* sums = nullptr;  // column_sum_scratch(3 * NH * HS) values
+    bool accumulate = false;
+    Tensor tensor(const AttentionShape& a) const { return sums_to("db", db, accumulate, a.row()); }
+};
 
 struct AttentionForward {
     floatX *o, *p;
@@ -51,16 +59,19 @@ struct AttentionBackward {
     floatX *dqkv, *dp;
     const floatX *dout, *p, *qkv;
     AttentionShape a;
+    QkvBiasGradient bias = {};
 
     static constexpr const char* name = "attention_backward";
     std::vector<Tensor> tensors() const {
         return {qkv_of(qkv, a), reads("p", p, a.heads() * a.T, a.T), reads("dout", dout, a.rows(), a.out()),
-                writes("dp", dp, a.heads() * a.T, a.T), writes("dqkv", dqkv, a.rows(), a.row())};
+                writes("dp", dp, a.heads() * a.T, a.T), writes("dqkv", dqkv, a.rows(), a.row()),
+                bias.tensor(a)};
     }
     std::vector<Work> works() const {
         Work values = scores_product({a.T, a.HS, a.T, a.heads()});
         return {values, scores_product({a.T, a.T, a.HS, a.heads()}),
-                moves(3.0 * (double)a.heads() * a.T * a.T), values, values};
+                moves(3.0 * (double)a.heads() * a.T * a.T), values, values,
+                bias.db ? moves((double)a.rows() * (double)a.row()) : Work{}};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -163,6 +174,7 @@ inline void AttentionBackward::ref(Stream s) const {
                                    .ldc = a.row()}, s);
             }
         }
+    if (bias.db) ref::column_sum(bias.db, dqkv, bias.sums, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
 
 #if HAS_KERNELS
@@ -249,5 +261,6 @@ inline void AttentionBackward::gpu(Stream s) const {
                            .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH,
                            .stride_a = square, .stride_b = head, .stride_out = head}, s);
     }
+    if (bias.db) gpu::column_sum(bias.db, dqkv, bias.sums, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
 #endif

@@ -216,10 +216,10 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     }
 }
 
-// how many blocks of backward a multiprocessor must have registers for: with four, a Hopper GPU's 132
-// multiprocessors run all groups of rows up to 2048 at once
+// how many blocks of backward a multiprocessor must have registers for: with three or four, a Hopper GPU's
+// 132 multiprocessors run all groups of rows up to 768 and 2048 at once
 constexpr int norm_backward_blocks(int warps, int vectors) {
-    return warps == 4 && vectors < row_vectors ? 4 : 1;
+    return vectors == row_vectors ? 1 : warps == 1 ? 3 : warps == 4 ? 4 : 1;
 }
 
 // parts (2 or, with SUMS, 3, groups, C): each group's sums for dw, for db, and of the new dx
@@ -345,7 +345,8 @@ inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, 
     int parts = column_sum_cut(N);
     LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
            0, s, scratch, dy, x, mean, rstd, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
+    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, ColumnSums{{out}}, scratch, parts, C,
+           accumulate);
 }
 
 constexpr int layernorm_block = 128;
@@ -374,7 +375,7 @@ inline void LayerNormForward::gpu(Stream s) const {
 
 inline void LayerNormBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = scratch + 3L * most_row_groups(C) * C;
+    real* sums = scratch + (long)most_row_sums * most_row_groups(C) * C;
     if (!gpu::row_warps(C) || !groups) {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);
@@ -398,10 +399,9 @@ inline void LayerNormBackward::gpu(Stream s) const {
                dx, scratch, dy, x, w, stats, N, C);
     });
 
-    gpu::column_sum(gradients.w, scratch, sums, groups, C, accumulate, s);
-    gpu::column_sum(gradients.b, scratch + (long)groups * C, sums, groups, C, accumulate, s);
-    if (fused)
-        gpu::column_sum(gradients.added_bias, scratch + 2L * groups * C, sums, groups, C, accumulate, s);
-    else if (gradients.added_bias) gpu::column_sum(gradients.added_bias, dx, sums, N, C, accumulate, s);
+    gpu::ColumnSums all = {{gradients.w, gradients.b, gradients.added_bias}};
+    gpu::column_sums(all, fused ? 3 : 2, scratch, sums, groups, C, accumulate, s);
+    if (gradients.added_bias && !fused)
+        gpu::column_sum(gradients.added_bias, dx, sums, N, C, accumulate, s);
 }
 #endif

@@ -3,10 +3,11 @@
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db by
-//             column_sum (residual.cuh) or the GEMM's epilogue, which only sets: column_sum's last kernel
-//             then adds. GELU's dy becomes dx in place. scratch: column_sum_scratch(OC) values
-//   gpu: GELU and the bias gradient are computed in a GEMM's epilogue or in kernels of their own, whichever
-//   is faster: see fast/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
+//             column_sum (residual.cuh). GELU's dy becomes dx in place. scratch: column_sum_scratch(OC)
+//             values
+//   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see
+//   fast/autotune.h. The bias gradient has its own kernel: cuBLASLt's epilogue for it slows the GEMM by more
+//   (H100, 124M: 537 us for 497, and 619 for 578). With --fp8 the GEMMs are those of fp8_linear.cuh
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -66,8 +67,7 @@ struct LinearGeluForward {
     void gpu(Stream) const;
 };
 
-// dx, db: nullptr if not wanted. In floatX the plan cannot know whether db comes from the epilogue of dw's
-// GEMM or from a separate kernel: it counts that kernel's traffic only with fp8, where it always runs
+// dx, db: nullptr if not wanted
 struct LinearBackward {
     floatX* dx;
     real *dw, *db;
@@ -84,7 +84,7 @@ struct LinearBackward {
     }
     std::vector<Work> works() const {
         bool rounds = scratch.in_fp8();
-        return {db && rounds ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
+        return {db ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
                 rounding_work(scratch, (double)N * OC, 2), product(dw, OC, C, N, accumulate, rounds),
                 product(dx, N, C, OC, false, rounds)};
     }
@@ -249,7 +249,7 @@ inline void gelu_backward(floatX* dy, const floatX* x, long n, Stream s) {
     LAUNCH(gelu_backward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, dy, x, n);
 }
 
-// ---- GEMMs with bias, GELU or bias gradient ---------------------------------------------------------------
+// ---- GEMMs with bias or GELU ------------------------------------------------------------------------------
 
 __global__ void add_bias_kernel(floatX* y, const floatX* b, long N, int OC) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -269,15 +269,12 @@ inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
 // faster. Timed before the first step, in tune() (setup.h), and only then is `run` called here; in a step
 // this looks up an answer
-template <class Out, class Run>
-bool fuses(const char* what, const Gemm<Out>& fused_gemm, bool fits, int N, int C, int OC, Stream s,
-           Run run) {
-    static AutotuneCache<std::tuple<int, int, int, bool>, bool> chosen;  // one per type of `run`
-    bool adds = fused_gemm.beta != 0;  // cuBLASLt may have an algorithm for beta = 0 only
-    return chosen.get({N, C, OC, adds}, [&] {
-        if (!fits || !can_compute(fused_gemm)) return false;
-        std::string key =
-            text("%s " PRECISION_NAME " %d x %d x %d%s", what, N, C, OC, adds ? ", added" : "");
+template <class Run>
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s, Run run) {
+    static AutotuneCache<std::tuple<int, int, int>, bool> chosen;  // one per type of `run`
+    return chosen.get({N, C, OC}, [&] {
+        if (!fits_epilogue(fused_gemm.n) || !can_compute(fused_gemm)) return false;
+        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
         return autotuner.choose(key, 2, 0, s, [&](int way) {
             try {
                 run(way == 1);
@@ -305,27 +302,14 @@ inline void LinearGeluForward::gpu(Stream s) const {
         gpu::gemm_with_bias(unfused, b, s);
         gpu::gelu_forward(y, up, (long)N * OC, s);
     };
-    bool fused = gpu::fuses("GELU", fused_gemm, fits_epilogue(OC), N, C, OC, s, run);
+    bool fused = gpu::fuses("GELU", fused_gemm, N, C, OC, s, run);
     run(fused);
 }
 
 inline void LinearBackward::gpu(Stream s) const {
     if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
-    Gemm<real> unfused = weight_gemm(dw, dy, x, N, C, OC, accumulate), fused_gemm = unfused;
-    if (!db) return gpu::gemm(unfused, s);
-
-    // epilogues only set: with `accumulate` the sums are then added to db
-    fused_gemm.row_sums = accumulate ? scratch.sums : db;
-    auto run = [&](bool fused) {
-        gpu::gemm(fused ? fused_gemm : unfused, s);
-        if (!fused) gpu::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
-        else if (accumulate)
-            LAUNCH(gpu::column_sum_finish_kernel, ceil_div(OC, 128), 128, 0, s, db, scratch.sums, 1, OC,
-                   accumulate);
-    };
-    bool fits = fits_epilogue(OC) && fits_epilogue(C);
-    bool fused = gpu::fuses("bias gradient", fused_gemm, fits, N, C, OC, s, run);
-    run(fused);
+    gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
+    if (db) gpu::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
 }
 
 inline void LinearOfGeluBackward::gpu(Stream s) const {
@@ -336,7 +320,7 @@ inline void LinearOfGeluBackward::gpu(Stream s) const {
         gpu::gemm(fused ? fused_gemm : unfused, s);
         if (!fused) gpu::gelu_backward(dup, up, (long)N * C, s);
     };
-    bool fused = gpu::fuses("GELU backward", fused_gemm, fits_epilogue(C), N, C, OC, s, run);
+    bool fused = gpu::fuses("GELU backward", fused_gemm, N, C, OC, s, run);
     run(fused);
 }
 

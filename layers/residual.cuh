@@ -23,8 +23,9 @@ inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
 // used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
 // the same on every GPU
 constexpr int longest_summed_row = 4096;  // for longer rows LayerNormBackward has no registers to sum dx too
-constexpr int most_row_groups(int C) { return C <= 1024 ? 1024 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
-inline long row_scratch(int C) { return 3L * most_row_groups(C) * C + column_sum_scratch(C); }
+constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
+constexpr int most_row_sums = 3;  // of a row's columns: dw, db and the bias gradient of the branch before
+inline long row_scratch(int C) { return most_row_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
 
 // ---- the operations --------------------------------------------------------------------------------------
 
@@ -220,34 +221,53 @@ __device__ void column_sum_part(real* parts, Term term, int N, int C) {
     parts[(long)blockIdx.y * C + column] = whole;
 }
 
+// blockIdx.z: which of several matrices x (N, C), one after the other
 template <class T>
 __global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
     constexpr int each = Vec<T>::size;
+    x += (long)blockIdx.z * N * C;
+    parts += (long)blockIdx.z * gridDim.y * C;
     column_sum_part<each>(parts, [=](real (&sum)[each], int n, int c) {
         Vec<T> v = load_row(x + (long)n * C, c, C);
         for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
     }, N, C);
 }
 
-__global__ void column_sum_finish_kernel(real* out, const real* parts, int count, int C, bool accumulate) {
+struct ColumnSums {
+    real* out[most_row_sums];
+};
+
+// blockIdx.y: whose parts, and where they are summed to
+__global__ void column_sum_finish_kernel(ColumnSums sums, const real* parts, int count, int C,
+                                         bool accumulate) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= C) return;
-    real sum = 0;
+    real *out = sums.out[blockIdx.y], sum = 0;
+    parts += (long)blockIdx.y * count * C;
     for (int p = 0; p < count; p++) sum += parts[(long)p * C + c];
     out[c] = (accumulate ? out[c] : 0) + sum;
 }
 
 template <int EACH>
-dim3 column_blocks(int C, int parts) {
-    return dim3(ceil_div(C, column_lanes * EACH), parts);
+dim3 column_blocks(int C, int parts, int matrices = 1) {
+    return dim3(ceil_div(C, column_lanes * EACH), parts, matrices);
+}
+
+// of `matrices` matrices x (N, C), one after the other, each to its own out;
+// scratch: matrices * column_sum_scratch(C)
+template <class T>
+void column_sums(ColumnSums to, int matrices, const T* x, real* scratch, int N, int C, bool accumulate,
+                 Stream s) {
+    int parts = column_sum_cut(N);
+    LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts, matrices),
+           dim3(column_lanes, column_rows), 0, s, scratch, x, N, C);
+    LAUNCH(column_sum_finish_kernel, dim3(ceil_div(C, 128), matrices), 128, 0, s, to, scratch, parts, C,
+           accumulate);
 }
 
 template <class T>
 void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumulate, Stream s) {
-    int parts = column_sum_cut(N);
-    LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts), dim3(column_lanes, column_rows), 0, s,
-           scratch, x, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, out, scratch, parts, C, accumulate);
+    column_sums(ColumnSums{{out}}, 1, x, scratch, N, C, accumulate, s);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -290,7 +310,7 @@ inline void ResidualForward::gpu(Stream s) const {
 // adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
 inline void ResidualBiasBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = scratch + 3L * most_row_groups(C) * C;
+    real* sums = scratch + (long)most_row_sums * most_row_groups(C) * C;
     if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;

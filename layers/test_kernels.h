@@ -39,6 +39,23 @@ struct Both {
 
     void compare(const std::string& what, double tolerance) const { close(what, back(), host, tolerance); }
 };
+// column sums that backward makes on its way, beside the fp64 sums of the matrix (rows of `out` values) that it
+// wrote: the first run sets them, a second adds
+struct SumsOnTheWay {
+    Both<real> out, scratch;
+    std::vector<double> wanted;
+    bool accumulate = false;
+    explicit SumsOnTheWay(long columns)
+        : out(columns), scratch(column_sum_scratch((int)columns)), wanted(columns, 0) {}
+
+    void compare(const std::string& what, const std::vector<floatX>& rows) {
+        for (size_t i = 0; i < rows.size(); i++) wanted[i % wanted.size()] += (double)real(rows[i]);
+        // what was summed is not rounded yet: 2^-9 a value
+        close(what, out.back(), wanted, rounding + 1e-6);
+        accumulate = true;
+    }
+};
+
 // in emulation a block's threads run in an order that the seed decides
 template <class Checks>
 void in_several_orders(Checks checks) {

@@ -15,7 +15,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UNIT = """
 template void gpu::flash_attention_forward<floatX>(floatX*, real*, const floatX*, AttentionShape, Stream);
 template void gpu::flash_attention_backward<floatX>(floatX*, const FlashScratch&, const floatX*,
-    const floatX*, const real*, const floatX*, AttentionShape, Stream);
+    const floatX*, const real*, const floatX*, AttentionShape, QkvBiasGradient, Stream);
 template void SumBits<floatX>::gpu(Stream) const;
 template void SumBits<real>::gpu(Stream) const;
 #define OF_STATE(...) \\

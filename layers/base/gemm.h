@@ -5,8 +5,7 @@
 //   operands are `stride` elements apart.
 //   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With `up` (m, n) as
 //   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_input` (m, n), out = the
-//   result times GELU's derivative there. `row_sums` (m) is set to op(a) summed over k: a layer's bias
-//   gradient, from the same GEMM as its weight gradient. These are cuBLASLt's epilogues.
+//   result times GELU's derivative there. These are cuBLASLt's epilogues.
 //   autotune.h picks the fastest of cuBLASLt's candidates and remembers it, by its place in their list: the
 //   key of the choice holds a hash of that list, so that it can never mean another algorithm. Only
 //   deterministic reductions are allowed, and partial sums are never rounded to bf16.
@@ -43,7 +42,6 @@ struct Gemm {
     const floatX* bias = nullptr;
     floatX* up = nullptr;             // (m, n), packed; so is gelu_input
     const floatX* gelu_input = nullptr;
-    Out* row_sums = nullptr;          // (m), set: op(a) summed over k; on CUDA where fits_epilogue says so
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
 
@@ -122,16 +120,6 @@ void finish_row(const Gemm<Out, A, B>& g, long r, real* x) {
     }
 }
 
-template <class Out, class A, class B>
-void sum_rows(const Gemm<Out, A, B>& g) {
-    #pragma omp parallel for
-    for (int r = 0; r < g.m; r++) {
-        real sum = 0;
-        for (int k = 0; k < g.k; k++) sum += to_real(g.a[g.transpose_a ? k * g.lda + r : r * g.lda + k]);
-        g.row_sums[r] = Out(sum);
-    }
-}
-
 // out (m, n), ldc elements a row = g.alpha * op(a) op(b) + beta * out + bias by oneDNN, if it can
 template <class To, class Out, class A, class B>
 bool try_bf16(const Gemm<Out, A, B>& g, To* out, long ldc, real beta, const floatX* bias = nullptr) {
@@ -159,7 +147,6 @@ void multiply(const Gemm<Out, A, B>& g, real* out, long ldc, real beta) {
 
 template <class Out, class A, class B>
 void gemm_of_batch(const Gemm<Out, A, B>& g) {
-    if (g.row_sums) sum_rows(g);
     if constexpr (std::is_same_v<Out, real>) {
         multiply(g, g.out, g.ldc, g.beta);
         if (!g.bias && !g.gelu_input) return;
@@ -250,8 +237,7 @@ struct MatmulDescriptor {
 
         uint32_t bits =
             alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
-        bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_input, 0) |
-            alignment(g.row_sums, 0);
+        bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_input, 0);
         align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
 
         if (g.scale_a) {
@@ -267,11 +253,6 @@ struct MatmulDescriptor {
             int64_t ld = g.n;
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
-        }
-
-        if (g.row_sums) {
-            set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.row_sums);
-            set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB);
         }
 
         if (g.bias || g.gelu_input)
@@ -417,7 +398,7 @@ private:
     static int kind_of(const Gemm<Out, Left, Right>& g) {
         return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
             (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
-            512 * std::is_same_v<Left, e5m2> + 1024 * (g.row_sums != nullptr);
+            512 * std::is_same_v<Left, e5m2>;
     }
 
     template <class Out, class Left, class Right>

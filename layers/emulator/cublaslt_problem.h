@@ -39,8 +39,7 @@ enum cublasLtEpilogue_t : uint32_t {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
     CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
-    CUBLASLT_EPILOGUE_DGELU = 64 | 128,
-    CUBLASLT_EPILOGUE_BGRADB = 512
+    CUBLASLT_EPILOGUE_DGELU = 64 | 128
 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -134,7 +133,7 @@ struct Problem {
     EmulatedMatrixLayout A, B, C;
 
     bool has_aux() const { return desc.epilogue & 128; }
-    bool has_bias() const { return desc.epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB); }
+    bool has_bias() const { return desc.epilogue & CUBLASLT_EPILOGUE_BIAS; }
     int64_t m() const { return (int64_t)C.rows; }
     int64_t n() const { return (int64_t)C.cols; }
     int64_t k() const { return (int64_t)(desc.trans_a == CUBLAS_OP_N ? A.cols : A.rows); }
@@ -183,7 +182,7 @@ struct Problem {
     std::string check_epilogue() const {
         bool known = false;
         for (uint32_t e : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-                           CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB})
+                           CUBLASLT_EPILOGUE_DGELU})
             known |= desc.epilogue == e;
         if (!known) return text("epilogue %u is not known here", desc.epilogue);
         if (has_bias() && !desc.bias) return "an epilogue with a bias, and no pointer to it";
@@ -197,7 +196,6 @@ struct Problem {
         if (has_aux() && desc.aux_ld < m()) return "the auxiliary matrix: its leading dimension is too small";
         if (has_aux() && (uintptr_t)desc.aux % 16) return "the auxiliary matrix is not aligned to 16 bytes";
         if (has_aux() && C.batch > 1) return "an auxiliary matrix of a batch, without a stride";
-        if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB && C.batch > 1) return "a bias gradient of a batch";
 
         if ((desc.scale_a || desc.scale_b) && !is_fp8()) return "scales of operands that are not fp8";
         // not in the documentation: cuBLASLt 13.1 on an H200 offers algorithms, and each refuses to run
@@ -229,8 +227,7 @@ struct Problem {
         if (C.type == CUDA_R_32F && !plain) return "a bias beside fp8 operands and an fp32 result";
         if (desc.trans_a != CUBLAS_OP_T || desc.trans_b != CUBLAS_OP_N)
             return "fp8 wants A transposed, B not";
-        if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB || desc.epilogue == CUBLASLT_EPILOGUE_DGELU)
-            return "an epilogue that fp8 has not";
+        if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) return "an epilogue that fp8 has not";
         if (A.ld % 16 || B.ld % 16 || C.ld * (int64_t)bytes_of(C.type) % 16 || k() % 16 || m() % 16)
             return "fp8 wants sizes that are multiples of 16";
 
@@ -296,13 +293,6 @@ inline void multiply(const Problem& p, const Operands& given, int way, real* wor
             watch::write(workspace, 2 * m * n * sizeof(real));  // by the BLAS, whose accesses are not watched
             for (int64_t i = 0; i < m * n; i++) whole[i] = workspace[i] + workspace[m * n + i];
         }
-
-        if (p.desc.epilogue == CUBLASLT_EPILOGUE_BGRADB)
-            for (int64_t c = 0; c < n; c++) {
-                real sum = 0;
-                for (int64_t x = 0; x < k; x++) sum += b[x * n + c];
-                store_at(p.desc.bias, p.C.type, c, sum);
-            }
 
         for (int64_t r = 0; r < m; r++)
             for (int64_t c = 0; c < n; c++) {

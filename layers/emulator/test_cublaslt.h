@@ -171,10 +171,6 @@ inline void cublaslt_refuses() {
         c.batch(2, 512);
         c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 16);
     });
-    refuses("a bias gradient of a batch", [](Call& c) {
-        c.batch(2, 1024);
-        c.epilogue(CUBLASLT_EPILOGUE_BGRADB, c.vectors, nullptr, 0);
-    });
 
     refuses("no whole vectors", [](Call& c) {
         c.A->rows = c.C->rows = c.D->rows = 12;
@@ -413,15 +409,13 @@ inline void cublaslt_epilogues() {
         one.gelu_input = before.data();
         return one;
     }, outs);
-    std::vector<real> weights[2], sums[2];
+    std::vector<real> weights[2];
 
-    both("bias gradient", [&](int way) {
+    both("a weight gradient, added", [&](int way) {
         weights[way].assign((size_t)m * n, 1);
-        sums[way].assign(m, -1);
         return Gemm<real>{.out = weights[way].data(), .a = a.data(), .b = b.data(), .m = m, .n = n, .k = k,
-                          .transpose_a = true, .beta = 1, .row_sums = sums[way].data()};
+                          .transpose_a = true, .beta = 1};
     }, weights);
-    close("cuBLASLt's epilogue: the bias gradient's sums", sums[0], sums[1], rounding);
     g.k = k - 8;
     g.lda = g.ldb = k;
     both("none", output, outs);

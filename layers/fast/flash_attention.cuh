@@ -3,8 +3,9 @@
 //   lse = log-sum-exp of a query's scores, from which backward recomputes each tile
 //   qkv, dqkv (B, T, NH, 3, HS)   o, dout (B, T, NH, HS)   lse (B, NH, T) real
 //   kept:  lse (the block keeps qkv and o)
-//   backward: sets dqkv; scratch: query_terms (B, NH, T, 2) real, dq (B, NH, T rounded up to 128s, HS) real,
-//             turns (flash_turns()) int
+//   backward: sets dqkv; sets qkv's bias gradient, its column sums, or adds to it; scratch: query_terms
+//             (B, NH, T, 2) real, dq (B, NH, T rounded up to 128s, HS) real, turns (flash_turns()) int,
+//             bias (flash_bias()) real
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta)   dq = ds k / sqrt(HS)   dk = ds^T q / sqrt(HS)
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores
@@ -20,12 +21,14 @@
 struct FlashScratch {
     real *query_terms, *dq;  // query_terms: for each query, lse in base 2 and delta
     int* turns;  // [0]: blocks that have started; from [1] on: whose turn it is, for each tile of queries
+    real* bias;  // column sums of dqkv, for every 128 keys of every sequence
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 // rounded up to whole tiles of queries: rows beyond the sequence only receive zeros, which nobody uses
 inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 128) * 128 * HS; }
 // for tiles of 32 queries, the smallest that a kernel has
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
+inline long flash_bias(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.row(); }
 
 // whether the kernels support this head size
 constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 80 || HS == 96 || HS == 128 || HS == 160; }
@@ -60,11 +63,13 @@ struct FlashBackward {
     const real* lse;
     const floatX* qkv;
     AttentionShape a;
+    QkvBiasGradient bias = {};
 
     static constexpr const char* name = "flash_attention_backward";
     std::vector<Tensor> tensors() const {
         return {qkv_of(qkv, a), reads("o", o, a.rows(), a.out()), reads("dout", dout, a.rows(), a.out()),
-                reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row())};
+                reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row()),
+                bias.tensor(a)};
     }
     // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
     std::vector<Work> works() const {
@@ -162,6 +167,7 @@ inline void FlashBackward::ref(Stream s) const {
                     dqkv[at + t * a.row() + 2 * a.HS + c] = floatX(dv[(long)t * a.HS + c]);
                 }
         }
+    if (bias.db) ref::column_sum(bias.db, dqkv, bias.sums, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
 
 #if HAS_KERNELS

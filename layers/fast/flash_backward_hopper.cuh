@@ -1,15 +1,15 @@
 // flash_backward_hopper.cuh   flash_attention.cuh's backward on sm_90a, with TMA loads and wgmma
 //   A block has 128 keys, 64 per consumer warpgroup, and loops over the queries from the diagonal down, as
 //   sm_80's kernel does: scores are transposed, keys by queries, so that p^T and ds^T are already in
-//   registers as the A operand of dv and dk. ds goes through shared memory for dq = ds k, of which each
-//   warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one thread for each
-//   warpgroup adds its dq to global memory when the block's turn comes: the order is always the same. Block
+//   registers as the A operand of dv and dk. ds goes through shared memory, two tiles in turn, for dq = ds k,
+//   of which each warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one
+//   thread for each warpgroup adds its dq to global memory when the block's turn comes: the order is always the same. Block
 //   0, whose turn is the last, reads the sum of the others and writes dq itself.
 //     full       mbarrier of a stage: its queries, dout and their terms have arrived
 //     free       mbarrier of a stage: eight warps are done with it
 //     dq_full    mbarrier of a warpgroup: its dq is in shared memory
 //     dq_free    mbarrier of a warpgroup: it has been read there
-//     barriers   1: ds may be overwritten; 2: ds is complete; 3, 4: of a warpgroup, the sum may be read
+//     barriers   1: ds is complete; 2, 3: of a warpgroup, the sum may be read
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T
 #pragma once
@@ -26,7 +26,8 @@ struct HopperBackward {
     static constexpr int ds_bytes = queries / 64 * key_tile;
     static constexpr int dq_bytes = 128 * 32 * sizeof(float);  // a warpgroup's: 32 numbers a thread
     static constexpr int bytes =
-        1024 + 2 * all_keys + stages * 2 * all_queries + ds_bytes + 2 * dq_bytes;
+        1024 + 2 * all_keys + stages * 2 * all_queries + 2 * ds_bytes + 2 * dq_bytes +
+        8 * 3 * HS * (int)sizeof(float);
 };
 
 struct HopperBackwardBarriers {
@@ -84,11 +85,18 @@ __device__ inline void add_dq_in_turn(const BackwardTiles<HS>& own, const FlashS
     }
 }
 
-// where a block's tiles lie in shared memory: k and v of its keys, stages of q and dout, ds, dq by warpgroup
+// where a block's tiles lie in shared memory: k and v of its keys, stages of q and dout, two of ds, dq by
+// warpgroup
 struct BackwardShared {
     char *k, *v, *q, *ds, *dq;
     float* query_terms;  // of a stage: lse (base 2), then delta of the queries
     HopperBackwardBarriers& at;
+
+    // behind dq, by consumer warp: the column sums of its dq (block 0 only), dk and dv
+    template <int HS>
+    __device__ float* sums(int warp) const {
+        return (float*)(dq + 2 * HopperBackward<HS>::dq_bytes) + warp * 3 * HS;
+    }
 };
 
 // one warp loads tiles, one copies the queries' terms
@@ -137,6 +145,13 @@ __device__ inline void load_backward_tiles(const BackwardShared& to, const Backw
     }
 }
 
+// the sum over a warp's rows g of what lanes hold for the same pair of columns
+__device__ inline float2 sum_over_rows(float2 x) {
+    for (int d = 4; d < 32; d *= 2)
+        x = {x.x + __shfl_xor_sync(all_lanes, x.x, d), x.y + __shfl_xor_sync(all_lanes, x.y, d)};
+    return x;
+}
+
 // A warpgroup's dq of a tile of queries: to shared memory, from where it is added; in block 0, whose turn is
 // the last, with the sum of the others to dqkv
 template <int HS>
@@ -158,18 +173,28 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
     } else {
         int before = own.turn_of(tile);
         if (threadIdx.x % 128 == 0) wait_until(own.turn(scratch, tile, group), before);
-        named_barrier<128>(3 + group);
+        named_barrier<128>(2 + group);
         const float* sums = own.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
         int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16 + g;
+        float* columns = in.sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
         bf16* last = dqkv + ((long)own.b * a.T + query) * 3 * a.NH * HS + 3L * own.h * HS +
             (HS > 64) * group * 64 + c;
         UNROLL(unroll)
-        for (int i = 0; i < 16; i++) {  // rows g and g + 8, a pair every 8 columns
-            float2 sum = {};
-            if (before > 0) sum = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
-            if (query + i % 2 * 8 < a.T)
-                *(uint32_t*)(last + i % 2 * 8 * 3L * a.NH * HS + i / 2 * 8) =
-                    pack_bf16((sum.x + dq[2 * i]) * scale, (sum.y + dq[2 * i + 1]) * scale);
+        for (int j = 0; j < 8; j++) {  // a pair every 8 columns, rows g and g + 8
+            float2 column = {};
+            for (int i = 2 * j; i < 2 * j + 2; i++) {
+                float2 sum = {};
+                if (before > 0) sum = load_global((const float2*)(sums + j * 128 * 4 + i % 2 * 2));
+                sum = {(sum.x + dq[2 * i]) * scale, (sum.y + dq[2 * i + 1]) * scale};
+                if (query + i % 2 * 8 >= a.T) continue;
+                *(uint32_t*)(last + i % 2 * 8 * 3L * a.NH * HS + j * 8) = pack_bf16(sum.x, sum.y);
+                column = {column.x + sum.x, column.y + sum.y};
+            }
+            column = sum_over_rows(column);
+            if (g == 0) {
+                columns[8 * j] += column.x;
+                columns[8 * j + 1] += column.y;
+            }
         }
     }
 }
@@ -184,10 +209,9 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
     int g = lane / 4, c = lane % 4 * 2, in_block = group * 64 + warp * 16;  // this warp's first key
     int first_key = own.block * BN + in_block;
     uint32_t k_own = shared_address(in.k) + (uint32_t)group * 64 * 128, v_own = k_own + Tiles::all_keys;
-    uint32_t k_tile = shared_address(in.k), q_tile = shared_address(in.q), ds_tile = shared_address(in.ds);
+    uint32_t k_tile = shared_address(in.k), q_tiles = shared_address(in.q), ds_tiles = shared_address(in.ds);
 
-    // this warpgroup's share of dq: which queries' ds, which columns of k
-    uint32_t ds_now = ds_tile + (uint32_t)((HS == 64) * group * Tiles::key_tile);
+    // this warpgroup's share of dq: which columns of k; which queries' ds, see ds_now
     uint32_t k_now = k_tile + (uint32_t)((HS > 64) * group * Tiles::key_tile);
     constexpr int abreast = HS > 64 ? Tiles::query_tile : 0;
 
@@ -204,11 +228,15 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
         wgmma_commit();
     };
 
+    for (int i = lane; i < HS; i += 32) in.sums<HS>(group * 4 + warp)[i] = 0;
+    __syncwarp();
     mbarrier_wait(&in.at.keys, 0);
     for (int tile = own.first; tile < own.tiles; tile++) {
         int i_tile = tile - own.first, stage = i_tile % stages;
-        uint32_t q_now = q_tile + (uint32_t)stage * 2 * Tiles::all_queries;
+        uint32_t q_now = q_tiles + (uint32_t)stage * 2 * Tiles::all_queries;
         uint32_t dout_now = q_now + Tiles::all_queries;
+        uint32_t ds_tile = ds_tiles + (uint32_t)(i_tile % 2 * Tiles::ds_bytes);
+        uint32_t ds_now = ds_tile + (uint32_t)((HS == 64) * group * Tiles::key_tile);
         mbarrier_wait(&in.at.full[stage], i_tile / stages % 2);
         begin_scores(s, k_own, q_now);      // s^T = k q^T
         begin_scores(dp, v_own, dout_now);  // dp^T = v dout^T
@@ -240,15 +268,15 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
             wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
         wgmma_commit();
 
-        named_barrier<256>(1);  // both warpgroups are done with the previous ds
+        // the ds of two tiles before lay here: at the last barrier both warpgroups were done with it
         UNROLL(unroll)
         for (int j = 0; j < BM / 16; j++) {
             int row = in_block + lane % 16, column = 16 * j + lane / 16 * 8;
             uint32_t to = swizzled(ds_tile + column / 64 * Tiles::key_tile, row, column % 64 * 2);
-            stmatrix_x4(in.ds + (to - ds_tile), ds_rounded[j]);
+            stmatrix_x4(in.ds + (to - ds_tiles), ds_rounded[j]);
         }
         fence_for_async();
-        named_barrier<256>(2);  // the ds of all keys are written
+        named_barrier<256>(1);  // the ds of all keys are written
 
         wgmma_fence();
         UNROLL(unroll)
@@ -267,7 +295,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
         send_dq<HS>(dq, in, own, tile, dqkv, scratch, a, scale);
 
         wgmma_wait<0>(dk);
-        // lane 0 arrives for its warp, whose reads of the stage's terms barriers 1 and 2 have ordered before
+        // lane 0 arrives for its warp, whose reads of the stage's terms barrier 1 has ordered before
         if (lane == 0) mbarrier_arrive(&in.at.free[stage]);
     }
 
@@ -281,6 +309,25 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
             *(uint32_t*)(row + HS + i / 4 * 8) = pack_bf16(dk[i] * scale, dk[i + 1] * scale);
             *(uint32_t*)(row + 2 * HS + i / 4 * 8) = pack_bf16(dv[i], dv[i + 1]);
         }
+    }
+
+    // the bias gradient's share of this block; keys beyond the sequence have zeros
+    float* sums = in.sums<HS>(group * 4 + warp);
+    UNROLL(unroll)
+    for (int i = 0; i < HS / 2; i += 4) {
+        float2 k = sum_over_rows({(dk[i] + dk[i + 2]) * scale, (dk[i + 1] + dk[i + 3]) * scale});
+        float2 v = sum_over_rows({dv[i] + dv[i + 2], dv[i + 1] + dv[i + 3]});
+        if (g == 0) {
+            *(float2*)(sums + HS + i * 2 + c) = k;
+            *(float2*)(sums + 2 * HS + i * 2 + c) = v;
+        }
+    }
+    named_barrier<256>(1);
+    float* parts = scratch.bias + ((long)own.b * own.blocks + own.block) * 3 * a.NH * HS + 3L * own.h * HS;
+    for (int i = (int)threadIdx.x - 128; i < 3 * HS; i += 256) {
+        float sum = 0;
+        for (int w = 0; w < 8; w++) sum += in.sums<HS>(w)[i];
+        parts[i] = sum;
     }
 }
 
@@ -300,7 +347,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     HopperBackwardBarriers& at = barriers[0];
     char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *v = k + Tiles::all_keys, *q = v + Tiles::all_keys;  // stages of q and dout
-    char *ds = q + stages * 2 * Tiles::all_queries, *dq = ds + Tiles::ds_bytes;
+    char *ds = q + stages * 2 * Tiles::all_queries, *dq = ds + 2 * Tiles::ds_bytes;
 
     if (threadIdx.x == 0) {
         number[0] = atomicAdd(scratch.turns, 1);

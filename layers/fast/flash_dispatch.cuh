@@ -53,8 +53,8 @@ bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
     if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        // change the 1 with the kernels, so that choices timed with the old ones are not reused
-        std::string key = text("flash attention 1 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
+        // change the 2 with the kernels, so that choices timed with the old ones are not reused
+        std::string key = text("flash attention 2 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&](int way) {
             run(way == 1);
             return true;
@@ -68,11 +68,16 @@ void forward_of(bool hopper, X* o, real* lse, const X* qkv, AttentionShape a, St
     else flash_attention_sm80_forward(o, lse, qkv, a, s);
 }
 
+// sm_90a's kernel leaves column sums of dqkv, of 128 keys each; after sm_80's, dqkv is read once more
 template <class X>
 void backward_of(bool hopper, X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                 const real* lse, const X* qkv, AttentionShape a, Stream s) {
+                 const real* lse, const X* qkv, AttentionShape a, QkvBiasGradient bias, Stream s) {
     if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
     else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+    if (!bias.db) return;
+    int row = (int)a.row(), parts = a.B * ceil_div(a.T, 128);
+    if (hopper) column_sum(bias.db, scratch.bias, bias.sums, parts, row, bias.accumulate, s);
+    else column_sum(bias.db, dqkv, bias.sums, (int)a.rows(), row, bias.accumulate, s);
 }
 
 template <class X>
@@ -84,8 +89,9 @@ void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, St
 
 template <class X>
 void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                              const real* lse, const X* qkv, AttentionShape a, Stream s) {
-    auto run = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, s); };
+                              const real* lse, const X* qkv, AttentionShape a, QkvBiasGradient bias,
+                              Stream s) {
+    auto run = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, bias, s); };
     bool hopper = takes_hopper("backward", a, s, run);
     run(hopper);
 }
@@ -94,6 +100,6 @@ void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dou
 
 inline void FlashForward::gpu(Stream s) const { gpu::flash_attention_forward(o, lse, qkv, a, s); }
 inline void FlashBackward::gpu(Stream s) const {
-    gpu::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+    gpu::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, bias, s);
 }
 #endif

@@ -100,7 +100,7 @@ void hopper_beside_sm80(X& o, R& lse, X& dqkv, const FlashScratch& scratch, X& d
     };
     auto backward = [&](bool hopper) {
         gpu::backward_of(hopper, dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
-                         nullptr);
+                         {}, nullptr);
     };
     auto alike = [&](const char* what, double off) {
         check(off < too_much, text("beside sm_80's: %s differ by %.2g (relative rms)", what, off) + size);
@@ -143,15 +143,18 @@ void hopper_attention() {
         X dout(random_values<floatX>(m, 2)), dqkv(n);
         R terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
         Both<int> turns(flash_turns(B, NH, T));
-        FlashScratch scratch = {terms.device, dq.device, turns.device};
+        R parts(flash_bias(a));
+        FlashScratch scratch = {terms.device, dq.device, turns.device, parts.device};
+        SumsOnTheWay db(a.row());
         FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
 
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
-            gpu::flash_attention_hopper_backward(dqkv.device, scratch, dout.device, o.device, lse.device,
-                                                 qkv.device, a, nullptr);
+            gpu::backward_of(true, dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
+                             {db.out.device, db.scratch.device, db.accumulate}, nullptr);
             close_by_position("Hopper's attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
             std::vector<floatX> back = dqkv.back();
+            db.compare("Hopper's attention, bias gradient" + size, back);
             if (again)
                 check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
             first = back;

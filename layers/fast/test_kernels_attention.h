@@ -32,8 +32,13 @@ void kernels_attention() {
         o.compare("attention o" + size, 2 * rounding);
         p.compare("attention p" + size, 2 * rounding);
         AttentionBackward{dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
-        AttentionBackward{dqkv.device, dp.device, dout.device, p.device, qkv.device, a}.gpu(nullptr);
-        dqkv.compare("attention dqkv" + size, 4 * rounding);
+        SumsOnTheWay db(a.row());
+        for (int again = 0; again < 2; again++) {
+            AttentionBackward{dqkv.device, dp.device, dout.device, p.device, qkv.device, a,
+                              {db.out.device, db.scratch.device, db.accumulate}}.gpu(nullptr);
+            dqkv.compare("attention dqkv" + size, 4 * rounding);
+            db.compare("attention, bias gradient" + size, dqkv.back());
+        }
     }
 }
 
@@ -84,14 +89,17 @@ void kernels_flash_attention() {
         close_by_position("flash attention is attention" + size, o.host, whole.host, a, 1, 4 * rounding);
         alike("flash attention o" + size, o.back(), o.host);
         FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
-        FlashScratch scratch = {terms.device, dq.device, turns.device};
+        R parts(flash_bias(a));
+        FlashScratch scratch = {terms.device, dq.device, turns.device, parts.device};
+        SumsOnTheWay db(a.row());
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
-            FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device,
-                          a}.gpu(nullptr);
+            FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
+                          {db.out.device, db.scratch.device, db.accumulate}}.gpu(nullptr);
             // p and ds are rounded, ds after the difference of two sums that end differently: twice 2^-8 each
             close_by_position("flash attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
             std::vector<floatX> back = dqkv.back();
+            db.compare("flash attention, bias gradient" + size, back);
             alike("flash attention dqkv" + size, back, dqkv.host);
             if (again)
                 check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);

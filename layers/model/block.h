@@ -143,19 +143,20 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     run(LinearBackward{.dx = d_o, .dw = g[OUT_W], .db = nullptr, .dy = rows, .x = a.o, .w = w[OUT_W],
                        .scratch = linear, .N = N, .C = C_r, .OC = C, .accumulate = ctx.accumulate}, s);
 
-    // 3.
+    // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
     AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
+    QkvBiasGradient bias = {.db = g[QKV_B], .sums = linear.sums, .accumulate = ctx.accumulate};
     if (a.lse)
         run(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
-                          .qkv = a.qkv, .a = heads}, s);
+                          .qkv = a.qkv, .a = heads, .bias = bias}, s);
     else
         run(AttentionBackward{.dqkv = d_qkv, .dp = scratch.scores_gradient, .dout = d_o, .p = a.probabilities,
-                              .qkv = a.qkv, .a = heads}, s);
+                              .qkv = a.qkv, .a = heads, .bias = bias}, s);
 
     // 2.
     if (a.light) ln1_forward(a, w, ctx, batch);
     rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
-    run(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .db = g[QKV_B], .dy = d_qkv, .x = rows,
+    run(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .db = nullptr, .dy = d_qkv, .x = rows,
                        .w = w[QKV_W], .scratch = linear, .N = N, .C = C, .OC = 3 * C_r,
                        .accumulate = ctx.accumulate}, s);
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);

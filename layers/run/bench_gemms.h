@@ -153,8 +153,7 @@ public:
         floatX *x = values<floatX>(N * 4L * C), *up = values<floatX>(N * 4L * C);
         floatX* y = values<floatX>(N * wide);
         floatX *w = values<floatX>(C * wide), *bias = values<floatX>(wide);
-        real *dw = values<real>(C * wide), *db = values<real>(wide);
-        real* scratch = values<real>(column_sum_scratch(4 * C));
+        real* dw = values<real>(C * wide);
 
         struct { const char* name; int in, out; bool has_bias; } layers[] = {
             {"qkv", C, 3 * C, true}, {"out", C, C, false}, {"up", C, 4 * C, true}, {"down", 4 * C, C, false},
@@ -176,11 +175,8 @@ public:
             measure((name + ", dx").c_str(), of_gelu, input, is_down,
                     [&] { gpu::gelu_backward(x, up, (long)N * l.in, nullptr); });
 
-            Gemm<real> weight = weight_gemm(dw, y, x, N, l.in, l.out, false), with_sums = weight;
-            if (l.has_bias) with_sums.row_sums = db;
-            measure((name + ", dw").c_str(), with_sums, weight, l.has_bias, [&] {
-                gpu::column_sum(db, y, scratch, N, l.out, false, nullptr);
-            });
+            Gemm<real> weight = weight_gemm(dw, y, x, N, l.in, l.out, false);
+            measure((name + ", dw").c_str(), weight, weight, false, [] {});
         }
         measure_beside("qkv, forward", forward_gemm(y, x, w, N, C, 3 * C));
         measure_beside("up, dx", input_gemm(x, y, w, N, C, 4 * C));

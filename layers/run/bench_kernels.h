@@ -152,7 +152,8 @@ private:
         real* lse = rs(rows * shape.NH);
         FlashScratch flash = {rs(flash_query_terms(shape.B, shape.NH, shape.T)),
                               rs(flash_dq(shape.B, shape.NH, shape.T, shape.HS)),
-                              (int*)room(flash_turns(shape.B, shape.NH, shape.T) * sizeof(int))};
+                              (int*)room(flash_turns(shape.B, shape.NH, shape.T) * sizeof(int)),
+                              rs(flash_bias(shape))};
 
         // FLOPs of one matmul over the causal half: forward has two, backward five
         double flops = (double)shape.B * shape.NH * shape.T * shape.T * shape.HS;
