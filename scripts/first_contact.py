@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -23,13 +24,13 @@ MODEL = programs.MODEL
 # name: seconds, what it answers. In order of value; `others` run only where they are asked for by name
 PARTS = {
     "machine": (10, "card, driver, clocks, libraries; do the programs start?"),
-    "checks": (45, "every kernel beside the CPU's; if one is wrong, nothing else runs"),
+    "checks": (80, "every kernel beside the CPU's; if one is wrong, nothing else runs"),
     "losses": (25, "training in fp32, bf16 and as a graph beside the CPU's losses"),
     "124M": (45, "a step's rate and its parts, the choices made for it"),
     "peers": (80, "other trainers, in turn with 124M"),
-    "pytorch": (135, "PyTorch compiled, in its fastest forms, between two runs of 124M"),
+    "pytorch": (115, "PyTorch compiled, in its fastest forms, between two runs of 124M"),
     "nccl": (100, "2 and 8 ranks that share the GPU over NCCL, beside one"),
-    "gemms": (125, "each GEMM of a step under load: the choice, others, PyTorch's, the clocks"),
+    "gemms": (110, "each GEMM of a step under load: the choice, others, PyTorch's, the clocks"),
     "1558M": (60, "a larger model, one and four micro-batches a step"),
     "fp8": (50, "124M and 1.3B in fp8 beside bf16, in turn"),
     "kernels": (50, "each kernel at the step's own size, for a second"),
@@ -43,12 +44,12 @@ OTHERS = {
 FORMS = "default:cudnn reduce-overhead:cudnn default:flash reduce-overhead:flash".split()
 SWITCHES = ("--graph no", "--moments bf16", "--recompute light")
 LAYOUTS = (  # ranks, options
-    (8, "--tensor-parallel 2 --pipeline-parallel 2"),
     (2, "--tensor-parallel 2"),
     (2, "--pipeline-parallel 2"),
     (2, ""),
     (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
     (4, "--tensor-parallel 2 --pipeline-parallel 2 --pipeline-chunks 2"),
+    (8, "--tensor-parallel 2 --pipeline-parallel 2"),  # through sockets a second a step
 )
 
 parser = argparse.ArgumentParser(prog="first_contact.sh", description=__doc__)
@@ -113,7 +114,10 @@ def run(name, command, seconds=600, **variables):
 
 def check(name, command, judge, **variables):
     """judge(what the program printed) -> (good, what it says)"""
-    done = run(name, command, **variables)
+    return judged(name, run(name, command, **variables), judge)
+
+
+def judged(name, done, judge):
     if done.returncode == 124:
         return note(name, False, f"was ended: its time was over: {last_line(done.stdout)}")
     good, says = judge(done.stdout)
@@ -220,8 +224,17 @@ def machine():
 
 
 def checks():
-    chapters = ["emulated"] if o.rehearse else ["hopper", "kernels", "pytorch", "training"]
-    if not check("kernels", [program("bf16", "test_gpt"), *chapters], is_counted) and not o.force:
+    # most of their time is the CPU's, which computes what the kernels should: at once
+    chapters = ["emulated"] if o.rehearse else ["hopper", "kernels", "pytorch training"]
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(chapters)))}
+
+    def ask(chapter):
+        return run(chapter, [program("bf16", "test_gpt"), *chapter.split()], **threads)
+
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(ask, chapters))
+    good = [judged(name, done, is_counted) for name, done in zip(chapters, answers)]
+    if not all(good) and not o.force:
         sys.exit(
             "first_contact.sh: kernels are not right, so nothing is timed (--force does it all the same)"
         )
@@ -249,9 +262,11 @@ def compare_losses(what, wanted, most, *run, **more):
             f"{len(mine)} steps, off by {worst:.1e} at most ({most:g} allowed), {time.time() - start:.1f} s"
         )
     except (OSError, RuntimeError, ValueError) as e:
-        good, says = False, f"{e}"[:300]
+        good, says = False, f"{e}"
+    with open(logs / "losses.log", "a") as log:
+        log.write(f"{what}: {says}\n")
     figures.setdefault("losses", {})[what] = says
-    return note(what, good, says)
+    return note(what, good, says.splitlines()[0][:300])
 
 
 def losses_beside_cpu():
@@ -341,11 +356,11 @@ def start_mps():
 def nccl():
     if not program("fp32-nccl").exists() or not shutil.which("mpirun", path=libraries.get("PATH")):
         return note("NCCL", None, "no build over NCCL, or no mpirun, is here")
-    steps = 3 if o.rehearse else 20
+    most = 3 if o.rehearse else 20
     # the latter for NCCL's stand-in
     common = {**libraries, "TRAIN_GPT_SHARE_GPU": "1", "NCCL_ON_CPU_ONE_DEVICE": "1"}
     layers = ("--layers", 4)  # for two chunks on each of two stages
-    one = {each: losses(each, f"one_{each}", *layers, steps=steps) for each in ("fp32", "bf16")}
+    one = {each: losses(each, f"one_{each}", *layers, steps=most) for each in ("fp32", "bf16")}
     # fp32: sums in another order, 2^-24 each; bf16: each value is rounded by 2^-9, means of 512 by less
     bounds = {"fp32": 1e-6, "bf16": 5e-3}
     in_order = [(ranks, words, kind) for kind in ("fp32", "bf16") for ranks, words in LAYOUTS]
@@ -353,13 +368,14 @@ def nccl():
     def compare(ranks, words, kind, which="", **variables):
         what = f"{ranks} ranks over NCCL{which}, {kind}, {words.replace('--', '') or 'data-parallel'}"
         name = re.sub(r"\W+", "_", what)
+        steps = most if ranks < 8 else 6
         return compare_losses(
-            what, one[kind], bounds[kind], f"{kind}-nccl", name, *layers, *words.split(),
+            what, one[kind][:steps], bounds[kind], f"{kind}-nccl", name, *layers, *words.split(),
             ranks=ranks, steps=steps, **common, **variables,
         )  # fmt: skip
 
     if o.rehearse:
-        for each in (in_order[0], in_order[4], (2, "--tensor-parallel 2", "bf16")):
+        for each in (in_order[5], in_order[3], (2, "--tensor-parallel 2", "bf16")):
             compare(*each)
         return
     compare(*in_order[0])

@@ -137,8 +137,8 @@ def losses_of(command, metrics, seconds, environment):
     done = limited([*command, "--metrics", metrics], seconds, env=environment)
     if done.returncode:
         lines = (done.stderr.strip() or "no message").splitlines()
-        told = [line for line in lines if "train_gpt:" in line or "error" in line.lower()]
-        raise RuntimeError(f"exit {done.returncode}: {(told or lines)[-1]}")
+        told = [line for line in lines if "train_gpt:" in line] or [lines[-1]]
+        raise RuntimeError(f"exit {done.returncode}: {told[0]}\n" + "\n".join(lines[-30:]))
     return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()], done
 
 

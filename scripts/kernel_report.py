@@ -128,7 +128,7 @@ def works_of(m, kernels, operations):
         attention = Work(hopper[0], L, 4 * rows, turns, 256, 5 * tile + 1024, instead=attention)
         queries = 128 if HS == 64 else 64
         turns *= 128 // queries
-        shared = 2 * tile + 4 * queries * HS * 2 + 128 * queries * 2 + 2 * 16384 + 1024
+        shared = 2 * tile + 4 * queries * HS * 2 + 2 * 128 * queries * 2 + 2 * 16384 + 8 * 3 * HS * 4 + 1024
         attention_backward = Work(hopper[1], L, 8 * rows, turns, 256, shared, instead=attention_backward)
 
     def of(operation, kernel, turns, threads, per_call=1, bytes=None, **more):
@@ -148,8 +148,9 @@ def works_of(m, kernels, operations):
         Work(f"flash_delta_kernel<{HS}>", attention.launches, 2 * rows, N * NH * lanes / 128, 128),
         attention_backward,
         of("layernorm_backward", backward_norm, N / groups, threads),
-        of("layernorm_backward", "column_sum_kernel<float>", 0, 256, 3, 0),
-        of("layernorm_backward", "column_sum_finish_kernel", 0, 128, 3, 0),
+        of("layernorm_backward", "column_sum_kernel<float>", 0, 256, 1, 0),
+        of("layernorm_backward", "column_sum_finish_kernel", 0, 128, 1, 0),
+        Work("column_sum_kernel<bfloat16>", L, 4 * rows, 0, 256),  # up's bias gradient
         of("cross_entropy", "cross_entropy_kernel", N * Vp / (512 * 8 * 4), 512, dynamic=Vp * 2),
         of("embedding_forward", "embedding_forward_kernel", N * C / 2048, 256),
         of("position_forward", "position_forward_kernel", 0, 256),
@@ -158,7 +159,7 @@ def works_of(m, kernels, operations):
         of("adamw", "adamw_kernel<AdamWState<float,true> >", P / 1024, 256),
         of("square_sums", "square_sums_kernel", 0, 256),
         of("square_sums", "square_sums_add_kernel", 0, 128, 1, 0),
-        of("sum_values", "sum_values_kernel", 0, 256),
+        of("sum_values", "sum_values_kernel", 0, 1024),
         of("decide_update", "decide_update_kernel", 0, 1),
     ]
 

@@ -171,22 +171,55 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     wgmma_wait<0>(a.out);
 }
 
-// rows `row` and `row` + 8 of a head's output, if they are below `rows`; o, lse: of row 0
-template <int HS>
-__device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, int row, int rows, long stride) {
-    int c = threadIdx.x % 4 * 2;
+// Writes 16 rows of 64 columns that a warp holds as accumulators, d[first] on, times the factors of its rows
+// g and g + 8; `to`: of row 0, and only `rows` rows are there. They go through 2 KB of shared memory that is
+// this warp's own, so that a store writes four rows of 128 bytes, not eight times 16
+template <int first, int size>
+__device__ inline void store_rows(bf16* to, const float (&d)[size], const float (&factor)[2], char* own,
+                                  int rows, long stride) {
+    int lane = threadIdx.x % 32;
     UNROLL(unroll)
-    for (int half = 0; half < 2; half++, row += 8) {
+    for (int j = 0; j < 4; j++) {
+        uint32_t packed[4];  // of columns 16 j on: rows g and g + 8, then 8 columns further
+        UNROLL(unroll)
+        for (int i = 0; i < 4; i++) {
+            int at = first + 8 * j + 2 * i;
+            packed[i] = pack_bf16(d[at] * factor[i % 2], d[at + 1] * factor[i % 2]);
+        }
+        stmatrix_x4(own + swizzled(0, lane % 16, (16 * j + lane / 16 * 8) * 2), packed);
+    }
+    __syncwarp();
+    UNROLL(unroll)
+    for (int k = 0; k < 4; k++) {
+        int row = 4 * k + lane / 8, column = lane % 8 * 8;
+        Values<bf16, 8> values = load_values<8>((const bf16*)(own + swizzled(0, row, column * 2)));
+        if (row < rows) store_values(to + row * stride + column, values);
+    }
+    __syncwarp();  // what is stored next may lie in the same place
+}
+
+// a warp's rows of a head's output, from `row` on, if they are below `rows`; o, lse: of row 0; q: the tile of
+// queries, which its warpgroup no longer needs
+template <int HS>
+__device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, char* q, int row, int rows,
+                                  long stride) {
+    int g = threadIdx.x % 32 / 4;
+    float inverse[2];
+    UNROLL(unroll)
+    for (int half = 0; half < 2; half++) {
         float all = a.sum[half];
         for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
-        if (row >= rows) continue;
-        float inverse = 1 / all;
-        bf16* to = o + row * stride;
-        UNROLL(unroll)
-        for (int j = 2 * half; j < HS / 2; j += 4)
-            *(uint32_t*)(to + j / 4 * 8 + c) = pack_bf16(a.out[j] * inverse, a.out[j + 1] * inverse);
-        if (lse && c == 0) lse[row] = a.largest[half] / log2_e + logf(all);
+        inverse[half] = 1 / all;
+        int own = row + g + half * 8;
+        if (lse && threadIdx.x % 4 == 0 && own < rows) lse[own] = a.largest[half] / log2_e + logf(all);
     }
+
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
+    named_barrier<128>(3 + group);  // all warps' products with the queries are complete
+    char* own = q + warp * 16 * 128;
+    bf16* to = o + row * stride;
+    store_rows<0>(to, a.out, inverse, own, rows - row, stride);
+    if constexpr (HS > 64) store_rows<32>(to + 64, a.out, inverse, own, rows - row, stride);
 }
 
 template <int HS>
@@ -233,7 +266,8 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
 
     attend<HS, Tiles>(attended, at, q_own, shared_address(k), block + 1, scale_log2, mask, [](int) {});
     bf16* o_head = o + (long)b * a.T * a.NH * HS + h * HS;
-    write_rows(o_head, lse + (long)head * a.T, attended, first + own, a.T, (long)a.NH * HS);
+    int row = first + group * 64 + warp * 16;
+    write_rows(o_head, lse + (long)head * a.T, attended, q, row, a.T, (long)a.NH * HS);
 }
 
 // map of x (B, T, NH * parts, HS): boxes of 64 columns and `rows` positions of one head's part

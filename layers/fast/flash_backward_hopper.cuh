@@ -175,27 +175,31 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         if (threadIdx.x % 128 == 0) wait_until(own.turn(scratch, tile, group), before);
         named_barrier<128>(2 + group);
         const float* sums = own.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
-        int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16 + g;
-        float* columns = in.sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
-        bf16* last = dqkv + ((long)own.b * a.T + query) * 3 * a.NH * HS + 3L * own.h * HS +
-            (HS > 64) * group * 64 + c;
+        float2 others[16] = {};  // all loads before the first use: they would wait for one another's otherwise
         UNROLL(unroll)
-        for (int j = 0; j < 8; j++) {  // a pair every 8 columns, rows g and g + 8
-            float2 column = {};
-            for (int i = 2 * j; i < 2 * j + 2; i++) {
-                float2 sum = {};
-                if (before > 0) sum = load_global((const float2*)(sums + j * 128 * 4 + i % 2 * 2));
-                sum = {(sum.x + dq[2 * i]) * scale, (sum.y + dq[2 * i + 1]) * scale};
-                if (query + i % 2 * 8 >= a.T) continue;
-                *(uint32_t*)(last + i % 2 * 8 * 3L * a.NH * HS + j * 8) = pack_bf16(sum.x, sum.y);
-                column = {column.x + sum.x, column.y + sum.y};
-            }
-            column = sum_over_rows(column);
-            if (g == 0) {
-                columns[8 * j] += column.x;
-                columns[8 * j + 1] += column.y;
-            }
+        for (int i = 0; i < 16 && before > 0; i++)
+            others[i] = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
+        float total[32];
+        UNROLL(unroll)
+        for (int i = 0; i < 16; i++) {
+            total[2 * i] = dq[2 * i] + others[i].x;
+            total[2 * i + 1] = dq[2 * i + 1] + others[i].y;
         }
+
+        float* columns = in.sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
+        UNROLL(unroll)
+        for (int i = 0; i < 32; i += 4) {  // queries beyond the sequence have zeros
+            float2 column = sum_over_rows({total[i] + total[i + 2], total[i + 1] + total[i + 3]});
+            if (g > 0) continue;
+            columns[2 * i] += column.x * scale;
+            columns[2 * i + 1] += column.y * scale;
+        }
+
+        int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16;
+        long stride = 3L * a.NH * HS;
+        bf16* to = dqkv + ((long)own.b * a.T + query) * stride + 3L * own.h * HS + (HS > 64) * group * 64;
+        char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // this block adds nothing from there
+        store_rows<0>(to, total, {scale, scale}, free, a.T - query, stride);
     }
 }
 
@@ -299,16 +303,16 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
         if (lane == 0) mbarrier_arrive(&in.at.free[stage]);
     }
 
-    UNROLL(unroll)
-    for (int half = 0; half < 2; half++) {
-        int t = first_key + g + half * 8;
-        if (t >= a.T) continue;
-        bf16* row = dqkv + ((long)own.b * a.T + t) * 3 * a.NH * HS + 3L * own.h * HS + c;
-        UNROLL(unroll)
-        for (int i = 2 * half; i < HS / 2; i += 4) {
-            *(uint32_t*)(row + HS + i / 4 * 8) = pack_bf16(dk[i] * scale, dk[i + 1] * scale);
-            *(uint32_t*)(row + 2 * HS + i / 4 * 8) = pack_bf16(dv[i], dv[i + 1]);
-        }
+    // the other stage of q and dout: with the last tile, both warpgroups were done with it
+    char* free = in.q + (own.tiles - own.first) % stages * 2 * Tiles::all_queries + in_block * 128;
+    int keys_left = a.T - own.block * BN - in_block;
+    long stride = 3L * a.NH * HS;
+    bf16* to = dqkv + ((long)own.b * a.T + own.block * BN + in_block) * stride + 3L * own.h * HS;
+    store_rows<0>(to + HS, dk, {scale, scale}, free, keys_left, stride);
+    store_rows<0>(to + 2 * HS, dv, {1, 1}, free, keys_left, stride);
+    if constexpr (HS > 64) {
+        store_rows<32>(to + HS + 64, dk, {scale, scale}, free, keys_left, stride);
+        store_rows<32>(to + 2 * HS + 64, dv, {1, 1}, free, keys_left, stride);
     }
 
     // the bias gradient's share of this block; keys beyond the sequence have zeros

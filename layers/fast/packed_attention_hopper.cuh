@@ -89,7 +89,8 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
 
     attend<HS, Tiles>(attended, at, shared_address(q), shared_address(k), count, scale_log2, mask,
                       clear_beyond);
-    write_rows(o + (long)t.row * NH * HS + h * HS, nullptr, attended, own, t.rows, (long)NH * HS);
+    int row = thread / 32 * 16;
+    write_rows(o + (long)t.row * NH * HS + h * HS, nullptr, attended, q, row, t.rows, (long)NH * HS);
 }
 
 template <int HS>
