@@ -39,8 +39,8 @@ struct Both {
 
     void compare(const std::string& what, double tolerance) const { close(what, back(), host, tolerance); }
 };
-// column sums that backward makes on its way, beside the fp64 sums of the matrix (rows of `out` values) that it
-// wrote: the first run sets them, a second adds
+// column sums that backward makes on its way, beside the fp64 sums of the matrix that it wrote, as wide as
+// `out`: the first run sets them, a second adds
 struct SumsOnTheWay {
     Both<real> out, scratch;
     std::vector<double> wanted;

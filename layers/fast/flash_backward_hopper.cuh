@@ -3,8 +3,8 @@
 //   sm_80's kernel does: scores are transposed, keys by queries, so that p^T and ds^T are already in
 //   registers as the A operand of dv and dk. ds goes through shared memory, two tiles in turn, for dq = ds k,
 //   of which each warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one
-//   thread for each warpgroup adds its dq to global memory when the block's turn comes: the order is always the same. Block
-//   0, whose turn is the last, reads the sum of the others and writes dq itself.
+//   thread for each warpgroup adds its dq to global memory when the block's turn comes: the order is always
+//   the same. Block 0, whose turn is the last, reads the sum of the others and writes dq itself.
 //     full       mbarrier of a stage: its queries, dout and their terms have arrived
 //     free       mbarrier of a stage: eight warps are done with it
 //     dq_full    mbarrier of a warpgroup: its dq is in shared memory
@@ -175,7 +175,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         if (threadIdx.x % 128 == 0) wait_until(own.turn(scratch, tile, group), before);
         named_barrier<128>(2 + group);
         const float* sums = own.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
-        float2 others[16] = {};  // all loads before the first use: they would wait for one another's otherwise
+        float2 others[16] = {};  // all loads before the first use: none waits for another
         UNROLL(unroll)
         for (int i = 0; i < 16 && before > 0; i++)
             others[i] = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
@@ -200,6 +200,46 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         bf16* to = dqkv + ((long)own.b * a.T + query) * stride + 3L * own.h * HS + (HS > 64) * group * 64;
         char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // this block adds nothing from there
         store_rows<0>(to, total, {scale, scale}, free, a.T - query, stride);
+    }
+}
+
+// a warp's dk and dv, and this block's share of the bias gradient
+template <int HS>
+__device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[HS / 2],
+                                  const BackwardShared& in, const BackwardTiles<HS>& own, bf16* dqkv,
+                                  const FlashScratch& scratch, const AttentionShape& a, float scale) {
+    using Tiles = HopperBackward<HS>;
+    int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
+    int in_block = warp * 16, first_key = own.block * Tiles::keys + in_block;
+
+    // the other stage of q and dout: with the last tile, both warpgroups were done with it
+    char* free = in.q + (own.tiles - own.first) % Tiles::stages * 2 * Tiles::all_queries + in_block * 128;
+    int keys_left = a.T - first_key;
+    long stride = 3L * a.NH * HS;
+    bf16* to = dqkv + ((long)own.b * a.T + first_key) * stride + 3L * own.h * HS;
+    store_rows<0>(to + HS, dk, {scale, scale}, free, keys_left, stride);
+    store_rows<0>(to + 2 * HS, dv, {1, 1}, free, keys_left, stride);
+    if constexpr (HS > 64) {
+        store_rows<32>(to + HS + 64, dk, {scale, scale}, free, keys_left, stride);
+        store_rows<32>(to + 2 * HS + 64, dv, {1, 1}, free, keys_left, stride);
+    }
+
+    float* sums = in.sums<HS>(warp);  // keys beyond the sequence have zeros
+    UNROLL(unroll)
+    for (int i = 0; i < HS / 2; i += 4) {
+        float2 k = sum_over_rows({(dk[i] + dk[i + 2]) * scale, (dk[i + 1] + dk[i + 3]) * scale});
+        float2 v = sum_over_rows({dv[i] + dv[i + 2], dv[i + 1] + dv[i + 3]});
+        if (g == 0) {
+            *(float2*)(sums + HS + i * 2 + c) = k;
+            *(float2*)(sums + 2 * HS + i * 2 + c) = v;
+        }
+    }
+    named_barrier<256>(1);
+    float* parts = scratch.bias + ((long)own.b * own.blocks + own.block) * 3 * a.NH * HS + 3L * own.h * HS;
+    for (int i = (int)threadIdx.x - 128; i < 3 * HS; i += 256) {
+        float sum = 0;
+        for (int w = 0; w < 8; w++) sum += in.sums<HS>(w)[i];
+        parts[i] = sum;
     }
 }
 
@@ -303,36 +343,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
         if (lane == 0) mbarrier_arrive(&in.at.free[stage]);
     }
 
-    // the other stage of q and dout: with the last tile, both warpgroups were done with it
-    char* free = in.q + (own.tiles - own.first) % stages * 2 * Tiles::all_queries + in_block * 128;
-    int keys_left = a.T - own.block * BN - in_block;
-    long stride = 3L * a.NH * HS;
-    bf16* to = dqkv + ((long)own.b * a.T + own.block * BN + in_block) * stride + 3L * own.h * HS;
-    store_rows<0>(to + HS, dk, {scale, scale}, free, keys_left, stride);
-    store_rows<0>(to + 2 * HS, dv, {1, 1}, free, keys_left, stride);
-    if constexpr (HS > 64) {
-        store_rows<32>(to + HS + 64, dk, {scale, scale}, free, keys_left, stride);
-        store_rows<32>(to + 2 * HS + 64, dv, {1, 1}, free, keys_left, stride);
-    }
-
-    // the bias gradient's share of this block; keys beyond the sequence have zeros
-    float* sums = in.sums<HS>(group * 4 + warp);
-    UNROLL(unroll)
-    for (int i = 0; i < HS / 2; i += 4) {
-        float2 k = sum_over_rows({(dk[i] + dk[i + 2]) * scale, (dk[i + 1] + dk[i + 3]) * scale});
-        float2 v = sum_over_rows({dv[i] + dv[i + 2], dv[i + 1] + dv[i + 3]});
-        if (g == 0) {
-            *(float2*)(sums + HS + i * 2 + c) = k;
-            *(float2*)(sums + 2 * HS + i * 2 + c) = v;
-        }
-    }
-    named_barrier<256>(1);
-    float* parts = scratch.bias + ((long)own.b * own.blocks + own.block) * 3 * a.NH * HS + 3L * own.h * HS;
-    for (int i = (int)threadIdx.x - 128; i < 3 * HS; i += 256) {
-        float sum = 0;
-        for (int w = 0; w < 8; w++) sum += in.sums<HS>(w)[i];
-        parts[i] = sum;
-    }
+    write_keys<HS>(dk, dv, in, own, dqkv, scratch, a, scale);
 }
 
 template <int HS>

@@ -108,8 +108,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
-    int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
+    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
     // one buffer each, in turn: `wide` holds d_up in steps 8 to 6, then d_qkv; `partial` holds the gradient
     // of step 6's input, then d_o, then that of step 2's input
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide;
@@ -144,7 +143,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
                        .scratch = linear, .N = N, .C = C_r, .OC = C, .accumulate = ctx.accumulate}, s);
 
     // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
-    AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
+    AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     QkvBiasGradient bias = {.db = g[QKV_B], .sums = linear.sums, .accumulate = ctx.accumulate};
     if (a.lse)
         run(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
