@@ -635,6 +635,11 @@ has_gpu = limited(["nvidia-smi", "-L"], 20).returncode == 0
 if not has_gpu and not o.rehearse and not o.prepare:
     sys.exit("first_contact.sh: no GPU is here: run it where nvidia-smi finds one, or with --rehearse")
 if o.prepare or not (o.rehearse or programs.is_prepared()):
+    if programs.FOLDER.exists() and not o.prepare:  # building would take a GPU's minutes
+        sys.exit(
+            f"first_contact.sh: {programs.FOLDER} is of another commit than {programs.commit()[:9]}, which is"
+            " here: build it anew with --prepare"
+        )
     programs.prepare(o.arch or ("native" if has_gpu else "90a"))
     if o.prepare:
         sys.exit()
