@@ -249,16 +249,20 @@ inline uint32_t operand_address(uint64_t descriptor, bool k_major, int mn, int k
     return swizzle_128(start + at);
 }
 
+inline void check_readable(uint32_t address) {
+    if (worker->written.empty()) return;
+    auto found = worker->written.find(address / 16);
+    if (found == worker->written.end()) return;
+    auto [thread, is_fenced] = found->second;
+    if (!is_fenced)
+        fail("wgmma reads what thread %d has written, without fence.proxy.async behind it", thread);
+    if (thread / 32 != worker->current / 32)
+        fail("wgmma reads what thread %d has written, without a barrier behind its fence", thread);
+}
+
 inline float operand(uint64_t descriptor, bool k_major, int mn, int k) {
     uint32_t address = operand_address(descriptor, k_major, mn, k);
-    if (!worker->written.empty())
-        if (auto found = worker->written.find(address / 16); found != worker->written.end()) {
-            auto [thread, is_fenced] = found->second;
-            if (!is_fenced)
-                fail("wgmma reads what thread %d has written, without fence.proxy.async behind it", thread);
-            if (thread / 32 != worker->current / 32)
-                fail("wgmma reads what thread %d has written, without a barrier behind its fence", thread);
-        }
+    check_readable(address);
     bf16 x;
     memcpy(&x.bits, shared_at(address / 16 * 16) + address % 16, 2);
     return (float)x;
@@ -290,6 +294,11 @@ struct WarpProducts {
             for (int m = 0; m < 16 && !p.a_in_registers; m++)
                 A[m * 16 + k] = operand(p.a, p.a_k_major, first + m, k);
         }
+
+        // the product is the warpgroup's: until all of its warps have waited, none may write to its rows
+        for (int m = 0; m < 64 && !p.a_in_registers; m += p.a_k_major ? 1 : 8)
+            for (int k = 0; k < 16; k += p.a_k_major ? 8 : 1)
+                check_readable(operand_address(p.a, p.a_k_major, m, k));
 
         for (int l = 0; l < 32; l++)
             for (int i = 0; i < 8 && p.a_in_registers; i++) {
