@@ -205,14 +205,16 @@ struct Worker {
         for (int t = 0; t < (int)threads.size(); t++) if (t != current) release(t);
     }
 
-    // with wgmma, one warpgroup runs far ahead of the others for a while
+    // with wgmma, one warpgroup or one warp runs far ahead of the others for a while
     size_t next_ready(uint64_t turn) {
         uint64_t luck = mix(key ^ (turn << 20));
         size_t usual = below(ready.size(), luck);
         if (products.empty()) return usual;
-        int ahead = (int)(mix(key + turn / 4096) % ((threads.size() + 127) / 128));
-        for (int i = 0; i < 16; i++, luck = mix(luck))
-            if (ready[luck % ready.size()] / 128 == ahead) return luck % ready.size();
+        uint64_t chosen = mix(key + turn / 4096);
+        int together = chosen % 2 ? 128 : 32;
+        int ahead = (int)((chosen >> 1) % ((threads.size() + (size_t)together - 1) / (size_t)together));
+        for (int i = 0; i < 32; i++, luck = mix(luck))
+            if (ready[luck % ready.size()] / together == ahead) return luck % ready.size();
         return usual;
     }
 

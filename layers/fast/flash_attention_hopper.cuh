@@ -192,8 +192,8 @@ __device__ inline void store_rows(bf16* to, const float (&d)[size], const float 
     UNROLL(unroll)
     for (int k = 0; k < 4; k++) {
         int row = 4 * k + lane / 8, column = lane % 8 * 8;
-        Values<bf16, 8> values = load_values<8>((const bf16*)(own + swizzled(0, row, column * 2)));
-        if (row < rows) store_values(to + row * stride + column, values);
+        uint4 values = *(const uint4*)(own + swizzled(0, row, column * 2));  // Values may be stored in parts
+        if (row < rows) *(uint4*)(to + row * stride + column) = values;
     }
     __syncwarp();  // what is stored next may lie in the same place
 }

@@ -176,9 +176,11 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         named_barrier<128>(2 + group);
         const float* sums = own.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
         float2 others[16] = {};  // all loads before the first use: none waits for another
-        UNROLL(unroll)
-        for (int i = 0; i < 16 && before > 0; i++)
-            others[i] = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
+        if (before > 0) {
+            UNROLL(unroll)
+            for (int i = 0; i < 16; i++)
+                others[i] = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
+        }
         float total[32];
         UNROLL(unroll)
         for (int i = 0; i < 16; i++) {

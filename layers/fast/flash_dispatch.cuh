@@ -53,8 +53,8 @@ bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
     if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        // change the 2 with the kernels, so that choices timed with the old ones are not reused
-        std::string key = text("flash attention 2 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
+        // change the 3 with the kernels, so that choices timed with the old ones are not reused
+        std::string key = text("flash attention 3 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&](int way) {
             run(way == 1);
             return true;
