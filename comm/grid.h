@@ -51,7 +51,8 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
         std::string near = text("%ld", (world / one + 1) * one);
         if (world > one) near = text("%ld or %s", world / one * one, near.c_str());
         fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks: wants %s "
-             "ranks, or other numbers", t, p, world, near.c_str());
+             "ranks (mpirun -n %ld ./train_gpt …), or other numbers", t, p, world, near.c_str(),
+             (world / one + (world < one)) * one);
     }
 
     Grid g;

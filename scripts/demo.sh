@@ -18,19 +18,21 @@ bash scripts/install.sh
 
 echo "== build"
 make -s -j2 train_gpt tokenize
+
+echo "== text -> tokens"
+rm -rf demo.new && mkdir demo.new  # the last demo stays where it is until there are tokens for a new one
+text=${given:-demo.new/text.txt}
+if [ -z "$given" ]; then
+    cat README.md ./*/README.md ./*.cu layers/*.cuh ./*/*.h ./*/*/*.h scripts/*.sh scripts/*.py > "$text"
+fi
+./tokenize --vocabulary bytes --validation 0.1 --output demo.new/text "$text" || { rm -rf demo.new; exit 1; }
 if [ -e demo ]; then
     kept=demo.$(date -r demo +%Y%m%d-%H%M%S)
     mv demo "$kept"
     echo "the last demo is kept in $kept"
 fi
-mkdir demo
-
-echo "== text -> tokens"
+mv demo.new demo
 text=${given:-demo/text.txt}
-if [ -z "$given" ]; then
-    cat README.md ./*/README.md ./*.cu layers/*.cuh ./*/*.h ./*/*/*.h scripts/*.sh scripts/*.py > "$text"
-fi
-./tokenize --vocabulary bytes --validation 0.1 --output demo/text "$text"
 
 # sizes that learn fast on two cores
 model="--train demo/text.train.bin --layers 4 --hidden 128 --heads 4 --sequence 128

@@ -491,8 +491,14 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
         }
     };
 
-    if (access(dir.c_str(), F_OK) != 0)
+    if (access(dir.c_str(), F_OK) != 0) {
+        std::string parent = std::filesystem::path(dir).parent_path().string(), there;
+        for (auto& name : list_checkpoints(parent)) there += (there.empty() ? "" : ", ") + name;
+        if (!there.empty())
+            fail("--%s %s: does not exist: %s has %s; older ones are removed (--keep)", option, dir.c_str(),
+                 parent.c_str(), there.c_str());
         fail("--%s %s: does not exist: choose a folder that --save wrote", option, dir.c_str());
+    }
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);
     else
         for (auto& name : list_checkpoints(dir))

@@ -1,7 +1,7 @@
 // signals.h   signals that end a run after its step, with a checkpoint
 //   SIGINT, SIGTERM and SIGUSR1; SIGHUP, when a terminal is closed, unless nohup has it ignored; and SIGPIPE,
-//   when nobody reads what is printed. If the step does not end, the same signal seconds later ends the
-//   process.
+//   when nobody reads what is printed. Rank 0 says so at once. If the step does not end, the same signal
+//   seconds later ends the process.
 #pragma once
 #include <signal.h>
 #include <time.h>
@@ -9,12 +9,17 @@
 #include <initializer_list>
 
 namespace stop_signal {
-inline volatile sig_atomic_t is_requested = 0, is_noticed = 0;
+inline volatile sig_atomic_t is_requested = 0, is_noticed = 0, speaks = 0;
 inline volatile time_t first = 0;
 
 inline void handle(int number) {
     constexpr time_t patience = 3;  // seconds: launchers may send one signal twice
-    if (!is_requested) first = time(nullptr);
+    if (!is_requested) {
+        first = time(nullptr);
+        constexpr char what[] = "train_gpt: a signal: the run ends after this step, saved where --save is; "
+                                "a second one ends it at once\n";
+        if (speaks && number != SIGPIPE) { if (write(STDERR_FILENO, what, sizeof what - 1) < 0) {} }
+    }
     is_requested = 1;
     if (is_noticed || number == SIGPIPE || time(nullptr) - first < patience) return;
     constexpr char why[] = "train_gpt: a second signal, and the step has not ended: not saved\n";
@@ -23,7 +28,8 @@ inline void handle(int number) {
 }
 }  // namespace stop_signal
 
-inline void catch_stop_signals() {
+inline void catch_stop_signals(bool speaks) {
+    stop_signal::speaks = speaks;
     for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) {
         struct sigaction now = {};
         sigaction(number, nullptr, &now);

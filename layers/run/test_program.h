@@ -146,6 +146,9 @@ void test_resume() {
     o = eight("part", "--resume " + s + "/part/" + step_name(8) + " --steps 9 --clip 1");
     check(o.out.find("note: --clip is 1, the checkpoint was trained with 0.3") != o.out.npos, o.out);
     check(list_checkpoints(s + "/part") == std::vector{step_name(9)}, "a checkpoint by its name");
+    check(find_checkpoints(s + "/part")[0].options.at("micro-batch") == "2", "its micro-batch, twice");
+    program_refuses("--train " + tokens + " --resume " + s + "/part/" + step_name(8),
+                    "part has " + step_name(9) + "; older ones are removed (--keep)");
     o = eight("part", "--resume " + s + "/part/" + step_name(9) + " --steps 9 --save " + s + "/part/");
     check(o.code == 0, "the newest checkpoint, and the folder that holds it: " + o.out);
     o = eight("part", "--resume " + s + "/part --steps 4 --validation " + tokens);
