@@ -368,7 +368,7 @@ def nccl():
     def compare(ranks, words, kind, which="", **variables):
         what = f"{ranks} ranks over NCCL{which}, {kind}, {words.replace('--', '') or 'data-parallel'}"
         name = re.sub(r"\W+", "_", what)
-        steps = most if ranks < 8 else 6
+        steps = min(most, 20 if ranks < 8 else 6)
         return compare_losses(
             what, one[kind][:steps], bounds[kind], f"{kind}-nccl", name, *layers, *words.split(),
             ranks=ranks, steps=steps, **common, **variables,
