@@ -44,6 +44,7 @@ pace = max(json.loads(line)['tokens_per_second'] for line in open('demo/pace.jso
 print(max(100, min(4000, int(105 * pace / (16 * 128)))))")
 
 echo "== train: $steps steps, about two minutes"
+if [ "$steps" -lt 500 ]; then echo "a slow or busy machine: after so few steps the text hardly has words"; fi
 ./train_gpt $model --validation demo/text.validation.bin --steps "$steps" \
     --evaluate-every $(((steps + 4) / 5)) --evaluate-batches 50 --save demo/checkpoints \
     --warmup-tokens $((steps * 16 * 128 / 20)) \
@@ -60,7 +61,7 @@ echo "== what to try next
   more words:        ./train_gpt --resume demo/checkpoints --generate 'Once' --sample-tokens 500
   train on:          ./train_gpt --resume demo/checkpoints --train demo/text.train.bin --micro-batch 16 \\
                                  --validation demo/text.validation.bin --metrics demo/metrics.jsonl \\
-                                 --steps $((2 * steps))
+                                 --steps $((2 * steps)) --decay-tokens $((2 * steps * 16 * 128))
   your own text:     bash scripts/demo.sh FILE
   GPT-2's tokens:    bash scripts/prepare.sh gpt2
   a larger model:    ./train_gpt --model 124M --train demo/text.train.bin --save demo/124M
