@@ -48,11 +48,11 @@ struct Grid {
 // a rank's coordinates, and the names and members of its groups; no communicator is made yet
 inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
-        std::string near = text("%ld", (world / one + 1) * one);
-        if (world > one) near = text("%ld or %s", world / one * one, near.c_str());
+        long fewer = world / one * one, more = fewer + one;
+        std::string near = fewer ? text("%ld or %ld", fewer, more) : text("%ld", more);
         fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks: wants %s "
              "ranks (mpirun -n %ld ./train_gpt …), or other numbers", t, p, world, near.c_str(),
-             (world / one + (world < one)) * one);
+             fewer ? fewer : more);
     }
 
     Grid g;

@@ -39,6 +39,7 @@ struct Both {
 
     void compare(const std::string& what, double tolerance) const { close(what, back(), host, tolerance); }
 };
+
 // column sums that backward makes on its way, beside the fp64 sums of the matrix that it wrote, as wide as
 // `out`: the first run sets them, a second adds
 struct SumsOnTheWay {

@@ -266,7 +266,7 @@ def compare_losses(what, wanted, most, *run, **more):
     with open(logs / "losses.log", "a") as log:
         log.write(f"{what}: {says}\n")
     figures.setdefault("losses", {})[what] = says
-    return note(what, good, says.splitlines()[0][:300])
+    return note(what, good, says.partition("\n")[0][:300])
 
 
 def losses_beside_cpu():
@@ -368,7 +368,7 @@ def nccl():
     def compare(ranks, words, kind, which="", **variables):
         what = f"{ranks} ranks over NCCL{which}, {kind}, {words.replace('--', '') or 'data-parallel'}"
         name = re.sub(r"\W+", "_", what)
-        steps = min(most, 20 if ranks < 8 else 6)
+        steps = most if ranks < 8 else min(most, 6)
         return compare_losses(
             what, one[kind][:steps], bounds[kind], f"{kind}-nccl", name, *layers, *words.split(),
             ranks=ranks, steps=steps, **common, **variables,

@@ -280,11 +280,11 @@ inline void resolve_schedule(Run& run) {
 
 inline void check_fp8(const Run& run) {
     const Options& o = run.options;
+    if (o.plan.empty() && sizeof(floatX) != 2)
+        fail("--fp8 yes in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
     if (o.plan.empty() && !device_has_fp8())
         fail("--fp8 yes: %s has no GEMMs of 8-bit numbers, sm_89 and later have: choose --fp8 no",
              device_name().c_str());
-    if (o.plan.empty() && sizeof(floatX) != 2)
-        fail("--fp8 yes in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
     if (o.inference()) fail("--fp8 yes is for training: leave it out");
     int t = run.grid.t;
     if (o.hidden % (16 * t) || o.sequence % 16)
