@@ -131,7 +131,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observ
                o.save.empty() ? "" : ": go on with --resume ", o.save.c_str());
     if (has_begun || o.resume != o.save) save_now(run, trainer);
 
-    if (run.is_rank0()) fputs(run.train->draws(run.state.samples).c_str(), stdout);
+    if (run.is_rank0()) fputs(draws_of(*run.train, run.state.samples).c_str(), stdout);
     observer.print(memory_taken(model, *trainer.optimizer));
 }
 

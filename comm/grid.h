@@ -120,37 +120,6 @@ inline Grid make_grid(int t, int p, bool wrap) {
     return g;
 }
 
-// how many communicators make_grid() makes for a rank at g, with the same `wrap`
-inline int communicator_count(const Grid& g, bool wrap) {
-    int count = 0;
-    for (const comm::Group* group : {&g.world, &g.tp, &g.dp, &g.tied}) count += group->size > 1;
-    bool has_before = g.p > 1 && (wrap || g.stage > 0), has_next = g.p > 1 && (wrap || g.stage < g.p - 1);
-    return count + 2 * has_before + 2 * has_next;
-}
-
-// a line per stage: the ranks of each replica's tensor group; the middle is left out if there are many
-inline std::string print_grid(const Grid& g) {
-    std::string out =
-        text("grid      %s = %d tensor x %d data x %d pipeline\n", counted(g.t * g.d * g.p, "rank").c_str(),
-             g.t, g.d, g.p);
-
-    auto shown = [](int i, int n) { return n <= 8 || i < 4 || i >= n - 2; };
-    for (int s = 0; s < g.p; s++) {
-        if (!shown(s, g.p)) {
-            if (s == 4) out += "  …\n";
-            continue;
-        }
-        out += text("  stage %-3d", s);
-        for (int d = 0; d < g.d; d++) {
-            if (!shown(d, g.d)) out += d == 4 ? "  …" : "";
-            else if (g.t == 1) out += text("  [%d]", g.rank_of(0, d, s));
-            else out += text("  [%d to %d]", g.rank_of(0, d, s), g.rank_of(g.t - 1, d, s));
-        }
-        out += "\n";
-    }
-    return out;
-}
-
 // ---- tensor parallelism -----------------------------------------------------------------------------------
 
 struct TensorParallel {

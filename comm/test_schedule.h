@@ -1,8 +1,8 @@
 // test_schedule.h   every pipeline schedule is played by hand; spoilt ones are noticed
 #pragma once
-#include "grid.h"
 #include "../layers/base/testing.h"
-#include "schedule.h"
+#include "../layers/plan/schedule_checker.h"
+#include "../layers/run/schedules.h"
 
 void check_schedule(const PipelineShape& s) {
     std::string error = ScheduleChecker(all_stages(s)).check();

@@ -20,20 +20,6 @@ inline std::string answers_path(const std::string& tokens) {
 
 struct AnswerRange { uint64_t first, end; };
 
-inline void write_answers(const std::string& tokens, uint64_t count, const std::vector<AnswerRange>& ranges) {
-    std::string all = "GPTANSWR";
-    auto add = [&](const void* p, size_t bytes) { all.append((const char*)p, bytes); };
-    uint64_t size = ranges.size();
-    add(&count, 8);
-    add(&size, 8);
-    add(ranges.data(), size * sizeof(AnswerRange));
-    uint64_t sum = checksum(all.data(), all.size());
-    add(&sum, 8);
-    FileWriter file(answers_path(tokens));
-    file.write(all);
-    file.finish();
-}
-
 class Answers {
     std::vector<AnswerRange> ranges;
     std::vector<uint64_t> before;  // tokens in the ranges before each

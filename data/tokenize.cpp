@@ -11,10 +11,9 @@
 #include "../layers/base/rng.h"
 #include "../layers/base/arguments.h"
 #include "../layers/base/waiting_threads.h"
-#include "answers.h"
 #include "json.h"
 #include "tokenizer.h"
-#include "tokens.h"
+#include "token_writer.h"
 
 namespace {
 

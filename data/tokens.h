@@ -132,23 +132,6 @@ struct TokenFile {
                  (size_t)count * width);
     }
 
-    // A hash of the size, the first 64 KiB and all token checksums (1/8192 of the file); in formats without
-    // checksums, of the last 64 KiB instead: there, a different token in the middle goes unnoticed
-    uint64_t fingerprint() const {
-        size_t piece = 1 << 20, end = std::min(file.size, (size_t)64 << 10);
-        std::vector<char> part;
-        auto sum = [&](size_t from, size_t n) {
-            part.resize(n);
-            file.read(part.data(), from, n, "what tells it from others");
-            return checksum(part.data(), n);
-        };
-        uint64_t all = file.size * 31 + sum(0, end);
-        if (!checksums) return all * 31 + sum(file.size - end, end);
-        for (size_t at = checksums; at < file.size; at += piece)
-            all = all * 31 + sum(at, std::min(piece, file.size - at));
-        return all;
-    }
-
     // Reads bytes [from, from + n) of the tokens into `chunk`: the whole 64 KiB, verified, or only these
     // bytes if the format has no checksums. Returns a pointer to them
     const char* read_chunk(size_t from, size_t n) {
@@ -194,67 +177,5 @@ struct TokenFile {
             from += some;
             n -= some;
         }
-    }
-};
-
-// writes our format, streaming the tokens
-struct TokenWriter {
-    FileWriter file;
-    int width, vocabulary, end_of_text;
-    std::string kind, chunk;
-    std::vector<uint64_t> sums;
-    uint64_t count = 0, documents = 0;
-
-    TokenWriter(const std::string& path, const std::string& kind, int vocabulary, int end_of_text)
-        : file(path), width(vocabulary <= 65536 ? 2 : 4), vocabulary(vocabulary), end_of_text(end_of_text),
-            kind(kind) {
-        std::string blank(token_header_bytes, 0);
-        file.write(blank);
-        chunk.reserve(token_chunk_bytes);
-    }
-
-    void add(const uint32_t* tokens, size_t n) {
-        count += n;
-        while (n) {
-            size_t had = chunk.size(), take = std::min(n, (token_chunk_bytes - had) / width);
-            chunk.resize(had + take * width);
-            if (width == 4) memcpy(&chunk[had], tokens, take * 4);
-            else for (size_t i = 0; i < take; i++) ((uint16_t*)&chunk[had])[i] = (uint16_t)tokens[i];
-            tokens += take;
-            n -= take;
-            if (chunk.size() == token_chunk_bytes) flush();
-        }
-    }
-
-    void end_document() {
-        uint32_t token = (uint32_t)end_of_text;
-        add(&token, 1);
-        documents++;
-    }
-
-    void flush() {
-        sums.push_back(checksum(chunk.data(), chunk.size()));
-        file.write(chunk);
-        chunk.clear();
-    }
-
-    void finish() {
-        if (!chunk.empty()) flush();
-        file.write(std::string((8 - count * width % 8) % 8, 0));
-        file.write(sums.data(), sums.size() * 8);
-
-        char header[token_header_bytes] = "GPTTOKEN";
-        uint32_t words[2] = {1, (uint32_t)width}, vocabulary_words[2] =
-            {(uint32_t)vocabulary, (uint32_t)end_of_text};
-        memcpy(header + 8, words, 8);
-        memcpy(header + 16, &count, 8);
-        memcpy(header + 24, vocabulary_words, 8);
-        memcpy(header + 32, &documents, 8);
-        memcpy(header + 40, kind.data(), std::min(kind.size(), (size_t)15));
-
-        uint64_t sum = checksum(header, 56);
-        memcpy(header + 56, &sum, 8);
-        file.write_at(header, sizeof header, 0);
-        file.finish();
     }
 };

@@ -10,7 +10,7 @@
 //   check: checksums of w, m and v as read and as written. What one step has written the next must read, so a
 //   bit that flips in between changes a sum (each value's bits times an odd number, modulo 2^32; their sum in
 //   64 bits). This takes no extra memory traffic.
-//   communicates: nothing    cost: adamw_bytes() a parameter: 28, with bf16 moments 20, and without master
+//   communicates: nothing    cost: bytes a parameter: 28, with bf16 moments 20, and without master
 //                            weights as well 16; the norm 4 more: memory bound
 #pragma once
 #include <algorithm>

@@ -103,11 +103,6 @@ struct AdamWState {
     }
 };
 
-// bytes that an update reads and writes for one value; low_bytes, moment: the size of one
-inline double adamw_bytes(const Precision& precision, size_t low_bytes, size_t moment) {
-    return (double)(precision.real + 2 * (precision.x + low_bytes + 2 * moment));
-}
-
 namespace ref {
 
 // n values of the state, however they are stored -> out, and back

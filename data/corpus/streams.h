@@ -10,7 +10,7 @@
 #include <zstd.h>
 #include <algorithm>
 #include <string>
-#include "../../layers/base/file.h"
+#include "../../layers/base/file_writer.h"
 
 enum class Packing { Plain, Gzip, Zstd };
 

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 #include "../../layers/base/checksum.h"
-#include "../../layers/base/file.h"
+#include "../../layers/base/file_writer.h"
 #include "../json.h"
 
 struct EvalDocument {

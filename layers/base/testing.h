@@ -7,7 +7,7 @@
 #include <vector>
 #include "check.h"
 #include "device.h"
-#include "file.h"
+#include "file_writer.h"
 #include "rng.h"
 
 namespace fs = std::filesystem;

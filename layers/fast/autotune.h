@@ -16,7 +16,7 @@
 #include <vector>
 #include "../base/checksum.h"
 #include "../base/device.h"
-#include "../base/file.h"
+#include "../base/file_writer.h"
 
 struct Choice {
     int number;

@@ -2,7 +2,7 @@
 //                 against ref and against the kernels of sm_80
 #pragma once
 #include "../../data/json.h"
-#include "../base/file.h"
+#include "../base/file_writer.h"
 #include "../base/hardware.h"
 #include "flash_dispatch.cuh"
 #include "packed_attention_hopper.cuh"

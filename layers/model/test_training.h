@@ -3,6 +3,7 @@
 #include "../../data/json.h"
 #include "../base/testing.h"
 #include "../inference/generate.h"
+#include "../run/values.h"
 #include "optimizer.h"
 
 struct Trial {  // a small model with its optimiser

@@ -93,7 +93,7 @@ inline std::string planned_draws(const Run& run) {
     const Options& o = run.options;
     std::vector<WeightedFiles> sets;
     try {
-        if (!o.train.empty()) sets = distinct(parse_sets(o.train));
+        if (!o.train.empty()) sets = parse_sets(o.train);
     } catch (const Error& e) {
         return text("what is drawn from each set is not known: %s\n", e.what());
     }

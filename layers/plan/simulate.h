@@ -7,8 +7,8 @@
 //   All replicas and all tensor-parallel ranks are alike, so one rank per stage is simulated. Links are not
 //   shared: NVLink and network adapters carry messages and reductions at the same time, each at full rate.
 #pragma once
-#include "../../comm/schedule.h"
 #include "dry_run.h"
+#include "schedule_checker.h"
 #include "span.h"
 
 struct Simulation {

@@ -81,6 +81,14 @@ inline double most_stage_bytes(const Options& o, const ModelShape& shape, const 
 // used. It was not measured here
 constexpr double bytes_of_communicator = 688e6;
 
+// how many communicators make_grid() makes for a rank at g, with the same `wrap`
+inline int communicator_count(const Grid& g, bool wrap) {
+    int count = 0;
+    for (const comm::Group* group : {&g.world, &g.tp, &g.dp, &g.tied}) count += group->size > 1;
+    bool has_before = g.p > 1 && (wrap || g.stage > 0), has_next = g.p > 1 && (wrap || g.stage < g.p - 1);
+    return count + 2 * has_before + 2 * has_next;
+}
+
 // a rank's communicators, on the stage that has the most
 inline int most_communicators(const Grid& grid, bool wrap) {
     int most = 0;

@@ -5,7 +5,7 @@
 //   micro-batch, chunk, start, end]…]}, in seconds
 #pragma once
 #include "../../data/json.h"
-#include "../base/file.h"
+#include "../base/file_writer.h"
 #include "simulate.h"
 
 inline Timeline draw(const Simulation& s, const PipelineShape& shape, const std::string& title) {

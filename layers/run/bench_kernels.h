@@ -226,18 +226,17 @@ private:
         UpdateDecision* decision = put(UpdateDecision{1, 1, 1, 1});
         StateCheck* state_check = put(StateCheck{});
 
-        auto measure_adamw = [&](const char* name, auto state, size_t moment_bytes) {
-            size_t low_bytes = low_bits ? sizeof(uint16_t) : 0;
-            measure(name, (double)parameters * adamw_bytes({}, low_bytes, moment_bytes), 0, [=, this] {
-                using State = std::decay_t<decltype(state)>;
-                AdamW<State>{state, g, flags, hyper, decision, state_check, parameters}.gpu(nullptr);
-            });
+        auto measure_adamw = [&](const char* name, auto state) {
+            AdamW<decltype(state)> update = {state, g, flags, hyper, decision, state_check, parameters};
+            double bytes = 0;
+            for (auto& t : update.tensors()) bytes += t.bytes({});
+            measure(name, bytes, 0, [=] { update.gpu(nullptr); });
         };
         constexpr bool halves = !master_is_parameter;
         bf16 *short_m = (bf16*)m, *short_v = (bf16*)v;
-        measure_adamw("AdamW", AdamWState<real, halves>{weights, low_bits, m, v}, sizeof(real));
+        measure_adamw("AdamW", AdamWState<real, halves>{weights, low_bits, m, v});
         measure_adamw("AdamW, moments of bf16",
-                      AdamWState<bf16, halves>{weights, low_bits, short_m, short_v}, sizeof(bf16));
+                      AdamWState<bf16, halves>{weights, low_bits, short_m, short_v});
 
         Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
         double* square = (double*)room(8 * (square_sum_parts + 1));

@@ -23,7 +23,7 @@
 #include "../../data/json.h"
 #include "../../data/tokenizer.h"
 #include "../base/checksum.h"
-#include "../base/file.h"
+#include "../base/file_writer.h"
 #include "../model/optimizer.h"
 #include "run_state.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 #include <thread>
 #include "../../comm/mpi/hosts.h"
-#include "../base/file.h"
+#include "../base/file_writer.h"
 
 // DIR/.lock names the host and process that writes there. On the same host (and boot) flock() shows whether
 // the holder is alive. Other hosts watch its heartbeat: the holder touches the file every `beat` seconds; if

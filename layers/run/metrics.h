@@ -16,6 +16,29 @@ inline std::string model_name(const Options& o) {
     return p.layers == o.layers && p.hidden == o.hidden && p.heads == o.heads ? o.model : "custom";
 }
 
+// a line per stage: the ranks of each replica's tensor group; the middle is left out if there are many
+inline std::string print_grid(const Grid& g) {
+    std::string out =
+        text("grid      %s = %d tensor x %d data x %d pipeline\n", counted(g.t * g.d * g.p, "rank").c_str(),
+             g.t, g.d, g.p);
+
+    auto shown = [](int i, int n) { return n <= 8 || i < 4 || i >= n - 2; };
+    for (int s = 0; s < g.p; s++) {
+        if (!shown(s, g.p)) {
+            if (s == 4) out += "  …\n";
+            continue;
+        }
+        out += text("  stage %-3d", s);
+        for (int d = 0; d < g.d; d++) {
+            if (!shown(d, g.d)) out += d == 4 ? "  …" : "";
+            else if (g.t == 1) out += text("  [%d]", g.rank_of(0, d, s));
+            else out += text("  [%d to %d]", g.rank_of(0, d, s), g.rank_of(g.t - 1, d, s));
+        }
+        out += "\n";
+    }
+    return out;
+}
+
 // those that differ from the defaults; with --verbose, all
 inline void print_settings(const Run& run) {
     const Options& o = run.options;

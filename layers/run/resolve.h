@@ -364,7 +364,8 @@ inline void check_parallel(const Run& run) {
 inline int planned_vocabulary(const Options& o) {
     if (o.train.empty() || o.vocabulary) return 0;
     try {
-        return Blend(o.train, o.sequence ? o.sequence : find_preset(o.model).sequence, 0).file_vocabulary();
+        int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
+        return Blend(parse_sets(o.train), T, 0).file_vocabulary();
     } catch (const Error& e) {
         fprintf(stderr, "note: %s; planning with GPT-2's vocabulary\n", e.what());
         return 0;
@@ -382,7 +383,7 @@ inline void open_data(Run& run) {
     Options& o = run.options;
     find_preset(o.model);
     int T = o.sequence ? o.sequence : find_preset(o.model).sequence;
-    run.train.emplace(o.train, T, (uint64_t)o.seed);
+    run.train.emplace(parse_sets(o.train), T, (uint64_t)o.seed);
     if (!o.validation.empty()) run.validation.emplace(o.validation, T, (uint64_t)o.seed);
     if (o.loss_on == "answers") take_answers(run);
 }

@@ -1,11 +1,10 @@
 // run.h   a run: its options, its data and its progress; and what must be the same on every rank
 #pragma once
 #include <unistd.h>
-#include <bit>
 #include <optional>
 #include "../../comm/mpi/collective_check.h"
 #include "../../comm/grid.h"
-#include "../../data/loader.h"
+#include "../../data/sets.h"
 #include "checkpoint.h"
 #include "start_times.h"
 
@@ -47,24 +46,6 @@ inline std::vector<comm::RankHash> option_hashes(const Options& o) {
                          "start all ranks with the same options"});
     }
     return hashes;
-}
-
-inline uint64_t fingerprint_of(const Loader& loader) {
-    uint64_t sum = 0;
-    for (auto& f : loader.files) sum = sum * 31 + f.fingerprint();
-    for (auto& a : loader.answers) sum = sum * 31 + a.sum;
-    return sum;
-}
-
-// of what decides which tokens sample n has: the files, and a blend's weights and keys
-inline uint64_t fingerprint_of(const Blend& blend) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < blend.sets.size(); i++) {
-        sum = sum * 31 + fingerprint_of(blend.sets[i]);
-        if (blend.sets.size() > 1)
-            sum = (sum * 31 + blend.sets[i].key) * 31 + std::bit_cast<uint64_t>(blend.given[i].weight);
-    }
-    return sum;
 }
 
 inline std::vector<comm::RankHash> file_fingerprints(const Run& run) {

@@ -1,45 +1,14 @@
-// setup.h   what a rank derives from the resolved options: schedules and sizes, which --plan shares, and the
-//   choices that training times before its first step
+// setup.h   what a rank derives from the resolved options: sizes, which --plan shares, and the choices that
+//   training times before its first step
 #pragma once
 #include <map>
-#include <numeric>
 #include <vector>
 #include "../fast/graph.h"
 #include "../base/hardware.h"
+#include "../base/rng.h"
 #include "checkpoint.h"
 #include "../model/pipeline.h"
-
-// ---- schedules -------------------------------------------------------------------------------------------
-
-// interleave group: --pipeline-group or, without it and at batch sizes of the ramp that do not allow it, the
-// default (once resolved, o.pipeline_group is that of the largest batch)
-inline PipelineShape pipeline_shape(const Options& o, int d, int batch) {
-    PipelineShape s = {o.pipeline_parallel, batch / d / o.micro_batch, o.pipeline_chunks, 1};
-    int m = s.micro_batches;
-    bool as_asked =
-        o.has("pipeline-group") && (batch == o.batch || legal_group(s.p, m, o.pipeline_group));
-    if (s.chunks == 1) s.interleave_group = m;
-    else s.interleave_group = as_asked ? o.pipeline_group : default_group(s.p, m);
-    return s;
-}
-
-// one per batch size still to come. samples: consumed so far
-inline Schedules make_schedules(const Options& o, const Grid& grid, int stage, uint64_t samples) {
-    Schedules all;
-    for (int batch : batches_from(o, samples)) {
-        PipelineShape s = pipeline_shape(o, grid.d, batch);
-        check_pipeline(s);
-        all[batch] = make_schedule(stage, s);
-    }
-    return all;
-}
-
-// greatest common divisor of a replica's share of the batches still to come: --micro-batch divides it
-inline int common_share(const Options& o, uint64_t samples, int d) {
-    int common = 0;
-    for (int batch : batches_from(o, samples)) common = std::gcd(common, batch / d);
-    return common;
-}
+#include "schedules.h"
 
 // ---- sizes -----------------------------------------------------------------------------------------------
 

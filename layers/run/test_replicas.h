@@ -3,6 +3,7 @@
 #pragma once
 #include "../base/testing.h"
 #include "replicas.h"
+#include "values.h"
 
 // a replica that differs in one bit is found, with its tensor and rank
 void check_drift(int t, int p, int zero, const char* tensor, bool moments, int rank, const char* part) {

@@ -1,0 +1,127 @@
+// file_writer.h   files are written under a temporary name and then renamed; locks; files mapped by tools
+//   A FileWriter's file appears under its own name only when finish() has put all of it on disk; until then
+//   it is PATH.partial, and a run that dies leaves the previous file intact.
+#pragma once
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <filesystem>
+#include <vector>
+#include "file.h"
+
+// one process at a time holds the lock, the others wait; the lock file is never removed
+struct FileLock {
+    int fd;
+    explicit FileLock(const std::string& path) : fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+        if (fd < 0 || flock(fd, LOCK_EX) != 0) {
+            int e = errno;
+            if (fd >= 0) close(fd);
+            fail("%s: cannot be locked: %s", path.c_str(), strerror(e));
+        }
+    }
+
+    FileLock(const FileLock&) = delete;
+    ~FileLock() { close(fd); }
+};
+
+// a program never writes onto a file that it reads; empty names are those of files that were not asked for
+inline void refuse_overwriting(const std::vector<std::string>& outputs,
+                               const std::vector<std::string>& inputs) {
+    std::error_code none;
+    for (auto& out : outputs)
+        for (auto& in : inputs)
+            if (!out.empty() && (out == in || std::filesystem::equivalent(out, in, none)))
+                fail("%s would be written over %s: give another name", out.c_str(), in.c_str());
+}
+
+struct FileWriter {
+    std::string path, partial;
+    int fd = -1;
+    size_t written = 0;
+
+    explicit FileWriter(const std::string& path) : path(path), partial(path + ".partial") {
+        struct stat info;
+        if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
+            fail("%s: is not a regular file, and would be replaced: give another name", path.c_str());
+        fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+        if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
+        try {
+            lock();
+            if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
+        } catch (const Error&) {
+            close(fd);  // what is there belongs to another process
+            throw;
+        }
+    }
+
+    FileWriter(FileWriter&& o) noexcept
+        : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)),
+          written(o.written) {}
+    ~FileWriter() {  // not finished: leaves nothing behind
+        if (fd < 0) return;
+        unlink(partial.c_str());  // while it is locked
+        close(fd);
+    }
+
+    // excludes other processes that write the same file; waits 10 s for one that is just exiting
+    void lock() {
+        for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) {
+            if (tries == 100)
+                fail("%s: is being written by another process: wait for it, or end it", partial.c_str());
+            usleep(100000);
+        }
+        struct stat ours, there;
+        if (fstat(fd, &ours) != 0 || stat(partial.c_str(), &there) != 0 || ours.st_ino != there.st_ino)
+            fail("%s: another process has written it just now: start again", partial.c_str());
+    }
+
+    void write(const void* data, size_t bytes) {
+        write_at(data, bytes, written);
+        written += bytes;
+    }
+
+    void write_at(const void* data, size_t bytes, size_t offset) {
+        for (const char* p = (const char*)data; bytes;) {
+            ssize_t n = pwrite(fd, p, std::min(bytes, (size_t)1 << 30), (off_t)offset);
+            if (n < 0 && errno == EINTR) continue;
+            if (n <= 0)
+                fail("%s: cannot be written at offset %zu: %s; the previous file is unchanged",
+                     path.c_str(), offset, strerror(n < 0 ? errno : ENOSPC));
+            p += n;
+            bytes -= (size_t)n;
+            offset += (size_t)n;
+        }
+    }
+
+    void write(std::string_view text) { write(text.data(), text.size()); }
+    void finish() {
+        bool good = fsync(fd) == 0 && rename(partial.c_str(), path.c_str()) == 0;  // while it is locked
+        int error = errno;
+        close(std::exchange(fd, -1));
+        if (!good) fail("%s: cannot be finished: %s", path.c_str(), strerror(error));
+    }
+};
+
+// makes the renames inside a folder durable
+inline void sync_folder(const std::string& path) {
+    int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd) != 0) fail("%s: cannot be synchronised: %s", path.c_str(), strerror(errno));
+    close(fd);
+}
+
+// For large inputs of tools: if the disk fails, or the file is truncated meanwhile, a signal ends the program
+struct MappedFile : FileBytes {
+    explicit MappedFile(const std::string& of) : FileBytes{of} {
+        InputFile file(path);
+        size = file.size;
+        if (!size) return;
+        void* p = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
+        if (p == MAP_FAILED) fail("%s: cannot be mapped: %s", path.c_str(), strerror(errno));
+        data = (const char*)p;
+    }
+
+    MappedFile(MappedFile&& o) noexcept
+        : FileBytes{std::move(o.path), std::exchange(o.data, nullptr), std::exchange(o.size, 0)} {}
+    ~MappedFile() {
+        if (data) munmap((void*)data, size);
+    }
+};

@@ -1,0 +1,74 @@
+// values.h   values of parameters and optimizer state, between steps: initialised, copied to the host (for a
+//   save), written back (by a resume)
+#pragma once
+#include <algorithm>
+#include <vector>
+#include "../base/rng.h"
+#include "../model/optimizer.h"
+
+// where values of the state are stored as real; nullptr: they are stored in another format
+inline real* kept_as_real(const Model& model, const Optimizer& optimizer, StateKind kind, long at,
+                          long state_offset) {
+    if (kind == Master) return master_is_parameter ? (real*)model.weights + at : nullptr;
+    if (model.setup.bf16_moments) return nullptr;
+    return (real*)(kind == MomentM ? optimizer.m : optimizer.v) + state_offset;
+}
+
+// Copies n values of the state to the host; write_state() copies them back. Values not stored as real are
+// converted in the gradient buffer, which is free between steps. It is zeroed afterwards, because its padding
+// must stay 0
+inline void copy_state_to_host(real* to, Model& model, const Optimizer& optimizer, StateKind kind, long at,
+                       long state_offset, long n) {
+    const real* from = kept_as_real(model, optimizer, kind, at, state_offset);
+    if (!from)
+        optimizer.with_state(model, at, state_offset, [&](auto state) {
+            dev::unpack_state(model.gradients, state, kind, n, model.stream);
+        });
+    copy_to_host(to, from ? from : model.gradients, n * sizeof(real), model.stream);
+    if (!from) set_zero(model.gradients, n * sizeof(real), model.stream);
+}
+
+inline void write_state(Model& model, const Optimizer& optimizer, StateKind kind, long at, long state_offset,
+                        const real* values, long n) {
+    real* to = kept_as_real(model, optimizer, kind, at, state_offset);
+    copy_to_device(to ? to : model.gradients, values, n * sizeof(real), model.stream);
+    if (to) return synchronize(model.stream);  // before `values` is freed
+    optimizer.with_state(model, at, state_offset, [&](auto state) {
+        dev::pack_state(state, kind, model.gradients, n, model.stream);
+    });
+    set_zero(model.gradients, n * sizeof(real), model.stream);
+    synchronize(model.stream);
+}
+
+// writes parameters [at, at + n) of the flat buffers, rounded from master weights
+inline void write_parameters(Model& model, long at, const real* values, long n) {
+    std::vector<floatX> rounded(n);
+    for (long i = 0; i < n; i++) rounded[i] = split_master(values[i]).parameter;
+    copy_to_device(model.weights + at, rounded.data(), n * sizeof(floatX), model.stream);
+    synchronize(model.stream);  // before `rounded` is freed
+}
+
+// Stores this rank's shard of a tensor (p.size values, padding included) as parameters and, where this rank
+// owns them, as master weights
+inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter& p,
+                            const std::vector<real>& values) {
+    write_parameters(model, p.offset, values.data(), p.size);
+    if (!optimizer || master_is_parameter) return;
+    for (auto& part : optimizer->tensor_parts)
+        if (model.table.list[part.parameter].name == p.name)
+            write_state(model, *optimizer, Master, part.at, part.state_offset,
+                        values.data() + (part.at - p.offset), part.n);
+}
+
+// values depend only on seed, tensor name and index in the whole tensor; padded vocabulary rows stay 0
+inline void initialise_parameters(Model& model, Optimizer* optimizer, uint64_t seed) {
+    for (auto& p : model.table.list) {
+        std::vector<real> values(p.size, 0);
+        if (p.init_std == 0) std::fill(values.begin(), values.end(), (real)p.constant);
+        else
+            p.for_each_run([&](long whole, long shard, long n) {
+                normals(values.data() + shard, seed, purpose(p.name), (uint64_t)whole, n, p.init_std);
+            });
+        store_parameter(model, optimizer, p, values);
+    }
+}
