@@ -21,6 +21,10 @@
 
 constexpr size_t token_header_bytes = 64, token_chunk_bytes = 64 << 10;
 
+struct TokenFile;
+inline void open_llmc(TokenFile& f, uint32_t magic);
+inline void open_megatron(TokenFile& f, const std::string& index);
+
 struct TokenFile {
     InputFile file;
     std::string path;
@@ -41,8 +45,8 @@ struct TokenFile {
         char magic[8] = {};
         if (file.size >= 8) file.read(magic, 0, 8, "a header");
         if (memcmp(magic, "GPTTOKEN", 8) == 0) open_ours();
-        else if (!index.empty() && access(index.c_str(), F_OK) == 0) open_megatron(index);
-        else if (first == 20240520 || first == 20240801) open_llmc(first);
+        else if (!index.empty() && access(index.c_str(), F_OK) == 0) open_megatron(*this, index);
+        else if (first == 20240520 || first == 20240801) open_llmc(*this, first);
         else
             fail("%s: is no token file: wants our \"GPTTOKEN\", llm.c's 20240520, or Megatron-LM's .idx "
                  "beside a .bin; make one from text with ./tokenize", path.c_str());
@@ -80,56 +84,6 @@ struct TokenFile {
     [[noreturn]] void fail_size(size_t wants) const {
         fail("%s: has %zu bytes, its header wants %zu: truncated or damaged; make it again", path.c_str(),
              file.size, wants);
-    }
-
-    // llm.c: 256 int32 (magic, version, count), then uint16 (GPT-2, version 1) or uint32 (Llama 3, version 7)
-    // tokens
-    void open_llmc(uint32_t magic) {
-        width = magic == 20240520 ? 2 : 4;
-        uint32_t version = file.read<uint32_t>(4, "version");
-        if (version != (width == 2 ? 1u : 7u))
-            fail("%s: llm.c token file of unknown version %u", path.c_str(), version);
-        count = file.read<uint32_t>(8, "count");
-        begin = 1024;
-        if (file.size != begin + count * width) fail_size(begin + count * width);
-    }
-
-    // Megatron-LM: .idx = "MMIDIDX\0\0", uint64 version 1, uint8 type, uint64 sequences, uint64 documents,
-    // int32 sizes[sequences], int64 pointers[sequences] (bytes into .bin), int64 document bounds[documents];
-    // .bin = the tokens of all sequences, one after the other
-    void open_megatron(const std::string& index_path) {
-        WholeFile index(index_path);
-        if (index.size < 9 || memcmp(index.data, "MMIDIDX\0\0", 9) != 0)
-            fail("%s: is no Megatron-LM index: wants \"MMIDIDX\" at offset 0", index_path.c_str());
-
-        uint64_t version = index.read<uint64_t>(9, "version"),
-            sequences = index.read<uint64_t>(18, "sequences");
-        uint64_t documents = index.read<uint64_t>(26, "documents");
-        uint8_t type = index.read<uint8_t>(17, "type");
-
-        if (version != 1)
-            fail("%s: has version %zu, this program reads 1", index_path.c_str(), (size_t)version);
-        if (type != 8 && type != 4)
-            fail("%s: has token type %d, wants 8 (uint16) or 4 (int32)", index_path.c_str(), type);
-        width = type == 8 ? 2 : 4;
-
-        if (sequences > index.size || documents > index.size || index.size != 34 + sequences * 12 +
-            documents * 8)
-            fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(),
-                 index.size, (size_t)sequences, (size_t)documents);
-
-        for (uint64_t i = 0; i < sequences; i++) {
-            int32_t size = index.read<int32_t>(34 + 4 * i, "a size");
-            int64_t pointer = index.read<int64_t>(34 + 4 * sequences + 8 * i, "a pointer");
-            if (size < 0 || pointer != (int64_t)(count * width))
-                fail("%s: sequence %zu has size %d and pointer %lld, wants pointer %zu", index_path.c_str(),
-                     (size_t)i, size, (long long)pointer, (size_t)count * width);
-            count += size;
-        }
-
-        if (file.size != count * width)
-            fail("%s: has %zu bytes, its index %s wants %zu", path.c_str(), file.size, index_path.c_str(),
-                 (size_t)count * width);
     }
 
     // Reads bytes [from, from + n) of the tokens into `chunk`: the whole 64 KiB, verified, or only these
@@ -179,3 +133,4 @@ struct TokenFile {
         }
     }
 };
+#include "formats/other_tokens.h"

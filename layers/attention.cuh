@@ -12,7 +12,6 @@
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"
-#include "base/vector_exp.h"
 #include "residual.cuh"
 
 struct AttentionShape {

@@ -16,7 +16,6 @@
 #pragma once
 #include "fast/mma.h"
 #include "base/operation.h"
-#include "base/vector_exp.h"
 #include "embedding.cuh"
 
 // ---- the operations --------------------------------------------------------------------------------------

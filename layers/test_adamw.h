@@ -114,18 +114,22 @@ void test_adamw() {
     real moment, gradient;
     uint16_t low;
     bf16 short_moment;
-    AdamW<AdamWState<real, !master_is_parameter>> full = {{&parameter, &low, &moment, &moment}, &gradient,
-                                                         0, 0, 0, 0, 1};
-    AdamW<AdamWState<bf16, false>> least = {{&parameter, nullptr, &short_moment, &short_moment}, &gradient,
-                                            0, 0, 0, 0, 1};
-    if (master_is_parameter) full.state.low_bits = nullptr;
-    auto bytes = [](auto& update) {
+    uint16_t* low_bits = master_is_parameter ? nullptr : &low;
+    using Kept = AdamWState<real, !master_is_parameter>;
+    using Least = AdamWState<bf16, false>;
+    Kept state = {&parameter, low_bits, &moment, &moment};
+    Least least_state = {&parameter, nullptr, &short_moment, &short_moment};
+    auto bytes = [&](const auto& of) {
+        AdamW<std::decay_t<decltype(of)>> update = {};
+        update.state = of;
+        update.gradients = &gradient;
+        update.n = 1;
         double sum = 0;
         for (auto& t : update.tensors()) sum += t.bytes({});
         return sum;
     };
-    check(bytes(full) == (sizeof(real) == 8 ? 56 : 28) &&
-              bytes(least) == (sizeof(real) == 8 ? 32 : sizeof(floatX) == 4 ? 20 : 16),
+    check(bytes(state) == (sizeof(real) == 8 ? 56 : 28) &&
+              bytes(least_state) == (sizeof(real) == 8 ? 32 : sizeof(floatX) == 4 ? 20 : 16),
           "bytes that an update reads and writes");
 }
 

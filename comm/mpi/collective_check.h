@@ -100,8 +100,9 @@ inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
 // returns whether no rank's did
 inline bool await_together(std::future<void>& work, const char* doing, std::string& error) {
     enum { Done, Busy, Failed };
-    constexpr std::chrono::milliseconds patience(5000), tick(20);
-    auto began = std::chrono::steady_clock::now();
+    constexpr std::chrono::milliseconds tick(20);
+    constexpr double patience = 5;  // seconds
+    double began = seconds();
     int64_t status = work.valid() ? Busy : Done;
 
     for (bool named = false;;) {
@@ -119,7 +120,7 @@ inline bool await_together(std::future<void>& work, const char* doing, std::stri
         std::vector<int64_t> all = gather_numbers(everyone(), {status}, doing);
         if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
 
-        if (named || world_rank() != 0 || std::chrono::steady_clock::now() - began < patience) continue;
+        if (named || world_rank() != 0 || seconds() - began < patience) continue;
         named = true;
         fprintf(stderr, "slow: rank %s still %s after 5 s\n", ranks_with(all, (int64_t)Busy).c_str(), doing);
     }

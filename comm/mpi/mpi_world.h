@@ -11,7 +11,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 #include <climits>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -39,10 +38,6 @@ struct Handle {
     std::string name;
 };
 Handle& handle_of(const Group& g) { return *(Handle*)g.handle; }
-
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // the call's description, the same on every rank that makes it but for who sends and who receives
 std::string note(const Group& g, const char* what, const char* label, long n) {
@@ -126,20 +121,20 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
 [[noreturn]] void find_who_hangs(const std::string& here, const std::vector<int>& members) {
     print_last_calls(text("has waited %.0f s in %s", timeout, here.c_str()).c_str());
     std::map<int, Answer> answers = {{world_rank(), {here, members}}};
-    double last = now();
+    double last = seconds();
 
     auto ask = [&](const std::vector<int>& ranks) {
         MPI_Request request;
         for (int rank : ranks)
             if (answers.insert({rank, {}}).second) {
                 MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
-                last = now();
+                last = seconds();
             }
     };
 
     // whoever answers names the ranks that it waits for: they are asked as well
     ask(members);
-    while (now() - last < answer_seconds) {
+    while (seconds() - last < answer_seconds) {
         int rank;
         std::string where;
         std::vector<int> others;
@@ -166,7 +161,8 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
                         silent.c_str());
 
     fputs((message + elsewhere).c_str(), stderr);
-    for (double start = now(); now() - start < 1;) answer_questions(here, members);  // the others ask as well
+    // the others ask as well
+    for (double start = seconds(); seconds() - start < 1;) answer_questions(here, members);
     abort_all(1);
 }
 
@@ -187,21 +183,21 @@ double ranks_per_core() {
 // ranks per core if that is longer. So waiting ranks leave the cores to those that they wait for. Every
 // 256 polls, or 16 when it sleeps, it answers questions and checks the timeout.
 class WaitLoop {
-    double start = now();
+    double start = seconds();
     long turns = 0;
     bool sleeps = false;
 
 public:
     WaitLoop() = default;
     WaitLoop(const WaitLoop&) = delete;
-    ~WaitLoop() { host_waited += now() - start; }
+    ~WaitLoop() { host_waited += seconds() - start; }
     void turn(const std::string& here, const std::vector<int>& members) {
         if (sleeps) usleep((useconds_t)std::max(50.0, 10 * ranks_per_core()));
         else if (turns > 100) sched_yield();
         if (++turns % (sleeps ? 16 : 256) == 0) {
             answer_questions(here, members);
-            sleeps = now() - start > 1 || (turns > 1000 && ranks_per_core() > 1);
-            if (now() - start > timeout) find_who_hangs(here, members);
+            sleeps = seconds() - start > 1 || (turns > 1000 && ranks_per_core() > 1);
+            if (seconds() - start > timeout) find_who_hangs(here, members);
         }
         advance_comm_streams();  // last: it may remove the call that owns `members`
     }

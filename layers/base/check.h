@@ -2,6 +2,7 @@
 //   fail(format, …)   throws Error; main() prints it in one write and exits with 1
 //   Messages read "have: want, do", as in: 7 heads do not divide 96 channels: choose --heads 6 or 8
 #pragma once
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <stdexcept>
@@ -43,4 +44,8 @@ inline std::string counted(long n, const char* what) { return text("%ld %s%s", n
     std::string out = vtext(format, arguments);
     va_end(arguments);
     throw Error(out);
+}
+
+inline double seconds() {  // since an arbitrary moment, the same for all processes of this machine
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include "check.h"
@@ -22,6 +21,7 @@
 #define HAS_KERNELS 1
 #define DEVICE_NAME "emulated"
 #else
+#include "../emulator/no_device.h"
 #define HAS_KERNELS 0
 #define DEVICE_NAME "cpu"
 #endif
@@ -35,10 +35,6 @@ namespace dev = gpu;
 #else
 namespace dev = ref;
 #endif
-
-inline double seconds() {  // since an arbitrary moment, the same for all processes of this machine
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // ---- launching: the one way, so that stream, error check and name are never forgotten --------------------
 
@@ -135,34 +131,7 @@ inline void synchronize(Stream s) {
     }
     check_cuda(cudaStreamSynchronize(s), "waiting for the device");
 }
-#if defined(__CUDACC__)
-inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
-inline void note_progress() {}
-// whether launches on several streams can be kept in the host's order and still overlap (CUDA 12.3)
-inline bool device_orders_launches() {
-    int driver = 0;
-    return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
-}
 
-inline int current_device() {
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), "the device");
-    return device;
-}
-
-// selects the device that this thread works on; several ranks may share one
-inline void use_device(int local_rank) {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
-        check_cuda(cudaSetDevice(local_rank % devices), "choosing a device");
-}
-#else
-inline void let_device_go_on() { emulated::any_stream_goes_on(); }
-inline void note_progress() { emulated::turns_taken++; }  // counts as progress: no deadlock
-inline bool device_orders_launches() { return true; }
-inline int current_device() { return 0; }
-inline void use_device(int) {}
-#endif
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  // waits for it
     synchronize(s);  // here, where while_waiting is called, and not inside the copy
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s), "copy to the host");
@@ -184,46 +153,56 @@ struct Event {
         return e == cudaSuccess;
     }
 };
-#else
-struct NoStream {};
-using Stream = NoStream*;
-
-inline Stream make_stream(bool = false) { return nullptr; }
-inline void destroy_stream(Stream) {}
-inline void* device_malloc(size_t bytes, const char* what) {
-    void* p = nullptr;
-    if (posix_memalign(&p, 4096, bytes))
-        fail("%s: %.2f GB cannot be allocated: choose more ranks, a smaller model or a smaller "
-             "--micro-batch", what, bytes * 1e-9);
-    return p;
-}
-
-inline void device_free(void* p) { free(p); }
-inline void* host_malloc(size_t bytes, const char* what) {
-    void* p = device_malloc(bytes ? bytes : 1, what);
-    memset(p, 0, bytes);  // so that its pages exist, as those of CUDA's pinned memory do
-    return p;
-}
-
-inline void host_free(void* p) { free(p); }
-inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
-inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
-inline void copy_on_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
-inline void set_zero(void* p, size_t bytes, Stream) { memset(p, 0, bytes); }
-inline void synchronize(Stream) {}
-inline void use_device(int) {}
-inline void note_progress() {}
-
-struct Event {  // computation is done when the call returns
-    void record(Stream) {}
-    void block(Stream) {}
-    bool reached() { return true; }
-};
 #endif
+
+// ---- what the device has ---------------------------------------------------------------------------------
+
+#if defined(__CUDACC__)  // the others: emulator/streams_on_cpu.h, emulator/no_device.h
+constexpr bool host_is_device = false;
+inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
+inline void note_progress() {}
+// whether launches on several streams can be kept in the host's order and still overlap (CUDA 12.3)
+inline bool device_orders_launches() {
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
+}
+
+inline int current_device() {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "the device");
+    return device;
+}
+
+// selects the device that this thread works on; several ranks may share one
+inline void use_device(int local_rank) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
+        check_cuda(cudaSetDevice(local_rank % devices), "choosing a device");
+}
+
+// allows a kernel to be launched with this much dynamic shared memory
+template <class Kernel>
+void allow_shared(Kernel kernel, size_t bytes) {
+    if (bytes + 1024 <= 48 << 10) return;  // 1024: for the kernel's static shared memory
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess)
+        fail("this GPU has less than the %zu bytes of shared memory that a kernel wants: choose --attention "
+             "materialised", bytes);
+}
+
+// bytes of shared memory that a block may have
+inline size_t largest_shared() {
+    static const int bytes = [] {
+        int most = 0;
+        check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()),
+                   "the size of shared memory");
+        return most;
+    }();
+    return (size_t)bytes;
+}
 
 // the time at which a stream reaches a point; must live until then
 struct TimedEvent {
-#if defined(__CUDACC__)
     cudaEvent_t event = nullptr;
     TimedEvent() = default;
     ~TimedEvent() { if (event) cudaEventDestroy(event); }
@@ -244,65 +223,11 @@ struct TimedEvent {
         check_cuda(cudaEventElapsedTime(&ms, begin.event, event), "the time between events");
         return ms * 1e-3;
     }
-#else
-    double at = 0;  // 0: not yet
-    TimedEvent() = default;
-#if HAS_KERNELS
-    void record(Stream s) {
-        at = 0;
-        emulated::enqueue(s, [this] { at = seconds(); });
-    }
-#else
-    void record(Stream) { at = seconds(); }
-#endif
-    bool reached() const { return at > 0; }
-    double since(const TimedEvent& begin) const { return at - begin.at; }
-#endif
     TimedEvent(const TimedEvent&) = delete;
 };
-
-// ---- what the device has ---------------------------------------------------------------------------------
-
-#if defined(__CUDACC__)
-constexpr bool host_is_device = false;
-#else
-constexpr bool host_is_device = true;
 #endif
 
-// allows a kernel to be launched with this much dynamic shared memory
-template <class Kernel>
-void allow_shared([[maybe_unused]] Kernel kernel, [[maybe_unused]] size_t bytes) {
-#if defined(__CUDACC__)
-    if (bytes + 1024 <= 48 << 10) return;  // 1024: for the kernel's static shared memory
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (e != cudaSuccess)
-        fail("this GPU has less than the %zu bytes of shared memory that a kernel wants: choose --attention "
-             "materialised", bytes);
-#elif HAS_KERNELS
-    if (bytes + 1024 <= emulated::usual_shared) return;
-    if (bytes > emulated::largest_shared)
-        fail("a kernel wants %zu bytes of shared memory, a device has %zu", bytes, emulated::largest_shared);
-    emulated::allowed_shared[(const void*)kernel] = bytes;
-#endif
-}
-
-// bytes of shared memory that a block may have
-inline size_t largest_shared() {
-#if defined(__CUDACC__)
-    static const int bytes = [] {
-        int device = 0, most = 0;
-        check_cuda(cudaGetDevice(&device), "the device");
-        check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                   "the size of shared memory");
-        return most;
-    }();
-    return (size_t)bytes;
-#elif HAS_KERNELS
-    return emulated::largest_shared;
-#else
-    return 227 << 10;
-#endif
-}
+// ---- in kernels ------------------------------------------------------------------------------------------
 
 inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 

@@ -2,7 +2,6 @@
 //   For linear.cuh and the epilogues of gemm.h.
 #pragma once
 #include "device.h"
-#include "vector_exp.h"
 
 constexpr real gelu_scale = real(0.7978845608028654), gelu_cubic = real(0.044715);  // sqrt(2 / pi)
 

@@ -6,16 +6,13 @@
 //   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With `up` (m, n) as
 //   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_input` (m, n), out = the
 //   result times GELU's derivative there. These are cuBLASLt's epilogues.
-//   autotune.h picks the fastest of cuBLASLt's candidates and remembers it, by its place in their list: the
-//   key of the choice holds a hash of that list, so that it can never mean another algorithm. Only
-//   deterministic reductions are allowed, and partial sums are never rounded to bf16.
+//   fast/gemm_choice.h picks the fastest of cuBLASLt's algorithms: only deterministic ones, which never round
+//   partial sums to bf16.
 //   cost: 2*m*n*k*batch flops
 #pragma once
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <vector>
-#include "../fast/autotune.h"
 #include "device.h"
 #include "../fast/fp8.h"
 #include "gelu.h"
@@ -46,7 +43,6 @@ struct Gemm {
 };
 
 constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that multiplies
-constexpr int cublas_candidates = 24;          // asked for
 
 // cuBLASLt has epilogues only for rows of whole 16-byte vectors (of bf16: 8 values), and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
@@ -284,85 +280,21 @@ private:
     }
 };
 
-// cuBLASLt's candidates for a GEMM, the most promising first
-struct Candidates {
-    static constexpr int most = 64;
-    cublasLtMatmulHeuristicResult_t at[most];  // no vector of them: nvcc 13.0 ends with an internal error
-    int count = 0;
-
-    // which algorithms they are, in which order, by every setting that an algorithm has
-    uint64_t hash() const {
-        struct {
-            cublasLtMatmulAlgoConfigAttributes_t attribute;
-            size_t bytes;
-        } settings[] = {{CUBLASLT_ALGO_CONFIG_ID, 4}, {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
-                        {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
-                        {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4}, {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
-                        {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4}, {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
-                        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}};
-        std::vector<uint32_t> values;
-        for (int i = 0; i < count; i++)
-            for (auto& setting : settings) {
-                uint32_t value = 0;  // stays 0 if this algorithm has no such setting
-                size_t written = 0;
-                cublasLtMatmulAlgoConfigGetAttribute(&at[i].algo, setting.attribute, &value,
-                                                     setting.bytes, &written);
-                values.push_back(value);
-            }
-        return checksum(values.data(), values.size() * sizeof values[0]);
-    }
-};
-
 struct Cublas {
     cublasLtHandle_t handle;
     std::map<Stream, void*> workspaces;  // a GEMM has its workspace until it ends: one for each stream
-    using Shape = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
-    AutotuneCache<Shape, cublasLtMatmulAlgo_t> chosen;
 
     static Cublas& get() {
         static Cublas& cublas = *new Cublas;  // never destroyed: when a program ends, its device may be gone
         return cublas;
     }
 
-    Cublas() {
-        check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
-    }
+    Cublas() { check_cublas(cublasLtCreate(&handle), "cublasLtCreate"); }
 
     void* workspace(Stream s) {
         void*& own = workspaces[s];
         if (!own) own = device_malloc(cublas_workspace, "cuBLASLt workspace");
         return own;
-    }
-
-    // none if the library has none
-    Candidates candidates(const MatmulDescriptor& d, int asked = cublas_candidates,
-                          size_t workspace_bytes = cublas_workspace) {
-        cublasLtMatmulPreference_t preference;
-        Candidates found;
-        check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-
-        auto set = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
-            check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
-                         "a preference");
-        };
-        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-        uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // partial sums are never rounded to bf16
-        set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums);
-
-        for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
-
-        asked = std::min(asked, Candidates::most);
-        cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d.gemm, d.A, d.B, d.C, d.C,
-                                                               preference, asked, found.at, &found.count);
-        cublasLtMatmulPreferenceDestroy(preference);
-        if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
-
-        auto works = [](auto& result) { return result.state == CUBLAS_STATUS_SUCCESS; };
-        found.count = (int)(std::stable_partition(found.at, found.at + found.count, works) - found.at);
-        return found;
     }
 
     template <class Out, class Left, class Right>
@@ -371,62 +303,20 @@ struct Cublas {
         return cublasLtMatmul(handle, d.gemm, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
                               d.C, &algo, workspace(s), cublas_workspace, s);
     }
-
-    template <class Out, class Left, class Right>
-    const cublasLtMatmulAlgo_t& choose(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, Stream s) {
-        int kind = kind_of(g);
-        Shape shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch, kind,
-                       (int)d.align};
-        return chosen.get(shape, [&] { return time_algorithms(g, d, s); });
-    }
-
-    // what a choice is remembered by: everything that the list of candidates depends on, and the list
-    template <class Out, class Left, class Right>
-    static std::string key(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
-                           const Candidates& all) {
-        return text("GEMM " PRECISION_NAME
-                    " %d x %d x %d %c%c %ld %ld %ld batch %d strides %ld %ld %ld kind %d align %u "
-                    "list %016llx",
-                    g.m, g.n, g.k, g.transpose_a ? 't' : 'n', g.transpose_b ? 't' : 'n', g.lda, g.ldb, g.ldc,
-                    g.batch, g.stride_a, g.stride_b, g.stride_out, kind_of(g), d.align,
-                    (unsigned long long)all.hash());
-    }
-
-private:
-    // types and epilogue
-    template <class Out, class Left, class Right>
-    static int kind_of(const Gemm<Out, Left, Right>& g) {
-        return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
-            (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
-            512 * std::is_same_v<Left, e5m2>;
-    }
-
-    template <class Out, class Left, class Right>
-    cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
-                                         Stream s) {
-        Candidates all = candidates(d);
-        if (!all.count)
-            fail("cuBLASLt has no algorithm for a GEMM in " PRECISION_NAME " aligned to %u bytes: choose "
-                 "sizes that are multiples of 8", d.align);
-        int best = autotuner.choose(key(g, d, all), all.count, 0, s, [&](int way) {
-            return multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
-        });
-        return all.at[best].algo;
-    }
 };
+
+// the fastest of its algorithms for this GEMM
+template <class Out, class Left, class Right>
+const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
+// whether it has any
+template <class Out>
+bool can_compute(const Gemm<Out>&);
 
 template <class Out, class Left = floatX, class Right = floatX>
 void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
     Gemm<Out, Left, Right> g = packed(given);
     MatmulDescriptor d(g);
-    Cublas& cublas = Cublas::get();
-    check_cublas(cublas.multiply(g, d, cublas.choose(g, d, s), s), "cublasLtMatmul");
-}
-
-template <class Out>
-bool can_compute(const Gemm<Out>& g) {
-    MatmulDescriptor d(packed(g));
-    return Cublas::get().candidates(d, 1).count > 0;
+    check_cublas(Cublas::get().multiply(g, d, choose_algorithm(g, d, s), s), "cublasLtMatmul");
 }
 
 // bytes that the GEMMs of a stream take besides their operands; taken when it first multiplies, or here
@@ -437,3 +327,4 @@ inline std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersi
 
 }  // namespace gpu
 #endif
+#include "../fast/gemm_choice.h"

@@ -408,3 +408,35 @@ inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t whole) {
     delete whole;
     return cudaSuccess;
 }
+
+// ---- what device.h offers beyond CUDA's own functions ----------------------------------------------------
+
+inline void let_device_go_on() { emulated::any_stream_goes_on(); }
+inline void note_progress() { emulated::turns_taken++; }  // counts as progress: no deadlock
+inline bool device_orders_launches() { return true; }
+inline int current_device() { return 0; }
+inline void use_device(int) {}
+
+struct TimedEvent {
+    double at = 0;  // 0: not yet
+    TimedEvent() = default;
+    void record(cudaStream_t s) {
+        at = 0;
+        emulated::enqueue(s, [this] { at = seconds(); });
+    }
+    bool reached() const { return at > 0; }
+    double since(const TimedEvent& begin) const { return at - begin.at; }
+    TimedEvent(const TimedEvent&) = delete;
+};
+
+constexpr bool host_is_device = true;
+
+template <class Kernel>
+void allow_shared(Kernel kernel, size_t bytes) {
+    if (bytes + 1024 <= emulated::usual_shared) return;
+    if (bytes > emulated::largest_shared)
+        fail("a kernel wants %zu bytes of shared memory, a device has %zu", bytes, emulated::largest_shared);
+    emulated::allowed_shared[(const void*)kernel] = bytes;
+}
+
+inline size_t largest_shared() { return emulated::largest_shared; }

@@ -291,7 +291,7 @@ inline void cublaslt_gemm() {
     for (int way : {0, 1}) {
         std::fill(out.begin(), out.end(), floatX(-1));
         gpu::MatmulDescriptor d(packed(g));
-        auto all = gpu::Cublas::get().candidates(d);
+        auto all = gpu::candidates_of(d);
         check(all.count == 3, text("cuBLASLt offers %d algorithms, wants 3", all.count));
         gpu::check_cublas(gpu::Cublas::get().multiply(packed(g), d, all.at[way].algo, nullptr),
                           "a GEMM");
@@ -299,7 +299,7 @@ inline void cublaslt_gemm() {
         close(text("a GEMM by cuBLASLt's algorithm %d", way), out, want, rounding);
     }
 
-    gpu::Cublas::get().chosen.map.clear();
+    gpu::chosen_algorithms.map.clear();
     {
         TimingChoices here;
         gpu::gemm(g, nullptr);
@@ -321,18 +321,17 @@ inline void cublaslt_choice_names_its_list() {
     floatX* p = x.data();
     Gemm<floatX> g = packed(Gemm<floatX>{.out = p, .a = p, .b = p, .m = 64, .n = 64, .k = 64});
     gpu::MatmulDescriptor d(g);
-    gpu::Cublas& cublas = gpu::Cublas::get();
-    auto usual = cublas.candidates(d), fewer = cublas.candidates(d, 2);
-    auto little_room = cublas.candidates(d, cublas_candidates, 16), other_order = usual;
+    auto usual = gpu::candidates_of(d), fewer = gpu::candidates_of(d, 2);
+    auto little_room = gpu::candidates_of(d, cublas_candidates, 16), other_order = usual;
     std::swap(other_order.at[0], other_order.at[1]);
     check(usual.count == 3 && fewer.count == 2 && little_room.count == 2, "lists of candidates differ");
 
-    std::string key = cublas.key(g, d, usual);
-    check(key == cublas.key(g, d, cublas.candidates(d)), "the same list, the same key: " + key);
+    std::string key = gpu::choice_key(g, d, usual);
+    check(key == gpu::choice_key(g, d, gpu::candidates_of(d)), "the same list, the same key: " + key);
     for (auto* other : {&fewer, &little_room, &other_order})
-        check(key != cublas.key(g, d, *other), "another list, another key: " + key);
+        check(key != gpu::choice_key(g, d, *other), "another list, another key: " + key);
     g.stride_out = 4096;
-    check(key != cublas.key(g, d, usual), "another stride, another key");
+    check(key != gpu::choice_key(g, d, usual), "another stride, another key");
 }
 
 // two streams that multiply at once: the stand-in refuses a workspace that another stream uses
@@ -346,7 +345,7 @@ inline void cublaslt_streams() {
         auto g = packed(Gemm<floatX>{.out = outs[i].data(), .a = a.data(), .b = b.data(), .m = m, .n = n,
                                      .k = k, .transpose_b = true});
         gpu::MatmulDescriptor d(g);
-        cublasStatus_t status = cublas.multiply(g, d, cublas.candidates(d).at[1].algo, streams[i]);
+        cublasStatus_t status = cublas.multiply(g, d, gpu::candidates_of(d).at[1].algo, streams[i]);
         check(status == CUBLAS_STATUS_SUCCESS, text("a GEMM on stream %d: %s", i,
                                                     cublasLtGetStatusString(status)));
     }

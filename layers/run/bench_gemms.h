@@ -72,14 +72,14 @@ public:
         Gemm<Out> g = packed(given);
         double flops = 2.0 * g.m * g.n * g.k * 1e-12, first = 0;
         gpu::MatmulDescriptor d(g);
-        gpu::Candidates usual = gpu::Cublas::get().candidates(d);
+        gpu::Candidates usual = gpu::candidates_of(d);
         printf("{\"gemm\": \"%s\", \"m\": %d, \"n\": %d, \"k\": %d, \"epilogue\": %s", name, g.m, g.n, g.k,
                has_epilogue ? "true" : "false");
         if (usual.count) {
             gpu::gemm(g, nullptr);  // makes the choice
             long began = time(nullptr);
             double took = sustained(load, [&] { gpu::gemm(g, nullptr); }, &first);
-            Choice chosen = autotuner.measured[gpu::Cublas::key(g, d, usual)];
+            Choice chosen = autotuner.measured[gpu::choice_key(g, d, usual)];
             printf(", \"chosen\": %d, \"of\": %d, \"tuned_us\": %.1f, \"us\": %.1f, \"tflops\": %.1f, "
                    "\"first_tflops\": %.1f, \"began\": %ld, \"ended\": %ld", chosen.number, usual.count,
                    chosen.microseconds, took * 1e6, flops / took, flops / first, began,
@@ -93,7 +93,7 @@ public:
             });
             printf(", \"separate_us\": %.1f", took * 1e6);
         }
-        gpu::Candidates all = gpu::Cublas::get().candidates(d, asked, room);
+        gpu::Candidates all = gpu::candidates_of(d, asked, room);
         auto [best, took] = fastest(g, d, all);
         if (best >= 0)
             printf(", \"best\": %d, \"best_of\": %d, \"best_us\": %.1f, \"best_workspace\": %zu", best,
@@ -122,7 +122,7 @@ public:
             if (way == 2)
                 gpu::check_cublas(cublasLtMatmulDescSetAttribute(d.gemm, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
                                                                  &target, sizeof target), "SM_COUNT_TARGET");
-            gpu::Candidates all = gpu::Cublas::get().candidates(d, 8, room);
+            gpu::Candidates all = gpu::candidates_of(d, 8, room);
             auto run = [&] { multiply(g, d, all.at[0].algo); };
             double about = sustained(load / 15, run);
             int times = std::max(4, (int)(load / 15 / about));

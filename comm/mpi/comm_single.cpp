@@ -1,6 +1,6 @@
 // comm_single.cpp   the transport for a single process: no communication
 #include <cstdlib>
-#include "comm.h"
+#include "../comm.h"
 
 namespace comm {
 

@@ -1,0 +1,96 @@
+// nccl_start.h   how NCCL's communicators are made: with a timeout, and connected before the first step
+//   Calls that run beside kernels (of data-parallel and pipeline groups) may take few of the device's SMs:
+//   cuBLASLt's GEMMs want all of them at once, and a GEMM that lacks one waits for it. NCCL would take up to
+//   32; its variable NCCL_MAX_CTAS overrides this choice.
+//   TRAIN_GPT_SHARE_GPU=1, for checks on a machine with one GPU: NCCL refuses two ranks on one device of one
+//   host, so each rank calls itself a host. They then communicate by sockets, slowly.
+#pragma once
+#include <nccl.h>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <thread>
+#include "mpi_world.h"
+
+namespace comm {
+namespace {
+
+void check_nccl(ncclResult_t result, const char* what) {
+    if (result != ncclSuccess)
+        fail("NCCL, %s: %s (%s): NCCL_DEBUG=INFO says more", what, ncclGetErrorString(result),
+             ncclGetLastError(nullptr));
+}
+
+// NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
+// one watches the clock. If the run ends meanwhile, the thread is left behind
+constexpr int ctas_beside_kernels = 16;  // blocks, each on an SM: enough for a network card, not measured
+struct Joining {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm = nullptr;
+    ncclResult_t result = ncclSuccess;
+    std::exception_ptr error;
+    std::atomic<bool> done = false;
+};
+ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
+    auto joining = std::make_shared<Joining>();
+    joining->config.commName = handle_of(g).name.c_str();
+    if (beside_kernels) joining->config.maxCTAs = ctas_beside_kernels;
+    std::thread joins([joining, id, size = g.size, rank = g.rank, device = current_device()] {
+        try {
+            use_device(device);
+            joining->result = ncclCommInitRankConfig(&joining->comm, size, id, rank, &joining->config);
+        } catch (...) {
+            joining->error = std::current_exception();
+        }
+        joining->done = true;
+    });
+
+    try {
+        WaitLoop loop;
+        while (!joining->done) loop.turn("NCCL's start of " + handle_of(g).name, g.members);
+    } catch (...) {
+        joins.detach();
+        throw;
+    }
+
+    joins.join();
+    note_progress();
+    if (joining->error) std::rethrow_exception(joining->error);
+    check_nccl(joining->result, handle_of(g).name.c_str());
+    return joining->comm;
+}
+
+// NCCL connects two ranks when they first communicate, and the host blocks. A host that blocks in the middle
+// of a schedule may hold back what its neighbours wait for, so all connections are made here.
+void connect(const Group& g, const char* name) {
+    auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
+    set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
+    auto connect_by = [&](Collective kind, void* out, const void* in, int peer = -1) {
+        post({.kind = kind, .group = &g, .out = out, .in = in, .n = 1, .type = Type::Int64, .peer = peer,
+              .label = "connecting"});
+    };
+    connect_by(Collective::AllReduce, x, x);
+    connect_by(Collective::ReduceScatter, x + g.rank, x);
+    connect_by(Collective::AllGather, x, x + g.rank);
+
+    group_begin();
+    connect_by(Collective::Send, nullptr, x + g.size, (g.rank + 1) % g.size);
+    connect_by(Collective::Receive, x + g.size + 1, nullptr, (g.rank + g.size - 1) % g.size);
+    group_end();
+
+    synchronize(nullptr);
+    device_free(x);
+}
+
+// NCCL knows a host by a hash, which NCCL_HOSTID replaces
+void share_gpu() {
+    setenv("NCCL_HOSTID", text("train_gpt, rank %d", world_rank()).c_str(), 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    setenv("NCCL_IB_DISABLE", "1", 0);
+    if (world_rank() == 0)
+        fprintf(stderr, "note: TRAIN_GPT_SHARE_GPU=1: ranks may share a GPU, and NCCL takes each for a host "
+                        "of its own: for checks, slow\n");
+}
+
+}  // namespace
+}  // namespace comm
