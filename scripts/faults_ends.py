@@ -169,7 +169,9 @@ def signals():
         for number in (signal.SIGTERM, signal.SIGHUP):
             name = f"signal{number}-{ranks}"
             options = ["--save", name, "--metrics", f"{name}.jsonl"]
-            process = start(command("--steps", 1000000, *options, ranks=ranks))
+            # these tests may themselves run under nohup
+            heard = ["env", "--default-signal=HUP"]
+            process = start([*heard, *command("--steps", 1000000, *options, ranks=ranks)])
             check(until(lambda: steps_written(WORK / f"{name}.jsonl") > 3), f"{name} trains")
             for pid in ranks_of(process).values():
                 os.kill(pid, number)
