@@ -20,7 +20,8 @@ void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& 
     clear_losses(model);
     if (model.grid.p > 1) {  // several stages: see pipeline.h
         std::vector<BatchShape> sizes(micro_batches, {B, T});
-        return run_schedule(model, trainer.schedules.at(samples.batch), token_batches(model, sizes), dloss);
+        MicroBatches all = token_batches(model, sizes, dloss);
+        return run_schedule(model, trainer.schedules.at(samples.batch), all, dloss);
     }
 
     // one stage: a plain loop
@@ -42,6 +43,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     const Options& o = run.options;
     double start = seconds(), waited = comm::waited_seconds();
 
+    // read during the last step; their tokens are in the model's other host buffer, which is now its own
     const StepSamples& samples = trainer.samples.take(model);
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
     real dloss = (real)(1 / counted);  // the step's loss is the mean over the tokens that count
@@ -55,6 +57,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         complete_gradients(model);  // ends the sums over d; sums over t and wte's copies
         update_parameters(model, optimizer, o.clip);
     };
+    // repeated: only in steps of --check-every
     std::optional<RepeatedStep> repeated = enqueue_step(run, trainer, samples.batch, gradients, update);
 
     // the host's first wait in the step, except inside MPI calls

@@ -94,10 +94,10 @@ int world_size();
 Group make_group(const char* name, const std::vector<int>& members, bool beside_kernels = false);
 Group make_host_group(const char* name, const std::vector<int>& members);  // for numbers on the host only
 Group everyone();  // the world, for numbers on the host only; needs neither grid nor device
-// all-gather of numbers in host memory: every member's, in rank order
+// all-gather of numbers in host memory: every member's, in rank order; on one rank `mine`
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label);
 void barrier(const Group& g, const char* label);
-double waited_seconds();  // how long this rank, or its device, has waited for others so far
+double waited_seconds();  // how long this rank, or its device, has waited for others so far; alone: 0
 struct SentMessages { long count = -1, peers = 0; };  // MPI messages, those of collectives too; ranks sent to
 SentMessages sent_messages();  // count -1: not counted (see scripts/count_messages.c)
 

@@ -9,9 +9,9 @@
 //     requires p <= g <= m, and m a multiple of g or m mod g >= p (arXiv 2104.04473; g is Megatron-LM's
 //     microbatch_group_size_per_vp_stage).
 //   Messages are exchanged between computations. The exchange before computation k sends the output of k - 1
-//   and receives the input of k + 1, one computation ahead. All messages of an exchange are posted at once,
-//   so that neighbours that send to each other do not deadlock; it has at most one of each kind. Between two
-//   neighbours, messages of one direction keep their order.
+//   and receives the input of k + 1, one computation ahead: at most one send, and behind it one receive. Both
+//   are posted at once, so that neighbours that send to each other do not deadlock. Between two neighbours,
+//   messages of one direction keep their order.
 //   Buffers are numbered: slots (a micro-batch's activations in a chunk, from Forward to Backward), input
 //   (what the chunk's first layer reads), dx. A buffer that was sent is overwritten only after that send has
 //   ended. layers/model/pipeline.h executes the list. In layers/plan, simulate.h plays all stages in virtual

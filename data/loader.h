@@ -84,7 +84,7 @@ struct Loader {
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
     // a token whose loss does not count is returned as -1 - token
-    void read_sample(int* out, uint64_t index) {
+    void read_at(int* out, uint64_t index) {
         size_t f = file_of(index);
         uint64_t begin = (index - first_samples[f]) * T;
         files[f].read(out, begin, T + 1, V);
@@ -103,7 +103,7 @@ struct Loader {
 
     // the sample that training reads as its n-th, counted from 0 over all epochs
     uint64_t order(uint64_t n) const { return permute(n % samples(), samples(), key, n / samples()); }
-    void read_nth(int* out, uint64_t n) { read_sample(out, order(n)); }
+    void read_nth(int* out, uint64_t n) { read_at(out, order(n)); }
 };
 
 // ---- a blend of sets --------------------------------------------------------------------------------------

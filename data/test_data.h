@@ -52,8 +52,8 @@ void test_answers() {
     loader.take_answers();
     for (uint64_t sample = 0; sample < loader.samples(); sample++) {
         std::vector<int> some(9), tokens(9);
-        loader.read_sample(some.data(), sample);
-        all.read_sample(tokens.data(), sample);
+        loader.read_at(some.data(), sample);
+        all.read_at(tokens.data(), sample);
         uint64_t counted = 0;
         bool same = true;
         for (int t = 0; t <= 8; t++) {
@@ -91,8 +91,8 @@ void test_loader() {
         check(loader.samples() == 125 + 7 && loader.file_vocabulary() == V, "samples of two files");
         std::vector<int> w(9), v(9), all(1001);
         loader.files[0].read(all.data(), 0, 1001, V);
-        loader.read_sample(w.data(), 3);
-        loader.read_sample(v.data(), 4);
+        loader.read_at(w.data(), 3);
+        loader.read_at(v.data(), 4);
         check(w[8] == v[0] && w[0] == all[24] && all[5] == (int)(hash_of(5 * 31 + 1) % V),
               "samples overlap by one");
         std::vector<int> count(132, 0);

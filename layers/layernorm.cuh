@@ -37,9 +37,9 @@ struct LayerNormForward {
     void gpu(Stream) const;
 };
 
-// x = residual + f + bias, then its layer norm
+// sum = residual + f + bias; y = its layer norm
 struct ResidualLayerNormForward {
-    floatX *x, *y;
+    floatX *sum, *y;
     NormStats stats;
     const floatX *residual, *f, *bias, *w, *b;
     int N, C;
@@ -47,7 +47,7 @@ struct ResidualLayerNormForward {
     static constexpr const char* name = "residual_layernorm_forward";
     std::vector<Tensor> tensors() const {
         return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
-                reads("w", w, C), reads("b", b, C), writes("x", x, N, C), writes("y", y, N, C),
+                reads("w", w, C), reads("b", b, C), writes("sum", sum, N, C), writes("y", y, N, C),
                 writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
     }
     void ref(Stream) const;
@@ -102,8 +102,8 @@ inline void LayerNormForward::ref(Stream) const {
 }
 
 inline void ResidualLayerNormForward::ref(Stream s) const {
-    ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
-    LayerNormForward{.y = y, .stats = stats, .x = x, .w = w, .b = b, .N = N, .C = C}.ref(s);
+    ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
+    LayerNormForward{.y = y, .stats = stats, .x = sum, .w = w, .b = b, .N = N, .C = C}.ref(s);
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
@@ -355,21 +355,21 @@ constexpr int layernorm_block = 128;
 
 inline void ResidualLayerNormForward::gpu(Stream s) const {
     if (!gpu::row_warps(C)) {
-        if (f) ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
+        if (f) ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
         LAUNCH(gpu::layernorm_forward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block, 0,
-               s, y, stats, x, w, b, N, C);
+               s, y, stats, sum, w, b, N, C);
         return;
     }
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_block(W);
         LAUNCH((gpu::layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y,
-               stats, x, residual, f, bias, w, b, N, C);
+               stats, sum, residual, f, bias, w, b, N, C);
     });
 }
 
 // the same kernels, with nothing to add: x is only read
 inline void LayerNormForward::gpu(Stream s) const {
-    ResidualLayerNormForward{.x = const_cast<floatX*>(x), .y = y, .stats = stats, .residual = nullptr,
+    ResidualLayerNormForward{.sum = const_cast<floatX*>(x), .y = y, .stats = stats, .residual = nullptr,
                              .f = nullptr, .bias = nullptr, .w = w, .b = b, .N = N, .C = C}.gpu(s);
 }
 

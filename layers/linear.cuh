@@ -2,9 +2,9 @@
 //   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db (OC) real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
-//   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db by
-//             column_sum (residual.cuh). GELU's dy becomes dx in place. scratch: column_sum_scratch(OC)
-//             values
+//   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db,
+//             if it is wanted here (see the table in model/block.h), by column_sum (residual.cuh). GELU's dy
+//             becomes dx in place. scratch: column_sum_scratch(OC) values
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see
 //   fast/autotune.h. The bias gradient has its own kernel: cuBLASLt's epilogue for it slows the GEMM by more
 //   (H100, 124M: 537 us for 497, and 619 for 578). With --fp8 the GEMMs are those of fp8_linear.cuh
@@ -41,6 +41,7 @@ struct LinearForward {
     std::vector<Work> works() const {
         return {rounding_work(scratch, (double)N * C, 1), product(y, N, OC, C, false, scratch.in_fp8())};
     }
+    int64_t linear_flops() const { return 2L * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -62,6 +63,7 @@ struct LinearGeluForward {
         return {rounding_work(scratch, (double)N * C, 1), product(up, N, OC, C, false, scratch.in_fp8()),
                 moves(2.0 * N * OC)};
     }
+    int64_t linear_flops() const { return 2L * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -88,14 +90,15 @@ struct LinearBackward {
                 rounding_work(scratch, (double)N * OC, 2), product(dw, OC, C, N, accumulate, rounds),
                 product(dx, N, C, OC, false, rounds)};
     }
+    int64_t linear_flops() const { return (dx ? 4L : 2L) * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
-// for a layer whose input is x = gelu(up): dup (N, C) becomes the gradient of up
+// for a layer whose input is x = gelu(up): d_up (N, C) becomes the gradient of up
 struct LinearOfGeluBackward {
-    floatX* dup;
+    floatX* d_up;
     real* dw;
     const floatX *dy, *x, *up, *w;
     LinearScratch scratch;
@@ -110,14 +113,15 @@ struct LinearOfGeluBackward {
     static constexpr const char* name = "linear_of_gelu_backward";
     std::vector<Tensor> tensors() const {
         return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C), reads("w", w, OC, C),
-                sums_to("dw", dw, accumulate, OC, C), writes("dup", dup, N, C)};
+                sums_to("dw", dw, accumulate, OC, C), writes("d_up", d_up, N, C)};
     }
     std::vector<Work> works() const {
         bool rounds = scratch.in_fp8();
         return {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
-                product(dw, OC, C, N, accumulate, rounds), product(dup, N, C, OC, false, rounds),
+                product(dw, OC, C, N, accumulate, rounds), product(d_up, N, C, OC, false, rounds),
                 moves(3.0 * N * C)};
     }
+    int64_t linear_flops() const { return 4L * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -150,23 +154,18 @@ struct RoundWeight {
     void execute(Stream s) const { fp8::round_weight(w, scratch.fp8, C, OC, s); }
 };
 
-// ---- their GEMMs -----------------------------------------------------------------------------------------
-
-inline int64_t linear_flops = 0;  // of linear layers since it was last reset; compared with the plan
+// ---- their GEMMs, described; gemm() computes them --------------------------------------------------------
 
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
-    linear_flops += 2L * N * C * OC;
     return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
 }
 
 inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, int N, int C, int OC) {
-    linear_flops += 2L * N * C * OC;
     return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
 }
 
 inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
                               bool accumulate) {
-    linear_flops += 2L * N * C * OC;
     return {
         .out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(accumulate)};
 }
@@ -206,8 +205,8 @@ inline void LinearBackward::ref(Stream s) const {
 
 inline void LinearOfGeluBackward::ref(Stream s) const {
     of_weight().ref(s);
-    ref::gemm(input_gemm(dup, dy, w, N, C, OC), s);
-    ref::gelu_backward(dup, up, (long)N * C, s);
+    ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
+    ref::gelu_backward(d_up, up, (long)N * C, s);
 }
 
 inline void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
@@ -314,11 +313,11 @@ inline void LinearBackward::gpu(Stream s) const {
 
 inline void LinearOfGeluBackward::gpu(Stream s) const {
     of_weight().gpu(s);
-    Gemm<floatX> unfused = input_gemm(dup, dy, w, N, C, OC), fused_gemm = unfused;
+    Gemm<floatX> unfused = input_gemm(d_up, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_input = up;
     auto run = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
-        if (!fused) gpu::gelu_backward(dup, up, (long)N * C, s);
+        if (!fused) gpu::gelu_backward(d_up, up, (long)N * C, s);
     };
     bool fused = gpu::fuses("GELU backward", fused_gemm, N, C, OC, s, run);
     run(fused);
@@ -327,31 +326,27 @@ inline void LinearOfGeluBackward::gpu(Stream s) const {
 inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
 #endif
 
-// ---- in floatX or in 8 bits ------------------------------------------------------------------------------
+// ---- in floatX or, with --fp8, in 8 bits -----------------------------------------------------------------
 
 inline void LinearForward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
-    linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
 }
 
 inline void LinearGeluForward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
-    linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
 inline void LinearBackward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
-    linear_flops += 4L * N * C * OC;
     if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
 inline void LinearOfGeluBackward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
-    linear_flops += 4L * N * C * OC;
-    fp8::matmul_backward(dup, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
-    dev::gelu_backward(dup, up, (long)N * C, s);
+    fp8::matmul_backward(d_up, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
+    dev::gelu_backward(d_up, up, (long)N * C, s);
 }

@@ -13,8 +13,8 @@ copy of the working tree; builds the emulated device with SANITIZE=thread, and r
 one fails. Prints for each site what caught it, and exits with 1 if a mutation survives or fails for another
 reason. Takes two minutes per site and core. `hopper` removes or alters what synchronises and addresses the
 sm_90a kernels (barriers, fences, waits, parities, arrivals, byte counts, descriptors), and runs only the
-chapter of that name in ./test_gpt: half a minute per site and core. `nccl` alters comm_nccl.cpp, and runs
-scripts/test_nccl.py and layouts over NCCL's stand-in with the race detector.
+chapter of that name in ./test_gpt: half a minute per site and core. `nccl` alters comm_nccl.cpp and
+nccl_start.h, and runs scripts/test_nccl.py and layouts over NCCL's stand-in with the race detector.
 """
 
 import argparse
@@ -118,7 +118,7 @@ NCCL = {
         f"{TEST_NCCL} --faults",
     ],
 }
-# of comm/comm_nccl.cpp: what is written in its place
+# of comm/comm_nccl.cpp and comm/mpi/nccl_start.h: what is written in its place
 NCCL_CHANGES = (
     (r"c\.forked\.record\(compute\);", ""),
     (r"c\.forked\.block\(comm_stream\);", ""),
@@ -307,11 +307,11 @@ def hopper_sites():
 
 
 def nccl_sites():
-    path = Path("comm/comm_nccl.cpp")
-    text = (ROOT / path).read_text()
-    for pattern, becomes in NCCL_CHANGES:
-        for found in re.finditer(pattern, text):
-            yield site_of(NCCL, path, text, found.start(), found.end(), found.expand(becomes))
+    for path in map(Path, ("comm/comm_nccl.cpp", "comm/mpi/nccl_start.h")):
+        text = (ROOT / path).read_text()
+        for pattern, becomes in NCCL_CHANGES:
+            for found in re.finditer(pattern, text):
+                yield site_of(NCCL, path, text, found.start(), found.end(), found.expand(becomes))
 
 
 def copy_tree(folder):

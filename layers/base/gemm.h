@@ -1,5 +1,5 @@
-// gemm.h   one description of every GEMM; ref::gemm uses the host's BLAS, gpu::gemm cuBLASLt or, in
-//   emulation, its stand-in (cublaslt_on_cpu.h)
+// gemm.h   one description of every GEMM; ref::gemm uses the host's BLAS, gpu::gemm (the last third of this
+//   file) cuBLASLt or, in emulation, its stand-in (cublaslt_on_cpu.h)
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
 //   a, b are floatX, or fp8 numbers scaled by *scale_a, *scale_b; out is floatX or real. `batch` GEMMs, whose
 //   operands are `stride` elements apart.
@@ -25,11 +25,11 @@
 
 // ---- GEMM ------------------------------------------------------------------------------------------------
 
-template <class Out, class A = floatX, class B = floatX>
+template <class Out, class Left = floatX, class Right = floatX>
 struct Gemm {
     Out* out;
-    const A* a;
-    const B* b;
+    const Left* a;
+    const Right* b;
     int m, n, k;
     bool transpose_a = false, transpose_b = false;
     real alpha = 1, beta = 0;
@@ -47,8 +47,8 @@ constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that mu
 // cuBLASLt has epilogues only for rows of whole 16-byte vectors (of bf16: 8 values), and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
-template <class Out, class A, class B>
-Gemm<Out, A, B> packed(Gemm<Out, A, B> g) {  // fills in leading dimensions that were not given
+template <class Out, class Left, class Right>
+Gemm<Out, Left, Right> with_strides(Gemm<Out, Left, Right> g) {  // leading dimensions, where none are given
     if (!g.lda) g.lda = g.transpose_a ? g.m : g.k;
     if (!g.ldb) g.ldb = g.transpose_b ? g.k : g.n;
     if (!g.ldc) g.ldc = g.n;
@@ -82,8 +82,8 @@ struct Widened {
 };
 
 // row r of out = GELU of row r of up
-template <class Out, class A, class B>
-void gelu_row(const Gemm<Out, A, B>& g, long r) {
+template <class Out, class Left, class Right>
+void gelu_row(const Gemm<Out, Left, Right>& g, long r) {
     Out* out = g.out + r * g.ldc;
     const floatX* up = g.up + r * g.n;
     #pragma omp simd
@@ -91,8 +91,8 @@ void gelu_row(const Gemm<Out, A, B>& g, long r) {
 }
 
 // applies the epilogue to row r of a GEMM's result (n), which is not rounded yet
-template <class Out, class A, class B>
-void finish_row(const Gemm<Out, A, B>& g, long r, real* x) {
+template <class Out, class Left, class Right>
+void finish_row(const Gemm<Out, Left, Right>& g, long r, real* x) {
     Out* out = g.out + r * g.ldc;
     long n = g.n;
     if (g.bias) {
@@ -117,17 +117,17 @@ void finish_row(const Gemm<Out, A, B>& g, long r, real* x) {
 }
 
 // out (m, n), ldc elements a row = g.alpha * op(a) op(b) + beta * out + bias by oneDNN, if it can
-template <class To, class Out, class A, class B>
-bool try_bf16(const Gemm<Out, A, B>& g, To* out, long ldc, real beta, const floatX* bias = nullptr) {
-    if constexpr (std::is_same_v<A, bf16> && std::is_same_v<B, bf16>)
+template <class To, class Out, class Left, class Right>
+bool try_bf16(const Gemm<Out, Left, Right>& g, To* out, long ldc, real beta, const floatX* bias = nullptr) {
+    if constexpr (std::is_same_v<Left, bf16> && std::is_same_v<Right, bf16>)
         return multiply_bf16({out, g.a, g.b, bias, g.m, g.n, g.k, g.transpose_a, g.transpose_b,
                               sizeof(To) == 4, g.lda, g.ldb, ldc, (float)g.alpha, (float)beta});
     return false;
 }
 
 // the same without a bias, by oneDNN or CBLAS
-template <class Out, class A, class B>
-void multiply(const Gemm<Out, A, B>& g, real* out, long ldc, real beta) {
+template <class Out, class Left, class Right>
+void multiply(const Gemm<Out, Left, Right>& g, real* out, long ldc, real beta) {
     if (try_bf16(g, out, ldc, beta)) return;
     Widened a(g.a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
     Widened b(g.b, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
@@ -141,8 +141,8 @@ void multiply(const Gemm<Out, A, B>& g, real* out, long ldc, real beta) {
                     (int)ldc);
 }
 
-template <class Out, class A, class B>
-void gemm_of_batch(const Gemm<Out, A, B>& g) {
+template <class Out, class Left, class Right>
+void gemm_of_batch(const Gemm<Out, Left, Right>& g) {
     if constexpr (std::is_same_v<Out, real>) {
         multiply(g, g.out, g.ldc, g.beta);
         if (!g.bias && !g.gelu_input) return;
@@ -171,9 +171,9 @@ void gemm_of_batch(const Gemm<Out, A, B>& g) {
     }
 }
 
-template <class Out, class A = floatX, class B = floatX>
-void gemm(const Gemm<Out, A, B>& given, Stream) {
-    Gemm<Out, A, B> g = packed(given);
+template <class Out, class Left = floatX, class Right = floatX>
+void gemm(const Gemm<Out, Left, Right>& given, Stream) {
+    Gemm<Out, Left, Right> g = with_strides(given);
     if (g.scale_a) g.alpha *= *g.scale_a * *g.scale_b;
     for (int i = 0; i < g.batch; i++) {
         gemm_of_batch(g);
@@ -305,7 +305,7 @@ struct Cublas {
     }
 };
 
-// the fastest of its algorithms for this GEMM
+// the fastest of its algorithms for this GEMM; in a step this looks up an answer
 template <class Out, class Left, class Right>
 const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
 // whether it has any
@@ -314,7 +314,7 @@ bool can_compute(const Gemm<Out>&);
 
 template <class Out, class Left = floatX, class Right = floatX>
 void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
-    Gemm<Out, Left, Right> g = packed(given);
+    Gemm<Out, Left, Right> g = with_strides(given);
     MatmulDescriptor d(g);
     check_cublas(Cublas::get().multiply(g, d, choose_algorithm(g, d, s), s), "cublasLtMatmul");
 }

@@ -12,6 +12,7 @@
 //     layers/plan/record.h    all of it, in order, with values
 //   Without listeners it costs an NVTX range in CUDA builds, and nothing else.
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
+//   To follow a step, read on from compute().
 #pragma once
 #include <exception>
 #include <memory>
@@ -230,6 +231,8 @@ void compute(const Operation& o, Stream s) {
     else o.ref(s);
 }
 
+inline int64_t linear_flops = 0;  // of linear layers since it was last reset; compared with the plan
+
 // Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
 // moves each tensor once
 template <class Operation>
@@ -242,6 +245,7 @@ void run(const Operation& o, Stream s, std::source_location where = std::source_
         return activity;
     });
     if (!executes()) return;
+    if constexpr (requires { o.linear_flops(); }) linear_flops += o.linear_flops();
     if constexpr (requires { o.execute(s); }) o.execute(s);
     else compute(o, s);
 }

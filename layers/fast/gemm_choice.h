@@ -118,7 +118,7 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
 
 template <class Out>
 bool can_compute(const Gemm<Out>& g) {
-    MatmulDescriptor d(packed(g));
+    MatmulDescriptor d(with_strides(g));
     return candidates_of(d, 1).count > 0;
 }
 

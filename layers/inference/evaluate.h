@@ -115,6 +115,7 @@ inline std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
         all.load = [&](MicroBatch& mb) {
             load_packed(model, mb.kept, plan.pack_batch(batch_of(mb.index), shares));
         };
+        all.forward = [&](MicroBatch& mb) { packed_forward(model, mb); };
 
         clear_losses(model);
         run_schedule(model, make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false}), all,

@@ -132,7 +132,7 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
             t->tokens.erase(t->tokens.begin(), t->tokens.end() - (T + 1) / 2);
             t->done = 0;
         }
-        if (!model.keeps_cache()) t->done = 0;
+        if (!keeps_cache(model)) t->done = 0;
 
         int n = (int)t->tokens.size() - t->done, base = (int)place * T;
         if (packed.rows() + n > room) break;

@@ -1,7 +1,21 @@
 // packed_batch.h   packed batches of variable-length segments: built on the host, loaded, computed
+//   Forward only, over the layers of layers/model, with attention over segments; in generation the buffer qkv
+//   is the KV cache (queries are stored there too, but not read again).
 #pragma once
 #include "../base/rng.h"
+#include "../fast/packed_attention_hopper.cuh"
 #include "../model/pipeline.h"
+
+// a packed batch on the device; its shape is B = 1, T = N
+struct PackedSegments {
+    const int* positions;    // (N)
+    const int* cache_slots;  // (N): each row's slot in the KV cache; nullptr: row n is slot n, no cache
+    const int* logit_rows;   // (outputs): rows whose logits are computed; a row may be listed more than once
+    const Tile* tiles;
+    int tile_count, outputs;
+    int cache_rows;          // rows of the buffer that holds queries, keys and values
+};
+static_assert(packed_ints == 3 + sizeof(Tile) / sizeof(int));
 
 struct PackedBatch {
     std::vector<int> tokens, positions;  // (N)
@@ -47,7 +61,8 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
         return at;
     };
 
-    PackedSegments& s = to.segments;
+    to.packed = std::make_shared<PackedSegments>();
+    PackedSegments& s = *to.packed;
     s.positions = to.segment_arrays;
     s.cache_slots = packed.cache_slots.empty() ? nullptr : append(packed.cache_slots);
     s.logit_rows = append(packed.logit_rows);
@@ -67,7 +82,6 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
         copy_to_device(to.targets, packed.targets.data(), packed.targets.size() * sizeof(int), model.stream);
     }
     synchronize(model.stream);  // `all` and `packed` are not needed after this
-    to.is_packed = true;
 }
 
 // before the first packed batch: times which attention kernel is faster (fast/autotune.h), on random values
@@ -86,19 +100,107 @@ inline void tune_packed(Model& model) {
     copy_to_device(a.qkv, values.data(), values.size() * sizeof(floatX), model.stream);
 
     AttentionShape heads = {1, packed.rows(), model.shape.NH / model.grid.t, model.shape.HS()};
-    const PackedSegments& s = kept.segments;
+    const PackedSegments& s = *kept.packed;
     TimingChoices here;
     run(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = s.tiles, .count = s.tile_count,
                         .cache_rows = s.cache_rows, .a = heads}, model.stream);
     synchronize(model.stream);  // `values` is not needed after this
 }
 
-// this rank's logits (outputs, Vp_r) of a micro-batch at the last chunk, all of them held at once
-inline void all_logits(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
+// ---- forward ---------------------------------------------------------------------------------------------
+
+// whether a pass leaves keys and values behind: in training blocks keep their qkv for backward anyway
+inline bool keeps_cache(const Model& model) {
+    const Setup& setup = model.setup;
+    return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
+}
+
+// steps 2 and 3 of a block (model/block.h)
+inline void packed_attention(const BlockActivations& a, const PackedSegments& packed, const floatX* const* w,
+                             const LayerContext& ctx, const LinearScratch& linear, BatchShape batch) {
+    Stream s = ctx.stream;
+    int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
+    floatX* qkv = packed.cache_slots ? ctx.scratch.wide : a.qkv;
+    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
+    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t,
+                      .scratch = linear}, s);
+    if (packed.cache_slots)
+        run(StoreCacheRows{.cache = a.qkv, .rows = qkv, .cache_slots = packed.cache_slots, .N = N,
+                           .width = 3 * C / t}, s);
+
+    AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
+    run(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = packed.tiles, .count = packed.tile_count,
+                        .cache_rows = packed.cache_rows, .a = heads}, s);
+}
+
+// the chunk's input, or in the first chunk the tokens -> kept.y, as layers_forward() (model/stage.h)
+inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
+    const PackedSegments& packed = *mb.kept.packed;
+    // any number of rows: FP8 GEMMs need multiples of 16
+    LinearScratch linear = ctx.scratch.linear.without_fp8();
+    int n = model.chunk_layers();
+    floatX* x = mb.input.x;
+
+    await_sent(model, mb.kept.y);
+    if (model.is_first_chunk(mb.chunk)) {
+        model.await_parameter(model.table.list[model.table.wpe]);
+        embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
+                      mb.batch, packed.positions);
+    }
+
+    for (int l = 0; l < n; l++) {
+        int layer = mb.chunk * n + l;
+        bool is_last = l + 1 == n;
+        current_place.layer = model.layer_number(mb.chunk, l);
+        BlockActivations a = mb.kept.blocks[l];
+        auto w = model.block_weights(layer);
+        if (l == 0) {
+            a.x = x;
+            model.await_parameter(model.table.block(layer, LN1_W));
+            ln1_forward(a, w.data(), ctx, mb.batch);
+        }
+
+        packed_attention(a, packed, w.data(), ctx, linear, mb.batch);
+        const floatX* branch = after_attention_forward(a, w.data(), ctx, linear, mb.batch, true);
+        if (is_last) {
+            add_branch_and_norm(mb.kept.y.x, a, branch, w[DOWN_B], nullptr, nullptr, ctx, mb.batch);
+        } else {
+            model.await_parameter(model.table.block(layer + 1, LN1_W));
+            const BlockActivations& next = mb.kept.blocks[l + 1];
+            auto next_w = model.block_weights(layer + 1);
+            add_branch_and_norm(next.x, a, branch, w[DOWN_B], &next, next_w.data(), ctx, mb.batch);
+        }
+    }
+    current_place.layer = -1;
+}
+
+// of the last chunk's output: normalised rows (outputs, C), those whose logits are wanted
+inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
-    auto w = model.lm_head_weights();
-    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w.data(), ctx, mb.batch);
-    logits_forward(model.lm_head, rows, w[LOGITS_W], mb.batch.outputs(), ctx);
+    const floatX* rows =
+        lm_head_rows(model.lm_head, mb.kept.y.x, model.lm_head_weights().data(), ctx, mb.batch);
+    // rows[logit_rows[i]]: a table lookup, like the embedding
+    int N = mb.batch.rows();
+    run(EmbeddingForward{.x = ctx.scratch.partial, .tokens = mb.kept.packed->logit_rows, .wte = rows,
+                         .N = mb.kept.packed->outputs, .C = ctx.shape.C, .v = {N, N, 0}}, ctx.stream);
+    return ctx.scratch.partial;
+}
+
+// one chunk of layers; in the last chunk also the losses of the wanted rows, and which targets are likeliest
+inline void packed_forward(Model& model, const MicroBatch& mb) {
+    Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
+    LayerContext ctx = model.context();
+    packed_layers(model, mb, ctx);
+    if (!model.is_last_chunk(mb.chunk)) return;
+
+    const LmHeadActivations& a = model.lm_head;
+    const floatX* rows = packed_lm_head_rows(model, mb, ctx);
+    int outputs = mb.kept.packed->outputs;
+    for (int first = 0; first < outputs; first += a.rows_held) {
+        int some = std::min(a.rows_held, outputs - first);
+        logits_forward(a, rows + (long)first * ctx.shape.C, model.lm_head_weights()[LOGITS_W], some, ctx);
+        loss_forward(a, mb, first, some, 0, ctx, a.is_greedy != nullptr);
+    }
 }
 
 // logits (V) of each requested row, on the last stage; of a single batch, with chunk c in in_flight[c], as
@@ -113,14 +215,15 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
     for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
         InFlight& kept = model.in_flight[chunk];
         load_packed(model, kept, packed);
-        MicroBatch mb = {0, false, chunk, {1, packed.rows(), &kept.segments}, kept, input};
+        MicroBatch mb = {0, false, chunk, {1, packed.rows()}, kept, input};
         if (!model.is_first_chunk(chunk))
             comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", model.stream);
-        layers_forward(model, mb, ctx);
+        packed_layers(model, mb, ctx);
         if (!model.is_last_chunk(chunk))
             comm::send(grid.forward_out.group, kept.y.x, values, 1, "rows of generation", model.stream);
-        else
-            all_logits(model, mb, ctx);
+        else  // all of them are held at once
+            logits_forward(model.lm_head, packed_lm_head_rows(model, mb, ctx), model.weight(model.table.wte),
+                           packed.outputs(), ctx);
     }
 
     refuse_expired_waits("generation", model.stream);

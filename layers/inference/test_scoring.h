@@ -64,7 +64,7 @@ void test_scores() {
             clear_losses(a.model);
             InFlight& kept = a.model.in_flight[0];
             load_packed(a.model, kept, plan.pack_batch(b, 1));
-            forward(a.model, a.micro_batch(0, {1, b.rows, &kept.segments}), 0);
+            packed_forward(a.model, a.micro_batch(0, {1, b.rows}));
             collect_scores(a.model, plan, b, 0, scores);
         }
         return scores;

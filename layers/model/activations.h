@@ -2,10 +2,13 @@
 //   A pipeline has several micro-batches in flight; each has its own activations (InFlight). With full
 //   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
 //   other activations; with light recomputation blocks share only the tensors that are recomputed.
-//   To add a tensor: a pointer, and a line in place(), which both measures and places it (base/arena.h). A
-//   tensor that is not placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
+//   To add a tensor to a block: a pointer above `light`, and a line in place(), which both measures and
+//   places it (base/arena.h), or in place_recomputable(), if light recomputation shall recompute it; it is
+//   computed before block.h's after_attention_forward() returns without an output. A tensor that is not
+//   placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
 //   scripts/test_parallel.py.
 #pragma once
+#include <memory>
 #include "../../comm/grid.h"
 #include "../base/arena.h"
 #include "../base/gemm.h"
@@ -14,7 +17,6 @@
 #include "../fast/flash_dispatch.cuh"
 #include "../layernorm.cuh"
 #include "../linear.cuh"
-#include "../fast/packed_attention_hopper.cuh"
 #include "params.h"
 
 // which activations are recomputed in backward instead of kept
@@ -55,32 +57,30 @@ struct Setup {
 
 // ---- a batch ---------------------------------------------------------------------------------------------
 
-// a packed batch of variable-length segments (layers/inference/packed_batch.h); its arrays are on the device
-struct PackedSegments {
-    const int* positions;    // (N)
-    const int* cache_slots;  // (N): each row's slot in the KV cache; nullptr: row n is slot n, no cache
-    const int* logit_rows;   // (outputs): rows whose logits are computed; a row may be listed more than once
-    const Tile* tiles;
-    int tile_count, outputs;
-    int cache_rows;          // rows of the buffer that holds queries, keys and values
-};
-
 struct BatchShape {
     int B, T;
-    const PackedSegments* segments = nullptr;  // if set: B = 1, T = N, forward only
-    int rows() const { return B * T; }         // N
-    int outputs() const { return segments ? segments->outputs : rows(); }  // rows of logits
+    int rows() const { return B * T; }  // N
 };
+
+// evaluation and generation compute packed batches of variable-length segments: layers/inference
+struct PackedSegments;
+constexpr int packed_ints = 9;  // ints that they take per row, at most
 
 // ---- a block ---------------------------------------------------------------------------------------------
 
 struct BlockActivations {
-    floatX* x = nullptr;  // (N_r, C): the block's input; placed in stage.h
-    floatX *ln1 = nullptr, *qkv = nullptr, *o = nullptr, *mid = nullptr, *ln2 = nullptr, *up = nullptr;
-    floatX* act = nullptr;
+    floatX* x = nullptr;    // (N_r, C): the block's input; placed in stage.h
+    floatX* ln1 = nullptr;  // (N_r, C): the first layer norm's output
+    floatX* qkv = nullptr;  // (N, 3 C_r): queries, keys and values of this rank's heads
+    floatX* o = nullptr;    // (N, C_r): the heads' outputs
+    floatX* mid = nullptr;  // (N_r, C): the residual stream after attention
+    floatX* ln2 = nullptr;  // (N_r, C): the second layer norm's output
+    floatX* up = nullptr;   // (N, 4 C_r): GELU's input …
+    floatX* act = nullptr;  // … and output
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
     real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
-    NormStats ln1_stats, ln2_stats;
+    NormStats ln1_stats, ln2_stats;   // (N_r) each
+    // what is placed stands above this line
     bool light = false;  // ln1, ln2 and act are shared by all blocks and recomputed in backward
 
     // Places the tensors that light recomputation recomputes. With it, stage.h places one set and every block
@@ -113,7 +113,9 @@ struct BlockActivations {
 struct LmHeadActivations {
     floatX* ln;                 // (N_r, C): the final layer norm's output
     NormStats stats;            // (N_r): of its rows
-    floatX* input_rows;         // (N, C): ln gathered over t, for backward; nullptr: ln, or scratch
+    // (N, C): ln gathered over t, kept for backward; nullptr: nothing is gathered, and backward reads ln, or
+    // backward itself gathers them (loss_in_backward), into scratch
+    floatX* input_rows;
     floatX* logits;             // (rows_held, Vp_r); overwritten by their gradient if one is wanted
     real* losses;               // (micro_batches, outputs)
     real* is_greedy = nullptr;  // (micro_batches, outputs): see cross_entropy.cuh
@@ -146,7 +148,10 @@ struct LmHeadActivations {
 // rows of the residual stream, or of its gradient, that stages send to each other
 struct Buffer {
     floatX* x;                          // (N_r, C)
-    comm::StreamEvent received, sent;   // received: awaited before x is read; sent: before x is overwritten
+    comm::StreamEvent received;         // awaited before x is read
+    // Awaited before x is overwritten: of y and dx. Inputs are not sent; a receive into one waits for the
+    // computations before it (post_message), among them the last that read it (Pool, schedule.h)
+    comm::StreamEvent sent;
 };
 
 struct InFlight {
@@ -154,9 +159,8 @@ struct InFlight {
     Buffer y;                              // the chunk's output
     int *tokens = nullptr, *targets;       // (N), on the first and last stage
     int *sorted_rows, *run_starts;         // tokens sorted (see embedding.cuh); in training, first stage
-    int* segment_arrays = nullptr;         // of a packed batch: `segments` points into them
-    PackedSegments segments;
-    bool is_packed = false;                // whether this is a packed batch, described by `segments`
+    int* segment_arrays = nullptr;         // of a packed batch, and what they hold
+    std::shared_ptr<PackedSegments> packed;
 };
 
 // one micro-batch in one model chunk of this rank's stage, with its buffers there
@@ -174,10 +178,11 @@ struct MicroBatch {
 
 struct Scratch {
     floatX* partial;   // (N, C): what a GEMM puts out towards the residual stream, or its gradient towards a
-                       // layer's input; over t ranks partial sums, as the looked-up rows of wte are
-    floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism `partial` itself
+                       // layer's input; over t ranks partial sums, as the looked-up rows of wte are. In
+                       // between, attention's backward has d_o there
+    floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism `partial` itself, in place
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
-    floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; new qkv of a packed batch
+    floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
     LinearScratch linear = {};          // including partial sums for column_sum and LayerNormBackward
@@ -209,11 +214,6 @@ struct Scratch {
             scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
         }
         linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
-    }
-
-    // a packed batch can have any number of rows, but FP8 GEMMs need multiples of 16
-    LinearScratch linear_of(BatchShape batch) const {
-        return batch.segments ? linear.without_fp8() : linear;
     }
 };
 

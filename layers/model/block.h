@@ -13,8 +13,6 @@
 //   of qkv's dx. Full recomputation repeats forward's calls in backward, but for that after down
 //   With t = 1 nothing is communicated: gather_rows returns its input, reduce_rows the partial sums.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
-//   A packed batch (evaluation, generation) runs forward only; the buffer qkv is its KV cache (queries are
-//   stored there too, but not read again).
 #pragma once
 #include "activations.h"
 #include "params.h"
@@ -38,44 +36,43 @@ inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     run(RoundWeight{.w = w[DOWN_W], .scratch = linear, .C = 4 * C_r, .OC = C}, ctx.stream);
 }
 
-// From a.ln1 to the output of the MLP branch (N_r, C), without its bias. If not wants_output: computes only
-// what backward reads and returns nullptr. w[BlockTensor]: this rank's shards of the block's parameters
-inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                                   BatchShape batch, bool wants_output) {
-    const Scratch& scratch = ctx.scratch;
+// w[BlockTensor]: this rank's shards of the block's parameters
+// a.ln1 -> a.o, the heads' outputs side by side
+inline void attention_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                              BatchShape batch) {
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size;
-    int C = ctx.shape.C, C_r = C / t, NH_r = ctx.shape.NH / t;
-    const PackedSegments* packed = batch.segments;
-    LinearScratch linear = scratch.linear_of(batch);
-    floatX* qkv = packed && packed->cache_slots ? scratch.wide : a.qkv;
+    int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
 
     // 2. queries, keys and values of this rank's heads
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C_r,
-                      .scratch = linear}, s);
-    if (qkv != a.qkv)
-        run(StoreCacheRows{.cache = a.qkv, .rows = qkv, .cache_slots = packed->cache_slots, .N = N,
-                           .width = 3 * C_r}, s);
+    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
+    run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t,
+                      .scratch = ctx.scratch.linear}, s);
 
     // 3. attention, head by head
-    AttentionShape heads = {batch.B, batch.T, NH_r, ctx.shape.HS()};
-    if (packed)
-        run(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = packed->tiles, .count = packed->tile_count,
-                            .cache_rows = packed->cache_rows, .a = heads}, s);
-    else if (a.lse) run(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
+    AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
+    if (a.lse) run(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
     else run(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
+}
+
+// From a.o to the output of the MLP branch (N_r, C), without its bias. If not wants_output: computes only
+// what backward reads and returns nullptr
+inline const floatX* after_attention_forward(const BlockActivations& a, const floatX* const* w,
+                                             const LayerContext& ctx, const LinearScratch& linear,
+                                             BatchShape batch, bool wants_output) {
+    const Scratch& scratch = ctx.scratch;
+    Stream s = ctx.stream;
+    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
     // 4. output projection, added to the residual stream, and 5. layer norm
     run(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N, .C = C_r, .OC = C,
                       .scratch = linear}, s);
     const floatX* branch =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
-    run(ResidualLayerNormForward{.x = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x, .f = branch,
+    run(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x, .f = branch,
                                  .bias = w[OUT_B], .w = w[LN2_W], .b = w[LN2_B], .N = N_r, .C = C}, s);
 
     // 6. up to this rank's share of 4C, and 7. GELU
-    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
+    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
     run(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N, .C = C,
                           .OC = 4 * C_r, .scratch = linear}, s);
     if (!wants_output) return nullptr;
@@ -86,6 +83,13 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
+// steps 2 to 8
+inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                                   BatchShape batch, bool wants_output) {
+    attention_forward(a, w, ctx, batch);
+    return after_attention_forward(a, w, ctx, ctx.scratch.linear, batch, wants_output);
+}
+
 // After block_forward: y = a.mid + branch + bias; fused with step 1 of the next block, if the chunk has one
 inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floatX* branch,
                                 const floatX* bias, const BlockActivations* next,
@@ -94,30 +98,38 @@ inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floa
     if (!next)
         return run(ResidualForward{.y = y, .residual = a.mid, .f = branch, .bias = bias, .N = N_r, .C = C},
                    ctx.stream);
-    run(ResidualLayerNormForward{.x = y, .y = next->ln1, .stats = next->ln1_stats, .residual = a.mid,
+    run(ResidualLayerNormForward{.sum = y, .y = next->ln1, .stats = next->ln1_stats, .residual = a.mid,
                                  .f = branch, .bias = bias, .w = next_w[LN1_W], .b = next_w[LN1_B], .N = N_r,
                                  .C = C}, ctx.stream);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. DOWN_B's gradient is the
-// sum of the incoming dx's rows, so it is computed where dx is produced or received, not here. In turn, this
-// block computes d_bias, the gradient of the preceding block's DOWN_B (nullptr: not wanted). With sequence
-// parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums them over the
-// tensor-parallel ranks, once per step.
-inline void block_backward(floatX* dx, real* const* g, real* d_bias, const BlockActivations& a,
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. A bias's gradient is a
+// column sum, made where the summed rows are at hand:
+//   UP_B    in step 6, of d_up
+//   OUT_B   in step 5, of the new dx
+//   QKV_B   in step 3, of d_qkv, by attention's backward
+//   DOWN_B  of the dx that this block is given, where that is made: in the next block's step 1, as its
+//           added_bias; in the LM head (vocabulary.h); or where dx is received (stage.h)
+// added_bias: gradient of the preceding block's DOWN_B; nullptr: not wanted. With sequence parallelism,
+// gradients of replicated tensors cover only this rank's rows; optimizer.h sums them over the tensor-parallel
+// ranks, once per step.
+// Scratch is reused within the block, in the order of one stream:
+//             steps 8, 7   6                    5      4      3        2                    1
+//   wide      d_up         d_up                               d_qkv    d_qkv
+//   partial                gradient of ln2             d_o    d_o      gradient of ln1
+//   reduced                its sum over t       read                   its sum over t       read
+inline void block_backward(floatX* dx, real* const* g, real* added_bias, const BlockActivations& a,
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
-    // one buffer each, in turn: `wide` holds d_up in steps 8 to 6, then d_qkv; `partial` holds the gradient
-    // of step 6's input, then d_o, then that of step 2's input
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide;
     const LinearScratch& linear = scratch.linear;
 
     // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
     if (a.light) run(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    run(LinearOfGeluBackward{.dup = d_up, .dw = g[DOWN_W], .dy = rows, .x = a.act, .up = a.up,
+    run(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .dy = rows, .x = a.act, .up = a.up,
                              .w = w[DOWN_W], .scratch = linear, .N = N, .C = 4 * C_r, .OC = C,
                              .accumulate = ctx.accumulate}, s);
 
@@ -161,7 +173,7 @@ inline void block_backward(floatX* dx, real* const* g, real* d_bias, const Block
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to the residual stream's gradient
-    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN1_W], .b = g[LN1_B], .added_bias = d_bias},
+    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN1_W], .b = g[LN1_B], .added_bias = added_bias},
                           .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats, .scratch = linear.sums,
                           .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }

@@ -17,15 +17,17 @@
 #include "../../comm/schedule.h"
 #include "stage.h"
 
-// the micro-batches of a pass; every stage knows their sizes, and loads their tokens if it needs them
+// the micro-batches of a pass, whose sizes every stage knows, and how one passes through a chunk
 struct MicroBatches {
     std::vector<BatchShape> sizes;
-    std::function<void(MicroBatch&)> load;
+    std::function<void(MicroBatch&)> load;     // its tokens, if this chunk reads them
+    std::function<void(MicroBatch&)> forward;  // called when its input has come
 };
 
-// micro-batches whose tokens put_tokens_on_host() has stored
-inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& sizes) {
-    return {sizes, [&model](MicroBatch& mb) { copy_tokens(model, mb); }};
+// those whose tokens put_tokens_on_host() has stored; dloss: as of run_schedule()
+inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& sizes, real dloss) {
+    return {sizes, [&model](MicroBatch& mb) { copy_tokens(model, mb); },
+            [&model, dloss](MicroBatch& mb) { forward(model, mb, dloss); }};
 }
 
 // ---- messages --------------------------------------------------------------------------------------------
@@ -65,16 +67,15 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
     else comm::receive(m.link.group, values, part.n, 0, m.label, m.link.stream);
 }
 
-// Posts the exchange that begins at list[at], sends before receives: the device starts calls in this order,
-// and a receive may depend on what the neighbour computes from the send. Returns the last index
+// Posts the exchange that begins at list[at], the send before the receive, as the list has them: the device
+// starts calls in this order, and a receive may depend on what the neighbour computes from the send. Returns
+// the last index
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;
     while (end + 1 < list.size() && list[end + 1].exchange == list[at].exchange) end++;
     comm::group_begin();
-    for (bool sends : {true, false})
-        for (size_t i = at; i <= end; i++)
-            if (list[i].sends() == sends) post_message(model, list[i], all.sizes[list[i].micro_batch]);
+    for (size_t i = at; i <= end; i++) post_message(model, list[i], all.sizes[list[i].micro_batch]);
     comm::group_end();
     for (size_t i = at; i <= end; i++) {
         Message m = message_of(model, list[i]);
@@ -130,10 +131,9 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
 
         PlaceScope here({Pass(op.kind), op.micro_batch, op.chunk});
         if (op.kind == Instruction::Forward) {
-            if (model.chunk_reads_tokens(op.chunk)) all.load(mb);
-            if (mb.kept.is_packed) mb.batch.segments = &mb.kept.segments;
+            all.load(mb);
             await_message(model, mb.input, "activations", mb.batch);
-            forward(model, mb, dloss);
+            all.forward(mb);
         } else {
             mb.dx_buffer = &model.dx_buffers[op.dx];
             await_message(model, *mb.dx_buffer, "activation gradients", mb.batch);

@@ -70,21 +70,15 @@ struct Model {
     bool is_last_chunk(int chunk) const { return table.layout.is_last_chunk(chunk); }
     // layer l of a chunk, as an index into the whole model's layers
     int layer_number(int chunk, int l) const { return (chunk * grid.p + grid.stage) * chunk_layers() + l; }
-    // always true with packed batches: their segment arrays, which every chunk reads, come with the tokens
-    bool chunk_reads_tokens(int chunk) const {
-        return setup.packs || is_first_chunk(chunk) || is_last_chunk(chunk);
-    }
+    bool chunk_reads_tokens(int chunk) const { return is_first_chunk(chunk) || is_last_chunk(chunk); }
 
     // most rows in a batch, and most rows of logits
     int max_rows() const { return setup.B * shape.T; }
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
     bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
+    // ints of a micro-batch's tokens: tokens and targets (N each) and, sorted, rows (N) and starts (N + 1)
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
-    // whether a pass leaves keys and values behind: in training blocks keep their qkv for backward anyway
-    bool keeps_cache() const {
-        return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
-    }
 
     bool sums_wte_apart() const { return grid.p == 1 && setup.accumulates; }
     LayerContext context(bool accumulate = false) const { return {shape, tp, scratch, stream, accumulate}; }
@@ -165,8 +159,6 @@ struct Model {
             set_zero(wte_gradient_from_logits, table.list[table.wte].size * sizeof(real), stream);
     }
 
-    static constexpr long segment_ints = 3 + sizeof(Tile) / sizeof(int);  // per row, at most
-
 private:
     void place_gradients(Arena& arena) {
         gradients = arena.take_real(table.elements);
@@ -214,7 +206,7 @@ private:
                 kept.sorted_rows = kept.targets + N;
                 kept.run_starts = kept.sorted_rows + N;
             }
-            if (setup.packs) kept.segment_arrays = arena.take<int>(segment_ints * N);
+            if (setup.packs) kept.segment_arrays = arena.take<int>(packed_ints * N);
         }
 
         for (auto* buffers : {&inputs, &dx_buffers})
@@ -245,8 +237,7 @@ inline void put_tokens_on_host(const Model& model, int token_buffer, const std::
 // host_tokens -> device, on stages that read tokens; asynchronous
 inline void copy_tokens(Model& model, const MicroBatch& mb) {
     PlaceScope here({Pass::Forward, mb.index, mb.chunk});
-    mb.kept.is_packed = false;
-    if (!mb.kept.tokens) return;
+    if (!mb.kept.tokens || !model.chunk_reads_tokens(mb.chunk)) return;
     const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
     upload_values("tokens", mb.kept.tokens, tokens, model.token_ints(), model.stream);
 }
@@ -278,9 +269,9 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
     }
 
     auto prepare_block = [&](int l) {  // its parameters are there and, with --fp8, rounded
-        model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W));
-        bool may_be_new = mb.index == 0 && !mb.batch.segments;
-        if (model.setup.fp8 && may_be_new) round_weights(model.block_weights(mb.chunk * n + l).data(), ctx);
+        int layer = mb.chunk * n + l;
+        model.await_parameter(model.table.block(layer, LN1_W));
+        if (model.setup.fp8 && mb.index == 0) round_weights(model.block_weights(layer).data(), ctx);
     };
 
     for (int l = 0; l < n; l++) {

@@ -142,21 +142,21 @@ inline StepReports gather_reports(Model& model, int micro_batches, const std::ve
         std::vector<double> losses = sequence_losses(model, micro_batches);
         for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
     }
-    std::vector<int64_t> numbers;
+    std::vector<int64_t> numbers = {mine.stops, mine.lacks_data, mine.wants_save, mine.is_corrupt,
+                                    mine.save_status, std::bit_cast<int64_t>(mine.computed)};
+    size_t first_loss = numbers.size();
     for (double sum : sums) numbers.push_back(std::bit_cast<int64_t>(sum));
-    numbers.push_back(mine.stops | mine.lacks_data << 1 | mine.wants_save << 2 | mine.is_corrupt << 3 |
-                      mine.save_status << 4);
-    numbers.push_back(std::bit_cast<int64_t>(mine.computed));
 
-    size_t each = numbers.size();
     std::vector<int64_t> all = comm::gather_numbers(grid.world, numbers, "a step's reports");
     StepReports out = {std::vector<double>(sets, 0), {}};
-    for (size_t rank = 0; rank < all.size() / each; rank++) {
-        const int64_t* entry = &all[rank * each];
-        for (size_t set = 0; set < sets; set++) out.losses[set] += std::bit_cast<double>(entry[set]);
-        int64_t flags = entry[sets];
-        out.by_rank.push_back({(flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0,
-                               (int)(flags >> 4), std::bit_cast<double>(entry[sets + 1])});
+    for (size_t at = 0; at < all.size(); at += numbers.size()) {
+        const int64_t* of_rank = &all[at];
+        for (size_t set = 0; set < sets; set++)
+            out.losses[set] += std::bit_cast<double>(of_rank[first_loss + set]);
+        out.by_rank.push_back({.stops = of_rank[0] != 0, .lacks_data = of_rank[1] != 0,
+                               .wants_save = of_rank[2] != 0, .is_corrupt = of_rank[3] != 0,
+                               .save_status = (int)of_rank[4],
+                               .computed = std::bit_cast<double>(of_rank[5])});
     }
     return out;
 }

@@ -27,14 +27,13 @@ inline int first_row(const TensorParallel& tp, int N_r) {
 }
 
 inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
-                          const LayerContext& ctx, BatchShape batch) {
+                          const LayerContext& ctx, BatchShape batch, const int* positions = nullptr) {
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
     run(EmbeddingForward{.x = partial, .tokens = tokens, .wte = wte, .N = N, .C = C, .v = v}, s);
     reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
-    const int* positions = batch.segments ? batch.segments->positions : nullptr;
     run(PositionForward{.x = x, .wpe = wpe, .positions = positions, .offset = first_row(ctx.tp, N_r),
                         .N = N_r, .T = batch.T, .C = C}, s);
 }
@@ -59,7 +58,7 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
 
 // w[LNF_W], w[LNF_B] (C), w[LOGITS_W] (Vp_r, C), which is wte; g: their gradients, real
 
-// x -> normalised rows (outputs, C), input of the logits GEMM; of a packed batch only the requested rows
+// x -> normalised rows (N, C), input of the logits GEMM
 inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const floatX* const* w,
                                   const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
@@ -68,14 +67,7 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
                          .N = ctx.tp.rows(N), .C = C}, s);
 
     floatX* all = a.input_rows ? a.input_rows : ctx.scratch.all_rows;
-    const floatX* rows = gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
-
-    if (!batch.segments) return rows;
-    // rows[logit_rows[i]]: a table lookup, like the embedding
-    floatX* some = ctx.scratch.partial;
-    run(EmbeddingForward{.x = some, .tokens = batch.segments->logit_rows, .wte = rows, .N = batch.outputs(),
-                         .C = C, .v = {N, N, 0}}, s);
-    return some;
+    return gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
 }
 
 // rows (n, C) -> logits (n, Vp_r), never in FP8; n is at most a.rows_held
@@ -86,16 +78,16 @@ inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const
         ctx.stream);
 }
 
-// Loss of n rows of logits, from the micro-batch's row `first` on: adds to losses, sets is_greedy. If dloss,
-// the gradient of a token's loss, is not 0, the logits are overwritten by their gradient
+// Loss of n rows of logits, from the micro-batch's row `first` on: adds to losses; with notes_greedy, sets
+// is_greedy. If dloss, the gradient of a token's loss, is not 0, the logits are overwritten by their gradient
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
-                         const LayerContext& ctx) {
+                         const LayerContext& ctx, bool notes_greedy = false) {
     Stream s = ctx.stream;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     const comm::Group& tp = ctx.tp.group;
     long row = (long)mb.index * a.outputs + first;
     real* losses = a.losses + row;
-    real* is_greedy = mb.batch.segments && a.is_greedy ? a.is_greedy + row : nullptr;
+    real* is_greedy = notes_greedy ? a.is_greedy + row : nullptr;
     const int* targets = mb.kept.targets + first;
     bool want_gradient = dloss != 0;
 
@@ -116,16 +108,16 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
 inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, real dloss,
                             const floatX* const* w, const LayerContext& ctx) {
     const floatX* rows = lm_head_rows(a, mb.kept.y.x, w, ctx, mb.batch);
-    for (int first = 0; first < mb.batch.outputs(); first += a.rows_held) {
-        int n = std::min(a.rows_held, mb.batch.outputs() - first);
+    for (int first = 0; first < mb.batch.rows(); first += a.rows_held) {
+        int n = std::min(a.rows_held, mb.batch.rows() - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
         loss_forward(a, mb, first, n, dloss, ctx);
     }
 }
 
-// dx (N_r, C) becomes the gradient of x. g, and d_bias (of the bias last added to x), are set or, with
+// dx (N_r, C) becomes the gradient of x. g, and added_bias (the last block's DOWN_B), are set or, with
 // ctx.accumulate, added to. The logits already hold their gradient, unless a.loss_in_backward
-inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmHeadActivations& a,
+inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const LmHeadActivations& a,
                              const MicroBatch& mb, real dloss, const floatX* const* w,
                              const LayerContext& ctx) {
     Stream s = ctx.stream;
@@ -150,7 +142,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* d_bias, const LmH
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     clear_values("dx", dx, (long)N_r * C, s);  // LayerNormBackward adds to it
-    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LNF_W], .b = g[LNF_B], .added_bias = d_bias},
+    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LNF_W], .b = g[LNF_B], .added_bias = added_bias},
                           .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats, .scratch = scratch.linear.sums,
                           .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }

@@ -296,7 +296,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
                              &model.dx_buffers[0]};
             model.parameters_gathered = gathered;
             out.forward[chunk][which] = counter.count(DryRun::of([&] {
-                if (model.chunk_reads_tokens(chunk)) copy_tokens(model, mb);
+                copy_tokens(model, mb);
                 forward(model, mb, 1);
             }));
             out.backward[chunk][which] = counter.count(DryRun::of([&] { backward(model, mb, 1); }));

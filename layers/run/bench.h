@@ -174,7 +174,7 @@ void bench_evaluate() {
             clear_losses(m);
             InFlight& kept = m.in_flight[0];
             load_packed(m, kept, plan.pack_batch(b, 1));
-            forward(m, trial.micro_batch(0, {1, b.rows, &kept.segments}), 0);
+            packed_forward(m, trial.micro_batch(0, {1, b.rows}));
             collect_scores(m, plan, b, 0, scores);
         }
         return seconds() - start;

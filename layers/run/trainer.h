@@ -12,7 +12,7 @@
 struct Trainer {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
-    Schedules schedules;  // by batch size
+    Schedules schedules;  // by batch size; read with several stages, and for the validation loss
     CapturedStep captured[2];  // one graph per buffer of Model.host_tokens
     bool uses_graph = false;
     std::map<std::string, comm::Traffic> captured_traffic[2];  // of one launch of each
@@ -61,8 +61,8 @@ void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
 
 // Enqueues a step: the gradients of all micro-batches, then the update. In steps of --check-every, gradients
 // are computed twice, and what compares them is returned. With trainer.uses_graph a step is a CUDA graph,
-// unless a listener observes its operations, it is computed twice, or it is the first step of several ranks,
-// which may still initialise communicators
+// unless a listener observes its operations, it is computed twice, or it is the first step of several ranks:
+// what libraries set up at first use cannot be captured (tune() has done it for one rank)
 template <class Gradients, class Update>
 std::optional<RepeatedStep> enqueue_step(const Run& run, Trainer& trainer, int batch, Gradients gradients,
                                          Update update) {
@@ -83,8 +83,8 @@ std::optional<RepeatedStep> enqueue_step(const Run& run, Trainer& trainer, int b
     return repeated;
 }
 
-// Sets the hyper-parameters of the next step. counted: number of tokens whose losses count. The device skips
-// the update if the gradient norm or the loss is not finite or exceeds --spike-z's limit
+// Sets the hyper-parameters of the step that is enqueued next. counted: number of tokens whose losses count.
+// The device skips the update if the gradient norm or the loss is not finite or exceeds --spike-z's limit
 inline void prepare_update(const Run& run, Trainer& trainer, double rate, double counted) {
     const Options& o = run.options;
     trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
@@ -151,7 +151,7 @@ inline bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
         std::vector<int> samples((size_t)B * (T + 1));
         for (int i = 0; model.loads_tokens() && i < mine; i++) {
             for (int b = 0; b < sizes[i].B; b++)
-                run.validation->read_sample(&samples[(size_t)b * (T + 1)], chosen[first_of(i) + b]);
+                run.validation->read_at(&samples[(size_t)b * (T + 1)], chosen[first_of(i) + b]);
             put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
         }
     };
@@ -161,7 +161,7 @@ inline bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
 
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
-    run_schedule(model, schedule, token_batches(model, sizes), 0);
+    run_schedule(model, schedule, token_batches(model, sizes, 0), 0);
     sum += gather_reports(model, mine, {}, 1, {}).losses[0];
     refuse_expired_waits("the validation loss", model.stream);
     return true;
