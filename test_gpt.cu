@@ -129,8 +129,10 @@ int main(int argc, char** argv) {
         fs::create_directories(scratch_folder);
         for (auto& word : words) {
             auto is_named = [&](const Chapter& c) { return word == c.name; };
-            check(std::any_of(std::begin(chapters), std::end(chapters), is_named),
-                  "no such chapter: " + word);
+            bool is_there = std::any_of(std::begin(chapters), std::end(chapters), is_named);
+            std::string all;
+            for (auto& c : chapters) all += std::string(" ") + c.name;
+            check(is_there, "no chapter " + word + ": ./test_gpt [CHAPTER…], of" + all);
         }
         for (auto& c : chapters)
             if (words.empty() || std::count(words.begin(), words.end(), c.name)) run_chapter(c);

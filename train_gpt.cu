@@ -261,7 +261,7 @@ void execute(Run& run, InferenceJobs& jobs, Trainer& trainer, Schedules schedule
 
     StagePlan planned;
     if (run.trains()) {
-        catch_stop_signals(run.is_rank0());
+        catch_stop_signals(run.is_rank0(), run.grid.world.size == 1);
         planned = plan_stage(o, run.state.shape, run.grid, run.grid.stage, run.state.samples);
         check_memory_suffices(run, (double)planned.bytes());
     }

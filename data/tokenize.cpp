@@ -220,6 +220,14 @@ struct Tokenizer {
         return at;
     }
 
+    static void note_json_lines(std::string_view text, const std::string& from) {
+        std::string_view line = text.substr(0, text.find('\n'));
+        bool has_field = line.find("\"text\"") != line.npos || line.find("\"prompt\"") != line.npos;
+        if (line.starts_with("{\"") && has_field)
+            fprintf(stderr, "note: %s begins like JSON lines and is read as plain text: --format jsonl reads "
+                    "its lines\n", from.c_str());
+    }
+
     void add_file(const std::string& path, bool jsonl) {
         name = path;
         line = 1;
@@ -227,9 +235,7 @@ struct Tokenizer {
             MappedFile file(path);
             std::string_view all = file.text();
             refuse_what_is_no_text(all.substr(0, 1 << 16), path);
-            if (!jsonl && (all.starts_with("{\"text\"") || all.starts_with("{\"prompt\"")))
-                fprintf(stderr, "note: %s begins like JSON lines and is read as plain text: --format jsonl "
-                        "reads its lines\n", path.c_str());
+            if (!jsonl) note_json_lines(all, path);
             bool lone = !jsonl && settings.files.size() == 1 && settings.validation > 0;
             size_t head = all.size();
             if (lone) {  // one document: its end is the validation set
@@ -261,6 +267,7 @@ struct Tokenizer {
             if (std::exchange(first, false)) {
                 buffer.erase(0, buffer.size() - without_mark(buffer).size());
                 refuse_what_is_no_text(std::string_view(buffer).substr(0, 1 << 16), "standard input");
+                if (!jsonl) note_json_lines(buffer, "standard input");
             }
             buffer.erase(0, take(buffer, last, jsonl));
         }

@@ -3,6 +3,7 @@
 #   1  each step's inner work on one core
 #   2  whole steps, files and all: one rank beside two
 #   3  memory of dedup: what a million documents take more than none
+case "${1:-}" in -h | --help) sed -n '2,5s/^# //p' "$0"; exit ;; esac
 set -euo pipefail
 cd "$(dirname "$0")/.."
 make -s corpus

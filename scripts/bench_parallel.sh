@@ -2,6 +2,7 @@
 # What parallelism costs on this machine: two ranks with one thread each against one rank with two threads,
 # the same global batch, layers of the 124M model, in fp32. Runs alternate; a layout's figure is its fastest
 # step. Prints one table with the ratios. Run: make bench-parallel
+case "${1:-}" in -h | --help) sed -n '2,4s/^# //p' "$0"; exit ;; esac
 set -euo pipefail
 cd "$(dirname "$0")/.."
 make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/tokenize

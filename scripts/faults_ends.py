@@ -83,6 +83,9 @@ def foreign_checkpoints():
         shutil.move(WORK / "other.train.bin", other)
         check(other.stat().st_size == DATA.stat().st_size, "data of the same size")
         refused(go_on(data=other), "was trained on other data than --train gives", f"other data, {ranks}")
+        without = ("--steps", 21, "--resume", name, "--other-data", "yes")  # and no --save
+        r = run(command(*without, ranks=ranks, data=other))
+        check(r.returncode == 1 and "with other data it stays as it is" in r.stderr, r.stderr[-300:])
         moved = WORK / "moved.bin"
         shutil.copy(DATA, moved)
         r = run(command("--steps", 21, "--resume", name, "--save", "no", ranks=ranks, data=moved))

@@ -6,6 +6,7 @@
 #   mpich        mpich                                 8 ranks equal one process to 1e-10
 #   blis, blas   libblis-openmp-dev, libblas-dev       the model against PyTorch's record
 # In a copy of the repository; the last line is `N passed, N failed`.
+case "${1:-}" in -h | --help) sed -n '2,8s/^# //p' "$0"; exit ;; esac
 set -uo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)

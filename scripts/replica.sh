@@ -5,6 +5,7 @@
 # (more), in fp64 must give the losses and gradient norms of one process, to 1e-10. The last line is
 # `N passed, N failed`.
 #   bash scripts/replica.sh [OPTION VALUE]…     options of train_gpt, for both runs
+case "${1:-}" in -h | --help) sed -n '2,7s/^# //p' "$0"; exit ;; esac
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh

@@ -341,8 +341,10 @@ def main():
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--batch", type=int, default=8, help="texts that are generated at once")
     parser.add_argument("--program", default="./train_gpt", help="with options of its own, or under mpirun")
+    parser.add_argument("--tokenizer", help="bytes or PATH/vocab.bpe, where the checkpoint has none")
     options = parser.parse_args()
     command = [*shlex.split(options.program), "--resume", str(options.checkpoint), "--generate", "-.jsonl"]
+    command += ["--tokenizer", options.tokenizer] if options.tokenizer else []
     engine = Engine([*command, "--batch", str(options.batch)])
 
     try:

@@ -25,8 +25,11 @@ else:
 attempts = record["attempts"]
 now, last = time.time(), attempts[-1] if attempts else None
 lines = []
-if record["metrics"] and Path(record["metrics"]).is_file():
-    written = Path(record["metrics"]).read_text().splitlines()
+# a relative name is of the folder that the run was started in: most likely the one that holds its folder
+named = Path(record["metrics"]) if record["metrics"] else None
+found = [file for file in (run.resolve().parent / named, named) if file.is_file()] if named else []
+if found:
+    written = found[0].read_text().splitlines()
     lines = [json.loads(line) for line in written if line.endswith("}")]
 
 
@@ -53,9 +56,9 @@ else:
     show("state", f"{state}; {len(last['hosts'])} hosts, {last['ranks']} ranks")
 if lines:
     newest = lines[-1]
-    age = now - Path(record["metrics"]).stat().st_mtime
+    age = now - found[0].stat().st_mtime
     loss = f"{newest['loss']:.4f}" if newest["loss"] is not None else "not finite"
-    show("step", f"{newest['step']}, {age:.0f} s ago; loss {loss}")
+    show("step", f"{newest['step']}, {age:.0f} s ago; loss {loss}, by {found[0]}")
     some = lines[-21:]
     seconds = sum(line["seconds"] for line in some[1:]) or newest["seconds"]
     tokens = some[-1]["tokens"] - some[0]["tokens"] if len(some) > 1 else newest["tokens"]
@@ -68,7 +71,9 @@ if lines:
     slow = sorted({rank for line in lines[-20:] for rank in line.get("slow_ranks", [])})
     show("slow ranks", ", ".join(map(str, slow)) or "none in the last 20 steps")
 else:
-    show("step", "not known: the run writes no --metrics")
+    # it may have been started in another folder
+    why = f"there is no {named} here" if named else "the run writes no --metrics"
+    show("step", f"not known: {why}")
 if saved:
     age = (now - saved[-1].stat().st_mtime) / 60
     show("checkpoint", f"step {int(saved[-1].parent.name[5:])}, {age:.0f} minutes ago; {len(saved)} are kept")

@@ -324,6 +324,12 @@ printf '{"context": "a", "continuations": ["b", "c"], "gold": 0}\n' | marked > "
 expect "requests behind a mark" $bin/tasks --task requests --from "$work/marked-requests.jsonl" \
     --vocabulary bytes --output "$work/marked.eval"
 
+# JSON lines that are read as plain text: a note, whichever field is first
+for each in '{"text": "a"}' '{"id": 1, "text": "a"}'; do
+    echo "$each" | $bin/tokenize --vocabulary bytes --output "$work/plain" - > /dev/null 2> "$work/note"
+    expect "a note of JSON lines" grep -q "standard input begins like JSON lines" "$work/note"
+done
+
 # what is no text is refused, with what to do
 gzip -c "$work/text.txt" > "$work/text.gz"
 iconv -f UTF-8 -t UTF-16 "$work/lines.jsonl" > "$work/utf16"

@@ -232,6 +232,8 @@ def test_nanogpt(work, tensors):
     missing = {name: tensor for name, tensor in state.items() if "h.1.mlp.c_fc.bias" not in name}
     write_safetensors(path, missing)
     refused("has no tensor h.1.mlp.c_fc.bias", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
+    write_safetensors(path, {name: tensor for name, tensor in state.items() if "ln_f.bias" not in name})
+    refused("has no tensor ln_f.bias", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
 
 
 def test_megatron(work, tensors):

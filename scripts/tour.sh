@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The guided tour: builds what it shows, runs it, and serves it on 127.0.0.1 (or writes it: --output DIR).
 # Run: bash scripts/tour.sh [--output DIR] [--port N]
+case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit ;; esac
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh --with-tour

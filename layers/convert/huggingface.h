@@ -79,7 +79,9 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     check_shape(m, path);
     tensors->refuse_unknown(parameter_table(m));
 
-    bool has_biases = tensors->find("ln_f.bias");
+    bool has_biases = false;
+    for (auto& p : parameter_table(m).list)
+        has_biases |= p.name.ends_with(".bias") && tensors->find(p.name);
     printf("note: nanoGPT computes GELU by erf, this program by tanh (as GPT-2): losses differ slightly%s\n",
            has_biases ? "" : "; the model has no biases: here they are 0, and training would change them");
 

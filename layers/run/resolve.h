@@ -102,6 +102,7 @@ inline std::string folder_to_save_back(const Run& run) {
              why.c_str());
     };
     if (!run.checkpoints[0].has_moments()) asks("is a model without optimizer state, and stays as it is");
+    if (run.options.other_data == "yes") asks("with other data it stays as it is");
     if (folder != given) return given;  // it holds the checkpoints
 
     std::filesystem::path whole = std::filesystem::canonical(folder), parent = whole.parent_path();
@@ -393,8 +394,9 @@ inline void check_data_vocabulary(Run& run) {
     Options& o = run.options;
     auto check = [&](const TokenFile& file, int V) {
         if (V && V != o.vocabulary)
-            fail("%s: has a vocabulary of %d, the model of %d: give --vocabulary %d or other files",
-                 file.path.c_str(), V, o.vocabulary, V);
+            fail("%s: has a vocabulary of %d, the model of %d: %s", file.path.c_str(), V, o.vocabulary,
+                 run.checkpoints.empty() ? "give other files, or --vocabulary, the same for all of them"
+                                         : "make the tokens with the checkpoint's vocabulary (./tokenize)");
     };
     if (run.train) {
         check(run.train->sets[0].files[0], run.train->file_vocabulary());

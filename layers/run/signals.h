@@ -9,7 +9,7 @@
 #include <initializer_list>
 
 namespace stop_signal {
-inline volatile sig_atomic_t is_requested = 0, is_noticed = 0, speaks = 0;
+inline volatile sig_atomic_t is_requested = 0, is_noticed = 0, speaks = 0, is_alone = 1;
 inline volatile time_t first = 0;
 
 inline void handle(int number) {
@@ -18,7 +18,12 @@ inline void handle(int number) {
         first = time(nullptr);
         constexpr char what[] = "train_gpt: a signal: the run ends after this step, saved where --save is; "
                                 "a second one ends it at once\n";
-        if (speaks && number != SIGPIPE) { if (write(STDERR_FILENO, what, sizeof what - 1) < 0) {} }
+        // mpirun kills its ranks seconds after a Ctrl-C; the launchers send SIGUSR1
+        constexpr char hurries[] = "train_gpt: mpirun does not wait for that, and ends its ranks in 2 "
+                                   "seconds: scripts/launch_mpirun.sh waits\n";
+        auto say = [](const char* text, size_t n) { return write(STDERR_FILENO, text, n) >= 0; };
+        if (speaks && number != SIGPIPE) say(what, sizeof what - 1);
+        if (speaks && number == SIGINT && !is_alone) say(hurries, sizeof hurries - 1);
     }
     is_requested = 1;
     if (is_noticed || number == SIGPIPE || time(nullptr) - first < patience) return;
@@ -28,8 +33,9 @@ inline void handle(int number) {
 }
 }  // namespace stop_signal
 
-inline void catch_stop_signals(bool speaks) {
+inline void catch_stop_signals(bool speaks, bool is_alone) {
     stop_signal::speaks = speaks;
+    stop_signal::is_alone = is_alone;
     for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) {
         struct sigaction now = {};
         sigaction(number, nullptr, &now);
