@@ -394,9 +394,9 @@ inline void check_data_vocabulary(Run& run) {
     Options& o = run.options;
     auto check = [&](const TokenFile& file, int V) {
         if (V && V != o.vocabulary)
-            fail("%s: has a vocabulary of %d, the model of %d: %s", file.path.c_str(), V, o.vocabulary,
-                 run.checkpoints.empty() ? "give other files, or --vocabulary, the same for all of them"
-                                         : "make the tokens with the checkpoint's vocabulary (./tokenize)");
+            fail("%s: has a vocabulary of %d, the model of %d: give %s", file.path.c_str(), V, o.vocabulary,
+                 run.checkpoints.empty() ? text("--vocabulary %d or other files", V).c_str()
+                                         : "tokens of the checkpoint's vocabulary, made with ./tokenize");
     };
     if (run.train) {
         check(run.train->sets[0].files[0], run.train->file_vocabulary());
