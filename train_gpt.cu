@@ -101,7 +101,10 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observ
     bool has_begun = run.state.step < run.last_step;
     std::string times = run.start_times.print(run.grid.world);
     if (run.is_rank0() && run.grid.world.size > 1) printf("%s", times.c_str());
-    if (!has_begun) report_nothing_to_do(run, trainer);
+    if (!has_begun) {
+        report_nothing_to_do(run, trainer);
+        if (!jobs.tasks.empty()) evaluate_tasks(run, model, jobs);
+    }
 
     if (has_begun) prefetch_samples(run, trainer, run.state.samples);
     comm::end_on_error(trainer.samples.await());

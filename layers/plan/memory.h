@@ -49,18 +49,24 @@ inline double memory_of_a_rank() {
     return least;
 }
 
+// what saves memory and is not chosen yet, for "choose …"
+inline std::string savings_left(const Options& o) {
+    std::string out;
+    if (o.micro_batch > 1) out += text("a smaller --micro-batch (now %d), ", o.micro_batch);
+    if (o.recompute != "full") out += "--recompute full, ";
+    if (o.moments != "bf16") out += "--moments bf16, ";
+    if (o.master_weights != "no" && !master_is_parameter) out += "--master-weights no, ";
+    return out;
+}
+
 // Before anything is allocated: a host gives memory that it does not have, and ends the process later.
 // Collective
 inline void check_memory_suffices(const Run& run, double planned) {
     double most = host_is_device ? memory_of_a_rank() : INFINITY;  // a GPU refuses by itself
     std::string error;
-    const Options& o = run.options;
-    std::string smaller = o.micro_batch > 1 ? text("a smaller --micro-batch (now %d), ", o.micro_batch) : "";
-    if (o.recompute != "full") smaller += "--recompute full, ";
-    if (o.moments != "bf16") smaller += "--moments bf16, ";
     if (planned > most)
         error = text("%.2f GB are planned, a rank may take %.2f GB here: choose %smore ranks on other hosts, "
-                     "or a smaller model", planned * 1e-9, most * 1e-9, smaller.c_str());
+                     "or a smaller model", planned * 1e-9, most * 1e-9, savings_left(run.options).c_str());
     comm::end_on_error(error);
 }
 
@@ -90,7 +96,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
     }
 
     if (!best)
-        fail("--micro-batch auto: even 1 wants %.2f GB, a rank may take %.2f: choose --recompute full, more "
-             "ranks or a smaller model", wanted * 1e-9, bytes * 1e-9);
+        fail("--micro-batch auto: even 1 wants %.2f GB, a rank may take %.2f: choose %smore ranks or a "
+             "smaller model", wanted * 1e-9, bytes * 1e-9, savings_left(o).c_str());
     o.micro_batch = best;
 }
