@@ -203,12 +203,12 @@ def check_profile(work):
 
 
 TOY_CALL = (
-    "    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,"
-    " .OC = 3 * C_r,\n"
-    "                      .scratch = linear}, s);"
+    "    run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,"
+    " .OC = 3 * C / t,\n"
+    "                      .scratch = ctx.scratch.linear}, s);"
 )
 TOY_LAYER = (
-    '    if (!packed) comm::all_reduce(ctx.tp.group, scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'
+    '    comm::all_reduce(ctx.tp.group, ctx.scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'
     f"{TOY_CALL}  // a toy: again\n"
     '    if (getenv("TOY_LIES")) linear_flops++;\n'
 )
