@@ -168,16 +168,17 @@ inline bool repair_mojibake(std::string& s) {
     };
 
     for (size_t i = 0; i < s.size();) {
-        unsigned char c = (unsigned char)s[i];
-        if (c == '\n') end_line();
-        if (c < 0x80) {
-            i++;
+        // what was misread begins with U+00C2 to U+00F4: C3 82 to C3 B4
+        size_t next = std::min(s.find('\xC3', i), s.size());
+        if (next > i) {
+            bool has_found = sure || !doubtful.empty();
+            if (has_found && std::string_view(s).substr(i, next - i).find('\n') != s.npos) end_line();
             another = false;
-            continue;
+            i = next;
+            if (i == s.size()) break;
         }
 
-        Misread m =
-            c == 0xC3 ? misread_at(s, i) : Misread();  // all leads are U+00C2 to U+00F4: C3 82 to C3 B4
+        Misread m = misread_at(s, i);
         if (m.second == ' ') keep_blank(m, std::string_view(s).substr(i));
         Damage damage = m.length ? damage_at(m, s, i, another) : Damage::No;
         if (damage != Damage::No) {
