@@ -41,7 +41,6 @@ struct LinearForward {
     std::vector<Work> works() const {
         return {rounding_work(scratch, (double)N * C, 1), product(y, N, OC, C, false, scratch.in_fp8())};
     }
-    int64_t linear_flops() const { return 2L * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -63,7 +62,6 @@ struct LinearGeluForward {
         return {rounding_work(scratch, (double)N * C, 1), product(up, N, OC, C, false, scratch.in_fp8()),
                 moves(2.0 * N * OC)};
     }
-    int64_t linear_flops() const { return 2L * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -90,7 +88,6 @@ struct LinearBackward {
                 rounding_work(scratch, (double)N * OC, 2), product(dw, OC, C, N, accumulate, rounds),
                 product(dx, N, C, OC, false, rounds)};
     }
-    int64_t linear_flops() const { return (dx ? 4L : 2L) * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -121,7 +118,6 @@ struct LinearOfGeluBackward {
                 product(dw, OC, C, N, accumulate, rounds), product(d_up, N, C, OC, false, rounds),
                 moves(3.0 * N * C)};
     }
-    int64_t linear_flops() const { return 4L * N * C * OC; }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -154,18 +150,25 @@ struct RoundWeight {
     void execute(Stream s) const { fp8::round_weight(w, scratch.fp8, C, OC, s); }
 };
 
-// ---- their GEMMs, described; gemm() computes them --------------------------------------------------------
+// ---- their GEMMs -----------------------------------------------------------------------------------------
+
+// These describe a GEMM, which gemm() computes, and count its FLOPs: each run compares them with its plan,
+// which goes by works()
+inline int64_t linear_flops = 0;  // since it was last reset
 
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
+    linear_flops += 2L * N * C * OC;
     return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
 }
 
 inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, int N, int C, int OC) {
+    linear_flops += 2L * N * C * OC;
     return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
 }
 
 inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
                               bool accumulate) {
+    linear_flops += 2L * N * C * OC;
     return {
         .out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(accumulate)};
 }
@@ -330,23 +333,27 @@ inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N *
 
 inline void LinearForward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
+    linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
 }
 
 inline void LinearGeluForward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
+    linear_flops += 2L * N * C * OC;
     fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
     dev::gelu_forward(y, up, (long)N * OC, s);
 }
 
 inline void LinearBackward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
+    linear_flops += 4L * N * C * OC;
     if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
     fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
 inline void LinearOfGeluBackward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
+    linear_flops += 4L * N * C * OC;
     fp8::matmul_backward(d_up, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
     dev::gelu_backward(d_up, up, (long)N * C, s);
 }

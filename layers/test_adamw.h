@@ -124,9 +124,7 @@ void test_adamw() {
         update.state = of;
         update.gradients = &gradient;
         update.n = 1;
-        double sum = 0;
-        for (auto& t : update.tensors()) sum += t.bytes({});
-        return sum;
+        return tensor_bytes(update.tensors());
     };
     check(bytes(state) == (sizeof(real) == 8 ? 56 : 28) &&
               bytes(least_state) == (sizeof(real) == 8 ? 32 : sizeof(floatX) == 4 ? 20 : 16),

@@ -79,6 +79,12 @@ Tensor updates(const char* name, T* p, long rows, long columns = 1) {
     return {Tensor::Updated, element_at(p), name, p, p ? rows : 0, columns};
 }
 
+inline double tensor_bytes(const std::vector<Tensor>& tensors, const Precision& precision = {}) {
+    double bytes = 0;
+    for (auto& tensor : tensors) bytes += tensor.bytes(precision);
+    return bytes;
+}
+
 // set or, with `accumulate`, added to
 template <class T>
 Tensor sums_to(const char* name, T* p, bool accumulate, long rows, long columns = 1) {
@@ -231,8 +237,6 @@ void compute(const Operation& o, Stream s) {
     else o.ref(s);
 }
 
-inline int64_t linear_flops = 0;  // of linear layers since it was last reset; compared with the plan
-
 // Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
 // moves each tensor once
 template <class Operation>
@@ -245,7 +249,6 @@ void run(const Operation& o, Stream s, std::source_location where = std::source_
         return activity;
     });
     if (!executes()) return;
-    if constexpr (requires { o.linear_flops(); }) linear_flops += o.linear_flops();
     if constexpr (requires { o.execute(s); }) o.execute(s);
     else compute(o, s);
 }

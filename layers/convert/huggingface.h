@@ -77,10 +77,11 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     ModelShape m = {layers, (int)wte[1], heads, (int)wpe[0], (int)wte[0], (int)wte[0]};
     if (m.C % heads) fail("--heads %d does not divide the hidden size %d of %s", heads, m.C, path.c_str());
     check_shape(m, path);
-    tensors->refuse_unknown(parameter_table(m));
+    ParameterTable table = parameter_table(m);
+    tensors->refuse_unknown(table);
 
     bool has_biases = false;
-    for (auto& p : parameter_table(m).list)
+    for (auto& p : table.list)
         has_biases |= p.name.ends_with(".bias") && tensors->find(p.name);
     printf("note: nanoGPT computes GELU by erf, this program by tanh (as GPT-2): losses differ slightly%s\n",
            has_biases ? "" : "; the model has no biases: here they are 0, and training would change them");

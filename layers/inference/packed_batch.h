@@ -133,45 +133,15 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
                         .cache_rows = packed.cache_rows, .a = heads}, s);
 }
 
-// the chunk's input, or in the first chunk the tokens -> kept.y, as layers_forward() (model/stage.h)
+// the chunk's input, or in the first chunk the tokens -> kept.y
 inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     const PackedSegments& packed = *mb.kept.packed;
     // any number of rows: FP8 GEMMs need multiples of 16
     LinearScratch linear = ctx.scratch.linear.without_fp8();
-    int n = model.chunk_layers();
-    floatX* x = mb.input.x;
-
-    await_sent(model, mb.kept.y);
-    if (model.is_first_chunk(mb.chunk)) {
-        model.await_parameter(model.table.list[model.table.wpe]);
-        embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
-                      mb.batch, packed.positions);
-    }
-
-    for (int l = 0; l < n; l++) {
-        int layer = mb.chunk * n + l;
-        bool is_last = l + 1 == n;
-        current_place.layer = model.layer_number(mb.chunk, l);
-        BlockActivations a = mb.kept.blocks[l];
-        auto w = model.block_weights(layer);
-        if (l == 0) {
-            a.x = x;
-            model.await_parameter(model.table.block(layer, LN1_W));
-            ln1_forward(a, w.data(), ctx, mb.batch);
-        }
-
-        packed_attention(a, packed, w.data(), ctx, linear, mb.batch);
-        const floatX* branch = after_attention_forward(a, w.data(), ctx, linear, mb.batch, true);
-        if (is_last) {
-            add_branch_and_norm(mb.kept.y.x, a, branch, w[DOWN_B], nullptr, nullptr, ctx, mb.batch);
-        } else {
-            model.await_parameter(model.table.block(layer + 1, LN1_W));
-            const BlockActivations& next = mb.kept.blocks[l + 1];
-            auto next_w = model.block_weights(layer + 1);
-            add_branch_and_norm(next.x, a, branch, w[DOWN_B], &next, next_w.data(), ctx, mb.batch);
-        }
-    }
-    current_place.layer = -1;
+    layers_forward(model, mb, ctx, packed.positions, [&](const BlockActivations& a, const floatX* const* w) {
+        packed_attention(a, packed, w, ctx, linear, mb.batch);
+        return after_attention_forward(a, w, ctx, linear, mb.batch, true);
+    });
 }
 
 // of the last chunk's output: normalised rows (outputs, C), those whose logits are wanted
@@ -194,13 +164,8 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
     if (!model.is_last_chunk(mb.chunk)) return;
 
     const LmHeadActivations& a = model.lm_head;
-    const floatX* rows = packed_lm_head_rows(model, mb, ctx);
-    int outputs = mb.kept.packed->outputs;
-    for (int first = 0; first < outputs; first += a.rows_held) {
-        int some = std::min(a.rows_held, outputs - first);
-        logits_forward(a, rows + (long)first * ctx.shape.C, model.lm_head_weights()[LOGITS_W], some, ctx);
-        loss_forward(a, mb, first, some, 0, ctx, a.is_greedy != nullptr);
-    }
+    lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.kept.packed->outputs, 0,
+                    model.lm_head_weights().data(), ctx, a.is_greedy != nullptr);
 }
 
 // logits (V) of each requested row, on the last stage; of a single batch, with chunk c in in_flight[c], as

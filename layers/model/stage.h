@@ -255,8 +255,11 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// the chunk's input, or in the first chunk the tokens -> kept.y
-inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
+// The chunk's input, or in the first chunk the tokens -> kept.y. block(a, w): steps 2 to 8 of a block, whose
+// parameters have come. positions: of the tokens; nullptr: 0 to T - 1 in each sequence
+template <class Block>
+void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
+                    Block block) {
     int n = model.chunk_layers();
     floatX* x = mb.input.x;
 
@@ -265,14 +268,10 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         // wte's bucket is gathered before wpe's, on the same stream
         model.await_parameter(model.table.list[model.table.wpe]);
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
-                      mb.batch);
+                      mb.batch, positions);
     }
 
-    auto prepare_block = [&](int l) {  // its parameters are there and, with --fp8, rounded
-        int layer = mb.chunk * n + l;
-        model.await_parameter(model.table.block(layer, LN1_W));
-        if (model.setup.fp8 && mb.index == 0) round_weights(model.block_weights(layer).data(), ctx);
-    };
+    auto await_block = [&](int l) { model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W)); };
 
     for (int l = 0; l < n; l++) {
         current_place.layer = model.layer_number(mb.chunk, l);
@@ -280,16 +279,16 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
         auto w = model.block_weights(mb.chunk * n + l);
         if (l == 0) {
             a.x = x;
-            prepare_block(0);
+            await_block(0);
             ln1_forward(a, w.data(), ctx, mb.batch);
         }
 
-        const floatX* branch = block_forward(a, w.data(), ctx, mb.batch, true);
+        const floatX* branch = block(a, w.data());
         if (!next) {
             add_branch_and_norm(mb.kept.y.x, a, branch, w[DOWN_B], nullptr, nullptr, ctx, mb.batch);
             continue;
         }
-        prepare_block(l + 1);
+        await_block(l + 1);
         auto next_w = model.block_weights(mb.chunk * n + l + 1);
         add_branch_and_norm(next->x, a, branch, w[DOWN_B], next, next_w.data(), ctx, mb.batch);
     }
@@ -300,11 +299,17 @@ inline void layers_forward(Model& model, const MicroBatch& mb, const LayerContex
 inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
     LayerContext ctx = model.context();
-    layers_forward(model, mb, ctx);
+    layers_forward(model, mb, ctx, nullptr, [&](const BlockActivations& a, const floatX* const* w) {
+        if (model.setup.fp8 && mb.index == 0) round_weights(w, ctx);
+        return block_forward(a, w, ctx, mb.batch, true);
+    });
+
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
     if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
-    lm_head_forward(model.lm_head, mb, dloss, model.lm_head_weights().data(), ctx);
+    auto w = model.lm_head_weights();
+    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w.data(), ctx, mb.batch);
+    lm_head_forward(model.lm_head, mb, rows, mb.batch.rows(), dloss, w.data(), ctx);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------

@@ -104,14 +104,14 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     run(loss.finish(), s);
 }
 
-// x -> logits -> losses, a.rows_held rows at a time
-inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, real dloss,
-                            const floatX* const* w, const LayerContext& ctx) {
-    const floatX* rows = lm_head_rows(a, mb.kept.y.x, w, ctx, mb.batch);
-    for (int first = 0; first < mb.batch.rows(); first += a.rows_held) {
-        int n = std::min(a.rows_held, mb.batch.rows() - first);
+// rows (N, C), of lm_head_rows() -> logits -> losses, a.rows_held rows at a time
+inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, const floatX* rows, int N,
+                            real dloss, const floatX* const* w, const LayerContext& ctx,
+                            bool notes_greedy = false) {
+    for (int first = 0; first < N; first += a.rows_held) {
+        int n = std::min(a.rows_held, N - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
-        loss_forward(a, mb, first, n, dloss, ctx);
+        loss_forward(a, mb, first, n, dloss, ctx, notes_greedy);
     }
 }
 

@@ -72,10 +72,9 @@ inline double seconds_of(const Hardware& h, const Work& w, const Precision& prec
 }
 
 inline double bytes_moved(const Activity& a, const Precision& precision) {
+    if (a.works.empty()) return tensor_bytes(a.tensors, precision);
     double bytes = 0;
     for (auto& work : a.works) bytes += work.bytes(precision);
-    if (a.works.empty())
-        for (auto& tensor : a.tensors) bytes += tensor.bytes(precision);
     return bytes;
 }
 

@@ -228,9 +228,7 @@ private:
 
         auto measure_adamw = [&](const char* name, auto state) {
             AdamW<decltype(state)> update = {state, g, flags, hyper, decision, state_check, parameters};
-            double bytes = 0;
-            for (auto& t : update.tensors()) bytes += t.bytes({});
-            measure(name, bytes, 0, [=] { update.gpu(nullptr); });
+            measure(name, tensor_bytes(update.tensors()), 0, [=] { update.gpu(nullptr); });
         };
         constexpr bool halves = !master_is_parameter;
         bf16 *short_m = (bf16*)m, *short_v = (bf16*)v;

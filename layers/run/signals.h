@@ -12,6 +12,8 @@ namespace stop_signal {
 inline volatile sig_atomic_t is_requested = 0, is_noticed = 0, speaks = 0, is_alone = 1;
 inline volatile time_t first = 0;
 
+inline bool say(const char* text, size_t n) { return write(STDERR_FILENO, text, n) >= 0; }
+
 inline void handle(int number) {
     constexpr time_t patience = 3;  // seconds: launchers may send one signal twice
     if (!is_requested) {
@@ -21,14 +23,13 @@ inline void handle(int number) {
         // mpirun kills its ranks seconds after a Ctrl-C; the launchers send SIGUSR1
         constexpr char hurries[] = "train_gpt: mpirun does not wait for that, and ends its ranks in 2 "
                                    "seconds: scripts/launch_mpirun.sh waits\n";
-        auto say = [](const char* text, size_t n) { return write(STDERR_FILENO, text, n) >= 0; };
         if (speaks && number != SIGPIPE) say(what, sizeof what - 1);
         if (speaks && number == SIGINT && !is_alone) say(hurries, sizeof hurries - 1);
     }
     is_requested = 1;
     if (is_noticed || number == SIGPIPE || time(nullptr) - first < patience) return;
     constexpr char why[] = "train_gpt: a second signal, and the step has not ended: not saved\n";
-    if (write(STDERR_FILENO, why, sizeof why - 1) < 0) {}
+    say(why, sizeof why - 1);
     _exit(128 + number);
 }
 }  // namespace stop_signal
