@@ -345,8 +345,7 @@ inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, 
     int parts = column_sum_cut(N);
     LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
            0, s, scratch, dy, x, mean, rstd, N, C);
-    LAUNCH(column_sum_finish_kernel, ceil_div(C, 128), 128, 0, s, ColumnSums{{out}}, scratch, parts, C,
-           accumulate);
+    column_sum_finish({{out}}, 1, scratch, parts, C, accumulate, s);
 }
 
 constexpr int layernorm_block = 128;

@@ -1,13 +1,12 @@
 // linear.cuh   y = x w^T + b: linear layers, alone or with GELU after or before them; GELU
-//   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db (OC) real
+//   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
-//   backward: sets dx; sets dw and db or, with `accumulate`, adds to them: to dw in the GEMM itself, to db,
-//             if it is wanted here (see the table in model/block.h), by column_sum (residual.cuh). GELU's dy
-//             becomes dx in place. scratch: column_sum_scratch(OC) values
+//   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
+//             (see the table in model/block.h): behind GELU here, with its dx, which replaces dy in place.
+//             scratch: column_sum_scratch values of the row's length
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see
-//   fast/autotune.h. The bias gradient has its own kernel: cuBLASLt's epilogue for it slows the GEMM by more
-//   (H100, 124M: 537 us for 497, and 619 for 578). With --fp8 the GEMMs are those of fp8_linear.cuh
+//   fast/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -17,106 +16,114 @@
 // ---- the operations --------------------------------------------------------------------------------------
 
 struct LinearScratch {
-    real* sums = nullptr;  // column_sum_scratch(OC) values or more: layer norms use it as well
+    real* sums = nullptr;  // column_sum_scratch values of the longest rows; layer norms use it as well
     Fp8Scratch fp8 = {};   // only with --fp8; otherwise null, and the GEMMs are in floatX
-    bool in_fp8() const { return fp8.x; }  // false: skip what fp8:: and `rounds` say below
+    bool in_fp8() const { return fp8.is_used(); }  // false: skip what fp8:: and `rounds` say below
     LinearScratch without_fp8() const { return {sums}; }
 };
-
-// rounding a tensor to fp8: it is read to find its largest value, then read again
-inline Work rounding_work(const LinearScratch& scratch, double n, int copies) {
-    return scratch.in_fp8() ? moves(2 * n, 0, n * copies) : Work{};
-}
 
 struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
     LinearScratch scratch = {};
+    Fp8Input kept = {};       // --fp8: set, for backward, unless …
+    bool is_rounded = false;  // … that was done where x was made: then x is not read
 
     static constexpr const char* name = "linear_forward";
     std::vector<Tensor> tensors() const {
-        return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("y", y, N, OC)};
+        bool rounded = scratch.in_fp8() && is_rounded;
+        return {reads("x", rounded ? nullptr : x, N, C), reads("w", w, OC, C), reads("b", b, OC),
+                writes("y", y, N, OC), writes("x in 8 bits", rounded ? nullptr : kept.transposed, C, N)};
     }
     std::vector<Work> works() const {
-        return {rounding_work(scratch, (double)N * C, 1), product(y, N, OC, C, false, scratch.in_fp8())};
+        return {is_rounded ? Work{} : rounding_work(scratch.fp8, (double)N * C),
+                product(y, N, OC, C, false, scratch.in_fp8())};
     }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
-// y = gelu(up), up = x w^T + b
+// y = gelu(up), up = x w^T + b; with --fp8 y is made in 8 bits only: it is y_kept
 struct LinearGeluForward {
     floatX *y, *up;
     const floatX *x, *w, *b;
     int N, C, OC;
     LinearScratch scratch = {};
+    Fp8Input kept = {}, y_kept = {};  // --fp8: set, for backward
 
     static constexpr const char* name = "linear_gelu_forward";
     std::vector<Tensor> tensors() const {
         return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
-                writes("y", y, N, OC)};
+                writes("y", scratch.in_fp8() ? nullptr : y, N, OC),
+                writes("x in 8 bits", kept.transposed, C, N),
+                writes("y in 8 bits", y_kept.transposed, OC, N)};
     }
     std::vector<Work> works() const {
-        return {rounding_work(scratch, (double)N * C, 1), product(up, N, OC, C, false, scratch.in_fp8()),
-                moves(2.0 * N * OC)};
+        bool rounds = scratch.in_fp8();
+        return {rounding_work(scratch.fp8, (double)N * C), product(up, N, OC, C, false, rounds),
+                rounds ? rounding_work(scratch.fp8, (double)N * OC) : moves(2.0 * N * OC)};
     }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
-// dx, db: nullptr if not wanted
+// dx: nullptr if not wanted; x is not read with --fp8
 struct LinearBackward {
     floatX* dx;
-    real *dw, *db;
+    real* dw;
     const floatX *dy, *x, *w;
     LinearScratch scratch;
     int N, C, OC;
     bool accumulate;
+    Fp8Input kept = {};                  // --fp8: of x, from forward
+    const Fp8Scale* dy_scale = nullptr;  // --fp8: where whoever made dy has set it
 
     static constexpr const char* name = "linear_backward";
     std::vector<Tensor> tensors() const {
-        return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("w", w, OC, C),
-                sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, OC),
-                writes("dx", dx, N, C)};
+        return {reads("dy", dy, N, OC), reads("x", scratch.in_fp8() ? nullptr : x, N, C),
+                reads("x in 8 bits", kept.transposed, C, N), reads("w", w, OC, C),
+                sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
     }
     std::vector<Work> works() const {
         bool rounds = scratch.in_fp8();
-        return {db ? moves((double)N * OC) : Work{}, rounding_work(scratch, (double)N * C, 1),
-                rounding_work(scratch, (double)N * OC, 2), product(dw, OC, C, N, accumulate, rounds),
-                product(dx, N, C, OC, false, rounds)};
+        return {rounding_work(scratch.fp8, (double)N * OC, dy_scale != nullptr),
+                product(dw, OC, C, N, accumulate, rounds), product(dx, N, C, OC, false, rounds)};
     }
     void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
-// for a layer whose input is x = gelu(up): d_up (N, C) becomes the gradient of up
+// for a layer whose input is x = gelu(up), and up = … + b: d_up (N, C) becomes the gradient of up, db (C)
+// its column sums, that of b
 struct LinearOfGeluBackward {
     floatX* d_up;
-    real* dw;
+    real *dw, *db;
     const floatX *dy, *x, *up, *w;
     LinearScratch scratch;
     int N, C, OC;
     bool accumulate;
+    Fp8Input kept = {};  // --fp8: of x, from forward. Sets the scale of d_up as well
 
     LinearBackward of_weight() const {
-        return {.dx = nullptr, .dw = dw, .db = nullptr, .dy = dy, .x = x, .w = w, .scratch = scratch, .N = N,
-                .C = C, .OC = OC, .accumulate = accumulate};
+        return {.dx = nullptr, .dw = dw, .dy = dy, .x = x, .w = w, .scratch = scratch, .N = N, .C = C,
+                .OC = OC, .accumulate = accumulate};
     }
 
     static constexpr const char* name = "linear_of_gelu_backward";
     std::vector<Tensor> tensors() const {
-        return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C), reads("w", w, OC, C),
-                sums_to("dw", dw, accumulate, OC, C), writes("d_up", d_up, N, C)};
+        return {reads("dy", dy, N, OC), reads("x", scratch.in_fp8() ? nullptr : x, N, C),
+                reads("x in 8 bits", kept.transposed, C, N), reads("up", up, N, C), reads("w", w, OC, C),
+                sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, C),
+                writes("d_up", d_up, N, C)};
     }
     std::vector<Work> works() const {
         bool rounds = scratch.in_fp8();
-        return {rounding_work(scratch, (double)N * C, 1), rounding_work(scratch, (double)N * OC, 2),
-                product(dw, OC, C, N, accumulate, rounds), product(d_up, N, C, OC, false, rounds),
-                moves(3.0 * N * C)};
+        return {rounding_work(scratch.fp8, (double)N * OC), product(dw, OC, C, N, accumulate, rounds),
+                product(d_up, N, C, OC, false, rounds), moves(3.0 * N * C)};
     }
     void execute(Stream) const;
     void ref(Stream) const;
@@ -132,22 +139,6 @@ struct GeluForward {
     std::vector<Tensor> tensors() const { return {reads("x", x, N, C), writes("y", y, N, C)}; }
     void ref(Stream) const;
     void gpu(Stream) const;
-};
-
-// --fp8: w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
-struct RoundWeight {
-    const floatX* w;
-    LinearScratch scratch;
-    int C, OC;
-
-    static constexpr const char* name = "round_weight";
-    std::vector<Tensor> tensors() const {
-        const Fp8Weights& copies = scratch.fp8.weights;
-        return {reads("w", w, OC, C), writes("w in 8 bits", copies.copy(w), OC, C),
-                writes("transposed", copies.transpose(w), C, OC)};
-    }
-    std::vector<Work> works() const { return {rounding_work(scratch, (double)C * OC, 2)}; }
-    void execute(Stream s) const { fp8::round_weight(w, scratch.fp8, C, OC, s); }
 };
 
 // ---- their GEMMs -----------------------------------------------------------------------------------------
@@ -182,9 +173,13 @@ inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
     for (long i = 0; i < n; i++) y[i] = floatX(gelu_of(real(x[i])));
 }
 
-inline void gelu_backward(floatX* dy, const floatX* x, long n, Stream) {
+// dy (N, C) becomes dx, db its column sums
+inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
+                          const WantedScale& wanted, Stream s) {
     #pragma omp parallel for simd
-    for (long i = 0; i < n; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
+    for (long i = 0; i < (long)N * C; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
+    ref::column_sum(db, dy, sums, N, C, accumulate, s);
+    if (wanted.scale) ref::fp8_find_scale(wanted, dy, (long)N * C, s);
 }
 
 }  // namespace ref
@@ -201,7 +196,6 @@ inline void LinearGeluForward::ref(Stream s) const {
 }
 
 inline void LinearBackward::ref(Stream s) const {
-    if (db) ref::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
     ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
@@ -209,7 +203,7 @@ inline void LinearBackward::ref(Stream s) const {
 inline void LinearOfGeluBackward::ref(Stream s) const {
     of_weight().ref(s);
     ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
-    ref::gelu_backward(d_up, up, (long)N * C, s);
+    ref::gelu_backward(d_up, db, up, scratch.sums, N, C, accumulate, {}, s);
 }
 
 inline void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
@@ -232,23 +226,38 @@ __global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
     }
 }
 
-__global__ void gelu_backward_kernel(floatX* dy, const floatX* x, long n) {
-    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
-    if (i + vec_size <= n) {
-        Vec<floatX> d = load16(dy + i), v = load16(x + i);
+// dy becomes dx; sums: the parts of its column sums; largest, unless nullptr: of each block's |dx|
+__global__ void gelu_backward_kernel(floatX* dy, real* sums, float* largest, const floatX* x, int N, int C) {
+    float most = 0;
+    column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
+        long row = (long)n * C;
+        Vec<floatX> d = load_row(dy + row, c, C), v = load_row(x + row, c, C);
         UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++) d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
-        store16(dy + i, d);
-    } else {
-        for (; i < n; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
-    }
+        for (int k = 0; k < vec_size; k++) {
+            d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
+            sum[k] += real(d.at[k]);
+        }
+        store_row(dy + row, c, C, d);
+        most = larger(most, d);
+    }, N, C);
+
+    if (!largest) return;
+    most = block_largest(most);
+    if (threadIdx.x == 0 && threadIdx.y == 0) largest[blockIdx.y * gridDim.x + blockIdx.x] = most;
 }
 
 inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
     LAUNCH(gelu_forward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, y, x, n);
 }
-inline void gelu_backward(floatX* dy, const floatX* x, long n, Stream s) {
-    LAUNCH(gelu_backward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, dy, x, n);
+
+inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
+                          const WantedScale& wanted, Stream s) {
+    int parts = column_sum_cut(N);
+    dim3 blocks = column_blocks<vec_size>(C, parts);
+    LAUNCH(gelu_backward_kernel, blocks, dim3(column_lanes, column_rows), 0, s, dy, sums, wanted.parts, x, N,
+           C);
+    column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
+    fp8_finish_scale(wanted, (int)(blocks.x * blocks.y), s);
 }
 
 // ---- GEMMs with bias or GELU ------------------------------------------------------------------------------
@@ -266,26 +275,6 @@ inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
     long N = g.m;
     int OC = g.n;
     if (b && !fused) LAUNCH(add_bias_kernel, ceil_div(N * OC, 256), 256, 0, s, g.out, b, N, OC);
-}
-
-// Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
-// faster. Timed before the first step, in tune() (setup.h), and only then is `run` called here; in a step
-// this looks up an answer
-template <class Run>
-bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s, Run run) {
-    static AutotuneCache<std::tuple<int, int, int>, bool> chosen;  // one per type of `run`
-    return chosen.get({N, C, OC}, [&] {
-        if (!fits_epilogue(fused_gemm.n) || !can_compute(fused_gemm)) return false;
-        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
-        return autotuner.choose(key, 2, 0, s, [&](int way) {
-            try {
-                run(way == 1);
-            } catch (const Error&) {
-                return false;
-            }
-            return true;
-        }) == 1;
-    });
 }
 
 }  // namespace gpu
@@ -311,7 +300,6 @@ inline void LinearGeluForward::gpu(Stream s) const {
 inline void LinearBackward::gpu(Stream s) const {
     if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
-    if (db) gpu::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
 }
 
 inline void LinearOfGeluBackward::gpu(Stream s) const {
@@ -320,9 +308,10 @@ inline void LinearOfGeluBackward::gpu(Stream s) const {
     fused_gemm.gelu_input = up;
     auto run = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
-        if (!fused) gpu::gelu_backward(d_up, up, (long)N * C, s);
+        if (fused) gpu::column_sum(db, d_up, scratch.sums, N, C, accumulate, s);
+        else gpu::gelu_backward(d_up, db, up, scratch.sums, N, C, accumulate, {}, s);
     };
-    bool fused = gpu::fuses("GELU backward", fused_gemm, N, C, OC, s, run);
+    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, N, C, OC, s, run);
     run(fused);
 }
 
@@ -334,26 +323,29 @@ inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N *
 inline void LinearForward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
-    fp8::matmul_forward(y, x, w, b, scratch.fp8, N, C, OC, s);
+    if (!is_rounded) fp8::round_input(x, kept, scratch.fp8, N, C, s);
+    fp8::matmul_forward(y, w, b, kept, scratch.fp8, N, C, OC, s);
 }
 
 inline void LinearGeluForward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
-    fp8::matmul_forward(up, x, w, b, scratch.fp8, N, C, OC, s);
-    dev::gelu_forward(y, up, (long)N * OC, s);
+    fp8::round_input(x, kept, scratch.fp8, N, C, s);
+    fp8::matmul_forward(up, w, b, kept, scratch.fp8, N, C, OC, s);
+    fp8::round_input<true>(up, y_kept, scratch.fp8, N, OC, s);  // GELU of up
 }
 
 inline void LinearBackward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
-    if (db) dev::column_sum(db, dy, scratch.sums, N, OC, accumulate, s);
-    fp8::matmul_backward(dx, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
+    fp8::matmul_backward(dx, dw, dy, dy_scale, kept, w, scratch.fp8, N, C, OC, accumulate, s);
 }
 
 inline void LinearOfGeluBackward::execute(Stream s) const {
     if (!scratch.in_fp8()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
-    fp8::matmul_backward(d_up, dw, dy, x, w, scratch.fp8, N, C, OC, accumulate, s);
-    dev::gelu_backward(d_up, up, (long)N * C, s);
+    const Fp8Scratch& f = scratch.fp8;
+    fp8::matmul_backward(d_up, dw, dy, nullptr, kept, w, f, N, C, OC, accumulate, s);
+    dev::gelu_backward(d_up, db, up, scratch.sums, N, C, accumulate, {f.d_up_scale, f.parts, e5m2::largest},
+                       s);
 }

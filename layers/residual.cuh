@@ -253,6 +253,13 @@ dim3 column_blocks(int C, int parts, int matrices = 1) {
     return dim3(ceil_div(C, column_lanes * EACH), parts, matrices);
 }
 
+// the sums of `count` parts, for each of `matrices` matrices
+inline void column_sum_finish(ColumnSums to, int matrices, const real* parts, int count, int C,
+                              bool accumulate, Stream s) {
+    LAUNCH(column_sum_finish_kernel, dim3(ceil_div(C, 128), matrices), 128, 0, s, to, parts, count, C,
+           accumulate);
+}
+
 // of `matrices` matrices x (N, C), one after the other, each to its own out;
 // scratch: matrices * column_sum_scratch(C)
 template <class T>
@@ -261,8 +268,7 @@ void column_sums(ColumnSums to, int matrices, const T* x, real* scratch, int N, 
     int parts = column_sum_cut(N);
     LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts, matrices),
            dim3(column_lanes, column_rows), 0, s, scratch, x, N, C);
-    LAUNCH(column_sum_finish_kernel, dim3(ceil_div(C, 128), matrices), 128, 0, s, to, scratch, parts, C,
-           accumulate);
+    column_sum_finish(to, matrices, scratch, parts, C, accumulate, s);
 }
 
 template <class T>

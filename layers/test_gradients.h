@@ -88,8 +88,11 @@ void test_gradients() {
             ref::gelu_forward(y.data(), x.data(), 50, nullptr);
             return dot(y, r);
         };
-        ref::gelu_backward(d.data(), x.data(), 50, nullptr);
+        R sums(5, 0), wanted(5, 0);
+        ref::gelu_backward(d.data(), sums.data(), x.data(), nullptr, 10, 5, false, {}, nullptr);
         differences("gelu dx", x, wide(d), forward);
+        for (int i = 0; i < 50; i++) wanted[i % 5] += real(d[i]);
+        check(sums == wanted, "the sums of gelu's dx");
     }
 
     {
@@ -102,8 +105,8 @@ void test_gradients() {
             LinearForward{y.data(), x.data(), w.data(), b.data(), N, C, OC}.ref(nullptr);
             return dot(y, r);
         };
-        LinearBackward{dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(), {nullptr}, N, C, OC,
-                       false}.ref(nullptr);
+        LinearBackward{dx.data(), dw.data(), r.data(), x.data(), w.data(), {}, N, C, OC, false}.ref(nullptr);
+        ref::column_sum(db.data(), r.data(), nullptr, N, OC, false, nullptr);
         differences("matmul dx", x, wide(dx), forward);
         differences("matmul dw", w, wide(dw), forward);
         differences("matmul db", b, wide(db), forward);

@@ -4,16 +4,21 @@
 //   fp32, in forward with FAST_ACCUM's fewer bits (base/gemm.h); y, dx are floatX; dw, db real. All sizes are
 //   multiples of 16. An fp8 GEMM wants the summed dimension last in both operands, so backward uses
 //   transposed copies.
-//   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); backward
-//          rounds x again
+//   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); of x its
+//          transposed copy and scale, so that backward does not read x itself. GELU's output is only made in
+//          fp8: its input is read instead
 //   communicates: nothing    cost: that of linear.cuh at twice the rate; and for each rounding two reads of x
-//                            or dy (once for the largest value) and one or two writes in fp8; for w, once a
-//                            pass
+//                            or dy (the first for the largest value, but for GELU's dx, where it is found on
+//                            the way) and two writes in fp8; for w, once a pass
 #pragma once
 #include "fp8.h"
 #include "../base/gemm.h"
+#include "../base/operation.h"
 
-constexpr int fp8_parts = 1024;  // of a tensor, whose largest values are found in parallel
+// parts of a tensor with rows of up to C values, whose largest values are found in parallel: gelu_backward's
+// blocks (linear.cuh) take at least 32 columns, in at most 32 parts of the rows
+constexpr int fp8_parts = 1024;
+constexpr long most_fp8_parts(long C) { return C > fp8_parts ? C + 31 : fp8_parts + 31; }
 
 // cuBLASLt reads `inverse` through a pointer, which must be aligned to 16 bytes
 struct alignas(16) Fp8Scale { float inverse, scale; };
@@ -30,12 +35,37 @@ struct Fp8Weights {
     Fp8Scale* scale(const floatX* w) const { return scales + (w - parameters) / spacing; }
 };
 
-// x, dy, dy_t: N * max(C, OC) numbers each; scales: of x and dy; parts: fp8_parts
+// of a linear layer's input x (N, C), from forward to backward
+struct Fp8Input {
+    e4m3* transposed = nullptr;  // (C, N)
+    Fp8Scale* scale = nullptr;
+
+    void place(Arena& arena, long N, long C) {
+        transposed = arena.take<e4m3>(N * C);
+        scale = arena.take<Fp8Scale>(1);
+    }
+};
+
+// x, dy, dy_t: N * max(C, OC) numbers each, for one product; parts: most_fp8_parts
 struct Fp8Scratch {
     uint8_t *x, *dy, *dy_t;
-    Fp8Scale* scales;
+    Fp8Scale *dy_scale, *d_up_scale;  // the latter from GELU's backward, for that of the layer before it
     float* parts;
     Fp8Weights weights;
+    bool is_used() const { return x; }
+};
+
+// rounding n values to fp8, in two copies: they are read to find the largest, unless the scale is known, and
+// again
+inline Work rounding_work(const Fp8Scratch& f, double n, bool is_scaled = false) {
+    return f.is_used() ? moves(is_scaled ? n : 2 * n, 0, 2 * n) : Work{};
+}
+
+// where a tensor's scale goes, for a format; without a scale: none is wanted
+struct WantedScale {
+    Fp8Scale* scale = nullptr;
+    float* parts = nullptr;
+    float format_largest = 0;
 };
 
 // the power of two that a tensor is scaled by; 1 if its largest value is 0 or not finite
@@ -53,23 +83,32 @@ HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
 
 namespace ref {
 
-// q (N, C) and q_t (C, N), where not nullptr, from x (N, C)
-template <class T8>
-void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float*, const floatX* x, int N, int C, Stream) {
+// what is rounded to fp8: x or, with GELU, GELU of x in floatX
+template <bool GELU>
+float value_to_round(floatX x) {
+    if constexpr (GELU) x = floatX(gelu_of(real(x)));
+    return (float)real(x);
+}
+
+template <bool GELU = false>
+void fp8_find_scale(const WantedScale& wanted, const floatX* x, long n, Stream) {
     float most = 0;
     #pragma omp parallel for reduction(max : most)
-    for (long i = 0; i < (long)N * C; i++) {
-        float a = std::abs((float)real(x[i]));
+    for (long i = 0; i < n; i++) {
+        float a = std::abs(value_to_round<GELU>(x[i]));
         if (a > most) most = a;  // NaN is ignored
     }
+    *wanted.scale = fp8_scale(most, wanted.format_largest);
+}
 
-    *scale = fp8_scale(most, T8::largest);
+// q (N, C) and q_t (C, N) from x (N, C)
+template <bool GELU = false, class T8>
+void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, int C, Stream) {
     #pragma omp parallel for
     for (int n = 0; n < N; n++)
         for (int c = 0; c < C; c++) {
-            T8 value = T8::of((float)real(x[(long)n * C + c]) * scale->scale);
-            if (q) q[(long)n * C + c] = value;
-            if (q_t) q_t[(long)c * N + n] = value;
+            T8 value = T8::of(value_to_round<GELU>(x[(long)n * C + c]) * scale->scale);
+            q[(long)n * C + c] = q_t[(long)c * N + n] = value;
         }
 }
 
@@ -78,34 +117,62 @@ void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float*, const floatX* x, int N, 
 #if HAS_KERNELS
 namespace gpu {
 
-__global__ void fp8_largest_kernel(float* parts, const floatX* x, long n) {
-    SHARED(float, lane, 8);
-    float most = 0;
-    for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size; i < n;
-         i += (long)gridDim.x * blockDim.x * vec_size) {
-        Vec<floatX> v = load16(x + i);
-        UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf((float)real(v.at[k])));
-    }
-
-    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
-    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = most;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int w = 1; w < 8; w++) most = fmaxf(most, lane[w]);
-    parts[blockIdx.x] = most;
+template <bool GELU>
+__device__ inline float value_to_round(floatX x) {
+    if constexpr (GELU) x = floatX(gelu_of(real(x)));
+    return (float)real(x);
 }
 
-__global__ void fp8_scale_kernel(Fp8Scale* scale, const float* parts, int count, float largest) {
-    float most = 0;
-    for (int i = threadIdx.x; i < count; i += 32) most = fmaxf(most, parts[i]);
+// the largest of a block's values, which are not negative, in its first thread; NaN is ignored
+__device__ inline float block_largest(float most) {
+    SHARED(float, warps, 32);
+    int thread = threadIdx.y * blockDim.x + threadIdx.x, count = blockDim.x * blockDim.y / 32;
     for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
-    if (threadIdx.x == 0) *scale = fp8_scale(most, largest);
+    if (thread % 32 == 0) warps[thread / 32] = most;
+    __syncthreads();
+    for (int w = 1; thread == 0 && w < count; w++) most = fmaxf(most, warps[w]);
+    return most;
+}
+
+template <bool GELU = false>
+__device__ inline float larger(float most, const Vec<floatX>& v) {
+    UNROLL(unroll)
+    for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf(value_to_round<GELU>(v.at[k])));
+    return most;
+}
+
+template <bool GELU>
+__global__ void fp8_largest_kernel(float* parts, const floatX* x, long n) {
+    float most = 0;
+    for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size; i < n;
+         i += (long)gridDim.x * blockDim.x * vec_size) most = larger<GELU>(most, load16(x + i));
+    most = block_largest(most);
+    if (threadIdx.x == 0) parts[blockIdx.x] = most;
+}
+
+__global__ void fp8_scale_kernel(Fp8Scale* scale, const float* parts, int count, float format_largest) {
+    float most = 0;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) most = fmaxf(most, parts[i]);
+    most = block_largest(most);
+    if (threadIdx.x == 0) *scale = fp8_scale(most, format_largest);
+}
+
+// from the largest values of `count` parts, if the scale is wanted
+inline void fp8_finish_scale(const WantedScale& wanted, int count, Stream s) {
+    if (!wanted.scale) return;
+    LAUNCH(fp8_scale_kernel, 1, 256, 0, s, wanted.scale, wanted.parts, count, wanted.format_largest);
+}
+
+template <bool GELU = false>
+void fp8_find_scale(const WantedScale& wanted, const floatX* x, long n, Stream s) {
+    int count = std::min(fp8_parts, ceil_div(n, 256 * vec_size));
+    LAUNCH(fp8_largest_kernel<GELU>, count, 256, 0, s, wanted.parts, x, n);
+    fp8_finish_scale(wanted, count, s);
 }
 
 // one block of 256 threads per 64 x 64 tile, which is read once; sizes are multiples of 16
 constexpr int fp8_tile = 64;
-template <class T8>
+template <class T8, bool GELU>
 __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N,
                                  int C) {
     constexpr int pitch = fp8_tile + 4;  // bytes of a tile's row, so that a column uses different banks
@@ -122,15 +189,13 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
         Vec<floatX> v = load16(x + at);
         Values<T8, vec_size> out;
         UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++) out.at[k] = T8::of((float)real(v.at[k]) * times);
+        for (int k = 0; k < vec_size; k++) out.at[k] = T8::of(value_to_round<GELU>(v.at[k]) * times);
         uint32_t words[vec_size / 4];
         memcpy(words, &out, sizeof words);
         UNROLL(unroll)
         for (int k = 0; k < vec_size / 4; k++) tile_words[(n * pitch + c) / 4 + k] = words[k];
-        if (q) store_values(q + at, out);
+        store_values(q + at, out);
     }
-
-    if (!q_t) return;
     __syncthreads();
 
     // its columns, to q_t
@@ -144,15 +209,10 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
     }
 }
 
-template <class T8>
-void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float* parts, const floatX* x, int N, int C,
-               Stream s) {
-    long n = (long)N * C;
-    int count = std::min(fp8_parts, ceil_div(n, 256 * vec_size));
-    LAUNCH(fp8_largest_kernel, count, 256, 0, s, parts, x, n);
-    LAUNCH(fp8_scale_kernel, 1, 32, 0, s, scale, parts, count, T8::largest);
-    LAUNCH(fp8_round_kernel<T8>, dim3(ceil_div(C, fp8_tile), ceil_div(N, fp8_tile)), 256, 0, s, q, q_t, scale,
-           x, N, C);
+template <bool GELU = false, class T8>
+void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, int C, Stream s) {
+    LAUNCH((fp8_round_kernel<T8, GELU>), dim3(ceil_div(C, fp8_tile), ceil_div(N, fp8_tile)), 256, 0, s, q,
+           q_t, scale, x, N, C);
 }
 
 }  // namespace gpu
@@ -161,31 +221,61 @@ void fp8_round(T8* q, T8* q_t, Fp8Scale* scale, float* parts, const floatX* x, i
 // the GEMMs, in terms of dev::fp8_round and dev::gemm
 namespace fp8 {
 
-// w (OC, C) and its transpose in fp8, which the GEMMs use until w changes
-inline void round_weight(const floatX* w, const Fp8Scratch& f, int C, int OC, Stream s) {
-    dev::fp8_round(f.weights.copy(w), f.weights.transpose(w), f.weights.scale(w), f.parts, w, OC, C, s);
+template <bool GELU = false, class T8>
+void round(T8* q, T8* q_t, Fp8Scale* scale, const floatX* x, const Fp8Scratch& f, int N, int C, Stream s) {
+    dev::fp8_find_scale<GELU>({scale, f.parts, T8::largest}, x, (long)N * C, s);
+    dev::fp8_round<GELU>(q, q_t, scale, x, N, C, s);
 }
 
-inline void matmul_forward(floatX* y, const floatX* x, const floatX* w, const floatX* b, const Fp8Scratch& f,
-                           int N, int C, int OC, Stream s) {
-    dev::fp8_round((e4m3*)f.x, (e4m3*)nullptr, f.scales, f.parts, x, N, C, s);
+inline void round_weight(const floatX* w, const Fp8Scratch& f, int C, int OC, Stream s) {
+    round(f.weights.copy(w), f.weights.transpose(w), f.weights.scale(w), w, f, OC, C, s);
+}
+
+// a layer's input, x (N, C) or GELU of it, -> f.x, and what is kept of it
+template <bool GELU = false>
+void round_input(const floatX* x, const Fp8Input& kept, const Fp8Scratch& f, int N, int C, Stream s) {
+    round<GELU>((e4m3*)f.x, kept.transposed, kept.scale, x, f, N, C, s);
+}
+
+// after round_input
+inline void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp8Input& kept,
+                           const Fp8Scratch& f, int N, int C, int OC, Stream s) {
     dev::gemm(Gemm<floatX, e4m3, e4m3>{.out = y, .a = (e4m3*)f.x, .b = f.weights.copy(w), .m = N, .n = OC,
                                        .k = C, .transpose_b = true, .bias = b,
-                                       .scale_a = &f.scales[0].inverse,
+                                       .scale_a = &kept.scale->inverse,
                                        .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
-inline void matmul_backward(floatX* dx, real* dw, const floatX* dy, const floatX* x, const floatX* w,
-                            const Fp8Scratch& f, int N, int C, int OC, bool accumulate, Stream s) {
-    dev::fp8_round((e4m3*)nullptr, (e4m3*)f.x, f.scales, f.parts, x, N, C, s);
-    dev::fp8_round((e5m2*)f.dy, (e5m2*)f.dy_t, f.scales + 1, f.parts, dy, N, OC, s);
-    dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = (e5m2*)f.dy_t, .b = (e4m3*)f.x, .m = OC, .n = C, .k = N,
-                                     .transpose_b = true, .beta = real(accumulate),
-                                     .scale_a = &f.scales[1].inverse, .scale_b = &f.scales[0].inverse}, s);
-    dev::gemm(Gemm<floatX, e5m2, e4m3>{.out = dx, .a = (e5m2*)f.dy, .b = f.weights.transpose(w), .m = N,
-                                       .n = C, .k = OC, .transpose_b = true,
-                                       .scale_a = &f.scales[1].inverse,
+// dy_scale: set already; nullptr: it is found here
+inline void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Scale* dy_scale,
+                            const Fp8Input& kept, const floatX* w, const Fp8Scratch& f, int N, int C, int OC,
+                            bool accumulate, Stream s) {
+    e5m2 *q = (e5m2*)f.dy, *q_t = (e5m2*)f.dy_t;
+    if (dy_scale) dev::fp8_round(q, q_t, dy_scale, dy, N, OC, s);
+    else round(q, q_t, f.dy_scale, dy, f, N, OC, s);
+    const float* scale = dy_scale ? &dy_scale->inverse : &f.dy_scale->inverse;
+
+    dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = q_t, .b = kept.transposed, .m = OC, .n = C, .k = N,
+                                     .transpose_b = true, .beta = real(accumulate), .scale_a = scale,
+                                     .scale_b = &kept.scale->inverse}, s);
+    dev::gemm(Gemm<floatX, e5m2, e4m3>{.out = dx, .a = q, .b = f.weights.transpose(w), .m = N, .n = C,
+                                       .k = OC, .transpose_b = true, .scale_a = scale,
                                        .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
 }  // namespace fp8
+
+// w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
+struct RoundWeight {
+    const floatX* w;
+    Fp8Scratch fp8;
+    int C, OC;
+
+    static constexpr const char* name = "round_weight";
+    std::vector<Tensor> tensors() const {
+        return {reads("w", w, OC, C), writes("w in 8 bits", fp8.weights.copy(w), OC, C),
+                writes("transposed", fp8.weights.transpose(w), C, OC)};
+    }
+    std::vector<Work> works() const { return {rounding_work(fp8, (double)C * OC)}; }
+    void execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s); }
+};

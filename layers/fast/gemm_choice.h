@@ -1,6 +1,6 @@
 // gemm_choice.h   which of cuBLASLt's algorithms a GEMM runs: the fastest, timed once (autotune.h)
 //   A choice is remembered by its place in the list of candidates. Its key holds a hash of that list, so that
-//   it can never mean another algorithm.
+//   it can never mean another algorithm. And whether GELU is computed in a GEMM's epilogue or apart.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -10,14 +10,14 @@
 #include "autotune.h"
 
 #if HAS_KERNELS
-constexpr int cublas_candidates = 24;  // asked for
+constexpr int cublas_candidates = 64;  // asked for
 
 namespace gpu {
 
 // cuBLASLt's candidates for a GEMM, the most promising first
 struct Candidates {
-    static constexpr int most = 64;
-    cublasLtMatmulHeuristicResult_t at[most];  // no vector of them: nvcc 13.0 ends with an internal error
+    // no vector of them: nvcc 13.0 ends with an internal error
+    cublasLtMatmulHeuristicResult_t at[cublas_candidates];
     int count = 0;
 
     // which algorithms they are, in which order, by every setting that an algorithm has
@@ -63,7 +63,6 @@ inline Candidates candidates_of(const MatmulDescriptor& d, int asked = cublas_ca
                        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
 
-    asked = std::min(asked, Candidates::most);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(Cublas::get().handle, d.gemm, d.A, d.B, d.C, d.C,
                                                            preference, asked, found.at, &found.count);
     cublasLtMatmulPreferenceDestroy(preference);
@@ -120,6 +119,26 @@ template <class Out>
 bool can_compute(const Gemm<Out>& g) {
     MatmulDescriptor d(with_strides(g));
     return candidates_of(d, 1).count > 0;
+}
+
+// Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
+// faster. Timed before the first step, in tune() (setup.h), and only then is `run` called here; in a step
+// this looks up an answer
+template <class Run>
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s, Run run) {
+    static AutotuneCache<std::tuple<int, int, int>, bool> chosen;  // one per type of `run`
+    return chosen.get({N, C, OC}, [&] {
+        if (!fits_epilogue(fused_gemm.n) || !can_compute(fused_gemm)) return false;
+        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
+        return autotuner.choose(key, 2, 0, s, [&](int way) {
+            try {
+                run(way == 1);
+            } catch (const Error&) {
+                return false;
+            }
+            return true;
+        }) == 1;
+    });
 }
 
 }  // namespace gpu

@@ -1,8 +1,9 @@
 // activations.h   what a rank keeps from forward to backward, and its scratch: sizes and addresses
 //   A pipeline has several micro-batches in flight; each has its own activations (InFlight). With full
 //   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
-//   other activations; with light recomputation blocks share only the tensors that are recomputed.
-//   To add a tensor to a block: a pointer above `light`, and a line in place(), which both measures and
+//   other activations; with light recomputation, or --fp8, blocks share only the outputs of layer norms and
+//   GELU.
+//   To add a tensor to a block: a pointer above `shares`, and a line in place(), which both measures and
 //   places it (base/arena.h), or in place_recomputable(), if light recomputation shall recompute it; it is
 //   computed before block.h's after_attention_forward() returns without an output. A tensor that is not
 //   placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
@@ -24,7 +25,7 @@ enum class Recompute {
     None,
     Light,  // outputs of layer norms and GELU: cheap to recompute, and 6 C of the 16 C values kept per token
             // and layer (t = 1). Results are bitwise the same, unless GELU was computed in a GEMM's epilogue:
-            // then they are the same up to rounding
+            // then they are the same up to rounding. With --fp8 nothing is left to recompute
     Full,   // everything but the block's input
 };
 
@@ -77,14 +78,18 @@ struct BlockActivations {
     floatX* ln2 = nullptr;  // (N_r, C): the second layer norm's output
     floatX* up = nullptr;   // (N, 4 C_r): GELU's input …
     floatX* act = nullptr;  // … and output
+    // --fp8: the linear layers' inputs ln1, o, ln2 and act, for backward
+    Fp8Input qkv_in, out_in, up_in, down_in;
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
     real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
     NormStats ln1_stats, ln2_stats;   // (N_r) each
     // what is placed stands above this line
-    bool light = false;  // ln1, ln2 and act are shared by all blocks and recomputed in backward
+    // ln1, ln2 and act are shared by all blocks: backward recomputes them (light recomputation) or does not
+    // need them (--fp8)
+    bool shares = false;
 
-    // Places the tensors that light recomputation recomputes. With it, stage.h places one set and every block
-    // copies its pointers; otherwise place() gives each block a set of its own
+    // Places what blocks may share: stage.h then places one set and every block copies its pointers;
+    // otherwise place() gives each block a set of its own
     void place_recomputable(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
         long N_r = tp.row_capacity(B, shape.T);
         ln1 = arena.take_x(N_r * shape.C);
@@ -96,7 +101,7 @@ struct BlockActivations {
         int B = setup.B;
         long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T);
         long C_r = shape.C / tp.group.size, NH_r = shape.NH / tp.group.size;
-        if (!light) place_recomputable(arena, shape, tp, B);
+        if (!shares) place_recomputable(arena, shape, tp, B);
         qkv = arena.take_x(N * 3 * C_r);
         if (setup.training && setup.flash) lse = arena.take_real(N * NH_r);
         else if (setup.training) probabilities = arena.take_x(B * NH_r * shape.T * shape.T);
@@ -105,6 +110,11 @@ struct BlockActivations {
         up = arena.take_x(N * 4 * C_r);
         for (real** stat : {&ln1_stats.mean, &ln1_stats.rstd, &ln2_stats.mean, &ln2_stats.rstd})
             *stat = arena.take_real(N_r);
+        if (!setup.fp8) return;
+        qkv_in.place(arena, N, shape.C);
+        out_in.place(arena, N, C_r);
+        up_in.place(arena, N, shape.C);
+        down_in.place(arena, N, 4 * C_r);
     }
 };
 
@@ -201,8 +211,8 @@ struct Scratch {
             Fp8Scratch& fp8 = linear.fp8;
             long rows = N * std::max<long>(C, 4 * C / t);
             for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
-            fp8.scales = arena.take<Fp8Scale>(2);
-            fp8.parts = arena.take<float>(fp8_parts);
+            for (Fp8Scale** p : {&fp8.dy_scale, &fp8.d_up_scale}) *p = arena.take<Fp8Scale>(1);
+            fp8.parts = arena.take<float>(most_fp8_parts(4 * C / t));
         }
 
         if (setup.flash) {

@@ -10,7 +10,8 @@
 //   reduce-scatter after out, and the same before up and after down; in backward, an all-gather of down's dy,
 //   another of up's input, a reduce-scatter of up's dx, and the same three for out and qkv. Without sequence
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
-//   of qkv's dx. Full recomputation repeats forward's calls in backward, but for that after down
+//   of qkv's dx. With --fp8 backward gathers no inputs: their 8-bit copies hold all rows. Full recomputation
+//   repeats forward's calls in backward, but for that after down
 //   With t = 1 nothing is communicated: gather_rows returns its input, reduce_rows the partial sums.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
 #pragma once
@@ -28,12 +29,12 @@ inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const
 // --fp8: in a pass's first micro-batch (layers_forward, stage.h), rounds the weight matrices to the 8-bit
 // copies that the GEMMs read
 inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
-    const LinearScratch& linear = ctx.scratch.linear;
+    const Fp8Scratch& fp8 = ctx.scratch.linear.fp8;
     int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
-    run(RoundWeight{.w = w[QKV_W], .scratch = linear, .C = C, .OC = 3 * C_r}, ctx.stream);
-    run(RoundWeight{.w = w[OUT_W], .scratch = linear, .C = C_r, .OC = C}, ctx.stream);
-    run(RoundWeight{.w = w[UP_W], .scratch = linear, .C = C, .OC = 4 * C_r}, ctx.stream);
-    run(RoundWeight{.w = w[DOWN_W], .scratch = linear, .C = 4 * C_r, .OC = C}, ctx.stream);
+    run(RoundWeight{.w = w[QKV_W], .fp8 = fp8, .C = C, .OC = 3 * C_r}, ctx.stream);
+    run(RoundWeight{.w = w[OUT_W], .fp8 = fp8, .C = C_r, .OC = C}, ctx.stream);
+    run(RoundWeight{.w = w[UP_W], .fp8 = fp8, .C = C, .OC = 4 * C_r}, ctx.stream);
+    run(RoundWeight{.w = w[DOWN_W], .fp8 = fp8, .C = 4 * C_r, .OC = C}, ctx.stream);
 }
 
 // w[BlockTensor]: this rank's shards of the block's parameters
@@ -46,7 +47,7 @@ inline void attention_forward(const BlockActivations& a, const floatX* const* w,
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t,
-                      .scratch = ctx.scratch.linear}, s);
+                      .scratch = ctx.scratch.linear, .kept = a.qkv_in}, s);
 
     // 3. attention, head by head
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -65,7 +66,7 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
 
     // 4. output projection, added to the residual stream, and 5. layer norm
     run(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N, .C = C_r, .OC = C,
-                      .scratch = linear}, s);
+                      .scratch = linear, .kept = a.out_in}, s);
     const floatX* branch =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
     run(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x, .f = branch,
@@ -74,12 +75,12 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
     // 6. up to this rank's share of 4C, and 7. GELU
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
     run(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N, .C = C,
-                          .OC = 4 * C_r, .scratch = linear}, s);
+                          .OC = 4 * C_r, .scratch = linear, .kept = a.up_in, .y_kept = a.down_in}, s);
     if (!wants_output) return nullptr;
 
     // 8. down to C
     run(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N, .C = 4 * C_r,
-                      .OC = C, .scratch = linear}, s);
+                      .OC = C, .scratch = linear, .kept = a.down_in, .is_rounded = true}, s);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
@@ -103,9 +104,16 @@ inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floa
                                  .C = C}, ctx.stream);
 }
 
+// x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 that reads
+// what forward has left in 8 bits (a.up_in, a.qkv_in)
+inline const floatX* input_rows(const LayerContext& ctx, const floatX* x, int N, const char* label) {
+    if (ctx.scratch.linear.in_fp8()) return nullptr;
+    return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
+}
+
 // g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. A bias's gradient is a
 // column sum, made where the summed rows are at hand:
-//   UP_B    in step 6, of d_up
+//   UP_B    in step 7, of d_up
 //   OUT_B   in step 5, of the new dx
 //   QKV_B   in step 3, of d_qkv, by attention's backward
 //   DOWN_B  of the dx that this block is given, where that is made: in the next block's step 1, as its
@@ -122,25 +130,26 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
-    floatX *d_up = scratch.wide, *d_qkv = scratch.wide;
     const LinearScratch& linear = scratch.linear;
+    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
+    floatX *d_up = scratch.wide, *d_qkv = scratch.wide, *d_o = scratch.partial;
+    bool recomputes = a.shares && !linear.in_fp8();
 
     // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
-    if (a.light) run(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
+    if (recomputes) run(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    run(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .dy = rows, .x = a.act, .up = a.up,
-                             .w = w[DOWN_W], .scratch = linear, .N = N, .C = 4 * C_r, .OC = C,
-                             .accumulate = ctx.accumulate}, s);
+    run(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
+                             .up = a.up, .w = w[DOWN_W], .scratch = linear, .N = N, .C = 4 * C_r, .OC = C,
+                             .accumulate = ctx.accumulate, .kept = a.down_in}, s);
 
     // 6.
-    if (a.light)
+    if (recomputes)
         run(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
                              .N = N_r, .C = C}, s);
-    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up, again", s);
-    run(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .db = g[UP_B], .dy = d_up, .x = rows,
-                       .w = w[UP_W], .scratch = linear, .N = N, .C = C, .OC = 4 * C_r,
-                       .accumulate = ctx.accumulate}, s);
+    run(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
+                       .x = input_rows(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W],
+                       .scratch = linear, .N = N, .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate,
+                       .kept = a.up_in, .dy_scale = linear.fp8.d_up_scale}, s);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
@@ -149,10 +158,9 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                           .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 
     // 4.
-    floatX* d_o = scratch.partial;
     rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
-    run(LinearBackward{.dx = d_o, .dw = g[OUT_W], .db = nullptr, .dy = rows, .x = a.o, .w = w[OUT_W],
-                       .scratch = linear, .N = N, .C = C_r, .OC = C, .accumulate = ctx.accumulate}, s);
+    run(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .scratch = linear,
+                       .N = N, .C = C_r, .OC = C, .accumulate = ctx.accumulate, .kept = a.out_in}, s);
 
     // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -165,14 +173,14 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                               .qkv = a.qkv, .a = heads, .bias = bias}, s);
 
     // 2.
-    if (a.light) ln1_forward(a, w, ctx, batch);
-    rows = gather_rows(ctx.tp, scratch.all_rows, a.ln1, N, C, "rows for qkv, again", s);
-    run(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .db = nullptr, .dy = d_qkv, .x = rows,
-                       .w = w[QKV_W], .scratch = linear, .N = N, .C = C, .OC = 3 * C_r,
-                       .accumulate = ctx.accumulate}, s);
+    if (recomputes) ln1_forward(a, w, ctx, batch);
+    run(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
+                       .x = input_rows(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
+                       .scratch = linear, .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate,
+                       .kept = a.qkv_in}, s);
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
-    // 1. adds to the residual stream's gradient
+    // 1. adds to dx
     run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN1_W], .b = g[LN1_B], .added_bias = added_bias},
                           .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats, .scratch = linear.sums,
                           .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);

@@ -184,8 +184,8 @@ private:
         bool full = setup.recompute == Recompute::Full;
         recomputed = {};
         if (full) recomputed.place(arena, shape, tp, setup);
-        recomputed.light = setup.recompute == Recompute::Light;
-        if (recomputed.light) recomputed.place_recomputable(arena, shape, tp, setup.B);
+        recomputed.shares = !full && (setup.recompute == Recompute::Light || setup.fp8);
+        if (recomputed.shares) recomputed.place_recomputable(arena, shape, tp, setup.B);
 
         for (InFlight& kept : in_flight) {
             kept.blocks.assign(chunk_layers(), recomputed);

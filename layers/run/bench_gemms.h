@@ -153,7 +153,7 @@ public:
         floatX *x = values<floatX>(N * 4L * C), *up = values<floatX>(N * 4L * C);
         floatX* y = values<floatX>(N * wide);
         floatX *w = values<floatX>(C * wide), *bias = values<floatX>(wide);
-        real* dw = values<real>(C * wide);
+        real *dw = values<real>(C * wide), *sums = values<real>(4 * C + column_sum_scratch(4 * C));
 
         struct { const char* name; int in, out; bool has_bias; } layers[] = {
             {"qkv", C, 3 * C, true}, {"out", C, C, false}, {"up", C, 4 * C, true}, {"down", 4 * C, C, false},
@@ -172,8 +172,10 @@ public:
 
             Gemm<floatX> input = input_gemm(x, y, w, N, l.in, l.out), of_gelu = input;
             if (is_down) of_gelu.gelu_input = up;
-            measure((name + ", dx").c_str(), of_gelu, input, is_down,
-                    [&] { gpu::gelu_backward(x, up, (long)N * l.in, nullptr); });
+            // apart: with up's bias gradient, which is a kernel of its own behind the epilogue
+            measure((name + ", dx").c_str(), of_gelu, input, is_down, [&] {
+                gpu::gelu_backward(x, sums, up, sums + l.in, N, l.in, false, {}, nullptr);
+            });
 
             Gemm<real> weight = weight_gemm(dw, y, x, N, l.in, l.out, false);
             measure((name + ", dw").c_str(), weight, weight, false, [] {});

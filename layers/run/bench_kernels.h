@@ -127,7 +127,7 @@ private:
         measure("device copy", 2 * x * (double)wide, 0,
                 [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
         measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
-            LinearBackward{nullptr, dw, nullptr, a, o, w, {scratch}, N, C, 4 * C, true}.gpu(nullptr);
+            LinearBackward{nullptr, dw, a, o, w, {scratch}, N, C, 4 * C, true}.gpu(nullptr);
         });
         measure("layer norm", 2 * A, 0,
                 [&] { LayerNormForward{o, stats, a, w, bias, N, C}.gpu(nullptr); });
@@ -139,7 +139,8 @@ private:
         });
         measure("residual", 3 * A, 0, [&] { ResidualForward{o, a, b, bias, N, C}.gpu(nullptr); });
         measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
-        measure("gelu backward", 12 * A, 0, [&] { gpu::gelu_backward(b, a, wide, nullptr); });
+        measure("gelu backward, with bias", 12 * A, 0,
+                [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, {}, nullptr); });
         measure("bias gradient of up", 4 * A, 0,
                 [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
     }
@@ -203,17 +204,20 @@ private:
         auto scales = [&](long count) { return (Fp8Scale*)room(count * sizeof(Fp8Scale)); };
         uint8_t *q = bytes(wide), *q_t = bytes(wide);
         long weights = 4L * C * C;
-        Fp8Scratch f = {bytes(wide), bytes(wide), bytes(wide), scales(2),
-                        (float*)room(fp8_parts * sizeof(float)),
+        Fp8Scratch f = {bytes(wide), bytes(wide), bytes(wide), scales(1), scales(1),
+                        (float*)room(most_fp8_parts(4 * C) * sizeof(float)),
                         {w, (e4m3*)room(weights), (e4m3*)room(weights), scales(1), weights}};
+        Fp8Input kept = {(e4m3*)room(wide), scales(1)};
         measure("weights to fp8, once a step", (2 * x + 2) * (double)weights, 0,
                 [&] { fp8::round_weight(w, f, C, 4 * C, nullptr); });
         measure("rounding to fp8, and transposed", (2 * x + 2) * (double)wide, 0, [&] {
-            gpu::fp8_round((e5m2*)q, (e5m2*)q_t, f.scales, f.parts, a, N, 4 * C, nullptr);
+            fp8::round((e5m2*)q, (e5m2*)q_t, f.dy_scale, a, f, N, 4 * C, nullptr);
         });
         if (device_has_fp8())
-            measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C,
-                    [&] { fp8::matmul_forward(b, o, w, bias, f, N, C, 4 * C, nullptr); });
+            measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C, [&] {
+                fp8::round_input(o, kept, f, N, C, nullptr);
+                fp8::matmul_forward(b, w, bias, kept, f, N, C, 4 * C, nullptr);
+            });
     }
 
     void optimizer() {
