@@ -42,7 +42,7 @@ struct Gemm {
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
 
-constexpr size_t cublas_workspace = 128 << 20;  // bytes, for each stream that multiplies
+constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that multiplies
 
 // cuBLASLt has epilogues only for rows of whole 16-byte vectors (of bf16: 8 values), and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }

@@ -10,7 +10,6 @@
 //   save() adds to the valid entries, and never changes them.
 #pragma once
 #include <math.h>
-#include <algorithm>
 #include <map>
 #include <sstream>
 #include <string>
@@ -109,49 +108,37 @@ struct Autotuner {
 private:
     bool is_warm = false;  // the device has reached its clock rate under load
 
-    // Seconds of one run, as the mean of `runs` in a row
-    template <class Run>
-    static double seconds_of(int way, int runs, Stream s, Run run) {
-        TimedEvent begin, end;
-        begin.record(s);
-        for (int i = 0; i < runs; i++) run(way);
-        end.record(s);
-        synchronize(s);
-        return end.since(begin) / runs;
-    }
-
-    // Single runs find the few that may be the fastest. These then run as in a step, under a load that lasts,
-    // where a GPU's clock falls to what its power allows: in bursts, and in turn, several times, so that a
-    // temporary slowdown of the device affects all of them
+    // all ways in turn, several times, so that a temporary slowdown of the device affects all of them
     template <class Run>
     Choice time_ways(int ways, int usual, Stream s, Run run) {
-        constexpr int rounds = 3, finalists = 4;
-        constexpr double clocks_rise = 0.5, burst = 0.015;  // seconds
-        struct Timed { int way; double single, least; };
-        std::vector<Timed> timed;
-        for (int way = 0; way < ways; way++)  // the first run does not count
-            if (run(way)) timed.push_back({way, INFINITY, INFINITY});
+        constexpr int rounds = 5;
+        constexpr double clocks_rise = 0.5;  // seconds
+        std::vector<double> least(ways, INFINITY);
+        std::vector<bool> can(ways);
+        for (int way = 0; way < ways; way++) can[way] = run(way);  // the first run does not count
         synchronize(s);
 
         for (double began = seconds(); !host_is_device && !is_warm && seconds() - began < clocks_rise;)
-            for (Timed& t : timed) seconds_of(t.way, 1, s, run);
+            for (int way = 0; way < ways; way++) {
+                if (can[way]) run(way);
+                synchronize(s);
+            }
         is_warm = true;
 
         for (int round = 0; round < rounds; round++)
-            for (Timed& t : timed) t.single = std::min(t.single, seconds_of(t.way, 1, s, run));
-        auto faster = [](const Timed& a, const Timed& b) { return a.single < b.single; };
-        std::stable_sort(timed.begin(), timed.end(), faster);
-        if (timed.size() > finalists) timed.resize(finalists);
-
-        for (int round = 0; round < rounds; round++)
-            for (Timed& t : timed) {
-                int runs = host_is_device ? 1 : 1 + (int)(burst / t.single);
-                t.least = std::min(t.least, seconds_of(t.way, runs, s, run));
+            for (int way = 0; way < ways; way++) {
+                if (!can[way]) continue;
+                TimedEvent begin, end;
+                begin.record(s);
+                run(way);
+                end.record(s);
+                synchronize(s);
+                least[way] = std::min(least[way], end.since(begin) * 1e6);
             }
 
         Choice best = {usual, INFINITY};
-        for (const Timed& t : timed)
-            if (t.least * 1e6 < best.microseconds) best = {t.way, t.least * 1e6};
+        for (int way = 0; way < ways; way++)
+            if (least[way] < best.microseconds) best = {way, least[way]};
         return best;
     }
 

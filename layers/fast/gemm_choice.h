@@ -10,14 +10,14 @@
 #include "autotune.h"
 
 #if HAS_KERNELS
-constexpr int cublas_candidates = 64;  // asked for
+constexpr int cublas_candidates = 24;  // asked for
 
 namespace gpu {
 
 // cuBLASLt's candidates for a GEMM, the most promising first
 struct Candidates {
-    // no vector of them: nvcc 13.0 ends with an internal error
-    cublasLtMatmulHeuristicResult_t at[cublas_candidates];
+    static constexpr int most = 64;
+    cublasLtMatmulHeuristicResult_t at[most];  // no vector of them: nvcc 13.0 ends with an internal error
     int count = 0;
 
     // which algorithms they are, in which order, by every setting that an algorithm has
@@ -63,6 +63,7 @@ inline Candidates candidates_of(const MatmulDescriptor& d, int asked = cublas_ca
                        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) set(which, d.align);
 
+    asked = std::min(asked, Candidates::most);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(Cublas::get().handle, d.gemm, d.A, d.B, d.C, d.C,
                                                            preference, asked, found.at, &found.count);
     cublasLtMatmulPreferenceDestroy(preference);
