@@ -14,7 +14,9 @@ struct Trial {  // a small model with its optimiser
     explicit Trial(const Options& o, const ModelShape& shape, int B, bool flash = false)
         : options(o),
           model(shape, Grid{},
-                {.B = B, .packs = true, .notes_greedy = true, .flash = flash, .fp8 = o.fp8 == "yes",
+                {.B = B, .packs = true, .notes_greedy = true,
+                 .recompute = o.recompute == "full" ? Recompute::Full : Recompute::None, .flash = flash,
+                 .fp8 = o.fp8 == "yes",
                  .bf16_moments = o.moments == "bf16",
                  .master_weights = o.master_weights == "yes",
                  .micro_batches = 8}),
@@ -138,7 +140,7 @@ void test_pytorch() {
     close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
 }
 
-// --fp8: after each update GEMMs read the new weights, rounded anew
+// --fp8: after each update GEMMs read the new weights, rounded anew; with full recomputation, the same bits
 void training_in_fp8() {
     if (sizeof(floatX) != 2) return;
     Options o;
@@ -146,10 +148,15 @@ void training_in_fp8() {
     int V = 61;
     Trial trial(o, {2, 64, 1, 32, V, 64}, 2);
     Model& m = trial.model;
+    o.recompute = "full";
+    Trial recomputing(o, {2, 64, 1, 32, V, 64}, 2);
     std::vector<uint8_t> before;
 
     for (int step = 0; step < 2; step++) {
-        trial.train(some_samples(4, 32, V), 3e-3);         // two micro-batches
+        double loss = trial.train(some_samples(4, 32, V), 3e-3);  // two micro-batches
+        check(recomputing.train(some_samples(4, 32, V), 3e-3) == loss, "fp8, recomputed: the same loss");
+        for (auto& p : m.table.list)
+            check(trial.weights(p) == recomputing.weights(p), p.name + " after an update in fp8, recomputed");
         trial.train(some_samples(2, 32, V), 3e-3, false);  // one, without an update
         for (int layer = 0; layer < 2; layer++)
             for (BlockTensor matrix : {QKV_W, OUT_W, UP_W, DOWN_W}) {
