@@ -4,9 +4,9 @@
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
 //             (see the table in model/block.h): behind GELU here, with its dx, which replaces dy in place.
-//             scratch: column_sum_scratch values of the row's length
-//   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see
-//   fast/autotune.h. With --fp8 the GEMMs are those of fp8_linear.cuh
+//   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
+//   fast/gemm_choice.h. With --fp8 the GEMMs are those of fp8_linear.cuh: skip `fp8`, `kept` and `rounds` at
+//   first
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -15,30 +15,25 @@
 
 // ---- the operations --------------------------------------------------------------------------------------
 
-struct LinearScratch {
-    real* sums = nullptr;  // column_sum_scratch values of the longest rows; layer norms use it as well
-    Fp8Scratch fp8 = {};   // only with --fp8; otherwise null, and the GEMMs are in floatX
-    bool in_fp8() const { return fp8.is_used(); }  // false: skip what fp8:: and `rounds` say below
-    LinearScratch without_fp8() const { return {sums}; }
-};
-
 struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
-    LinearScratch scratch = {};
+    Fp8Scratch fp8 = {};  // only with --fp8
     Fp8Input kept = {};       // --fp8: set, for backward, unless …
     bool is_rounded = false;  // … that was done where x was made: then x is not read
 
     static constexpr const char* name = "linear_forward";
     std::vector<Tensor> tensors() const {
-        bool rounded = scratch.in_fp8() && is_rounded;
-        return {reads("x", rounded ? nullptr : x, N, C), reads("w", w, OC, C), reads("b", b, OC),
-                writes("y", y, N, OC), writes("x in 8 bits", rounded ? nullptr : kept.transposed, C, N)};
+        bool rounded = fp8.is_used() && is_rounded, rounds = fp8.is_used() && !is_rounded;
+        return {reads("x", rounded ? nullptr : x, N, C),
+                reads("x in 8 bits", rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
+                reads("b", b, OC), writes("y", y, N, OC),
+                writes("x in 8 bits", rounds ? kept.transposed : nullptr, C, N)};
     }
     std::vector<Work> works() const {
-        return {is_rounded ? Work{} : rounding_work(scratch.fp8, (double)N * C),
-                product(y, N, OC, C, false, scratch.in_fp8())};
+        return {is_rounded ? Work{} : rounding_work(fp8, (double)N * C),
+                product(y, N, OC, C, false, fp8.is_used())};
     }
     void execute(Stream) const;
     void ref(Stream) const;
@@ -50,20 +45,21 @@ struct LinearGeluForward {
     floatX *y, *up;
     const floatX *x, *w, *b;
     int N, C, OC;
-    LinearScratch scratch = {};
+    Fp8Scratch fp8 = {};
     Fp8Input kept = {}, y_kept = {};  // --fp8: set, for backward
 
     static constexpr const char* name = "linear_gelu_forward";
     std::vector<Tensor> tensors() const {
+        bool rounds = fp8.is_used();
         return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
-                writes("y", scratch.in_fp8() ? nullptr : y, N, OC),
-                writes("x in 8 bits", kept.transposed, C, N),
-                writes("y in 8 bits", y_kept.transposed, OC, N)};
+                writes("y", rounds ? nullptr : y, N, OC),
+                writes("x in 8 bits", rounds ? kept.transposed : nullptr, C, N),
+                writes("y in 8 bits", rounds ? y_kept.transposed : nullptr, OC, N)};
     }
     std::vector<Work> works() const {
-        bool rounds = scratch.in_fp8();
-        return {rounding_work(scratch.fp8, (double)N * C), product(up, N, OC, C, false, rounds),
-                rounds ? rounding_work(scratch.fp8, (double)N * OC) : moves(2.0 * N * OC)};
+        bool rounds = fp8.is_used();
+        return {rounding_work(fp8, (double)N * C), product(up, N, OC, C, false, rounds),
+                rounds ? rounding_work(fp8, (double)N * OC) : moves(2.0 * N * OC)};
     }
     void execute(Stream) const;
     void ref(Stream) const;
@@ -75,21 +71,21 @@ struct LinearBackward {
     floatX* dx;
     real* dw;
     const floatX *dy, *x, *w;
-    LinearScratch scratch;
     int N, C, OC;
     bool accumulate;
+    Fp8Scratch fp8 = {};
     Fp8Input kept = {};                  // --fp8: of x, from forward
     const Fp8Scale* dy_scale = nullptr;  // --fp8: where whoever made dy has set it
 
     static constexpr const char* name = "linear_backward";
     std::vector<Tensor> tensors() const {
-        return {reads("dy", dy, N, OC), reads("x", scratch.in_fp8() ? nullptr : x, N, C),
+        return {reads("dy", dy, N, OC), reads("x", fp8.is_used() ? nullptr : x, N, C),
                 reads("x in 8 bits", kept.transposed, C, N), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
     }
     std::vector<Work> works() const {
-        bool rounds = scratch.in_fp8();
-        return {rounding_work(scratch.fp8, (double)N * OC, dy_scale != nullptr),
+        bool rounds = fp8.is_used();
+        return {rounding_work(fp8, (double)N * OC, dy_scale != nullptr),
                 product(dw, OC, C, N, accumulate, rounds), product(dx, N, C, OC, false, rounds)};
     }
     void execute(Stream) const;
@@ -103,26 +99,27 @@ struct LinearOfGeluBackward {
     floatX* d_up;
     real *dw, *db;
     const floatX *dy, *x, *up, *w;
-    LinearScratch scratch;
+    real* sums;  // scratch: column_sum_scratch(C)
     int N, C, OC;
     bool accumulate;
+    Fp8Scratch fp8 = {};
     Fp8Input kept = {};  // --fp8: of x, from forward. Sets the scale of d_up as well
 
     LinearBackward of_weight() const {
-        return {.dx = nullptr, .dw = dw, .dy = dy, .x = x, .w = w, .scratch = scratch, .N = N, .C = C,
-                .OC = OC, .accumulate = accumulate};
+        return {.dx = nullptr, .dw = dw, .dy = dy, .x = x, .w = w, .N = N, .C = C, .OC = OC,
+                .accumulate = accumulate};
     }
 
     static constexpr const char* name = "linear_of_gelu_backward";
     std::vector<Tensor> tensors() const {
-        return {reads("dy", dy, N, OC), reads("x", scratch.in_fp8() ? nullptr : x, N, C),
+        return {reads("dy", dy, N, OC), reads("x", fp8.is_used() ? nullptr : x, N, C),
                 reads("x in 8 bits", kept.transposed, C, N), reads("up", up, N, C), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, C),
                 writes("d_up", d_up, N, C)};
     }
     std::vector<Work> works() const {
-        bool rounds = scratch.in_fp8();
-        return {rounding_work(scratch.fp8, (double)N * OC), product(dw, OC, C, N, accumulate, rounds),
+        bool rounds = fp8.is_used();
+        return {rounding_work(fp8, (double)N * OC), product(dw, OC, C, N, accumulate, rounds),
                 product(d_up, N, C, OC, false, rounds), moves(3.0 * N * C)};
     }
     void execute(Stream) const;
@@ -203,7 +200,7 @@ inline void LinearBackward::ref(Stream s) const {
 inline void LinearOfGeluBackward::ref(Stream s) const {
     of_weight().ref(s);
     ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
-    ref::gelu_backward(d_up, db, up, scratch.sums, N, C, accumulate, {}, s);
+    ref::gelu_backward(d_up, db, up, sums, N, C, accumulate, {}, s);
 }
 
 inline void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
@@ -308,8 +305,8 @@ inline void LinearOfGeluBackward::gpu(Stream s) const {
     fused_gemm.gelu_input = up;
     auto run = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
-        if (fused) gpu::column_sum(db, d_up, scratch.sums, N, C, accumulate, s);
-        else gpu::gelu_backward(d_up, db, up, scratch.sums, N, C, accumulate, {}, s);
+        if (fused) gpu::column_sum(db, d_up, sums, N, C, accumulate, s);
+        else gpu::gelu_backward(d_up, db, up, sums, N, C, accumulate, {}, s);
     };
     bool fused = gpu::fuses("GELU backward with sums", fused_gemm, N, C, OC, s, run);
     run(fused);
@@ -321,31 +318,30 @@ inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N *
 // ---- in floatX or, with --fp8, in 8 bits -----------------------------------------------------------------
 
 inline void LinearForward::execute(Stream s) const {
-    if (!scratch.in_fp8()) return compute(*this, s);
+    if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
-    if (!is_rounded) fp8::round_input(x, kept, scratch.fp8, N, C, s);
-    fp8::matmul_forward(y, w, b, kept, scratch.fp8, N, C, OC, s);
+    if (!is_rounded) ::fp8::round_input(x, kept, fp8, N, C, s);
+    ::fp8::matmul_forward(y, w, b, kept, fp8, N, C, OC, s);
 }
 
 inline void LinearGeluForward::execute(Stream s) const {
-    if (!scratch.in_fp8()) return compute(*this, s);
+    if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
-    fp8::round_input(x, kept, scratch.fp8, N, C, s);
-    fp8::matmul_forward(up, w, b, kept, scratch.fp8, N, C, OC, s);
-    fp8::round_input<true>(up, y_kept, scratch.fp8, N, OC, s);  // GELU of up
+    ::fp8::round_input(x, kept, fp8, N, C, s);
+    ::fp8::matmul_forward(up, w, b, kept, fp8, N, C, OC, s);
+    ::fp8::round_input<true>(up, y_kept, fp8, N, OC, s);  // GELU of up
 }
 
 inline void LinearBackward::execute(Stream s) const {
-    if (!scratch.in_fp8()) return compute(*this, s);
+    if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
-    fp8::matmul_backward(dx, dw, dy, dy_scale, kept, w, scratch.fp8, N, C, OC, accumulate, s);
+    ::fp8::matmul_backward(dx, dw, dy, dy_scale, kept, w, fp8, N, C, OC, accumulate, s);
 }
 
 inline void LinearOfGeluBackward::execute(Stream s) const {
-    if (!scratch.in_fp8()) return compute(*this, s);
+    if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
-    const Fp8Scratch& f = scratch.fp8;
-    fp8::matmul_backward(d_up, dw, dy, nullptr, kept, w, f, N, C, OC, accumulate, s);
-    dev::gelu_backward(d_up, db, up, scratch.sums, N, C, accumulate, {f.d_up_scale, f.parts, e5m2::largest},
-                       s);
+    ::fp8::matmul_backward(d_up, dw, dy, nullptr, kept, w, fp8, N, C, OC, accumulate, s);
+    dev::gelu_backward(d_up, db, up, sums, N, C, accumulate,
+                       {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
 }

@@ -105,7 +105,7 @@ void test_gradients() {
             LinearForward{y.data(), x.data(), w.data(), b.data(), N, C, OC}.ref(nullptr);
             return dot(y, r);
         };
-        LinearBackward{dx.data(), dw.data(), r.data(), x.data(), w.data(), {}, N, C, OC, false}.ref(nullptr);
+        LinearBackward{dx.data(), dw.data(), r.data(), x.data(), w.data(), N, C, OC, false}.ref(nullptr);
         ref::column_sum(db.data(), r.data(), nullptr, N, OC, false, nullptr);
         differences("matmul dx", x, wide(dx), forward);
         differences("matmul dw", w, wide(dw), forward);

@@ -204,9 +204,8 @@ void kernels_matmul() {
         LinearForward{plain.device, x.device, w.device, nullptr, N, C, OC}.gpu(nullptr);
         plain.compare("matmul y without bias" + size, rounding);
         for (bool add : {false, true}) {
-            LinearBackward{dx.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), {}, N, C, OC, add}.ref(nullptr);
-            LinearBackward{dx.device, dw.device, dy.device, x.device, w.device, {}, N, C, OC, add}.gpu(
-                nullptr);
+            LinearBackward{dx.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, add}.ref(nullptr);
+            LinearBackward{dx.device, dw.device, dy.device, x.device, w.device, N, C, OC, add}.gpu(nullptr);
             std::string what = std::string(add ? ", added to" : ", set") + size;
             dx.compare("matmul dx" + what, rounding);
             dw.compare("matmul dw" + what, sums_tolerance);
@@ -230,10 +229,10 @@ void kernels_matmul() {
         X dy(random_values<floatX>(N * OC, 4)), before(random_values<floatX>(N * C, 5, 2)), dup(N * C);
         R dw(random_values<real>(OC * C, 5)), db(random_values<real>(C, 6)), scratch(column_sum_scratch(C));
         // ref from its parts, the device by what a step runs
-        LinearBackward{dup.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), {}, N, C, OC, true}.ref(nullptr);
+        LinearBackward{dup.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, true}.ref(nullptr);
         ref::gelu_backward(dup.ref(), db.ref(), before.ref(), nullptr, N, C, true, {}, nullptr);
         run(LinearOfGeluBackward{dup.device, dw.device, db.device, dy.device, x.device, before.device,
-                                 w.device, {scratch.device}, N, C, OC, true}, nullptr);
+                                 w.device, scratch.device, N, C, OC, true}, nullptr);
         // in fp32, cuBLASLt's own slope of GELU is off by up to 5e-5 on an H200
         bool rough = fused && !host_is_device && sizeof(floatX) == 4;
         dup.compare("gradient of up" + what, rough ? 1e-4 : 2 * rounding);
@@ -328,15 +327,12 @@ void kernels_fp8() {
                           OC * C};
     Fp8Scratch f = {rows.device, dys.device, dys_t.device, scales.device, scales.device + 1, parts.device,
                     weights};
-    LinearScratch scratch = {nullptr, f};
     fp8::round_weight(w.device, f, C, OC, nullptr);
     bool biased = sizeof(floatX) == 2;  // beside a result in fp32, cuBLASLt takes a bias in bf16 only
-    run(LinearForward{y.device, x.device, w.device, biased ? b.device : nullptr, N, C, OC, scratch, kept},
-        nullptr);
-    run(LinearBackward{dx.device, dw.device, dy.device, nullptr, w.device, scratch, N, C, OC, true, kept},
-        nullptr);
+    run(LinearForward{y.device, x.device, w.device, biased ? b.device : nullptr, N, C, OC, f, kept}, nullptr);
+    run(LinearBackward{dx.device, dw.device, dy.device, nullptr, w.device, N, C, OC, true, f, kept}, nullptr);
     LinearForward{want_y.ref(), x.ref(), w.ref(), biased ? b.ref() : nullptr, N, C, OC}.ref(nullptr);
-    LinearBackward{want_dx.ref(), want_dw.ref(), dy.ref(), x.ref(), w.ref(), {}, N, C, OC, true}.ref(nullptr);
+    LinearBackward{want_dx.ref(), want_dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, true}.ref(nullptr);
 
     // root of the mean square of the difference over that of the values. A rounding is off by up
     // to 2^-4 (e4m3) or 2^-3 (e5m2) of a value, in the mean by 1/sqrt(3) of that, two together by the root of
@@ -360,9 +356,11 @@ void kernels_fp8() {
 
     // what whoever made x or dy has done is not done again, and gives the same bits
     auto before = y.back(), dx_before = dx.back();
-    run(LinearForward{y.device, nullptr, w.device, biased ? b.device : nullptr, N, C, OC, scratch, kept,
-                      true}, nullptr);
-    run(LinearBackward{dx.device, dw.device, dy.device, nullptr, w.device, scratch, N, C, OC, true, kept,
+    set_zero(y.device, before.size() * sizeof(floatX), nullptr);
+    set_zero(dx.device, dx_before.size() * sizeof(floatX), nullptr);
+    run(LinearForward{y.device, nullptr, w.device, biased ? b.device : nullptr, N, C, OC, f, kept, true},
+        nullptr);
+    run(LinearBackward{dx.device, dw.device, dy.device, nullptr, w.device, N, C, OC, true, f, kept,
                        f.dy_scale}, nullptr);
     auto same_bits = [](const auto& a, const auto& b) {
         return !memcmp(a.data(), b.data(), a.size() * sizeof a[0]);

@@ -562,7 +562,8 @@ def write_report():
         out += table(["clocks of a part", "MHz", "W", "held down by"], rows)
     if "gemms" in figures:
         columns = "GEMM, m x n x k, chosen, timed as µs, under load µs, TFLOP/s, in its first 50 ms, MHz"
-        columns += ", epilogue apart µs, best of 64 with 256 MiB µs, PyTorch µs, TFLOP/s"
+        columns += ", epilogue apart µs (down's dx: with up's bias gradient)"
+        columns += ", best of 64 with 256 MiB µs, PyTorch µs, TFLOP/s"
         out += table(columns.split(", "), gemm_rows())
     if "beside" in figures:
         rows = (

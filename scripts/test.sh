@@ -243,6 +243,36 @@ for build, most in (("cpu-fp32", 1e-4), ("emulated-bf16", 4e-3)):
     assert len(a) == len(b) == 200 and a[0] > 5 and a[-1] < 3.6 and 0 < off < most, (build, a[0], a[-1], off)
 PYTHON
 
+# --fp8: losses are one rank's to the bit with full recomputation and over pipeline stages; over two
+# tensor-parallel ranks, whose shards have scales of their own, they are close, and the same bits however rows
+# are held
+eight="--train $work/text.train.bin --layers 4 --hidden 64 --heads 2 --sequence 32 --batch 8 --micro-batch 2"
+eight="$eight --steps 4 --learning-rate 1e-3 --fp8 yes --tuning none"
+fp8() {  # NAME RANKS OPTION…
+    local name=$1 ranks=$2
+    shift 2
+    expect "fp8: $name" env OMP_NUM_THREADS=1 mpirun -n "$ranks" build/emulated-bf16/train_gpt $eight "$@" \
+        --metrics "$work/fp8-$name.jsonl"
+}
+if has_mpi; then
+    fp8 one 1
+    fp8 one-full 1 --recompute full
+    fp8 one-p2 2 --pipeline-parallel 2 --pipeline-chunks 2
+    fp8 two 2 --tensor-parallel 2
+    fp8 two-rows 2 --tensor-parallel 2 --sequence-parallel no
+    fp8 two-p2 4 --tensor-parallel 2 --pipeline-parallel 2 --recompute full
+    expect "fp8 in every layout" python3 - "$work" <<'PYTHON'
+import json, sys
+def losses(name):
+    return [json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/fp8-{name}.jsonl")]
+one, two = losses("one"), losses("two")
+assert len(one) == 4 and one[-1] < one[0] - 0.5, one
+assert losses("one-full") == one and losses("one-p2") == one, (one, losses("one-full"), losses("one-p2"))
+assert losses("two-rows") == two and losses("two-p2") == two, (two, losses("two-rows"), losses("two-p2"))
+assert 0 < max(abs(a / b - 1) for a, b in zip(one, two)) < 3e-3, (one, two)
+PYTHON
+fi
+
 # a plan for GPUs, made by a build for CPUs in fp32, is that of a build with kernels in bf16
 shape="--plan --layers 8 --hidden 64 --heads 4 --sequence 32 --batch 16 --micro-batch 1 --plan-json"
 for layout in "" "--tensor-parallel 2 --pipeline-parallel 4 --world-size 16 --pipeline-chunks 2" \

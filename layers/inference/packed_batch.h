@@ -117,13 +117,13 @@ inline bool keeps_cache(const Model& model) {
 
 // steps 2 and 3 of a block (model/block.h)
 inline void packed_attention(const BlockActivations& a, const PackedSegments& packed, const floatX* const* w,
-                             const LayerContext& ctx, const LinearScratch& linear, BatchShape batch) {
+                             const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
     floatX* qkv = packed.cache_slots ? ctx.scratch.wide : a.qkv;
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t,
-                      .scratch = linear}, s);
+    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t},
+        s);
     if (packed.cache_slots)
         run(StoreCacheRows{.cache = a.qkv, .rows = qkv, .cache_slots = packed.cache_slots, .N = N,
                            .width = 3 * C / t}, s);
@@ -136,11 +136,10 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
 // the chunk's input, or in the first chunk the tokens -> kept.y
 inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     const PackedSegments& packed = *mb.kept.packed;
-    // any number of rows: FP8 GEMMs need multiples of 16
-    LinearScratch linear = ctx.scratch.linear.without_fp8();
+    // never in fp8, whose GEMMs need multiples of 16 rows
     layers_forward(model, mb, ctx, packed.positions, [&](const BlockActivations& a, const floatX* const* w) {
-        packed_attention(a, packed, w, ctx, linear, mb.batch);
-        return after_attention_forward(a, w, ctx, linear, mb.batch, true);
+        packed_attention(a, packed, w, ctx, mb.batch);
+        return after_attention_forward(a, w, ctx, {}, mb.batch, true);
     });
 }
 

@@ -4,10 +4,10 @@
 //   other activations; with light recomputation, or --fp8, blocks share only the outputs of layer norms and
 //   GELU.
 //   To add a tensor to a block: a pointer above `shares`, and a line in place(), which both measures and
-//   places it (base/arena.h), or in place_recomputable(), if light recomputation shall recompute it; it is
-//   computed before block.h's after_attention_forward() returns without an output. A tensor that is not
-//   placed fails ./test_gpt training; one that recomputed blocks share by mistake fails
-//   scripts/test_parallel.py.
+//   places it (base/arena.h), or in place_shareable(), if light recomputation shall recompute it and backward
+//   with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns without an
+//   output. A tensor that is not placed fails ./test_gpt training; one that blocks share by mistake fails
+//   scripts/test_parallel.py or, with --fp8, ./test_gpt training.
 #pragma once
 #include <memory>
 #include "../../comm/grid.h"
@@ -90,18 +90,20 @@ struct BlockActivations {
 
     // Places what blocks may share: stage.h then places one set and every block copies its pointers;
     // otherwise place() gives each block a set of its own
-    void place_recomputable(Arena& arena, const ModelShape& shape, const TensorParallel& tp, int B) {
-        long N_r = tp.row_capacity(B, shape.T);
+    void place_shareable(Arena& arena, const ModelShape& shape, const TensorParallel& tp,
+                         const Setup& setup) {
+        long B = setup.B, N_r = tp.row_capacity(setup.B, shape.T);
         ln1 = arena.take_x(N_r * shape.C);
         ln2 = arena.take_x(N_r * shape.C);
-        act = arena.take_x((long)B * shape.T * 4 * (shape.C / tp.group.size));
+        // GELU's output is made in 8 bits only, but in packed batches
+        if (!setup.fp8 || setup.packs) act = arena.take_x(B * shape.T * 4 * (shape.C / tp.group.size));
     }
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
         int B = setup.B;
         long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T);
         long C_r = shape.C / tp.group.size, NH_r = shape.NH / tp.group.size;
-        if (!shares) place_recomputable(arena, shape, tp, B);
+        if (!shares) place_shareable(arena, shape, tp, setup);
         qkv = arena.take_x(N * 3 * C_r);
         if (setup.training && setup.flash) lse = arena.take_real(N * NH_r);
         else if (setup.training) probabilities = arena.take_x(B * NH_r * shape.T * shape.T);
@@ -195,7 +197,8 @@ struct Scratch {
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
-    LinearScratch linear = {};          // including partial sums for column_sum and LayerNormBackward
+    real* sums = nullptr;               // for column sums, and LayerNormBackward
+    Fp8Scratch fp8 = {};                // only with --fp8
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
         int B = setup.B, NH_r = shape.NH / tp.group.size;
@@ -208,7 +211,6 @@ struct Scratch {
         if (!setup.training) return;
 
         if (setup.fp8) {
-            Fp8Scratch& fp8 = linear.fp8;
             long rows = N * std::max<long>(C, 4 * C / t);
             for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
             for (Fp8Scale** p : {&fp8.dy_scale, &fp8.d_up_scale}) *p = arena.take<Fp8Scale>(1);
@@ -223,7 +225,7 @@ struct Scratch {
         } else {
             scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
         }
-        linear.sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
+        sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
     }
 };
 

@@ -12,9 +12,10 @@
 //   To add a tensor to the block: add a row to block_rows and its name to BlockTensor (compared at compile
 //   time), use it in block.h, and add it to scripts/reference_pytorch.py, which regenerates
 //   reference_pytorch.json: ./test_gpt pytorch compares every gradient by name. If --fp8 rounds it, extend
-//   round_weights() in block.h; if ./convert knows it, layers/convert/model.h. To add any other tensor: add a
-//   line to parameter_table(), correct the indices there (wte, wpe, blocks, lnf), and use it in stage.h,
-//   where its bucket must also be awaited and reduced; the same check compares its gradient.
+//   round_weights() in block.h, and keep its layer's input (Fp8Input, activations.h); if ./convert knows it,
+//   layers/convert/model.h. To add any other tensor: add a line to parameter_table(), correct the indices
+//   there (wte, wpe, blocks, lnf), and use it in stage.h, where its bucket must also be awaited and reduced;
+//   the same check compares its gradient.
 #pragma once
 #include <cmath>
 #include <iterator>

@@ -36,7 +36,7 @@ struct Model {
 
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
-    BlockActivations recomputed;    // with recomputation: what is computed again; all layers share it
+    BlockActivations shared;        // with recomputation or --fp8: what all layers share
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // over the whole vocabulary: (B, Vp) with a KV cache, else (Vp)
     Scratch scratch;
@@ -128,7 +128,7 @@ struct Model {
         add("activations", [&](Arena& arena) { place_activations(arena); });
         if (setup.fp8) add("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena); });
         add("scratch", [&](Arena& arena) { scratch.place(arena, shape, tp, setup); });
-        scratch.linear.fp8.weights = fp8;
+        scratch.fp8.weights = fp8;
         arenas.push_back({"GEMM workspace", nullptr, workspace});
     }
 
@@ -182,13 +182,13 @@ private:
     void place_activations(Arena& arena) {
         long N = max_rows(), size = tp.row_capacity(setup.B, shape.T) * shape.C;
         bool full = setup.recompute == Recompute::Full;
-        recomputed = {};
-        if (full) recomputed.place(arena, shape, tp, setup);
-        recomputed.shares = !full && (setup.recompute == Recompute::Light || setup.fp8);
-        if (recomputed.shares) recomputed.place_recomputable(arena, shape, tp, setup.B);
+        shared = {};
+        if (full) shared.place(arena, shape, tp, setup);
+        shared.shares = !full && (setup.recompute == Recompute::Light || setup.fp8);
+        if (shared.shares) shared.place_shareable(arena, shape, tp, setup);
 
         for (InFlight& kept : in_flight) {
-            kept.blocks.assign(chunk_layers(), recomputed);
+            kept.blocks.assign(chunk_layers(), shared);
             for (auto& block : kept.blocks) {
                 if (!setup.training && &block != &in_flight[0].blocks[0]) {  // all blocks share one
                     block = in_flight[0].blocks[0];
@@ -352,7 +352,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
         run(ResidualBiasBackward{.dbias = gradients(n - 1)[DOWN_B], .dx = dx,
-                                 .scratch = ctx.scratch.linear.sums, .N = ctx.tp.rows(mb.batch.rows()),
+                                 .scratch = ctx.scratch.sums, .N = ctx.tp.rows(mb.batch.rows()),
                                  .C = model.shape.C, .accumulate = ctx.accumulate}, model.stream);
     } else {
         await_lm_head(model);

@@ -140,9 +140,32 @@ void test_pytorch() {
     close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
 }
 
+// --fp8: each gradient is bf16's up to the rounding of its products' operands, by up to 2^-4 and 2^-3
+void training_gradients_in_fp8() {
+    Options in_bf16, in_fp8;
+    in_fp8.fp8 = "yes";
+    ModelShape shape = {2, 64, 2, 32, 61, 64};
+    Trial wanted(in_bf16, shape, 2), got(in_fp8, shape, 2);
+    for (Trial* each : {&wanted, &got}) each->train(some_samples(4, 32, 61), 0, false);  // two micro-batches
+
+    for (auto& p : wanted.model.table.list) {
+        double off = 0, all = 0;
+        std::vector<real> g(p.size), want(p.size);
+        copy_to_host(g.data(), got.model.gradients + p.offset, p.size * sizeof(real), nullptr);
+        copy_to_host(want.data(), wanted.model.gradients + p.offset, p.size * sizeof(real), nullptr);
+        for (long i = 0; i < p.size; i++) {
+            off += std::pow((double)g[i] - (double)want[i], 2);
+            all += std::pow((double)want[i], 2);
+        }
+        double ratio = std::sqrt(off / all);
+        check(ratio < 0.3 && ratio > 1e-4, text("%s: fp8's gradient is off by %g", p.name.c_str(), ratio));
+    }
+}
+
 // --fp8: after each update GEMMs read the new weights, rounded anew; with full recomputation, the same bits
 void training_in_fp8() {
     if (sizeof(floatX) != 2) return;
+    training_gradients_in_fp8();
     Options o;
     o.fp8 = "yes";
     int V = 61;

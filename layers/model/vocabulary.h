@@ -74,8 +74,7 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
     run(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
-                      .OC = ctx.shape.Vp / ctx.tp.group.size, .scratch = ctx.scratch.linear.without_fp8()},
-        ctx.stream);
+                      .OC = ctx.shape.Vp / ctx.tp.group.size}, ctx.stream);
 }
 
 // Loss of n rows of logits, from the micro-batch's row `first` on: adds to losses; with notes_greedy, sets
@@ -135,7 +134,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
         }
         run(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W],
                            .dy = a.logits, .x = some, .w = w[LOGITS_W],
-                           .scratch = scratch.linear.without_fp8(), .N = n, .C = C, .OC = Vp_r,
+                           .N = n, .C = C, .OC = Vp_r,
                            .accumulate = ctx.accumulate || first > 0}, s);
     }
 
@@ -143,6 +142,6 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     clear_values("dx", dx, (long)N_r * C, s);  // LayerNormBackward adds to it
     run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LNF_W], .b = g[LNF_B], .added_bias = added_bias},
-                          .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats, .scratch = scratch.linear.sums,
+                          .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats, .scratch = scratch.sums,
                           .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }

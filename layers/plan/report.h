@@ -167,9 +167,10 @@ inline std::string memory_report(const Plan& plan) {
     bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, flash = uses_flash(plan.o, plan.target);
     constexpr Recompute none = Recompute::None, full = Recompute::Full;
     out += text(
-        "  activations of stage 0 by Megatron-LM's formulas: %.1f GB as set up; tensor-parallel alone "
+        "  activations of stage 0 by Megatron-LM's formulas: %.1f GB as set up%s; tensor-parallel alone "
         "%.1f, with\n  sequence-parallel %.1f, with flash attention %.1f, with --recompute full %.1f\n",
         megatron_activations(plan, sp, flash, recompute_of(plan.o)) * 1e-9,
+        plan.o.fp8 == "yes" ? " but for --fp8" : "",
         megatron_activations(plan, false, false, none) * 1e-9,
         megatron_activations(plan, true, false, none) * 1e-9,
         megatron_activations(plan, true, true, none) * 1e-9,

@@ -92,9 +92,9 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
     struct Change { std::string say; std::function<void(Options&)> make; };
     const Options& o = run.options;
     std::vector<Change> changes;
-    for (const char* more : {"light", "full"})
-        if (o.recompute != "full" && o.recompute != more)
-            changes.push_back({text("--recompute %s", more), [=](Options& o) { o.recompute = more; }});
+    for (std::string more : {"light", "full"})
+        if (o.recompute != "full" && o.recompute != more && (more != "light" || o.fp8 != "yes"))
+            changes.push_back({"--recompute " + more, [=](Options& o) { o.recompute = more; }});
     if (o.sequence_parallel != "yes")
         changes.push_back({"--sequence-parallel yes", [](Options& o) { o.sequence_parallel = "yes"; }});
     if (o.zero != 1) changes.push_back({"--zero 1", [](Options& o) { o.zero = 1; }});
@@ -179,6 +179,7 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
         return o.has(name) ? std::vector<int>{value} : all;
     };
     std::vector<std::string> recompute = {"none", "light", "full"};
+    if (o.fp8 == "yes") recompute = {"none", "full"};  // light is none there
     if (o.has("recompute")) recompute = {o.recompute};
 
     std::vector<int> tensor, pipeline = divisors(L);

@@ -47,7 +47,7 @@ public:
                                       {4 * C, C, shape.L}, {C, (long)shape.Vp, 1}})
             for (int i = 0; i < times; i++) {
                 compute(LinearForward{c, a, b, nullptr, N, (int)in, (int)out}, nullptr);
-                compute(LinearBackward{c, sums, a, b, b, {}, N, (int)in, (int)out, true}, nullptr);
+                compute(LinearBackward{c, sums, a, b, b, N, (int)in, (int)out, true}, nullptr);
                 flops += 6.0 * N * (double)in * (double)out;
             }
         synchronize(nullptr);

@@ -4,7 +4,8 @@
 //     "tuned_us"           what it took when it was timed for the choice
 //     "began", "ended"     when it was measured under load, in seconds since 1970
 //     "us", "tflops"       under load;  "first_tflops": in the first 50 ms
-//     "separate_us"        the GEMM without its epilogue, and the kernels that do the epilogue's work
+//     "separate_us"        the GEMM without its epilogue, and the kernels that do the epilogue's work; of
+//                          down's dx also up's bias gradient, which behind the epilogue costs a kernel more
 //     "best", "best_of", "best_us", "best_workspace"   the fastest of 64 candidates with 256 MiB, under load
 //   Then, where there is a GPU, what three of them lose beside a kernel that holds 16 SMs, as a collective
 //   does: "beside_us"; and, if cuBLASLt is told of it (SM_COUNT_TARGET), "told_us".
@@ -172,7 +173,6 @@ public:
 
             Gemm<floatX> input = input_gemm(x, y, w, N, l.in, l.out), of_gelu = input;
             if (is_down) of_gelu.gelu_input = up;
-            // apart: with up's bias gradient, which is a kernel of its own behind the epilogue
             measure((name + ", dx").c_str(), of_gelu, input, is_down, [&] {
                 gpu::gelu_backward(x, sums, up, sums + l.in, N, l.in, false, {}, nullptr);
             });

@@ -127,7 +127,7 @@ private:
         measure("device copy", 2 * x * (double)wide, 0,
                 [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
         measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
-            LinearBackward{nullptr, dw, a, o, w, {scratch}, N, C, 4 * C, true}.gpu(nullptr);
+            LinearBackward{nullptr, dw, a, o, w, N, C, 4 * C, true}.gpu(nullptr);
         });
         measure("layer norm", 2 * A, 0,
                 [&] { LayerNormForward{o, stats, a, w, bias, N, C}.gpu(nullptr); });
@@ -212,6 +212,12 @@ private:
                 [&] { fp8::round_weight(w, f, C, 4 * C, nullptr); });
         measure("rounding to fp8, and transposed", (2 * x + 2) * (double)wide, 0, [&] {
             fp8::round((e5m2*)q, (e5m2*)q_t, f.dy_scale, a, f, N, 4 * C, nullptr);
+        });
+        measure("GELU and rounding", (2 * x + 2) * (double)wide, 0,
+                [&] { fp8::round_input<true>(a, kept, f, N, 4 * C, nullptr); });
+        measure("gelu backward, with bias and scale", 12 * A, 0, [&] {
+            gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, {f.d_up_scale, f.parts, e5m2::largest},
+                               nullptr);
         });
         if (device_has_fp8())
             measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C, [&] {

@@ -212,7 +212,8 @@ inline const std::vector<RunOption> option_table = [] {
         {"pipeline-group", &O::pipeline_group, 1,
          "interleaved: micro-batches per chunk before switching to the next (default: p if possible)"},
         {"recompute", &O::recompute, 0,
-         "full: keep only each block's input; light: recompute outputs of layer norm and GELU; none"},
+         "full: keep only each block's input; light: recompute outputs of layer norm and GELU (--fp8: as "
+         "none); none"},
         {"attention", &O::attention, 0,
          "flash: scores stay on chip; materialised: scores in memory; auto: flash where possible"},
         {"loss-chunk", &O::loss_chunk, 1,

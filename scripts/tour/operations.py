@@ -85,13 +85,15 @@ OPERATIONS = {
     ),
     "linear_backward": (
         "Linear layer, backward",
-        r"dx = dy\, w, \quad dw \mathrel{+}= dy^T x, \quad db \mathrel{+}= \sum_n dy_n",
+        r"dx = dy\, w, \quad dw \mathrel{+}= dy^T x",
         "Two matrix products: one passes the gradient on, one says how the weights should change.",
     ),
     "linear_of_gelu_backward": (
         "Linear layer and GELU, backward",
-        r"dw \mathrel{+}= dy^T a, \quad du = (dy\, w) \odot \mathrm{GELU}'(u)",
-        "Through the product and the nonlinearity at once: u was kept by forward for this.",
+        r"dw \mathrel{+}= dy^T a, \quad du = (dy\, w) \odot \mathrm{GELU}'(u),"
+        r" \quad db \mathrel{+}= \sum_n du_n",
+        "Through the product and the nonlinearity at once: u was kept by forward for this. The sums of du"
+        " over the rows are the gradient of the bias in u.",
     ),
     "layernorm_backward": (
         "Layer norm, backward",
