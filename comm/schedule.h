@@ -38,6 +38,7 @@ struct Instruction {
     int dx = -1;             // index of the buffer with the gradient of its output, then of its input
     int exchange = -1;       // messages with the same number are posted together; computations have none
     bool computes() const { return kind <= Backward; }
+    bool is_forward() const { return kind == Forward || kind == SendForward || kind == ReceiveForward; }
     bool sends() const { return kind == SendForward || kind == SendBackward; }
 };
 

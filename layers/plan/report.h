@@ -3,6 +3,7 @@
 #include "../../data/json.h"
 #include "../run/metrics.h"
 #include "plan.h"
+#include "schedule_checker.h"
 
 // ---- proofs ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@
 //   shared: NVLink and network adapters carry messages and reductions at the same time, each at full rate.
 #pragma once
 #include "dry_run.h"
-#include "schedule_checker.h"
+#include "schedule_player.h"
 #include "span.h"
 
 struct Simulation {
@@ -29,35 +29,28 @@ class Simulator {
         std::vector<Place> what;  // micro-batch and chunk at the sender
     };
     struct Stage {
-        double now = 0, bucket_stream = 0;             // time of the compute stream, of the buckets' stream
-        std::vector<double> ready;               // when each bucket's parameters are there
-        size_t at = 0;
-        std::map<int, std::pair<Direction*, size_t>> slot_sent, dx_sent;
-        std::map<std::pair<int, int>, size_t> arrival[2];
+        double now = 0, bucket_stream = 0;  // time of the compute stream, of the buckets' stream
+        std::vector<double> ready;          // when each bucket's parameters are there
+        Direction out[2];                   // messages of this step, [forward]
     };
     const std::vector<Schedule>& all;
     const std::vector<StageRun>& runs;
-    double reports;                            // seconds, at the end of a step
+    double reports;             // seconds, at the end of a step
     PipelineShape s;
     std::vector<Stage> stages;
-    std::vector<Direction> forward, backward;  // [r]: out of stage r
-    Simulation* out = nullptr;                 // set during the step that counts
+    Simulation* out = nullptr;  // set during the step that counts
 
-    Direction& into(int r, bool is_forward) {
-        return is_forward ? forward[(r + s.p - 1) % s.p] : backward[(r + 1) % s.p];
-    }
+    int sender_to(int r, bool forward) const { return (r + (forward ? s.p - 1 : 1)) % s.p; }
 
     void add(Span::Kind kind, int stage, const Place& of, double start, double end) {
         if (out) out->spans.push_back({kind, stage, of.micro_batch, of.chunk, of.bucket, start, end});
     }
 
-    double message_seconds(int stage, bool is_forward) const {
-        I::Kind kind = is_forward ? I::SendForward : I::SendBackward;
-        return runs[stage].message[kind - I::SendForward].seconds();
-    }
-
-    // every message whose send and receive are both posted is carried
-    void advance(Direction& d, int stage, double seconds) {
+    // every message out of the stage whose send and receive are both posted is carried
+    void carry(int stage, bool forward) {
+        Direction& d = stages[stage].out[forward];
+        I::Kind kind = forward ? I::SendForward : I::SendBackward;
+        double seconds = runs[stage].message[kind - I::SendForward].seconds();
         while (d.finish.size() < std::min(d.sent.size(), d.posted.size())) {
             size_t i = d.finish.size();
             double start = std::max({d.sent[i], d.posted[i], i ? d.finish[i - 1] : 0.0});
@@ -66,69 +59,10 @@ class Simulator {
         }
     }
 
-    // waits until the last send from a buffer has ended; false: the time of its end is not known yet
-    bool await_sent(Stage& me, std::map<int, std::pair<Direction*, size_t>>& last, int memory) {
-        auto found = last.find(memory);
-        if (found == last.end()) return true;
-        auto [direction, i] = found->second;
-        if (i >= direction->finish.size()) return false;
-        me.now = std::max(me.now, direction->finish[i]);
-        last.erase(found);
-        return true;
-    }
-
-    bool message(int r, const I& i, bool is_forward) {
-        Stage& me = stages[r];
-        if (i.sends()) {
-            Direction& d = is_forward ? forward[r] : backward[r];
-            (is_forward ? me.slot_sent[i.slot] : me.dx_sent[i.dx]) = {&d, d.sent.size()};
-            d.sent.push_back(me.now);
-            d.what.push_back({.micro_batch = i.micro_batch, .chunk = i.chunk});
-            advance(d, r, message_seconds(r, is_forward));
-            return true;
-        }
-
-        if (!is_forward && !await_sent(me, me.dx_sent, i.dx)) return false;
-        int from = is_forward ? (r + s.p - 1) % s.p : (r + 1) % s.p;
-        Direction& d = into(r, is_forward);
-        me.arrival[!is_forward][{i.micro_batch, i.chunk}] = d.posted.size();
-        d.posted.push_back(me.now);
-        advance(d, from, message_seconds(from, is_forward));
-        return true;
-    }
-
-    // false: it must wait for something that is not known yet
-    bool step(int r, const I& i) {
-        Stage& me = stages[r];
-        const StageRun& run = runs[r];
-        bool is_forward = i.kind == I::Forward || i.kind == I::SendForward || i.kind == I::ReceiveForward;
-
-        if (!i.computes()) return message(r, i, is_forward);
-        if (is_forward ? !await_sent(me, me.slot_sent, i.slot)
-            : !await_sent(me, me.dx_sent, i.dx)) return false;
-
-        if (takes_message(i, r, s)) {
-            Direction& d = into(r, is_forward);
-            size_t arrival = me.arrival[!is_forward].at({i.micro_batch, i.chunk});
-            if (arrival >= d.finish.size()) return false;
-            me.now = std::max(me.now, d.finish[arrival]) + run.gathered.seconds();
-        }
-
-        double start = me.now;
-        int which = which_micro_batch(i.micro_batch, s.micro_batches);
-        for (auto& piece : (is_forward ? run.forward : run.backward)[i.chunk][which].pieces) {
-            for (int b : piece.awaited) me.now = std::max(me.now, me.ready[b]);
-            me.now += piece.seconds;
-            for (auto& call : piece.beside) {
-                double begin = std::max(me.bucket_stream, me.now);
-                me.bucket_stream = begin + call.seconds;
-                add(Span::Reduce, r, {.bucket = call.bucket}, begin, me.bucket_stream);
-            }
-        }
-
-        if (out) out->busy[r] += me.now - start;
-        Place place = {.micro_batch = i.micro_batch, .chunk = i.chunk};
-        add(is_forward ? Span::Forward : Span::Backward, r, place, start, me.now);
+    // the stage waits for the end of a message; false: it is not known yet
+    bool await(int r, const Direction& d, size_t n) {
+        if (n >= d.finish.size()) return false;
+        stages[r].now = std::max(stages[r].now, d.finish[n]);
         return true;
     }
 
@@ -137,8 +71,10 @@ class Simulator {
         double last = 0;
         for (int r = 0; r < s.p; r++) {
             Stage& me = stages[r];
-            for (auto* d : {&forward[r], &backward[r], &into(r, true), &into(r, false)})
-                if (!d->finish.empty()) me.now = std::max(me.now, d->finish.back());
+            for (bool forward : {false, true})
+                for (int from : {r, sender_to(r, forward)})
+                    if (auto& d = stages[from].out[forward]; !d.finish.empty())
+                        me.now = std::max(me.now, d.finish.back());
             me.now = std::max(me.now, me.bucket_stream) + runs[r].reduce.seconds();
         }
 
@@ -168,18 +104,11 @@ class Simulator {
     }
 
     void play() {
-        forward.assign(s.p, {});
-        backward.assign(s.p, {});
-        for (auto& me : stages) {
-            me.at = 0;
-            me.slot_sent.clear();
-            me.dx_sent.clear();
-            me.arrival[0].clear();
-            me.arrival[1].clear();
+        for (int r = 0; r < s.p; r++) {
+            for (auto& d : stages[r].out) d = {};
+            stages[r].now += runs[r].clear.seconds();
         }
-        for (int r = 0; r < s.p; r++) stages[r].now += runs[r].clear.seconds();
-        int stuck = take_turns(all, stages, [&](int r, const I& i) { return step(r, i); });
-        if (stuck >= 0) fail("stage %d waits forever: a defect of this program", stuck);
+        SchedulePlayer(all, *this).play();
     }
 
 public:
@@ -205,5 +134,48 @@ public:
             span.end -= first;
         }
         return result;
+    }
+
+    // ---- the player's rules ------------------------------------------------------------------------------
+
+    void send(int r, const I& i) {
+        Direction& d = stages[r].out[i.is_forward()];
+        d.sent.push_back(stages[r].now);
+        d.what.push_back({.micro_batch = i.micro_batch, .chunk = i.chunk});
+        carry(r, i.is_forward());
+    }
+
+    void post(int r, const I& i) {
+        int from = sender_to(r, i.is_forward());
+        stages[from].out[i.is_forward()].posted.push_back(stages[r].now);
+        carry(from, i.is_forward());
+    }
+
+    bool has_left(int r, bool forward, size_t n) { return await(r, stages[r].out[forward], n); }
+
+    bool has_come(int r, const I& i, size_t n) {
+        if (!await(r, stages[sender_to(r, i.is_forward())].out[i.is_forward()], n)) return false;
+        stages[r].now += runs[r].gathered.seconds();
+        return true;
+    }
+
+    void compute(int r, const I& i) {
+        Stage& me = stages[r];
+        const StageRun& run = runs[r];
+        double start = me.now;
+        int which = which_micro_batch(i.micro_batch, s.micro_batches);
+        for (auto& piece : (i.is_forward() ? run.forward : run.backward)[i.chunk][which].pieces) {
+            for (int b : piece.awaited) me.now = std::max(me.now, me.ready[b]);
+            me.now += piece.seconds;
+            for (auto& call : piece.beside) {
+                double begin = std::max(me.bucket_stream, me.now);
+                me.bucket_stream = begin + call.seconds;
+                add(Span::Reduce, r, {.bucket = call.bucket}, begin, me.bucket_stream);
+            }
+        }
+
+        if (out) out->busy[r] += me.now - start;
+        Place place = {.micro_batch = i.micro_batch, .chunk = i.chunk};
+        add(i.is_forward() ? Span::Forward : Span::Backward, r, place, start, me.now);
     }
 };
