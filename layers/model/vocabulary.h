@@ -132,9 +132,8 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }
-        run(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W],
-                           .dy = a.logits, .x = some, .w = w[LOGITS_W],
-                           .N = n, .C = C, .OC = Vp_r,
+        run(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W], .dy = a.logits,
+                           .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
                            .accumulate = ctx.accumulate || first > 0}, s);
     }
 
