@@ -25,6 +25,6 @@ if ! [ -r scripts/launch.py ]; then
     echo "launch_slurm.sh: $PWD is not the repository: sbatch from there" >&2
     exit 1
 fi
-[ $# -ge 1 ] || { sed -n '2,13s/^# //p' "$0"; exit 1; }
+[ $# -ge 1 ] && [ "$1" != --help ] || { sed -n '2,13s/^# //p' "$0"; exit 1; }
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 exec python3 scripts/launch.py slurm "$@"

@@ -53,6 +53,7 @@ def bad_input():
         (1, ["--tensor-parallel", "65536", "--pipeline-parallel", "65536"], "does not divide the 1 ranks"),
         (2, ["--batch", "2147483646"], "micro-batches a step on each replica"),
         (2, ["--metrics", f"{text}.validation.bin"], "is not a metrics file"),
+        (1, ["--min-learning-rate", "1"], "is more than --learning-rate"),
         (
             2,
             ["--ramp-start", "3", "--ramp-tokens", "1000"],

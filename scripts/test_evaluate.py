@@ -295,6 +295,7 @@ for extra, message in (
     (["--results", "x"], "wants --evaluate FILE.eval"),
     (["--evaluate", f"{work}/own.eval", f"{work}/own.eval"], "another file has own already"),
     (["--evaluate", f"{work}/own.eval", "--results", f"{work}/nowhere/x"], "cannot be written"),
+    (["--evaluate", f"{work}/own.eval", "--results", f"{work}/own.eval.txt"], "exists, and holds no results"),
     (["--evaluate", f"{work}/own.eval", "--pipeline-chunks", "2"], "on one pipeline stage"),
     (["--generate", f"{work}/bad3.jsonl"], "bad3.jsonl line 1: \"top_p\" 1.5: wants at most 1"),
     (["--generate", f"{work}/bad4.jsonl"], "bad4.jsonl line 1: \"stop\" has an empty string"),
@@ -306,6 +307,7 @@ for extra, message in (
     (["--evaluate", f"{work}/gpt.eval"], "has a vocabulary of 300, the model of 257"),
 ):
     open(f"{work}/bad.jsonl", "w").write('{"prompt": "a"}\n{"prompt": "a", "top_q": 1}\n')
+    open(f"{work}/own.eval.txt", "w").write("a text\n")
     open(f"{work}/bad3.jsonl", "w").write('{"prompt": "a", "top_p": 1.5}\n')
     open(f"{work}/bad4.jsonl", "w").write('{"prompt": "a", "stop": [""]}\n')
     open(f"{work}/bad2.jsonl", "w").write('{"prompt": "a", "temperature": -1}\n')

@@ -45,6 +45,11 @@ inline InferenceJobs open_jobs(const Options& o) {
 
     refuse_overwriting({o.results}, reads_file ? std::vector<std::string>{o.generate} : o.evaluate);
 
+    if (!o.results.empty() && std::filesystem::is_regular_file(o.results, none)) {
+        InputFile before(o.results);
+        if (before.size && before.read<char>(0, "results") != '{')
+            fail("--results %s: exists, and holds no results: give another name", o.results.c_str());
+    }
     if (!o.results.empty() && prints) FileWriter probe(o.results);
     if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)
         printf("note: without --resume the model's weights are random\n");

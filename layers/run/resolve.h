@@ -247,6 +247,9 @@ inline void resolve_learning_rate(Run& run) {
     Options& o = run.options;
     if (o.learning_rate == 0 && !o.has("learning-rate")) o.learning_rate = find_preset(o.model).learning_rate;
     if (o.min_learning_rate < 0) o.min_learning_rate = o.learning_rate / 10;
+    if (o.min_learning_rate > o.learning_rate)
+        fail("--min-learning-rate %g is more than --learning-rate %g: lower it", o.min_learning_rate,
+             o.learning_rate);
     if (o.decay_tokens < 0) o.decay_tokens = o.until_tokens ? o.until_tokens : (long)run.last_tokens;
     if (o.warmup_tokens < 0) o.warmup_tokens = o.decay_tokens / 100;
     if (o.warmup_tokens > o.decay_tokens)
@@ -472,8 +475,9 @@ inline void resolve(Run& run, int task_vocabulary) {
         uint64_t sum_before = std::exchange(run.state.training_set_sum, sum);
         bool is_other = (before && before != now) || (sum_before && sum_before != sum);
         if (is_other && o.other_data != "yes")
-            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu): give "
-                 "the same files, or --other-data yes to go on with these", o.resume.c_str(),
+            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu), or by "
+                 "other weights of its sets: give the same, or --other-data yes to go on with these",
+                 o.resume.c_str(),
                  (unsigned long long)before, (unsigned long long)now);
         if (is_other && run.is_rank0())
             printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
