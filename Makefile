@@ -195,7 +195,12 @@ help:
 #: make record-kernels              rewrites that file
 #: make clean                       remove what was built
 
--include $(wildcard $(OBJECTS)/*.d $(TOOLS)/*.d)
+DEPENDENCIES := $(wildcard $(OBJECTS)/*.d $(TOOLS)/*.d)
+-include $(DEPENDENCIES)
+# sources that were moved since the last build: what was made from them is made again
+USED  := $(sort $(filter %.cpp %.cu,$(if $(DEPENDENCIES),$(shell cat $(DEPENDENCIES)))))
+MOVED := $(filter-out $(wildcard $(USED)),$(USED))
+$(MOVED): ;
 
 $(OBJECTS)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -218,7 +223,7 @@ $(OBJECTS)/nccl.o $(OBJECTS)/test_nccl.o: $(OBJECTS)/%.o: layers/emulator/nccl/%
 	@mkdir -p $(@D)
 	$(COMPILE) $(NCCL_COMPILE) $(MPI_COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-$(OBJECTS)/bf16_%.o: layers/base/bf16_%.cpp Makefile
+$(OBJECTS)/bf16_%.o: layers/fast/bf16_%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) $(filter -I%,$(ONEDNN)) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/emulator/%.cpp Makefile

@@ -17,7 +17,7 @@
 #include "layers/emulator/test_emulated.h"
 #include "layers/base/test_gemm.h"
 #include "layers/emulator/test_watch.h"
-#include "layers/base/waiting_threads.h"
+#include "layers/base/process.h"
 #include "layers/inference/test_scoring.h"
 #include "layers/run/bench_gemms.h"
 #include "layers/run/bench_kernels.h"

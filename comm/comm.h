@@ -69,18 +69,8 @@ struct Traffic {
 };
 inline std::map<std::string, Traffic> traffic;  // of this rank so far, by group name
 
-// When a call on a comm stream began and ended, by the host's clock or by events of the stream. To time the
-// next call, set times_of_next_call; the transport fills it in
-struct CallTimes {
-    double began = 0, ended = 0;  // seconds()
-    bool has_events = false;
-    TimedEvent first, last;
-    // begin and end in seconds since `origin`, at which the host's clock was host_origin
-    std::pair<double, double> span(const TimedEvent& origin, double host_origin) const {
-        if (has_events) return {first.since(origin), last.since(origin)};
-        return {began - host_origin, ended - host_origin};
-    }
-};
+// to time the next call, set this (mpi/call_times.h): the transport fills it in
+struct CallTimes;
 inline std::shared_ptr<CallTimes> times_of_next_call;
 
 // ---- what a transport provides ---------------------------------------------------------------------------

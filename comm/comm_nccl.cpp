@@ -1,15 +1,11 @@
 // comm_nccl.cpp   the transport over NCCL: one communicator per group, its id exchanged over MPI
 //   Calls are enqueued on the stream given; a comm stream is a CUDA stream of its own, ordered against the
-//   compute stream by events. While the host waits for the device, it watches the oldest unfinished call.
-//   The time that a rank waits for others is measured on its compute stream: the duration of calls and of
-//   groups of calls there, which last until the slowest rank has joined, and of waits for events of comm
-//   streams; not within a CUDA graph.
-//   How communicators are made: mpi/nccl_start.h.
+//   compute stream by events.
+//   How communicators are made: mpi/nccl_start.h. What watches and times the calls: mpi/nccl_watch.h.
 //   With DEVICE=emulated a stand-in for NCCL is linked: layers/emulator/nccl.
-#include <deque>
 #include <functional>
 #include <utility>
-#include "mpi/nccl_start.h"
+#include "mpi/nccl_watch.h"
 
 namespace comm {
 namespace {
@@ -20,66 +16,12 @@ ncclDataType_t type_nccl(Type type) {
         : type == Type::Fp64 ? ncclFloat64 : ncclInt64;
 }
 
-// calls that may still be running, oldest first
-struct Watched {
-    std::string here;
-    long number;
-    Group group;
-    Stream stream;
-    std::unique_ptr<Event> ended;
-};
-std::deque<Watched> watched;
 struct Posted {
     Call call;
     std::string here;
 };
 std::vector<Posted> posted;  // calls of the open group
-std::vector<std::pair<std::shared_ptr<CallTimes>, Stream>> timed;  // calls that end with the group
-
 bool capturing = false;  // calls become part of a CUDA graph, which is watched as a whole
-
-std::vector<const Handle*> communicators;
-
-void advance_comm_streams() { let_device_go_on(); }
-
-void forget_ended() {
-    while (!watched.empty() && watched.front().ended && watched.front().ended->reached()) watched.pop_front();
-}
-
-// the timeout applies to how long the oldest call has been the oldest
-void look() {
-    static long oldest = 0;
-    static double since = 0;
-    forget_ended();
-
-    long number = watched.empty() ? -1 : watched.front().number;
-    if (number != oldest) {
-        oldest = number;
-        since = seconds();
-    }
-
-    std::string here = watched.empty() ? "a computation" : watched.front().here;
-    answer_questions(here, watched.empty() ? std::vector<int>() : watched.front().group.members);
-    for (const Handle* each : communicators) {
-        ncclResult_t error = ncclSuccess;
-        ncclCommGetAsyncError((ncclComm_t)each->nccl, &error);
-        check_nccl(error, each->name.c_str());
-    }
-
-    if (!watched.empty() && seconds() - since > timeout) find_who_hangs(here, watched.front().group.members);
-}
-
-void end_calls() {
-    if (capturing) return;  // captured events cannot be queried
-    for (auto& [times, stream] : timed) times->last.record(stream);
-    timed.clear();
-    for (auto& w : watched)
-        if (!w.ended) {
-            w.ended = std::make_unique<Event>();
-            w.ended->record(w.stream);
-        }
-    forget_ended();
-}
 
 struct CommStream {
     Event forked;
@@ -92,23 +34,6 @@ struct CommStream {
     long calls_at[mark_slots] = {};  // calls enqueued before each event
 };
 std::map<Stream, std::unique_ptr<CommStream>> comm_streams;
-
-struct Wait {
-    TimedEvent begin, end;
-};
-std::deque<std::unique_ptr<Wait>> waits, unused_waits;  // of the compute stream, not yet counted
-double device_waited = 0;                               // seconds
-
-template <class Work>
-void time_wait(Stream compute, Work work) {
-    if (waits.size() > 4096) waited_seconds();  // if nobody else asks, as in evaluation
-    if (unused_waits.empty()) unused_waits.push_back(std::make_unique<Wait>());
-    waits.push_back(std::move(unused_waits.front()));
-    unused_waits.pop_front();
-    waits.back()->begin.record(compute);
-    work();
-    waits.back()->end.record(compute);
-}
 
 constexpr const char* call_words[] = {"all-reduce", "reduce-scatter", "all-gather", "send", "receive"};
 
@@ -197,22 +122,13 @@ void end_capture(Stream compute) {
     capturing = false;
 }
 void watch_graph(const Group& world, Stream compute) {
-    watched.push_back({note(world, "CUDA graph", "a step", 0), calls, world, compute, nullptr});
+    watch_call(note(world, "CUDA graph", "a step", 0), world, compute);
     end_calls();
 }
 long unawaited_calls() {
     long n = 0;
     for (auto& [stream, c] : comm_streams) n += c->calls - c->awaited;
     return n;
-}
-// counts the waits that the device has finished
-double waited_seconds() {
-    while (!waits.empty() && waits.front()->end.reached()) {
-        device_waited += waits.front()->end.since(waits.front()->begin);
-        unused_waits.push_back(std::move(waits.front()));
-        waits.pop_front();
-    }
-    return host_waited + device_waited;
 }
 // Within an NCCL group, NCCL starts the communicators in an order of its own, which may deadlock. So each
 // communicator's calls get an NCCL group of their own, in the order of the host's calls
@@ -233,14 +149,14 @@ void transport_group_end() {
 
     if (waiting == group.end() || capturing) post_all();
     else time_wait(waiting->call.stream, post_all);
-    end_calls();
+    if (!capturing) end_calls();  // captured events cannot be queried
 }
 
 void post(const Call& call) {
     const Group& g = *call.group;
     Stream s = call.stream;
     std::string here = note(g, call_words[(int)call.kind], call.label, call.n);
-    if (!capturing) watched.push_back({here, calls, g, s, nullptr});
+    if (!capturing) watch_call(here, g, s);
 
     auto comm_stream = comm_streams.find(s);
     bool on_comm_stream = comm_stream != comm_streams.end();
@@ -248,16 +164,11 @@ void post(const Call& call) {
     ncclComm_t comm = comm_of(g);
     auto post_checked = [&] { check_nccl(post_nccl(call, comm), here.c_str()); };
 
-    if (auto times = std::move(times_of_next_call)) {
-        times->has_events = true;
-        times->first.record(s);
-        timed.push_back({times, s});
-    }
-
+    time_call(s);
     if (in_group) posted.push_back({call, here});
     else if (on_comm_stream || capturing) post_checked();
     else time_wait(s, post_checked);
-    if (!in_group) end_calls();
+    if (!in_group && !capturing) end_calls();
 }
 
 }  // namespace comm

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 #include "../layers/base/rng.h"
-#include "answers.h"
+#include "formats/answers.h"
 #include "tokens.h"
 
 // ---- a set ------------------------------------------------------------------------------------------------

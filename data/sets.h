@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <vector>
+#include "../layers/base/whole_file.h"
 #include "loader.h"
 
 // the file name without folder and extension

@@ -3,7 +3,7 @@
 #include <set>
 #include "../layers/base/testing.h"
 #include "sets.h"
-#include "token_writer.h"
+#include "formats/token_writer.h"
 #include "json.h"
 #include "tokenizer.h"
 

@@ -2,7 +2,7 @@
 //   ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [--validation 0.1] FILE…
 //   writes PREFIX.bin, or PREFIX.train.bin and PREFIX.validation.bin, and PREFIX.vocab.bpe beside a bpe's
 //   A plain file is one document, and so is each line of a .jsonl file; an end-of-text token follows each.
-//   Lines with "prompt" and "answer" in place of "text" are for fine-tuning: see answers.h.
+//   Lines with "prompt" and "answer" in place of "text" are for fine-tuning: see formats/answers.h.
 //   Text is cut into pieces between words; all cores encode pieces, and one thread writes them in order.
 #include <omp.h>
 #include <chrono>
@@ -10,10 +10,10 @@
 #include <optional>
 #include "../layers/base/rng.h"
 #include "../layers/base/arguments.h"
-#include "../layers/base/waiting_threads.h"
+#include "../layers/base/process.h"
 #include "json.h"
 #include "tokenizer.h"
-#include "token_writer.h"
+#include "formats/token_writer.h"
 
 namespace {
 

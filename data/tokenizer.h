@@ -14,7 +14,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
-#include "../layers/base/file.h"
+#include "../layers/base/whole_file.h"
 #include "unicode.h"
 
 enum CharClass : uint8_t { Other, Letter, Digit, Space };

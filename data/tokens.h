@@ -16,7 +16,6 @@
 #pragma once
 #include <memory>
 #include <vector>
-#include "../layers/base/checksum.h"
 #include "../layers/base/file.h"
 
 constexpr size_t token_header_bytes = 64, token_chunk_bytes = 64 << 10;

@@ -171,19 +171,6 @@ struct DecideUpdate {
     void gpu(Stream) const;
 };
 
-// sum += a checksum of the bits of x (n): flipping any one bit changes it
-template <class T>
-struct SumBits {
-    unsigned long long* sum;
-    const T* x;
-    long n;
-
-    static constexpr const char* name = "sum_bits";
-    std::vector<Tensor> tensors() const { return {reads("x", x, n)}; }
-    void ref(Stream) const;
-    void gpu(Stream) const;
-};
-
 // ---- ref -------------------------------------------------------------------------------------------------
 
 namespace ref {
@@ -262,14 +249,6 @@ inline void SquareSums::ref(Stream) const {
     }
 }
 
-template <class T>
-inline void SumBits<T>::ref(Stream) const {
-    unsigned long long all = 0;
-    #pragma omp parallel for reduction(+ : all)
-    for (long i = 0; i < n; i++) all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
-    *sum += all;
-}
-
 inline void SumValues::ref(Stream) const {
     *sum = 0;
     for (long i = 0; i < n; i++) *sum += x[i];
@@ -345,14 +324,6 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
     add_over_block(&check->written, sums.written);
 }
 
-template <class T>
-__global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
-    unsigned long long all = 0;
-    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long)gridDim.x * blockDim.x)
-        all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
-    add_over_block(sum, all);
-}
-
 __global__ void add_values_kernel(real* sum, const real* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     if (i >= n) return;
@@ -418,12 +389,6 @@ template <class State>
 inline void AdamW<State>::gpu(Stream s) const {
     LAUNCH(gpu::adamw_kernel<State>, ceil_div(n, gpu::adamw_block * gpu::real_each), gpu::adamw_block, 0, s,
            state, gradients, flags, hyper, decision, check, n);
-}
-
-template <class T>
-inline void SumBits<T>::gpu(Stream s) const {
-    LAUNCH(gpu::sum_bits_kernel<T>, std::min(1024, ceil_div(n, gpu::adamw_block)), gpu::adamw_block, 0, s,
-           sum, x, n);
 }
 
 inline void AddValues::gpu(Stream s) const {

@@ -55,8 +55,6 @@ HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) 
     to = bits_as<bf16>((uint16_t)(bits >> 16));
 }
 
-enum StateKind { Master, MomentM, MomentV, state_kinds };
-
 // The state of the values that a rank owns. Moment: real or bf16; HAS_LOW: master weights are in two halves
 template <class Moment, bool HAS_LOW>
 struct AdamWState {
@@ -91,57 +89,4 @@ struct AdamWState {
         round_stochastically(out.parameter, w, mix_bits(chance));
         return out;
     }
-
-    HOST_DEVICE real get(StateKind kind, long i) const {
-        return kind == Master ? master(i) : real(kind == MomentM ? m[i] : v[i]);
-    }
-
-    // sets a master weight, or a moment rounded to nearest: a value that was a bf16 is restored exactly
-    HOST_DEVICE void set(StateKind kind, long i, real x) const {
-        if (kind == Master) set_master(i, split_master(x));
-        else round_stochastically((kind == MomentM ? m : v)[i], x, 0x8000);
-    }
 };
-
-namespace ref {
-
-// n values of the state, however they are stored -> out, and back
-template <class State>
-void unpack_state(real* out, const State& state, StateKind kind, long n, Stream) {
-    #pragma omp parallel for
-    for (long i = 0; i < n; i++) out[i] = state.get(kind, i);
-}
-
-template <class State>
-void pack_state(const State& state, StateKind kind, const real* values, long n, Stream) {
-    #pragma omp parallel for
-    for (long i = 0; i < n; i++) state.set(kind, i, values[i]);
-}
-
-}  // namespace ref
-
-#if HAS_KERNELS
-namespace gpu {
-
-template <class State>
-__global__ void unpack_state_kernel(real* out, State state, StateKind kind, long n) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = state.get(kind, i);
-}
-template <class State>
-void unpack_state(real* out, const State& state, StateKind kind, long n, Stream s) {
-    LAUNCH(unpack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, out, state, kind, n);
-}
-
-template <class State>
-__global__ void pack_state_kernel(State state, StateKind kind, const real* values, long n) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) state.set(kind, i, values[i]);
-}
-template <class State>
-void pack_state(const State& state, StateKind kind, const real* values, long n, Stream s) {
-    LAUNCH(pack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, state, kind, values, n);
-}
-
-}  // namespace gpu
-#endif

@@ -14,7 +14,6 @@
 //   communicates: nothing    cost: 4*N*V flops; logits read and written once if a row fits in shared memory;
 //                          else, and in three steps, read three times: memory bound
 #pragma once
-#include "fast/mma.h"
 #include "base/operation.h"
 #include "embedding.cuh"
 

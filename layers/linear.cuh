@@ -10,6 +10,7 @@
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
+#include "base/gelu.h"
 #include "fast/fp8_linear.cuh"
 #include "residual.cuh"
 

@@ -1,6 +1,8 @@
 // test_adamw.h   AdamW: gpu against ref; how master weights and moments are kept
 #pragma once
 #include "adamw.cuh"
+#include "run/packed_state.cuh"
+#include "run/sum_bits.cuh"
 #include "test_kernels.h"
 
 // ---- what is kept ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from check import follow, is_check, listed
 
 MAY_HAVE_KERNELS = re.compile(
-    r"layers/[^/]*$|layers/(base|fast|emulator)/(?!no_device)|comm/mpi/nccl_start"
+    r"layers/[^/]*$|layers/(base|fast|emulator)/(?!no_device)|comm/mpi/nccl_"
 )
 
 
@@ -70,8 +70,8 @@ def main():
     if nccl:
         flags += ["-Ilayers/emulator/nccl", "-idirafter", nccl]
     missing = [] if printed("make -s corpus-found && echo found") else ["data/corpus/"]
-    missing += [] if mpi else ["comm/mpi/mpi_world.h", "comm/mpi/nccl_start.h"]
-    missing += [] if nccl else ["layers/emulator/nccl/", "comm/mpi/nccl_start.h"]
+    missing += [] if mpi else ["comm/mpi/mpi_world.h", "comm/mpi/nccl_"]
+    missing += [] if nccl else ["layers/emulator/nccl/", "comm/mpi/nccl_"]
     headers = [f for f in listed("*.h", "*.cuh") if not is_check(f) and not f.startswith(tuple(missing))]
     groups = (
         ([f for f in headers if not MAY_HAVE_KERNELS.match(f)], flags),

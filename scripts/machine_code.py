@@ -212,7 +212,7 @@ def compile_kernels(nvcc, arch, folder):
     with open(unit, "w") as f:
         f.writelines(
             f'#include "{path}"\n'
-            for folder in ("layers", "layers/fast")
+            for folder in ("layers", "layers/fast", "layers/run")
             for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.cuh")))
         )
         f.write(UNIT)

@@ -164,7 +164,7 @@ HOPPER = {
     "variables": dict(environment, OMP_NUM_THREADS="2"),  # blocks beside one another: who waits for his turn?
     "commands": [
         "g++ -std=c++20 -fopenmp -O1 -march=native -DPRECISION_BF16 -DDEVICE_EMULATED -I. -x c++"
-        " build/hopper.cpp layers/base/bf16_widened.cpp -o build/hopper"
+        " build/hopper.cpp layers/fast/bf16_widened.cpp -o build/hopper"
         " -L/usr/lib/x86_64-linux-gnu/openblas-openmp -lopenblas",
         "build/hopper",
     ],

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 #include <vector>
-#include "../../layers/base/checksum.h"
+#include "../../layers/base/file.h"
 #include "../comm.h"
 
 namespace comm {

@@ -4,6 +4,7 @@
 //   makes progress whenever this rank waits for anything. Waiting yields the processor, so that there can be
 //   more ranks than cores.
 #include <deque>
+#include "call_times.h"
 #include "../../layers/emulator/watch.h"
 #include "mpi_world.h"
 

@@ -9,7 +9,7 @@
 #include <deque>
 #include "../../layers/base/rng.h"
 #include "../tokenizer.h"
-#include "../token_writer.h"
+#include "../formats/token_writer.h"
 #include "sorting.h"
 
 // "GPTDOCS1", uint64 documents, uint64 tokens; tokens of 4 bytes; then (key, first token, how many) of each

@@ -1,5 +1,6 @@
 // other_tokens.h   token files of llm.c and Megatron-LM, read without conversion. They have no checksums
 #pragma once
+#include "../../layers/base/whole_file.h"
 #include "../tokens.h"
 
 // llm.c: 256 int32 (magic, version, count), then uint16 (GPT-2, version 1) or uint32 (Llama 3, version 7)

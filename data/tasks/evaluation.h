@@ -25,7 +25,7 @@
 #include <map>
 #include <string>
 #include <vector>
-#include "../../layers/base/checksum.h"
+#include "../../layers/base/whole_file.h"
 #include "../../layers/base/file_writer.h"
 #include "../json.h"
 

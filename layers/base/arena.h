@@ -4,7 +4,6 @@
 //   counts may do so for another precision than this build's; its pointers are invalid addresses with a tag,
 //   from which element_at() in base/operation.h recovers the planned type.
 #pragma once
-#include <malloc.h>
 #include "device.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -63,14 +62,4 @@ Arena allocate(const char* name, Walk walk) {
     if (arena.used != measured)
         fail("%s: %zu bytes were measured, %zu placed: a defect of this program", name, measured, arena.used);
     return arena;
-}
-
-// From now on malloc keeps freed memory. Every step allocates and frees the same hundreds of megabytes (MPI's
-// reductions, and computations of CPU builds); faulting them in again page by page made a step on two ranks
-// 7 % longer. Call it after start-up, which needs much memory just once.
-inline void keep_freed_memory() {
-#if defined(__GLIBC__)
-    mallopt(M_MMAP_MAX, 0);
-    mallopt(M_TRIM_THRESHOLD, -1);
-#endif
 }

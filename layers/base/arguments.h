@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 #include "check.h"
-#include "file.h"
+#include "whole_file.h"
 
 constexpr const char* program_version = "1.0.0";  // of all programs; checkpoints record it
 
@@ -179,6 +179,7 @@ std::vector<GivenOption<Form>> read_option_file(const std::string& path, const s
         for (std::string word; words >> word;) all.push_back(word);
         if (all.empty() || other(all, where)) continue;
 
+        if (all[0].starts_with("--")) all[0].erase(0, 2);  // as on the command line
         const Form& form = find_form(forms, all[0], where);
         std::vector<std::string> values(all.begin() + 1, all.end());
         if (!values.empty() && values[0] == "=")

@@ -200,31 +200,6 @@ inline size_t largest_shared() {
     }();
     return (size_t)bytes;
 }
-
-// the time at which a stream reaches a point; must live until then
-struct TimedEvent {
-    cudaEvent_t event = nullptr;
-    TimedEvent() = default;
-    ~TimedEvent() { if (event) cudaEventDestroy(event); }
-    void record(Stream s) {
-        if (!event) check_cuda(cudaEventCreate(&event), "an event");
-        check_cuda(cudaEventRecord(event, s), "recording an event");
-    }
-
-    bool reached() const {
-        cudaError_t e = cudaEventQuery(event);
-        if (e == cudaErrorNotReady) cudaGetLastError();  // "not ready" is no error
-        else check_cuda(e, "asking for an event");
-        return e == cudaSuccess;
-    }
-
-    double since(const TimedEvent& begin) const {  // seconds
-        float ms = 0;
-        check_cuda(cudaEventElapsedTime(&ms, begin.event, event), "the time between events");
-        return ms * 1e-3;
-    }
-    TimedEvent(const TimedEvent&) = delete;
-};
 #endif
 
 // ---- in kernels ------------------------------------------------------------------------------------------
@@ -293,5 +268,19 @@ __device__ inline real warp_max(real x) {
         x = x > other ? x : other;
     }
     return x;
+}
+
+constexpr float log2_e = 1.4426950408889634f;
+
+// 2^x, on a GPU in one instruction; unlike exp2f, it flushes results below 2^-126 to 0
+__device__ inline float exp2_of(float x) {
+#if defined(__CUDACC__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+#else
+    float y = exp2f(x);
+    if (y < std::numeric_limits<float>::min()) y = 0;
+#endif
+    return y;
 }
 #endif

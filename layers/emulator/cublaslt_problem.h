@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 #include "../fast/fp8.h"
-#include "../base/host_blas.h"
+#include "../fast/host_blas.h"
 #include "streams_on_cpu.h"
 
 enum cudaDataType_t {

@@ -14,7 +14,8 @@
 #include <sstream>
 #include <string>
 #include <vector>
-#include "../base/checksum.h"
+#include "../base/timed_event.h"
+#include "../base/whole_file.h"
 #include "../base/device.h"
 #include "../base/file_writer.h"
 

@@ -12,6 +12,7 @@
 //                            the way) and two writes in fp8; for w, once a pass
 #pragma once
 #include "fp8.h"
+#include "../base/gelu.h"
 #include "../base/gemm.h"
 #include "../base/operation.h"
 

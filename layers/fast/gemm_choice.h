@@ -6,8 +6,8 @@
 #include <string>
 #include <tuple>
 #include <vector>
-#include "../base/gemm.h"
 #include "autotune.h"
+#include "cublaslt.h"
 
 #if HAS_KERNELS
 constexpr int cublas_candidates = 24;  // asked for

@@ -12,7 +12,6 @@
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
 //   ends with invalid results, so whoever uses results asks take_expired_wait() first. (A trap instead made
 //   registers spill.) In emulation a wait that cannot end is an error at once.
-//   exp2_of: 2^x in one instruction; unlike exp2f, it flushes results below 2^-126 to 0.
 #pragma once
 #include "../base/device.h"
 
@@ -101,12 +100,6 @@ __device__ inline void publish(int* turn, int value) {
 }
 
 __device__ inline float2 load_global(const float2* x) { return __ldcg(x); }
-
-__device__ inline float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 #else
 inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                         emulated::Site site = emulated::Site::current()) {
@@ -221,11 +214,6 @@ inline float2 load_global(const float2* x) {
         fail("load_global: wants a wait_until in this warpgroup or block, and a barrier behind it");
     return load_whole(x);
 }
-
-inline float exp2_of(float x) {
-    float y = exp2f(x);
-    return y < std::numeric_limits<float>::min() ? 0 : y;
-}
 #endif
 
 namespace gpu {
@@ -236,8 +224,6 @@ constexpr bool is_hopper = false;
 #else
 constexpr bool is_hopper = true;
 #endif
-
-constexpr float log2_e = 1.4426950408889634f;
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------
 // A row of HS values is padded to HS + 8: an odd number of 16-byte pieces, so that the eight rows of an 8 x 8

@@ -13,10 +13,11 @@
 //   time), use it in block.h, and add it to scripts/reference_pytorch.py, which regenerates
 //   reference_pytorch.json: ./test_gpt pytorch compares every gradient by name. If --fp8 rounds it, extend
 //   round_weights() in block.h, and keep its layer's input (Fp8Input, activations.h); if ./convert knows it,
-//   layers/convert/model.h. To add any other tensor: add a line to parameter_table(), correct the indices
-//   there (wte, wpe, blocks, lnf), and use it in stage.h, where its bucket must also be awaited and reduced;
+//   layers/convert/model.h. To add any other tensor: add a line to parameter_table(), with its index as
+//   that of wte, and use it in stage.h, where its bucket must also be awaited and reduced;
 //   the same check compares its gradient.
 #pragma once
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <string>
@@ -51,17 +52,6 @@ struct Parameter {
     }
 
     long stored() const { return product(count); }
-    // calls run(first element in the whole tensor, first element in the shard, length) per contiguous run
-    template <class Run>
-    void for_each_run(Run run) const {
-        long inner = 1, at = 0;  // inner: elements per index of the split dimension
-        size_t dim = shape.size();
-        while (dim > 0 && count[dim - 1] == shape[dim - 1]) inner *= shape[--dim];
-        long length = dim ? count[dim - 1] * inner : inner, rows = 1;
-        for (size_t i = 0; i + 1 < dim; i++) rows *= shape[i];
-        for (long row = 0; row < rows; row++, at += length)
-            run(dim ? (row * shape[dim - 1] + start[dim - 1]) * inner : 0, at, length);
-    }
 };
 
 struct Bucket { long offset, elements; int global_id; };  // global_id: index in the whole model
@@ -89,47 +79,40 @@ enum { LNF_W, LNF_B, LOGITS_W, lm_head_tensors };
 // (arXiv 2201.11990, section 3); biases 0, layer norm weights 1
 enum class Init { Zero, One, Normal, Residual };
 
+using Dims = std::vector<long>;
+
+// sizes that stand for the model's: its hidden size, heads, their size, and the MLP's width
+namespace dim {
+constexpr long C = -1, NH = -2, HS = -3, C4 = -4;
+}
+
 struct BlockRow {
     BlockTensor tensor;
     const char* name;
-    std::vector<long> (*shape)(long C, long NH, long HS);
+    std::array<long, 4> dims;  // 0: none
     int split;  // the dimension sharded over tensor-parallel ranks; -1: replicated
     Init init;
+    Dims shape(const ModelShape& s) const {
+        Dims out;
+        for (long d : dims)
+            if (d) out.push_back(d == dim::C ? s.C : d == dim::NH ? s.NH : d == dim::HS ? s.HS()
+                                 : d == dim::C4 ? 4L * s.C : d);
+        return out;
+    }
 };
-using Dims = std::vector<long>;
 constexpr BlockRow block_rows[] = {
-    {LN1_W, "ln_1.weight", [](long C, long, long) { return Dims{C}; }, -1, Init::One},
-    {LN1_B, "ln_1.bias", [](long C, long, long) { return Dims{C}; }, -1, Init::Zero},
-    {QKV_W, "attn.c_attn.weight",
-     [](long C, long NH, long HS) {
-         return Dims{NH, 3, HS, C};
-     },
-     0, Init::Normal},
-    {QKV_B, "attn.c_attn.bias",
-     [](long, long NH, long HS) {
-         return Dims{NH, 3, HS};
-     },
-     0, Init::Zero},
-    {OUT_W, "attn.c_proj.weight",
-     [](long C, long NH, long HS) {
-         return Dims{C, NH, HS};
-     },
-     1, Init::Residual},
-    {OUT_B, "attn.c_proj.bias", [](long C, long, long) { return Dims{C}; }, -1, Init::Zero},
-    {LN2_W, "ln_2.weight", [](long C, long, long) { return Dims{C}; }, -1, Init::One},
-    {LN2_B, "ln_2.bias", [](long C, long, long) { return Dims{C}; }, -1, Init::Zero},
-    {UP_W, "mlp.c_fc.weight",
-     [](long C, long, long) {
-         return Dims{4 * C, C};
-     },
-     0, Init::Normal},
-    {UP_B, "mlp.c_fc.bias", [](long C, long, long) { return Dims{4 * C}; }, 0, Init::Zero},
-    {DOWN_W, "mlp.c_proj.weight",
-     [](long C, long, long) {
-         return Dims{C, 4 * C};
-     },
-     1, Init::Residual},
-    {DOWN_B, "mlp.c_proj.bias", [](long C, long, long) { return Dims{C}; }, -1, Init::Zero},
+    {LN1_W, "ln_1.weight", {dim::C}, -1, Init::One},
+    {LN1_B, "ln_1.bias", {dim::C}, -1, Init::Zero},
+    {QKV_W, "attn.c_attn.weight", {dim::NH, 3, dim::HS, dim::C}, 0, Init::Normal},
+    {QKV_B, "attn.c_attn.bias", {dim::NH, 3, dim::HS}, 0, Init::Zero},
+    {OUT_W, "attn.c_proj.weight", {dim::C, dim::NH, dim::HS}, 1, Init::Residual},
+    {OUT_B, "attn.c_proj.bias", {dim::C}, -1, Init::Zero},
+    {LN2_W, "ln_2.weight", {dim::C}, -1, Init::One},
+    {LN2_B, "ln_2.bias", {dim::C}, -1, Init::Zero},
+    {UP_W, "mlp.c_fc.weight", {dim::C4, dim::C}, 0, Init::Normal},
+    {UP_B, "mlp.c_fc.bias", {dim::C4}, 0, Init::Zero},
+    {DOWN_W, "mlp.c_proj.weight", {dim::C, dim::C4}, 1, Init::Residual},
+    {DOWN_B, "mlp.c_proj.bias", {dim::C}, -1, Init::Zero},
 };
 constexpr bool block_rows_match() {
     for (int i = 0; i < block_tensors; i++)
@@ -149,7 +132,7 @@ struct ParameterTable {
     long count = 0;       // parameters of the whole model, vocabulary padding included
     int tensors = 0;      // in the whole model
     int bucket_ids = 0;   // buckets in the whole model
-    int wte = -1, wpe = -1, blocks = -1, lnf = -1;  // index of the first of them in `list`; -1: not here
+    int wte = -1, wpe = -1, blocks = -1, lnf = -1;  // index of the first of each in `list`; -1: not here
 
     // add_tensors() adds the tensors of one bucket
     template <class Add>
@@ -172,20 +155,15 @@ struct ParameterTable {
         if (!adding) return;
 
         bool is_matrix = init == Init::Normal || init == Init::Residual;
-        Parameter p = {name,
-                       shape,
-                       Dims(shape.size(), 0),
-                       shape,
-                       split >= 0,
-                       0,
-                       is_matrix,
-                       is_matrix ? std : 0,
-                       init == Init::One ? 1.0 : 0.0,
-                       0,
-                       0,
-                       id,
-                       false};
-
+        Parameter p = {};
+        p.name = name;
+        p.shape = p.count = shape;
+        p.start = Dims(shape.size(), 0);
+        p.split = split >= 0;
+        p.decay = is_matrix;
+        p.init_std = is_matrix ? std : 0;
+        p.constant = init == Init::One;
+        p.global_id = id;
         p.size = Parameter::product(shape) / shape[0] * rows / (split >= 0 ? layout.t : 1);
         if (split >= 0) {
             long part = (split == 0 ? rows : shape[split]) / layout.t, begin = part * layout.tensor;
@@ -220,9 +198,8 @@ inline ParameterTable parameter_table(const ModelShape& shape, Layout layout = {
     int layers = layout.chunk_layers(shape.L);
 
     Parameter wte;
-    table.wte = first || last ? 0 : -1;
-    table.wpe = first ? 1 : -1;
-    table.blocks = first ? 2 : 0;
+    auto next = [&] { return (int)table.list.size(); };
+    if (first) table.wte = next();
     table.add_bucket(true, [&] {
         table.add_tensor("wte.weight", {shape.V, C}, 0, Init::Normal, normal, shape.Vp);
         wte = table.list[0];
@@ -232,17 +209,18 @@ inline ParameterTable parameter_table(const ModelShape& shape, Layout layout = {
         table.buckets.clear();
         table.elements = 0;
     }
+    if (first) table.wpe = next();
     table.add_bucket(first, [&] { table.add_tensor("wpe.weight", {shape.T, C}, -1, Init::Normal, normal); });
 
+    table.blocks = next();
     for (int l = 0; l < shape.L; l++)
         table.add_bucket(l / layers % layout.p == layout.stage, [&] {
             for (auto& row : block_rows)
-                table.add_tensor("h." + std::to_string(l) + "." + row.name,
-                                 row.shape(C, shape.NH, shape.HS()), row.split, row.init,
-                                 row.init == Init::Residual ? residual : normal);
+                table.add_tensor("h." + std::to_string(l) + "." + row.name, row.shape(shape), row.split,
+                                 row.init, row.init == Init::Residual ? residual : normal);
         });
 
-    if (last) table.lnf = (int)table.list.size();
+    if (last) table.lnf = next();
     table.add_bucket(last, [&] {
         table.add_tensor("ln_f.weight", {C}, -1, Init::One, 0);
         table.add_tensor("ln_f.bias", {C}, -1, Init::Zero, 0);
@@ -250,7 +228,7 @@ inline ParameterTable parameter_table(const ModelShape& shape, Layout layout = {
 
     if (last && !first) {
         wte.is_copy = true;
-        table.wte = (int)table.list.size();
+        table.wte = next();
         table.add_bucket(true, [&] { table.append(wte); });
         table.buckets.back().global_id = 0;  // the same bucket as on the first stage
         table.bucket_ids--;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <list>
 #include <map>
+#include "../base/timed_event.h"
 #include "../base/gemm.h"
 #include "dry_run.h"
 

@@ -2,6 +2,7 @@
 //   began and ended, and who waited
 #pragma once
 #include <list>
+#include "../../comm/mpi/call_times.h"
 #include "../../comm/mpi/hosts.h"
 #include "span.h"
 

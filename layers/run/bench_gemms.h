@@ -10,6 +10,7 @@
 //   Then, where there is a GPU, what three of them lose beside a kernel that holds 16 SMs, as a collective
 //   does: "beside_us"; and, if cuBLASLt is told of it (SM_COUNT_TARGET), "told_us".
 #pragma once
+#include "../base/timed_event.h"
 #include "bench_kernels.h"
 
 #if HAS_KERNELS

@@ -22,7 +22,7 @@
 #include <set>
 #include "../../data/json.h"
 #include "../../data/tokenizer.h"
-#include "../base/checksum.h"
+#include "../base/whole_file.h"
 #include "../base/file_writer.h"
 #include "../model/optimizer.h"
 #include "run_state.h"

@@ -2,8 +2,9 @@
 //   Flipped bits: each rank checks itself, here and after each update (Optimizer::check_state).
 //   Slow ranks: rank 0 compares all.
 #pragma once
-#include "../model/step.h"
+#include "reports.h"
 #include "run.h"
+#include "sum_bits.cuh"
 
 // What --check-every checks within a step (replicas.h compares across ranks): parameters must not change
 // between their all-gather and the update, and computing the gradients twice must give the same bits. This

@@ -32,7 +32,7 @@ void test_options() {
                                          model_shape(p, 0); });
     for (auto& heading : help_headings) find_form(option_table, heading.option);  // fails where there is none
     std::string path = scratch_folder + "/run.conf";
-    write_file(path, "# a run\nlayers 7   # few\nhidden 64\n\ntrain x y\n");
+    write_file(path, "# a run\n--layers 7   # few\nhidden 64\n\ntrain x y\n");
     o = options_of({"--config", path, "--layers", "9"});
     check(o.layers == 9 && o.hidden == 64 && o.train.size() == 2,
           "the command line wins over the config file");

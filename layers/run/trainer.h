@@ -1,5 +1,5 @@
 // trainer.h   what training keeps from step to step, what surrounds a step's work, and what follows a step
-//   At the end of a step (train_gpt.cu) ranks exchange reports (step.h), and all act on them in the
+//   At the end of a step (train_gpt.cu) ranks exchange reports (reports.h), and all act on them in the
 //   same way: begin or advance a save, skip a spike or roll back, end the run if data cannot be read.
 #pragma once
 #include "../fast/graph.h"
@@ -332,7 +332,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
 }
 
 // --on-spike: the device has skipped the update (adamw.cuh), as loss or norm is not finite or exceeds its
-// limit. Every rank sees the same loss (step.h) and norm (all-reduced), so all decide alike
+// limit. Every rank sees the same loss (reports.h) and norm (all-reduced), so all decide alike
 inline void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     const std::string& way = run.options.on_spike;
     int most = way == "skip" ? 10 : way == "back" ? 3 : 0;

@@ -5,6 +5,7 @@
 #include <vector>
 #include "../base/rng.h"
 #include "../model/optimizer.h"
+#include "packed_state.cuh"
 
 // where values of the state are stored as real; nullptr: they are stored in another format
 inline real* kept_as_real(const Model& model, const Optimizer& optimizer, StateKind kind, long at,
@@ -60,13 +61,25 @@ inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter&
                         values.data() + (part.at - p.offset), part.n);
 }
 
+// calls run(first element in the whole tensor, first element in the shard, length) per contiguous run
+template <class Run>
+void for_each_run(const Parameter& p, Run run) {
+    long inner = 1, at = 0;  // inner: elements per index of the split dimension
+    size_t dim = p.shape.size();
+    while (dim > 0 && p.count[dim - 1] == p.shape[dim - 1]) inner *= p.shape[--dim];
+    long length = dim ? p.count[dim - 1] * inner : inner, rows = 1;
+    for (size_t i = 0; i + 1 < dim; i++) rows *= p.shape[i];
+    for (long row = 0; row < rows; row++, at += length)
+        run(dim ? (row * p.shape[dim - 1] + p.start[dim - 1]) * inner : 0, at, length);
+}
+
 // values depend only on seed, tensor name and index in the whole tensor; padded vocabulary rows stay 0
 inline void initialise_parameters(Model& model, Optimizer* optimizer, uint64_t seed) {
     for (auto& p : model.table.list) {
         std::vector<real> values(p.size, 0);
         if (p.init_std == 0) std::fill(values.begin(), values.end(), (real)p.constant);
         else
-            p.for_each_run([&](long whole, long shard, long n) {
+            for_each_run(p, [&](long whole, long shard, long n) {
                 normals(values.data() + shard, seed, purpose(p.name), (uint64_t)whole, n, p.init_std);
             });
         store_parameter(model, optimizer, p, values);

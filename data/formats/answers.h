@@ -11,8 +11,7 @@
 #include <algorithm>
 #include <string>
 #include <vector>
-#include "../layers/base/checksum.h"
-#include "../layers/base/file.h"
+#include "../../layers/base/whole_file.h"
 
 inline std::string answers_path(const std::string& tokens) {
     return (tokens.ends_with(".bin") ? tokens.substr(0, tokens.size() - 4) : tokens) + ".answers";

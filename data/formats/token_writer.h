@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <string>
 #include <vector>
-#include "../layers/base/file_writer.h"
+#include "../../layers/base/file_writer.h"
 #include "answers.h"
-#include "tokens.h"
+#include "../tokens.h"
 
 // writes our format, streaming the tokens
 struct TokenWriter {

@@ -1,0 +1,30 @@
+// process.h   what a process asks of its host: its threads sleep while they wait, and it keeps its memory
+#pragma once
+#include <malloc.h>
+#include <omp.h>
+#include <unistd.h>
+#include <cstdlib>
+#include <string>
+
+// OpenMP's threads spin while they wait: on a machine with other work, or with several ranks, they keep the
+// threads that they wait for from their processor, and a step takes many times as long.
+// Sets OMP_WAIT_POLICY=passive, unless the user has set it. OpenMP reads it before main(): so a program
+// with several threads starts itself once more. If it cannot, its threads spin, and nothing else differs
+inline void let_waiting_threads_sleep(char** argv) {
+    if (omp_get_max_threads() < 2 || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    std::string path(4096, '\0');
+    ssize_t length = readlink("/proc/self/exe", path.data(), path.size() - 1);
+    if (length <= 0 || setenv("OMP_WAIT_POLICY", "passive", 1) != 0) return;
+    path.resize((size_t)length);
+    execv(path.c_str(), argv);
+}
+
+// From now on malloc keeps freed memory. Every step allocates and frees the same hundreds of megabytes (MPI's
+// reductions, and computations of CPU builds); faulting them in again page by page made a step on two ranks
+// 7 % longer. Call it after start-up, which needs much memory just once.
+inline void keep_freed_memory() {
+#if defined(__GLIBC__)
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, -1);
+#endif
+}

@@ -1,0 +1,152 @@
+// cublaslt.h   gpu::gemm: a GEMM by cuBLASLt or, in emulation, its stand-in (cublaslt_on_cpu.h)
+//   cuBLASLt is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T.
+//   gemm_choice.h picks the fastest of its algorithms: only deterministic ones, which never round partial
+//   sums to bf16.
+#pragma once
+#include <map>
+#include <string>
+#include "../base/gemm.h"
+#include "fp8.h"
+#if defined(__CUDACC__)
+#include <cublasLt.h>
+#elif HAS_KERNELS
+#include "../emulator/cublaslt_on_cpu.h"
+#endif
+
+#if HAS_KERNELS
+namespace gpu {
+
+inline void check_cublas(cublasStatus_t status, const char* what) {
+    if (status != CUBLAS_STATUS_SUCCESS) fail("%s: %s", what, cublasLtGetStatusString(status));
+}
+
+template <class T>
+constexpr cudaDataType_t cuda_type() {
+    if (std::is_same_v<T, e4m3>) return CUDA_R_8F_E4M3;
+    if (std::is_same_v<T, e5m2>) return CUDA_R_8F_E5M2;
+    return sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+// its lowest set bit is the alignment, at most 256 bytes, of an operand in every GEMM of the batch
+template <class T>
+uint32_t alignment(const T* p, long stride) {
+    return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);
+}
+
+// a GEMM as cuBLASLt describes it: A is the caller's b, B the caller's a
+struct MatmulDescriptor {
+    cublasLtMatmulDesc_t gemm;
+    cublasLtMatrixLayout_t A, B, C;
+    uint32_t align;
+    bool fp64 = sizeof(real) == 8;
+
+    template <class Out, class Left, class Right>
+    explicit MatmulDescriptor(const Gemm<Out, Left, Right>& g) {
+        check_cublas(cublasLtMatmulDescCreate(&gemm, fp64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                              fp64 ? CUDA_R_64F : CUDA_R_32F), "cublasLtMatmulDescCreate");
+
+        set(CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+        layout(A, cuda_type<Right>(), g.transpose_b ? g.k : g.n, g.transpose_b ? g.n : g.k, g.ldb, g.batch,
+               g.stride_b);
+        layout(B, cuda_type<Left>(), g.transpose_a ? g.m : g.k, g.transpose_a ? g.k : g.m, g.lda, g.batch,
+               g.stride_a);
+        layout(C, cuda_type<Out>(), g.n, g.m, g.ldc, g.batch, g.stride_out);
+
+        uint32_t bits =
+            alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
+        bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_input, 0);
+        align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
+
+        if (g.scale_a) {
+            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.scale_b);
+            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.scale_a);
+            int8_t rough = std::is_same_v<Left, e4m3>;  // forward GEMMs may accumulate in fewer bits
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, rough);
+        }
+
+        if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
+        if (g.up || g.gelu_input) {
+            const void* aux = g.up ? g.up : g.gelu_input;
+            int64_t ld = g.n;
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
+        }
+
+        if (g.bias || g.gelu_input)
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_input ? CUBLASLT_EPILOGUE_DGELU
+                                                   : g.up ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                                          : CUBLASLT_EPILOGUE_BIAS);
+    }
+
+    MatmulDescriptor(const MatmulDescriptor&) = delete;
+    ~MatmulDescriptor() {
+        for (auto layout : {A, B, C}) cublasLtMatrixLayoutDestroy(layout);
+        cublasLtMatmulDescDestroy(gemm);
+    }
+
+private:
+    template <class T>
+    void set(cublasLtMatmulDescAttributes_t which, const T& value) {
+        check_cublas(cublasLtMatmulDescSetAttribute(gemm, which, &value, sizeof value), "a GEMM");
+    }
+
+    void layout(cublasLtMatrixLayout_t& l, cudaDataType_t type, long rows, long cols, long ld, int batch,
+                long stride) {
+        check_cublas(cublasLtMatrixLayoutCreate(&l, type, rows, cols, ld), "cublasLtMatrixLayoutCreate");
+        int64_t offset = stride;
+        check_cublas(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                                      sizeof batch), "a layout");
+        check_cublas(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset,
+                                                      sizeof offset), "a layout");
+    }
+};
+
+struct Cublas {
+    cublasLtHandle_t handle;
+    std::map<Stream, void*> workspaces;  // a GEMM has its workspace until it ends: one for each stream
+
+    static Cublas& get() {
+        static Cublas& cublas = *new Cublas;  // never destroyed: when a program ends, its device may be gone
+        return cublas;
+    }
+
+    Cublas() { check_cublas(cublasLtCreate(&handle), "cublasLtCreate"); }
+
+    void* workspace(Stream s) {
+        void*& own = workspaces[s];
+        if (!own) own = device_malloc(cublas_workspace, "cuBLASLt workspace");
+        return own;
+    }
+
+    template <class Out, class Left, class Right>
+    cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
+                            const cublasLtMatmulAlgo_t& algo, Stream s) {
+        return cublasLtMatmul(handle, d.gemm, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
+                              d.C, &algo, workspace(s), cublas_workspace, s);
+    }
+};
+
+// the fastest of its algorithms for this GEMM; in a step this looks up an answer
+template <class Out, class Left, class Right>
+const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
+// whether it has any
+template <class Out>
+bool can_compute(const Gemm<Out>&);
+
+template <class Out, class Left, class Right>
+void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
+    Gemm<Out, Left, Right> g = with_strides(given);
+    MatmulDescriptor d(g);
+    check_cublas(Cublas::get().multiply(g, d, choose_algorithm(g, d, s), s), "cublasLtMatmul");
+}
+
+// bytes that the GEMMs of a stream take besides their operands; taken when it first multiplies, or here
+inline size_t gemm_workspace() { return cublas_workspace; }
+inline void take_gemm_workspace(Stream s) { Cublas::get().workspace(s); }
+
+inline std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersion()); }
+
+}  // namespace gpu
+#endif
+#include "gemm_choice.h"

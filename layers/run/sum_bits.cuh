@@ -1,0 +1,44 @@
+// sum_bits.cuh   a checksum of values on the device, for --check-every (monitor.h)
+#pragma once
+#include "../adamw.cuh"
+
+// sum += a checksum of the bits of x (n): flipping any one bit changes it
+template <class T>
+struct SumBits {
+    unsigned long long* sum;
+    const T* x;
+    long n;
+
+    static constexpr const char* name = "sum_bits";
+    std::vector<Tensor> tensors() const { return {reads("x", x, n)}; }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+template <class T>
+inline void SumBits<T>::ref(Stream) const {
+    unsigned long long all = 0;
+    #pragma omp parallel for reduction(+ : all)
+    for (long i = 0; i < n; i++) all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
+    *sum += all;
+}
+
+#if HAS_KERNELS
+namespace gpu {
+
+template <class T>
+__global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
+    unsigned long long all = 0;
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long)gridDim.x * blockDim.x)
+        all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
+    add_over_block(sum, all);
+}
+
+}  // namespace gpu
+
+template <class T>
+inline void SumBits<T>::gpu(Stream s) const {
+    LAUNCH(gpu::sum_bits_kernel<T>, std::min(1024, ceil_div(n, gpu::adamw_block)), gpu::adamw_block, 0, s,
+           sum, x, n);
+}
+#endif
