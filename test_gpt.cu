@@ -28,6 +28,7 @@
 #include "layers/run/test_recipe.h"
 #include "layers/run/test_replicas.h"
 #include "layers/model/test_training.h"
+#include "layers/plan/test_invariants.h"
 #include "layers/plan/test_plan.h"
 #include "layers/plan/test_record.h"
 #include "layers/test_adamw.h"
@@ -73,6 +74,7 @@ const Chapter chapters[] = {
     {"tasks", test_tasks},
     {"schedule", test_schedule},
     {"plan", test_plan},
+    {"invariants", test_invariants},
     {"layouts", test_layouts},
     {"ranks", test_ranks},
     {"replicas", test_replicas},

@@ -2,6 +2,7 @@
 //   writes it down, --profile times some
 #pragma once
 #include "../run/metrics.h"
+#include "invariants.h"
 #include "plan_check.h"
 #include "profile.h"
 #include "record.h"
@@ -106,12 +107,13 @@ inline void save_record(const Run& run, const Model& model, const Record& record
     }
 }
 
-// the plan's check, and the listeners that --trace, --record and --profile ask for
+// the plan's check, that of what a step relies on, and what --trace, --record and --profile ask for
 class StepObserver {
     const Run& run;
     const StagePlan& planned;  // what this rank's steps must consist of
     PlanCheck check;
     std::optional<Plan> predicted;  // on rank 0, where the machine is known: how long they should take
+    std::optional<StepInvariants> invariants;  // in the first steps, unless computed twice
     std::optional<Trace> trace;
     std::optional<Record> record;
     std::optional<Profile> profile;
@@ -133,7 +135,11 @@ public:
 
     // collective over the world, like end_step()
     void begin_step(Model& model, int batch) {
-        listen_to(model, run.state.step + 1);
+        long every = run.options.check_every, step = run.state.step + 1;
+        long checked = first_step + (model.grid.d > 1 ? 2 : 1);  // the second awaits what the first gathers
+        if (step <= checked && !(every && step % every == 0))
+            listen(invariants.emplace(model, batch / model.grid.d / model.setup.B));
+        listen_to(model, step);
         check.open(planned.work.at(batch));
     }
 
@@ -148,6 +154,7 @@ public:
         if (as_measured) beside = &*as_measured;
         if (trace) save_trace(run, model, *trace, shape, result.seconds, beside);
         if (record) save_record(run, model, *record, shape);
+        invariants.reset();
         trace.reset();
         record.reset();
     }

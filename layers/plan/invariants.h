@@ -1,0 +1,159 @@
+// invariants.h   what the code of a step relies on, asserted in the first steps of every run
+//   what must hold                                             who sees to it             found by
+//   A gradient is set where the step first touches it, from    LayerContext.accumulate    touch_gradient
+//   then on only added to.
+//   Each micro-batch makes each gradient once (wte's: logits   block.h: table of biases;  touch_gradient,
+//   and lookups). DOWN_B's is made by the block that follows.  the loop in stage.h        complete
+//   A bucket's reduction starts when all its gradients are     begin_reduction, stage.h   complete,
+//   complete; then nothing adds to them.                                                  touch_gradient
+//   Scratch is written before it is read, in the same layer    block.h: table of scratch  use_scratch
+//   and pass of the micro-batch: nothing lives in it longer.
+//   Parameters are read when their all-gather was awaited.     await_parameter, stage.h   read_weight
+//   A buffer of messages is used when what it receives has     await_message, pipeline.h; use_buffer
+//   come, and written when it was sent.                        await_sent, stage.h
+//   Whether plan and run communicate and compute the same: plan_check.h.
+#pragma once
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+#include "../model/pipeline.h"
+
+class StepInvariants : public Listener {
+    struct Range {
+        const char* name;
+        const char* begin;
+        size_t bytes;
+        bool holds(const void* p) const { return p >= begin && p < begin + bytes; }
+    };
+
+    // where a micro-batch has got to
+    struct Where {
+        int micro_batch, layer, chunk;
+        Pass pass;
+        bool operator==(const Where&) const = default;
+    };
+
+    Model& model;
+    int micro_batches;                         // of the step
+    std::vector<std::set<int>> made;           // for each parameter, by which micro-batches
+    std::set<const void*> touched;             // gradients, in this step
+    std::set<int> reduced;                     // buckets
+    std::vector<Range> scratch;
+    std::map<const char*, Where> written;      // by scratch: where last
+
+    template <class... Values>
+    [[noreturn]] void broken(const Activity& a, const char* format, Values... values) const {
+        fail("%s, called at line %u of %s, in micro-batch %d's %s, layer %d: %s: a defect of this program",
+             a.name, (unsigned)a.where.line(), a.where.file_name(), a.place.micro_batch,
+             a.place.pass == Pass::None ? "step" : pass_names[(int)a.place.pass], a.place.layer,
+             text(format, values...).c_str());
+    }
+
+    // of the parameter to which element `at` of the flat buffers belongs
+    int parameter_at(long at) const {
+        const std::vector<Parameter>& list = model.table.list;
+        auto next = std::upper_bound(list.begin(), list.end(), at,
+                                     [](long at, const Parameter& p) { return at < p.offset; });
+        return (int)(next - list.begin()) - 1;
+    }
+
+    void touch_gradient(const Activity& a, const Tensor& t) {
+        if (t.use == Tensor::Read) return;
+        const real *p = (const real*)t.data, *apart = model.wte_gradient_from_logits;
+        bool is_gradient = p >= model.gradients && p < model.gradients + model.table.elements;
+        if (!is_gradient && (!apart || p != apart)) return;
+
+        int i = is_gradient ? parameter_at(p - model.gradients) : model.table.wte;
+        const Parameter& parameter = model.table.list[i];
+        const char* name = parameter.name.c_str();
+        bool is_first = touched.insert(t.data).second;
+        if (is_first && t.use == Tensor::Updated)
+            broken(a, "adds to %s's gradient, which nothing has set", name);
+        if (!is_first && t.use == Tensor::Written) broken(a, "sets %s's gradient again", name);
+        if (reduced.count(parameter.bucket))
+            broken(a, "adds to %s's gradient, which is being reduced", name);
+        bool is_new = made[i].insert(a.place.micro_batch).second;
+        if (!is_new && i != model.table.wte) broken(a, "makes %s's gradient twice", name);
+    }
+
+    // every gradient of this rank, or of one of its buckets
+    void complete(const Activity& a, int bucket = -1) const {
+        for (size_t i = 0; i < made.size(); i++) {
+            const Parameter& p = model.table.list[i];
+            if ((bucket < 0 || p.bucket == bucket) && (int)made[i].size() != micro_batches)
+                broken(a, "%s's gradient has come from %zu of %d micro-batches", p.name.c_str(),
+                       made[i].size(), micro_batches);
+        }
+    }
+
+    void read_weight(const Activity& a, const Tensor& t) const {
+        const floatX* p = (const floatX*)t.data;
+        if (p < model.weights || p >= model.weights + model.table.elements) return;
+        const Parameter& parameter = model.table.list[parameter_at(p - model.weights)];
+        if (model.parameters_gathered[parameter.bucket].comm_stream)
+            broken(a, "reads %s, whose all-gather was not awaited", parameter.name.c_str());
+    }
+
+    void use_scratch(const Activity& a, const Tensor& t) {
+        Where here = {a.place.micro_batch, a.place.layer, a.place.chunk, a.place.pass};
+        for (const Range& range : scratch) {
+            if (!range.holds(t.data)) continue;
+            auto last = written.find(range.begin);
+            bool is_known = last != written.end() && last->second == here;
+            if (t.use != Tensor::Written && !is_known)
+                broken(a, "reads scratch '%s', which nothing has written here", range.name);
+            if (t.use != Tensor::Read) written[range.begin] = here;
+        }
+    }
+
+    void use_buffer(const Activity& a, const Tensor& t, const Buffer& buffer, const char* name) const {
+        if (t.data != buffer.x) return;
+        if (buffer.received.comm_stream) broken(a, "uses %s, whose message was not awaited", name);
+        if (t.use != Tensor::Read && buffer.sent.comm_stream)
+            broken(a, "overwrites %s before it is sent", name);
+    }
+
+public:
+    StepInvariants(Model& model, int micro_batches)
+        : model(model), micro_batches(micro_batches), made(model.table.list.size()) {
+        const Scratch& s = model.scratch;
+        long N = model.max_rows(), C = model.shape.C, t = model.grid.t;
+        auto add = [&](const char* name, const floatX* x, long n) {
+            if (x) scratch.push_back({name, (const char*)x, n * sizeof(floatX)});
+        };
+        add("partial", s.partial, N * C);
+        if (s.reduced != s.partial) add("reduced", s.reduced, N / t * C);
+        add("all_rows", s.all_rows, N * C);
+        add("wide", s.wide, N * 4 * C / t);
+    }
+
+    void begin(const Activity& a) override {
+        if (a.kind == Activity::Section && a.place.pass == Pass::Reduce) {
+            complete(a, a.place.bucket);
+            reduced.insert(a.place.bucket);
+        }
+        if (a.kind == Activity::Section && a.place.pass == Pass::Update) complete(a);
+        bool is_call = a.kind == Activity::Communicate;
+        if (a.kind != Activity::Compute && !is_call) return;
+        if (a.place.pass != Pass::Forward && a.place.pass != Pass::Backward) return;
+
+        auto look = [&](const Tensor& t) {
+            if (!t.data) return;
+            use_scratch(a, t);
+            if (is_call) return;
+            touch_gradient(a, t);
+            read_weight(a, t);
+            for (const Buffer& each : model.inputs) use_buffer(a, t, each, "an input");
+            for (const Buffer& each : model.dx_buffers) use_buffer(a, t, each, "a gradient of activations");
+            for (const InFlight& each : model.in_flight) use_buffer(a, t, each.y, "a chunk's output");
+        };
+        // what an operation writes it may read too, but only from before
+        for (const Tensor& t : a.tensors)
+            if (t.use != Tensor::Written) look(t);
+        for (const Tensor& t : a.tensors)
+            if (t.use == Tensor::Written) look(t);
+    }
+
+    void end(const Activity&) override {}
+};

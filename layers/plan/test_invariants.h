@@ -1,0 +1,129 @@
+// test_invariants.h   invariants.h holds for a step as it is, and finds each way of breaking it
+#pragma once
+#include "../model/test_training.h"
+#include "invariants.h"
+
+// passes on what a step announces, changed: change(activity) says whether to keep it
+struct Broken : Listener {
+    Listener& to;
+    std::function<bool(Activity&)> change;
+    Broken(Listener& to, std::function<bool(Activity&)> change) : to(to), change(std::move(change)) {}
+    void begin(const Activity& a) override {
+        Activity changed = a;
+        if (change(changed)) to.begin(changed);
+    }
+    void end(const Activity&) override {}
+};
+
+void test_invariants() {
+    Options o;
+    Trial trial(o, {2, 16, 2, 8, 20, 32}, 2);
+    Model& model = trial.model;
+    std::vector<int> samples = some_samples(4, 8, 20);  // two micro-batches
+
+    // "", or what is found in a step that is announced so
+    auto found = [&](std::function<bool(Activity&)> change) -> std::string {
+        try {
+            StepInvariants invariants(model, 2);
+            Broken broken(invariants, std::move(change));
+            Listening now(broken);
+            trial.train(samples, 1e-3);
+        } catch (const Error& e) {
+            return e.what();
+        }
+        return "";
+    };
+    auto finds = [&](const char* what, const char* says, std::function<bool(Activity&)> change) {
+        std::string said = found(std::move(change));
+        check(said.find(says) != std::string::npos,
+              text("%s: wants '%s', has '%s'", what, says, said.c_str()));
+    };
+    auto is = [](const Activity& a, const char* name, int micro_batch, int layer) {
+        const Place& p = a.place;
+        return !strcmp(a.name, name) && p.pass == Pass::Backward && p.micro_batch == micro_batch &&
+            p.layer == layer;
+    };
+
+    check(found([](Activity&) { return true; }).empty(), "a step keeps what it relies on");
+    long seen = 0;
+    found([&](Activity& a) {
+        seen += a.kind == Activity::Compute;
+        return true;
+    });
+    check(seen > 60, "the step was listened to");
+
+    // DOWN_B of layer 0 is made by layer 1's first layer norm
+    finds("a bias gradient is left out",
+          "h.0.mlp.c_proj.bias's gradient has come from 1 of 2", [&](Activity& a) {
+        if (is(a, "layernorm_backward", 1, 1))
+            std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "dbias"); });
+        return true;
+    });
+    finds("the second micro-batch sets",
+          "sets h.1.attn.c_attn.weight's gradient again", [&](Activity& a) {
+        if (is(a, "linear_backward", 1, 1))
+            for (auto& t : a.tensors)
+                if (!strcmp(t.name, "dw") && t.rows == 48) t.use = Tensor::Written;
+        return true;
+    });
+    finds("the first micro-batch adds",
+          "adds to ln_f.weight's gradient, which nothing has set", [&](Activity& a) {
+        if (is(a, "layernorm_backward", 0, -1))
+            for (auto& t : a.tensors)
+                if (!strcmp(t.name, "dw")) t.use = Tensor::Updated;
+        return true;
+    });
+    finds("a gradient is made twice",
+          "makes h.0.ln_2.weight's gradient twice", [&](Activity& a) {
+        if (is(a, "layernorm_backward", 1, 0))
+            for (auto& t : a.tensors)
+                if (!strcmp(t.name, "dw")) t.data = model.gradient(model.table.blocks + LN2_W);
+        return true;
+    });
+    finds("scratch outlives its layer",
+          "reads scratch 'wide', which nothing has written here", [&](Activity& a) {
+        if (is(a, "linear_of_gelu_backward", 0, 1))
+            std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "d_up"); });
+        return true;
+    });
+
+    // what a step of one rank does not announce
+    auto finds_in = [&](const char* what, const char* says, std::initializer_list<Activity> all) {
+        std::string said;
+        try {
+            StepInvariants invariants(model, 1);
+            for (auto& a : all) invariants.begin(a);
+        } catch (const Error& e) {
+            said = e.what();
+        }
+        check(said.find(says) != std::string::npos,
+              text("%s: wants '%s', has '%s'", what, says, said.c_str()));
+    };
+    Place backward = {Pass::Backward, 0, 0, -1, 0};
+    auto operation = [&](std::vector<Tensor> tensors) {
+        return Activity{.kind = Activity::Compute, .name = "made up", .stream = nullptr, .place = backward,
+                        .tensors = std::move(tensors)};
+    };
+    const Parameter& q = model.table.block(0, QKV_W);
+    Activity reduces = {.kind = Activity::Section, .name = "reduce", .stream = nullptr,
+                        .place = {Pass::Reduce, -1, -1, q.bucket, -1}};
+    std::vector<Tensor> whole;
+    for (auto& p : model.table.list) whole.push_back(writes("dw", model.gradients + p.offset, p.size));
+    finds_in("a bucket is reduced too early", "gradient has come from 0 of 1", {reduces});
+    finds_in("a reduced bucket is added to", "which is being reduced",
+             {operation(whole), reduces, operation({updates("dw", model.gradients + q.offset, q.size)})});
+
+    comm::StreamEvent pending = {(Stream)&model, 1};
+    model.parameters_gathered[q.bucket] = pending;
+    finds_in("parameters are not awaited", "reads h.0.attn.c_attn.weight, whose all-gather",
+             {operation({reads("w", model.weights + q.offset, q.size)})});
+    model.parameters_gathered[q.bucket] = {};
+    model.inputs[0].received = pending;
+    finds_in("a message is not awaited", "uses an input",
+             {operation({reads("x", model.inputs[0].x, 16, 16)})});
+    model.inputs[0].received = {};
+    model.dx_buffers[0].sent = pending;
+    finds_in("a buffer is overwritten", "overwrites a gradient of activations before it is sent",
+             {operation({updates("dx", model.dx_buffers[0].x, 16, 16)})});
+    model.dx_buffers[0].sent = {};
+}
