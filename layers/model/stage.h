@@ -265,8 +265,8 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
 
     await_sent(model, mb.kept.y);
     if (model.is_first_chunk(mb.chunk)) {
-        // wte's bucket is gathered before wpe's, on the same stream
-        model.await_parameter(model.table.list[model.table.wpe]);
+        for (int embedding : {model.table.wte, model.table.wpe})
+            model.await_parameter(model.table.list[embedding]);
         embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
                       mb.batch, positions);
     }

@@ -44,9 +44,10 @@ class StepInvariants : public Listener {
 
     template <class... Values>
     [[noreturn]] void broken(const Activity& a, const char* format, Values... values) const {
-        fail("%s, called at line %u of %s, in micro-batch %d's %s, layer %d: %s: a defect of this program",
-             a.name, (unsigned)a.where.line(), a.where.file_name(), a.place.micro_batch,
-             a.place.pass == Pass::None ? "step" : pass_names[(int)a.place.pass], a.place.layer,
+        std::string path = a.where.file_name(), file = path.substr(path.rfind('/') + 1);
+        std::string line = a.where.line() ? text(" (%s:%u)", file.c_str(), (unsigned)a.where.line()) : "";
+        fail("%s%s in %s, micro-batch %d, layer %d: %s: a defect of this program", a.name, line.c_str(),
+             pass_names[(int)a.place.pass], a.place.micro_batch, a.place.layer,
              text(format, values...).c_str());
     }
 
