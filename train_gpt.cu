@@ -39,7 +39,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     const Options& o = run.options;
     double start = seconds(), waited = comm::waited_seconds();
 
-    // read during the last step; their tokens are in the model's other host buffer, which is now its own
+    // read during the last step, into the host buffer that it did not use: from here on this step's
     const StepSamples& samples = trainer.samples.take(model);
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
     real dloss = (real)(1 / counted);  // the step's loss is the mean over the tokens that count
@@ -103,7 +103,7 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observ
     }
 
     if (has_begun) prefetch_samples(run, trainer, run.state.samples);
-    comm::end_on_error(trainer.samples.await());
+    await_samples(trainer);
     while (run.state.step < run.last_step && !trainer.stop) {
         int batch = batch_after(o, run.state.samples);
         observer.begin_step(model, batch);

@@ -46,7 +46,7 @@ struct Schedule {
     PipelineShape shape;
     int stage;
     std::vector<Instruction> list;
-    int slots = 0, inputs = 0, dx_buffers = 0;  // how many buffers of each
+    int slots = 0, inputs = 0, dx_buffers = 0;  // how many buffers of each (allocated: run/setup.h, stage.h)
 };
 
 // a stage's schedule for each batch size of the run

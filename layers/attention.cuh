@@ -32,7 +32,7 @@ inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
 // of the layer that makes qkv: set or added to where its dy, dqkv, is made
 struct QkvBiasGradient {
     real* db = nullptr;  // (3 * NH * HS); nullptr: not wanted
-    real* sums = nullptr;  // column_sum_scratch(3 * NH * HS) values
+    real* column_scratch = nullptr;  // column_sum_scratch(3 * NH * HS) values
     bool accumulate = false;
     Tensor tensor(const AttentionShape& a) const { return sums_to("db", db, accumulate, a.row()); }
 };
@@ -173,7 +173,8 @@ inline void AttentionBackward::ref(Stream s) const {
                                    .ldc = a.row()}, s);
             }
         }
-    if (bias.db) ref::column_sum(bias.db, dqkv, bias.sums, (int)a.rows(), (int)a.row(), bias.accumulate, s);
+    if (bias.db)
+        ref::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
 
 #if HAS_KERNELS
@@ -260,6 +261,7 @@ inline void AttentionBackward::gpu(Stream s) const {
                            .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH,
                            .stride_a = square, .stride_b = head, .stride_out = head}, s);
     }
-    if (bias.db) gpu::column_sum(bias.db, dqkv, bias.sums, (int)a.rows(), (int)a.row(), bias.accumulate, s);
+    if (bias.db)
+        gpu::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
 #endif

@@ -59,7 +59,7 @@ struct LayerNormBackward {
     NormGradients gradients;
     const floatX *dy, *x, *w;
     NormStats stats;
-    real* scratch;
+    real* column_scratch;
     int N, C;
     bool accumulate;
 
@@ -151,7 +151,7 @@ inline void LayerNormBackward::ref(Stream s) const {
             gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
         }
     }
-    if (gradients.added_bias) ref::column_sum(gradients.added_bias, dx, scratch, N, C, accumulate, s);
+    if (gradients.added_bias) ref::column_sum(gradients.added_bias, dx, column_scratch, N, C, accumulate, s);
 }
 
 #if HAS_KERNELS
@@ -374,7 +374,7 @@ inline void LayerNormForward::gpu(Stream s) const {
 
 inline void LayerNormBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = scratch + (long)most_row_sums * most_row_groups(C) * C;
+    real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
     if (!gpu::row_warps(C) || !groups) {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);
@@ -391,15 +391,15 @@ inline void LayerNormBackward::gpu(Stream s) const {
         if constexpr (W < 16)
             if (fused) {
                 LAUNCH((gpu::layernorm_backward_rows_kernel<W, V, true>), groups / (block / (W * 32)), block,
-                       0, s, dx, scratch, dy, x, w, stats, N, C);
+                       0, s, dx, column_scratch, dy, x, w, stats, N, C);
                 return;
             }
         LAUNCH((gpu::layernorm_backward_rows_kernel<W, V, false>), groups / (block / (W * 32)), block, 0, s,
-               dx, scratch, dy, x, w, stats, N, C);
+               dx, column_scratch, dy, x, w, stats, N, C);
     });
 
     gpu::ColumnSums all = {{gradients.w, gradients.b, gradients.added_bias}};
-    gpu::column_sums(all, fused ? 3 : 2, scratch, sums, groups, C, accumulate, s);
+    gpu::column_sums(all, fused ? 3 : 2, column_scratch, sums, groups, C, accumulate, s);
     if (gradients.added_bias && !fused)
         gpu::column_sum(gradients.added_bias, dx, sums, N, C, accumulate, s);
 }

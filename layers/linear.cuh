@@ -5,8 +5,8 @@
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
 //             (see the table in model/block.h): behind GELU here, with its dx, which replaces dy in place.
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
-//   fast/gemm_choice.h. With --fp8 the GEMMs are those of fp8_linear.cuh: skip `fp8`, `kept` and `rounds` at
-//   first
+//   fast/gemm_choice.h. With --fp8 the GEMMs are those of fp8_linear.cuh: skip
+//   all fields from `fp8` on at first
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -21,7 +21,7 @@ struct LinearForward {
     const floatX *x, *w, *b;
     int N, C, OC;
     Fp8Scratch fp8 = {};  // only with --fp8
-    Fp8Input kept = {};       // --fp8: set, for backward, unless …
+    Fp8Input x8 = {};         // --fp8: set, for backward, unless …
     bool is_rounded = false;  // … that was done where x was made: then x is not read
 
     static constexpr const char* name = "linear_forward";
@@ -30,7 +30,7 @@ struct LinearForward {
         return {reads("x", rounded ? nullptr : x, N, C),
                 reads("x in 8 bits", rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
                 reads("b", b, OC), writes("y", y, N, OC),
-                writes("x in 8 bits", rounds ? kept.transposed : nullptr, C, N)};
+                writes("x in 8 bits", rounds ? x8.transposed : nullptr, C, N)};
     }
     std::vector<Work> works() const {
         return {is_rounded ? Work{} : rounding_work(fp8, (double)N * C),
@@ -41,21 +41,21 @@ struct LinearForward {
     void gpu(Stream) const;
 };
 
-// y = gelu(up), up = x w^T + b; with --fp8 y is made in 8 bits only: it is y_kept
+// y = gelu(up), up = x w^T + b; with --fp8 y is made in 8 bits only: it is y8
 struct LinearGeluForward {
     floatX *y, *up;
     const floatX *x, *w, *b;
     int N, C, OC;
     Fp8Scratch fp8 = {};
-    Fp8Input kept = {}, y_kept = {};  // --fp8: set, for backward
+    Fp8Input x8 = {}, y8 = {};  // --fp8: set, for backward
 
     static constexpr const char* name = "linear_gelu_forward";
     std::vector<Tensor> tensors() const {
         bool rounds = fp8.is_used();
         return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
                 writes("y", rounds ? nullptr : y, N, OC),
-                writes("x in 8 bits", rounds ? kept.transposed : nullptr, C, N),
-                writes("y in 8 bits", rounds ? y_kept.transposed : nullptr, OC, N)};
+                writes("x in 8 bits", rounds ? x8.transposed : nullptr, C, N),
+                writes("y in 8 bits", rounds ? y8.transposed : nullptr, OC, N)};
     }
     std::vector<Work> works() const {
         bool rounds = fp8.is_used();
@@ -75,13 +75,13 @@ struct LinearBackward {
     int N, C, OC;
     bool accumulate;
     Fp8Scratch fp8 = {};
-    Fp8Input kept = {};                  // --fp8: of x, from forward
+    Fp8Input x8 = {};                    // --fp8: of x, from forward
     const Fp8Scale* dy_scale = nullptr;  // --fp8: where whoever made dy has set it
 
     static constexpr const char* name = "linear_backward";
     std::vector<Tensor> tensors() const {
         return {reads("dy", dy, N, OC), reads("x", fp8.is_used() ? nullptr : x, N, C),
-                reads("x in 8 bits", kept.transposed, C, N), reads("w", w, OC, C),
+                reads("x in 8 bits", x8.transposed, C, N), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
     }
     std::vector<Work> works() const {
@@ -100,11 +100,11 @@ struct LinearOfGeluBackward {
     floatX* d_up;
     real *dw, *db;
     const floatX *dy, *x, *up, *w;
-    real* sums;  // scratch: column_sum_scratch(C)
+    real* column_scratch;  // column_sum_scratch(C)
     int N, C, OC;
     bool accumulate;
     Fp8Scratch fp8 = {};
-    Fp8Input kept = {};  // --fp8: of x, from forward. Sets the scale of d_up as well
+    Fp8Input x8 = {};  // --fp8: of x, from forward. Sets the scale of d_up as well
 
     LinearBackward of_weight() const {
         return {.dx = nullptr, .dw = dw, .dy = dy, .x = x, .w = w, .N = N, .C = C, .OC = OC,
@@ -114,7 +114,7 @@ struct LinearOfGeluBackward {
     static constexpr const char* name = "linear_of_gelu_backward";
     std::vector<Tensor> tensors() const {
         return {reads("dy", dy, N, OC), reads("x", fp8.is_used() ? nullptr : x, N, C),
-                reads("x in 8 bits", kept.transposed, C, N), reads("up", up, N, C), reads("w", w, OC, C),
+                reads("x in 8 bits", x8.transposed, C, N), reads("up", up, N, C), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, C),
                 writes("d_up", d_up, N, C)};
     }
@@ -201,7 +201,7 @@ inline void LinearBackward::ref(Stream s) const {
 inline void LinearOfGeluBackward::ref(Stream s) const {
     of_weight().ref(s);
     ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
-    ref::gelu_backward(d_up, db, up, sums, N, C, accumulate, {}, s);
+    ref::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, {}, s);
 }
 
 inline void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
@@ -255,7 +255,7 @@ inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int
     LAUNCH(gelu_backward_kernel, blocks, dim3(column_lanes, column_rows), 0, s, dy, sums, wanted.parts, x, N,
            C);
     column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
-    fp8_finish_scale(wanted, (int)(blocks.x * blocks.y), s);
+    if (wanted.scale) fp8_finish_scale(wanted, (int)(blocks.x * blocks.y), s);
 }
 
 // ---- GEMMs with bias or GELU ------------------------------------------------------------------------------
@@ -286,13 +286,13 @@ inline void LinearGeluForward::gpu(Stream s) const {
     fused_gemm.out = y;
     fused_gemm.bias = b;
     fused_gemm.up = up;
-    auto run = [&](bool fused) {
+    auto compute_so = [&](bool fused) {
         if (fused) return gpu::gemm(fused_gemm, s);
         gpu::gemm_with_bias(unfused, b, s);
         gpu::gelu_forward(y, up, (long)N * OC, s);
     };
-    bool fused = gpu::fuses("GELU", fused_gemm, N, C, OC, s, run);
-    run(fused);
+    bool fused = gpu::fuses("GELU", fused_gemm, N, C, OC, s, compute_so);
+    compute_so(fused);
 }
 
 inline void LinearBackward::gpu(Stream s) const {
@@ -304,13 +304,13 @@ inline void LinearOfGeluBackward::gpu(Stream s) const {
     of_weight().gpu(s);
     Gemm<floatX> unfused = input_gemm(d_up, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_input = up;
-    auto run = [&](bool fused) {
+    auto compute_so = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
-        if (fused) gpu::column_sum(db, d_up, sums, N, C, accumulate, s);
-        else gpu::gelu_backward(d_up, db, up, sums, N, C, accumulate, {}, s);
+        if (fused) gpu::column_sum(db, d_up, column_scratch, N, C, accumulate, s);
+        else gpu::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, {}, s);
     };
-    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, N, C, OC, s, run);
-    run(fused);
+    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, N, C, OC, s, compute_so);
+    compute_so(fused);
 }
 
 inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
@@ -321,28 +321,28 @@ inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N *
 inline void LinearForward::execute(Stream s) const {
     if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
-    if (!is_rounded) ::fp8::round_input(x, kept, fp8, N, C, s);
-    ::fp8::matmul_forward(y, w, b, kept, fp8, N, C, OC, s);
+    if (!is_rounded) ::fp8::round_input(x, x8, fp8, N, C, s);
+    ::fp8::matmul_forward(y, w, b, x8, fp8, N, C, OC, s);
 }
 
 inline void LinearGeluForward::execute(Stream s) const {
     if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 2L * N * C * OC;
-    ::fp8::round_input(x, kept, fp8, N, C, s);
-    ::fp8::matmul_forward(up, w, b, kept, fp8, N, C, OC, s);
-    ::fp8::round_input<true>(up, y_kept, fp8, N, OC, s);  // GELU of up
+    ::fp8::round_input(x, x8, fp8, N, C, s);
+    ::fp8::matmul_forward(up, w, b, x8, fp8, N, C, OC, s);
+    ::fp8::round_input<true>(up, y8, fp8, N, OC, s);  // GELU of up
 }
 
 inline void LinearBackward::execute(Stream s) const {
     if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
-    ::fp8::matmul_backward(dx, dw, dy, dy_scale, kept, w, fp8, N, C, OC, accumulate, s);
+    ::fp8::matmul_backward(dx, dw, dy, dy_scale, x8, w, fp8, N, C, OC, accumulate, s);
 }
 
 inline void LinearOfGeluBackward::execute(Stream s) const {
     if (!fp8.is_used()) return compute(*this, s);
     linear_flops += 4L * N * C * OC;
-    ::fp8::matmul_backward(d_up, dw, dy, nullptr, kept, w, fp8, N, C, OC, accumulate, s);
-    dev::gelu_backward(d_up, db, up, sums, N, C, accumulate,
+    ::fp8::matmul_backward(d_up, dw, dy, nullptr, x8, w, fp8, N, C, OC, accumulate, s);
+    dev::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate,
                        {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
 }

@@ -47,7 +47,7 @@ struct ResidualForward {
 struct ResidualBiasBackward {
     real* dbias;
     const floatX* dx;
-    real* scratch;
+    real* column_scratch;
     int N, C;
     bool accumulate;
 
@@ -91,7 +91,7 @@ inline void ResidualForward::ref(Stream) const {
 }
 
 inline void ResidualBiasBackward::ref(Stream s) const {
-    ref::column_sum(dbias, dx, scratch, N, C, accumulate, s);
+    ref::column_sum(dbias, dx, column_scratch, N, C, accumulate, s);
 }
 
 #if HAS_KERNELS
@@ -316,14 +316,14 @@ inline void ResidualForward::gpu(Stream s) const {
 // adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
 inline void ResidualBiasBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = scratch + (long)most_row_sums * most_row_groups(C) * C;
+    real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
     if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
         constexpr int block = gpu::row_block(W);
         LAUNCH((gpu::residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s,
-               scratch, dx, N, C);
+               column_scratch, dx, N, C);
     });
-    gpu::column_sum(dbias, scratch, sums, groups, C, accumulate, s);
+    gpu::column_sum(dbias, column_scratch, sums, groups, C, accumulate, s);
 }
 #endif

@@ -3,7 +3,7 @@
 //   FAULT_RANK      the rank that it happens to (by OMPI_COMM_WORLD_RANK; without mpirun 0)
 //   FAULT_PATH      only files whose path contains this
 //   FSYNC_SECONDS   an fsync takes so long
-//   PREAD_SECONDS   a pread takes so long
+//   PREAD_SECONDS   a pread takes so long; with PREAD_FILE while that file is there
 //   PREAD_FAILS     every pread fails with EIO
 //   PWRITE_FAILS    so many calls of pwrite fail with EIO
 //   MEMORY_LOG      where a rank's large pieces of memory lie: PATH.RANK gets a line `address bytes` for each
@@ -44,7 +44,9 @@ int fsync(int fd) {
 }
 ssize_t pread(int fd, void* to, size_t n, off_t at) {
     ssize_t (*real)(int, void*, size_t, off_t) = (ssize_t(*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread");
-    if (getenv("PREAD_SECONDS") && is_chosen_file(fd)) pause_for("PREAD_SECONDS");
+    const char* while_there = getenv("PREAD_FILE");
+    int is_slow = getenv("PREAD_SECONDS") && (!while_there || !access(while_there, F_OK));
+    if (is_slow && is_chosen_file(fd)) pause_for("PREAD_SECONDS");
     if (getenv("PREAD_FAILS") && is_chosen_file(fd)) {
         errno = EIO;
         return -1;

@@ -48,6 +48,18 @@ def slow_disk():
     check(r.returncode == 0 and "resumed" in r.stdout, f"slow reads: {r.returncode} {r.stderr[-600:]}")
     check(re.search(r"slow: rank 1 still reading", r.stderr), f"who is slow in reading: {r.stderr[-600:]}")
 
+    # a step's samples come three timeouts late
+    slowly, written = WORK / "slow-reads", WORK / "slow-reads.jsonl"
+    words = command("--steps", 400, "--metrics", written, "--comm-timeout", 4, ranks=2)
+    process = start(words, shimmed(FAULT_RANK=1, PREAD_SECONDS=6, PREAD_FILE=slowly, FAULT_PATH=DATA.name))
+    check(until(lambda: steps_written(written) > 3), "a run whose samples will come late")
+    slowly.touch()
+    time.sleep(12)
+    slowly.unlink()
+    said = end(process)
+    check(process.returncode == 0 and steps_written(written) == 400, f"late samples: {said[-600:]}")
+    check("slow: rank 1 still reading samples after 5 s" in said, f"who reads slowly: {said[-600:]}")
+
 
 def full_disk():
     """ENOSPC and EIO: training goes on, saves are tried again, nothing half written remains."""

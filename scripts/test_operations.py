@@ -205,7 +205,7 @@ def check_profile(work):
 TOY_CALL = (
     "    run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,"
     " .OC = 3 * C / t,\n"
-    "                      .fp8 = ctx.scratch.fp8, .kept = a.qkv_in}, s);"
+    "                      .fp8 = ctx.scratch.fp8, .x8 = a.qkv_in}, s);"
 )
 TOY_LAYER = (
     '    comm::all_reduce(ctx.tp.group, ctx.scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'

@@ -76,24 +76,24 @@ void backward_of(bool hopper, X* dqkv, const FlashScratch& scratch, const X* dou
     else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
     if (!bias.db) return;
     int row = (int)a.row(), parts = a.B * ceil_div(a.T, 128);
-    if (hopper) column_sum(bias.db, scratch.bias, bias.sums, parts, row, bias.accumulate, s);
-    else column_sum(bias.db, dqkv, bias.sums, (int)a.rows(), row, bias.accumulate, s);
+    if (hopper) column_sum(bias.db, scratch.bias, bias.column_scratch, parts, row, bias.accumulate, s);
+    else column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), row, bias.accumulate, s);
 }
 
 template <class X>
 void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    auto run = [&](bool hopper) { forward_of(hopper, o, lse, qkv, a, s); };
-    bool hopper = takes_hopper("forward", a, s, run);
-    run(hopper);
+    auto compute_so = [&](bool hopper) { forward_of(hopper, o, lse, qkv, a, s); };
+    bool hopper = takes_hopper("forward", a, s, compute_so);
+    compute_so(hopper);
 }
 
 template <class X>
 void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
                               const real* lse, const X* qkv, AttentionShape a, QkvBiasGradient bias,
                               Stream s) {
-    auto run = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, bias, s); };
-    bool hopper = takes_hopper("backward", a, s, run);
-    run(hopper);
+    auto compute_so = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, bias, s); };
+    bool hopper = takes_hopper("backward", a, s, compute_so);
+    compute_so(hopper);
 }
 
 }  // namespace gpu

@@ -1,7 +1,7 @@
 // fp8_linear.cuh   the GEMMs of linear.cuh in fp8, for --fp8 (Micikevicius et al., 2022)
 //   x and w are rounded to e4m3, dy to e5m2. Each tensor is scaled by the largest power of two that keeps its
 //   largest value within the format's range ("current scaling": nothing is kept from step to step). Sums are
-//   fp32, in forward with FAST_ACCUM's fewer bits (base/gemm.h); y, dx are floatX; dw, db real. All sizes are
+//   fp32, in forward with FAST_ACCUM's fewer bits (cublaslt.h); y, dx are floatX; dw, db real. All sizes are
 //   multiples of 16. An fp8 GEMM wants the summed dimension last in both operands, so backward uses
 //   transposed copies.
 //   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); of x its
@@ -160,7 +160,6 @@ __global__ void fp8_scale_kernel(Fp8Scale* scale, const float* parts, int count,
 
 // from the largest values of `count` parts, if the scale is wanted
 inline void fp8_finish_scale(const WantedScale& wanted, int count, Stream s) {
-    if (!wanted.scale) return;
     LAUNCH(fp8_scale_kernel, 1, 256, 0, s, wanted.scale, wanted.parts, count, wanted.format_largest);
 }
 

@@ -45,7 +45,7 @@ struct Setup {
     bool fp8 = false;             // the blocks' linear layers use FP8 GEMMs
     bool bf16_moments = false;    // AdamW's moments are bf16; otherwise real
     bool master_weights = true;   // false: the bf16 parameters are the only copy of the weights
-    bool accumulates = false;     // gradient accumulation: several micro-batches per step
+    bool several_micro_batches = false;  // some step has more than one: gradients are accumulated
     bool loss_in_backward = false;  // forward keeps no logits: backward computes logits and loss itself
     int micro_batches = 1;        // most in a step or a round of evaluation; each has its tokens and losses
     int loss_rows = 0;            // rows of logits held at once; 0: all
@@ -197,7 +197,7 @@ struct Scratch {
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
-    real* sums = nullptr;               // for column sums, and LayerNormBackward
+    real* columns = nullptr;            // for column sums, and LayerNormBackward
     Fp8Scratch fp8 = {};                // only with --fp8
 
     void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
@@ -225,7 +225,7 @@ struct Scratch {
         } else {
             scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
         }
-        sums = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
+        columns = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
     }
 };
 

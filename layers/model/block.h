@@ -26,7 +26,7 @@ inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const
                          .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C}, ctx.stream);
 }
 
-// --fp8: in a pass's first micro-batch (layers_forward, stage.h), rounds the weight matrices to the 8-bit
+// --fp8: in a pass's first micro-batch (forward, stage.h), rounds the weight matrices to the 8-bit
 // copies that the GEMMs read
 inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     const Fp8Scratch& fp8 = ctx.scratch.fp8;
@@ -47,7 +47,7 @@ inline void attention_forward(const BlockActivations& a, const floatX* const* w,
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t,
-                      .fp8 = ctx.scratch.fp8, .kept = a.qkv_in}, s);
+                      .fp8 = ctx.scratch.fp8, .x8 = a.qkv_in}, s);
 
     // 3. attention, head by head
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -66,7 +66,7 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
 
     // 4. output projection, added to the residual stream, and 5. layer norm
     run(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N, .C = C_r, .OC = C,
-                      .fp8 = fp8, .kept = a.out_in}, s);
+                      .fp8 = fp8, .x8 = a.out_in}, s);
     const floatX* branch =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
     run(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x, .f = branch,
@@ -75,12 +75,12 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
     // 6. up to this rank's share of 4C, and 7. GELU
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
     run(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N, .C = C,
-                          .OC = 4 * C_r, .fp8 = fp8, .kept = a.up_in, .y_kept = a.down_in}, s);
+                          .OC = 4 * C_r, .fp8 = fp8, .x8 = a.up_in, .y8 = a.down_in}, s);
     if (!wants_output) return nullptr;
 
     // 8. down to C
     run(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N, .C = 4 * C_r,
-                      .OC = C, .fp8 = fp8, .kept = a.down_in, .is_rounded = true}, s);
+                      .OC = C, .fp8 = fp8, .x8 = a.down_in, .is_rounded = true}, s);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
@@ -106,7 +106,7 @@ inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floa
 
 // x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
 // backward then reads what forward has left in 8 bits (a.up_in, a.qkv_in)
-inline const floatX* input_rows(const LayerContext& ctx, const floatX* x, int N, const char* label) {
+inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, int N, const char* label) {
     if (ctx.scratch.fp8.is_used()) return nullptr;
     return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
 }
@@ -139,32 +139,34 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
     if (recomputes) run(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
     run(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
-                             .up = a.up, .w = w[DOWN_W], .sums = scratch.sums, .N = N, .C = 4 * C_r, .OC = C,
-                             .accumulate = ctx.accumulate, .fp8 = fp8, .kept = a.down_in}, s);
+                             .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
+                             .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate, .fp8 = fp8,
+                             .x8 = a.down_in}, s);
 
     // 6.
     if (recomputes)
         run(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
                              .N = N_r, .C = C}, s);
     run(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
-                       .x = input_rows(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W], .N = N, .C = C,
-                       .OC = 4 * C_r, .accumulate = ctx.accumulate, .fp8 = fp8, .kept = a.up_in,
+                       .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W], .N = N, .C = C,
+                       .OC = 4 * C_r, .accumulate = ctx.accumulate, .fp8 = fp8, .x8 = a.up_in,
                        .dy_scale = fp8.d_up_scale}, s);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
     run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN2_W], .b = g[LN2_B], .added_bias = g[OUT_B]},
                           .dy = d_ln, .x = a.mid, .w = w[LN2_W], .stats = a.ln2_stats,
-                          .scratch = scratch.sums, .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
+                          .column_scratch = scratch.columns, .N = N_r, .C = C,
+                          .accumulate = ctx.accumulate}, s);
 
     // 4.
     rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
     run(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N, .C = C_r,
-                       .OC = C, .accumulate = ctx.accumulate, .fp8 = fp8, .kept = a.out_in}, s);
+                       .OC = C, .accumulate = ctx.accumulate, .fp8 = fp8, .x8 = a.out_in}, s);
 
     // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
-    QkvBiasGradient bias = {.db = g[QKV_B], .sums = scratch.sums, .accumulate = ctx.accumulate};
+    QkvBiasGradient bias = {g[QKV_B], scratch.columns, ctx.accumulate};
     if (a.lse)
         run(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
                           .qkv = a.qkv, .a = heads, .bias = bias}, s);
@@ -175,12 +177,13 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
     // 2.
     if (recomputes) ln1_forward(a, w, ctx, batch);
     run(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
-                       .x = input_rows(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W], .N = N, .C = C,
-                       .OC = 3 * C_r, .accumulate = ctx.accumulate, .fp8 = fp8, .kept = a.qkv_in}, s);
+                       .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W], .N = N,
+                       .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate, .fp8 = fp8, .x8 = a.qkv_in}, s);
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to dx
     run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN1_W], .b = g[LN1_B], .added_bias = added_bias},
-                          .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats, .scratch = scratch.sums,
-                          .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
+                          .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats,
+                          .column_scratch = scratch.columns, .N = N_r, .C = C,
+                          .accumulate = ctx.accumulate}, s);
 }

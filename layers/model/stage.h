@@ -6,8 +6,8 @@
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
 //   The reduction of a bucket's gradients over data-parallel ranks starts as soon as the last micro-batch has
-//   added to them; forward waits for a bucket's new parameters just before it first reads them, as does a
-//   backward that computes the loss itself.
+//   added to them; forward waits for a bucket's new parameters just before it first reads them, or backward,
+//   if it computes the loss itself.
 //   To add a layer to the model: write layers/NAME.cuh (its operations, each with ref and gpu), call it here
 //   or in block.h, and add its tensors to params.h and activations.h. .github/CONTRIBUTING.md says which
 //   check fails if a place is forgotten.
@@ -28,10 +28,10 @@ struct Model {
     floatX* weights = nullptr;
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices
-    // Receives the part of wte's gradient that comes from the logits. One stage and several micro-batches: a
-    // separate buffer, added to wte's gradient after the last micro-batch, so that terms are summed in the
-    // same order as in a pipeline. One micro-batch, or the last of several stages: wte's gradient itself.
-    // Other stages: nullptr
+    // Receives the part of wte's gradient that comes from the logits, set by the first micro-batch. One stage
+    // and steps of several micro-batches: a separate buffer, added to wte's gradient, which is cleared, after
+    // the last micro-batch, so that terms are summed in the same order as in a pipeline. Only steps of one
+    // micro-batch, or the last of several stages: wte's gradient itself. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
 
     std::vector<InFlight> in_flight;
@@ -80,7 +80,7 @@ struct Model {
     // ints of a micro-batch's tokens: tokens and targets (N each) and, sorted, rows (N) and starts (N + 1)
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
 
-    bool sums_wte_apart() const { return grid.p == 1 && setup.accumulates; }
+    bool sums_wte_apart() const { return grid.p == 1 && setup.several_micro_batches; }
     LayerContext context(bool accumulate = false) const { return {shape, tp, scratch, stream, accumulate}; }
 
     // layer: counted over all chunks of this rank
@@ -352,8 +352,9 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
         run(ResidualBiasBackward{.dbias = gradients(n - 1)[DOWN_B], .dx = dx,
-                                 .scratch = ctx.scratch.sums, .N = ctx.tp.rows(mb.batch.rows()),
-                                 .C = model.shape.C, .accumulate = ctx.accumulate}, model.stream);
+                                 .column_scratch = ctx.scratch.columns,
+                                 .N = ctx.tp.rows(mb.batch.rows()), .C = model.shape.C,
+                                 .accumulate = ctx.accumulate}, model.stream);
     } else {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
@@ -384,7 +385,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // dwte: the lookups' gradients; the logits' are added after the last micro-batch if they are summed apart
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
-    if (mb.index == 0 && dwte != from_logits) clear_values("dwte", dwte, size, model.stream);
+    bool logits_set_it = dwte == from_logits;
+    if (mb.index == 0 && !logits_set_it) clear_values("dwte", dwte, size, model.stream);
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
                    mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())

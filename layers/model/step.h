@@ -6,6 +6,7 @@
 //   is sample (i d + data) B + b of the step.
 #pragma once
 #include <algorithm>
+#include <chrono>
 #include <future>
 #include <numeric>
 #include "../../data/loader.h"
@@ -50,28 +51,31 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
 
 // reads one step ahead, in a background thread
 class SampleReader {
-    std::future<StepSamples> next;
     StepSamples upcoming, samples;
 
 public:
+    std::future<void> reading;  // of `upcoming`
+
     void begin(Blend& blend, const Model& model, uint64_t first, int batch) {
-        if (next.valid()) next.wait();  // the blend is read by one thread at a time
+        if (reading.valid()) reading.wait();  // the blend is read by one thread at a time
+        upcoming = {};
         int other = 1 - model.token_buffer;
-        next = std::async(std::launch::async, [&blend, &model, other, first, batch] {
-            return read_samples(blend, model, other, first, batch);
+        reading = std::async(std::launch::async, [this, &blend, &model, other, first, batch] {
+            upcoming = read_samples(blend, model, other, first, batch);
         });
     }
 
-    // waits for the read that was begun; returns "" or the error
-    std::string await() {
-        if (!next.valid()) return "";
+    // waits at most `seconds` for the read that was begun; false: it is not done yet
+    bool await(double seconds, std::string& error) {
+        if (!reading.valid()) return true;
+        auto patience = std::chrono::duration<double>(seconds);
+        if (reading.wait_for(patience) != std::future_status::ready) return false;
         try {
-            upcoming = next.get();
+            reading.get();
         } catch (const std::exception& e) {
-            upcoming = {};
-            return e.what();
+            error = e.what();
         }
-        return "";
+        return true;
     }
 
     // the samples of the next step, valid until the next call; their tokens are then the model's
@@ -83,7 +87,7 @@ public:
     }
 
     ~SampleReader() {
-        if (next.valid()) next.wait();
+        if (reading.valid()) reading.wait();
     }
 };
 

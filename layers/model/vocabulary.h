@@ -90,6 +90,7 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     const int* targets = mb.kept.targets + first;
     bool want_gradient = dloss != 0;
 
+    // largest and sums: for several ranks, and where a row does not fit in shared memory
     CrossEntropy loss = {.losses = losses, .is_greedy = is_greedy, .logits = a.logits, .largest = a.largest,
                          .sums = a.sums, .targets = targets, .dloss = dloss, .want_gradient = want_gradient,
                          .N = n, .v = v};
@@ -141,6 +142,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     clear_values("dx", dx, (long)N_r * C, s);  // LayerNormBackward adds to it
     run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LNF_W], .b = g[LNF_B], .added_bias = added_bias},
-                          .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats, .scratch = scratch.sums,
-                          .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
+                          .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats,
+                          .column_scratch = scratch.columns, .N = N_r, .C = C,
+                          .accumulate = ctx.accumulate}, s);
 }

@@ -1,4 +1,5 @@
 // invariants.h   what the code of a step relies on, asserted in the first steps of every run
+//   (not in steps that --check-every computes twice)
 //   what must hold                                             who sees to it             found by
 //   A gradient is set where the step first touches it, from    LayerContext.accumulate    touch_gradient
 //   then on only added to.
@@ -7,7 +8,8 @@
 //   A bucket's reduction starts when all its gradients are     begin_reduction, stage.h   complete,
 //   complete; then nothing adds to them.                                                  touch_gradient
 //   Scratch is written before it is read, in the same layer    block.h: table of scratch  use_scratch
-//   and pass of the micro-batch: nothing lives in it longer.
+//   and pass of the micro-batch, and in a block it is read
+//   once: nothing lives in it longer.
 //   Parameters are read when their all-gather was awaited.     await_parameter, stage.h   read_weight
 //   A buffer of messages is used when what it receives has     await_message, pipeline.h; use_buffer
 //   come, and written when it was sent.                        await_sent, stage.h
@@ -40,7 +42,7 @@ class StepInvariants : public Listener {
     std::set<const void*> touched;             // gradients, in this step
     std::set<int> reduced;                     // buckets
     std::vector<Range> scratch;
-    std::map<const char*, Where> written;      // by scratch: where last
+    std::map<const char*, Where> written;      // by scratch: where last, until a block reads it
 
     template <class... Values>
     [[noreturn]] void broken(const Activity& a, const char* format, Values... values) const {
@@ -103,8 +105,9 @@ class StepInvariants : public Listener {
             auto last = written.find(range.begin);
             bool is_known = last != written.end() && last->second == here;
             if (t.use != Tensor::Written && !is_known)
-                broken(a, "reads scratch '%s', which nothing has written here", range.name);
+                broken(a, "reads scratch '%s', which nothing has written for it", range.name);
             if (t.use != Tensor::Read) written[range.begin] = here;
+            else if (here.layer >= 0) written.erase(last);
         }
     }
 

@@ -11,6 +11,7 @@
 struct RankReport {
     bool stops = false;        // it has received a signal
     bool lacks_data = false;   // the next step's samples cannot be read
+    bool still_reads = false;  // … or are not read yet: all ranks wait for that (await_slow_samples)
     bool wants_save = false;   // a save is due; only rank 0's answer counts, as clocks differ
     bool is_corrupt = false;   // bits have flipped in its memory, or a step computed twice differs
     int save_status = 0;       // see save.h
@@ -41,8 +42,9 @@ inline StepReports gather_reports(Model& model, int micro_batches, const std::ve
         std::vector<double> losses = sequence_losses(model, micro_batches);
         for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
     }
-    std::vector<int64_t> numbers = {mine.stops, mine.lacks_data, mine.wants_save, mine.is_corrupt,
-                                    mine.save_status, std::bit_cast<int64_t>(mine.computed)};
+    std::vector<int64_t> numbers = {mine.stops, mine.lacks_data, mine.still_reads, mine.wants_save,
+                                    mine.is_corrupt, mine.save_status,
+                                    std::bit_cast<int64_t>(mine.computed)};
     size_t first_loss = numbers.size();
     for (double sum : sums) numbers.push_back(std::bit_cast<int64_t>(sum));
 
@@ -53,9 +55,9 @@ inline StepReports gather_reports(Model& model, int micro_batches, const std::ve
         for (size_t set = 0; set < sets; set++)
             out.losses[set] += std::bit_cast<double>(of_rank[first_loss + set]);
         out.by_rank.push_back({.stops = of_rank[0] != 0, .lacks_data = of_rank[1] != 0,
-                               .wants_save = of_rank[2] != 0, .is_corrupt = of_rank[3] != 0,
-                               .save_status = (int)of_rank[4],
-                               .computed = std::bit_cast<double>(of_rank[5])});
+                               .still_reads = of_rank[2] != 0, .wants_save = of_rank[3] != 0,
+                               .is_corrupt = of_rank[4] != 0, .save_status = (int)of_rank[5],
+                               .computed = std::bit_cast<double>(of_rank[6])});
     }
     return out;
 }

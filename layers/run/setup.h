@@ -89,7 +89,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
     if (!o.validation.empty())
         s.micro_batches = (int)std::min((o.evaluate_batches + d - 1) / d, (long)evaluation_round(grid.p));
     for (auto& [batch, schedule] : schedules) {
-        s.accumulates |= schedule.shape.micro_batches > 1;
+        s.several_micro_batches |= schedule.shape.micro_batches > 1;
         s.loss_in_backward |= !loss_meets_backward(schedule);
         s.micro_batches = std::max(s.micro_batches, schedule.shape.micro_batches);
         s.slots = std::max(s.slots, schedule.slots);

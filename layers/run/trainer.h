@@ -102,14 +102,29 @@ inline RankReport rank_report(const Run& run, Trainer& trainer, RepeatedStep* re
     long step = run.state.step;
     trainer.memory_error = trainer.optimizer->check_state(*trainer.model, updated, step);
     if (repeated && trainer.memory_error.empty()) trainer.memory_error = repeated->error(step);
-    trainer.data_error = trainer.samples.await();
+    trainer.data_error.clear();
+    double patience = std::min(5.0, comm::timeout / 4);  // seconds
 
     RankReport mine;
+    mine.still_reads = !trainer.samples.await(patience, trainer.data_error);
     mine.lacks_data = !trainer.data_error.empty();
     mine.wants_save = trainer.writer->is_due(step);
     mine.is_corrupt = !trainer.memory_error.empty();
     mine.save_status = trainer.writer->status();
     return mine;
+}
+
+// a disk may take longer than --comm-timeout allows a call: all ranks wait for their next samples together
+inline void await_samples(Trainer& trainer) {
+    comm::await_together(trainer.samples.reading, "reading samples", trainer.data_error);
+    comm::end_on_error(std::exchange(trainer.data_error, ""));
+}
+
+// the same at the end of a step, after which what cannot be read ends the run with a save
+inline void await_slow_samples(StepReports& reports, Trainer& trainer) {
+    if (!reports.any(&RankReport::still_reads)) return;
+    if (comm::await_together(trainer.samples.reading, "reading samples", trainer.data_error)) return;
+    for (RankReport& report : reports.by_rank) report.lacks_data = true;
 }
 
 // exchanges reports; sets the mean loss over the step's tokens, and over those of each set
@@ -123,6 +138,7 @@ inline StepReports gather_step_reports(StepResult& result, Run& run, Trainer& tr
 
     size_t sets = run.train->sets.size();
     StepReports reports = gather_reports(model, samples.micro_batches, set_of, sets, mine);
+    await_slow_samples(reports, trainer);
     for (size_t set = 0; set < sets; set++) {
         result.loss += reports.losses[set] / samples.counted_tokens();
         double tokens = (double)samples.counted[set];
@@ -328,7 +344,7 @@ inline void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     open_metrics(run);
 
     prefetch_samples(run, trainer, run.state.samples);
-    comm::end_on_error(trainer.samples.await());
+    await_samples(trainer);
 }
 
 // --on-spike: the device has skipped the update (adamw.cuh), as loss or norm is not finite or exceeds its
