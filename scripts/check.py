@@ -57,7 +57,7 @@ SEAMS = {
     ("train_gpt.cu", "layers/inference/evaluate.h"): "--evaluate while training",
     ("train_gpt.cu", "layers/plan/observe.h"): "each run checks its plan; --profile, --trace, --record",
 }
-MOST_IN_BOOK = {"files": 32, "lines": 6550}  # the aim: 28 and 6,000
+MOST_IN_BOOK = {"files": 32, "lines": 6540}  # the aim: 28 and 6,000
 TOP = {
     "Makefile",
     "train_gpt.cu",
