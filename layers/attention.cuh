@@ -9,6 +9,9 @@
 //   communicates: nothing    cost: 4*B*NH*T*T*HS flops forward over all scores, though those above the
 //                                diagonal are 0;
 //                                8*B*NH*T*T*HS backward
+//   Without (T, T) tensors, each compared with this one: fast/flash_attention.cuh (a reference, and sm_80:
+//   ./test_gpt gradients kernels), flash_attention_hopper.cuh, flash_backward_hopper.cuh (sm_90a: hopper),
+//   and for packed batches packed_attention.cuh, packed_attention_hopper.cuh (packed scores)
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"

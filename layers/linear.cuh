@@ -141,9 +141,9 @@ struct GeluForward {
 
 // ---- their GEMMs -----------------------------------------------------------------------------------------
 
-// These describe a GEMM, which gemm() computes, and count its FLOPs: each run compares them with its plan,
-// which goes by works()
-inline int64_t linear_flops = 0;  // since it was last reset
+// These describe a GEMM, which gemm() computes, and count its FLOPs: they must be those of works(), which
+// plans go by (plan/invariants.h)
+inline int64_t linear_flops = 0;  // so far
 
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
     linear_flops += 2L * N * C * OC;

@@ -174,28 +174,26 @@ void test_emulated() {
     check(early[false] > 10, text("without it the second is too early: %d of 100 times", early[false]));
     emulated::seed = 1;
 
-    // a step that waits for the device cannot be captured: it is done call by call, and counted once
+    // a step that waits for the device cannot be captured: it is done call by call
     Stream s = make_stream();
     CapturedStep step;
-    int64_t counter = 0;
 
     int* value = &out[0];
     for (int i = 0; i < 3; i++) {
         set_zero(value, sizeof(int), s);
-        step.enqueue(s, 1, counter, [&] {
-            counter++;
+        step.enqueue(s, 1, [&] {
             LAUNCH(stamp_kernel, 1, 1, 0, s, value);
             synchronize(s);
         });
         synchronize(s);
-        check(*value == 7 && counter == i + 1, text("a step without capture: %d %ld", *value, counter));
+        check(*value == 7, text("a step without capture: %d", *value));
     }
 
     // nor one that copies from pageable memory; and what a copy reads stays until its turn has come
     CapturedStep copying;
     for (int i = 0; i < 3; i++) {
         std::vector<int> pageable = {i, 40 + i};
-        copying.enqueue(s, 1, counter, [&] {
+        copying.enqueue(s, 1, [&] {
             copy_to_device(value, pageable.data(), 2 * sizeof(int), s);
         });
         synchronize(s);

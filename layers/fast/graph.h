@@ -2,7 +2,6 @@
 //   Host memory that the work reads must come from host_malloc; every launch reads it anew. Kernel arguments
 //   stay those of the capture.
 #pragma once
-#include <stdint.h>
 #include <cstdio>
 #include <memory>
 #include "../base/device.h"
@@ -60,21 +59,14 @@ class CapturedStep {
     std::unique_ptr<Graph> graph;
     bool failed = false;
     int captured_batch = 0;
-    int64_t counted = 0;  // by the captured work
 
 public:
     bool must_capture = false;
 
-    // counter: what `work` counts while it is enqueued; a graph that is launched again counts the same
     template <class Work>
-    void enqueue(Stream s, int batch, int64_t& counter, Work work) {
-        int64_t before = counter;
+    void enqueue(Stream s, int batch, Work work) {
         if (failed) return work();
-
-        if (captured_batch == batch) {
-            counter += counted;
-            return graph->run(s, work);
-        }
+        if (captured_batch == batch) return graph->run(s, work);
 
         graph = std::make_unique<Graph>();  // only one batch's at a time: graphs take memory
         captured_batch = 0;
@@ -86,11 +78,9 @@ public:
                     e.what());
             failed = true;
             graph = nullptr;
-            counter = before;
             return work();
         }
 
         captured_batch = batch;
-        counted = counter - before;
     }
 };

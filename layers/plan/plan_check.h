@@ -1,6 +1,6 @@
 // plan_check.h   at the end of a run: what was planned beside what was measured
-//   Calls, bytes and the linear layers' FLOPs must be exactly equal on every rank; memory was compared at the
-//   start (memory.h). Only training steps count: evaluation, samples and checkpoints communicate as well.
+//   Calls and bytes must be exactly equal on every rank; memory was compared at the start (memory.h). Only
+//   training steps count: evaluation, samples and checkpoints communicate as well.
 #pragma once
 #include <sys/resource.h>
 #include "../run/metrics.h"
@@ -8,7 +8,7 @@
 
 class PlanCheck {
     TrafficTable planned, done;
-    double planned_flops = 0, done_flops = 0, planned_seconds = 0, done_seconds = 0;
+    double planned_flops = 0, planned_seconds = 0, done_seconds = 0;
     long steps = 0;
     bool equal = true;
     TrafficTable before;
@@ -17,7 +17,6 @@ class PlanCheck {
 public:
     void open(const StepWork& work) {
         before = comm::traffic;
-        linear_flops = 0;
         now = &work;
     }
 
@@ -29,7 +28,7 @@ public:
             if (more.calls) said[group] = more;
         }
 
-        equal = equal && said == now->traffic && linear_flops == now->linear_flops;
+        equal = equal && said == now->traffic;
         for (auto& [group, t] : said) {
             done[group].calls += t.calls;
             done[group].sent += t.sent;
@@ -39,7 +38,6 @@ public:
             planned[group].sent += t.sent;
         }
 
-        done_flops += (double)linear_flops;
         planned_flops += (double)now->linear_flops;
         if (steps++ == 1) done_seconds = planned_seconds = 0;  // the first warms up, and does not count
         done_seconds += seconds;
@@ -82,8 +80,7 @@ private:
                    t.calls / steps, d.calls / steps);
         }
 
-        printf("  linear layers   %9.4g GFLOP%9.4g GFLOP\n", planned_flops * 1e-9 / (double)steps,
-               done_flops * 1e-9 / (double)steps);
+        printf("  linear layers   %9.4g GFLOP\n", planned_flops * 1e-9 / (double)steps);
         printf(
             "  memory          %9.1f MB   %9.1f MB   and %s MB resident at most%s\n",
             (double)mine.bytes() * 1e-6, (double)taken_bytes * 1e-6,

@@ -30,7 +30,6 @@ public:
     template <class Compute>
     RepeatedStep(Model& model, Optimizer& optimizer, Compute compute) : model(model), optimizer(optimizer) {
         auto traffic = comm::traffic;  // do not count the repetition
-        int64_t flops = linear_flops;
 
         model.await_parameters();
         clear_values("bit sums", optimizer.bit_sums, Optimizer::bit_sum_count, model.stream);
@@ -41,7 +40,6 @@ public:
         compute();
         sum_gradients(2);
         comm::traffic = traffic;
-        linear_flops = flops;
         compute();
         sum_gradients(3);
 

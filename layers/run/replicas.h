@@ -1,5 +1,5 @@
-// replicas.h   --check-every N: compares replicated state across ranks, bit by bit. State that only one rank
-//   holds, or that is overwritten before it could be compared here, is checked in monitor.h
+// replicas.h   --check-every N: every N-th step computes its gradients twice, and parameters must not change
+//   meanwhile (RepeatedStep, monitor.h); after it, here, replicated state is compared over ranks, bit by bit
 //   over t      replicated tensors: parameters, and the owned part of low_bits, m, v
 //   over d      all parameters; if not sharded (--zero 0), low_bits, m and v too
 //   first and last stage   the token embedding: parameters, and the owned part of low_bits, m and v

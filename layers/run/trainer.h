@@ -33,14 +33,13 @@ struct Trainer {
 template <class Step>
 void enqueue_as_graph(Model& model, Trainer& trainer, int batch, Step step) {
     CapturedStep& captured = trainer.captured[model.token_buffer];
-    // linear_flops: what a launch adds to it again
-    if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, linear_flops, step);
+    if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, step);
 
     std::map<std::string, comm::Traffic> before = comm::traffic;
     bool is_new = false;
     await_communication(model);
     captured.must_capture = true;
-    captured.enqueue(model.stream, batch, linear_flops, [&] {
+    captured.enqueue(model.stream, batch, [&] {
         is_new = true;
         comm::begin_capture();
         step();
