@@ -152,8 +152,7 @@ inline bool in_group = false;  // between group_begin and group_end
 // Announces a call and, unless this is a dry run, counts its traffic and posts it
 inline void make(const Call& c, std::initializer_list<Tensor> tensors, std::source_location where) {
     const Group& g = *c.group;
-    NvtxRange range(c.label);
-    ActivityScope announced([&] {
+    ActivityScope announced(c.label, [&] {
         return Activity{.kind = Activity::Communicate, .name = collective_names[(int)c.kind],
                         .stream = c.stream, .place = {}, .tensors = tensors,
                         .call = {c.kind, g.name, &g.members, g.rank, g.size, c.whole(),
@@ -230,7 +229,7 @@ inline Activity wait_of(Stream waits, Stream awaited, long position, const char*
 }
 
 inline void wait_stream(Stream comm_stream, Stream compute) {
-    ActivityScope wait([&] { return wait_of(comm_stream, compute, -1, "computations"); });
+    ActivityScope wait("wait", [&] { return wait_of(comm_stream, compute, -1, "computations"); });
     if (executes()) transport_wait_stream(comm_stream, compute);
 }
 
@@ -241,7 +240,7 @@ inline StreamEvent record_event(Stream comm_stream) {
 // returns at once if there is no event
 inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {
     if (!event.comm_stream) return;
-    ActivityScope wait([&] { return wait_of(compute, event.comm_stream, event.position, label); });
+    ActivityScope wait(label, [&] { return wait_of(compute, event.comm_stream, event.position, label); });
     if (executes()) transport_wait_event(compute, event);
 }
 

@@ -208,7 +208,7 @@ TOY_CALL = (
     "                      .fp8 = ctx.scratch.fp8, .x8 = a.qkv_in}, s);"
 )
 TOY_LAYER = (
-    '    comm::all_reduce(ctx.tp.group, ctx.scratch.wide, 128, comm::Op::Sum, "a toy", s);\n'
+    '    comm::all_reduce(ctx.tp.group, a.qkv, 128, comm::Op::Sum, "a toy", s);  // overwritten below\n'
     f"{TOY_CALL}  // a toy: again\n"
     '    if (getenv("TOY_LIES")) comm::traffic["tensor"].calls++;\n'
 )

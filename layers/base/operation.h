@@ -198,14 +198,26 @@ inline bool executes() {
 
 // ---- in the code of a step -------------------------------------------------------------------------------
 
-// announces an activity to the listeners: its begin and its end
+// names what the host does up to the closing brace, for NVIDIA's profilers
+struct NvtxRange {
+#if defined(__CUDACC__)
+    explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
+    ~NvtxRange() { nvtxRangePop(); }
+#else
+    explicit NvtxRange(const char*) {}
+#endif
+    NvtxRange(const NvtxRange&) = delete;
+};
+
+// announces an activity to the listeners, its begin and its end, and to the profilers its name
 class ActivityScope {
+    NvtxRange range;
     std::unique_ptr<Activity> activity;
     int exceptions = std::uncaught_exceptions();
 
 public:
     template <class Make>
-    explicit ActivityScope(Make make) {
+    ActivityScope(const char* name, Make make) : range(name) {
         if (listeners.empty()) return;
         activity = std::make_unique<Activity>(make());
         activity->place = current_place;
@@ -221,17 +233,6 @@ public:
     ActivityScope(const ActivityScope&) = delete;
 };
 
-// names what the host does up to the closing brace, for NVIDIA's profilers
-struct NvtxRange {
-#if defined(__CUDACC__)
-    explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
-    ~NvtxRange() { nvtxRangePop(); }
-#else
-    explicit NvtxRange(const char*) {}
-#endif
-    NvtxRange(const NvtxRange&) = delete;
-};
-
 template <class Operation>
 void compute(const Operation& o, Stream s) {
     if constexpr (HAS_KERNELS) o.gpu(s);
@@ -242,8 +243,7 @@ void compute(const Operation& o, Stream s) {
 // moves each tensor once
 template <class Operation>
 void run(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
-    NvtxRange range(Operation::name);
-    ActivityScope announced([&] {
+    ActivityScope announced(Operation::name, [&] {
         Activity activity = {.kind = Activity::Compute, .name = Operation::name, .stream = s, .place = {},
                              .tensors = o.tensors(), .where = where};
         if constexpr (requires { o.works(); }) activity.works = o.works();
@@ -267,12 +267,11 @@ public:
 // does the same, and is itself an activity
 class Section {
     PlaceScope here;
-    NvtxRange range;
     ActivityScope announced;
 
 public:
     Section(const Place& place, Stream s)
-        : here(place), range(pass_names[(int)place.pass]), announced([&] {
+        : here(place), announced(pass_names[(int)place.pass], [&] {
               return Activity{.kind = Activity::Section, .name = pass_names[(int)place.pass], .stream = s,
                               .place = {}};
           }) {}

@@ -18,9 +18,10 @@ namespace gpu {
 constexpr bool hopper_head_size(int HS) { return HS == 64 || HS == 128; }
 
 // a block's tiles, for 64 queries per consumer warpgroup; *_tile, all_* and `bytes` are in bytes
-template <int HS, int queries>
+template <int HS, int QUERIES>
 struct HopperTiles {
-    static constexpr int keys = 128, stages = 2, warps = queries / 16, threads = 128 + 32 * warps;
+    static constexpr int queries = QUERIES, keys = 128, stages = 2;
+    static constexpr int warps = queries / 16, threads = 128 + 32 * warps;
     static constexpr int query_tile = queries * 64 * sizeof(bf16), all_queries = HS / 64 * query_tile;
     static constexpr int key_tile = keys * 64 * sizeof(bf16), all_keys = HS / 64 * key_tile;
     static constexpr int bytes = 1024 + all_queries + 2 * stages * all_keys;  // 1024: for the kernel to align
@@ -283,7 +284,7 @@ void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a,
     using Tiles = FlashTiles<HS>;
     TensorMap map = tiles_of<HS>(qkv, 3, Tiles::keys, a);
     allow_shared(flash_forward_hopper_kernel<HS>, Tiles::bytes);
-    int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
+    int blocks = ceil_div(a.T, Tiles::queries) * a.B * a.NH;
     LAUNCH(flash_forward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, map, o, lse, a,
            (float)a.scale() * log2_e);
 }

@@ -4,7 +4,6 @@
 //   declares what it does (base/operation.h), and this file adds it up. The schedule says how often each
 //   happens; simulate.h plays it.
 #pragma once
-#include <array>
 #include <map>
 #include <set>
 #include <string>
@@ -197,11 +196,15 @@ Activities take_until(Activities& all, Last last) {
 
 // ---- a stage's step --------------------------------------------------------------------------------------
 
-// one chunk's part, indexed by which_micro_batch(); only the cases that occur are filled
-using PartByMicroBatch = std::array<StepPart, 4>;
-inline int which_micro_batch(int index, int micro_batches) {
-    return (index == 0) + 2 * (index == micro_batches - 1);
+// what a micro-batch's work depends on: the first sets gradients, after the last they are reduced
+struct WhichMicroBatch {
+    bool is_first, is_last;
+    auto operator<=>(const WhichMicroBatch&) const = default;
+};
+inline WhichMicroBatch which_micro_batch(int index, int micro_batches) {
+    return {index == 0, index == micro_batches - 1};
 }
+using PartByMicroBatch = std::map<WhichMicroBatch, StepPart>;  // one chunk's part; those that occur
 
 struct StageRun {
     std::vector<PartByMicroBatch> forward, backward;  // by chunk
@@ -216,9 +219,9 @@ struct StageRun {
     void for_each_part(const Schedule& schedule, Each each) const {
         std::map<const StepPart*, long> times;
         for (auto& i : schedule.list) {
-            int which = which_micro_batch(i.micro_batch, schedule.shape.micro_batches);
-            if (i.kind == Instruction::Forward) times[&forward[i.chunk][which]]++;
-            else if (i.kind == Instruction::Backward) times[&backward[i.chunk][which]]++;
+            WhichMicroBatch which = which_micro_batch(i.micro_batch, schedule.shape.micro_batches);
+            if (i.kind == Instruction::Forward) times[&forward[i.chunk].at(which)]++;
+            else if (i.kind == Instruction::Backward) times[&backward[i.chunk].at(which)]++;
             else times[&message[i.kind - Instruction::SendForward]]++;
             if (!i.computes() && !i.sends()) times[&gathered]++;
         }
@@ -283,16 +286,16 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     out.tied = counter.count({tied, reduce.end()});
 
     // forward and backward: a first, a later and a last micro-batch may differ
-    std::set<int> all_kinds;
+    std::set<WhichMicroBatch> all_kinds;
     for (auto& [size, schedule] : schedules)
         for (int index : {0, 1, schedule.shape.micro_batches - 1})
             all_kinds.insert(which_micro_batch(index, schedule.shape.micro_batches));
     for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
         out.forward.emplace_back();
         out.backward.emplace_back();
-        for (int which : all_kinds) {
-            MicroBatch mb = {which & 1 ? 0 : 1, which >= 2, chunk, batch, model.in_flight[0], model.inputs[0],
-                             &model.dx_buffers[0]};
+        for (WhichMicroBatch which : all_kinds) {
+            MicroBatch mb = {which.is_first ? 0 : 1, which.is_last, chunk, batch, model.in_flight[0],
+                             model.inputs[0], &model.dx_buffers[0]};
             model.parameters_gathered = gathered;
             out.forward[chunk][which] = counter.count(DryRun::of([&] {
                 copy_tokens(model, mb);

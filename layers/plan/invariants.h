@@ -8,8 +8,8 @@
 //   A bucket's reduction starts when all its gradients are     begin_reduction, stage.h   complete,
 //   complete; then nothing adds to them.                                                  touch_gradient
 //   Scratch is written before it is read, in the same layer    block.h: table of scratch  use_scratch
-//   and pass of the micro-batch, and in a block it is read
-//   once: nothing lives in it longer.
+//   and pass of the micro-batch, and but for gathered rows a
+//   block reads it once: nothing lives in it longer.
 //   Parameters are read when their all-gather was awaited.     await_parameter, stage.h   read_weight
 //   A buffer of messages is used when what it receives has     await_message, pipeline.h; use_buffer
 //   come, and written when it was sent.                        await_sent, stage.h
@@ -28,6 +28,7 @@ class StepInvariants : public Listener {
         const char* name;
         const char* begin;
         size_t bytes;
+        bool is_read_once;  // in a block
         bool holds(const void* p) const { return p >= begin && p < begin + bytes; }
     };
 
@@ -110,7 +111,7 @@ class StepInvariants : public Listener {
             if (t.use != Tensor::Written && !is_known)
                 broken(a, "reads scratch '%s', which nothing has written for it", range.name);
             if (t.use != Tensor::Read) written[range.begin] = here;
-            else if (here.layer >= 0) written.erase(last);
+            else if (here.layer >= 0 && range.is_read_once) written.erase(last);
         }
     }
 
@@ -127,7 +128,7 @@ public:
         const Scratch& s = model.scratch;
         long N = model.max_rows(), C = model.shape.C, t = model.grid.t;
         auto add = [&](const char* name, const floatX* x, long n) {
-            if (x) scratch.push_back({name, (const char*)x, n * sizeof(floatX)});
+            if (x) scratch.push_back({name, (const char*)x, n * sizeof(floatX), x != s.all_rows});
         };
         add("partial", s.partial, N * C);
         if (s.reduced != s.partial) add("reduced", s.reduced, N / t * C);

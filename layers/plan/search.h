@@ -161,12 +161,12 @@ struct Candidate {
 inline double tensor_share(const Plan& plan) {
     const StageRun& run = plan.runs[plan.grid.p > 2 ? 1 : 0];
     int micro_batches = plan.o.batch / plan.grid.d / plan.o.micro_batch;
-    int which = which_micro_batch(micro_batches / 2, micro_batches);
+    WhichMicroBatch which = which_micro_batch(micro_batches / 2, micro_batches);
     double calls = 0, all = 0;
     for (auto* passes : {&run.forward, &run.backward})
         for (auto& chunk : *passes) {
-            calls += chunk[which].tensor_seconds;
-            all += chunk[which].seconds();
+            calls += chunk.at(which).tensor_seconds;
+            all += chunk.at(which).seconds();
         }
     return calls / all;
 }

@@ -163,8 +163,8 @@ public:
         Stage& me = stages[r];
         const StageRun& run = runs[r];
         double start = me.now;
-        int which = which_micro_batch(i.micro_batch, s.micro_batches);
-        for (auto& piece : (i.is_forward() ? run.forward : run.backward)[i.chunk][which].pieces) {
+        WhichMicroBatch which = which_micro_batch(i.micro_batch, s.micro_batches);
+        for (auto& piece : (i.is_forward() ? run.forward : run.backward)[i.chunk].at(which).pieces) {
             for (int b : piece.awaited) me.now = std::max(me.now, me.ready[b]);
             me.now += piece.seconds;
             for (auto& call : piece.beside) {

@@ -105,13 +105,18 @@ void test_plan_simulation() {
             out.pieces[0].seconds = seconds;
             return out;
         };
-        auto all_alike = [](const StepPart& part) { return PartByMicroBatch{part, part, part, part}; };
+        auto all_alike = [](const StepPart& part) {
+            PartByMicroBatch out;
+            for (bool is_first : {false, true})
+                for (bool is_last : {false, true}) out[{is_first, is_last}] = part;
+            return out;
+        };
         for (auto& run : runs) {
             run.forward.assign(s.chunks, all_alike(part(forward / s.chunks)));
             run.backward.assign(s.chunks, all_alike(part(backward / s.chunks)));
             for (auto& each : run.message) each = part(message);
         }
-        for (auto& each : runs.back().backward.back()) each.pieces[0].seconds += last;
+        for (auto& [which, each] : runs.back().backward.back()) each.pieces[0].seconds += last;
         return Simulator(all_stages(s), runs, 0).run();
     };
 
