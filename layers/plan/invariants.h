@@ -11,9 +11,9 @@
 //   and pass of the micro-batch, and but for gathered rows a
 //   block reads it once: nothing lives in it longer.
 //   Parameters are read when their all-gather was awaited.     await_parameter, stage.h   read_weight
-//   A buffer of messages is used when what it receives has     await_message, pipeline.h; use_buffer
+//   A buffer of messages is used when what it receives has     await_message, pipeline.h  use_buffer
 //   come, and written when it was sent.                        await_sent, stage.h
-//   The GEMMs of a linear layer are those it declares, which    works() and ..._gemm(),    end
+//   The GEMMs of a linear layer are those it declares, which   works() and ..._gemm(),   end
 //   plans go by.                                               linear.cuh
 //   Whether plan and run communicate the same: plan_check.h.
 #pragma once
