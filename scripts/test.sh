@@ -245,9 +245,9 @@ PYTHON
 
 # --fp8: losses are one rank's to the bit with full recomputation and over pipeline stages; over two
 # tensor-parallel ranks, whose shards have scales of their own, they are close, and the same bits however rows
-# are held
+# are held. All runs share the choices that the first ones time: the sums of another algorithm end otherwise
 eight="--train $work/text.train.bin --layers 4 --hidden 64 --heads 2 --sequence 32 --batch 8 --micro-batch 2"
-eight="$eight --steps 4 --learning-rate 1e-3 --fp8 yes --tuning none"
+eight="$eight --steps 4 --learning-rate 1e-3 --fp8 yes --tuning $work/fp8-choices"
 fp8() {  # NAME RANKS OPTION…
     local name=$1 ranks=$2
     shift 2
