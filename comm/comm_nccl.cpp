@@ -21,7 +21,6 @@ struct Posted {
     std::string here;
 };
 std::vector<Posted> posted;  // calls of the open group
-bool capturing = false;  // calls become part of a CUDA graph, which is watched as a whole
 
 struct CommStream {
     Event forked;
@@ -149,14 +148,14 @@ void transport_group_end() {
 
     if (waiting == group.end() || capturing) post_all();
     else time_wait(waiting->call.stream, post_all);
-    if (!capturing) end_calls();  // captured events cannot be queried
+    end_calls();
 }
 
 void post(const Call& call) {
     const Group& g = *call.group;
     Stream s = call.stream;
     std::string here = note(g, call_words[(int)call.kind], call.label, call.n);
-    if (!capturing) watch_call(here, g, s);
+    watch_call(here, g, s);
 
     auto comm_stream = comm_streams.find(s);
     bool on_comm_stream = comm_stream != comm_streams.end();
@@ -168,7 +167,7 @@ void post(const Call& call) {
     if (in_group) posted.push_back({call, here});
     else if (on_comm_stream || capturing) post_checked();
     else time_wait(s, post_checked);
-    if (!in_group && !capturing) end_calls();
+    if (!in_group) end_calls();
 }
 
 }  // namespace comm

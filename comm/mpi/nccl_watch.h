@@ -13,6 +13,8 @@ namespace {
 
 // ---- calls -----------------------------------------------------------------------------------------------
 
+bool capturing = false;  // calls become part of a CUDA graph, which is watched as a whole
+
 // calls that may still be running, oldest first
 struct Watched {
     std::string here;
@@ -56,6 +58,7 @@ void look() {
 }
 
 void end_calls() {
+    if (capturing) return;  // captured events cannot be queried
     for (auto& [times, stream] : timed) times->last.record(stream);
     timed.clear();
     for (auto& w : watched)
@@ -68,7 +71,7 @@ void end_calls() {
 
 // a call that is about to be enqueued; end_calls() follows when it is
 void watch_call(const std::string& here, const Group& g, Stream s) {
-    watched.push_back({here, calls, g, s, nullptr});
+    if (!capturing) watched.push_back({here, calls, g, s, nullptr});
 }
 
 // times it, if the caller wants that
