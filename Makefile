@@ -75,6 +75,7 @@ HOST      = -std=c++20 -fopenmp -fno-math-errno -Wall -Wextra $(QUIET) $(CXXFLAG
 	$(if $(WATCHED),-g1,$(CHECKED))
 DEFINES  := $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16)
 DEFINES  += $(if $(filter fp64,$(PRECISION)),-DPRECISION_FP64)
+DEFINES  += $(if $(filter-out cpu,$(DEVICE)),-DDEVICE_$(if $(filter cuda,$(DEVICE)),CUDA,EMULATED))
 # native: this machine's GPU, with the features specific to sm_90a and sm_100a, unlike nvcc's -arch=native
 ifeq ($(GPU_CODE),native)
   SM := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
@@ -88,14 +89,16 @@ ifeq ($(DEVICE),cuda)
   ifeq ($(NVCC),)
     $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or choose DEVICE=cpu)
   endif
-  # -O1 is the host's: the kernels are the same bytes at -O3
-  COMPILE := $(NVCC) -std=c++20 -O1 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
+  # nvcc compiles what has kernels, for whatever host: -O1 is the host's, the kernels are the same at -O3
+  KERNELS := $(NVCC) -std=c++20 -O1 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
 	-Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
+  COMPILE := $(CXX) -std=c++20 -O1 -fopenmp -Wall -Wextra $(DEFINES) \
+	$(addprefix -isystem ,$(wildcard $(CUDA_DIR)/include $(CUDA_DIR)/targets/*/include)) -x c++
   LINK    := $(NVCC) -Xcompiler -fopenmp
   LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64 -Xlinker -rpath -Xlinker $(CUDA_DIR)/lib64
 else
-  COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(filter emulated,$(DEVICE)),-DDEVICE_EMULATED) \
-	$(if $(WATCHED),-DWATCHED -fsanitize=thread -Wno-tsan) -x c++
+  COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(WATCHED),-DWATCHED -fsanitize=thread -Wno-tsan) -x c++
+  KERNELS := $(COMPILE)
   LINK    := $(CXX) $(HOST)
   LIBS    :=
 endif
@@ -202,9 +205,16 @@ USED  := $(sort $(filter %.cpp %.cu,$(if $(DEPENDENCIES),$(shell cat $(DEPENDENC
 MOVED := $(filter-out $(wildcard $(USED)),$(USED))
 $(MOVED): ;
 
-$(OBJECTS)/%.o: %.cu Makefile
+$(OBJECTS)/train_gpt.o: train_gpt.cu Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+# what has kernels: those of the trainer, and the checks, which launch them one by one
+$(OBJECTS)/kernels.o: layers/kernels.cu Makefile
+	@mkdir -p $(@D)
+	$(KERNELS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJECTS)/test_gpt.o: test_gpt.cu Makefile
+	@mkdir -p $(@D)
+	$(KERNELS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(TOOLS)/%.o: data/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
@@ -233,9 +243,11 @@ $(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o: $(OBJECTS)/%.o: layers/emulator/%.c
 # what only checks run compiles the trainer once: there train_gpt is test_gpt, called by another name
 FOR_CHECKS := $(or $(SANITIZE),$(filter emulated fp64,$(DEVICE) $(PRECISION)))
 ifneq ($(FOR_CHECKS),)
-$(OBJECTS)/test_gpt.o: COMPILE += -DAND_TRAIN_GPT
+$(OBJECTS)/test_gpt.o: KERNELS += -DAND_TRAIN_GPT
 $(BUILD)/train_gpt: $(BUILD)/test_gpt
 	ln -f $< $@
+else
+$(BUILD)/train_gpt: $(OBJECTS)/kernels.o
 endif
 $(addprefix $(BUILD)/,$(if $(FOR_CHECKS),,train_gpt) test_gpt): $(BUILD)/%: $(OBJECTS)/%.o \
 	$(OBJECTS)/comm_$(COMM).o $(NCCL_OBJECT) \

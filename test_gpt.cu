@@ -8,6 +8,7 @@
 //   mpirun -n 4 ./test_gpt ranks   communication between ranks
 //   A CPU build tests ref (in fp64, against finite differences and PyTorch); a build with kernels, emulated
 //   or on a GPU, tests gpu against ref. The last line is `N passed, N failed`.
+#include "layers/kernels.cu"  // here, as checks launch them one by one
 #include "comm/test_ranks.h"
 #include "comm/test_schedule.h"
 #include "data/tasks/test_tasks.h"

@@ -258,7 +258,7 @@ inline void DecideUpdate::ref(Stream) const {
     decision->decide(sums, count, max_norm, *hyper);
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 constexpr int real_each = Vec<real>::size;  // values per thread: 16 bytes of real
@@ -386,26 +386,26 @@ __global__ void decide_update_kernel(UpdateDecision* decision, const double* sum
 }  // namespace gpu
 
 template <class State>
-inline void AdamW<State>::gpu(Stream s) const {
+void AdamW<State>::gpu(Stream s) const {
     LAUNCH(gpu::adamw_kernel<State>, ceil_div(n, gpu::adamw_block * gpu::real_each), gpu::adamw_block, 0, s,
            state, gradients, flags, hyper, decision, check, n);
 }
 
-inline void AddValues::gpu(Stream s) const {
+void AddValues::gpu(Stream s) const {
     LAUNCH(gpu::add_values_kernel, ceil_div(n, 256 * gpu::real_each), 256, 0, s, sum, x, n);
 }
 
-inline void SquareSums::gpu(Stream s) const {
+void SquareSums::gpu(Stream s) const {
     LAUNCH(gpu::square_sums_kernel, dim3(square_sum_parts, count), gpu::square_sum_block, 0, s, parts, x,
            flags, slices);
     LAUNCH(gpu::square_sums_add_kernel, count, gpu::square_sum_block, 0, s, sums, parts, slices);
 }
 
-inline void SumValues::gpu(Stream s) const {
+void SumValues::gpu(Stream s) const {
     LAUNCH(gpu::sum_values_kernel, 1, gpu::sum_block, 0, s, sum, x, n);
 }
 
-inline void DecideUpdate::gpu(Stream s) const {
+void DecideUpdate::gpu(Stream s) const {
     LAUNCH(gpu::decide_update_kernel, 1, 1, 0, s, decision, sums, count, max_norm, hyper);
 }
 #endif

@@ -180,7 +180,7 @@ inline void AttentionBackward::ref(Stream s) const {
         ref::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 constexpr int attention_block = 128;
@@ -216,7 +216,7 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
 }  // namespace gpu
 
 // one batched GEMM over the heads per sequence: no single stride covers both B and NH
-inline void AttentionForward::gpu(Stream s) const {
+void AttentionForward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {
         const floatX* q = qkv + b * a.T * a.row();
@@ -237,7 +237,7 @@ inline void AttentionForward::gpu(Stream s) const {
     }
 }
 
-inline void AttentionBackward::gpu(Stream s) const {
+void AttentionBackward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();

@@ -152,7 +152,7 @@ inline void CrossEntropy::ref(Stream s) const {
     finish().ref(s);
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 constexpr int cross_entropy_block = 512;  // one block per row, in all kernels
@@ -287,21 +287,21 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
 
 }  // namespace gpu
 
-inline void CrossEntropyMax::gpu(Stream s) const {
+void CrossEntropyMax::gpu(Stream s) const {
     LAUNCH(gpu::cross_entropy_max_kernel, N, gpu::cross_entropy_block, 0, s, largest, logits, v);
 }
 
-inline void CrossEntropySum::gpu(Stream s) const {
+void CrossEntropySum::gpu(Stream s) const {
     LAUNCH(gpu::cross_entropy_sum_kernel, N, gpu::cross_entropy_block, 0, s, sums, largest, logits, targets,
            v);
 }
 
-inline void CrossEntropyFinish::gpu(Stream s) const {
+void CrossEntropyFinish::gpu(Stream s) const {
     LAUNCH(gpu::cross_entropy_finish_kernel, N, gpu::cross_entropy_block, 0, s, losses, is_greedy, logits,
            largest, sums, targets, dloss, want_gradient, v);
 }
 
-inline void CrossEntropy::gpu(Stream s) const {
+void CrossEntropy::gpu(Stream s) const {
     size_t row = (size_t)ceil_div(v.size, vec_size) * sizeof(Vec<floatX>);
     if (row + 256 > largest_shared()) {  // 256: more than the kernel's static shared memory
         largest_of_rows().gpu(s);

@@ -140,7 +140,7 @@ inline void PositionBackward::ref(Stream) const {
     }
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 // in forward a thread has 16 bytes of row vector_row(C), from column vector_column(C) on; fewer at the end of
@@ -241,22 +241,22 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
 
 }  // namespace gpu
 
-inline void EmbeddingForward::gpu(Stream s) const {
+void EmbeddingForward::gpu(Stream s) const {
     LAUNCH(gpu::embedding_forward_kernel, gpu::row_vector_blocks(N, C), 256, 0, s, x, tokens, wte, N, C, v);
 }
 
-inline void PositionForward::gpu(Stream s) const {
+void PositionForward::gpu(Stream s) const {
     LAUNCH(gpu::position_forward_kernel, gpu::row_vector_blocks(N, C), 256, 0, s, x, wpe, positions, offset,
            N, T, C);
 }
 
-inline void EmbeddingBackward::gpu(Stream s) const {
+void EmbeddingBackward::gpu(Stream s) const {
     static_assert(vec_size <= gpu::embedding_warps);
     LAUNCH(gpu::embedding_backward_kernel, dim3(N, ceil_div(C, 32 * vec_size)),
            dim3(32, gpu::embedding_warps), 0, s, dwte, tokens, sorted_rows, run_starts, dx, N, C, v);
 }
 
-inline void PositionBackward::gpu(Stream s) const {
+void PositionBackward::gpu(Stream s) const {
     long threads = (long)T * ceil_div(C, Vec<real>::size);
     LAUNCH(gpu::position_backward_kernel, ceil_div(threads, 256), 256, 0, s, dwpe, dx, offset, N, T, C,
            accumulate);

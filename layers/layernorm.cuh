@@ -154,7 +154,7 @@ inline void LayerNormBackward::ref(Stream s) const {
     if (gradients.added_bias) ref::column_sum(gradients.added_bias, dx, column_scratch, N, C, accumulate, s);
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 // ---- rows in registers -----------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ constexpr int layernorm_block = 128;
 
 }  // namespace gpu
 
-inline void ResidualLayerNormForward::gpu(Stream s) const {
+void ResidualLayerNormForward::gpu(Stream s) const {
     if (!gpu::row_warps(C)) {
         if (f) ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
         LAUNCH(gpu::layernorm_forward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block, 0,
@@ -367,12 +367,12 @@ inline void ResidualLayerNormForward::gpu(Stream s) const {
 }
 
 // the same kernels, with nothing to add: x is only read
-inline void LayerNormForward::gpu(Stream s) const {
+void LayerNormForward::gpu(Stream s) const {
     ResidualLayerNormForward{.sum = const_cast<floatX*>(x), .y = y, .stats = stats, .residual = nullptr,
                              .f = nullptr, .bias = nullptr, .w = w, .b = b, .N = N, .C = C}.gpu(s);
 }
 
-inline void LayerNormBackward::gpu(Stream s) const {
+void LayerNormBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
     real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
     if (!gpu::row_warps(C) || !groups) {

@@ -11,7 +11,8 @@
 //                            flops, reads and writes once: memory bound
 #pragma once
 #include "base/gelu.h"
-#include "fast/fp8_linear.cuh"
+#include "base/gemm.h"
+#include "fast/fp8_round.cuh"
 #include "residual.cuh"
 
 // ---- the operations --------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ inline void LinearOfGeluBackward::ref(Stream s) const {
 
 inline void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 // ---- GELU -------------------------------------------------------------------------------------------------
@@ -277,11 +278,11 @@ inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
 
 }  // namespace gpu
 
-inline void LinearForward::gpu(Stream s) const {
+void LinearForward::gpu(Stream s) const {
     gpu::gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
 }
 
-inline void LinearGeluForward::gpu(Stream s) const {
+void LinearGeluForward::gpu(Stream s) const {
     Gemm<floatX> unfused = forward_gemm(up, x, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.out = y;
     fused_gemm.bias = b;
@@ -295,12 +296,12 @@ inline void LinearGeluForward::gpu(Stream s) const {
     compute_so(fused);
 }
 
-inline void LinearBackward::gpu(Stream s) const {
+void LinearBackward::gpu(Stream s) const {
     if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
 }
 
-inline void LinearOfGeluBackward::gpu(Stream s) const {
+void LinearOfGeluBackward::gpu(Stream s) const {
     of_weight().gpu(s);
     Gemm<floatX> unfused = input_gemm(d_up, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_input = up;
@@ -313,36 +314,23 @@ inline void LinearOfGeluBackward::gpu(Stream s) const {
     compute_so(fused);
 }
 
-inline void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
+void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
 #endif
 
-// ---- in floatX or, with --fp8, in 8 bits -----------------------------------------------------------------
+// ---- in floatX or, with --fp8, in 8 bits (fast/fp8_linear.cuh) --------------------------------------------
 
-inline void LinearForward::execute(Stream s) const {
-    if (!fp8.is_used()) return compute(*this, s);
-    linear_flops += 2L * N * C * OC;
-    if (!is_rounded) ::fp8::round_input(x, x8, fp8, N, C, s);
-    ::fp8::matmul_forward(y, w, b, x8, fp8, N, C, OC, s);
+void compute_in_fp8(const LinearForward&, Stream);
+void compute_in_fp8(const LinearGeluForward&, Stream);
+void compute_in_fp8(const LinearBackward&, Stream);
+void compute_in_fp8(const LinearOfGeluBackward&, Stream);
+
+template <class Operation>
+void compute_linear(const Operation& o, Stream s) {
+    if (o.fp8.is_used()) compute_in_fp8(o, s);
+    else compute(o, s);
 }
 
-inline void LinearGeluForward::execute(Stream s) const {
-    if (!fp8.is_used()) return compute(*this, s);
-    linear_flops += 2L * N * C * OC;
-    ::fp8::round_input(x, x8, fp8, N, C, s);
-    ::fp8::matmul_forward(up, w, b, x8, fp8, N, C, OC, s);
-    ::fp8::round_input<true>(up, y8, fp8, N, OC, s);  // GELU of up
-}
-
-inline void LinearBackward::execute(Stream s) const {
-    if (!fp8.is_used()) return compute(*this, s);
-    linear_flops += 4L * N * C * OC;
-    ::fp8::matmul_backward(dx, dw, dy, dy_scale, x8, w, fp8, N, C, OC, accumulate, s);
-}
-
-inline void LinearOfGeluBackward::execute(Stream s) const {
-    if (!fp8.is_used()) return compute(*this, s);
-    linear_flops += 4L * N * C * OC;
-    ::fp8::matmul_backward(d_up, dw, dy, nullptr, x8, w, fp8, N, C, OC, accumulate, s);
-    dev::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate,
-                       {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
-}
+inline void LinearForward::execute(Stream s) const { compute_linear(*this, s); }
+inline void LinearGeluForward::execute(Stream s) const { compute_linear(*this, s); }
+inline void LinearBackward::execute(Stream s) const { compute_linear(*this, s); }
+inline void LinearOfGeluBackward::execute(Stream s) const { compute_linear(*this, s); }

@@ -94,7 +94,7 @@ inline void ResidualBiasBackward::ref(Stream s) const {
     ref::column_sum(dbias, dx, column_scratch, N, C, accumulate, s);
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 // ---- forward ----------------------------------------------------------------------------------------------
@@ -308,13 +308,13 @@ inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_sum
 
 }  // namespace gpu
 
-inline void ResidualForward::gpu(Stream s) const {
+void ResidualForward::gpu(Stream s) const {
     LAUNCH(gpu::residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f,
            bias, N, C);
 }
 
 // adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
-inline void ResidualBiasBackward::gpu(Stream s) const {
+void ResidualBiasBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
     real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
     if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);

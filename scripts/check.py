@@ -38,6 +38,7 @@ ARROWS = {
     "data/tasks": "data layers/base",
     "data/corpus": "data/tasks data/formats data comm comm/mpi layers/base",
     "data/tokenize.cpp": "data/formats",  # a program, in a folder of the book
+    "layers/kernels.cu": "layers/fast layers/run",  # what all kernels are compiled in
     "scripts/tour": "layers layers/base layers/fast",
 }
 # where the book reaches an appendix, and what for: these are all such places
@@ -46,8 +47,8 @@ SEAMS = {
     ("layers/base/device.h", "layers/emulator/no_device.h"): "the host as the device",
     ("layers/base/gemm.h", "layers/fast/cublaslt.h"): "GEMMs by cuBLASLt, the fastest of its algorithms",
     ("layers/base/gemm.h", "layers/fast/host_gemm.h"): "GEMMs on the host",
-    ("layers/linear.cuh", "layers/fast/fp8_linear.cuh"): "linear layers in fp8",
-    ("layers/model/activations.h", "layers/fast/flash_dispatch.cuh"): "the fast attention",
+    ("layers/linear.cuh", "layers/fast/fp8_round.cuh"): "linear layers in fp8",
+    ("layers/model/activations.h", "layers/fast/flash_attention.cuh"): "the fast attention",
     ("data/tokens.h", "data/formats/other_tokens.h"): "token files of other programs",
     ("data/loader.h", "data/formats/answers.h"): "--loss-on answers",
     ("comm/comm_nccl.cpp", "comm/mpi/nccl_watch.h"): "NCCL is bootstrapped over MPI, and watched",
@@ -399,7 +400,7 @@ def check_choices(name, text):
     for number, line in enumerate(text.split("\n"), 1):
         if "<<<" in line:
             complain(f"{name}:{number}: a launch outside LAUNCH")
-        if re.match(r" *# *if", line) and "HAS_KERNELS" not in line:
+        if re.match(r" *# *if", line) and not re.search(r"HAS_KERNELS|KERNELS_HERE", line):
             complain(f"{name}:{number}: a preprocessor fence outside layers/base")
 
 

@@ -11,21 +11,6 @@ import sys
 from dataclasses import dataclass, field
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# function templates that no layer calls
-UNIT = """
-template void gpu::flash_attention_forward<floatX>(floatX*, real*, const floatX*, AttentionShape, Stream);
-template void gpu::flash_attention_backward<floatX>(floatX*, const FlashScratch&, const floatX*,
-    const floatX*, const real*, const floatX*, AttentionShape, QkvBiasGradient, Stream);
-template void SumBits<floatX>::gpu(Stream) const;
-template void SumBits<real>::gpu(Stream) const;
-#define OF_STATE(...) \\
-    template void AdamW<__VA_ARGS__>::gpu(Stream) const; \\
-    template void gpu::unpack_state(real*, const __VA_ARGS__&, StateKind, long, Stream); \\
-    template void gpu::pack_state(const __VA_ARGS__&, StateKind, const real*, long, Stream);
-OF_STATE(AdamWState<real, true>)
-OF_STATE(AdamWState<bf16, true>)
-OF_STATE(AdamWState<bf16, false>)
-"""
 
 # ---- machine code ------------------------------------------------------------------------------------
 
@@ -208,16 +193,9 @@ def find_nvdisasm(nvcc):
 
 
 def compile_kernels(nvcc, arch, folder):
-    unit, cubin = (os.path.join(folder, f"{arch}.{ending}") for ending in ("cu", "cubin"))
-    with open(unit, "w") as f:
-        f.writelines(
-            f'#include "{path}"\n'
-            for folder in ("layers", "layers/fast", "layers/run")
-            for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.cuh")))
-        )
-        f.write(UNIT)
-
-    options = ["-std=c++20", "-O3", "-DPRECISION_BF16", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
+    unit, cubin = os.path.join(ROOT, "layers/kernels.cu"), os.path.join(folder, f"{arch}.cubin")
+    options = ["-std=c++20", "-O3", "-DPRECISION_BF16", "-DDEVICE_CUDA", f"-arch={arch}", "-cubin"]
+    options += ["-Xptxas", "-v"]
     result = subprocess.run([nvcc, *options, "-x", "cu", unit, "-o", cubin], capture_output=True, text=True)
     if result.returncode:
         sys.exit(f"kernel_report.py: {nvcc}: {result.stderr[-2000:]}")

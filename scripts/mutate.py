@@ -150,6 +150,7 @@ NCCL_CHANGES = (
 
 
 HOPPER_PROGRAM = """
+#define WITH_KERNELS
 #include "layers/fast/test_hopper.h"
 int main() {
     try {

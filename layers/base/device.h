@@ -1,8 +1,9 @@
 // device.h   where the program runs: one of three, chosen by the Makefile
-//   DEVICE=cuda      nvcc; dev = gpu
-//   DEVICE=emulated  g++ executes the same kernels through cuda_on_cpu.h; dev = gpu
-//   DEVICE=cpu       g++; no kernels; dev = ref: memory is the host's, and a Stream is nothing (each layer's
-//                    file fences its kernels with HAS_KERNELS)
+//   DEVICE=cuda      dev = gpu: kernels, compiled by nvcc
+//   DEVICE=emulated  dev = gpu: the same kernels, which g++ executes through cuda_on_cpu.h
+//   DEVICE=cpu       dev = ref: no kernels; memory is the host's, a Stream is nothing
+//   Kernels are compiled once, in layers/kernels.cu, which defines WITH_KERNELS; each layer's file fences its
+//   own with KERNELS_HERE. All else sees operations only, and is compiled by the host's compiler.
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include <limits>
 #include "check.h"
 
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 #include <cuda_runtime.h>
 #define HAS_KERNELS 1
 #define DEVICE_NAME "cuda"
@@ -24,6 +25,11 @@
 #include "../emulator/no_device.h"
 #define HAS_KERNELS 0
 #define DEVICE_NAME "cpu"
+#endif
+#if HAS_KERNELS && defined(WITH_KERNELS)
+#define KERNELS_HERE 1
+#else
+#define KERNELS_HERE 0
 #endif
 
 #include "numbers.h"
@@ -49,7 +55,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
 }
 #endif
 
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                   \
     do {                                                                         \
         kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__);      \
@@ -157,7 +163,7 @@ struct Event {
 
 // ---- what the device has ---------------------------------------------------------------------------------
 
-#if defined(__CUDACC__)  // the others: emulator/streams_on_cpu.h, emulator/no_device.h
+#if defined(DEVICE_CUDA)  // the others: emulator/streams_on_cpu.h, emulator/no_device.h
 constexpr bool host_is_device = false;
 inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
 inline void note_progress() {}
@@ -206,7 +212,7 @@ inline size_t largest_shared() {
 
 inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 constexpr unsigned all_lanes = 0xffffffffu;
 
 // n adjacent values, read or written in one access: p must be aligned to all of them

@@ -22,7 +22,7 @@ inline real gelu_slope(real x) {
 
 }  // namespace ref
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 __device__ inline real gelu_of(real x) {

@@ -61,7 +61,7 @@ inline double device_peak(const std::string& device) {
 
 // the device's own name
 inline std::string device_name() {
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
     static const std::string name = [] {
         cudaDeviceProp properties;
         check_cuda(cudaGetDeviceProperties(&properties, 0),
@@ -75,7 +75,7 @@ inline std::string device_name() {
 }
 
 inline std::string driver_name() {
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
     int driver = 0, runtime = 0;
     check_cuda(cudaDriverGetVersion(&driver), "the driver's version");
     check_cuda(cudaRuntimeGetVersion(&runtime), "CUDA's version");
@@ -87,7 +87,7 @@ inline std::string driver_name() {
 
 // 90 for sm_90; builds that run without a GPU count as sm_90. Queried once
 inline int compute_capability() {
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
     static const int capability = [] {
         cudaDeviceProp properties;
         check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
@@ -109,7 +109,7 @@ inline bool device_is_hopper() { return compute_capability() / 10 == 9; }
 // devices of this machine, at least 1: without a GPU, the CPU counts as one
 inline int device_count() {
     int count = 1;
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
     if (cudaGetDeviceCount(&count) != cudaSuccess || count < 1) count = 1;
 #endif
     return count;
@@ -146,7 +146,7 @@ inline size_t free_address_space() {
 
 // bytes of the device's memory that are free
 inline size_t free_memory() {
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
     size_t available = 0, whole = 0;
     check_cuda(cudaMemGetInfo(&available, &whole), "asking for free memory");
     return available;

@@ -6,17 +6,17 @@
 #include <stdint.h>
 #include <string.h>
 #include <cmath>
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 #include <cuda_bf16.h>
 #endif
 
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 #define HOST_DEVICE __host__ __device__
 #else
 #define HOST_DEVICE
 #endif
 
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 using bf16 = __nv_bfloat16;
 #else
 struct bf16 {  // the upper half of a float, rounded to nearest even

@@ -21,7 +21,7 @@
 #include <type_traits>
 #include <vector>
 #include "arena.h"
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 #include <nvtx3/nvToolsExt.h>
 #endif
 
@@ -200,7 +200,7 @@ inline bool executes() {
 
 // names what the host does up to the closing brace, for NVIDIA's profilers
 struct NvtxRange {
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
     explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
     ~NvtxRange() { nvtxRangePop(); }
 #else

@@ -3,7 +3,7 @@
 #pragma once
 #include "device.h"
 
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 // the time at which a stream reaches a point; must live until then
 struct TimedEvent {
     cudaEvent_t event = nullptr;

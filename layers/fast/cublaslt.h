@@ -7,7 +7,7 @@
 #include <string>
 #include "../base/gemm.h"
 #include "fp8.h"
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 #include <cublasLt.h>
 #elif HAS_KERNELS
 #include "../emulator/cublaslt_on_cpu.h"

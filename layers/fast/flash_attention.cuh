@@ -171,7 +171,7 @@ inline void FlashBackward::ref(Stream s) const {
         ref::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 // ---- forward: a block has BM queries, a warp 16 M of them; keys come BN at a time, the last first ---------

@@ -12,7 +12,7 @@
 #include "hopper.h"
 #include "flash_attention.cuh"
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 constexpr bool hopper_head_size(int HS) { return HS == 64 || HS == 128; }

@@ -15,7 +15,7 @@
 #pragma once
 #include "flash_attention_hopper.cuh"
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 template <int HS>

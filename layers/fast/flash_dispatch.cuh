@@ -12,7 +12,7 @@
 #include "flash_attention_hopper.cuh"
 #include "flash_backward_hopper.cuh"
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 // ---- of sm_80, for any head size that has a kernel -------------------------------------------------------
@@ -98,8 +98,8 @@ void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dou
 
 }  // namespace gpu
 
-inline void FlashForward::gpu(Stream s) const { gpu::flash_attention_forward(o, lse, qkv, a, s); }
-inline void FlashBackward::gpu(Stream s) const {
+void FlashForward::gpu(Stream s) const { gpu::flash_attention_forward(o, lse, qkv, a, s); }
+void FlashBackward::gpu(Stream s) const {
     gpu::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, bias, s);
 }
 #endif

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <cmath>
 #include "../base/device.h"
-#if defined(__CUDACC__)
+#if defined(DEVICE_CUDA)
 #include <cuda_fp8.h>
 #endif
 

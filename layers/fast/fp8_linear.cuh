@@ -1,224 +1,11 @@
-// fp8_linear.cuh   the GEMMs of linear.cuh in fp8, for --fp8 (Micikevicius et al., 2022)
-//   x and w are rounded to e4m3, dy to e5m2. Each tensor is scaled by the largest power of two that keeps its
-//   largest value within the format's range ("current scaling": nothing is kept from step to step). Sums are
-//   fp32, in forward with FAST_ACCUM's fewer bits (cublaslt.h); y, dx are floatX; dw, db real. All sizes are
-//   multiples of 16. An fp8 GEMM wants the summed dimension last in both operands, so backward uses
+// fp8_linear.cuh   the GEMMs of linear.cuh in fp8, for --fp8: what fp8_round.cuh has rounded
+//   Sums are fp32, in forward with FAST_ACCUM's fewer bits (cublaslt.h); y, dx are floatX; dw, db real. All
+//   sizes are multiples of 16. An fp8 GEMM wants the summed dimension last in both operands, so backward uses
 //   transposed copies.
-//   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); of x its
-//          transposed copy and scale, so that backward does not read x itself. GELU's output is only made in
-//          fp8: its input is read instead
-//   communicates: nothing    cost: that of linear.cuh at twice the rate; and for each rounding two reads of x
-//                            or dy (the first for the largest value, but for GELU's dx, where it is found on
-//                            the way) and two writes in fp8; for w, once a pass
+//   communicates: nothing    cost: that of linear.cuh at twice the rate
 #pragma once
-#include "fp8.h"
-#include "../base/gelu.h"
-#include "../base/gemm.h"
-#include "../base/operation.h"
+#include "../linear.cuh"
 
-// parts of a tensor with rows of up to C values, whose largest values are found in parallel: gelu_backward's
-// blocks (linear.cuh) take at least 32 columns, in at most 32 parts of the rows
-constexpr int fp8_parts = 1024;
-constexpr long most_fp8_parts(long C) { return C > fp8_parts ? C + 31 : fp8_parts + 31; }
-
-// cuBLASLt reads `inverse` through a pointer, which must be aligned to 16 bytes
-struct alignas(16) Fp8Scale { float inverse, scale; };
-
-// weight matrices in fp8, at the same offsets as among the parameters
-struct Fp8Weights {
-    const floatX* parameters;  // the first parameter that has copies here
-    e4m3 *copies, *transposed;
-    Fp8Scale* scales;
-    long spacing;  // elements per scale: at most those of the smallest matrix, so that each has its own scale
-
-    e4m3* copy(const floatX* w) const { return copies + (w - parameters); }
-    e4m3* transpose(const floatX* w) const { return transposed + (w - parameters); }
-    Fp8Scale* scale(const floatX* w) const { return scales + (w - parameters) / spacing; }
-};
-
-// of a linear layer's input x (N, C), from forward to backward
-struct Fp8Input {
-    e4m3* transposed = nullptr;  // (C, N)
-    Fp8Scale* scale = nullptr;
-
-    void place(Arena& arena, long N, long C) {
-        transposed = arena.take<e4m3>(N * C);
-        scale = arena.take<Fp8Scale>(1);
-    }
-};
-
-// x, dy, dy_t: N * max(C, OC) numbers each, for one product; parts: most_fp8_parts
-struct Fp8Scratch {
-    uint8_t *x, *dy, *dy_t;
-    Fp8Scale *dy_scale, *d_up_scale;  // the latter from GELU's backward, for that of the layer before it
-    float* parts;
-    Fp8Weights weights;
-    bool is_used() const { return x; }
-};
-
-// rounding n values to fp8, in two copies: they are read to find the largest, unless the scale is known, and
-// again
-inline Work rounding_work(const Fp8Scratch& f, double n, bool is_scaled = false) {
-    return f.is_used() ? moves(is_scaled ? n : 2 * n, 0, 2 * n) : Work{};
-}
-
-// where a tensor's scale goes, for a format; without a scale: none is wanted
-struct WantedScale {
-    Fp8Scale* scale = nullptr;
-    float* parts = nullptr;
-    float format_largest = 0;
-};
-
-// the power of two that a tensor is scaled by; 1 if its largest value is 0 or not finite
-HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
-    float scale = 1;
-    if (largest > 0 && largest <= 3e38f) {
-        if (largest < 1e-30f) largest = 1e-30f;  // so that the quotient is finite
-        int e;
-        frexpf(format_largest / largest, &e);  // in [0.5, 1) * 2^e
-        e = e - 1 < -120 ? -120 : e - 1 > 120 ? 120 : e - 1;
-        scale = ldexpf(1, e);
-    }
-    return {1 / scale, scale};
-}
-
-namespace ref {
-
-// what is rounded to fp8: x or, with GELU, GELU of x in floatX
-template <bool GELU>
-float value_to_round(floatX x) {
-    if constexpr (GELU) x = floatX(gelu_of(real(x)));
-    return (float)real(x);
-}
-
-template <bool GELU = false>
-void fp8_find_scale(const WantedScale& wanted, const floatX* x, long n, Stream) {
-    float most = 0;
-    #pragma omp parallel for reduction(max : most)
-    for (long i = 0; i < n; i++) {
-        float a = std::abs(value_to_round<GELU>(x[i]));
-        if (a > most) most = a;  // NaN is ignored
-    }
-    *wanted.scale = fp8_scale(most, wanted.format_largest);
-}
-
-// q (N, C) and q_t (C, N) from x (N, C)
-template <bool GELU = false, class T8>
-void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, int C, Stream) {
-    #pragma omp parallel for
-    for (int n = 0; n < N; n++)
-        for (int c = 0; c < C; c++) {
-            T8 value = T8::of(value_to_round<GELU>(x[(long)n * C + c]) * scale->scale);
-            q[(long)n * C + c] = q_t[(long)c * N + n] = value;
-        }
-}
-
-}  // namespace ref
-
-#if HAS_KERNELS
-namespace gpu {
-
-template <bool GELU>
-__device__ inline float value_to_round(floatX x) {
-    if constexpr (GELU) x = floatX(gelu_of(real(x)));
-    return (float)real(x);
-}
-
-// the largest of a block's values, which are not negative, in its first thread; NaN is ignored
-__device__ inline float block_largest(float most) {
-    SHARED(float, warps, 32);
-    int thread = threadIdx.y * blockDim.x + threadIdx.x, count = blockDim.x * blockDim.y / 32;
-    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(all_lanes, most, d));
-    if (thread % 32 == 0) warps[thread / 32] = most;
-    __syncthreads();
-    for (int w = 1; thread == 0 && w < count; w++) most = fmaxf(most, warps[w]);
-    return most;
-}
-
-template <bool GELU = false>
-__device__ inline float larger(float most, const Vec<floatX>& v) {
-    UNROLL(unroll)
-    for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf(value_to_round<GELU>(v.at[k])));
-    return most;
-}
-
-template <bool GELU>
-__global__ void fp8_largest_kernel(float* parts, const floatX* x, long n) {
-    float most = 0;
-    for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size; i < n;
-         i += (long)gridDim.x * blockDim.x * vec_size) most = larger<GELU>(most, load16(x + i));
-    most = block_largest(most);
-    if (threadIdx.x == 0) parts[blockIdx.x] = most;
-}
-
-__global__ void fp8_scale_kernel(Fp8Scale* scale, const float* parts, int count, float format_largest) {
-    float most = 0;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) most = fmaxf(most, parts[i]);
-    most = block_largest(most);
-    if (threadIdx.x == 0) *scale = fp8_scale(most, format_largest);
-}
-
-// from the largest values of `count` parts, if the scale is wanted
-inline void fp8_finish_scale(const WantedScale& wanted, int count, Stream s) {
-    LAUNCH(fp8_scale_kernel, 1, 256, 0, s, wanted.scale, wanted.parts, count, wanted.format_largest);
-}
-
-template <bool GELU = false>
-void fp8_find_scale(const WantedScale& wanted, const floatX* x, long n, Stream s) {
-    int count = std::min(fp8_parts, ceil_div(n, 256 * vec_size));
-    LAUNCH(fp8_largest_kernel<GELU>, count, 256, 0, s, wanted.parts, x, n);
-    fp8_finish_scale(wanted, count, s);
-}
-
-// one block of 256 threads per 64 x 64 tile, which is read once; sizes are multiples of 16
-constexpr int fp8_tile = 64;
-template <class T8, bool GELU>
-__global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N,
-                                 int C) {
-    constexpr int pitch = fp8_tile + 4;  // bytes of a tile's row, so that a column uses different banks
-    SHARED(uint32_t, tile_words, fp8_tile * pitch / 4);
-    const uint8_t* tile = (const uint8_t*)tile_words;
-    int n0 = blockIdx.y * fp8_tile, c0 = blockIdx.x * fp8_tile;
-    float times = scale->scale;
-
-    // the rounded tile, in shared memory and to q
-    for (int i = threadIdx.x; i < fp8_tile * fp8_tile / vec_size; i += blockDim.x) {
-        int n = i / (fp8_tile / vec_size), c = i % (fp8_tile / vec_size) * vec_size;
-        if (n0 + n >= N || c0 + c >= C) continue;
-        long at = (long)(n0 + n) * C + c0 + c;
-        Vec<floatX> v = load16(x + at);
-        Values<T8, vec_size> out;
-        UNROLL(unroll)
-        for (int k = 0; k < vec_size; k++) out.at[k] = T8::of(value_to_round<GELU>(v.at[k]) * times);
-        uint32_t words[vec_size / 4];
-        memcpy(words, &out, sizeof words);
-        UNROLL(unroll)
-        for (int k = 0; k < vec_size / 4; k++) tile_words[(n * pitch + c) / 4 + k] = words[k];
-        store_values(q + at, out);
-    }
-    __syncthreads();
-
-    // its columns, to q_t
-    for (int i = threadIdx.x; i < fp8_tile * fp8_tile / 16; i += blockDim.x) {
-        int c = i / (fp8_tile / 16), n = i % (fp8_tile / 16) * 16;
-        if (n0 + n >= N || c0 + c >= C) continue;
-        Vec<uint8_t> out;
-        UNROLL(unroll)
-        for (int k = 0; k < 16; k++) out.at[k] = tile[(n + k) * pitch + c];
-        store16((uint8_t*)q_t + (long)(c0 + c) * N + n0 + n, out);
-    }
-}
-
-template <bool GELU = false, class T8>
-void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, int C, Stream s) {
-    LAUNCH((fp8_round_kernel<T8, GELU>), dim3(ceil_div(C, fp8_tile), ceil_div(N, fp8_tile)), 256, 0, s, q,
-           q_t, scale, x, N, C);
-}
-
-}  // namespace gpu
-#endif
-
-// the GEMMs, in terms of dev::fp8_round and dev::gemm
 namespace fp8 {
 
 template <bool GELU = false, class T8>
@@ -227,7 +14,7 @@ void round(T8* q, T8* q_t, Fp8Scale* scale, const floatX* x, const Fp8Scratch& f
     dev::fp8_round<GELU>(q, q_t, scale, x, N, C, s);
 }
 
-inline void round_weight(const floatX* w, const Fp8Scratch& f, int C, int OC, Stream s) {
+static void round_weight(const floatX* w, const Fp8Scratch& f, int C, int OC, Stream s) {
     round(f.weights.copy(w), f.weights.transpose(w), f.weights.scale(w), w, f, OC, C, s);
 }
 
@@ -238,7 +25,7 @@ void round_input(const floatX* x, const Fp8Input& kept, const Fp8Scratch& f, int
 }
 
 // after round_input
-inline void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp8Input& kept,
+static void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp8Input& kept,
                            const Fp8Scratch& f, int N, int C, int OC, Stream s) {
     dev::gemm(Gemm<floatX, e4m3, e4m3>{.out = y, .a = (e4m3*)f.x, .b = f.weights.copy(w), .m = N, .n = OC,
                                        .k = C, .transpose_b = true, .bias = b,
@@ -247,7 +34,7 @@ inline void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp
 }
 
 // dy_scale: set already; nullptr: it is found here
-inline void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Scale* dy_scale,
+static void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Scale* dy_scale,
                             const Fp8Input& kept, const floatX* w, const Fp8Scratch& f, int N, int C, int OC,
                             bool accumulate, Stream s) {
     e5m2 *q = (e5m2*)f.dy, *q_t = (e5m2*)f.dy_t;
@@ -265,17 +52,31 @@ inline void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Sca
 
 }  // namespace fp8
 
-// w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
-struct RoundWeight {
-    const floatX* w;
-    Fp8Scratch fp8;
-    int C, OC;
+// ---- the operations --------------------------------------------------------------------------------------
 
-    static constexpr const char* name = "round_weight";
-    std::vector<Tensor> tensors() const {
-        return {reads("w", w, OC, C), writes("w in 8 bits", fp8.weights.copy(w), OC, C),
-                writes("transposed", fp8.weights.transpose(w), C, OC)};
-    }
-    std::vector<Work> works() const { return {rounding_work(fp8, (double)C * OC)}; }
-    void execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s); }
-};
+void RoundWeight::execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s); }
+
+void compute_in_fp8(const LinearForward& o, Stream s) {
+    linear_flops += 2L * o.N * o.C * o.OC;
+    if (!o.is_rounded) fp8::round_input(o.x, o.x8, o.fp8, o.N, o.C, s);
+    fp8::matmul_forward(o.y, o.w, o.b, o.x8, o.fp8, o.N, o.C, o.OC, s);
+}
+
+void compute_in_fp8(const LinearGeluForward& o, Stream s) {
+    linear_flops += 2L * o.N * o.C * o.OC;
+    fp8::round_input(o.x, o.x8, o.fp8, o.N, o.C, s);
+    fp8::matmul_forward(o.up, o.w, o.b, o.x8, o.fp8, o.N, o.C, o.OC, s);
+    fp8::round_input<true>(o.up, o.y8, o.fp8, o.N, o.OC, s);  // GELU of up
+}
+
+void compute_in_fp8(const LinearBackward& o, Stream s) {
+    linear_flops += 4L * o.N * o.C * o.OC;
+    fp8::matmul_backward(o.dx, o.dw, o.dy, o.dy_scale, o.x8, o.w, o.fp8, o.N, o.C, o.OC, o.accumulate, s);
+}
+
+void compute_in_fp8(const LinearOfGeluBackward& o, Stream s) {
+    linear_flops += 4L * o.N * o.C * o.OC;
+    fp8::matmul_backward(o.d_up, o.dw, o.dy, nullptr, o.x8, o.w, o.fp8, o.N, o.C, o.OC, o.accumulate, s);
+    dev::gelu_backward(o.d_up, o.db, o.up, o.column_scratch, o.N, o.C, o.accumulate,
+                       {o.fp8.d_up_scale, o.fp8.parts, e5m2::largest}, s);
+}

@@ -17,7 +17,7 @@
 #pragma once
 #include "mma.h"
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 #if defined(__CUDACC__)
 #include <cuda.h>
 

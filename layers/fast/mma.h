@@ -15,7 +15,10 @@
 #pragma once
 #include "../base/device.h"
 
-#if HAS_KERNELS
+// whether a wait has expired since the last call; waits for the stream
+bool take_expired_wait(Stream s);
+
+#if KERNELS_HERE
 
 #if defined(__CUDACC__)
 // D (16, 8) += A (16, 16) B (16, 8), over the lanes of a warp
@@ -77,8 +80,7 @@ __device__ inline bool gives_up(uint32_t turns, uint64_t& began) {
     return true;
 }
 
-// whether a wait has expired since the last call; waits for the stream
-inline bool take_expired_wait(Stream s) {
+bool take_expired_wait(Stream s) {
     int then = 0, none = 0;
     synchronize(s);
     check_cuda(cudaMemcpyFromSymbol(&then, wait_expired, sizeof then), "asking for waits that expired");
@@ -173,7 +175,7 @@ inline uint32_t pack_bf16(float low, float high) {
 }
 
 // for checks of those who ask: EMULATED_EXPIRED_WAIT=N says yes to the N-th question
-inline bool take_expired_wait(Stream s) {
+bool take_expired_wait(Stream s) {
     static const char* given = getenv("EMULATED_EXPIRED_WAIT");
     static int asked = 0;
     synchronize(s);
@@ -280,7 +282,7 @@ __device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float 
 }
 
 }  // namespace gpu
-#else
+#elif !HAS_KERNELS
 inline bool take_expired_wait(Stream) { return false; }
 #endif
 

@@ -116,7 +116,7 @@ inline void StoreCacheRows::ref(Stream) const {
         std::copy(rows + (long)n * width, rows + (long)(n + 1) * width, cache + (long)cache_slots[n] * width);
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 constexpr int segment_warps = 4;
@@ -189,7 +189,7 @@ inline void packed_attention_any(floatX* o, const floatX* qkv, const Tile* tiles
 
 }  // namespace gpu
 
-inline void StoreCacheRows::gpu(Stream s) const {
+void StoreCacheRows::gpu(Stream s) const {
     LAUNCH(gpu::store_cache_rows_kernel, ceil_div((long)N * width, 256), 256, 0, s, cache, rows, cache_slots,
            N, width);
 }

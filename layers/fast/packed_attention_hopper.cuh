@@ -11,7 +11,7 @@
 #include "flash_dispatch.cuh"
 #include "packed_attention.cuh"
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 template <int HS>
@@ -118,7 +118,7 @@ void packed_forward(bool hopper, const Operation& f, Stream s) {
 }  // namespace gpu
 
 // the kernel is chosen once for all batches with these heads, in tune_packed()
-inline void PackedAttention::gpu(Stream s) const {
+void PackedAttention::gpu(Stream s) const {
     auto run = [&](bool hopper) { gpu::packed_forward(hopper, *this, s); };
     bool can = sizeof(floatX) == 2;
     run(can && gpu::takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run));

@@ -3,7 +3,7 @@
 //   is the KV cache (queries are stored there too, but not read again).
 #pragma once
 #include "../base/rng.h"
-#include "../fast/packed_attention_hopper.cuh"
+#include "../fast/packed_attention.cuh"
 #include "../model/pipeline.h"
 
 // a packed batch on the device; its shape is B = 1, T = N

@@ -12,7 +12,7 @@ const Named named_lines[] = {
     {"flash_backward", "flash_attention.cuh", "of each row a warp's fragments hold 16 bytes"},
     {"layernorm_backward_rows", "layernorm.cuh", "sums, written once for all rows of a group"},
     {"adamw_kernel", "adamw.cuh", "hyper-parameters, the same for all lanes"},
-    {"fp8_round", "fp8_linear.cuh", "rows of an odd number of words, for the columns' sake"},
+    {"fp8_round", "fp8_round.cuh", "rows of an odd number of words, for the columns' sake"},
 };
 constexpr double all_used = 99;  // per cent: the last lanes of a row may have nothing to do
 constexpr long bulk = 256;       // sectors of two blocks; less is no kernel's time

@@ -37,6 +37,15 @@ void pack_state(const State& state, StateKind kind, const real* values, long n, 
 
 #if HAS_KERNELS
 namespace gpu {
+template <class State>
+void unpack_state(real* out, const State& state, StateKind kind, long n, Stream s);
+template <class State>
+void pack_state(const State& state, StateKind kind, const real* values, long n, Stream s);
+}  // namespace gpu
+#endif
+
+#if KERNELS_HERE
+namespace gpu {
 
 template <class State>
 __global__ void unpack_state_kernel(real* out, State state, StateKind kind, long n) {

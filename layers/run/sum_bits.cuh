@@ -23,7 +23,7 @@ inline void SumBits<T>::ref(Stream) const {
     *sum += all;
 }
 
-#if HAS_KERNELS
+#if KERNELS_HERE
 namespace gpu {
 
 template <class T>
@@ -37,7 +37,7 @@ __global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
 }  // namespace gpu
 
 template <class T>
-inline void SumBits<T>::gpu(Stream s) const {
+void SumBits<T>::gpu(Stream s) const {
     LAUNCH(gpu::sum_bits_kernel<T>, std::min(1024, ceil_div(n, gpu::adamw_block)), gpu::adamw_block, 0, s,
            sum, x, n);
 }
