@@ -208,8 +208,17 @@ $(MOVED): ;
 $(OBJECTS)/train_gpt.o: train_gpt.cu Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-# what has kernels: those of the trainer, and the checks, which launch them one by one
-$(OBJECTS)/kernels.o: layers/kernels.cu Makefile
+# What surrounds a step, of which the trainer and the checks see declarations only: in two compilations, as
+# the headers that two share are more work than they are; -O1, as none of it computes
+APPENDICES := $(OBJECTS)/start_and_plan.o $(OBJECTS)/run_and_inference.o
+$(OBJECTS)/start_and_plan.o: layers/start/start.cpp layers/plan/observe.cpp
+$(OBJECTS)/run_and_inference.o: layers/run/trainer.cpp layers/inference/evaluate.cpp
+$(APPENDICES): Makefile
+	@mkdir -p $(@D)
+	printf '#include "%s"\n' $(filter %.cpp,$^) | \
+	  $(COMPILE:-O2=-O1) -I. -MMD -MP -MF $(@:.o=.d) -MT $@ -c - -o $@
+# what has kernels: operations, and the checks, which launch them one by one
+$(OBJECTS)/compute.o: layers/compute.cu Makefile
 	@mkdir -p $(@D)
 	$(KERNELS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJECTS)/test_gpt.o: test_gpt.cu Makefile
@@ -247,10 +256,11 @@ $(OBJECTS)/test_gpt.o: KERNELS += -DAND_TRAIN_GPT
 $(BUILD)/train_gpt: $(BUILD)/test_gpt
 	ln -f $< $@
 else
-$(BUILD)/train_gpt: $(OBJECTS)/kernels.o
+$(BUILD)/train_gpt: $(OBJECTS)/compute.o
 endif
+APART := $(if $(FOR_CHECKS),,$(APPENDICES))
 $(addprefix $(BUILD)/,$(if $(FOR_CHECKS),,train_gpt) test_gpt): $(BUILD)/%: $(OBJECTS)/%.o \
-	$(OBJECTS)/comm_$(COMM).o $(NCCL_OBJECT) \
+	$(APART) $(OBJECTS)/comm_$(COMM).o $(NCCL_OBJECT) \
 	$(BF16_OBJECT) $(if $(WATCHED),$(OBJECTS)/watch.o $(OBJECTS)/watch_hooks.o)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(LIBS) $(BLAS_LIBS) $(NCCL_LINK) $(MPI_LINK)

@@ -8,7 +8,8 @@
 //   mpirun -n 4 ./test_gpt ranks   communication between ranks
 //   A CPU build tests ref (in fp64, against finite differences and PyTorch); a build with kernels, emulated
 //   or on a GPU, tests gpu against ref. The last line is `N passed, N failed`.
-#include "layers/kernels.cu"  // here, as checks launch them one by one
+#define WITH_REF
+#include "layers/compute.cu"  // here, as checks launch kernels one by one, and hold them against ref
 #include "comm/test_ranks.h"
 #include "comm/test_schedule.h"
 #include "data/tasks/test_tasks.h"
@@ -37,7 +38,11 @@
 #include "layers/fast/test_hopper.h"
 #include "layers/fast/test_kernels_attention.h"
 
-#if defined(AND_TRAIN_GPT)  // in builds for checks, see the Makefile
+#if defined(AND_TRAIN_GPT)  // in builds for checks, see the Makefile: all in one compilation
+#include "layers/inference/evaluate.cpp"
+#include "layers/plan/observe.cpp"
+#include "layers/run/trainer.cpp"
+#include "layers/start/start.cpp"
 #define main train_gpt
 #include "train_gpt.cu"
 #undef main

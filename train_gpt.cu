@@ -3,7 +3,6 @@
 //   in the README's reading order.
 #include "layers/inference/evaluate.h"
 #include "layers/plan/observe.h"
-#include "layers/run/replicas.h"
 #include "layers/run/trainer.h"
 #include "layers/start/start.h"
 
@@ -53,8 +52,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         complete_gradients(model);  // ends the sums over d; sums over t and wte's copies
         update_parameters(model, optimizer, o.clip);
     };
-    // repeated: only in steps of --check-every
-    std::optional<RepeatedStep> repeated = enqueue_step(run, trainer, samples.batch, gradients, update);
+    enqueue_step(run, trainer, samples.batch, gradients, update);
 
     // the host's first wait in the step, except inside MPI calls
     UpdateDecision decision = last_decision(model, optimizer);
@@ -64,8 +62,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     run.state.advance(samples.batch, (uint64_t)tokens);
 
     // waits for the state's checksums, for the next step's samples, for the losses, and for the other ranks
-    RankReport mine = rank_report(run, trainer, repeated ? &*repeated : nullptr, result.updated);
-    mine.stops = take_stop_signal();
+    RankReport mine = rank_report(run, trainer, result.updated);
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
     result.seconds = seconds() - start;
@@ -80,26 +77,19 @@ bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, InferenceJobs
     bool due = run.options.evaluate_every && run.state.step % run.options.evaluate_every == 0;
     if (!due && run.state.step != run.last_step) return true;
     if (run.validation && !evaluate_loss(result.validation_loss, run, trainer)) return false;
-    if (jobs.tasks.empty()) return true;
-    evaluate_tasks(run, *trainer.model, jobs);
-    for (auto& task : jobs.results)
-        for (auto& metric : task.metrics)
-            result.tasks.push_back({task.name + " " + metric.name, metric.value});
+    result.tasks = evaluate_tasks(run, *trainer.model, jobs);
     return true;
 }
 
 void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observer) {
     const Options& o = run.options;
     Model& model = *trainer.model;
-    StepReporter reporter(run);
     auto due = [&](long every) { return every && run.state.step % every == 0; };
 
     bool has_begun = run.state.step < run.last_step;
-    std::string times = run.start_times.print(run.grid.world);
-    if (run.is_rank0() && run.grid.world.size > 1) printf("%s", times.c_str());
     if (!has_begun) {
         report_nothing_to_do(run, trainer);
-        if (!jobs.tasks.empty()) evaluate_tasks(run, model, jobs);
+        evaluate_tasks(run, model, jobs);
     }
 
     if (has_begun) prefetch_samples(run, trainer, run.state.samples);
@@ -113,28 +103,16 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observ
 
         bool is_corrupt = reports.any(&RankReport::is_corrupt);  // then neither evaluated nor saved
         bool evaluated = is_corrupt || evaluate_step(result, run, trainer, jobs);
-        reporter.report_step(result, (double)batch * model.shape.T);
+        report_step(result, trainer, (double)batch * model.shape.T);
         if (!evaluated) save_and_end(run, trainer, trainer.data_error);
         act_on_reports(reports, result, run, trainer);
 
-        if (due(o.check_every)) {
-            double began = seconds();
-            comm::end_on_error(compare_replicas(model, *trainer.optimizer, run.state.step));
-            reporter.report_check(result.seconds + seconds() - began);
-        }
+        if (due(o.check_every)) check_replicas(run, trainer, result.seconds);
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);
     }
 
-    model.await_parameters();  // all-gathered after the last update
-    if (long left = comm::unawaited_calls())
-        fail("%ld calls were never waited for: a defect of this program", left);
-    if (trainer.stop && run.is_rank0())
-        printf("stopped by a signal after step %ld%s%s\n", run.state.step,
-               o.save.empty() ? "" : ": go on with --resume ", o.save.c_str());
-    if (has_begun || o.resume != o.save) save_now(run, trainer);
-
-    if (run.is_rank0()) fputs(draws_of(*run.train, run.state.samples).c_str(), stdout);
-    observer.print(memory_taken(model, *trainer.optimizer));
+    end_training(run, trainer, has_begun);
+    observer.print(model, *trainer.optimizer);
 }
 
 // ---- main ------------------------------------------------------------------------------------------------
@@ -147,11 +125,8 @@ int main(int argc, char** argv) {
 
     try {
         comm::start(&argc, &argv);
-        std::optional<StagePlan> planned = start(run, trainer, jobs, argc, argv);
-        if (planned) {
-            StepObserver observer(run, *planned);
-            train(run, trainer, jobs, observer);
-        }
+        std::unique_ptr<StepObserver> observer = start(run, trainer, jobs, argc, argv);
+        if (observer) train(run, trainer, jobs, *observer);
     } catch (const std::exception& e) {
         fflush(stdout);
         std::string who = comm::world_size() > 1 ? text("[rank %d] ", comm::world_rank()) : "";

@@ -173,6 +173,7 @@ struct DecideUpdate {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
+#if REF_HERE
 namespace ref {
 
 // what a span of flag_span values adds to a checksum
@@ -207,7 +208,7 @@ void update_span(State state, const real* gradients, HyperParameters hyper, real
 }  // namespace ref
 
 template <class State>
-inline void AdamW<State>::ref(Stream) const {
+void AdamW<State>::ref(Stream) const {
     if (!decision->will_update) return;
     unsigned long long read = 0, written = 0;
     #pragma omp parallel for reduction(+ : read, written)
@@ -221,12 +222,12 @@ inline void AdamW<State>::ref(Stream) const {
     check->written += written;
 }
 
-inline void AddValues::ref(Stream) const {
+void AddValues::ref(Stream) const {
     #pragma omp parallel for simd
     for (long i = 0; i < n; i++) sum[i] += x[i];
 }
 
-inline void SquareSums::ref(Stream) const {
+void SquareSums::ref(Stream) const {
     for (int k = 0; k < count; k++) {
         const Slice& slice = slices[k];
         long part = (slice.n / flag_span + slice.parts - 1) / slice.parts * flag_span;
@@ -249,14 +250,15 @@ inline void SquareSums::ref(Stream) const {
     }
 }
 
-inline void SumValues::ref(Stream) const {
+void SumValues::ref(Stream) const {
     *sum = 0;
     for (long i = 0; i < n; i++) *sum += x[i];
 }
 
-inline void DecideUpdate::ref(Stream) const {
+void DecideUpdate::ref(Stream) const {
     decision->decide(sums, count, max_norm, *hyper);
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

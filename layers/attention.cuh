@@ -81,6 +81,7 @@ struct AttentionBackward {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
+#if REF_HERE
 namespace ref {
 
 constexpr int attention_rows = 64;  // queries at a time: keys beyond the last of them are not computed
@@ -100,7 +101,7 @@ inline real softmax_row(floatX* p, real* scores, int seen, int n) {
 
 }  // namespace ref
 
-inline void AttentionForward::ref(Stream s) const {
+void AttentionForward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -133,7 +134,7 @@ inline void AttentionForward::ref(Stream s) const {
         }
 }
 
-inline void AttentionBackward::ref(Stream s) const {
+void AttentionBackward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -179,6 +180,7 @@ inline void AttentionBackward::ref(Stream s) const {
     if (bias.db)
         ref::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

@@ -102,7 +102,8 @@ struct CrossEntropy {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
-inline void CrossEntropyMax::ref(Stream) const {
+#if REF_HERE
+void CrossEntropyMax::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (long)n * v.size;
@@ -113,7 +114,7 @@ inline void CrossEntropyMax::ref(Stream) const {
     }
 }
 
-inline void CrossEntropySum::ref(Stream) const {
+void CrossEntropySum::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (long)n * v.size;
@@ -126,7 +127,7 @@ inline void CrossEntropySum::ref(Stream) const {
     }
 }
 
-inline void CrossEntropyFinish::ref(Stream) const {
+void CrossEntropyFinish::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * v.size;
@@ -146,11 +147,12 @@ inline void CrossEntropyFinish::ref(Stream) const {
     }
 }
 
-inline void CrossEntropy::ref(Stream s) const {
+void CrossEntropy::ref(Stream s) const {
     largest_of_rows().ref(s);
     sums_of_rows().ref(s);
     finish().ref(s);
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

@@ -96,7 +96,8 @@ struct PositionBackward {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
-inline void EmbeddingForward::ref(Stream) const {
+#if REF_HERE
+void EmbeddingForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         long own = tokens[n] - v.first;
@@ -105,7 +106,7 @@ inline void EmbeddingForward::ref(Stream) const {
     }
 }
 
-inline void PositionForward::ref(Stream) const {
+void PositionForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* position = wpe + (long)(positions ? positions[offset + n] : (offset + n) % T) * C;
@@ -114,7 +115,7 @@ inline void PositionForward::ref(Stream) const {
     }
 }
 
-inline void EmbeddingBackward::ref(Stream) const {
+void EmbeddingBackward::ref(Stream) const {
     #pragma omp parallel for schedule(dynamic, 16)
     for (int run = 0; run < N; run++) {
         int first = run_starts[run], last = run_starts[run + 1];
@@ -128,7 +129,7 @@ inline void EmbeddingBackward::ref(Stream) const {
     }
 }
 
-inline void PositionBackward::ref(Stream) const {
+void PositionBackward::ref(Stream) const {
     #pragma omp parallel for
     for (int t = 0; t < T; t++) {
         real* position = dwpe + (long)t * C;
@@ -139,6 +140,7 @@ inline void PositionBackward::ref(Stream) const {
         }
     }
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

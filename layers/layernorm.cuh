@@ -81,7 +81,8 @@ struct LayerNormBackward {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
-inline void LayerNormForward::ref(Stream) const {
+#if REF_HERE
+void LayerNormForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* xn = x + (long)n * C;
@@ -101,13 +102,13 @@ inline void LayerNormForward::ref(Stream) const {
     }
 }
 
-inline void ResidualLayerNormForward::ref(Stream s) const {
+void ResidualLayerNormForward::ref(Stream s) const {
     ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
     LayerNormForward{.y = y, .stats = stats, .x = sum, .w = w, .b = b, .N = N, .C = C}.ref(s);
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
-inline void LayerNormBackward::ref(Stream s) const {
+void LayerNormBackward::ref(Stream s) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
@@ -153,6 +154,7 @@ inline void LayerNormBackward::ref(Stream s) const {
     }
     if (gradients.added_bias) ref::column_sum(gradients.added_bias, dx, column_scratch, N, C, accumulate, s);
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

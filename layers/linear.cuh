@@ -165,6 +165,7 @@ inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
+#if REF_HERE
 namespace ref {
 
 inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
@@ -183,29 +184,30 @@ inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int
 
 }  // namespace ref
 
-inline void LinearForward::ref(Stream s) const {
+void LinearForward::ref(Stream s) const {
     Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
     fused_gemm.bias = b;
     ref::gemm(fused_gemm, s);
 }
 
-inline void LinearGeluForward::ref(Stream s) const {
+void LinearGeluForward::ref(Stream s) const {
     LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.ref(s);
     ref::gelu_forward(y, up, (long)N * OC, s);
 }
 
-inline void LinearBackward::ref(Stream s) const {
+void LinearBackward::ref(Stream s) const {
     ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
-inline void LinearOfGeluBackward::ref(Stream s) const {
+void LinearOfGeluBackward::ref(Stream s) const {
     of_weight().ref(s);
     ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
     ref::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, {}, s);
 }
 
-inline void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
+void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

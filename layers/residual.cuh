@@ -61,6 +61,7 @@ struct ResidualBiasBackward {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
+#if REF_HERE
 namespace ref {
 
 inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool accumulate, Stream) {
@@ -80,7 +81,7 @@ inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool acc
 
 }  // namespace ref
 
-inline void ResidualForward::ref(Stream) const {
+void ResidualForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         long row = (long)n * C;
@@ -90,9 +91,10 @@ inline void ResidualForward::ref(Stream) const {
     }
 }
 
-inline void ResidualBiasBackward::ref(Stream s) const {
+void ResidualBiasBackward::ref(Stream s) const {
     ref::column_sum(dbias, dx, column_scratch, N, C, accumulate, s);
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

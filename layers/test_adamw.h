@@ -150,8 +150,8 @@ struct BothStates {
         for (auto& value : values[MomentV]) value = value * value;
         for (StateKind kind : {Master, MomentM, MomentV}) {
             R in(values[kind]);
-            ref::pack_state(ref(), kind, in.ref(), (long)n, nullptr);
-            gpu::pack_state(device(), kind, in.device, (long)n, nullptr);
+            PackState{ref(), kind, (const real*)in.ref(), (long)n}.ref(nullptr);
+            PackState{device(), kind, (const real*)in.device, (long)n}.gpu(nullptr);
         }
     }
 
@@ -173,7 +173,7 @@ struct BothStates {
 
     std::vector<real> on_device(StateKind kind) {
         R out(values[kind].size());
-        gpu::unpack_state(out.device, device(), kind, (long)values[kind].size(), nullptr);
+        UnpackState{out.device, device(), kind, (long)values[kind].size()}.gpu(nullptr);
         return out.back();
     }
 
@@ -181,7 +181,7 @@ struct BothStates {
         parameters.compare("adamw parameters" + what, rounding);
         for (StateKind kind : {Master, MomentM, MomentV}) {
             std::vector<real> want(values[kind].size());
-            ref::unpack_state(want.data(), ref(), kind, (long)want.size(), nullptr);
+            UnpackState{want.data(), ref(), kind, (long)want.size()}.ref(nullptr);
             // a kernel's sum may be rounded otherwise: then to the other neighbour
             bool rounded = kind == Master ? State::rounds_parameters : sizeof(Moment) < sizeof(real);
             double tolerance = rounded ? 0x1p-7 : sums_tolerance;

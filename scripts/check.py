@@ -38,15 +38,13 @@ ARROWS = {
     "data/tasks": "data layers/base",
     "data/corpus": "data/tasks data/formats data comm comm/mpi layers/base",
     "data/tokenize.cpp": "data/formats",  # a program, in a folder of the book
-    "layers/kernels.cu": "layers/fast layers/run",  # what all kernels are compiled in
+    "layers/compute.cu": "layers/fast layers/run",  # what all operations are compiled in
     "scripts/tour": "layers layers/base layers/fast",
 }
 # where the book reaches an appendix, and what for: these are all such places
 SEAMS = {
     ("layers/base/device.h", "layers/emulator/streams_on_cpu.h"): "the device, emulated",
     ("layers/base/device.h", "layers/emulator/no_device.h"): "the host as the device",
-    ("layers/base/gemm.h", "layers/fast/cublaslt.h"): "GEMMs by cuBLASLt, the fastest of its algorithms",
-    ("layers/base/gemm.h", "layers/fast/host_gemm.h"): "GEMMs on the host",
     ("layers/linear.cuh", "layers/fast/fp8_round.cuh"): "linear layers in fp8",
     ("layers/model/activations.h", "layers/fast/flash_attention.cuh"): "the fast attention",
     ("data/tokens.h", "data/formats/other_tokens.h"): "token files of other programs",
@@ -54,7 +52,6 @@ SEAMS = {
     ("comm/comm_nccl.cpp", "comm/mpi/nccl_watch.h"): "NCCL is bootstrapped over MPI, and watched",
     ("train_gpt.cu", "layers/start/start.h"): "options, files, memory; --plan, --generate",
     ("train_gpt.cu", "layers/run/trainer.h"): "samples ahead, reports, saves: what surrounds a step",
-    ("train_gpt.cu", "layers/run/replicas.h"): "--check-every",
     ("train_gpt.cu", "layers/inference/evaluate.h"): "--evaluate while training",
     ("train_gpt.cu", "layers/plan/observe.h"): "each run checks its plan; --profile, --trace, --record",
 }
@@ -400,7 +397,7 @@ def check_choices(name, text):
     for number, line in enumerate(text.split("\n"), 1):
         if "<<<" in line:
             complain(f"{name}:{number}: a launch outside LAUNCH")
-        if re.match(r" *# *if", line) and not re.search(r"HAS_KERNELS|KERNELS_HERE", line):
+        if re.match(r" *# *if", line) and not re.search(r"HAS_KERNELS|KERNELS_HERE|REF_HERE", line):
             complain(f"{name}:{number}: a preprocessor fence outside layers/base")
 
 

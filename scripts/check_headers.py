@@ -75,7 +75,7 @@ def main():
     headers = [f for f in listed("*.h", "*.cuh") if not is_check(f) and not f.startswith(tuple(missing))]
     groups = (
         ([f for f in headers if not MAY_HAVE_KERNELS.match(f)], flags),
-        ([f for f in headers if MAY_HAVE_KERNELS.match(f)], [*flags, "-DDEVICE_EMULATED", "-DWITH_KERNELS"]),
+        ([f for f in headers if MAY_HAVE_KERNELS.match(f)], [*flags, "-DDEVICE_EMULATED", "-DCOMPUTES_HERE"]),
     )
     work = [(chain, flags) for names, flags in groups for chain in chains(names)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

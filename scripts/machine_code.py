@@ -193,7 +193,7 @@ def find_nvdisasm(nvcc):
 
 
 def compile_kernels(nvcc, arch, folder):
-    unit, cubin = os.path.join(ROOT, "layers/kernels.cu"), os.path.join(folder, f"{arch}.cubin")
+    unit, cubin = os.path.join(ROOT, "layers/compute.cu"), os.path.join(folder, f"{arch}.cubin")
     options = ["-std=c++20", "-O3", "-DPRECISION_BF16", "-DDEVICE_CUDA", f"-arch={arch}", "-cubin"]
     options += ["-Xptxas", "-v"]
     result = subprocess.run([nvcc, *options, "-x", "cu", unit, "-o", cubin], capture_output=True, text=True)

@@ -150,7 +150,8 @@ NCCL_CHANGES = (
 
 
 HOPPER_PROGRAM = """
-#define WITH_KERNELS
+#define COMPUTES_HERE
+#define WITH_REF
 #include "layers/fast/test_hopper.h"
 int main() {
     try {

@@ -2,8 +2,8 @@
 //   DEVICE=cuda      dev = gpu: kernels, compiled by nvcc
 //   DEVICE=emulated  dev = gpu: the same kernels, which g++ executes through cuda_on_cpu.h
 //   DEVICE=cpu       dev = ref: no kernels; memory is the host's, a Stream is nothing
-//   Kernels are compiled once, in layers/kernels.cu, which defines WITH_KERNELS; each layer's file fences its
-//   own with KERNELS_HERE. All else sees operations only, and is compiled by the host's compiler.
+//   What computes is compiled once, in layers/compute.cu (COMPUTES_HERE): each layer's file fences ref with
+//   REF_HERE, kernels with KERNELS_HERE. All else sees operations only; the host's compiler compiles it.
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
@@ -26,10 +26,15 @@
 #define HAS_KERNELS 0
 #define DEVICE_NAME "cpu"
 #endif
-#if HAS_KERNELS && defined(WITH_KERNELS)
-#define KERNELS_HERE 1
+#if defined(COMPUTES_HERE)
+#define KERNELS_HERE HAS_KERNELS
 #else
 #define KERNELS_HERE 0
+#endif
+#if defined(COMPUTES_HERE) && (!HAS_KERNELS || defined(WITH_REF))  // the checks hold one against the other
+#define REF_HERE 1
+#else
+#define REF_HERE 0
 #endif
 
 #include "numbers.h"

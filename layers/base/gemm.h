@@ -9,6 +9,8 @@
 //   cost: 2*m*n*k*batch flops
 #pragma once
 #include <algorithm>
+#include <functional>
+#include <string>
 #include "device.h"
 
 // ---- GEMM ------------------------------------------------------------------------------------------------
@@ -43,18 +45,23 @@ Gemm<Out, Left, Right> with_strides(Gemm<Out, Left, Right> g) {  // leading dime
     return g;
 }
 
-// ---- who computes it --------------------------------------------------------------------------------------
+// ---- who computes it: fast/host_gemm.h, fast/cublaslt.h ---------------------------------------------------
 
-namespace ref {  // fast/host_gemm.h
+namespace ref {
 template <class Out, class Left = floatX, class Right = floatX>
 void gemm(const Gemm<Out, Left, Right>&, Stream);
+size_t gemm_workspace();            // bytes, for each stream that multiplies
+void take_gemm_workspace(Stream);   // before the first GEMM, not in the middle of a step
+std::string gemm_library();
 }  // namespace ref
 
-#if HAS_KERNELS
-namespace gpu {  // fast/cublaslt.h
+namespace gpu {
 template <class Out, class Left = floatX, class Right = floatX>
 void gemm(const Gemm<Out, Left, Right>&, Stream);
+size_t gemm_workspace();
+void take_gemm_workspace(Stream);
+std::string gemm_library();
+// whether run(true), a GEMM with an epilogue, is faster than run(false), where a kernel follows it
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream,
+           const std::function<void(bool)>& run);
 }  // namespace gpu
-#endif
-#include "../fast/cublaslt.h"
-#include "../fast/host_gemm.h"

@@ -142,10 +142,10 @@ void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
 }
 
 // bytes that the GEMMs of a stream take besides their operands; taken when it first multiplies, or here
-inline size_t gemm_workspace() { return cublas_workspace; }
-inline void take_gemm_workspace(Stream s) { Cublas::get().workspace(s); }
+size_t gemm_workspace() { return cublas_workspace; }
+void take_gemm_workspace(Stream s) { Cublas::get().workspace(s); }
 
-inline std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersion()); }
+std::string gemm_library() { return text("cuBLASLt %zu", cublasLtGetVersion()); }
 
 }  // namespace gpu
 #endif

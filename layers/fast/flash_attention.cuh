@@ -82,6 +82,7 @@ struct FlashBackward {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
+#if REF_HERE
 namespace ref {
 
 // rows [t0, t0 + rows) of a head: their scaled scores over `keys` keys; those beyond the diagonal are invalid
@@ -93,7 +94,7 @@ inline void flash_scores(real* p, const floatX* q, const floatX* k, int t0, int 
 
 }  // namespace ref
 
-inline void FlashForward::ref(Stream s) const {
+void FlashForward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -116,7 +117,7 @@ inline void FlashForward::ref(Stream s) const {
         }
 }
 
-inline void FlashBackward::ref(Stream s) const {
+void FlashBackward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
@@ -170,6 +171,7 @@ inline void FlashBackward::ref(Stream s) const {
     if (bias.db)
         ref::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

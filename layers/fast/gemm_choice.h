@@ -125,10 +125,10 @@ bool can_compute(const Gemm<Out>& g) {
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
 // faster. Timed before the first step, in tune() (setup.h), and only then is `run` called here; in a step
 // this looks up an answer
-template <class Run>
-bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s, Run run) {
-    static AutotuneCache<std::tuple<int, int, int>, bool> chosen;  // one per type of `run`
-    return chosen.get({N, C, OC}, [&] {
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s,
+           const std::function<void(bool)>& run) {
+    static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
+    return chosen.get({what, N, C, OC}, [&] {
         if (!fits_epilogue(fused_gemm.n) || !can_compute(fused_gemm)) return false;
         std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
         return autotuner.choose(key, 2, 0, s, [&](int way) {

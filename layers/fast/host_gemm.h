@@ -135,8 +135,8 @@ void gemm(const Gemm<Out, Left, Right>& given, Stream) {
     }
 }
 
-inline size_t gemm_workspace() { return 0; }
-inline void take_gemm_workspace(Stream) {}
-inline std::string gemm_library() { return sizeof(floatX) == 2 && has_bf16_gemm() ? "oneDNN" : "CBLAS"; }
+size_t gemm_workspace() { return 0; }
+void take_gemm_workspace(Stream) {}
+std::string gemm_library() { return sizeof(floatX) == 2 && has_bf16_gemm() ? "oneDNN" : "CBLAS"; }
 
 }  // namespace ref

@@ -57,7 +57,8 @@ struct StoreCacheRows {
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
-inline void PackedAttention::ref(Stream s) const {
+#if REF_HERE
+void PackedAttention::ref(Stream s) const {
     #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int i = 0; i < count; i++)
         for (int h = 0; h < a.NH; h++) {
@@ -110,11 +111,12 @@ inline void PackedAttention::ref(Stream s) const {
         }
 }
 
-inline void StoreCacheRows::ref(Stream) const {
+void StoreCacheRows::ref(Stream) const {
 #pragma omp parallel for
     for (int n = 0; n < N; n++)
         std::copy(rows + (long)n * width, rows + (long)(n + 1) * width, cache + (long)cache_slots[n] * width);
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

@@ -1,242 +1,43 @@
 // evaluate.h   --evaluate and --generate: requests, checked at the start, answered by all ranks
 #pragma once
-#include <unistd.h>
-#include <iostream>
-#include <iterator>
+#include <string>
+#include <vector>
+#include "../model/step.h"
 #include "../run/run.h"
-#include "../run/setup.h"
-#include "generate.h"
-#include "scoring.h"
-#include "serve.h"
-#include "task_report.h"
+
+namespace comm { struct RankHash; }  // comm/mpi/collective_check.h
+struct EvalFile;    // data/tasks/evaluation.h
+struct TaskResult;  // task_report.h
+struct Prompt;      // prompts.h
 
 struct InferenceJobs {
     std::vector<EvalFile> tasks;
-    std::vector<TaskResult> results;  // of the last evaluation, if one followed this step
+    std::vector<TaskResult> results;  // of the last evaluation
     std::vector<Prompt> prompts;
-    int vocabulary() const { return tasks.empty() ? 0 : tasks[0].vocabulary; }
-};
 
-// ---- the start -------------------------------------------------------------------------------------------
+    InferenceJobs();
+    InferenceJobs(InferenceJobs&&);
+    InferenceJobs& operator=(InferenceJobs&&);
+    ~InferenceJobs();
+    int vocabulary() const;
+};
 
 // opens the files of --evaluate, or of prompts; whether results can be written is checked now, not at the end
-inline InferenceJobs open_jobs(const Options& o) {
-    InferenceJobs jobs;
-    bool prints = comm::world_rank() == 0;
-    if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
-    if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
-    bool reads_file = o.prompts() && o.generate != standard_prompts;
-    if (!o.results.empty() && o.evaluate.empty() && !reads_file)
-        fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
-    if (reads_file) jobs.prompts = read_prompts(o);
-    if (!o.generate.empty() && !o.train.empty() && prints)
-        fprintf(stderr, "note: with --generate nothing is trained, and --train is not read\n");
-    std::error_code none;
-    bool takes_text = !o.generate.empty() && !o.prompts() && o.generate != "-";
-    if (takes_text && std::filesystem::is_regular_file(o.generate, none))
-        fail("--generate %s: is a file, and this option takes a text: --generate - < %s continues the "
-             "file's; FILE.jsonl has a prompt a line", o.generate.c_str(), o.generate.c_str());
-
-    bool is_named = o.generate.find_first_of(" \t\n") == std::string::npos &&
-        (o.generate.ends_with(".txt") || o.generate.ends_with(".json"));
-    if (takes_text && is_named)
-        fail("--generate %s: there is no such file, and as a text it is unlikely: --generate - < FILE "
-             "continues a file's text; FILE.jsonl has a prompt a line", o.generate.c_str());
-
-    refuse_overwriting({o.results}, reads_file ? std::vector<std::string>{o.generate} : o.evaluate);
-
-    if (!o.results.empty() && std::filesystem::is_regular_file(o.results, none)) {
-        InputFile before(o.results);
-        if (before.size && before.read<char>(0, "results") != '{')
-            fail("--results %s: exists, and holds no results: give another name", o.results.c_str());
-    }
-    if (!o.results.empty() && prints) FileWriter probe(o.results);
-    if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)
-        printf("note: without --resume the model's weights are random\n");
-
-    if (o.plan.empty())
-        for (auto& path : o.evaluate) jobs.tasks.push_back(EvalFile::open(path));
-    return jobs;
-}
+InferenceJobs open_jobs(const Options& o);
 
 // checks them against the model, once its shape is known
-inline void check_tasks(InferenceJobs& jobs, const Options& o) {
-    std::set<std::string> names;
-    for (auto& task : jobs.tasks) {
-        if (!names.insert(task_name(task)).second)
-            fail("--evaluate %s: another file has %s already: give one of them, or other names",
-                 task.path.c_str(), task_name(task).c_str());
-        if (task.vocabulary != o.vocabulary)
-            fail(
-                "%s: has a vocabulary of %d, the model of %d: make it again, ./tasks --vocabulary with the "
-                "model's",
-                task.path.c_str(), task.vocabulary, o.vocabulary);
-        leave_out_long(task, o.sequence, o.long_continuations == "refuse");
-    }
-}
+void check_tasks(InferenceJobs& jobs, const Options& o);
 
-inline std::vector<comm::RankHash> job_hashes(const InferenceJobs& jobs, const Options& o) {
-    uint64_t tasks = 0, prompts = jobs.prompts.empty() ? 0 : file_sum(o.generate);
-    for (auto& task : jobs.tasks) tasks = tasks * 31 + file_sum(task.path);
-    return {{"a file of --evaluate", tasks, "copy the same files to all hosts"},
-            {"the file of prompts", prompts, "copy the same files to all hosts"}};
-}
+std::vector<comm::RankHash> job_hashes(const InferenceJobs& jobs, const Options& o);
 
-// ---- scores ----------------------------------------------------------------------------------------------
-
-// how far a long job is, on rank 0, every ten seconds
-class Progress {
-    const char* what;
-    size_t all;
-    double began = seconds(), told = began;
-
-public:
-    Progress(const char* what, size_t all) : what(what), all(all) {}
-    void report(size_t done) {
-        if (comm::world_rank() != 0 || seconds() - told < 10 || done == 0) return;
-        told = seconds();
-        fprintf(stderr, "progress  %zu of %zu %s, %.0f s left\n", done, all, what,
-                (told - began) * (double)(all - done) / (double)done);
-    }
-};
-
-// scores every continuation of a file; the result is on all ranks
-inline std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
-    const Grid& grid = model.grid;
-    int shares = model.tp.sequence_parallel ? grid.t : 1;  // ranks that share a batch's rows
-    std::vector<Score> scores(plan.file.requests.size());
-    size_t round = (size_t)model.setup.micro_batches * grid.d;
-    Progress progress("batches of continuations", plan.batches.size());
-    for (size_t first = 0; first < plan.batches.size(); first += round) {
-        progress.report(first);
-        size_t end = std::min(plan.batches.size(), first + round);
-        auto batch_of = [&](int micro_batch) -> const ScoreBatch& {
-            return plan.batches[first + (size_t)micro_batch * grid.d + grid.data];
-        };
-
-        int mine = (int)((end - first + grid.d - 1 - grid.data) / grid.d);
-        MicroBatches all;
-        for (int i = 0; i < mine; i++) all.sizes.push_back({1, batch_of(i).rows});
-        all.load = [&](MicroBatch& mb) {
-            load_packed(model, mb.kept, plan.pack_batch(batch_of(mb.index), shares));
-        };
-        all.forward = [&](MicroBatch& mb) { packed_forward(model, mb); };
-
-        clear_losses(model);
-        run_schedule(model, make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false}), all,
-                     0);
-
-        for (int i = 0; grid.is_last_stage() && i < mine; i++)
-            collect_scores(model, plan, batch_of(i), i, scores);
-        share_scores(grid, plan, first, end, scores);
-        refuse_expired_waits("--evaluate", model.stream);
-    }
-    return scores;
-}
-
-// scores the files of --evaluate: prints a table, writes --results
-inline void evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
-    const Options& o = run.options;
-    double start = seconds(), rows = 0;
-    jobs.results.clear();
-    for (auto& file : jobs.tasks) {
-        ScoreBatches plan(file, model.shape.T, model.max_rows(), model.max_outputs(),
-                       model.tp.sequence_parallel ? model.grid.t : 1);
-        jobs.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
-        rows += (double)plan.rows;
-    }
-
-    if (!run.trains()) comm::end_on_error(not_finite(jobs.results));
-    if (!run.is_rank0()) return;
-    double took = seconds() - start;
-    printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(jobs.results).c_str(), rows, took,
-           rows / took);
-    fflush(stdout);
-
-    if (o.results.empty()) return;
-    std::string name = run.trains() ? o.save : o.resume;
-    save_results(o.results, task_json(jobs.results, name.empty() ? o.model : name, run.state.step),
-                 run.trains());
-}
-
-// ---- text ------------------------------------------------------------------------------------------------
+// scores the files of --evaluate, if there are any: prints a table, writes --results; returns their metrics
+NamedValues evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs);
 
 // prints one text as it is drawn; draw: the number of its first random number. Returns the number of tokens
-inline int print_sample(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
-    const Options& o = run.options;
-    const Vocabulary& vocabulary = *run.vocabulary;
-    std::vector<int> tokens = encode_text(vocabulary, prompt);
-    if (tokens.empty()) tokens.push_back(vocabulary.end_of_text);
-    Sampling how = {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, draw};
-
-    int count = 0;
-    if (run.is_rank0()) printf("%s", prompt.c_str());
-    generate(model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
-        count++;
-        if (token == vocabulary.end_of_text) return false;
-        const std::string& bytes = vocabulary.tokens[token];
-        if (run.is_rank0()) {
-            fwrite(bytes.data(), 1, bytes.size(), stdout);
-            fflush(stdout);
-        }
-        return true;
-    });
-
-    if (run.is_rank0()) printf("\n");
-    fflush(stdout);  // before what is said of it
-    return count;
-}
-
-inline void print_timed(const Run& run, Model& model, const std::string& prompt, uint64_t draw) {
-    double start = seconds();
-    int count = print_sample(run, model, prompt, draw);
-    double took = seconds() - start;
-    if (run.is_rank0()) fprintf(stderr, "%d tokens, %.1f tokens/s\n", count, count / took);
-}
+int print_sample(const Run& run, Model& model, const std::string& prompt, uint64_t draw);
 
 // --generate TEXT, or - for standard input: all of it or, on a terminal, a line at a time; or -.jsonl
-inline void generate_text(const Run& run, Model& model) {
-    const std::string& given = run.options.generate;
-    if (given == standard_prompts) return PromptServer(run, model).serve();
-    if (given != "-") return print_timed(run, model, given, 0);
-    if (run.grid.world.size > 1 || !isatty(STDIN_FILENO)) {
-        std::string text;
-        if (run.is_rank0()) text.assign(std::istreambuf_iterator<char>(std::cin), {});
-        return print_timed(run, model, share_text(text), 0);
-    }
-    std::string line;
-    for (uint64_t n = 0; fputs("> ", stderr), std::getline(std::cin, line); n++)
-        print_timed(run, model, line, n << 32);
-    fputs("\n", stderr);
-}
+void generate_text(const Run& run, Model& model);
 
 // writes each prompt's answer as a line of JSON, in order; some at a time, so that little is lost
-inline void answer_prompts(const Run& run, Model& model, const std::vector<Prompt>& prompts) {
-    const Options& o = run.options;
-    std::optional<FileWriter> file;
-    if (run.is_rank0() && !o.results.empty()) file.emplace(o.results);
-    size_t round = (size_t)o.batch * run.grid.d * 8, right = 0, with_answer = 0;
-    Progress progress("answers", prompts.size());
-
-    for (size_t first = 0; first < prompts.size(); first += round) {
-        progress.report(first);
-        std::vector<Prompt> some(prompts.begin() + (long)first,
-                                 prompts.begin() + (long)std::min(first + round, prompts.size()));
-        std::vector<Answer> answers = answer_all(model, some, *run.vocabulary, o.batch);
-        for (size_t i = 0; run.is_rank0() && i < some.size(); i++) {
-            std::string line = answer_json(some[i], answers[i]);
-            with_answer += some[i].answer.has_value();
-            right += some[i].answer == answers[i].text;
-            if (file) {
-                file->write(line);
-            } else {
-                fputs(line.c_str(), stdout);
-                fflush(stdout);
-            }
-        }
-    }
-
-    if (file) file->finish();
-    if (run.is_rank0() && with_answer)
-        fprintf(stderr, "right     %zu of %zu answers, to the letter\n", right, with_answer);
-}
+void answer_prompts(const Run& run, Model& model, const InferenceJobs& jobs);

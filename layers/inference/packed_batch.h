@@ -3,6 +3,7 @@
 //   is the KV cache (queries are stored there too, but not read again).
 #pragma once
 #include "../base/rng.h"
+#include "../fast/autotune.h"
 #include "../fast/packed_attention.cuh"
 #include "../model/pipeline.h"
 

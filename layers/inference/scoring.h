@@ -161,3 +161,6 @@ inline void share_scores(const Grid& g, const ScoreBatches& plan, size_t first, 
     if (g.p > 1) numbers = comm::sum_over(g.stages_on_host, numbers, "scores");
     for (size_t i = 0; i < these.size(); i++) *these[i] = {numbers[2 * i], numbers[2 * i + 1] > 0};
 }
+
+// scores every continuation of a file; the result is on all ranks (evaluate.cpp)
+std::vector<Score> score_file(Model& model, const ScoreBatches& plan);

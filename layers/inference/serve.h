@@ -18,7 +18,7 @@
 #include <poll.h>
 #include <unistd.h>
 #include <deque>
-#include "../run/run.h"
+#include "../run/same_run.h"
 #include "generate.h"
 
 constexpr int most_logprobs = 20, most_samples = 128;

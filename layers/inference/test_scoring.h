@@ -3,7 +3,9 @@
 #include "../../data/tasks/test_tasks.h"
 #include "../model/test_training.h"
 #include "../test_kernels.h"
-#include "evaluate.h"
+#include "generate.h"
+#include "scoring.h"
+#include "task_report.h"
 
 // attention over segments is attention: of a whole sequence, of one cut in a context and what follows, and of
 // rows that come one by one

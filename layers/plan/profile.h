@@ -7,7 +7,7 @@
 #include <list>
 #include <map>
 #include "../base/timed_event.h"
-#include "../base/gemm.h"
+#include "../linear.cuh"
 #include "dry_run.h"
 
 // FLOP/s of a large GEMM, and bytes/s (read and written) of a copy on the device; the best of several runs
@@ -24,8 +24,8 @@ inline Ceilings measure_ceilings() {
     for (int i = 0; i < 3; i++) copy_to_device(matrices + i * ones.size(), ones.data(), matrix, nullptr);
     synchronize(nullptr);  // `ones` is not needed after this
 
-    Gemm<floatX> gemm = {.out = matrices, .a = matrices + ones.size(), .b = matrices + 2 * ones.size(),
-                         .m = n, .n = n, .k = n, .transpose_b = true};
+    LinearForward gemm = {.y = matrices, .x = matrices + ones.size(), .w = matrices + 2 * ones.size(),
+                          .b = nullptr, .N = n, .C = n, .OC = n};
 
     auto fastest = [](auto work) {
         double best = INFINITY;
@@ -39,7 +39,7 @@ inline Ceilings measure_ceilings() {
         return best;
     };
 
-    double product = fastest([&] { dev::gemm(gemm, nullptr); });
+    double product = fastest([&] { compute(gemm, nullptr); });
     double copy = fastest([&] { copy_on_device(to, from, bytes / 2, nullptr); });
     device_free(to);
     return {2.0 * n * n * n / product, (double)bytes / copy};

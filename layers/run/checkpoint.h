@@ -25,6 +25,7 @@
 #include "../base/whole_file.h"
 #include "../base/file_writer.h"
 #include "../model/optimizer.h"
+#include "config.h"
 #include "run_state.h"
 
 constexpr const char* shard_kinds[] = {"master", "m", "v"};
@@ -39,6 +40,23 @@ inline std::string json_numbers(const std::vector<long>& v) {
 inline std::string step_name(long step) { return text("step-%08ld", step); }
 inline std::string partial_folder(const std::string& dir, long step) {
     return dir + "/." + step_name(step) + ".partial";
+}
+
+// in index.json: mean, variance and seen of losses, the same of norms; spikes in a row
+inline std::string spikes_text(const RunState& s) {
+    std::string out = "[";
+    for (const RunningStatistics* r : {&s.losses, &s.norms})
+        out += text("%.17g, %.17g, %ld, ", r->mean, r->variance, r->seen);
+    return out + text("%d]", s.spikes_since_progress);
+}
+
+inline void read_spikes(RunState& s, const Json& array, const std::string& name) {
+    if (array.items.size() != 7)
+        fail("%s: has %zu numbers in spikes, wants 7", name.c_str(), array.items.size());
+    for (int i = 0; i < 2; i++)
+        (i ? s.norms : s.losses) = {array.items[3 * i].number(name), array.items[3 * i + 1].number(name),
+                                    array.items[3 * i + 2].integer(name)};
+    s.spikes_since_progress = (int)array.items[6].integer(name);
 }
 
 inline std::string index_text(const RunState& s, const std::string& options, const std::string& files) {

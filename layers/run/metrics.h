@@ -2,7 +2,7 @@
 #pragma once
 #include "../base/hardware.h"
 #include "../model/step.h"
-#include "run.h"
+#include "same_run.h"
 
 // model FLOPs per token, for MFU: 6 N + 6 L C T; N without position embeddings, causal half of attention
 inline double flops_per_token(const ModelShape& shape) {

@@ -2,6 +2,7 @@
 //   Flipped bits: each rank checks itself, here and after each update (Optimizer::check_state).
 //   Slow ranks: rank 0 compares all.
 #pragma once
+#include <functional>
 #include "reports.h"
 #include "run.h"
 #include "sum_bits.cuh"
@@ -27,8 +28,8 @@ class RepeatedStep {
 
 public:
     // compute(): forward and backward of all micro-batches
-    template <class Compute>
-    RepeatedStep(Model& model, Optimizer& optimizer, Compute compute) : model(model), optimizer(optimizer) {
+    RepeatedStep(Model& model, Optimizer& optimizer, const std::function<void()>& compute)
+        : model(model), optimizer(optimizer) {
         auto traffic = comm::traffic;  // do not count the repetition
 
         model.await_parameters();

@@ -2,6 +2,7 @@
 //   saves and resumes
 #pragma once
 #include "../adamw_state.cuh"
+#include "../base/operation.h"
 
 enum StateKind { Master, MomentM, MomentV, state_kinds };
 
@@ -18,30 +19,40 @@ HOST_DEVICE void set_state(const State& state, StateKind kind, long i, real x) {
     else round_stochastically((kind == MomentM ? state.m : state.v)[i], x, 0x8000);
 }
 
-namespace ref {
-
-// n values of the state, however they are stored -> out, and back
+// out (n) = values of the state, however they are stored
 template <class State>
-void unpack_state(real* out, const State& state, StateKind kind, long n, Stream) {
+struct UnpackState {
+    real* out;
+    State state;
+    StateKind kind;
+    long n;
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// values of the state = in (n)
+template <class State>
+struct PackState {
+    State state;
+    StateKind kind;
+    const real* in;
+    long n;
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+#if REF_HERE
+template <class State>
+void UnpackState<State>::ref(Stream) const {
     #pragma omp parallel for
     for (long i = 0; i < n; i++) out[i] = get_state(state, kind, i);
 }
 
 template <class State>
-void pack_state(const State& state, StateKind kind, const real* values, long n, Stream) {
+void PackState<State>::ref(Stream) const {
     #pragma omp parallel for
-    for (long i = 0; i < n; i++) set_state(state, kind, i, values[i]);
+    for (long i = 0; i < n; i++) set_state(state, kind, i, in[i]);
 }
-
-}  // namespace ref
-
-#if HAS_KERNELS
-namespace gpu {
-template <class State>
-void unpack_state(real* out, const State& state, StateKind kind, long n, Stream s);
-template <class State>
-void pack_state(const State& state, StateKind kind, const real* values, long n, Stream s);
-}  // namespace gpu
 #endif
 
 #if KERNELS_HERE
@@ -52,20 +63,22 @@ __global__ void unpack_state_kernel(real* out, State state, StateKind kind, long
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = get_state(state, kind, i);
 }
-template <class State>
-void unpack_state(real* out, const State& state, StateKind kind, long n, Stream s) {
-    LAUNCH(unpack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, out, state, kind, n);
-}
 
 template <class State>
-__global__ void pack_state_kernel(State state, StateKind kind, const real* values, long n) {
+__global__ void pack_state_kernel(State state, StateKind kind, const real* in, long n) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) set_state(state, kind, i, values[i]);
-}
-template <class State>
-void pack_state(const State& state, StateKind kind, const real* values, long n, Stream s) {
-    LAUNCH(pack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, state, kind, values, n);
+    if (i < n) set_state(state, kind, i, in[i]);
 }
 
 }  // namespace gpu
+
+template <class State>
+void UnpackState<State>::gpu(Stream s) const {
+    LAUNCH(gpu::unpack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, out, state, kind, n);
+}
+
+template <class State>
+void PackState<State>::gpu(Stream s) const {
+    LAUNCH(gpu::pack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, state, kind, in, n);
+}
 #endif

@@ -9,7 +9,7 @@
 #include "../../comm/mpi/hosts.h"
 #include "../fast/autotune.h"
 #include "../base/hardware.h"
-#include "run.h"
+#include "same_run.h"
 
 // takes the model's shape and seed from the checkpoint; options given explicitly must agree with them
 inline void take_from_checkpoint(Run& run) {
@@ -155,7 +155,7 @@ inline void open_vocabulary(Run& run) {
              o.sample_every ? "--sample-every" : "--generate");
     if (spec.empty()) return;
 
-    run.vocabulary = Vocabulary::open(spec);
+    run.vocabulary = std::make_unique<Vocabulary>(Vocabulary::open(spec));
     if (run.vocabulary->size() != o.vocabulary)
         fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(),
              run.vocabulary->size(), o.vocabulary);

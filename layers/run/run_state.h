@@ -3,8 +3,9 @@
 //   rates are functions of what stands here and of the options.
 #pragma once
 #include <cmath>
-#include "../../data/json.h"
-#include "config.h"
+#include <map>
+#include <string>
+#include "../model/params.h"
 
 // running mean and variance, over about the last hundred values
 struct RunningStatistics {
@@ -44,20 +45,3 @@ struct RunState {
         tokens += batch_tokens;
     }
 };
-
-// in a checkpoint's index.json: mean, variance and seen of losses, the same of norms; spikes in a row
-inline std::string spikes_text(const RunState& s) {
-    std::string out = "[";
-    for (const RunningStatistics* r : {&s.losses, &s.norms})
-        out += text("%.17g, %.17g, %ld, ", r->mean, r->variance, r->seen);
-    return out + text("%d]", s.spikes_since_progress);
-}
-
-inline void read_spikes(RunState& s, const Json& array, const std::string& name) {
-    if (array.items.size() != 7)
-        fail("%s: has %zu numbers in spikes, wants 7", name.c_str(), array.items.size());
-    for (int i = 0; i < 2; i++)
-        (i ? s.norms : s.losses) = {array.items[3 * i].number(name), array.items[3 * i + 1].number(name),
-                                    array.items[3 * i + 2].integer(name)};
-    s.spikes_since_progress = (int)array.items[6].integer(name);
-}

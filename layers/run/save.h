@@ -15,7 +15,7 @@
 #pragma once
 #include <future>
 #include "folder_lock.h"
-#include "run.h"
+#include "same_run.h"
 #include "values.h"
 
 constexpr size_t piece_bytes = 64 << 20;  // each with a checksum; striped file systems like this size

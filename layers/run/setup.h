@@ -3,6 +3,7 @@
 #pragma once
 #include <map>
 #include <vector>
+#include "../fast/autotune.h"
 #include "../fast/graph.h"
 #include "../base/hardware.h"
 #include "../base/rng.h"

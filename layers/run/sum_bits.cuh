@@ -15,13 +15,15 @@ struct SumBits {
     void gpu(Stream) const;
 };
 
+#if REF_HERE
 template <class T>
-inline void SumBits<T>::ref(Stream) const {
+void SumBits<T>::ref(Stream) const {
     unsigned long long all = 0;
     #pragma omp parallel for reduction(+ : all)
     for (long i = 0; i < n; i++) all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
     *sum += all;
 }
+#endif
 
 #if KERNELS_HERE
 namespace gpu {

@@ -4,7 +4,8 @@
 //   "accesses": [[thread, barriers passed, tensor or -1 (shared memory), first byte, bytes, writes, line] …]}
 //   of the first block of the launch. Wants SANITIZE=thread, DEVICE=emulated and PRECISION=bf16.
 #include <cstdio>
-#define WITH_KERNELS
+#define COMPUTES_HERE
+#define WITH_REF
 #include "../../layers/fast/flash_attention.cuh"
 #include "../../layers/layernorm.cuh"
 

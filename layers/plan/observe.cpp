@@ -1,0 +1,192 @@
+// observe.cpp   what surrounds a run's steps: see observe.h
+#include "observe.h"
+#include "../run/metrics.h"
+#include "invariants.h"
+#include "memory.h"
+#include "plan_check.h"
+#include "profile.h"
+#include "record.h"
+#include "report.h"
+#include "timeline.h"
+#include "trace.h"
+
+void check_trace(const Run& run) {
+    const Options& o = run.options;
+    if (o.profile && run.last_step < run.state.step + 3)
+        fail("--profile: the run ends at step %ld, and is at step %ld: wants three steps at least",
+             run.last_step, run.state.step);
+    if (o.trace.empty() && o.record.empty()) return;
+    if (o.trace_step <= run.state.step || o.trace_step > run.last_step)
+        fail("--trace-step %ld: the run goes from step %ld to %ld: choose one of these", o.trace_step,
+             run.state.step + 1, run.last_step);
+    for (auto& path : {o.trace, o.record})
+        if (run.is_rank0() && !path.empty()) FileWriter probe(path);
+}
+
+// the plan of this run's steps on this machine, if it is known; on rank 0
+static std::optional<Plan> predict_run(const Run& run) {
+    Hardware h = choose_hardware(run.options);
+    if (!h.is_known() || sizeof(floatX) != 2 || !run.is_rank0()) return {};
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, true);
+}
+
+// The plan to draw beside a trace on a machine that is in no table: GEMMs and copies at the rates that rank 0
+// measures, messages at the rate of copies. The latency of calls is not measured but taken from GPUs: small
+// steps take longer than this says
+static Plan plan_as_measured(const Run& run, const Ceilings& ceilings) {
+    Hardware h = find_hardware("here");
+    h.name = "this machine as measured";
+    h.gpu.peak = ceilings.flops;
+    h.gpu.bandwidth = ceilings.bytes;
+    h.nvlink = h.network = ceilings.bytes / 2;
+    h.efficiency = 1;
+    h.is_measured = true;
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false);
+}
+
+// the step that was just traced, beside the planned one where the machine is known; collective over the world
+static void save_trace(const Run& run, Model& model, const Trace& trace, const PipelineShape& shape,
+                       double took, const Plan* planned) {
+    const Grid& g = run.grid;
+    model.await_parameters();  // then the step's calls have ended
+    synchronize(model.stream);
+
+    int row = g.stage * g.t + g.tensor, rank = g.world.rank;
+    std::string spans, events;
+    if (g.data == 0) {
+        for (auto& e : trace.events()) {
+            Span s = {Span::Wait, row, -1, -1, -1, e.start, e.end};
+            if (span_of(*e.activity, s)) spans += std::string((const char*)&s, sizeof s);
+            events += chrome_event(e, row);
+        }
+        events += chrome_name(row, 0, "process_name", text("rank %d, stage %d", rank, g.stage));
+        for (int lane = 0; lane < (int)std::size(chrome_lanes); lane++)
+            events += chrome_name(row, lane, "thread_name", chrome_lanes[lane]);
+    }
+
+    spans = collect_text(g.world, spans);
+    events = collect_text(g.world, events);
+    if (!run.is_rank0()) return;
+
+    Timeline traced = {text("step %ld of the run, %.4g s", run.state.step, took), {}, shape.micro_batches,
+                       shape.chunks, took, {}};
+    for (int i = 0; i < g.p * g.t; i++)
+        traced.rows.push_back(text("rank %d", g.rank_of(i % g.t, 0, i / g.t)));
+    traced.spans.resize(spans.size() / sizeof(Span));
+    memcpy((void*)traced.spans.data(), spans.data(), spans.size());
+
+    std::vector<Timeline> panels = {traced};
+    if (planned) {
+        Plan of_step = *planned;  // with this step's batch
+        of_step.o.batch = shape.micro_batches * model.setup.B * g.d;
+        of_step.steps[of_step.o.batch] = simulate(of_step, of_step.o.batch);
+        panels.push_back(draw(of_step.step(), shape, plan_title(of_step)));
+    }
+
+    try {
+        save_timeline(run.options.trace, panels, events);
+        printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
+    } catch (const Error& e) {  // a run must not fail because its timeline cannot be written
+        printf("not traced: %s\n", e.what());
+    }
+}
+
+// what every rank has written down of the step, in one file; collective over the world
+static void save_record(const Run& run, const Model& model, const Record& record,
+                        const PipelineShape& shape) {
+    std::string all = collect_text(run.grid.world, record.lines_written());
+    if (!run.is_rank0()) return;
+    try {
+        FileWriter file(run.options.record);
+        file.write(record_header(model, run.options, run.state.step, shape) + all);
+        file.finish();
+        printf("recorded  step %ld: %s\n", run.state.step, run.options.record.c_str());
+    } catch (const Error& e) {
+        printf("not recorded: %s\n", e.what());
+    }
+}
+
+class StepObserver::Parts {
+    const Run& run;
+    StagePlan planned;  // what this rank's steps must consist of
+    PlanCheck check;
+    std::optional<Plan> predicted;  // on rank 0, where the machine is known: how long they should take
+    std::optional<StepInvariants> invariants;  // in the first steps, unless computed twice
+    std::optional<Trace> trace;
+    std::optional<Record> record;
+    std::optional<Profile> profile;
+    std::optional<Ceilings> ceilings;
+    std::vector<std::unique_ptr<Listening>> now;
+    long first_step, profiled_steps = 0;
+
+    void listen(Listener& l) { now.push_back(std::make_unique<Listening>(l)); }
+
+public:
+    // rank 0 measures the machine if that is needed
+    Parts(const Run& run, StagePlan&& stage)
+        : run(run), planned(std::move(stage)), predicted(predict_run(run)), first_step(run.state.step) {
+        const Options& o = run.options;
+        bool is_wanted = o.profile || (!o.trace.empty() && !predicted);
+        if (is_wanted && run.is_rank0()) ceilings = measure_ceilings();
+        if (o.profile) profile.emplace(ceilings.value_or(Ceilings{INFINITY, INFINITY}));
+    }
+
+    void begin_step(Model& model, int batch) {
+        long every = run.options.check_every, step = run.state.step + 1;
+        long checked = first_step + (model.grid.d > 1 ? 2 : 1);  // the second awaits what the first gathers
+        if (step <= checked && !(every && step % every == 0))
+            listen(invariants.emplace(model, batch / model.grid.d / model.setup.B));
+        listen_to(model, step);
+        check.open(planned.work.at(batch));
+    }
+
+    void end_step(Model& model, const PipelineShape& shape, int batch, const StepResult& result) {
+        check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
+        bool was_profiled = profiles(run.state.step);
+        now.clear();
+        if (was_profiled) profile->collect(model.stream, result.seconds);
+        const Plan* beside = predicted ? &*predicted : nullptr;
+        std::optional<Plan> as_measured;
+        if (trace && !predicted && run.is_rank0()) as_measured = plan_as_measured(run, *ceilings);
+        if (as_measured) beside = &*as_measured;
+        if (trace) save_trace(run, model, *trace, shape, result.seconds, beside);
+        if (record) save_record(run, model, *record, shape);
+        invariants.reset();
+        trace.reset();
+        record.reset();
+    }
+
+    void print(size_t taken_bytes) const {
+        if (profile && run.is_rank0() && profiled_steps) fputs(profile->print().c_str(), stdout);
+        check.print(run, planned, taken_bytes);
+    }
+
+private:
+    bool profiles(long step) const {
+        return profile && step > first_step + 2 && step <= first_step + 2 + run.options.profile;
+    }
+
+    void listen_to(Model& model, long step) {
+        const Options& o = run.options;
+        profiled_steps += profiles(step);
+        bool is_traced = step == o.trace_step;
+        // an earlier listener's times include the work of later ones, so the trace is added last
+        if (is_traced && !o.record.empty()) listen(record.emplace(model, o.record_values));
+        if (profiles(step)) listen(*profile);
+        if (!is_traced || o.trace.empty()) return;
+        trace.emplace().start(run.grid.world, model.stream);
+        listen(*trace);
+    }
+};
+
+StepObserver::StepObserver(const Run& run, StagePlan&& planned)
+    : parts(std::make_unique<Parts>(run, std::move(planned))) {}
+StepObserver::~StepObserver() = default;
+
+void StepObserver::begin_step(Model& model, int batch) { parts->begin_step(model, batch); }
+void StepObserver::end_step(Model& model, const PipelineShape& shape, int batch, const StepResult& result) {
+    parts->end_step(model, shape, batch, result);
+}
+void StepObserver::print(const Model& model, const Optimizer& optimizer) const {
+    parts->print(memory_taken(model, optimizer));
+}

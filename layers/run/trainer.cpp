@@ -1,0 +1,404 @@
+// trainer.cpp   what surrounds a step's work, and what follows a step: see trainer.h
+#include "trainer.h"
+#include "../base/process.h"
+#include "../fast/graph.h"
+#include "../fast/mma.h"
+#include "metrics.h"
+#include "monitor.h"
+#include "replicas.h"
+#include "resume.h"
+#include "signals.h"
+
+struct StepGraphs {
+    CapturedStep captured[2];                        // one per buffer of Model.host_tokens
+    std::map<std::string, comm::Traffic> traffic[2];  // of one launch of each
+};
+
+Run::Run() = default;
+Run::Run(Run&&) = default;
+Run::~Run() = default;
+Trainer::Trainer() = default;
+Trainer::~Trainer() = default;
+
+void prepare_training(Run& run, Trainer& trainer) {
+    keep_freed_memory();
+    trainer.writer =
+        std::make_unique<CheckpointWriter>(run, *trainer.model, *trainer.optimizer, trainer.lock.get());
+    trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts.size());
+    trainer.reporter = std::make_unique<StepReporter>(run);
+}
+
+// ---- in a step -------------------------------------------------------------------------------------------
+
+// Enqueues a step as a CUDA graph. It captures dloss, which depends on the batch size alone: a graph wants
+// --loss-on all. Inside a graph, waits for other ranks are timed as computation.
+static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const std::function<void()>& step) {
+    if (!trainer.graphs) trainer.graphs = std::make_unique<StepGraphs>();
+    CapturedStep& captured = trainer.graphs->captured[model.token_buffer];
+    if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, step);
+
+    std::map<std::string, comm::Traffic> before = comm::traffic;
+    bool is_new = false;
+    await_communication(model);
+    captured.must_capture = true;
+    captured.enqueue(model.stream, batch, [&] {
+        is_new = true;
+        comm::begin_capture();
+        step();
+        await_communication(model);
+        comm::end_capture(model.stream);
+    });
+
+    // calls are counted while they are captured; each later launch adds the same counts
+    std::map<std::string, comm::Traffic>& of_launch = trainer.graphs->traffic[model.token_buffer];
+    if (is_new) of_launch.clear();
+    for (auto& [group, sum] : comm::traffic) {
+        comm::Traffic& launch = of_launch[group];
+        if (is_new) launch = {sum.calls - before[group].calls, sum.sent - before[group].sent};
+        else sum = {sum.calls + launch.calls, sum.sent + launch.sent};
+    }
+    comm::watch_graph(model.grid.world, model.stream);
+}
+
+// A step is no graph while a listener observes its operations, if it is computed twice, or in the first step
+// of several ranks: what libraries set up at first use cannot be captured (tune() has done it for one rank)
+void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::function<void()>& gradients,
+                  const std::function<void()>& update) {
+    Model& model = *trainer.model;
+    trainer.repeated.reset();
+    long every = run.options.check_every;
+    bool repeats = every && (run.state.step + 1) % every == 0;
+    bool initialises = !trainer.steps_here++ && model.grid.world.size > 1;
+
+    auto step = [&] {
+        if (repeats) trainer.repeated = std::make_unique<RepeatedStep>(model, *trainer.optimizer, gradients);
+        else gradients();
+        update();
+    };
+
+    if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
+    else enqueue_as_graph(model, trainer, batch, step);
+}
+
+void prepare_update(const Run& run, Trainer& trainer, double rate, double counted) {
+    const Options& o = run.options;
+    trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
+                                            run.state.norms.limit(o.spike_z),
+                                            run.state.losses.limit(o.spike_z) * counted);
+}
+
+void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
+    trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
+}
+
+RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
+    long step = run.state.step;
+    trainer.memory_error = trainer.optimizer->check_state(*trainer.model, updated, step);
+    if (trainer.repeated && trainer.memory_error.empty())
+        trainer.memory_error = trainer.repeated->error(step);
+    trainer.data_error.clear();
+    double patience = std::min(5.0, comm::timeout / 4);  // seconds
+
+    RankReport mine;
+    mine.stops = take_stop_signal();
+    mine.still_reads = !trainer.samples.await(patience, trainer.data_error);
+    mine.lacks_data = !trainer.data_error.empty();
+    mine.wants_save = trainer.writer->is_due(step);
+    mine.is_corrupt = !trainer.memory_error.empty();
+    mine.save_status = trainer.writer->status();
+    return mine;
+}
+
+void await_samples(Trainer& trainer) {
+    comm::await_together(trainer.samples.reading, "reading samples", trainer.data_error);
+    comm::end_on_error(std::exchange(trainer.data_error, ""));
+}
+
+// await_samples at the end of a step, after which what cannot be read ends the run with a save
+static void await_slow_samples(StepReports& reports, Trainer& trainer) {
+    if (!reports.any(&RankReport::still_reads)) return;
+    if (comm::await_together(trainer.samples.reading, "reading samples", trainer.data_error)) return;
+    for (RankReport& report : reports.by_rank) report.lacks_data = true;
+}
+
+StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
+                                const RankReport& mine) {
+    Model& model = *trainer.model;
+    std::vector<int> set_of;
+    for (int micro_batch = 0; micro_batch < samples.micro_batches; micro_batch++)
+        for (int b = 0; b < model.setup.B; b++)
+            set_of.push_back(samples.chosen[sample_index(model, micro_batch, b)].set);
+
+    size_t sets = run.train->sets.size();
+    StepReports reports = gather_reports(model, samples.micro_batches, set_of, sets, mine);
+    await_slow_samples(reports, trainer);
+    for (size_t set = 0; set < sets; set++) {
+        result.loss += reports.losses[set] / samples.counted_tokens();
+        double tokens = (double)samples.counted[set];
+        if (sets > 1 && tokens > 0)
+            result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens});
+    }
+    result.slow_ranks = trainer.slow->update(run.grid, run.hosts, reports.by_rank, run.options.slow_factor);
+    return reports;
+}
+
+// ---- validation ------------------------------------------------------------------------------------------
+
+// Adds the losses of some samples of the validation set to `sum`; false if any rank cannot read them
+static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
+                                  const std::vector<uint64_t>& chosen) {
+    Model& model = *trainer.model;
+    const Grid& grid = model.grid;
+    int B = model.setup.B, T = model.shape.T, n = (int)chosen.size(), batches = (n + B - 1) / B;
+    int mine = (batches + grid.d - 1 - grid.data) / grid.d;  // dealt round-robin, as in training
+
+    auto first_of = [&](int i) { return (i * grid.d + grid.data) * B; };
+    std::vector<BatchShape> sizes;
+    for (int i = 0; i < mine; i++) sizes.push_back({std::min(B, n - first_of(i)), T});
+
+    auto read = [&] {
+        std::vector<int> samples((size_t)B * (T + 1));
+        for (int i = 0; model.loads_tokens() && i < mine; i++) {
+            for (int b = 0; b < sizes[i].B; b++)
+                run.validation->read_at(&samples[(size_t)b * (T + 1)], chosen[first_of(i) + b]);
+            put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
+        }
+    };
+
+    std::future<void> reading = std::async(std::launch::async, read);
+    if (!comm::await_together(reading, "reading validation data", trainer.data_error)) return false;
+
+    clear_losses(model);
+    Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
+    run_schedule(model, schedule, token_batches(model, sizes, 0), 0);
+    sum += gather_reports(model, mine, {}, 1, {}).losses[0];
+    refuse_expired_waits("the validation loss", model.stream);
+    return true;
+}
+
+// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set; in
+// rounds of as many as the buffers hold. Returns false if any rank cannot read it.
+bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
+    const Setup& setup = trainer.model->setup;
+    uint64_t all = run.validation->samples();
+    uint64_t count = std::min(all, run.options.evaluate_batches * (uint64_t)setup.B);
+    uint64_t round = (uint64_t)setup.micro_batches * run.grid.d * setup.B;
+
+    double sum = 0, counted = 0;
+    for (uint64_t first = 0; first < count; first += round) {
+        std::vector<uint64_t> chosen;
+        for (uint64_t k = first; k < std::min(first + round, count); k++)
+            chosen.push_back((uint64_t)((double)k * (double)all / (double)count));
+
+        if (!add_validation_losses(sum, run, trainer, chosen)) return false;
+        for (uint64_t sample : chosen) counted += (double)run.validation->counted(sample);
+    }
+    loss = sum / std::max(1.0, counted);
+    return true;
+}
+
+void report_nothing_to_do(Run& run, Trainer& trainer) {
+    const Options& o = run.options;
+    if (run.is_rank0())
+        printf("nothing to do: the run is at step %ld, and %s\n", run.state.step,
+               o.has("steps") ? text("--steps %ld is its length in all", o.steps).c_str() : "ends there");
+    double loss = 0;
+    if (run.validation && evaluate_loss(loss, run, trainer) && run.is_rank0())
+        printf("validation loss %.4f\n", loss);
+}
+
+// ---- saves -----------------------------------------------------------------------------------------------
+
+// Locks --save for this run. Collective, because rank 0 may need some seconds to be sure that another host's
+// lock is stale
+void lock_save_folder(const Run& run, Trainer& trainer) {
+    const std::string& folder = run.options.save;
+    if (folder.empty() || !run.trains()) return;
+    std::future<void> locking;
+    if (run.is_rank0())
+        locking = std::async(std::launch::async, [&] {
+            trainer.lock = std::make_unique<FolderLock>(folder);
+            FolderLock::remove_leftovers(folder);
+        });
+    std::string error;
+    comm::await_together(locking, "locking --save", error);
+    comm::end_on_error(error);
+}
+
+// Waits for a running save, at most `patience` seconds by rank 0's clock, while all ranks exchange their
+// status. Returns whether it has ended
+static bool finish_save(Run& run, Trainer& trainer, double patience) {
+    CheckpointWriter& writer = *trainer.writer;
+    double began = seconds(), told = began;
+
+    for (bool late = false; !writer.is_idle() && !late;) {
+        usleep(5000);
+        if (run.is_rank0() && seconds() - told > 60) {
+            fprintf(stderr, "waits for a save, which has been running for %.0f s\n",
+                    writer.seconds_under_way());
+            told = seconds();
+        }
+        int64_t mine = writer.status() | (seconds() - began > patience) << 4;
+        std::vector<int64_t> all = comm::gather_numbers(run.grid.world, {mine}, "saving a checkpoint");
+        late = all[0] >> 4;
+        for (auto& status : all) status &= 15;
+        writer.advance({all.begin(), all.end()});
+    }
+    return writer.is_idle();
+}
+
+// for a save that stands in the way of what comes next
+static double save_patience() { return 10 * std::min(60.0, comm::timeout); }
+
+// Called when a save is due. If storage is so slow that the previous save is still running, training waits a
+// minute for it (or --comm-timeout, if shorter) and then skips the new save, which counts as failed: a write
+// that never returns must not stop training, but training must not run forever without checkpoints. (The last
+// save of a run is waited for as long as it takes, unless it is known to be stuck: save_now.)
+static void begin_save(Run& run, Trainer& trainer) {
+    CheckpointWriter& writer = *trainer.writer;
+    if (finish_save(run, trainer, writer.is_stuck() ? 0 : std::min(60.0, comm::timeout)))
+        return writer.begin(*trainer.model);
+    writer.leave_out();
+    if (run.is_rank0())
+        fprintf(stderr, "step %ld is not saved: an earlier save is still running after %.0f s\n",
+                run.state.step, writer.seconds_under_way());
+}
+
+static void check_save_attempts(const Run& run, const Trainer& trainer) {
+    if (trainer.writer->failed_attempts() >= run.options.save_attempts)
+        comm::end_on_error(text("%d saves in a row have failed: --save %s: make room, mend the file "
+                                "system, or choose another folder", trainer.writer->failed_attempts(),
+                                run.options.save.c_str()));
+}
+
+static void save_now(Run& run, Trainer& trainer) {
+    if (run.options.save.empty() || !trainer.writer) return;
+    double patience = trainer.writer->is_stuck() ? save_patience() : INFINITY;
+    if (!finish_save(run, trainer, patience))
+        comm::end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: check "
+                                "the file system of --save", run.state.step,
+                                trainer.writer->seconds_under_way()));
+
+    while (trainer.writer->saved_step() != run.state.step) {
+        check_save_attempts(run, trainer);
+        usleep((useconds_t)(1e6 * trainer.writer->seconds_to_wait()));
+        trainer.writer->begin(*trainer.model);
+        finish_save(run, trainer, INFINITY);
+    }
+}
+
+void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
+    save_now(run, trainer);
+    comm::end_on_error(error);
+}
+
+// ---- when something is wrong -----------------------------------------------------------------------------
+
+constexpr int exit_diverged = 3;  // resuming from the newest checkpoint would diverge again
+
+// Goes back to the newest checkpoint before the spike and skips the samples read since then. If the loss or
+// norm is not finite in the first step after the checkpoint that was loaded, that checkpoint is at fault, not
+// the samples: goes back to an older one and skips none
+static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
+    bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
+    uint64_t samples = run.state.samples;
+    if (!finish_save(run, trainer, save_patience()))
+        comm::end_on_error(text("--on-spike back: a save has been running for %.0f s: check the file system "
+                                "of --save", trainer.writer->seconds_under_way()));
+
+    run.options.resume = run.options.save;
+    run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
+    comm::together([&] {
+        if (run.options.resume_before <= 0 || list_checkpoints(run.options.save).empty())
+            fail("--on-spike back: there is no checkpoint to go back to yet: lower --learning-rate or "
+                 "--save-every");
+    }, exit_diverged);
+    open_checkpoints(run, exit_diverged);
+    comm::check_ranks_agree(file_fingerprints(run));
+
+    // autotuning choices made since that checkpoint still belong to the run, and spikes are counted on
+    std::map<uint64_t, int> choices = run.state.choices;
+    int spikes = run.state.spikes_since_progress;
+    trainer.model->await_parameters();
+    resume_newest(run, *trainer.model, trainer.optimizer.get());
+    trainer.loaded_step = run.state.step;
+    run.state.choices.insert(choices.begin(), choices.end());
+    run.state.spikes_since_progress = spikes;
+    run.state.losses = run.state.norms = {};  // otherwise a lasting change would stop the run
+    if (!checkpoint_is_wrong) run.state.samples = samples;
+    if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
+        comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
+                           "again with --resume");
+
+    trainer.writer->forget();
+    open_metrics(run);
+
+    prefetch_samples(run, trainer, run.state.samples);
+    await_samples(trainer);
+}
+
+// --on-spike: the device has skipped the update (adamw.cuh), as loss or norm is not finite or exceeds its
+// limit. Every rank sees the same loss (reports.h) and norm (all-reduced), so all decide alike
+static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
+    const std::string& way = run.options.on_spike;
+    int most = way == "skip" ? 10 : way == "back" ? 3 : 0;
+    std::string what = text("step %ld: loss %g, gradient norm %g: %s", run.state.step, result.loss,
+                            result.norm, result.is_finite() ? "a spike" : "not finite");
+
+    bool stops = ++run.state.spikes_since_progress > most;
+    if (!stops && run.is_rank0())
+        fprintf(stderr, "%s: %s\n", what.c_str(),
+                way == "skip" ? "its update is skipped" : "back to the newest checkpoint before it");
+    if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
+
+    finish_save(run, trainer, save_patience());
+    comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
+                           "earlier checkpoint (--resume-before)", exit_diverged);
+}
+
+void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
+    trainer.stop |= reports.any(&RankReport::stops);
+    if (reports.any(&RankReport::is_corrupt))
+        comm::end_on_error(trainer.memory_error.empty() ? ""
+            : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
+
+    trainer.writer->advance(reports.save_statuses());  // not reached if a rank's memory is corrupt
+    if (!result.updated) {
+        handle_spike(result, run, trainer);
+        if (run.options.on_spike == "back") return;  // go_back() has already read the next samples
+    } else {
+        run.state.losses.add(result.loss);
+        run.state.norms.add(result.norm);
+        bool has_newer_checkpoint = trainer.writer->saved_step() > trainer.loaded_step;
+        if (run.options.on_spike != "back" || has_newer_checkpoint) run.state.spikes_since_progress = 0;
+    }
+
+    check_save_attempts(run, trainer);
+    if (reports.by_rank[0].wants_save) begin_save(run, trainer);
+    if (reports.any(&RankReport::lacks_data) && run.state.step < run.last_step)
+        save_and_end(run, trainer, trainer.data_error);
+}
+
+// ---- reports ---------------------------------------------------------------------------------------------
+
+void report_step(const StepResult& result, Trainer& trainer, double tokens) {
+    trainer.reporter->report_step(result, tokens);
+}
+
+void check_replicas(const Run& run, Trainer& trainer, double step) {
+    double began = seconds();
+    comm::end_on_error(compare_replicas(*trainer.model, *trainer.optimizer, run.state.step));
+    trainer.reporter->report_check(step + seconds() - began);
+}
+
+void end_training(Run& run, Trainer& trainer, bool has_begun) {
+    const Options& o = run.options;
+    trainer.model->await_parameters();  // all-gathered after the last update
+    if (long left = comm::unawaited_calls())
+        fail("%ld calls were never waited for: a defect of this program", left);
+    if (trainer.stop && run.is_rank0())
+        printf("stopped by a signal after step %ld%s%s\n", run.state.step,
+               o.save.empty() ? "" : ": go on with --resume ", o.save.c_str());
+    if (has_begun || o.resume != o.save) save_now(run, trainer);
+    if (run.is_rank0()) fputs(draws_of(*run.train, run.state.samples).c_str(), stdout);
+}
