@@ -46,7 +46,7 @@ SEAMS = {
     ("layers/base/device.h", "layers/emulator/streams_on_cpu.h"): "the device, emulated",
     ("layers/base/device.h", "layers/emulator/no_device.h"): "the host as the device",
     ("layers/linear.cuh", "layers/fast/fp8_round.cuh"): "linear layers in fp8",
-    ("layers/model/activations.h", "layers/fast/flash_attention.cuh"): "the fast attention",
+    ("layers/model/activations.h", "layers/fast/flash.h"): "the fast attention",
     ("data/tokens.h", "data/formats/other_tokens.h"): "token files of other programs",
     ("data/loader.h", "data/formats/answers.h"): "--loss-on answers",
     ("comm/comm_nccl.cpp", "comm/mpi/nccl_watch.h"): "NCCL is bootstrapped over MPI, and watched",
@@ -56,6 +56,7 @@ SEAMS = {
     ("train_gpt.cu", "layers/plan/observe.h"): "each run checks its plan; --profile, --trace, --record",
 }
 MOST_IN_BOOK = {"files": 32, "lines": 6540}  # the aim: 28 and 6,000
+MOST_INCLUDED = 7370  # lines that train_gpt.cu includes; the aim: 7,000
 TOP = {
     "Makefile",
     "train_gpt.cu",
@@ -432,10 +433,15 @@ def main():
     lines = sum(sizes[f] for f in book)
     if len(book) > MOST_IN_BOOK["files"] or lines > MOST_IN_BOOK["lines"]:
         complain(f"the book has {lines} lines in {len(book)} files, at most {MOST_IN_BOOK}")
-    compiled = follow(["train_gpt.cu"], lambda name: True)
+    # on a GPU, CUDA's own headers take the place of the emulated device
+    emulator = ("layers/emulator/streams_on_cpu.h", "layers/emulator/no_device.h")
+    compiled = [f for f in follow(["train_gpt.cu"], lambda f: f not in emulator) if f not in emulator]
+    included = sum(sizes[f] for f in compiled)
+    if included > MOST_INCLUDED:
+        complain(f"train_gpt.cu includes {included} lines, at most {MOST_INCLUDED}")
     print(
         f"the book: {len(book)} files, {lines} lines, {len(SEAMS)} seams; train_gpt.cu includes"
-        f" {len(compiled) - 1} files, {sum(sizes[f] for f in compiled)} lines in all; everything:"
+        f" {len(compiled) - 1} files, {included} lines in all; everything:"
         f" {len(sizes)} files, {sum(sizes.values())} lines"
     )
     for text in complaints:

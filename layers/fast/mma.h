@@ -14,9 +14,7 @@
 //   registers spill.) In emulation a wait that cannot end is an error at once.
 #pragma once
 #include "../base/device.h"
-
-// whether a wait has expired since the last call; waits for the stream
-bool take_expired_wait(Stream s);
+#include "expired_waits.h"
 
 #if KERNELS_HERE
 
@@ -282,13 +280,4 @@ __device__ inline void as_a(uint32_t (&a)[4], const float (&d0)[4], const float 
 }
 
 }  // namespace gpu
-#elif !HAS_KERNELS
-inline bool take_expired_wait(Stream) { return false; }
 #endif
-
-// the results of `what` are refused if a wait of the kernels that made them has expired; waits for the stream
-inline void refuse_expired_waits(const char* what, Stream s) {
-    if (take_expired_wait(s))
-        fail("%s: a wait in flash attention's kernels has expired: results are wrong; go on from the last "
-             "checkpoint with --attention materialised, and report it", what);
-}

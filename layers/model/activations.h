@@ -15,7 +15,7 @@
 #include "../base/gemm.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
-#include "../fast/flash_attention.cuh"
+#include "../fast/flash.h"
 #include "../layernorm.cuh"
 #include "../linear.cuh"
 #include "params.h"

@@ -1,7 +1,7 @@
 // reports.h   what ranks report to each other at the end of a step, in one call: losses, what to do next, and
 //   each rank's compute time
 //   A rank that cannot read the next step's samples sets lacks_data; then all ranks save (if there is --save)
-//   and exit with 1 (save_and_end, trainer.h).
+//   and exit with 1 (save_and_end, trainer.cpp).
 #pragma once
 #include <algorithm>
 #include <bit>

@@ -2,7 +2,7 @@
 #include "trainer.h"
 #include "../base/process.h"
 #include "../fast/graph.h"
-#include "../fast/mma.h"
+#include "../fast/expired_waits.h"
 #include "metrics.h"
 #include "monitor.h"
 #include "replicas.h"

@@ -197,7 +197,7 @@ def number_steps(lines):
 def declared():
     """An operation's name -> the file, name, first and last line of its struct."""
     found = {}
-    headers = [*ROOT.glob("layers/*.cuh"), *ROOT.glob("layers/fast/*.cuh"), ROOT / "layers/base/operation.h"]
+    headers = [*ROOT.glob("layers/*.cuh"), *ROOT.glob("layers/fast/*.*h"), ROOT / "layers/base/operation.h"]
     for path in headers:
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
