@@ -89,12 +89,16 @@ ifeq ($(DEVICE),cuda)
   ifeq ($(NVCC),)
     $(error DEVICE=cuda: nvcc was not found: install the CUDA Toolkit, set NVCC=PATH, or choose DEVICE=cpu)
   endif
+  # CUDA's own headers, wherever this nvcc has them
+  CUDA_HEADERS := $(shell $(NVCC) --dryrun -x cu -c /dev/null -o /dev/null 2>&1 | \
+	sed -n 's/.* INCLUDES="\(.*\)".*/\1/p')
   # nvcc compiles what has kernels, for whatever host: -O1 is the host's, the kernels are the same at -O3
-  KERNELS := $(NVCC) -std=c++20 -O1 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
+  NVCC_CXX := $(NVCC) $(if $(filter-out default,$(origin CXX)),-ccbin $(CXX))
+  KERNELS := $(NVCC_CXX) -std=c++20 -O1 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
 	-Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   COMPILE := $(CXX) -std=c++20 -O1 -fopenmp -Wall -Wextra $(DEFINES) \
-	$(addprefix -isystem ,$(wildcard $(CUDA_DIR)/include $(CUDA_DIR)/targets/*/include)) -x c++
-  LINK    := $(NVCC) -Xcompiler -fopenmp
+	$(patsubst -I%,-isystem %,$(CUDA_HEADERS)) -x c++
+  LINK    := $(NVCC_CXX) -Xcompiler -fopenmp
   LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64 -Xlinker -rpath -Xlinker $(CUDA_DIR)/lib64
 else
   COMPILE := $(CXX) $(HOST) $(DEFINES) $(if $(WATCHED),-DWATCHED -fsanitize=thread -Wno-tsan) -x c++
