@@ -91,13 +91,13 @@ ifeq ($(DEVICE),cuda)
   endif
   # CUDA's own headers, wherever this nvcc has them
   CUDA_HEADERS := $(shell $(NVCC) --dryrun -x cu -c /dev/null -o /dev/null 2>&1 | \
-	sed -n 's/.* INCLUDES="\(.*\)".*/\1/p')
+	sed -n 's/.* INCLUDES=//p' | tr -d '"')
   # nvcc compiles what has kernels, for whatever host: -O1 is the host's, the kernels are the same at -O3
-  NVCC_CXX := $(NVCC) $(if $(filter-out default,$(origin CXX)),-ccbin $(CXX))
+  NVCC_CXX := $(NVCC) $(if $(filter-out default,$(origin CXX)),-ccbin $(lastword $(CXX)))
   KERNELS := $(NVCC_CXX) -std=c++20 -O1 -lineinfo --threads 2 $(GPU_CODE) -Xptxas -warn-spills \
 	-Xcompiler -fopenmp,-Wall,-Wextra $(DEFINES) -x cu
   COMPILE := $(CXX) -std=c++20 -O1 -fopenmp -Wall -Wextra $(DEFINES) \
-	$(patsubst -I%,-isystem %,$(CUDA_HEADERS)) -x c++
+	$(patsubst -I%,-isystem %,$(filter-out -I/usr/include,$(CUDA_HEADERS))) -x c++
   LINK    := $(NVCC_CXX) -Xcompiler -fopenmp
   LIBS    := -lcublasLt -ldl -L/usr/local/nvidia/lib64 -Xlinker -rpath -Xlinker $(CUDA_DIR)/lib64
 else
@@ -213,13 +213,13 @@ $(OBJECTS)/train_gpt.o: train_gpt.cu Makefile
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 # What surrounds a step, of which the trainer and the checks see declarations only: in two compilations, as
-# the headers that two share are more work than they are; -O1, as none of it computes
+# the headers that two share are more work than they are; -O1, as layers are computed in compute.o
 APPENDICES := $(OBJECTS)/start_and_plan.o $(OBJECTS)/run_and_inference.o
-$(OBJECTS)/start_and_plan.o: layers/start/start.cpp layers/plan/observe.cpp
-$(OBJECTS)/run_and_inference.o: layers/run/trainer.cpp layers/inference/evaluate.cpp
+$(OBJECTS)/start_and_plan.o: PARTS := layers/start/start.cpp layers/plan/observe.cpp
+$(OBJECTS)/run_and_inference.o: PARTS := layers/run/trainer.cpp layers/inference/evaluate.cpp
 $(APPENDICES): Makefile
 	@mkdir -p $(@D)
-	printf '#include "%s"\n' $(filter %.cpp,$^) | \
+	printf '#include "%s"\n' $(PARTS) | \
 	  $(COMPILE:-O2=-O1) -I. -MMD -MP -MF $(@:.o=.d) -MT $@ -c - -o $@
 # what has kernels: operations, and the checks, which launch them one by one
 $(OBJECTS)/compute.o: layers/compute.cu Makefile

@@ -73,9 +73,11 @@ def main():
     missing += [] if mpi else ["comm/mpi/mpi_world.h", "comm/mpi/nccl_"]
     missing += [] if nccl else ["layers/emulator/nccl/", "comm/mpi/nccl_"]
     headers = [f for f in listed("*.h", "*.cuh") if not is_check(f) and not f.startswith(tuple(missing))]
+    kernels = [f for f in headers if MAY_HAVE_KERNELS.match(f)]
     groups = (
         ([f for f in headers if not MAY_HAVE_KERNELS.match(f)], flags),
-        ([f for f in headers if MAY_HAVE_KERNELS.match(f)], [*flags, "-DDEVICE_EMULATED", "-DCOMPUTES_HERE"]),
+        (kernels, [*flags, "-DDEVICE_EMULATED", "-DCOMPUTES_HERE"]),
+        (kernels, [*flags, "-DDEVICE_EMULATED"]),  # as all but layers/compute.cu sees them
     )
     work = [(chain, flags) for names, flags in groups for chain in chains(names)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

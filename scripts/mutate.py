@@ -97,7 +97,7 @@ NCCL_LAYOUTS = [
 ]
 MAKE_NCCL = f"{MAKE_WATCHED} COMM=nccl {BUILD_NCCL}/train_gpt"
 MODEL = {
-    "files": ("layers/model/*.h", "layers/run/*.h"),
+    "files": ("layers/model/*.h", "layers/run/*.h", "layers/run/*.cpp"),
     "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!together)\w+\(|\bsynchronize\(",
     "commands": [
         " ".join([*MAKE, f"{BUILD}/train_gpt"]),
@@ -150,8 +150,8 @@ NCCL_CHANGES = (
 
 
 HOPPER_PROGRAM = """
-#define COMPUTES_HERE
 #define WITH_REF
+#include "layers/compute.cu"
 #include "layers/fast/test_hopper.h"
 int main() {
     try {
@@ -271,8 +271,9 @@ def find_sites():
                 line_start = text.rfind("\n", 0, found.start()) + 1
                 line = text[line_start : text.find("\n", found.start())]
                 code = line.split("//")[0]
-                if found.start() - line_start >= len(code) or re.match(r"\s*(inline )?void \w+\(", line):
-                    continue  # in a comment, or a definition
+                is_definition = re.match(r"\s*(inline |static )?void \w+\(", line)
+                if found.start() - line_start >= len(code) or is_definition:
+                    continue  # or in a comment
                 first = found.start()
                 while text[first - 1].isalnum() or text[first - 1] in "._>-":  # model.await_…
                     first -= 1

@@ -89,7 +89,7 @@ def finish():
 
 
 def checksum(data):
-    """layers/base/checksum.h"""
+    """layers/base/file.h"""
     odd, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
     def step(h, word):

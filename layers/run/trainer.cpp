@@ -100,12 +100,12 @@ RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
     double patience = std::min(5.0, comm::timeout / 4);  // seconds
 
     RankReport mine;
-    mine.stops = take_stop_signal();
     mine.still_reads = !trainer.samples.await(patience, trainer.data_error);
     mine.lacks_data = !trainer.data_error.empty();
     mine.wants_save = trainer.writer->is_due(step);
     mine.is_corrupt = !trainer.memory_error.empty();
     mine.save_status = trainer.writer->status();
+    mine.stops = take_stop_signal();
     return mine;
 }
 

@@ -3,6 +3,8 @@
 #include <signal.h>
 #include "../base/process.h"
 #include "../inference/packed_batch.h"
+#include "../inference/prompts.h"
+#include "../inference/scoring.h"
 #include "../plan/memory.h"
 #include "../plan/published.h"
 #include "../run/metrics.h"

@@ -4,10 +4,7 @@
 //   "accesses": [[thread, barriers passed, tensor or -1 (shared memory), first byte, bytes, writes, line] …]}
 //   of the first block of the launch. Wants SANITIZE=thread, DEVICE=emulated and PRECISION=bf16.
 #include <cstdio>
-#define COMPUTES_HERE
-#define WITH_REF
-#include "../../layers/fast/flash_attention.cuh"
-#include "../../layers/layernorm.cuh"
+#include "../../layers/compute.cu"
 
 using emulated::watch::Traced;
 
