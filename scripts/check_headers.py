@@ -77,6 +77,7 @@ def main():
     groups = (
         ([f for f in headers if not MAY_HAVE_KERNELS.match(f)], flags),
         (kernels, [*flags, "-DDEVICE_EMULATED", "-DCOMPUTES_HERE"]),
+        (kernels, [*flags, "-DDEVICE_EMULATED"]),  # as all but layers/compute.cu sees them
     )
     work = [(chain, flags) for names, flags in groups for chain in chains(names)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

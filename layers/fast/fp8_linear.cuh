@@ -6,6 +6,7 @@
 #pragma once
 #include "../linear.cuh"
 
+#if REF_HERE || KERNELS_HERE
 namespace fp8 {
 
 template <bool GELU = false, class T8>
@@ -80,3 +81,4 @@ void compute_in_fp8(const LinearOfGeluBackward& o, Stream s) {
     dev::gelu_backward(o.d_up, o.db, o.up, o.column_scratch, o.N, o.C, o.accumulate,
                        {o.fp8.d_up_scale, o.fp8.parts, e5m2::largest}, s);
 }
+#endif
