@@ -10,6 +10,7 @@
 //   or on a GPU, tests gpu against ref. The last line is `N passed, N failed`.
 #define WITH_REF
 #include "layers/compute.cu"  // here, as checks launch kernels one by one, and hold them against ref
+#include "comm/mpi/sum_over.h"
 #include "comm/test_ranks.h"
 #include "comm/test_schedule.h"
 #include "data/tasks/test_tasks.h"

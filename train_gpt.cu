@@ -39,7 +39,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     double start = seconds(), waited = comm::waited_seconds();
 
     // read during the last step, into the host buffer that it did not use: from here on this step's
-    const StepSamples& samples = trainer.samples.take(model);
+    const StepSamples& samples = take_samples(trainer);
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
     real dloss = (real)(1 / counted);  // the step's loss is the mean over the tokens that count
     prefetch_samples(run, trainer, samples.first + samples.batch);

@@ -23,7 +23,6 @@
 //   (collective_check.h), or a call that does not end (timeout, then seconds of asking who is late).
 #pragma once
 #include <stdint.h>
-#include <bit>
 #include <climits>
 #include <map>
 #include <string>
@@ -69,10 +68,6 @@ struct Traffic {
 };
 inline std::map<std::string, Traffic> traffic;  // of this rank so far, by group name
 
-// to time the next call, set this (mpi/call_times.h): the transport fills it in
-struct CallTimes;
-inline std::shared_ptr<CallTimes> times_of_next_call;
-
 // ---- what a transport provides ---------------------------------------------------------------------------
 
 void start(int* argc, char*** argv);  // before anything else; without a launcher the world is one rank
@@ -97,14 +92,6 @@ StreamEvent transport_record_event(Stream comm_stream);
 void transport_wait_event(Stream compute, const StreamEvent& event);
 long unawaited_calls();  // calls on comm streams that no awaited event follows; must be 0 at the end
 void transport_group_end();  // starts the calls posted since group_begin()
-
-// Calls between these two become part of a CUDA graph captured on `compute`, which comm streams join by
-// wait_stream. Events from before the capture must not be awaited within it, nor its events after it;
-// end_capture() makes `compute` wait for all streams that joined
-extern const bool can_capture;  // not with MPI, whose calls the host makes
-void begin_capture();
-void end_capture(Stream compute);
-void watch_graph(const Group& world, Stream compute);  // after each launch: watched as one call of all ranks
 
 // One call of this rank; see the functions below
 struct Call {
@@ -242,17 +229,6 @@ inline void wait_event(Stream compute, const StreamEvent& event, const char* lab
     if (!event.comm_stream) return;
     ActivityScope wait(label, [&] { return wait_of(compute, event.comm_stream, event.position, label); });
     if (executes()) transport_wait_event(compute, event);
-}
-
-// sums over ranks of numbers on the host, always added in rank order
-inline std::vector<double> sum_over(const Group& g, const std::vector<double>& x, const char* label) {
-    if (g.size == 1) return x;
-    std::vector<int64_t> bits;
-    for (double each : x) bits.push_back(std::bit_cast<int64_t>(each));
-    std::vector<int64_t> all = gather_numbers(g, bits, label);
-    std::vector<double> sum(x.size(), 0);
-    for (size_t i = 0; i < all.size(); i++) sum[i % x.size()] += std::bit_cast<double>(all[i]);
-    return sum;
 }
 
 }  // namespace comm

@@ -45,7 +45,7 @@ struct Grid {
     bool holds_tied() const { return p > 1 && (is_first_stage() || is_last_stage()); }
 };
 
-// a rank's coordinates, and the names and members of its groups; no communicator is made yet
+// a rank's coordinates, and the names and members of its groups; mpi/make_grid.h makes their communicators
 inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
         long fewer = world / one * one, more = fewer + one;
@@ -89,49 +89,12 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     return g;
 }
 
-// Collective over the world. Links out of even stages come first, then those out of odd ones: a few rounds,
-// however many stages there are
-inline Grid make_grid(int t, int p, bool wrap) {
-    Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
-    auto make = [](comm::Group& group, bool beside_kernels) {
-        group = comm::make_group(group.name, group.members, beside_kernels);
-    };
-    for (comm::Group* group : {&g.world, &g.tp}) make(*group, false);
-    make(g.dp, true);
-    g.dp_stream = comm::make_comm_stream();
-    if (p == 1) return g;
-    g.stages_on_host = comm::make_host_group(g.stages_on_host.name, g.stages_on_host.members);
-    if (g.holds_tied()) make(g.tied, false);
-
-    auto make_links = [&](int from) {
-        int to = (from + 1) % p;
-        if (g.stage != from && g.stage != to) return;
-        for (Link* link : {g.stage == from ? &g.forward_out : &g.forward_in,
-                           g.stage == from ? &g.backward_in : &g.backward_out}) {
-            make(link->group, true);
-            link->stream = comm::make_comm_stream();
-        }
-    };
-
-    // links of even stages and then of odd ones: no rank waits for a chain of others
-    int links = wrap ? p : p - 1;
-    for (int odd : {0, 1})
-        for (int from = odd; from < links; from += 2) make_links(from);
-    return g;
-}
-
 // ---- tensor parallelism -----------------------------------------------------------------------------------
 
 struct TensorParallel {
     comm::Group group;
     bool sequence_parallel = false;  // rows of the residual stream are sharded over the group
-    bool samples_text = false;       // text is generated between steps: buffers must also hold T whole rows
     int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r
-    // rows that a buffer of the residual stream must hold
-    long row_capacity(long B, long T) const {
-        if (!sequence_parallel) return B * T;
-        return samples_text ? std::max(B * T / group.size, T) : B * T / group.size;
-    }
 };
 
 // this rank's rows -> all N rows

@@ -3,6 +3,7 @@
 #pragma once
 #include "../layers/fast/graph.h"
 #include "../layers/base/testing.h"
+#include "mpi/capture.h"
 #include "mpi/collective_check.h"
 #include "mpi/hosts.h"
 

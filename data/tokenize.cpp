@@ -8,7 +8,7 @@
 #include <chrono>
 #include <filesystem>
 #include <optional>
-#include "../layers/base/rng.h"
+#include "../layers/base/random.h"
 #include "../layers/base/arguments.h"
 #include "../layers/base/process.h"
 #include "json.h"

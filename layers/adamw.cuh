@@ -6,7 +6,13 @@
 //   need not wait.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
-//   w, the master weight, and the moments are stored as described in adamw_state.cuh
+//   How a rank keeps them from step to step:
+//   A master weight w is a real. With bf16 parameters it is stored in two halves: the parameter is its upper
+//   half, rounded, and `low_bits` (n) holds its lower 16 bits; otherwise the parameter itself is w. With
+//   --master-weights no there is no `low_bits`: w is the parameter, rounded stochastically.
+//   Moments are real or, with --moments bf16, bf16 rounded stochastically: to the neighbour above or below,
+//   with probabilities that keep the mean exact. Rounded to nearest, a value that changes by less than half a
+//   unit in its last place per step would never move, as v would with beta2 = 0.999.
 //   check: checksums of w, m and v as read and as written. What one step has written the next must read, so a
 //   bit that flips in between changes a sum (each value's bits times an odd number, modulo 2^32; their sum in
 //   64 bits). This takes no extra memory traffic.
@@ -14,8 +20,85 @@
 //                            weights as well 16; the norm 4 more: memory bound
 #pragma once
 #include <algorithm>
-#include "adamw_state.cuh"
 #include "base/operation.h"
+
+// ---- the state, from step to step ------------------------------------------------------------------------
+
+struct MasterHalves { floatX parameter; uint16_t low_bits; };
+
+// The parameter is w rounded to nearest, ties away from 0: the upper half, plus 1 if the lower half begins
+// with a 1. So join_master() recovers w exactly, to the last bit.
+HOST_DEVICE inline MasterHalves split_master(real w) {
+    if constexpr (master_is_parameter) return {floatX(w), 0};
+    else {
+        uint32_t bits = bits_as<uint32_t>(w);
+        if (w != w) bits = (bits & 0xFFFF0000) | 0x400000;  // NaN stays NaN
+        return {bits_as<floatX>((uint16_t)((bits + 0x8000) >> 16)), (uint16_t)bits};
+    }
+}
+
+HOST_DEVICE inline real join_master(floatX parameter, uint16_t low_bits) {
+    if constexpr (master_is_parameter) return real(parameter);
+    else {
+        uint16_t upper = (uint16_t)(bits_as<uint16_t>(parameter) - (low_bits >> 15));
+        return bits_as<real>((uint32_t)upper << 16 | low_bits);
+    }
+}
+
+// each bit of h flips half of the result's bits on average (MurmurHash3's finalizer)
+HOST_DEVICE inline uint32_t mix_bits(uint32_t h) {
+    h = (h ^ h >> 16) * 0x85EBCA6B;
+    h = (h ^ h >> 13) * 0xC2B2AE35;
+    return h ^ h >> 16;
+}
+
+// 32 pseudo-random bits, derived from the update's inputs: copies of a value on several ranks are rounded
+// alike, and a resumed run rounds as the uninterrupted one would have. In another layout the last bits of g
+// differ, so the random bits differ too; except in fp64, where w and g are rounded to fp32 here
+HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
+    uint32_t h = mix_bits(mix_bits(step) ^ bits_as<uint32_t>((float)w));
+    return mix_bits(h ^ bits_as<uint32_t>((float)g));
+}
+
+// chance: 16 random bits; a real is stored as it is
+HOST_DEVICE inline void round_stochastically(real& to, real x, uint32_t) { to = x; }
+HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) {
+    uint32_t bits = bits_as<uint32_t>((float)x);
+    bits = x == x ? bits + (chance & 0xFFFF) : bits | 0x400000;  // NaN stays NaN
+    to = bits_as<bf16>((uint16_t)(bits >> 16));
+}
+
+// The state of the values that a rank owns. Moment: real or bf16; HAS_LOW: master weights are in two halves
+template <class Moment, bool HAS_LOW>
+struct AdamWState {
+    floatX* parameters;
+    uint16_t* low_bits;  // nullptr if !HAS_LOW
+    Moment *m, *v;
+
+    static constexpr bool has_low = HAS_LOW;
+    static constexpr bool rounds_parameters = !master_is_parameter && !HAS_LOW;
+    // whether an update needs rounding_bits()
+    static constexpr bool rounds = sizeof(Moment) < sizeof(real) || rounds_parameters;
+
+    HOST_DEVICE real master(long i) const {
+        return join_master(parameters[i], HAS_LOW ? low_bits[i] : uint16_t(0));
+    }
+
+    HOST_DEVICE void set_master(long i, const MasterHalves& halves) const {
+        parameters[i] = halves.parameter;
+        if (HAS_LOW) low_bits[i] = halves.low_bits;
+    }
+
+    // w after an update, as it is stored; chance: the update's rounding_bits()
+    HOST_DEVICE static MasterHalves keep(real w, uint32_t chance) {
+        if (!rounds_parameters) return split_master(w);
+        MasterHalves out = {};
+        round_stochastically(out.parameter, w, mix_bits(chance));
+        return out;
+    }
+};
+
+// ---- a step ----------------------------------------------------------------------------------------------
 
 constexpr int flag_span = 128;
 constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // weight decay applies; the gradient counts in the norm
@@ -199,7 +282,7 @@ void update_span(State state, const real* gradients, HyperParameters hyper, real
         real w = state.master(i), m = real(state.m[i]), v = real(state.v[i]);
         real g = gradients[i] * scale;
         uint32_t chance = State::rounds ? rounding_bits(hyper.step, w, g) : 0;
-        state.update_master(i, hyper.update(w, m, v, g, decaying), chance);
+        state.set_master(i, State::keep(hyper.update(w, m, v, g, decaying), chance));
         round_stochastically(state.m[i], m, chance);
         round_stochastically(state.v[i], v, chance >> 16);
     }
@@ -267,16 +350,15 @@ constexpr int real_each = Vec<real>::size;  // values per thread: 16 bytes of re
 
 constexpr int adamw_block = 256;
 
-// adds up x over a block, in integers, so that the order does not matter
-__device__ inline void add_over_block(unsigned long long* to, unsigned long long x) {
-    SHARED(unsigned long long, lane, adamw_block / 32);
-    __syncthreads();  // the values of the previous call have been read
+// the sum of x over a block, in every thread, always in the same order; lane: shared, for this call alone
+template <int THREADS, class T>
+__device__ T sum_over_block(T x, T (&lane)[THREADS / 32]) {
     for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(all_lanes, x, d);
     if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = x;
     __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int w = 1; w < adamw_block / 32; w++) x += lane[w];
-    if (x) atomicAdd(to, x);
+    x = lane[0];
+    for (int w = 1; w < THREADS / 32; w++) x += lane[w];
+    return x;
 }
 
 // updates a thread's values; returns what they add to the checksums
@@ -322,8 +404,13 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
     if (i < n) sums = adamw_values(state, gradients, flags, *hyper, decision->scale, i);
-    add_over_block(&check->read, sums.read);
-    add_over_block(&check->written, sums.written);
+    // in integers, so that the order of the blocks does not matter
+    SHARED(unsigned long long, read, adamw_block / 32);
+    SHARED(unsigned long long, written, adamw_block / 32);
+    sums = {sum_over_block<adamw_block>(sums.read, read), sum_over_block<adamw_block>(sums.written, written)};
+    if (threadIdx.x > 0) return;
+    atomicAdd(&check->read, sums.read);
+    atomicAdd(&check->written, sums.written);
 }
 
 __global__ void add_values_kernel(real* sum, const real* x, long n) {
@@ -337,17 +424,6 @@ __global__ void add_values_kernel(real* sum, const real* x, long n) {
 
 constexpr int square_sum_block = 256;
 
-template <int THREADS = square_sum_block>
-__device__ inline void block_sum_to(double* out, double sum) {
-    SHARED(double, lane, THREADS / 32);
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d);
-    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int w = 1; w < THREADS / 32; w++) sum += lane[w];
-    *out = sum;
-}
-
 // one block per (part, slice)
 __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* flags, const Slice* slices) {
     Slice slice = slices[blockIdx.y];
@@ -360,7 +436,9 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
         UNROLL(unroll)
         for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];
     }
-    block_sum_to(parts + (long)blockIdx.y * square_sum_parts + blockIdx.x, sum);
+    SHARED(double, lane, square_sum_block / 32);
+    sum = sum_over_block<square_sum_block>(sum, lane);
+    if (threadIdx.x == 0) parts[(long)blockIdx.y * square_sum_parts + blockIdx.x] = sum;
 }
 
 // one block per slice
@@ -368,7 +446,10 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
     static_assert(square_sum_parts <= square_sum_block);
     Slice slice = slices[blockIdx.x];
     bool mine = (int)threadIdx.x < slice.parts;
-    block_sum_to(sums + slice.global_id, mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0);
+    double sum = mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0;
+    SHARED(double, lane, square_sum_block / 32);
+    sum = sum_over_block<square_sum_block>(sum, lane);
+    if (threadIdx.x == 0) sums[slice.global_id] = sum;
 }
 
 // a single block, so that the order is always the same: the largest that there is
@@ -377,7 +458,9 @@ __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
     UNROLL(unroll 16)  // so many loads in flight
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
-    block_sum_to<sum_block>(out, sum);
+    SHARED(double, lane, sum_block / 32);
+    sum = sum_over_block<sum_block>(sum, lane);
+    if (threadIdx.x == 0) *out = sum;
 }
 
 __global__ void decide_update_kernel(UpdateDecision* decision, const double* sums, int count,

@@ -109,6 +109,7 @@ void AttentionForward::ref(Stream s) const {
             const floatX *k = q + a.HS, *v = k + a.HS;
             floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
             floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
+            std::vector<real> scores(a.T);  // of a query
 
             for (int t0 = 0; t0 < a.T; t0 += ref::attention_rows) {
                 int rows = std::min(ref::attention_rows, a.T - t0), keys = t0 + rows;
@@ -117,15 +118,8 @@ void AttentionForward::ref(Stream s) const {
                                    .lda = a.row(), .ldb = a.row(), .ldc = a.T}, s);
                 for (int t = t0; t < keys; t++) {
                     floatX* row = pb + (long)t * a.T;
-                    real largest = real(row[0]), sum = 0;
-                    for (int j = 0; j <= t; j++) largest = std::max(largest, real(row[j]));
-                    #pragma omp simd reduction(+ : sum)
-                    for (int j = 0; j <= t; j++) sum += vector_exp(real(row[j]) - largest);
-                    real inverse = 1 / sum;
-                    #pragma omp simd
-                    for (int j = 0; j <= t; j++)
-                        row[j] = floatX(vector_exp(real(row[j]) - largest) * inverse);
-                    for (int j = t + 1; j < a.T; j++) row[j] = floatX(0);
+                    std::copy(row, row + t + 1, scores.begin());
+                    ref::softmax_row(row, scores.data(), t + 1, a.T);
                 }
 
                 ref::gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,

@@ -10,10 +10,34 @@
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
-#include "base/gelu.h"
 #include "base/gemm.h"
+#include "base/operation.h"
 #include "fast/fp8_round.cuh"
 #include "residual.cuh"
+
+// ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
+
+inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
+    return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
+}
+
+inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, int N, int C, int OC) {
+    return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
+}
+
+inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
+                              bool accumulate) {
+    return {
+        .out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(accumulate)};
+}
+
+template <class Out>
+Work work_of(const Gemm<Out>& g, bool fp8) {
+    double m = g.m, n = g.n, k = g.k, out = m * n * (g.beta != 0 ? 2 : 1);
+    bool is_x = element_at(g.out) == Element::X;
+    return {.kind = Work::Linear, .fp8 = fp8, .gemm = {g.m, g.n, g.k}, .x = m * k + k * n + (is_x ? out : 0),
+            .reals = is_x ? 0 : out};
+}
 
 // ---- the operations --------------------------------------------------------------------------------------
 
@@ -35,7 +59,7 @@ struct LinearForward {
     }
     std::vector<Work> works() const {
         return {is_rounded ? Work{} : rounding_work(fp8, (double)N * C),
-                product(y, N, OC, C, false, fp8.is_used())};
+                work_of(forward_gemm(y, x, w, N, C, OC), fp8.is_used())};
     }
     void execute(Stream) const;
     void ref(Stream) const;
@@ -60,7 +84,7 @@ struct LinearGeluForward {
     }
     std::vector<Work> works() const {
         bool rounds = fp8.is_used();
-        return {rounding_work(fp8, (double)N * C), product(up, N, OC, C, false, rounds),
+        return {rounding_work(fp8, (double)N * C), work_of(forward_gemm(up, x, w, N, C, OC), rounds),
                 rounds ? rounding_work(fp8, (double)N * OC) : moves(2.0 * N * OC)};
     }
     void execute(Stream) const;
@@ -88,7 +112,8 @@ struct LinearBackward {
     std::vector<Work> works() const {
         bool rounds = fp8.is_used();
         return {rounding_work(fp8, (double)N * OC, dy_scale != nullptr),
-                product(dw, OC, C, N, accumulate, rounds), product(dx, N, C, OC, false, rounds)};
+                work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate), rounds),
+                work_of(input_gemm(dx, dy, w, N, C, OC), rounds)};
     }
     void execute(Stream) const;
     void ref(Stream) const;
@@ -121,8 +146,9 @@ struct LinearOfGeluBackward {
     }
     std::vector<Work> works() const {
         bool rounds = fp8.is_used();
-        return {rounding_work(fp8, (double)N * OC), product(dw, OC, C, N, accumulate, rounds),
-                product(d_up, N, C, OC, false, rounds), moves(3.0 * N * C)};
+        return {rounding_work(fp8, (double)N * OC),
+                work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate), rounds),
+                work_of(input_gemm(d_up, dy, w, N, C, OC), rounds), moves(3.0 * N * C)};
     }
     void execute(Stream) const;
     void ref(Stream) const;
@@ -139,29 +165,6 @@ struct GeluForward {
     void ref(Stream) const;
     void gpu(Stream) const;
 };
-
-// ---- their GEMMs -----------------------------------------------------------------------------------------
-
-// These describe a GEMM, which gemm() computes, and count its FLOPs: they must be those of works(), which
-// plans go by (plan/invariants.h)
-inline int64_t linear_flops = 0;  // so far
-
-inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
-    linear_flops += 2L * N * C * OC;
-    return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
-}
-
-inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, int N, int C, int OC) {
-    linear_flops += 2L * N * C * OC;
-    return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
-}
-
-inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
-                              bool accumulate) {
-    linear_flops += 2L * N * C * OC;
-    return {
-        .out = dw, .a = dy, .b = x, .m = OC, .n = C, .k = N, .transpose_a = true, .beta = real(accumulate)};
-}
 
 // ---- ref -------------------------------------------------------------------------------------------------
 

@@ -18,4 +18,7 @@ struct CallTimes {
     }
 };
 
+// to time the next call, set this: the transport fills it in
+inline std::shared_ptr<CallTimes> times_of_next_call;
+
 }  // namespace comm

@@ -5,6 +5,7 @@
 //   more ranks than cores.
 #include <deque>
 #include "call_times.h"
+#include "capture.h"
 #include "../../layers/emulator/watch.h"
 #include "mpi_world.h"
 

@@ -1,6 +1,6 @@
 // comm_single.cpp   the transport for a single process: no communication
 #include <cstdlib>
-#include "../comm.h"
+#include "capture.h"
 
 namespace comm {
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include "../../layers/base/hardware.h"
 #include "../comm.h"
 
 namespace comm {

@@ -6,6 +6,7 @@
 #pragma once
 #include <deque>
 #include "call_times.h"
+#include "capture.h"
 #include "nccl_start.h"
 
 namespace comm {

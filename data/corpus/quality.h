@@ -7,7 +7,7 @@
 #pragma once
 #include <fasttext/fasttext.h>
 #include <array>
-#include "../../layers/base/rng.h"
+#include "../../layers/base/random.h"
 #include "../tasks/python_text.h"
 #include "extract.h"
 #include "unicode_repair.h"

@@ -7,7 +7,7 @@
 //   The index of a set's documents (24 bytes each) is sorted in --memory, or through files.
 #pragma once
 #include <deque>
-#include "../../layers/base/rng.h"
+#include "../../layers/base/random.h"
 #include "../tokenizer.h"
 #include "../formats/token_writer.h"
 #include "sorting.h"

@@ -11,10 +11,6 @@
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
-// a bug that the emulated device finds in this program: not an Error, so that no code recovers from it
-struct Defect : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 __attribute__((format(printf, 1, 0))) inline std::string vtext(const char* format, va_list arguments) {
     va_list again;

@@ -170,25 +170,10 @@ struct Event {
 
 #if defined(DEVICE_CUDA)  // the others: emulator/streams_on_cpu.h, emulator/no_device.h
 constexpr bool host_is_device = false;
-inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
-inline void note_progress() {}
-// whether launches on several streams can be kept in the host's order and still overlap (CUDA 12.3)
-inline bool device_orders_launches() {
-    int driver = 0;
-    return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
-}
-
 inline int current_device() {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "the device");
     return device;
-}
-
-// selects the device that this thread works on; several ranks may share one
-inline void use_device(int local_rank) {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
-        check_cuda(cudaSetDevice(local_rank % devices), "choosing a device");
 }
 
 // allows a kernel to be launched with this much dynamic shared memory

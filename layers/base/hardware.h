@@ -161,3 +161,22 @@ inline size_t free_memory() {
     return std::min((size_t)kilobytes * 1024, free_in_cgroup());
 #endif
 }
+
+// ---- the device of this thread ---------------------------------------------------------------------------
+
+#if defined(DEVICE_CUDA)  // the others: emulator/streams_on_cpu.h, emulator/no_device.h
+inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
+inline void note_progress() {}
+// whether launches on several streams can be kept in the host's order and still overlap (CUDA 12.3)
+inline bool device_orders_launches() {
+    int driver = 0;
+    return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
+}
+
+// selects the device that this thread works on; several ranks may share one
+inline void use_device(int local_rank) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
+        check_cuda(cudaSetDevice(local_rank % devices), "choosing a device");
+}
+#endif

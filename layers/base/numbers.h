@@ -1,7 +1,7 @@
 // numbers.h   the number types that the program computes in, chosen by the Makefile (PRECISION)
 //   floatX  parameters and activations: bf16, fp32 or fp64
 //   real    sums, parameter gradients, master weights and moments: fp32, or fp64 in an fp64 build
-//           (adamw_state.cuh stores some of them in fewer bits)
+//           (adamw.cuh stores some of them in fewer bits)
 #pragma once
 #include <stdint.h>
 #include <string.h>

@@ -20,7 +20,7 @@
 #include <source_location>
 #include <type_traits>
 #include <vector>
-#include "arena.h"
+#include "device.h"
 #if defined(DEVICE_CUDA)
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -40,6 +40,14 @@ inline double element_bytes(Element e, const Precision& precision) {
         case Element::Byte: return 1;
         default: return 8;
     }
+}
+
+// Plans are for any precision: in a dry run, pointers are no addresses, but tell floatX from real, which may
+// be the same type in this build. These are the first of each kind (run/allocate.h)
+constexpr uintptr_t nowhere_x = 1UL << 60, nowhere_real = 2UL << 60, nowhere_else = 3UL << 60;
+inline uintptr_t nowhere(const void* p) {  // one of the above, or 0 for actual memory
+    uintptr_t part = (uintptr_t)p >> 60;
+    return part >= 1 && part <= 3 ? part << 60 : 0;
 }
 
 template <class T>
@@ -114,14 +122,6 @@ inline Work moves(double x, double reals = 0, double others = 0) {
     return {.x = x, .reals = reals, .others = others};
 }
 
-// a linear layer's GEMM: out (m, n) is set or added to
-template <class Out>
-Work product(const Out* out, long m, long n, long k, bool adds = false, bool fp8 = false) {
-    Work w = {.kind = Work::Linear, .fp8 = fp8, .gemm = {m, n, k}, .x = (double)(m * k + k * n)};
-    (element_at(out) == Element::X ? w.x : w.reals) += (double)(m * n) * (adds ? 2 : 1);
-    return w;
-}
-
 // one of attention's matmuls, over all heads, with operands and result in memory
 inline Work scores_product(GemmShape p) {
     return {.kind = Work::Attention, .gemm = p,
@@ -178,17 +178,9 @@ struct Listener {
     virtual ~Listener() = default;
     virtual bool executes() const { return true; }  // otherwise the step is only announced
     virtual void begin(const Activity&) = 0;        // before it is enqueued
-    virtual void end(const Activity&) = 0;
+    virtual void end(const Activity&) {}
 };
 inline std::vector<Listener*> listeners;  // in the training thread
-
-// listens from here to the closing brace
-class Listening {
-public:
-    explicit Listening(Listener& l) { listeners.push_back(&l); }
-    ~Listening() { listeners.pop_back(); }
-    Listening(const Listening&) = delete;
-};
 
 inline bool executes() {
     for (auto* l : listeners)

@@ -8,7 +8,7 @@
 #include "check.h"
 #include "device.h"
 #include "file_writer.h"
-#include "rng.h"
+#include "random.h"
 
 namespace fs = std::filesystem;
 

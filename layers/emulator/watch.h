@@ -19,8 +19,14 @@
 #include <stdint.h>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
+
+// a bug that the emulated device finds in this program: not an Error, so that no code recovers from it
+struct Defect : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
 
 namespace emulated::watch {
 

@@ -58,25 +58,21 @@ static void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Sca
 void RoundWeight::execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s); }
 
 void compute_in_fp8(const LinearForward& o, Stream s) {
-    linear_flops += 2L * o.N * o.C * o.OC;
     if (!o.is_rounded) fp8::round_input(o.x, o.x8, o.fp8, o.N, o.C, s);
     fp8::matmul_forward(o.y, o.w, o.b, o.x8, o.fp8, o.N, o.C, o.OC, s);
 }
 
 void compute_in_fp8(const LinearGeluForward& o, Stream s) {
-    linear_flops += 2L * o.N * o.C * o.OC;
     fp8::round_input(o.x, o.x8, o.fp8, o.N, o.C, s);
     fp8::matmul_forward(o.up, o.w, o.b, o.x8, o.fp8, o.N, o.C, o.OC, s);
     fp8::round_input<true>(o.up, o.y8, o.fp8, o.N, o.OC, s);  // GELU of up
 }
 
 void compute_in_fp8(const LinearBackward& o, Stream s) {
-    linear_flops += 4L * o.N * o.C * o.OC;
     fp8::matmul_backward(o.dx, o.dw, o.dy, o.dy_scale, o.x8, o.w, o.fp8, o.N, o.C, o.OC, o.accumulate, s);
 }
 
 void compute_in_fp8(const LinearOfGeluBackward& o, Stream s) {
-    linear_flops += 4L * o.N * o.C * o.OC;
     fp8::matmul_backward(o.d_up, o.dw, o.dy, nullptr, o.x8, o.w, o.fp8, o.N, o.C, o.OC, o.accumulate, s);
     dev::gelu_backward(o.d_up, o.db, o.up, o.column_scratch, o.N, o.C, o.accumulate,
                        {o.fp8.d_up_scale, o.fp8.parts, e5m2::largest}, s);

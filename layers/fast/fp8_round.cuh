@@ -10,7 +10,7 @@
 //   Their GEMMs: fp8_linear.cuh
 #pragma once
 #include "fp8.h"
-#include "../base/gelu.h"
+#include "../base/gemm.h"
 #include "../base/operation.h"
 
 // parts of a tensor with rows of up to C values, whose largest values are found in parallel: gelu_backward's
@@ -37,11 +37,6 @@ struct Fp8Weights {
 struct Fp8Input {
     e4m3* transposed = nullptr;  // (C, N)
     Fp8Scale* scale = nullptr;
-
-    void place(Arena& arena, long N, long C) {
-        transposed = arena.take<e4m3>(N * C);
-        scale = arena.take<Fp8Scale>(1);
-    }
 };
 
 // x, dy, dy_t: N * max(C, OC) numbers each, for one product; parts: most_fp8_parts

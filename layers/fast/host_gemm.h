@@ -2,7 +2,6 @@
 #pragma once
 #include <string>
 #include <vector>
-#include "../base/gelu.h"
 #include "../base/gemm.h"
 #include "fp8.h"
 #include "host_blas.h"

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 #include <vector>
-#include "../model/step.h"
+#include "../run/reports.h"
 #include "../run/run.h"
 
 namespace comm { struct RankHash; }  // comm/mpi/collective_check.h

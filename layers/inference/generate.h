@@ -6,6 +6,7 @@
 //   drawn depends on the text's seed and on how many tokens were drawn before, not on neighbours or layout.
 #pragma once
 #include <set>
+#include "../../comm/mpi/sum_over.h"
 #include "../../data/tokenizer.h"
 #include "../base/rng.h"
 #include "prompts.h"

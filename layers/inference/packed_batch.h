@@ -2,7 +2,7 @@
 //   Forward only, over the layers of layers/model, with attention over segments; in generation the buffer qkv
 //   is the KV cache (queries are stored there too, but not read again).
 #pragma once
-#include "../base/rng.h"
+#include "../base/random.h"
 #include "../fast/autotune.h"
 #include "../fast/packed_attention.cuh"
 #include "../model/pipeline.h"

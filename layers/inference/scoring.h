@@ -5,6 +5,7 @@
 //   There is no padding, except for up to t - 1 rows at the end of a batch whose rows t ranks share.
 //   Documents are put into batches in order, and batches are dealt to the replicas.
 #pragma once
+#include "../../comm/mpi/sum_over.h"
 #include "../../data/tasks/evaluation.h"
 #include "packed_batch.h"
 

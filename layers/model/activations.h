@@ -1,17 +1,16 @@
-// activations.h   what a rank keeps from forward to backward, and its scratch: sizes and addresses
+// activations.h   what a rank keeps from forward to backward, and its scratch: shapes and pointers
 //   A pipeline has several micro-batches in flight; each has its own activations (InFlight). With full
 //   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
 //   other activations; with light recomputation, or --fp8, blocks share only the outputs of layer norms and
 //   GELU.
-//   To add a tensor to a block: a pointer above `shares`, and a line in place(), which both measures and
-//   places it (base/arena.h), or in place_shareable(), if light recomputation shall recompute it and backward
-//   with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns without an
-//   output. A tensor that is not placed fails ./test_gpt training; one that blocks share by mistake fails
-//   scripts/test_parallel.py or, with --fp8, ./test_gpt training.
+//   Where they lie: run/allocate.h. To add a tensor to a block: a pointer here, and there a line in place(),
+//   which both measures and places it, or in place_shareable(), if light recomputation shall recompute it and
+//   backward with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns
+//   without an output. A tensor that is not placed fails ./test_gpt training; one that blocks share by
+//   mistake fails scripts/test_parallel.py or, with --fp8, ./test_gpt training.
 #pragma once
 #include <memory>
 #include "../../comm/grid.h"
-#include "../base/arena.h"
 #include "../base/gemm.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
@@ -56,6 +55,13 @@ struct Setup {
     size_t workspace = dev::gemm_workspace();  // bytes for GEMMs: of this build, except in plans
 };
 
+// a range of device memory; base nullptr: only measured
+struct Allocation {
+    const char* name;
+    char* base;
+    size_t bytes;
+};
+
 // ---- a batch ---------------------------------------------------------------------------------------------
 
 struct BatchShape {
@@ -70,7 +76,7 @@ constexpr int packed_ints = 9;  // ints that they take per row, at most
 // ---- a block ---------------------------------------------------------------------------------------------
 
 struct BlockActivations {
-    floatX* x = nullptr;    // (N_r, C): the block's input; placed in stage.h
+    floatX* x = nullptr;    // (N_r, C): the block's input; of a chunk's first block, the chunk's
     floatX* ln1 = nullptr;  // (N_r, C): the first layer norm's output
     floatX* qkv = nullptr;  // (N, 3 C_r): queries, keys and values of this rank's heads
     floatX* o = nullptr;    // (N, C_r): the heads' outputs
@@ -83,41 +89,9 @@ struct BlockActivations {
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
     real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
     NormStats ln1_stats, ln2_stats;   // (N_r) each
-    // what is placed stands above this line
     // ln1, ln2 and act are shared by all blocks: backward recomputes them (light recomputation) or does not
     // need them (--fp8)
     bool shares = false;
-
-    // Places what blocks may share: stage.h then places one set and every block copies its pointers;
-    // otherwise place() gives each block a set of its own
-    void place_shareable(Arena& arena, const ModelShape& shape, const TensorParallel& tp,
-                         const Setup& setup) {
-        long B = setup.B, N_r = tp.row_capacity(setup.B, shape.T);
-        ln1 = arena.take_x(N_r * shape.C);
-        ln2 = arena.take_x(N_r * shape.C);
-        // GELU's output is made in 8 bits only, but in packed batches
-        if (!setup.fp8 || setup.packs) act = arena.take_x(B * shape.T * 4 * (shape.C / tp.group.size));
-    }
-
-    void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
-        int B = setup.B;
-        long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T);
-        long C_r = shape.C / tp.group.size, NH_r = shape.NH / tp.group.size;
-        if (!shares) place_shareable(arena, shape, tp, setup);
-        qkv = arena.take_x(N * 3 * C_r);
-        if (setup.training && setup.flash) lse = arena.take_real(N * NH_r);
-        else if (setup.training) probabilities = arena.take_x(B * NH_r * shape.T * shape.T);
-        o = arena.take_x(N * C_r);
-        mid = arena.take_x(N_r * shape.C);
-        up = arena.take_x(N * 4 * C_r);
-        for (real** stat : {&ln1_stats.mean, &ln1_stats.rstd, &ln2_stats.mean, &ln2_stats.rstd})
-            *stat = arena.take_real(N_r);
-        if (!setup.fp8) return;
-        qkv_in.place(arena, N, shape.C);
-        out_in.place(arena, N, C_r);
-        up_in.place(arena, N, shape.C);
-        down_in.place(arena, N, 4 * C_r);
-    }
 };
 
 // ---- the LM head -----------------------------------------------------------------------------------------
@@ -135,24 +109,6 @@ struct LmHeadActivations {
     int outputs;                // most rows of logits in a batch
     int rows_held;              // rows of logits held at once
     bool loss_in_backward;      // backward computes logits and losses itself: see vocabulary.h
-
-    void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup,
-               int most_outputs) {
-        outputs = most_outputs;
-        rows_held = setup.loss_rows ? std::min(setup.loss_rows, outputs) : outputs;
-        loss_in_backward = setup.loss_in_backward;
-        long N_r = tp.row_capacity(setup.B, shape.T);
-        losses = arena.take_real((long)setup.micro_batches * outputs);
-        if (setup.notes_greedy) is_greedy = arena.take_real((long)setup.micro_batches * outputs);
-        ln = arena.take_x(N_r * shape.C);
-        bool gathers = tp.sequence_parallel && setup.training && !loss_in_backward;
-        input_rows = gathers ? arena.take_x((long)setup.B * shape.T * shape.C) : nullptr;
-        logits = arena.take_x((long)rows_held * (shape.Vp / tp.group.size));
-        stats.mean = arena.take_real(N_r);
-        stats.rstd = arena.take_real(N_r);
-        largest = arena.take_real(rows_held);
-        sums = arena.take_real(2L * rows_held);
-    }
 };
 
 // ---- a micro-batch in flight -----------------------------------------------------------------------------
@@ -199,34 +155,6 @@ struct Scratch {
     FlashScratch flash = {};            // … or for flash attention
     real* columns = nullptr;            // for column sums, and LayerNormBackward
     Fp8Scratch fp8 = {};                // only with --fp8
-
-    void place(Arena& arena, const ModelShape& shape, const TensorParallel& tp, const Setup& setup) {
-        int B = setup.B, NH_r = shape.NH / tp.group.size;
-        long N = (long)B * shape.T, N_r = tp.row_capacity(B, shape.T), t = tp.group.size, C = shape.C;
-
-        partial = arena.take_x(N * C);
-        reduced = tp.sequence_parallel ? arena.take_x(N_r * C) : partial;
-        all_rows = tp.sequence_parallel ? arena.take_x(N * C) : nullptr;
-        wide = arena.take_x(N * 4 * C / t);
-        if (!setup.training) return;
-
-        if (setup.fp8) {
-            long rows = N * std::max<long>(C, 4 * C / t);
-            for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
-            for (Fp8Scale** p : {&fp8.dy_scale, &fp8.d_up_scale}) *p = arena.take<Fp8Scale>(1);
-            fp8.parts = arena.take<float>(most_fp8_parts(4 * C / t));
-        }
-
-        if (setup.flash) {
-            flash.query_terms = arena.take_real(flash_query_terms(B, NH_r, shape.T));
-            flash.dq = arena.take_real(flash_dq(B, NH_r, shape.T, shape.HS()));
-            flash.turns = arena.take<int>(flash_turns(B, NH_r, shape.T));
-            flash.bias = arena.take_real(flash_bias({B, shape.T, NH_r, shape.HS()}));
-        } else {
-            scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
-        }
-        columns = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
-    }
 };
 
 // what every layer's call needs

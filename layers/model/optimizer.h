@@ -3,7 +3,7 @@
 //   receives the slice's summed gradients, alone holds its master weights and moments, and updates it; then
 //   the new parameters are all-gathered. With one shard (--zero 0, or d = 1) each rank owns everything, and
 //   gradients are all-reduced if d > 1.
-//   low_bits, m, v: for the owned slices, in the format of adamw_state.cuh
+//   low_bits, m, v: for the owned slices, in the format of adamw.cuh
 //   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
 //   norm = L2 over all gradients, each counted once; gradients are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
@@ -25,48 +25,18 @@ struct OptimizerOptions {
     double clip = 1;  // largest gradient norm; 0: no clipping
 };
 
-// Schedule by tokens (Megatron-LM): linear warm-up, cosine to `floor` at `decay_tokens`, then floor. `tokens`
-// includes those of the step the rate is for, so the first step's rate is not 0.
-inline double learning_rate(double tokens, double peak, double floor, double warmup_tokens,
-                            double decay_tokens) {
-    if (tokens <= warmup_tokens && warmup_tokens > 0) return peak * tokens / warmup_tokens;
-    if (tokens > decay_tokens) return floor;
-    double span = decay_tokens - warmup_tokens, progress = span > 0 ? (tokens - warmup_tokens) / span : 1;
+// Schedule by tokens (Megatron-LM): linear warm-up, cosine to min_learning_rate at decay_tokens, then that.
+// `tokens` includes those of the step the rate is for, so the first step's rate is not 0.
+inline double scheduled_rate(const OptimizerOptions& o, double tokens) {
+    double peak = o.learning_rate, floor = o.min_learning_rate;
+    double warmup = (double)o.warmup_tokens, decay = (double)o.decay_tokens;
+    if (tokens <= warmup && warmup > 0) return peak * tokens / warmup;
+    if (tokens > decay) return floor;
+    double progress = decay > warmup ? (tokens - warmup) / (decay - warmup) : 1;
     return floor + (peak - floor) * 0.5 * (1 + std::cos(M_PI * progress));
 }
 
-inline double scheduled_rate(const OptimizerOptions& o, double tokens) {
-    return learning_rate(tokens, o.learning_rate, o.min_learning_rate, (double)o.warmup_tokens,
-                         (double)o.decay_tokens);
-}
-
 // ---- what this rank owns ---------------------------------------------------------------------------------
-
-// the part of a tensor in this rank's slices: n elements, from `at` in the flat buffers and from
-// `state_offset` in low_bits, m and v
-struct TensorPart {
-    int parameter;
-    long at, n, state_offset;
-};
-
-inline std::vector<TensorPart> owned_tensor_parts(const ParameterTable& table, int owner) {
-    std::vector<TensorPart> out;
-    std::vector<long> begin;  // start of each bucket's slice in low_bits, m and v
-    long state = 0;
-    for (auto& bucket : table.buckets) {
-        begin.push_back(state);
-        state += bucket.elements / table.layout.optimizer_shards;
-    }
-
-    for (size_t i = 0; i < table.list.size(); i++) {
-        const Parameter& p = table.list[i];
-        const Bucket& bucket = table.buckets[p.bucket];
-        long slice = bucket.elements / table.layout.optimizer_shards, first = bucket.offset + owner * slice;
-        long from = std::max(first, p.offset), to = std::min(first + slice, p.offset + p.size);
-        if (from < to) out.push_back({(int)i, from, to - from, begin[p.bucket] + from - first});
-    }
-    return out;
-}
 
 // a rank's slice of each bucket
 inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
@@ -84,10 +54,9 @@ struct Optimizer {
     uint16_t* low_bits = nullptr;
     void *m = nullptr, *v = nullptr;  // bf16 with --moments bf16, else real
     size_t moment_bytes, low_bytes;   // per element
-    Arena arena = {"optimizer"};
+    Allocation memory = {};           // see run/allocate.h
     long elements;  // in each of low_bits, m and v
     int owner;      // this rank's index among those that shard the state
-    std::vector<TensorPart> tensor_parts;
     std::vector<Slice> slices;
     // on the device: flags per 128 elements; slices; sums: of squares, per bucket, then of losses;
     // sum_parts: partial sums of squares
@@ -109,58 +78,11 @@ struct Optimizer {
           low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(uint16_t) : 0),
           elements(model.table.elements / model.table.layout.optimizer_shards),
           owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
-          tensor_parts(owned_tensor_parts(model.table, owner)), slices(owned_slices(model.table, owner)) {}
+          slices(owned_slices(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
     ~Optimizer() {
-        device_free(arena.base);
+        device_free(memory.base);
         host_free(next_hyper);
-    }
-
-    void place(Arena& to, int bucket_ids) {
-        if (low_bytes) low_bits = to.take<uint16_t>(elements);
-        bool are_bf16 = moment_bytes == sizeof(bf16);
-        for (void** moment : {&m, &v})
-            *moment = are_bf16 ? (void*)to.take<bf16>(elements) : (void*)to.take_real(elements);
-        flags = to.take<uint8_t>(elements / flag_span);
-        device_slices = to.take<Slice>(slices.size());
-        sums = to.take<double>(bucket_ids + 1);
-        sum_parts = to.take<double>(slices.size() * square_sum_parts);
-        hyper = to.take<HyperParameters>(1);
-        decision = to.take<UpdateDecision>(1);
-        state_check = to.take<StateCheck>(1);
-        bit_sums = to.take<unsigned long long>(bit_sum_count);
-    }
-
-    // counts bytes without allocating
-    void measure_memory(Model& model) {
-        arena = Arena{"optimizer", nullptr, 0, model.setup.precision};
-        place(arena, model.table.bucket_ids);
-    }
-
-    void allocate_memory(Model& model) {
-        arena = allocate("optimizer", [&](Arena& to) { place(to, model.table.bucket_ids); });
-        void* pinned = host_malloc(sizeof(HyperParameters), "the optimizer's hyper-parameters");
-        next_hyper = (HyperParameters*)pinned;
-        std::vector<uint8_t> all = flags_of(model);
-        copy_to_device(flags, all.data(), all.size(), model.stream);
-        copy_to_device(device_slices, slices.data(), slices.size() * sizeof(Slice), model.stream);
-        synchronize(model.stream);  // before `all` is freed
-        clear_state(model);
-    }
-
-    // each gradient is counted in the norm exactly once
-    std::vector<uint8_t> flags_of(const Model& model) const {
-        std::vector<uint8_t> all(elements / flag_span, 0);
-        for (auto& part : tensor_parts) {
-            const Parameter& p = model.table.list[part.parameter];
-            bool counted_elsewhere =
-                p.is_copy ||                                                        // by the first stage
-                (!p.split && model.grid.tensor > 0) ||                              // by tensor rank 0
-                (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);  // by data rank 0
-            for (long i = part.state_offset; i < part.state_offset + part.n; i += flag_span)
-                all[i / flag_span] = (p.decay ? flag_decay : 0) | (counted_elsewhere ? 0 : flag_in_norm);
-        }
-        return all;
     }
 
     // Sets the hyper-parameters of the next step to be enqueued; steps count from 1. The device skips the
@@ -170,27 +92,6 @@ struct Optimizer {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
                        (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
-    }
-
-    void clear_state(Model& model) {
-        has_written = false;
-        if (low_bits) set_zero(low_bits, elements * sizeof(uint16_t), model.stream);
-        for (void* moment : {m, v}) set_zero(moment, elements * moment_bytes, model.stream);
-    }
-
-    // "", or what is wrong in this rank's memory: an update must read master weights and moments exactly
-    // as the previous one wrote them. Waits for the device, which has ended the step by then
-    std::string check_state(Model& model, bool updated, long step) {
-        if (!updated) return "";
-        StateCheck now;
-        copy_to_host(&now, state_check, sizeof now, model.stream);
-        bool same = !has_written || now.read == written;
-        written = now.written;
-        has_written = true;
-        if (same) return "";
-        return text("step %ld read other master weights or moments than the update before it had written: a "
-                    "bit has flipped in memory: go on from the last checkpoint, and have this host's memory "
-                    "checked", step);
     }
 
     // call(AdamWState): its values start at `at` in the flat buffers, at `state_offset` in low_bits, m and v

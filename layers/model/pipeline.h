@@ -105,15 +105,6 @@ inline void finish_messages(Model& model) {
         if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream), "messages");
 }
 
-// The compute stream waits for all all-gathers and sends that have been posted. Over several ranks a step
-// that becomes a CUDA graph begins and ends with this, because streams cannot wait for events across the
-// border of a graph
-inline void await_communication(Model& model) {
-    model.await_parameters();
-    for (InFlight& kept : model.in_flight) await_sent(model, kept.y);
-    for (Buffer& buffer : model.dx_buffers) await_sent(model, buffer);
-}
-
 // ---- the schedule ----------------------------------------------------------------------------------------
 
 // Runs all micro-batches through this rank's stage; the last stage adds to the losses. dloss: gradient of a

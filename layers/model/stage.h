@@ -1,7 +1,5 @@
-// stage.h   this rank's share of the model: its memory, and forward and backward of a chunk of its layers
-//   Memory is allocated once, at the start, in arenas (parameters, gradients, activations, with --fp8 weights
-//   in 8 bits, scratch, the GEMMs' workspace; the optimizer has its own), and the printed table shows exactly
-//   what is allocated.
+// stage.h   this rank's share of the model: its tensors, and forward and backward of a chunk of its layers
+//   All memory is allocated before the first step (run/allocate.h).
 //     in_flight[slot] activations of one micro-batch in one chunk of layers, from forward to backward
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
@@ -13,7 +11,9 @@
 //   check fails if a place is forgotten.
 #pragma once
 #include <array>
+#include <numeric>
 #include "../../comm/grid.h"
+#include "../../data/loader.h"
 #include "../adamw.cuh"
 #include "block.h"
 #include "vocabulary.h"
@@ -41,7 +41,7 @@ struct Model {
     floatX* gathered_logits;        // over the whole vocabulary: (B, Vp) with a KV cache, else (Vp)
     Scratch scratch;
 
-    std::vector<Arena> arenas;
+    std::vector<Allocation> memory;  // see run/allocate.h
     std::vector<comm::StreamEvent> parameters_gathered;  // event of each bucket's last all-gather
     Stream stream = nullptr;
     bool holds_back_reductions = false;  // backward starts no reductions; RepeatedStep (monitor.h) does
@@ -53,14 +53,14 @@ struct Model {
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
-          tp{grid.tp, setup.sequence_parallel && grid.t > 1, setup.samples_text},
+          tp{grid.tp, setup.sequence_parallel && grid.t > 1},
           table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
                                         setup.chunks})),
           in_flight(setup.slots), inputs(setup.inputs), dx_buffers(setup.dx_buffers),
           parameters_gathered(table.buckets.size()) {}
     Model(const Model&) = delete;
     ~Model() {
-        for (auto& arena : arenas) device_free(arena.base);
+        for (auto& each : memory) device_free(each.base);
         for (int* tokens : host_tokens) host_free(tokens);
         if (stream) destroy_stream(stream);
     }
@@ -115,108 +115,31 @@ struct Model {
     void await_parameters() {
         for (auto& p : table.list) await_parameter(p);
     }
+};
 
-    // ---- memory ------------------------------------------------------------------------------------------
+// ---- samples ---------------------------------------------------------------------------------------------
 
-    // make(name, walk): returns the arena of everything that `walk` takes
-    template <class Make>
-    void make_arenas(Make make, size_t workspace) {
-        arenas.clear();
-        auto add = [&](const char* name, auto walk) { arenas.push_back(make(name, walk)); };
-        add("parameters", [&](Arena& arena) { weights = arena.take_x(table.elements); });
-        if (setup.training) add("gradients", [&](Arena& arena) { place_gradients(arena); });
-        add("activations", [&](Arena& arena) { place_activations(arena); });
-        if (setup.fp8) add("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena); });
-        add("scratch", [&](Arena& arena) { scratch.place(arena, shape, tp, setup); });
-        scratch.fp8.weights = fp8;
-        arenas.push_back({"GEMM workspace", nullptr, workspace});
-    }
+// A sample is T + 1 consecutive tokens of a file: T tokens and, one further, their targets. Which they are
+// follows from its index in the run (data/loader.h: every sample once an epoch, shuffled; several sets by
+// weight). They are read into pinned host memory in the background while the previous step computes.
+struct StepSamples {
+    uint64_t first = 0;  // index in the run of the step's first sample
+    int batch = 0, micro_batches = 0;  // of the step: the global batch, and its micro-batches per replica
+    int token_buffer = 0;              // which of Model.host_tokens holds their tokens
+    std::vector<SetChoice> chosen;     // of the global batch
+    std::vector<uint64_t> counted;     // tokens of the global batch whose losses count, by set of the blend
 
-    void measure_memory() {
-        auto measure = [&](const char* name, auto walk) {
-            Arena arena = {name, nullptr, 0, setup.precision};
-            walk(arena);
-            return arena;
-        };
-        make_arenas(measure, setup.workspace);
-    }
-
-    // parameters and gradients start at 0
-    void allocate_memory() {
-        auto take = [](const char* name, auto walk) { return allocate(name, walk); };
-        dev::take_gemm_workspace(stream);
-        make_arenas(take, dev::gemm_workspace());
-        size_t token_bytes = setup.micro_batches * token_ints() * sizeof(int);
-        for (int i = 0; loads_tokens() && i < (setup.training ? 2 : 1); i++)
-            host_tokens[i] = (int*)host_malloc(token_bytes, "tokens of a step");
-        set_zero(weights, table.elements * sizeof(floatX), stream);
-        if (setup.training) clear_gradients();
-    }
-
-    void clear_gradients() {
-        set_zero(gradients, table.elements * sizeof(real), stream);
-        if (sums_wte_apart())
-            set_zero(wte_gradient_from_logits, table.list[table.wte].size * sizeof(real), stream);
-    }
-
-private:
-    void place_gradients(Arena& arena) {
-        gradients = arena.take_real(table.elements);
-        if (sums_wte_apart())
-            wte_gradient_from_logits = arena.take_real(table.list[table.wte].size);
-        else if (grid.is_last_stage())
-            wte_gradient_from_logits = gradients ? gradient(table.wte) : nullptr;
-    }
-
-    void place_fp8_weights(Arena& arena) {
-        const Parameter &first = table.block(0, LN1_W),
-                        &last = table.block(setup.chunks * chunk_layers() - 1, DOWN_B);
-        long elements = last.offset + last.size - first.offset;
-        fp8.spacing = table.block(0, OUT_W).size;
-        fp8.parameters = weights + first.offset;
-        fp8.copies = arena.take<e4m3>(elements);
-        fp8.transposed = arena.take<e4m3>(elements);
-        fp8.scales = arena.take<Fp8Scale>(elements / fp8.spacing + 1);
-    }
-
-    void place_activations(Arena& arena) {
-        long N = max_rows(), size = tp.row_capacity(setup.B, shape.T) * shape.C;
-        bool full = setup.recompute == Recompute::Full;
-        shared = {};
-        if (full) shared.place(arena, shape, tp, setup);
-        shared.shares = !full && (setup.recompute == Recompute::Light || setup.fp8);
-        if (shared.shares) shared.place_shareable(arena, shape, tp, setup);
-
-        for (InFlight& kept : in_flight) {
-            kept.blocks.assign(chunk_layers(), shared);
-            for (auto& block : kept.blocks) {
-                if (!setup.training && &block != &in_flight[0].blocks[0]) {  // all blocks share one
-                    block = in_flight[0].blocks[0];
-                    if (setup.inference_cache) block.qkv = arena.take_x(3 * N * shape.C / grid.t);
-                } else if (!full) {
-                    block.place(arena, shape, tp, setup);
-                }
-                block.x = &block != &kept.blocks[0] ? arena.take_x(size) : nullptr;
-            }
-
-            kept.y.x = arena.take_x(size);
-            if (loads_tokens()) {
-                kept.tokens = arena.take<int>(token_ints());
-                kept.targets = kept.tokens + N;
-                kept.sorted_rows = kept.targets + N;
-                kept.run_starts = kept.sorted_rows + N;
-            }
-            if (setup.packs) kept.segment_arrays = arena.take<int>(packed_ints * N);
-        }
-
-        for (auto* buffers : {&inputs, &dx_buffers})
-            for (auto& buffer : *buffers) buffer.x = arena.take_x(size);
-        gathered_logits = arena.take_x((size_t)(setup.inference_cache ? setup.B : 1) * shape.Vp);
-        if (grid.is_last_stage()) lm_head.place(arena, shape, tp, setup, max_outputs());
+    // at least 1: a mean over no tokens is 0 / 1
+    double counted_tokens() const {
+        return std::max(1.0, (double)std::accumulate(counted.begin(), counted.end(), uint64_t(0)));
     }
 };
 
-// ---- tokens ----------------------------------------------------------------------------------------------
+// Micro-batches are dealt round-robin to the data-parallel ranks: the index, among the step's samples, of
+// sequence b of one of this rank's micro-batches
+inline int sample_index(const Model& model, int micro_batch, int b) {
+    return (micro_batch * model.grid.d + model.grid.data) * model.setup.B + b;
+}
 
 // samples (B, T + 1) -> tokens and targets, in the micro-batch's part of host_tokens[token_buffer]. The step
 // that used this buffer before must have ended
@@ -232,6 +155,23 @@ inline void put_tokens_on_host(const Model& model, int token_buffer, const std::
         }
     int *rows = targets + model.max_rows(), *starts = rows + model.max_rows();
     if (model.sorts_tokens()) sort_tokens(rows, starts, tokens, batch.rows(), model.shape.Vp);
+}
+
+inline StepSamples read_samples(Blend& blend, const Model& model, int token_buffer, uint64_t first,
+                                int batch) {
+    int B = model.setup.B, T = model.shape.T, micro_batches = batch / model.grid.d / B;
+    StepSamples out = {first, batch, micro_batches, token_buffer, blend.choose(first, batch), {}};
+    out.counted.resize(blend.sets.size());
+    for (auto& choice : out.chosen) out.counted[choice.set] += blend.counted(choice);
+    if (!model.loads_tokens()) return out;
+
+    std::vector<int> tokens((size_t)B * (T + 1));  // of one micro-batch
+    for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
+        for (int b = 0; b < B; b++)
+            blend.read_sample(&tokens[(size_t)b * (T + 1)], out.chosen[sample_index(model, micro_batch, b)]);
+        put_tokens_on_host(model, token_buffer, tokens, {B, T}, micro_batch);
+    }
+    return out;
 }
 
 // host_tokens -> device, on stages that read tokens; asynchronous
@@ -400,14 +340,4 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
 inline void clear_losses(Model& model) {
     long values = (long)model.setup.micro_batches * model.max_outputs();
     if (model.grid.is_last_stage()) clear_values("losses", model.lm_head.losses, values, model.stream);
-}
-
-// the sum of losses of each sequence in the first `micro_batches`; on the last stage
-inline std::vector<double> sequence_losses(Model& model, int micro_batches) {
-    std::vector<real> losses((size_t)micro_batches * model.max_rows());
-    if (!losses.empty())
-        copy_to_host(losses.data(), model.lm_head.losses, losses.size() * sizeof(real), model.stream);
-    std::vector<double> sums((size_t)micro_batches * model.setup.B, 0);
-    for (size_t i = 0; i < losses.size(); i++) sums[i / model.shape.T] += losses[i];
-    return sums;
 }

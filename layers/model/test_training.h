@@ -3,6 +3,7 @@
 #include "../../data/json.h"
 #include "../base/testing.h"
 #include "../inference/generate.h"
+#include "../run/reports.h"
 #include "../run/values.h"
 #include "optimizer.h"
 
@@ -21,8 +22,8 @@ struct Trial {  // a small model with its optimiser
                  .master_weights = o.master_weights == "yes",
                  .micro_batches = 8}),
           optimizer(model) {
-        model.allocate_memory();
-        optimizer.allocate_memory(model);
+        allocate_memory(model);
+        allocate_memory(optimizer, model);
         initialise_parameters(model, &optimizer, 7);
     }
 
@@ -214,7 +215,7 @@ void training_places_activations() {
     for (bool flash : {false, true}) {
         Arena arena = {"a test"};
         BlockActivations a;
-        a.place(arena, shape, {}, {.B = 2, .flash = flash, .fp8 = flash});
+        place(arena, a, Model(shape, {}, {.B = 2, .flash = flash, .fp8 = flash}));
         placed[flash].resize(offsetof(BlockActivations, shares) / sizeof(void*));
         memcpy(placed[flash].data(), (void*)&a, placed[flash].size() * sizeof(void*));
     }
@@ -333,7 +334,9 @@ void test_training() {
     }
 
     double peak = 6e-4, low = 6e-5;
-    auto rate = [&](double t) { return learning_rate(t, peak, low, 100, 1000); };
+    OptimizerOptions tokens = {.learning_rate = peak, .min_learning_rate = low, .warmup_tokens = 100,
+                               .decay_tokens = 1000};
+    auto rate = [&](double t) { return scheduled_rate(tokens, t); };
     check(rate(50) == peak / 2 && rate(100) == peak && std::abs(rate(550) - (peak + low) / 2) < 1e-12 &&
           rate(1000.5) == low && std::abs(rate(1000) - low) < 1e-12,
           "learning rate: warm-up, peak, half way, floor");

@@ -1,7 +1,7 @@
 // dry_run.h   a step with nothing executed: what it would send, compute and move, and how long that takes
 //   For one rank of a stage, the code that trains is called on a Model that has only measured its memory
-//   (base/arena.h): forward() and backward() of a micro-batch, a message, the update. Each operation and call
-//   declares what it does (base/operation.h), and this file adds it up. The schedule says how often each
+//   (run/allocate.h): forward() and backward() of a micro-batch, a message, the update. Each operation and
+//   call declares what it does (base/operation.h), and this file adds it up. The schedule says how often each
 //   happens; simulate.h plays it.
 #pragma once
 #include <map>
@@ -11,6 +11,14 @@
 #include "../model/optimizer.h"
 #include "../model/pipeline.h"
 #include "machines.h"
+
+// listens from here to the closing brace
+class Listening {
+public:
+    explicit Listening(Listener& l) { listeners.push_back(&l); }
+    ~Listening() { listeners.pop_back(); }
+    Listening(const Listening&) = delete;
+};
 
 // ---- what is added up ------------------------------------------------------------------------------------
 
@@ -108,8 +116,6 @@ public:
     void begin(const Activity& a) override {
         if (a.kind != Activity::Section) said.push_back(a);
     }
-
-    void end(const Activity&) override {}
     template <class Code>
     static std::vector<Activity> of(Code code) {
         DryRun run;

@@ -19,17 +19,17 @@ inline void print_run(const Run& run) {
 
 // checks that what was printed for this rank's stage is what it has taken
 inline void check_memory(const Model& model, const Optimizer& optimizer, const StagePlan& planned) {
-    std::vector<Arena> taken = model.arenas;
-    taken.push_back(optimizer.arena);
+    std::vector<Allocation> taken = model.memory;
+    taken.push_back(optimizer.memory);
     for (size_t i = 0; i < planned.memory.size(); i++)
-        if (planned.memory[i].used != taken[i].used)
+        if (planned.memory[i].bytes != taken[i].bytes)
             fail("%s: %zu bytes were planned, %zu taken: a defect of this program", planned.memory[i].name,
-                 planned.memory[i].used, taken[i].used);
+                 planned.memory[i].bytes, taken[i].bytes);
 }
 
 inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
-    size_t sum = optimizer.arena.used;
-    for (auto& arena : model.arenas) sum += arena.used;
+    size_t sum = optimizer.memory.bytes;
+    for (auto& each : model.memory) sum += each.bytes;
     return sum;
 }
 

@@ -4,10 +4,10 @@
 #include <memory>
 #include "../../comm/schedule.h"
 #include "../model/optimizer.h"
-#include "../model/step.h"
 #include "../run/run.h"
 
-struct StagePlan;  // stage_plan.h
+struct StagePlan;   // stage_plan.h
+struct StepResult;  // run/reports.h
 
 // refuses before the run, not at its step, what cannot be traced, recorded or profiled
 void check_trace(const Run& run);

@@ -300,9 +300,9 @@ inline std::string plan_text(const Plan& plan) {
 
 inline std::string stage_json(const Plan& plan, const StagePlan& s) {
     std::string out = text("{\"stage\": %d, \"parameters\": %ld, \"memory\": {", s.stage, s.parameters);
-    for (auto& arena : s.memory)
-        out +=
-            text("%s%s: %zu", &arena == &s.memory[0] ? "" : ", ", json_quote(arena.name).c_str(), arena.used);
+    for (auto& each : s.memory)
+        out += text("%s%s: %zu", &each == &s.memory[0] ? "" : ", ", json_quote(each.name).c_str(),
+                    each.bytes);
     out += "}, \"sent\": {";
     bool first = true;
 

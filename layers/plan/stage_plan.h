@@ -22,12 +22,12 @@ inline std::vector<int> representative_batches(const Options& o, uint64_t sample
 struct StagePlan {
     int stage;
     long parameters = 0;            // per rank, including padding of the vocabulary
-    std::vector<Arena> memory;
+    std::vector<Allocation> memory;
     std::map<int, StepWork> work;   // of a rank in a step, by batch
     StageRun run;                   // the parts of a step
     size_t bytes() const {
         size_t sum = 0;
-        for (auto& arena : memory) sum += arena.used;
+        for (auto& each : memory) sum += each.bytes;
         return sum;
     }
 };
@@ -37,7 +37,7 @@ inline std::unique_ptr<Model> dry_model(const Options& o, const ModelShape& shap
                                         const Schedules& schedules, const Target& target) {
     place = place_in_grid(place.rank_of(0, 0, stage), place.t * place.d * place.p, place.t, place.p);
     auto model = std::make_unique<Model>(shape, place, setup_of(o, place, schedules, target));
-    model->measure_memory();
+    measure_memory(*model);
     return model;
 }
 
@@ -46,9 +46,9 @@ inline StagePlan measure_stage(const Options& o, const ModelShape& shape, const 
                                uint64_t samples, const Target& target) {
     auto model = dry_model(o, shape, place, stage, make_schedules(o, place, stage, samples), target);
     Optimizer optimizer(*model);
-    optimizer.measure_memory(*model);
-    StagePlan out = {stage, 0, model->arenas, {}, {}};
-    out.memory.push_back(optimizer.arena);
+    measure_memory(optimizer, *model);
+    StagePlan out = {stage, 0, model->memory, {}, {}};
+    out.memory.push_back(optimizer.memory);
     for (auto& p : model->table.list) out.parameters += p.size;
     return out;
 }
@@ -59,9 +59,9 @@ inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Gri
     Schedules schedules = make_schedules(o, place, stage, samples);
     auto model = dry_model(o, shape, place, stage, schedules, target);
     Optimizer optimizer(*model);
-    optimizer.measure_memory(*model);
-    StagePlan out = {stage, 0, model->arenas, {}, run_dry(*model, optimizer, schedules, hardware)};
-    out.memory.push_back(optimizer.arena);
+    measure_memory(optimizer, *model);
+    StagePlan out = {stage, 0, model->memory, {}, run_dry(*model, optimizer, schedules, hardware)};
+    out.memory.push_back(optimizer.memory);
     for (auto& p : model->table.list) out.parameters += p.size;
     for (auto& [batch, schedule] : schedules) out.work[batch] = out.run.work(schedule);
     return out;
@@ -81,7 +81,7 @@ inline double most_stage_bytes(const Options& o, const ModelShape& shape, const 
 // used. It was not measured here
 constexpr double bytes_of_communicator = 688e6;
 
-// how many communicators make_grid() makes for a rank at g, with the same `wrap`
+// how many communicators make_grid() (comm/mpi/make_grid.h) makes for a rank at g, with the same `wrap`
 inline int communicator_count(const Grid& g, bool wrap) {
     int count = 0;
     for (const comm::Group* group : {&g.world, &g.tp, &g.dp, &g.tied}) count += group->size > 1;
@@ -110,7 +110,7 @@ inline std::string memory_table(const std::vector<StagePlan>& stages) {
     }
     for (size_t i = 0; i < stages[0].memory.size(); i++) {
         out += text("\n  %-14s", stages[0].memory[i].name);
-        for (auto& s : stages) out += text("%12.*f", digits, (double)s.memory[i].used * 1e-6);
+        for (auto& s : stages) out += text("%12.*f", digits, (double)s.memory[i].bytes * 1e-6);
     }
     return out + all + "\n";
 }

@@ -71,10 +71,10 @@ double timed_step(Trial& trial, const std::vector<int>& samples) {
 
 // MB of the activation and scratch arenas, or of all others and the optimizer
 double megabytes(const Trial& trial, bool activations) {
-    double sum = activations ? 0 : (double)trial.optimizer.arena.used;
-    for (auto& arena : trial.model.arenas) {
-        bool is_one = !strcmp(arena.name, "activations") || !strcmp(arena.name, "scratch");
-        if (is_one == activations) sum += (double)arena.used;
+    double sum = activations ? 0 : (double)trial.optimizer.memory.bytes;
+    for (auto& each : trial.model.memory) {
+        bool is_one = !strcmp(each.name, "activations") || !strcmp(each.name, "scratch");
+        if (is_one == activations) sum += (double)each.bytes;
     }
     return sum * 1e-6;
 }

@@ -1,7 +1,7 @@
-// packed_state.cuh   optimizer state, however it is stored (adamw_state.cuh), as real values, and back: for
+// packed_state.cuh   optimizer state, however it is stored (adamw.cuh), as real values, and back: for
 //   saves and resumes
 #pragma once
-#include "../adamw_state.cuh"
+#include "../adamw.cuh"
 #include "../base/operation.h"
 
 enum StateKind { Master, MomentM, MomentV, state_kinds };

@@ -5,7 +5,7 @@
 //   first and last stage   the token embedding: parameters, and the owned part of low_bits, m and v
 #pragma once
 #include "../../comm/mpi/collective_check.h"
-#include "../model/optimizer.h"
+#include "allocate.h"
 
 inline uint64_t device_checksum(const void* p, size_t bytes, uint64_t before, Stream s) {
     std::vector<char> host(bytes + sizeof before);
@@ -24,7 +24,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
     for (auto& p : table.list)
         weights.push_back(
             device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
-    for (auto& part : o.tensor_parts)
+    for (auto& part : owned_tensor_parts(model.table, o.owner))
         for (auto& [values, bytes] : {std::pair((char*)o.low_bits, sizeof *o.low_bits),
                                       {(char*)o.m, o.moment_bytes}, {(char*)o.v, o.moment_bytes}})
             if (values)

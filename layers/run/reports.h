@@ -1,11 +1,30 @@
-// reports.h   what ranks report to each other at the end of a step, in one call: losses, what to do next, and
-//   each rank's compute time
+// reports.h   a step's result, and what ranks report to each other at its end, in one call: losses, what
+//   to do next, and each rank's compute time
 //   A rank that cannot read the next step's samples sets lacks_data; then all ranks save (if there is --save)
 //   and exit with 1 (save_and_end, trainer.cpp).
 #pragma once
 #include <algorithm>
 #include <bit>
 #include "../model/stage.h"
+
+// ---- a step's result -------------------------------------------------------------------------------------
+
+using NamedValues = std::vector<std::pair<std::string, double>>;
+
+// A step's numbers, the same on every rank, except for seconds, which are each rank's own, and slow_ranks,
+// which only rank 0 knows
+struct StepResult {
+    double loss = 0, learning_rate = 0, norm = 0;  // the mean over the step's tokens; norm before clipping
+    double seconds = 0;
+    bool updated = true;           // false: a spike; parameters and optimizer state unchanged
+    std::vector<int> slow_ranks;   // see SlowRankMonitor (monitor.h)
+    NamedValues set_losses;        // for each set of a blend that had samples in the step
+    double validation_loss = NAN;  // NAN: not evaluated
+    NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
+    bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
+};
+
+// ---- reports ---------------------------------------------------------------------------------------------
 
 // one rank's report
 struct RankReport {
@@ -31,6 +50,16 @@ struct StepReports {
         return std::any_of(by_rank.begin(), by_rank.end(), [&](auto& r) { return r.*flag; });
     }
 };
+
+// the sum of losses of each sequence in the first `micro_batches`; on the last stage
+inline std::vector<double> sequence_losses(Model& model, int micro_batches) {
+    std::vector<real> losses((size_t)micro_batches * model.max_rows());
+    if (!losses.empty())
+        copy_to_host(losses.data(), model.lm_head.losses, losses.size() * sizeof(real), model.stream);
+    std::vector<double> sums((size_t)micro_batches * model.setup.B, 0);
+    for (size_t i = 0; i < losses.size(); i++) sums[i / model.shape.T] += losses[i];
+    return sums;
+}
 
 // set_of: the set of each sequence in this replica's micro-batches; empty: set 0 for all. Collective over the
 // world; losses are added in rank order

@@ -8,6 +8,7 @@
 #include <numeric>
 #include "../../comm/mpi/hosts.h"
 #include "../fast/autotune.h"
+#include "../../comm/mpi/capture.h"
 #include "../base/hardware.h"
 #include "same_run.h"
 

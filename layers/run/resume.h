@@ -6,6 +6,7 @@
 //   a pipeline, hold alike; for another layout, Checkpoint::read assembles each new shard. If a rank finds
 //   damage, nothing of that checkpoint is used: all ranks fall back to the next older one.
 #pragma once
+#include "../../comm/mpi/sum_over.h"
 #include "resolve.h"
 #include "save.h"
 
@@ -39,7 +40,7 @@ inline LoadedState read_state(const Checkpoint& c, const Model& model, const Opt
 
 // collective over data-parallel ranks
 inline void store_state(const LoadedState& state, Model& model, Optimizer* optimizer) {
-    if (optimizer) optimizer->clear_state(model);
+    if (optimizer) clear_state(*optimizer, model);
     for (auto& range : state.ranges) {
         const real* values = state.values.data() + range.at;
         if (range.state_offset < 0) write_parameters(model, range.in_buffers(), values, range.n);

@@ -6,7 +6,8 @@
 #include "../fast/autotune.h"
 #include "../fast/graph.h"
 #include "../base/hardware.h"
-#include "../base/rng.h"
+#include "../base/random.h"
+#include "allocate.h"
 #include "checkpoint.h"
 #include "../model/pipeline.h"
 #include "schedules.h"
@@ -135,7 +136,7 @@ inline void fill_at_random(Model& model) {
         }
 
     if (model.grid.p == 1) return;  // nothing is received
-    std::vector<floatX> values((size_t)model.tp.row_capacity(batch.B, batch.T) * shape.C);
+    std::vector<floatX> values((size_t)model.tp.rows(batch.rows()) * shape.C);
     normals(values.data(), 0, purpose("tuning"), 0, (long)values.size(), 1);
     for (floatX* received : {model.inputs[0].x, model.dx_buffers[0].x})
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
@@ -225,6 +226,6 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
         synchronize(model.stream);
     }
 
-    model.clear_gradients();
+    clear_gradients(model);
     return graph_is_faster;
 }

@@ -1,6 +1,8 @@
 // test_replicas.h   what ranks hold alike and one of them changes is found (--check-every)
 //   mpirun -n 4 ./test_gpt replicas
 #pragma once
+#include "../../comm/mpi/make_grid.h"
+#include "../../comm/mpi/sum_over.h"
 #include "../base/testing.h"
 #include "replicas.h"
 #include "values.h"
@@ -12,8 +14,8 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     ModelShape shape = {4, 16, 4, 8, 257, 264};
     Model model(shape, grid, {.sequence_parallel = t > 1, .optimizer_shards = zero ? grid.d : 1});
     Optimizer o(model);
-    model.allocate_memory();
-    o.allocate_memory(model);
+    allocate_memory(model);
+    allocate_memory(o, model);
     initialise_parameters(model, &o, 7);
 
     auto error = [&] {
@@ -25,7 +27,7 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     check(error() == "none", "replicas that are alike");
     real one = 1;
     floatX x = floatX(0.125f);
-    for (auto& owned : o.tensor_parts)
+    for (auto& owned : owned_tensor_parts(model.table, o.owner))
         if (comm::world_rank() == rank && moments && model.table.list[owned.parameter].name == tensor)
             copy_to_device((real*)o.m + owned.state_offset, &one, sizeof one, nullptr);
     for (auto& q : model.table.list)

@@ -1,5 +1,6 @@
 // trainer.cpp   what surrounds a step's work, and what follows a step: see trainer.h
 #include "trainer.h"
+#include "../../comm/mpi/capture.h"
 #include "../base/process.h"
 #include "../fast/graph.h"
 #include "../fast/expired_waits.h"
@@ -7,6 +8,7 @@
 #include "monitor.h"
 #include "replicas.h"
 #include "resume.h"
+#include "sample_reader.h"
 #include "signals.h"
 
 struct StepGraphs {
@@ -17,7 +19,7 @@ struct StepGraphs {
 Run::Run() = default;
 Run::Run(Run&&) = default;
 Run::~Run() = default;
-Trainer::Trainer() = default;
+Trainer::Trainer() : samples(std::make_unique<SampleReader>()) {}
 Trainer::~Trainer() = default;
 
 void prepare_training(Run& run, Trainer& trainer) {
@@ -29,6 +31,15 @@ void prepare_training(Run& run, Trainer& trainer) {
 }
 
 // ---- in a step -------------------------------------------------------------------------------------------
+
+// The compute stream waits for all all-gathers and sends that have been posted. Over several ranks a step
+// that becomes a CUDA graph begins and ends with this, because streams cannot wait for events across the
+// border of a graph
+static void await_communication(Model& model) {
+    model.await_parameters();
+    for (InFlight& kept : model.in_flight) await_sent(model, kept.y);
+    for (Buffer& buffer : model.dx_buffers) await_sent(model, buffer);
+}
 
 // Enqueues a step as a CUDA graph. It captures dloss, which depends on the batch size alone: a graph wants
 // --loss-on all. Inside a graph, waits for other ranks are timed as computation.
@@ -88,19 +99,19 @@ void prepare_update(const Run& run, Trainer& trainer, double rate, double counte
 }
 
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
-    trainer.samples.begin(*run.train, *trainer.model, first, batch_after(run.options, first));
+    trainer.samples->begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
 RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
     long step = run.state.step;
-    trainer.memory_error = trainer.optimizer->check_state(*trainer.model, updated, step);
+    trainer.memory_error = check_state(*trainer.optimizer, *trainer.model, updated, step);
     if (trainer.repeated && trainer.memory_error.empty())
         trainer.memory_error = trainer.repeated->error(step);
     trainer.data_error.clear();
     double patience = std::min(5.0, comm::timeout / 4);  // seconds
 
     RankReport mine;
-    mine.still_reads = !trainer.samples.await(patience, trainer.data_error);
+    mine.still_reads = !trainer.samples->await(patience, trainer.data_error);
     mine.lacks_data = !trainer.data_error.empty();
     mine.wants_save = trainer.writer->is_due(step);
     mine.is_corrupt = !trainer.memory_error.empty();
@@ -109,15 +120,17 @@ RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
     return mine;
 }
 
+const StepSamples& take_samples(Trainer& trainer) { return trainer.samples->take(*trainer.model); }
+
 void await_samples(Trainer& trainer) {
-    comm::await_together(trainer.samples.reading, "reading samples", trainer.data_error);
+    comm::await_together(trainer.samples->reading, "reading samples", trainer.data_error);
     comm::end_on_error(std::exchange(trainer.data_error, ""));
 }
 
 // await_samples at the end of a step, after which what cannot be read ends the run with a save
 static void await_slow_samples(StepReports& reports, Trainer& trainer) {
     if (!reports.any(&RankReport::still_reads)) return;
-    if (comm::await_together(trainer.samples.reading, "reading samples", trainer.data_error)) return;
+    if (comm::await_together(trainer.samples->reading, "reading samples", trainer.data_error)) return;
     for (RankReport& report : reports.by_rank) report.lacks_data = true;
 }
 

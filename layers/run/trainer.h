@@ -6,13 +6,13 @@
 #include <memory>
 #include <string>
 #include "../model/pipeline.h"
-#include "../model/step.h"
 #include "reports.h"
 #include "run.h"
 
 class CheckpointWriter;  // save.h
 class FolderLock;        // folder_lock.h
 class RepeatedStep;      // monitor.h
+class SampleReader;      // sample_reader.h
 class SlowRankMonitor;   // monitor.h
 class StepReporter;      // metrics.h
 struct StepGraphs;       // trainer.cpp
@@ -21,13 +21,13 @@ struct Trainer {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
     Schedules schedules;  // by batch size; read with several stages, and for the validation loss
-    SampleReader samples;
     bool stop = false;        // some rank received a signal: all stop after the same step
     bool uses_graph = false;  // a step is a CUDA graph
     long steps_here = 0;      // taken by this process
     long loaded_step = -1;    // step of the checkpoint that was loaded last
     std::string data_error, memory_error;  // this rank's; its report carries only the flags
 
+    std::unique_ptr<SampleReader> samples;
     std::unique_ptr<StepGraphs> graphs;
     std::unique_ptr<RepeatedStep> repeated;  // in a step of --check-every
     std::unique_ptr<StepReporter> reporter;
@@ -46,6 +46,10 @@ void prepare_training(Run& run, Trainer& trainer);
 
 // begins to read the samples of the step that starts at sample `first`, in the background
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first);
+
+// the samples of the next step, valid until the next call; their tokens are then the model's
+// (Model.token_buffer)
+const StepSamples& take_samples(Trainer& trainer);
 
 // all ranks wait for their next samples together: a disk may take longer than --comm-timeout allows a call
 void await_samples(Trainer& trainer);

@@ -3,8 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <vector>
-#include "../base/rng.h"
-#include "../model/optimizer.h"
+#include "../base/random.h"
+#include "allocate.h"
 #include "packed_state.cuh"
 
 // where values of the state are stored as real; nullptr: they are stored in another format
@@ -55,7 +55,7 @@ inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter&
                             const std::vector<real>& values) {
     write_parameters(model, p.offset, values.data(), p.size);
     if (!optimizer || master_is_parameter) return;
-    for (auto& part : optimizer->tensor_parts)
+    for (auto& part : owned_tensor_parts(model.table, optimizer->owner))
         if (model.table.list[part.parameter].name == p.name)
             write_state(model, *optimizer, Master, part.at, part.state_offset,
                         values.data() + (part.at - p.offset), part.n);

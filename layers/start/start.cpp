@@ -1,6 +1,7 @@
 // start.cpp   how a run starts: see start.h
 #include "start.h"
 #include <signal.h>
+#include "../../comm/mpi/make_grid.h"
 #include "../base/process.h"
 #include "../inference/packed_batch.h"
 #include "../inference/prompts.h"
@@ -101,9 +102,9 @@ static void build(Trainer& trainer, Run& run, Schedules schedules, const StagePl
     if (alone || o.graph == "yes") model.stream = make_stream();  // the default stream cannot be captured
     comm::compute_stream = model.stream;
     if (training) trainer.optimizer = std::make_unique<Optimizer>(model);
-    model.allocate_memory();
+    allocate_memory(model);
     if (training) {
-        trainer.optimizer->allocate_memory(model);
+        allocate_memory(*trainer.optimizer, model);
         check_memory(model, *trainer.optimizer, planned);
     }
     run.start_times.end("memory");
