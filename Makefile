@@ -68,8 +68,9 @@ CALLED   := $(if $(findstring clang,$(CXX)),-Wno-unused-command-line-argument -m
 CALLED   := $(if $(findstring address,$(SANITIZE)),$(CALLED))
 CHECKED  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all $(FEWER) $(CALLED) \
 	-fno-omit-frame-pointer -g1)
-# clang says where it does not vectorise, as if that were wrong
+# clang says where it does not vectorise, as if that were wrong; g++ does not know CUDA's #pragma unroll
 QUIET    := $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
+QUIET    += $(if $(filter emulated,$(DEVICE)),-Wno-unknown-pragmas)
 # -fno-math-errno: a loop with a square root is vectorised only if sqrt need not set errno
 HOST      = -std=c++20 -fopenmp -fno-math-errno -Wall -Wextra $(QUIET) $(CXXFLAGS) \
 	$(if $(WATCHED),-g1,$(CHECKED))

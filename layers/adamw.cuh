@@ -374,7 +374,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
     auto ms = load_values<real_each>(state.m + i), vs = load_values<real_each>(state.v + i);
     Vec<real> gs = load16(gradients + i);
 
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < real_each; k++) {
         real w = join_master(parameters.at[k], low_bits.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
         real g = gs.at[k] * scale;
@@ -417,7 +417,7 @@ __global__ void add_values_kernel(real* sum, const real* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     if (i >= n) return;
     Vec<real> a = load16(sum + i), b = load16(x + i);
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
     store16(sum + i, a);
 }
@@ -433,7 +433,7 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
          i += (long)slice.parts * blockDim.x * real_each) {
         if (!(flags[(slice.state_offset + i) / flag_span] & flag_in_norm)) continue;
         Vec<real> v = load16(x + slice.at + i);
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];
     }
     SHARED(double, lane, square_sum_block / 32);
@@ -456,7 +456,7 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
 constexpr int sum_block = 1024;
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
-    UNROLL(unroll 16)  // so many loads in flight
+    #pragma unroll 16  // so many loads in flight
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
     SHARED(double, lane, sum_block / 32);
     sum = sum_over_block<sum_block>(sum, lane);

@@ -188,7 +188,7 @@ template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
     constexpr int step = cross_entropy_block * vec_size;
     int c = threadIdx.x * vec_size, whole = v.size % vec_size == 0 ? v.valid - vec_size : -1;
-    UNROLL(unroll 4)
+    #pragma unroll 4
     for (; c <= whole; c += step) f(load16(row + c), c);
     for (; c < v.size; c += step) {
         Vec<floatX> x = load_row(row, c, v.size);
@@ -272,7 +272,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     });
     most = block_max(most, most_lane);
 
-    UNROLL(unroll 4)
+    #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(kept + c), most);
     sum = block_sum(sum, sum_lane);
 
@@ -281,7 +281,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;
     if (!want_gradient) return;
 
-    UNROLL(unroll 4)
+    #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step)
         store_row(row, c, v.size, loss_gradients(load16(kept + c), log_sum, dloss));
     if (counts && has_column(column)) row[column] = floatX((exp_of(target - log_sum) - 1) * dloss);

@@ -194,7 +194,7 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
 
     real sum[vec_size] = {};
     if (c < C) {
-        UNROLL(unroll 4)
+        #pragma unroll 4
         for (int i = first + threadIdx.y; i < last; i += embedding_warps) {
             Vec<floatX> d = load_row(dx + (long)sorted_rows[i] * C, c, C);
             for (int k = 0; k < vec_size; k++) sum[k] += real(d.at[k]);
@@ -225,7 +225,7 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
     const floatX* at = dx + (t - offset % T + T) % T * C + c;
     const floatX* end = dx + (long)N * C;
     if (C % each == 0) {
-        UNROLL(unroll 4)
+        #pragma unroll 4
         for (; at < end; at += (long)T * C) {
             auto v = load_values<each>(at);
             for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);

@@ -176,7 +176,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
 
     load_row_vectors<WARPS>(v, (branch ? residual : x) + row, C);
     if (branch) {
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (!together && row_column<WARPS>(k) >= C) break;
             Vec<floatX> fs = row_vector<WARPS>(branch + row, k, C), bs = row_vector<WARPS>(bias, k, C);
@@ -186,13 +186,13 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
         store_row_vectors<WARPS>(x + row, v, C);
     }
 
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
         for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
     }
     real m = row_sum<WARPS>(sum) * inverse;
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
         for (int i = 0; i < vec_size; i++) {
@@ -202,7 +202,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     }
 
     real r = 1 / sqrt(row_sum<WARPS>(square) * inverse + layernorm_epsilon);
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
         Vec<floatX> ws = row_vector<WARPS>(w, k, C), bs = row_vector<WARPS>(b, k, C);
@@ -245,7 +245,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         }
 
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
             Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
@@ -261,7 +261,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
 
         g_sum = row_sum<WARPS>(g_sum) * inverse;
         gx_sum = row_sum<WARPS>(gx_sum) * inverse;
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
             Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
@@ -276,7 +276,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         }
     }
 
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         int c = row_column<WARPS>(k);
         if (c >= C) break;

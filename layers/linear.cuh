@@ -222,7 +222,7 @@ __global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
     if (i + vec_size <= n) {
         Vec<floatX> v = load16(x + i);
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < vec_size; k++) v.at[k] = floatX(gelu_of(real(v.at[k])));
         store16(y + i, v);
     } else {
@@ -236,7 +236,7 @@ __global__ void gelu_backward_kernel(floatX* dy, real* sums, float* largest, con
     column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
         long row = (long)n * C;
         Vec<floatX> d = load_row(dy + row, c, C), v = load_row(x + row, c, C);
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < vec_size; k++) {
             d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
             sum[k] += real(d.at[k]);

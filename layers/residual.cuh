@@ -107,7 +107,7 @@ __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
     if (C % vec_size == 0 && i < N * C) {
         Vec<floatX> xs = load16(residual + i), fs = load16(f + i), bs = load16(bias + i % C);
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < vec_size; k++)
             xs.at[k] = floatX(real(xs.at[k]) + real(fs.at[k]) + real(bs.at[k]));
         store16(y + i, xs);
@@ -166,7 +166,7 @@ __device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
 }
 template <int WARPS, int VECTORS>
 __device__ inline void load_row_vectors(Vec<floatX> (&v)[VECTORS], const floatX* row, int C) {
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < VECTORS; k++) v[k] = row_vector<WARPS>(row, k, C);
 }
 template <int WARPS>
@@ -175,7 +175,7 @@ __device__ inline void store_row_vector(floatX* row, int k, const Vec<floatX>& v
 }
 template <int WARPS, int VECTORS>
 __device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[VECTORS], int C) {
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < VECTORS; k++) store_row_vector<WARPS>(row, k, v[k], C);
 }
 
@@ -209,7 +209,7 @@ __device__ void column_sum_part(real* parts, Term term, int N, int C) {
 
     real sum[EACH] = {};
     if (c < C) {
-        UNROLL(unroll 4)
+        #pragma unroll 4
         for (int n = first + threadIdx.y; n < last; n += column_rows) term(sum, n, c);
     }
 
@@ -290,12 +290,12 @@ residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) 
     for (int n = first; n < N; n += step) {
         Vec<floatX> v[VECTORS];
         load_row_vectors<WARPS>(v, dx + (long)n * C, C);
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < VECTORS; k++)
             for (int i = 0; i < vec_size; i++) sums[k][i] += real(v[k].at[i]);
     }
 
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         int c = row_column<WARPS>(k);
         if (c >= C) break;

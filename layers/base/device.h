@@ -60,13 +60,13 @@ inline void check_cuda(cudaError_t e, const char* what) {
 }
 #endif
 
+// Shared memory is declared by macros, as the emulated device must know it: it starts as NaN, and is watched
 #if defined(DEVICE_CUDA)
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                   \
     do {                                                                         \
         kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__);      \
         check_cuda(cudaGetLastError(), "launching " #kernel);                    \
     } while (0)
-#define UNROLL(times) _Pragma(#times)
 #define SHARED(type, name, count) __shared__ type name[count]
 #define DYNAMIC_SHARED(type, name)                             \
     extern __shared__ __align__(16) char dynamic_shared[];     \
@@ -78,7 +78,6 @@ inline void check_cuda(cudaError_t e, const char* what) {
 #define SHARED(type, name, count) \
     static char name##_key;       \
     auto& name = *(type(*)[count])emulated::shared_array(&name##_key, sizeof(type) * (count))
-#define UNROLL(times)
 #define DYNAMIC_SHARED(type, name) type* name = (type*)emulated::worker->dynamic_shared.bytes
 #endif
 

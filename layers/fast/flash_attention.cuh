@@ -242,7 +242,7 @@ __global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const 
 template <int HS, int N>
 __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, const bf16* right, int r) {
     [[maybe_unused]] constexpr int times = N > 4 ? 1 : 2;
-    UNROLL(unroll times)  // more would spill registers
+    #pragma unroll times  // more would spill registers
     for (int x = 0; x < HS; x += 16) {
         uint32_t a[4], b[4];
         load_a(a, left, HS + 8, r, x);

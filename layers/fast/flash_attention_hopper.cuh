@@ -58,19 +58,19 @@ __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* f
 template <int N>
 __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
                                     float scale_log2) {
-    UNROLL(unroll)
+    #pragma unroll
     for (int half = 0; half < 2; half++) {
         float most = largest[half];
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale_log2);
         for (int lanes = 1; lanes < 4; lanes *= 2)
             most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
 
         float part = 0;  // the maximum is finite: every row sees a key of the first tile
         shrink[half] = exp2_of(largest[half] - most);
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 2 * half; i < N; i += 4)
-            UNROLL(unroll)
+            #pragma unroll
             for (int j = i; j < i + 2; j++) part += s[j] = exp2_of(s[j] * scale_log2 - most);
         sum[half] = sum[half] * shrink[half] + part;
         largest[half] = most;
@@ -79,7 +79,7 @@ __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&
 // rounds them to bf16, as the A operand of the next product
 template <int N>
 __device__ inline void round_probabilities(uint32_t (&p)[N / 8][4], const float (&s)[N]) {
-    UNROLL(unroll)
+    #pragma unroll
     for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
@@ -120,7 +120,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
         int stage = i % stages;
         mbarrier_wait(&at.keys_full[stage], i / stages % 2);
         wgmma_fence();
-        UNROLL(unroll)
+        #pragma unroll
         for (int x = 0; x < HS; x += 16)
             wgmma<keys>(s, rows_descriptor(q + x / 64 * Tiles::query_tile, x % 64),
                         rows_descriptor(k + stage * Tiles::all_keys + x / 64 * Tiles::key_tile, x % 64),
@@ -133,7 +133,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
         mbarrier_wait(&at.values_full[stage], i / stages % 2);
         values_come(i);
         wgmma_fence();
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < keys / 16; j++)
             wgmma<HS>(a.out, p[j], columns_descriptor(v + stage * Tiles::all_keys, 16 * j, abreast), true);
         wgmma_commit();
@@ -163,7 +163,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
         softmax_tile(s, a.largest, a.sum, shrink, scale_log2);
         wgmma_wait<0>(a.out);
         if (lane == 0) mbarrier_arrive(&at.values_free[(i - 1) % stages]);
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < HS / 2; j++) a.out[j] *= shrink[j / 2 % 2];
         round_probabilities(p, s);
     }
@@ -179,10 +179,10 @@ template <int first, int size>
 __device__ inline void store_rows(bf16* to, const float (&d)[size], const float (&factor)[2], char* own,
                                   int rows, long stride) {
     int lane = threadIdx.x % 32;
-    UNROLL(unroll)
+    #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t packed[4];  // of columns 16 j on: rows g and g + 8, then 8 columns further
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = first + 8 * j + 2 * i;
             packed[i] = pack_bf16(d[at] * factor[i % 2], d[at + 1] * factor[i % 2]);
@@ -190,7 +190,7 @@ __device__ inline void store_rows(bf16* to, const float (&d)[size], const float 
         stmatrix_x4(own + swizzled(0, lane % 16, (16 * j + lane / 16 * 8) * 2), packed);
     }
     __syncwarp();
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < 4; k++) {
         int row = 4 * k + lane / 8, column = lane % 8 * 8;
         uint4 values = *(const uint4*)(own + swizzled(0, row, column * 2));  // Values may be stored in parts
@@ -206,7 +206,7 @@ __device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, cha
                                   long stride) {
     int g = threadIdx.x % 32 / 4;
     float inverse[2];
-    UNROLL(unroll)
+    #pragma unroll
     for (int half = 0; half < 2; half++) {
         float all = a.sum[half];
         for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
@@ -260,7 +260,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
 
     auto mask = [&](auto& s, int i) {  // the first tile has the diagonal: no query sees a later key
         if (i > 0) return;
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < rows / 2; j++)
             if (j / 4 * 8 + c + j % 2 > own + j / 2 % 2 * 8) s[j] = -INFINITY;
     };

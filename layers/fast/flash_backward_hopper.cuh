@@ -164,7 +164,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
     if (own.block > 0) {
         char* to = in.dq + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
         mbarrier_wait(&in.at.dq_free[group], (tile - own.first + 1) % 2);
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 0; i < 8; i++)
             store_for_async(to + i * 128 * 16,
                             Values<float, 4>{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}});
@@ -177,19 +177,19 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         const float* sums = own.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
         float2 others[16] = {};  // all loads before the first use: none waits for another
         if (before > 0) {
-            UNROLL(unroll)
+            #pragma unroll
             for (int i = 0; i < 16; i++)
                 others[i] = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
         }
         float total[32];
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 0; i < 16; i++) {
             total[2 * i] = dq[2 * i] + others[i].x;
             total[2 * i + 1] = dq[2 * i + 1] + others[i].y;
         }
 
         float* columns = in.sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 0; i < 32; i += 4) {  // queries beyond the sequence have zeros
             float2 column = sum_over_rows({total[i] + total[i + 2], total[i + 1] + total[i + 3]});
             if (g > 0) continue;
@@ -227,7 +227,7 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
     }
 
     float* sums = in.sums<HS>(warp);  // keys beyond the sequence have zeros
-    UNROLL(unroll)
+    #pragma unroll
     for (int i = 0; i < HS / 2; i += 4) {
         float2 k = sum_over_rows({(dk[i] + dk[i + 2]) * scale, (dk[i + 1] + dk[i + 3]) * scale});
         float2 v = sum_over_rows({dv[i] + dv[i + 2], dv[i + 1] + dv[i + 3]});
@@ -267,7 +267,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
     // starts the product of this warpgroup's rows of k or v with all of q or dout
     auto begin_scores = [&](float (&out)[BM / 2], uint32_t own_rows, uint32_t queries) {
         wgmma_fence();
-        UNROLL(unroll)
+        #pragma unroll
         for (int x = 0; x < HS; x += 16)
             wgmma<BM>(out, rows_descriptor(own_rows + x / 64 * Tiles::key_tile, x % 64),
                       rows_descriptor(queries + x / 64 * Tiles::query_tile, x % 64), x > 0);
@@ -289,11 +289,11 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
 
         const float *lse_log2 = in.query_terms + stage * 2 * BM, *delta = lse_log2 + BM;
         wgmma_wait<1>(s);
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 0; i < BM / 2; i++)
             s[i] = exp2_of(s[i] * (scale * log2_e) - lse_log2[i / 4 * 8 + c + i % 2]);
         if (tile * BM < own.block * BN + BN) {  // no query sees a later key
-            UNROLL(unroll)
+            #pragma unroll
             for (int i = 0; i < BM / 2; i++) {
                 int query = tile * BM + i / 4 * 8 + c + i % 2, key = first_key + g + i / 2 % 2 * 8;
                 if (key > query) s[i] = 0;
@@ -301,7 +301,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
         }
         wgmma_wait<0>(dp);
         round_probabilities(p_rounded, s);
-        UNROLL(unroll)
+        #pragma unroll
         for (int i = 0; i < BM / 4; i++) {
             const float* of_pair = delta + i / 2 * 8 + c;
             ds_rounded[i / 4][i % 4] = pack_bf16(s[2 * i] * (dp[2 * i] - of_pair[0]),
@@ -309,13 +309,13 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
         }
 
         wgmma_fence();
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
             wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
         wgmma_commit();
 
         // the ds of two tiles before lay here: at the last barrier both warpgroups were done with it
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < BM / 16; j++) {
             int row = in_block + lane % 16, column = 16 * j + lane / 16 * 8;
             uint32_t to = swizzled(ds_tile + column / 64 * Tiles::key_tile, row, column % 64 * 2);
@@ -325,13 +325,13 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
         named_barrier<256>(1);  // the ds of all keys are written
 
         wgmma_fence();
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < BN / 16; j++)  // dq = ds k
             wgmma<64, true>(dq, columns_descriptor(ds_now, 16 * j, 0), columns_descriptor(k_now, 16 * j, 0),
                             j > 0);
         wgmma_commit();
         wgmma_fence();
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
             wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
         wgmma_commit();

@@ -144,7 +144,7 @@ __device__ inline float block_largest(float most) {
 
 template <bool GELU = false>
 __device__ inline float larger(float most, const Vec<floatX>& v) {
-    UNROLL(unroll)
+    #pragma unroll
     for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf(value_to_round<GELU>(v.at[k])));
     return most;
 }
@@ -195,11 +195,11 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
         long at = (long)(n0 + n) * C + c0 + c;
         Vec<floatX> v = load16(x + at);
         Values<T8, vec_size> out;
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < vec_size; k++) out.at[k] = T8::of(value_to_round<GELU>(v.at[k]) * times);
         uint32_t words[vec_size / 4];
         memcpy(words, &out, sizeof words);
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < vec_size / 4; k++) tile_words[(n * pitch + c) / 4 + k] = words[k];
         store_values(q + at, out);
     }
@@ -210,7 +210,7 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
         int c = i / (fp8_tile / 16), n = i % (fp8_tile / 16) * 16;
         if (n0 + n >= N || c0 + c >= C) continue;
         Vec<uint8_t> out;
-        UNROLL(unroll)
+        #pragma unroll
         for (int k = 0; k < 16; k++) out.at[k] = tile[(n + k) * pitch + c];
         store16((uint8_t*)q_t + (long)(c0 + c) * N + n0 + n, out);
     }

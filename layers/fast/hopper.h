@@ -94,7 +94,7 @@ __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.al
 // d: accumulators that are complete now; keeps the compiler from reading them earlier
 template <int size>
 __device__ inline void pin_registers(float (&d)[size]) {
-    UNROLL(unroll)
+    #pragma unroll
     for (int i = 0; i < size; i++) asm volatile("" : "+f"(d[i]) :: "memory");
 }
 

@@ -232,7 +232,7 @@ constexpr bool is_hopper = true;
 template <int rows, int HS>
 __device__ inline void load_tile(bf16* tile, const bf16* from, long row, int first, int T) {
     constexpr int pieces = HS / 8;
-    UNROLL(unroll 1)  // more would spill registers
+    #pragma unroll 1  // more would spill registers
     for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
         int r = i / pieces, c = i % pieces * 8;
         bool inside = first + r < T;  // rows beyond the sequence are 0

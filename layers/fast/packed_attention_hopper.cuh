@@ -68,7 +68,7 @@ packed_attention_hopper_kernel(const __grid_constant__ TensorMap query_map,
     auto mask = [&](auto& s, int i) {  // masks the keys that a row does not see
         SeenKeys seen = seen_keys(t, i, keys);
         if (seen.n == keys && seen.diagonal >= keys - 1) return;
-        UNROLL(unroll)
+        #pragma unroll
         for (int j = 0; j < keys / 2; j++) {
             int key = j / 4 * 8 + c + j % 2, row = own + j / 2 % 2 * 8;
             if (key >= seen.n || key > seen.diagonal + row) s[j] = -INFINITY;
