@@ -202,7 +202,7 @@ def diverged_checkpoint():
     record = json.loads((WORK / "back/launch.json").read_text())
     check([a["exit_code"] for a in record["attempts"]] == [3, 0], f"attempts {record['attempts']}")
     status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "back")])
-    wants = ("step          45", "checkpoint    step 45", "restarts      1")
+    wants = ("state         complete", "step          45", "checkpoint    step 45", "restarts      1")
     check(
         status.returncode == 0 and all(w in status.stdout for w in wants),
         f"status.sh: {status.stdout} {status.stderr}",

@@ -405,10 +405,11 @@ class Launcher:
             lost = self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
             self.exclude(lost)
             attempt["lost_on"] = sorted(lost)
-            attempt.update(ended=time.time(), exit_code=code, to_step=end)
+            was_stopped = self.stopping or "stopped by a signal" in printed
+            attempt.update(ended=time.time(), exit_code=code, to_step=end, was_stopped=was_stopped)
             self.write_record()
             if code == 0 or self.stopping:
-                self.leave(code, code != 0 or "stopped by a signal" in printed)
+                self.leave(code, code != 0 or was_stopped)
             self.end_if_permanent(code, printed, lost)
             if not self.folder:
                 stop(f"train_gpt ended with {code}, and there is no --save to go on from")

@@ -48,7 +48,9 @@ def show(name, value):
 if not last:
     show("state", held())
 elif "ended" in last:
-    show("state", f"ended with {last['exit_code']}, {(now - last['ended']) / 60:.0f} minutes ago")
+    complete = "complete" if last["exit_code"] == 0 else f"ended with {last['exit_code']}"
+    how = "stopped by a signal" if last.get("was_stopped") else complete
+    show("state", f"{how}, {(now - last['ended']) / 60:.0f} minutes ago")
 else:
     hours = (now - last["began"]) / 3600
     gone = record["host"] == os.uname().nodename and not Path(f"/proc/{record['pid']}").exists()
