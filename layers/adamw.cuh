@@ -350,17 +350,6 @@ constexpr int real_each = Vec<real>::size;  // values per thread: 16 bytes of re
 
 constexpr int adamw_block = 256;
 
-// the sum of x over a block, in every thread, always in the same order; lane: shared, for this call alone
-template <int THREADS, class T>
-__device__ T sum_over_block(T x, T (&lane)[THREADS / 32]) {
-    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(all_lanes, x, d);
-    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = lane[0];
-    for (int w = 1; w < THREADS / 32; w++) x += lane[w];
-    return x;
-}
-
 // updates a thread's values; returns what they add to the checksums
 template <class State>
 __device__ inline StateCheck adamw_values(const State& state, const real* gradients, const uint8_t* flags,
@@ -407,7 +396,7 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
     // in integers, so that the order of the blocks does not matter
     SHARED(unsigned long long, read, adamw_block / 32);
     SHARED(unsigned long long, written, adamw_block / 32);
-    sums = {sum_over_block<adamw_block>(sums.read, read), sum_over_block<adamw_block>(sums.written, written)};
+    sums = {sum_over_block(sums.read, read), sum_over_block(sums.written, written)};
     if (threadIdx.x > 0) return;
     atomicAdd(&check->read, sums.read);
     atomicAdd(&check->written, sums.written);
@@ -437,7 +426,7 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
         for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];
     }
     SHARED(double, lane, square_sum_block / 32);
-    sum = sum_over_block<square_sum_block>(sum, lane);
+    sum = sum_over_block(sum, lane);
     if (threadIdx.x == 0) parts[(long)blockIdx.y * square_sum_parts + blockIdx.x] = sum;
 }
 
@@ -448,7 +437,7 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
     bool mine = (int)threadIdx.x < slice.parts;
     double sum = mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0;
     SHARED(double, lane, square_sum_block / 32);
-    sum = sum_over_block<square_sum_block>(sum, lane);
+    sum = sum_over_block(sum, lane);
     if (threadIdx.x == 0) sums[slice.global_id] = sum;
 }
 
@@ -459,7 +448,7 @@ __global__ void sum_values_kernel(double* out, const real* x, long n) {
     #pragma unroll 16  // so many loads in flight
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
     SHARED(double, lane, sum_block / 32);
-    sum = sum_over_block<sum_block>(sum, lane);
+    sum = sum_over_block(sum, lane);
     if (threadIdx.x == 0) *out = sum;
 }
 

@@ -159,23 +159,6 @@ namespace gpu {
 
 constexpr int cross_entropy_block = 512;  // one block per row, in all kernels
 
-// the result is the same in every thread of the block; `lane` holds one value per warp
-template <class Combine>
-__device__ real block_reduce(real x, real* lane, Combine combine) {
-    for (int d = 16; d > 0; d /= 2) x = combine(x, __shfl_xor_sync(all_lanes, x, d));
-    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = lane[0];
-    for (int w = 1; w < cross_entropy_block / 32; w++) x = combine(x, lane[w]);
-    return x;
-}
-__device__ inline real block_max(real x, real* lane) {
-    return block_reduce(x, lane, [](real a, real b) { return a > b ? a : b; });
-}
-__device__ inline real block_sum(real x, real* lane) {
-    return block_reduce(x, lane, [](real a, real b) { return a + b; });
-}
-
 // bf16 logits are accurate to 2^-8 only, so the GPU's approximate 2^x, one instruction, is accurate enough
 __device__ inline real exp_of(real x) {
     if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e);
@@ -218,7 +201,7 @@ __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vo
     real most = -INFINITY;
     each_vector(logits + (long)blockIdx.x * v.size, v,
                 [&](const Vec<floatX>& x, int) { take_largest(most, x); });
-    most = block_max(most, lane);
+    most = max_over_block(most, lane);
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
 }
 
@@ -229,7 +212,7 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     const floatX* row = logits + (long)n * v.size;
     real sum = 0, most = largest[n];
     each_vector(row, v, [&](const Vec<floatX>& x, int) { add_exp(sum, x, most); });
-    sum = block_sum(sum, lane);
+    sum = sum_over_block(sum, lane);
     if (threadIdx.x == 0) {
         sums[n] = sum;
         sums[N + n] = column >= 0 && column < v.valid ? real(row[column]) : 0;
@@ -270,11 +253,11 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
         store16(kept + c, x);
         take_largest(most, x);
     });
-    most = block_max(most, most_lane);
+    most = max_over_block(most, most_lane);
 
     #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(kept + c), most);
-    sum = block_sum(sum, sum_lane);
+    sum = sum_over_block(sum, sum_lane);
 
     real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[column]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - target;

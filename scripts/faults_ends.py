@@ -280,6 +280,8 @@ def two_launchers():
     )
     process.terminate()
     check("stopped by a signal" in end(process), "the first goes on until it is stopped")
+    status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "launched")]).stdout
+    check("state         stopped by a signal" in status, f"status.sh: {status}")
 
     hosts.write_text("a\nb\na\n")
     r = run([*launch, *options], env)

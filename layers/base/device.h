@@ -265,6 +265,26 @@ __device__ inline real warp_max(real x) {
     return x;
 }
 
+// over the block's threads, the same in each of them, always in the same order; lane: shared memory, for this
+// call alone
+template <int WARPS, class T, class Combine>
+__device__ T reduce_block(T x, T (&lane)[WARPS], Combine combine) {
+    for (int d = 16; d > 0; d /= 2) x = combine(x, __shfl_xor_sync(all_lanes, x, d));
+    if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = lane[0];
+    for (int w = 1; w < WARPS; w++) x = combine(x, lane[w]);
+    return x;
+}
+template <int WARPS, class T>
+__device__ T sum_over_block(T x, T (&lane)[WARPS]) {
+    return reduce_block(x, lane, [](T a, T b) { return a + b; });
+}
+template <int WARPS, class T>
+__device__ T max_over_block(T x, T (&lane)[WARPS]) {
+    return reduce_block(x, lane, [](T a, T b) { return a > b ? a : b; });
+}
+
 constexpr float log2_e = 1.4426950408889634f;
 
 // 2^x, on a GPU in one instruction; unlike exp2f, it flushes results below 2^-126 to 0

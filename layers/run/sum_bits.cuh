@@ -34,7 +34,7 @@ __global__ void sum_bits_kernel(unsigned long long* sum, const T* x, long n) {
     for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long)gridDim.x * blockDim.x)
         all += StateCheck::product((uint32_t)i * 2 + 1, x[i]);
     SHARED(unsigned long long, lane, adamw_block / 32);
-    all = sum_over_block<adamw_block>(all, lane);
+    all = sum_over_block(all, lane);
     if (threadIdx.x == 0) atomicAdd(sum, all);
 }
 
