@@ -5,8 +5,8 @@
 //                      (out may be in + rank * n)
 //     all_gather       in (n)              each rank: its slice       -> out (size * n): all slices in order
 //                      (in may be out + rank * n)
-//     send, receive    x (n)               to and from a rank of the group; between group_begin() and
-//                      group_end() they are posted together, so that two ranks may send to each other
+//     send, receive    x (n)               to and from a rank of the group; those between group_begin() and
+//                      group_end() are posted before any is awaited
 //   n counts elements of floatX, real, double or int64. On a group of one, a call only copies. A comm stream
 //   cannot (over MPI it is not a CUDA stream), so there such a call must be in place.
 //   On the compute stream a call is ordered among the computations. On a comm stream it runs concurrently

@@ -7,8 +7,9 @@
 //     stage 1   [ 4   5 ]      [ 6   7 ]
 //     stage 2   [ 8   9 ]      [10  11 ]   <- its pipeline is {0, 4, 8}; first and last hold the embedding
 //
-//   A Link is one direction between two stages, with a comm stream of its own, so that messages do not queue
-//   behind unrelated ones. With several chunks per stage (wrap) the last stage also links to the first.
+//   A Link is one direction between two stages, with a communicator and a comm stream of its own: messages do
+//   not queue behind unrelated ones, and two neighbours that send to each other do not wait for each other.
+//   With several chunks per stage (wrap) the last stage also links to the first.
 //
 //   Tensor parallelism (Megatron-LM): GEMMs into a layer are column-parallel, GEMMs out of it row-parallel:
 //   partial sums over all N rows, which are reduced. With sequence parallelism the rows of the residual

@@ -10,8 +10,8 @@
 //     microbatch_group_size_per_vp_stage).
 //   Messages are exchanged between computations. The exchange before computation k sends the output of k - 1
 //   and receives the input of k + 1, one computation ahead: at most one send, and behind it one receive. Both
-//   are posted at once, so that neighbours that send to each other do not deadlock. Between two neighbours,
-//   messages of one direction keep their order.
+//   are posted before either is awaited, and each direction has its own communicator and stream (Link,
+//   grid.h): neighbours that send to each other do not deadlock. Messages of one direction keep their order.
 //   Buffers are numbered: slots (a micro-batch's activations in a chunk, from Forward to Backward), input
 //   (what the chunk's first layer reads), dx. A buffer that was sent is overwritten only after that send has
 //   ended. layers/model/pipeline.h executes the list. In layers/plan, simulate.h plays all stages in virtual
@@ -46,7 +46,7 @@ struct Schedule {
     PipelineShape shape;
     int stage;
     std::vector<Instruction> list;
-    int slots = 0, inputs = 0, dx_buffers = 0;  // how many buffers of each (allocated: run/setup.h, stage.h)
+    int slots = 0, inputs = 0, dx_buffers = 0;  // how many buffers of each (placed in run/allocate.h)
 };
 
 // a stage's schedule for each batch size of the run

@@ -3,7 +3,7 @@
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   scale = min(1, max_norm / (norm + 1e-6)), norm = L2 norm of all gradients; without max_norm 1. If the
 //   norm or the loss is not finite, or exceeds its limit, the update is skipped. The device decides; the host
-//   need not wait.
+//   learns of it when the step has ended (handle_spike, run/trainer.cpp), and counts the step either way.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
 //   How a rank keeps them from step to step:

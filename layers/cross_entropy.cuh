@@ -11,8 +11,9 @@
 //   gradient is 0 (--loss-on answers).
 //   is_greedy (N), if given, is set to 1 where no logit is larger than the target's, else to 0.
 //   kept:  nothing (the gradient overwrites the logits)
-//   communicates: nothing    cost: 4*N*V flops; logits read and written once if a row fits in shared memory;
-//                          else, and in three steps, read three times: memory bound
+//   communicates: nothing here (model/vocabulary.h makes the calls between the steps)
+//   cost: 4*N*V flops; logits read and written once if a row fits in shared memory; else, and in three
+//   steps, read three times: memory bound
 #pragma once
 #include "base/operation.h"
 #include "embedding.cuh"

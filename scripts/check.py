@@ -434,6 +434,9 @@ def main():
     lines = sum(sizes[f] for f in book)
     if len(book) > MOST_IN_BOOK["files"] or lines > MOST_IN_BOOK["lines"]:
         complain(f"the book has {lines} lines in {len(book)} files, at most {MOST_IN_BOOK}")
+    said = f"the **book**: {len(book)} files, {round(lines, -2):,} lines"
+    if said not in Path("README.md").read_text(encoding="utf8"):
+        complain(f"README.md does not say '{said}'")
     # on a GPU, CUDA's own headers take the place of the emulated device
     compiled = follow(["train_gpt.cu"], lambda name: True)
     compiled = [f for f in compiled if not f.startswith("layers/emulator/")]

@@ -43,7 +43,7 @@ inline double element_bytes(Element e, const Precision& precision) {
 }
 
 // Plans are for any precision: in a dry run, pointers are no addresses, but tell floatX from real, which may
-// be the same type in this build. These are the first of each kind (run/allocate.h)
+// be the same type in this build. These are the first of each kind (arena.h)
 constexpr uintptr_t nowhere_x = 1UL << 60, nowhere_real = 2UL << 60, nowhere_else = 3UL << 60;
 inline uintptr_t nowhere(const void* p) {  // one of the above, or 0 for actual memory
     uintptr_t part = (uintptr_t)p >> 60;

@@ -3,11 +3,7 @@
 //   recomputation a micro-batch keeps only the inputs of its blocks, and all blocks share one set of the
 //   other activations; with light recomputation, or --fp8, blocks share only the outputs of layer norms and
 //   GELU.
-//   Where they lie: run/allocate.h. To add a tensor to a block: a pointer here, and there a line in place(),
-//   which both measures and places it, or in place_shareable(), if light recomputation shall recompute it and
-//   backward with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns
-//   without an output. A tensor that is not placed fails ./test_gpt training; one that blocks share by
-//   mistake fails scripts/test_parallel.py or, with --fp8, ./test_gpt training.
+//   How large each is and where it lies, and how to add one: run/allocate.h
 #pragma once
 #include <memory>
 #include "../../comm/grid.h"

@@ -5,7 +5,8 @@
 //   gradients are all-reduced if d > 1.
 //   low_bits, m, v: for the owned slices, in the format of adamw.cuh
 //   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
-//   norm = L2 over all gradients, each counted once; gradients are scaled by min(1, clip / (norm + 1e-6))
+//   norm = L2 over all gradients, each counted once (flags_of, run/allocate.h); gradients are scaled by
+//     min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
 //     2. under sequence parallelism, all-reduce over t of gradients of tensors that are not split
@@ -120,7 +121,8 @@ inline void complete_gradients(Model& model) {
 
     if (model.tp.sequence_parallel) {
         comm::group_begin();
-        for (auto& p : model.table.list)  // partial sums -> whole sums; outside the owned slice unused
+        // partial sums -> whole sums; with a sharded optimizer only of the owned slice, as d has been summed
+        for (auto& p : model.table.list)
             if (!p.split)
                 comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
                                  model.stream);

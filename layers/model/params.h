@@ -9,15 +9,7 @@
 //   the last has the final layer norm and, for the logits, a copy of the token embedding. The copy is a
 //   separate bucket, sharded like the original; it is not counted in the norm and not saved.
 //   Count: L (12 C^2 + 13 C) + Vp C + T C + 2 C
-//   To add a tensor to the block: add a row to block_rows (a size that is not there yet: to `dim`) and its
-//   name to BlockTensor (compared at compile time), its size to the formula above (test_options.h), use it in
-//   block.h, and add it to scripts/reference_pytorch.py, which regenerates reference_pytorch.json: ./test_gpt
-//   pytorch compares every gradient by name. If --fp8 rounds it, extend round_weights() in block.h, and keep
-//   its layer's input (Fp8Input, activations.h); if ./convert knows it, layers/convert/model.h. The gradient
-//   of a replicated tensor must be whole on each rank or, with sequence parallelism, cover this rank's rows
-//   (optimizer.h): what is made head by head must be split.
-//   To add any other tensor: add a line to parameter_table(), with its index as that of wte, and use it in
-//   stage.h, where its bucket must also be awaited and reduced; the same check compares its gradient.
+//   To add a tensor: the list in .github/CONTRIBUTING.md, which names the check that fails for each place.
 #pragma once
 #include <array>
 #include <cmath>

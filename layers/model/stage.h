@@ -28,10 +28,11 @@ struct Model {
     floatX* weights = nullptr;
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices
-    // Receives the part of wte's gradient that comes from the logits, set by the first micro-batch. One stage
-    // and steps of several micro-batches: a separate buffer, added to wte's gradient, which is cleared, after
-    // the last micro-batch, so that terms are summed in the same order as in a pipeline. Only steps of one
-    // micro-batch, or the last of several stages: wte's gradient itself. Other stages: nullptr
+    // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
+    //   one stage, if some step of the run has several micro-batches: a buffer of its own. The first
+    //     micro-batch sets it; after the last it is added to gradient(wte), which until then has the lookups'
+    //     part alone: the sum of two sums, as in a pipeline, where they are made on different stages
+    //   one stage otherwise, and the last of several: gradient(wte) itself. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
 
     std::vector<InFlight> in_flight;
@@ -47,7 +48,7 @@ struct Model {
     bool holds_back_reductions = false;  // backward starts no reductions; RepeatedStep (monitor.h) does
 
     // pinned memory: token_ints() for each micro-batch of a step, copied to InFlight.tokens. Training has two
-    // buffers, so that the next step's tokens can be read while this step computes (step.h)
+    // buffers, so that the next step's tokens can be read while this step computes (run/sample_reader.h)
     int* host_tokens[2] = {};
     int token_buffer = 0;  // which of host_tokens the current step uses
 

@@ -3,6 +3,11 @@
 //   --fp8 weights in 8 bits, scratch, the GEMMs' workspace, the optimizer. Each is measured by a walk that
 //   only counts and placed by the same walk (base/arena.h): what is printed at the start, and a plan, show
 //   exactly what is taken. What each tensor is: model/activations.h
+//   To add an activation to a block: a pointer in BlockActivations, above `shares`, and a line in place(),
+//   which both measures and places it, or in place_shareable(), if light recomputation shall recompute it and
+//   backward with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns
+//   without an output. A tensor that is not placed fails ./test_gpt training; one that blocks share by
+//   mistake fails scripts/test_parallel.py or, with --fp8, ./test_gpt training.
 #pragma once
 #include "../base/arena.h"
 #include "../model/optimizer.h"
