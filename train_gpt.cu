@@ -38,7 +38,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     const Options& o = run.options;
     double start = seconds(), waited = comm::waited_seconds();
 
-    // read during the last step, into the host buffer that it did not use: from here on this step's
+    // read into one of two host buffers while the previous step computed from the other
     const StepSamples& samples = take_samples(trainer);
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
     real dloss = (real)(1 / counted);  // the step's loss is the mean over the tokens that count

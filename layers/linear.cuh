@@ -5,8 +5,7 @@
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
 //             (see the table in model/block.h): behind GELU here, with its dx, which replaces dy in place.
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
-//   fast/gemm_choice.h. With --fp8 the GEMMs are those of fp8_linear.cuh: skip
-//   all fields from `fp8` on at first
+//   fast/gemm_choice.h. Skip all fields from `fp8` on at first: they are empty without --fp8
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -51,9 +50,9 @@ struct LinearForward {
 
     static constexpr const char* name = "linear_forward";
     std::vector<Tensor> tensors() const {
-        bool rounded = fp8.is_used() && is_rounded, rounds = fp8.is_used() && !is_rounded;
-        return {reads("x", rounded ? nullptr : x, N, C),
-                reads("x in 8 bits", rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
+        bool rounds = fp8.is_used() && !is_rounded;
+        return {reads("x", is_rounded ? nullptr : x, N, C),
+                reads("x in 8 bits", is_rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
                 reads("b", b, OC), writes("y", y, N, OC),
                 writes("x in 8 bits", rounds ? x8.transposed : nullptr, C, N)};
     }
@@ -61,7 +60,6 @@ struct LinearForward {
         return {is_rounded ? Work{} : rounding_work(fp8, (double)N * C),
                 work_of(forward_gemm(y, x, w, N, C, OC), fp8.is_used())};
     }
-    void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -87,7 +85,6 @@ struct LinearGeluForward {
         return {rounding_work(fp8, (double)N * C), work_of(forward_gemm(up, x, w, N, C, OC), rounds),
                 rounds ? rounding_work(fp8, (double)N * OC) : moves(2.0 * N * OC)};
     }
-    void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -115,7 +112,6 @@ struct LinearBackward {
                 work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate), rounds),
                 work_of(input_gemm(dx, dy, w, N, C, OC), rounds)};
     }
-    void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -150,7 +146,6 @@ struct LinearOfGeluBackward {
                 work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate), rounds),
                 work_of(input_gemm(d_up, dy, w, N, C, OC), rounds), moves(3.0 * N * C)};
     }
-    void execute(Stream) const;
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -165,6 +160,12 @@ struct GeluForward {
     void ref(Stream) const;
     void gpu(Stream) const;
 };
+
+// --fp8: ref() and gpu() in 8 bits (fast/fp8_linear.cuh)
+void compute_in_fp8(const LinearForward&, Stream);
+void compute_in_fp8(const LinearGeluForward&, Stream);
+void compute_in_fp8(const LinearBackward&, Stream);
+void compute_in_fp8(const LinearOfGeluBackward&, Stream);
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
@@ -188,22 +189,26 @@ inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int
 }  // namespace ref
 
 void LinearForward::ref(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
     fused_gemm.bias = b;
     ref::gemm(fused_gemm, s);
 }
 
 void LinearGeluForward::ref(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.ref(s);
     ref::gelu_forward(y, up, (long)N * OC, s);
 }
 
 void LinearBackward::ref(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
 void LinearOfGeluBackward::ref(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     of_weight().ref(s);
     ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
     ref::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, {}, s);
@@ -230,7 +235,8 @@ __global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
     }
 }
 
-// dy becomes dx; sums: the parts of its column sums; largest, unless nullptr: of each block's |dx|
+// dy becomes dx; sums: the parts of its column sums; with LARGEST (--fp8) also the largest |dx| of each block
+template <bool LARGEST>
 __global__ void gelu_backward_kernel(floatX* dy, real* sums, float* largest, const floatX* x, int N, int C) {
     float most = 0;
     column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
@@ -242,10 +248,10 @@ __global__ void gelu_backward_kernel(floatX* dy, real* sums, float* largest, con
             sum[k] += real(d.at[k]);
         }
         store_row(dy + row, c, C, d);
-        most = larger(most, d);
+        if (LARGEST) most = larger(most, d);
     }, N, C);
 
-    if (!largest) return;
+    if (!LARGEST) return;
     most = block_largest(most);
     if (threadIdx.x == 0 && threadIdx.y == 0) largest[blockIdx.y * gridDim.x + blockIdx.x] = most;
 }
@@ -257,9 +263,10 @@ inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
 inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
                           const WantedScale& wanted, Stream s) {
     int parts = column_sum_cut(N);
-    dim3 blocks = column_blocks<vec_size>(C, parts);
-    LAUNCH(gelu_backward_kernel, blocks, dim3(column_lanes, column_rows), 0, s, dy, sums, wanted.parts, x, N,
-           C);
+    dim3 blocks = column_blocks<vec_size>(C, parts), threads(column_lanes, column_rows);
+    float* largest = wanted.parts;
+    if (wanted.scale) LAUNCH(gelu_backward_kernel<true>, blocks, threads, 0, s, dy, sums, largest, x, N, C);
+    else LAUNCH(gelu_backward_kernel<false>, blocks, threads, 0, s, dy, sums, largest, x, N, C);
     column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
     if (wanted.scale) fp8_finish_scale(wanted, (int)(blocks.x * blocks.y), s);
 }
@@ -284,10 +291,12 @@ inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
 }  // namespace gpu
 
 void LinearForward::gpu(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     gpu::gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
 }
 
 void LinearGeluForward::gpu(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     Gemm<floatX> unfused = forward_gemm(up, x, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.out = y;
     fused_gemm.bias = b;
@@ -302,11 +311,13 @@ void LinearGeluForward::gpu(Stream s) const {
 }
 
 void LinearBackward::gpu(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
 }
 
 void LinearOfGeluBackward::gpu(Stream s) const {
+    if (fp8.is_used()) return compute_in_fp8(*this, s);
     of_weight().gpu(s);
     Gemm<floatX> unfused = input_gemm(d_up, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_input = up;
@@ -321,21 +332,3 @@ void LinearOfGeluBackward::gpu(Stream s) const {
 
 void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
 #endif
-
-// ---- in floatX or, with --fp8, in 8 bits (fast/fp8_linear.cuh) --------------------------------------------
-
-void compute_in_fp8(const LinearForward&, Stream);
-void compute_in_fp8(const LinearGeluForward&, Stream);
-void compute_in_fp8(const LinearBackward&, Stream);
-void compute_in_fp8(const LinearOfGeluBackward&, Stream);
-
-template <class Operation>
-void compute_linear(const Operation& o, Stream s) {
-    if (o.fp8.is_used()) compute_in_fp8(o, s);
-    else compute(o, s);
-}
-
-inline void LinearForward::execute(Stream s) const { compute_linear(*this, s); }
-inline void LinearGeluForward::execute(Stream s) const { compute_linear(*this, s); }
-inline void LinearBackward::execute(Stream s) const { compute_linear(*this, s); }
-inline void LinearOfGeluBackward::execute(Stream s) const { compute_linear(*this, s); }

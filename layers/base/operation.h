@@ -2,10 +2,9 @@
 //   run(ResidualForward{.y = y, .residual = x, …}, s);
 //   An operation is a struct: its tensors and sizes are fields, and beside them stand its name, the tensors()
 //   that it reads and writes and, beyond that, its works(): GEMMs, and bytes that kernels move. ref()
-//   computes it with loops on the host, gpu() with kernels; what is the same on both, or chooses between
-//   numbers in floatX and in 8 bits (linear.cuh), is execute(). A call also declares whom it communicates
-//   with (comm.h). Both are announced as an Activity: with stream, place and source line. Who listens
-//   (Listener):
+//   computes it with loops on the host, gpu() with kernels; what is the same on both is execute(). A call
+//   also declares whom it communicates with (comm.h). Both are announced as an Activity: with stream, place
+//   and source line. Who listens (Listener):
 //     layers/plan/dry_run.h   the step with nothing executed: its calls, FLOPs and bytes, for plans
 //     layers/plan/profile.h   the time of each operation beside its floor
 //     layers/plan/trace.h     when each began and ended, and who waited
@@ -13,7 +12,7 @@
 //     layers/plan/invariants.h   in the first steps of every run: what the code of a step relies on
 //   Without listeners it costs an NVTX range in CUDA builds, and nothing else.
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
-//   To follow a step, read on from compute().
+//   To follow a step, read on from run().
 #pragma once
 #include <exception>
 #include <memory>

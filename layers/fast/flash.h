@@ -41,6 +41,7 @@ struct FlashForward {
     std::vector<Work> works() const { return {flash_work(a, 2, 4.0 * (double)a.rows() * (double)a.out())}; }
     void ref(Stream) const;
     void gpu(Stream) const;
+    void compute_with(bool hopper, Stream) const;  // sm_90a's kernels, or sm_80's
 };
 
 struct FlashBackward {
@@ -65,4 +66,5 @@ struct FlashBackward {
     }
     void ref(Stream) const;
     void gpu(Stream) const;
+    void compute_with(bool hopper, Stream) const;  // sm_90a's kernels, or sm_80's
 };

@@ -17,31 +17,16 @@ namespace gpu {
 
 // ---- of sm_80, for any head size that has a kernel -------------------------------------------------------
 
+// call(the head size, as a constant); a template, so that kernels of bf16 are not compiled for another floatX
 template <class Function>
 void with_head_size(int HS, Function call) {
-    if (HS == 64) call(std::integral_constant<int, 64>());
+    if constexpr (sizeof(floatX) != 2) fail("flash attention on this device wants bf16");
+    else if (HS == 64) call(std::integral_constant<int, 64>());
     else if (HS == 80) call(std::integral_constant<int, 80>());
     else if (HS == 96) call(std::integral_constant<int, 96>());
     else if (HS == 128) call(std::integral_constant<int, 128>());
     else if (HS == 160) call(std::integral_constant<int, 160>());
     else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
-}
-
-template <class X>
-void flash_attention_sm80_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if constexpr (sizeof(X) == 2)
-        with_head_size(a.HS, [&](auto HS) { flash_forward<decltype(HS)::value>(o, lse, qkv, a, s); });
-    else fail("flash attention on this device wants bf16");
-}
-
-template <class X>
-void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                                   const real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if constexpr (sizeof(X) == 2)
-        with_head_size(a.HS, [&](auto HS) {
-            flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);
-        });
-    else fail("flash attention on this device wants bf16");
 }
 
 // ---- of sm_90a, where they are the faster ----------------------------------------------------------------
@@ -50,7 +35,8 @@ void flash_attention_sm80_backward(X* dqkv, const FlashScratch& scratch, const X
 // packed batches. On the emulated device only checks use that kernel. run(true): sm_90a's
 template <class Run>
 bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run) {
-    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one per type of `run`
+    // one for each caller, as `run` has a type of its own
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;
     if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
         // change the 3 with the kernels, so that choices timed with the old ones are not reused
@@ -62,44 +48,37 @@ bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run) {
     });
 }
 
-template <class X>
-void forward_of(bool hopper, X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if (hopper) flash_attention_hopper_forward(o, lse, qkv, a, s);
-    else flash_attention_sm80_forward(o, lse, qkv, a, s);
+}  // namespace gpu
+
+// ---- the operations --------------------------------------------------------------------------------------
+
+void FlashForward::compute_with(bool hopper, Stream s) const {
+    if (hopper) return gpu::flash_attention_hopper_forward(o, lse, qkv, a, s);
+    gpu::with_head_size(a.HS, [&](auto HS) {
+        gpu::flash_forward<decltype(HS)::value>(o, lse, qkv, a, s);
+    });
 }
 
 // sm_90a's kernel leaves column sums of dqkv, of 128 keys each; after sm_80's, dqkv is read once more
-template <class X>
-void backward_of(bool hopper, X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                 const real* lse, const X* qkv, AttentionShape a, QkvBiasGradient bias, Stream s) {
-    if (hopper) flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-    else flash_attention_sm80_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+void FlashBackward::compute_with(bool hopper, Stream s) const {
+    if (hopper) gpu::flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
+    else
+        gpu::with_head_size(a.HS, [&](auto HS) {
+            gpu::flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);
+        });
     if (!bias.db) return;
     int row = (int)a.row(), parts = a.B * ceil_div(a.T, 128);
-    if (hopper) column_sum(bias.db, scratch.bias, bias.column_scratch, parts, row, bias.accumulate, s);
-    else column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), row, bias.accumulate, s);
+    if (hopper) gpu::column_sum(bias.db, scratch.bias, bias.column_scratch, parts, row, bias.accumulate, s);
+    else gpu::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), row, bias.accumulate, s);
 }
 
-template <class X>
-void flash_attention_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    auto compute_so = [&](bool hopper) { forward_of(hopper, o, lse, qkv, a, s); };
-    bool hopper = takes_hopper("forward", a, s, compute_so);
-    compute_so(hopper);
+void FlashForward::gpu(Stream s) const {
+    auto run = [&](bool hopper) { compute_with(hopper, s); };
+    run(gpu::takes_hopper("forward", a, s, run));
 }
 
-template <class X>
-void flash_attention_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                              const real* lse, const X* qkv, AttentionShape a, QkvBiasGradient bias,
-                              Stream s) {
-    auto compute_so = [&](bool hopper) { backward_of(hopper, dqkv, scratch, dout, o, lse, qkv, a, bias, s); };
-    bool hopper = takes_hopper("backward", a, s, compute_so);
-    compute_so(hopper);
-}
-
-}  // namespace gpu
-
-void FlashForward::gpu(Stream s) const { gpu::flash_attention_forward(o, lse, qkv, a, s); }
 void FlashBackward::gpu(Stream s) const {
-    gpu::flash_attention_backward(dqkv, scratch, dout, o, lse, qkv, a, bias, s);
+    auto run = [&](bool hopper) { compute_with(hopper, s); };
+    run(gpu::takes_hopper("backward", a, s, run));
 }
 #endif

@@ -96,11 +96,11 @@ void hopper_beside_sm80(X& o, R& lse, X& dqkv, const FlashScratch& scratch, X& d
                         AttentionShape a, const std::string& size) {
     a.B = 1;
     auto forward = [&](bool hopper) {
-        gpu::forward_of(hopper, o.device, lse.device, qkv.device, a, nullptr);
+        FlashForward{o.device, lse.device, qkv.device, a}.compute_with(hopper, nullptr);
     };
     auto backward = [&](bool hopper) {
-        gpu::backward_of(hopper, dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
-                         {}, nullptr);
+        FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a}.compute_with(
+            hopper, nullptr);
     };
     auto alike = [&](const char* what, double off) {
         check(off < too_much, text("beside sm_80's: %s differ by %.2g (relative rms)", what, off) + size);
@@ -111,7 +111,7 @@ void hopper_beside_sm80(X& o, R& lse, X& dqkv, const FlashScratch& scratch, X& d
 
     auto of_another = [&](bool way) {
         const floatX* input = way ? dqkv.device : qkv.device;
-        gpu::flash_attention_sm80_forward(o.device, lse.device, input, a, nullptr);
+        FlashForward{o.device, lse.device, input, a}.compute_with(false, nullptr);
     };
     double other = ways_differ(o.device, (size_t)a.T * a.out(), of_another);
     check(other > too_much, "another input is seen" + size);
@@ -136,7 +136,7 @@ void hopper_attention() {
         gpu::flash_attention_hopper_forward(o.device, lse.device, qkv.device, a, nullptr);
         close_by_position("Hopper's attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
         lse.compare("Hopper's attention lse" + size, 1e-5);
-        gpu::flash_attention_sm80_forward(old.device, old_lse.device, qkv.device, a, nullptr);
+        FlashForward{old.device, old_lse.device, qkv.device, a}.compute_with(false, nullptr);
         close_by_position("Hopper's attention beside sm_80's" + size, o.back(), old.back(), a, 1,
                           2 * rounding);
 
@@ -150,8 +150,9 @@ void hopper_attention() {
 
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
-            gpu::backward_of(true, dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
-                             {db.out.device, db.scratch.device, db.accumulate}, nullptr);
+            QkvBiasGradient bias = {db.out.device, db.scratch.device, db.accumulate};
+            FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a, bias}
+                .compute_with(true, nullptr);
             close_by_position("Hopper's attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
             std::vector<floatX> back = dqkv.back();
             db.compare("Hopper's attention, bias gradient" + size, back);

@@ -144,7 +144,7 @@ struct Scratch {
     floatX* partial;   // (N, C): what a GEMM puts out towards the residual stream, or its gradient towards a
                        // layer's input; over t ranks partial sums, as the looked-up rows of wte are. In
                        // between, attention's backward has d_o there
-    floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism `partial` itself, in place
+    floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism (so on one rank) `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …

@@ -49,7 +49,7 @@ inline void attention_forward(const BlockActivations& a, const floatX* const* w,
     run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t,
                       .fp8 = ctx.scratch.fp8, .x8 = a.qkv_in}, s);
 
-    // 3. attention, head by head
+    // 3. attention, head by head; lse is there if it is flash attention
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     if (a.lse) run(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
     else run(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
@@ -80,7 +80,7 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
 
     // 8. down to C
     run(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N, .C = 4 * C_r,
-                      .OC = C, .fp8 = fp8, .x8 = a.down_in, .is_rounded = true}, s);
+                      .OC = C, .fp8 = fp8, .x8 = a.down_in, .is_rounded = fp8.is_used()}, s);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 

@@ -142,7 +142,7 @@ inline void complete_gradients(Model& model) {
 // and the sum of losses, all-reduced over all ranks
 inline void compute_decision(Model& model, Optimizer& optimizer, double max_norm) {
     int buckets = model.table.bucket_ids;
-    clear_values("sums", optimizer.sums, buckets + 1, model.stream);
+    clear_values("sums", optimizer.sums, buckets + 1, model.stream);  // other stages' buckets stay 0 here
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
         run(SumValues{.sum = optimizer.sums + buckets, .x = model.lm_head.losses,
                       .n = (long)model.setup.micro_batches * model.max_outputs()}, model.stream);

@@ -31,7 +31,8 @@ struct Model {
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
     //   one stage, if some step of the run has several micro-batches: a buffer of its own. The first
     //     micro-batch sets it; after the last it is added to gradient(wte), which until then has the lookups'
-    //     part alone: the sum of two sums, as in a pipeline, where they are made on different stages
+    //     part alone: the sum of two sums, as in a pipeline, where different stages make
+    //     them: so a pipeline's steps equal those of one stage to the bit (scripts/test_parallel.py)
     //   one stage otherwise, and the last of several: gradient(wte) itself. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
 
@@ -257,10 +258,10 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
 
 // each rank's gradients -> their sums: on all ranks or, with a sharded optimizer, each rank's slice
 inline void reduce_bucket(Model& model, int bucket) {
+    if (model.grid.d == 1 || model.holds_back_reductions) return;
     const Bucket& b = model.table.buckets[bucket];
     const comm::Group& dp = model.grid.dp;
     real* g = model.gradients + b.offset;
-    if (dp.size == 1 || model.holds_back_reductions) return;
     Section section({.pass = Pass::Reduce, .bucket = bucket}, model.stream);
 
     comm::wait_stream(model.grid.dp_stream, model.stream);

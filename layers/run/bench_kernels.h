@@ -160,10 +160,10 @@ private:
         double flops = (double)shape.B * shape.NH * shape.T * shape.T * shape.HS;
         std::string size = text("head size %d, T %d", shape.HS, shape.T);
         measure("attention, " + size, 0, 2 * flops, [&] {
-            gpu::flash_attention_sm80_forward(out, lse, qkv, shape, nullptr);
+            FlashForward{out, lse, qkv, shape}.compute_with(false, nullptr);
         });
         measure("attention backward, " + size, 0, 5 * flops, [&] {
-            gpu::flash_attention_sm80_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
+            FlashBackward{dqkv, flash, dout, out, lse, qkv, shape}.compute_with(false, nullptr);
         });
         if (!device_is_hopper() || !gpu::hopper_head_size(shape.HS) || is_watched) return;  // unknown there
         measure("attention of sm_90a, " + size, 0, 2 * flops, [&] {

@@ -51,7 +51,8 @@ struct StepReports {
     }
 };
 
-// the sum of losses of each sequence in the first `micro_batches`; on the last stage
+// for each set of a blend apart; the device has summed all of them for its decision (adamw.cuh).
+// The sum of losses of each sequence in the first `micro_batches`; on the last stage
 inline std::vector<double> sequence_losses(Model& model, int micro_batches) {
     std::vector<real> losses((size_t)micro_batches * model.max_rows());
     if (!losses.empty())
