@@ -113,6 +113,7 @@ void AttentionForward::ref(Stream s) const {
 
             for (int t0 = 0; t0 < a.T; t0 += ref::attention_rows) {
                 int rows = std::min(ref::attention_rows, a.T - t0), keys = t0 + rows;
+                // scores = q k^T / sqrt(HS), then p
                 ref::gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.row(), .b = k, .m = rows,
                                    .n = keys, .k = a.HS, .transpose_b = true, .alpha = a.scale(),
                                    .lda = a.row(), .ldb = a.row(), .ldc = a.T}, s);
@@ -122,6 +123,7 @@ void AttentionForward::ref(Stream s) const {
                     ref::softmax_row(row, scores.data(), t + 1, a.T);
                 }
 
+                // o = p v
                 ref::gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,
                                    .n = a.HS, .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
             }
@@ -147,12 +149,14 @@ void AttentionBackward::ref(Stream s) const {
                 const floatX *dt = db + t0 * a.out(), *pt = pb + (long)t0 * a.T;
                 floatX* dpt = dpb + (long)t0 * a.T;
 
+                // dv += p^T dout, dp = dout v^T
                 ref::gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows,
                                    .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.out(),
                                    .ldc = a.row()}, s);
                 ref::gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS,
                                    .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
 
+                // ds, in place of dp
                 for (int t = 0; t < rows; t++) {
                     floatX* d = dpt + (long)t * a.T;
                     const floatX* pr = pt + (long)t * a.T;
@@ -164,6 +168,7 @@ void AttentionBackward::ref(Stream s) const {
                         d[j] = floatX(real(pr[j]) * (real(d[j]) - sum) * a.scale());
                 }
 
+                // dq = ds k, dk += ds^T q
                 ref::gemm<floatX>({.out = dq + t0 * a.row(), .a = dpt, .b = k, .m = rows, .n = a.HS,
                                    .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
                 ref::gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS,
@@ -238,6 +243,7 @@ void AttentionBackward::gpu(Stream s) const {
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
         const floatX *db = dout + b * a.T * a.out(), *pb = p + b * a.NH * square, *v = qkv + at + 2 * a.HS;
+        // dv = p^T dout, dp = dout v^T
         gpu::gemm<floatX>({.out = dqkv + at + 2 * a.HS, .a = pb, .b = db, .m = a.T, .n = a.HS, .k = a.T,
                            .transpose_a = true, .ldb = a.out(), .ldc = a.row(), .batch = a.NH,
                            .stride_a = square, .stride_b = a.HS, .stride_out = head}, s);
@@ -253,6 +259,7 @@ void AttentionBackward::gpu(Stream s) const {
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
         const floatX *q = qkv + at, *k = q + a.HS, *ds = dp + b * a.NH * square;
+        // dq = ds k, dk = ds^T q
         gpu::gemm<floatX>({.out = dqkv + at, .a = ds, .b = k, .m = a.T, .n = a.HS, .k = a.T, .ldb = a.row(),
                            .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head,
                            .stride_out = head}, s);

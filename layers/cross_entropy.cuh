@@ -120,6 +120,7 @@ void CrossEntropySum::ref(Stream) const {
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (long)n * v.size;
         real sum = 0, most = largest[n];
+        // at most 1 each, as the largest is subtracted: no exp overflows
         #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < v.valid; c++) sum += vector_exp(real(row[c]) - most);
         int column = targets[n] - v.first;  // the target's; within [0, v.valid) if this rank has it
@@ -138,6 +139,7 @@ void CrossEntropyFinish::ref(Stream) const {
         if (is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
 
         if (!want_gradient) continue;
+        // softmax, less 1 at the target, times dloss
         #pragma omp simd
         for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * scale);
         for (int c = v.valid; c < v.size; c++) row[c] = floatX(0);
@@ -249,6 +251,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     floatX* row = logits + (long)n * v.size;
     constexpr int step = cross_entropy_block * vec_size;
 
+    // 1. the largest logit, while the row comes into shared memory
     real most = -INFINITY, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store16(kept + c, x);
@@ -256,10 +259,12 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     });
     most = max_over_block(most, most_lane);
 
+    // 2. the sum of exp; each thread reads what it has stored itself
     #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(kept + c), most);
     sum = sum_over_block(sum, sum_lane);
 
+    // 3. the loss, and the gradient in the logits' place; INFINITY makes all gradients 0
     real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[column]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] += log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;

@@ -21,6 +21,7 @@ struct VocabularyShard { int valid, size, first; };
 inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, int V) {
     std::vector<int> counts(V + 1, 0);
     for (int n = 0; n < N; n++) counts[tokens[n] + 1]++;
+    // a counting sort: first how many rows each token has, then where its rows begin
     int run = 0;
     for (size_t v = 1; v < counts.size(); v++) {
         if (counts[v]) starts[run++] = counts[v - 1];

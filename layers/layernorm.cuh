@@ -87,6 +87,7 @@ void LayerNormForward::ref(Stream) const {
     for (int n = 0; n < N; n++) {
         const floatX* xn = x + (long)n * C;
         real sum = 0, square = 0;
+        // the mean first, then the variance around it: E[x^2] - mean^2 would cancel
         #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < C; c++) sum += real(xn[c]);
         real m = sum / C;
@@ -115,6 +116,7 @@ void LayerNormBackward::ref(Stream s) const {
         floatX* dxn = dx + (long)n * C;
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
 
+        // mean(g) and mean(g * xhat), what moves all of a row at once
         #pragma omp simd reduction(+ : g_sum, gx_sum)
         for (int c = 0; c < C; c++) {
             real g = real(dyn[c]) * real(w[c]);
@@ -131,6 +133,7 @@ void LayerNormBackward::ref(Stream s) const {
         }
     }
 
+    // dw = sum over rows of dy * xhat, db = sum of dy
     // each thread sums some columns, row after row: the order does not depend on the threads
     constexpr int strip = 64;
     #pragma omp parallel for
@@ -174,6 +177,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     real sum = 0, square = 0, inverse = 1 / real(C);
     constexpr bool together = WARPS < 32;  // 32 warps leave a thread too few registers for that
 
+    // the row, read once: from here on it is in registers, rounded as it is stored
     load_row_vectors<WARPS>(v, (branch ? residual : x) + row, C);
     if (branch) {
         #pragma unroll
@@ -186,6 +190,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
         store_row_vectors<WARPS>(x + row, v, C);
     }
 
+    // mean and variance
     #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         if (!together && row_column<WARPS>(k) >= C) break;
@@ -244,6 +249,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
             load_row_vectors<WARPS>(out, dx + row, C);
         }
 
+        // the row's two means, and on the way this group's sums for dw and db
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
@@ -261,6 +267,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
 
         g_sum = row_sum<WARPS>(g_sum) * inverse;
         gx_sum = row_sum<WARPS>(gx_sum) * inverse;
+        // dx, added to what the residual stream's gradient is so far
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
@@ -276,6 +283,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         }
     }
 
+    // the group's sums; column_sums adds those of all groups
     #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         int c = row_column<WARPS>(k);
@@ -386,6 +394,7 @@ void LayerNormBackward::gpu(Stream s) const {
         return;
     }
 
+    // the rows' kernel leaves each group's sums of columns; where registers suffice, also those of the new dx
     bool fused = gradients.added_bias && gpu::sums_on_the_way(C);
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;

@@ -16,14 +16,17 @@
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 
+// y = x w^T
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
     return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
 }
 
+// dx = dy w
 inline Gemm<floatX> input_gemm(floatX* dx, const floatX* dy, const floatX* w, int N, int C, int OC) {
     return {.out = dx, .a = dy, .b = w, .m = N, .n = C, .k = OC};
 }
 
+// dw = dy^T x, or added to it
 inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N, int C, int OC,
                               bool accumulate) {
     return {

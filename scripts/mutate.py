@@ -82,7 +82,7 @@ PERTURBED = dict(environment, MALLOC_PERTURB_="165")
 
 # which calls, in which files, and what is built and run
 KERNELS = {
-    "files": ("layers/*.cuh", "layers/fast/*.cuh"),
+    "files": ("layers/base/device.h", "layers/*.cuh", "layers/fast/*.cuh"),
     "calls": r"__syncthreads\(\)|__syncwarp\(\)|copy_async_wait<0>\(\)|\bwait_until\(|\bpublish\(",
     "commands": [" ".join([*MAKE, f"{BUILD}/test_gpt"]), f"{BUILD}/test_gpt kernels packed"],
 }
