@@ -18,7 +18,7 @@
 #include "residual.cuh"
 
 struct AttentionShape {
-    int B, T, NH, HS;
+    int B, T, NH, HS;  // NH: heads of this rank, the model's from NH * rank on
     long rows() const { return (long)B * T; }
     long heads() const { return (long)B * NH; }
     long row() const { return 3L * NH * HS; }  // elements of qkv from one position to the next

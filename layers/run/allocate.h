@@ -3,6 +3,8 @@
 //   --fp8 weights in 8 bits, scratch, the GEMMs' workspace, the optimizer. Each is measured by a walk that
 //   only counts and placed by the same walk (base/arena.h): what is printed at the start, and a plan, show
 //   exactly what is taken. What each tensor is: model/activations.h
+//   To add a scratch buffer, or one of the LM head: a pointer in Scratch or LmHeadActivations, and a line in
+//   its place(); what inference needs too stands before `if (!setup.training) return`.
 //   To add an activation to a block: a pointer in BlockActivations, above `shares`, and a line in place(),
 //   which both measures and places it, or in place_shareable(), if light recomputation shall recompute it and
 //   backward with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns

@@ -57,6 +57,16 @@ inline const std::vector<std::string> inherited_options = {
     "evaluate-every", "evaluate-batches", "sample-every", "sample-tokens", "spike-z"};
 inline const std::vector<std::string> inherited_with_save = {
     "save-every", "save-seconds", "mtbf", "keep", "save-attempts", "on-spike"};
+// Those that it does not take: of the machine, of files, of this command alone, or (the model's sizes, the
+// seed) read from the checkpoint itself. Each option stands in one of the three lists (./test_gpt recipe)
+inline const std::vector<std::string> not_inherited = {
+    "layers", "hidden", "heads", "sequence", "vocabulary", "train", "validation", "evaluate", "tokenizer",
+    "micro-batch", "seed", "generate", "temperature", "top-k", "top-p", "repetition", "long-continuations",
+    "results", "save", "resume", "resume-before", "other-data", "metrics", "slow-factor", "tensor-parallel",
+    "sequence-parallel", "pipeline-parallel", "pipeline-chunks", "pipeline-group", "recompute", "attention",
+    "loss-chunk", "zero", "check-every", "comm-timeout", "graph", "tuning", "plan", "plan-json",
+    "world-size", "hardware", "gemm-efficiency", "network-rate", "file-system-rate", "hosts", "timeline",
+    "trace", "record", "record-values", "trace-step", "profile", "config", "verbose", "help", "version"};
 
 // whether this build and device can train with a checkpoint's value
 inline bool is_possible_here(const std::string& name, const std::string& value) {
