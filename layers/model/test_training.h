@@ -107,7 +107,7 @@ void test_pytorch() {
         std::vector<real> values(p.size, 0);
         for (long i = 0; i < p.stored(); i++)
             values[i] = (real)(p.constant + 0.3 * std::sin(1 + (double)t + 0.7 * (double)i));
-        store_parameter(m, &trial.optimizer, p, values);
+        store_parameter(m, &trial.optimizer, (int)t, values);
     }
 
     // fp64: PyTorch's own rounding; fp32: sums of some 100 terms through 2 layers; bf16: 2^-8 a rounding,

@@ -319,7 +319,8 @@ void test_layouts() {
                             alike = alike && table.count == whole.count && table.tensors == whole.tensors;
                             long left = 0;
                             for (int owner = 0; owner < d; owner++)
-                                for (auto& piece : owned_tensor_parts(table, owner)) left += piece.n;
+                                for (auto& piece : owned_tensor_parts(table, owned_slices(table, owner)))
+                                    left += piece.n;
                             for (auto& q : table.list) {
                                 alike = alike && q.name == whole.list[q.global_id].name;
                                 left -= q.size;

@@ -241,14 +241,19 @@ struct TensorPart {
     long at, n, state_offset;
 };
 
-inline std::vector<TensorPart> owned_tensor_parts(const ParameterTable& table, int owner) {
+// of p, which is table.list[parameter], in the slice of its bucket; n is 0 where nothing of it is there
+inline TensorPart owned_part(int parameter, const Parameter& p, const Slice& slice) {
+    long from = std::max(slice.at, p.offset), to = std::min(slice.at + slice.n, p.offset + p.size);
+    return {parameter, from, std::max(0L, to - from), slice.state_offset + from - slice.at};
+}
+
+inline std::vector<TensorPart> owned_tensor_parts(const ParameterTable& table,
+                                                  const std::vector<Slice>& slices) {
     std::vector<TensorPart> out;
-    std::vector<Slice> slices = owned_slices(table, owner);
     for (size_t i = 0; i < table.list.size(); i++) {
         const Parameter& p = table.list[i];
-        const Slice& slice = slices[p.bucket];
-        long from = std::max(slice.at, p.offset), to = std::min(slice.at + slice.n, p.offset + p.size);
-        if (from < to) out.push_back({(int)i, from, to - from, slice.state_offset + from - slice.at});
+        TensorPart part = owned_part((int)i, p, slices[p.bucket]);
+        if (part.n > 0) out.push_back(part);
     }
     return out;
 }
@@ -276,7 +281,7 @@ inline void measure_memory(Optimizer& o, const Model& model) {
 // the flags of AdamW and SquareSums; each gradient is counted in the norm exactly once
 inline std::vector<uint8_t> flags_of(const Optimizer& o, const Model& model) {
     std::vector<uint8_t> all(o.elements / flag_span, 0);
-    for (auto& part : owned_tensor_parts(model.table, o.owner)) {
+    for (auto& part : owned_tensor_parts(model.table, o.slices)) {
         const Parameter& p = model.table.list[part.parameter];
         bool counted_elsewhere =
             p.is_copy ||                                                        // by the first stage

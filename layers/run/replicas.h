@@ -24,7 +24,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
     for (auto& p : table.list)
         weights.push_back(
             device_checksum(model.weights + p.offset, p.size * sizeof(floatX), 0, model.stream));
-    for (auto& part : owned_tensor_parts(model.table, o.owner))
+    for (auto& part : owned_tensor_parts(model.table, o.slices))
         for (auto& [values, bytes] : {std::pair((char*)o.low_bits, sizeof *o.low_bits),
                                       {(char*)o.m, o.moment_bytes}, {(char*)o.v, o.moment_bytes}})
             if (values)

@@ -51,8 +51,8 @@ struct StepReports {
     }
 };
 
-// for each set of a blend apart; the device has summed all of them for its decision (adamw.cuh).
-// The sum of losses of each sequence in the first `micro_batches`; on the last stage
+// The sum of losses of each sequence in the first `micro_batches`, on the last stage: reports have losses by
+// set of the blend; what the device sums for its decision (adamw.cuh) is all of them
 inline std::vector<double> sequence_losses(Model& model, int micro_batches) {
     std::vector<real> losses((size_t)micro_batches * model.max_rows());
     if (!losses.empty())

@@ -47,7 +47,7 @@ inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer&
     std::vector<ShardRange> out;
     size_t at = 0;
     for (StateKind kind : {Master, MomentM, MomentV})
-        for (auto& part : owned_tensor_parts(model.table, optimizer.owner)) {
+        for (auto& part : owned_tensor_parts(model.table, optimizer.slices)) {
             const Parameter& p = model.table.list[part.parameter];
             long begin = part.at - p.offset, first = begin, last = std::min(begin + part.n, p.stored());
 

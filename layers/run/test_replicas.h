@@ -27,7 +27,7 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     check(error() == "none", "replicas that are alike");
     real one = 1;
     floatX x = floatX(0.125f);
-    for (auto& owned : owned_tensor_parts(model.table, o.owner))
+    for (auto& owned : owned_tensor_parts(model.table, o.slices))
         if (comm::world_rank() == rank && moments && model.table.list[owned.parameter].name == tensor)
             copy_to_device((real*)o.m + owned.state_offset, &one, sizeof one, nullptr);
     for (auto& q : model.table.list)

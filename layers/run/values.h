@@ -49,16 +49,16 @@ inline void write_parameters(Model& model, long at, const real* values, long n) 
     synchronize(model.stream);  // before `rounded` is freed
 }
 
-// Stores this rank's shard of a tensor (p.size values, padding included) as parameters and, where this rank
-// owns them, as master weights
-inline void store_parameter(Model& model, Optimizer* optimizer, const Parameter& p,
-                            const std::vector<real>& values) {
+// Stores this rank's shard of parameter model.table.list[i] (its size in values, padding included) as
+// parameters and, where this rank owns them, as master weights
+inline void store_parameter(Model& model, Optimizer* optimizer, int i, const std::vector<real>& values) {
+    const Parameter& p = model.table.list[i];
     write_parameters(model, p.offset, values.data(), p.size);
     if (!optimizer || master_is_parameter) return;
-    for (auto& part : owned_tensor_parts(model.table, optimizer->owner))
-        if (model.table.list[part.parameter].name == p.name)
-            write_state(model, *optimizer, Master, part.at, part.state_offset,
-                        values.data() + (part.at - p.offset), part.n);
+    TensorPart part = owned_part(i, p, optimizer->slices[p.bucket]);
+    if (part.n > 0)
+        write_state(model, *optimizer, Master, part.at, part.state_offset,
+                    values.data() + (part.at - p.offset), part.n);
 }
 
 // calls run(first element in the whole tensor, first element in the shard, length) per contiguous run
@@ -75,13 +75,14 @@ void for_each_run(const Parameter& p, Run run) {
 
 // values depend only on seed, tensor name and index in the whole tensor; padded vocabulary rows stay 0
 inline void initialise_parameters(Model& model, Optimizer* optimizer, uint64_t seed) {
-    for (auto& p : model.table.list) {
+    for (size_t i = 0; i < model.table.list.size(); i++) {
+        const Parameter& p = model.table.list[i];
         std::vector<real> values(p.size, 0);
         if (p.init_std == 0) std::fill(values.begin(), values.end(), (real)p.constant);
         else
             for_each_run(p, [&](long whole, long shard, long n) {
                 normals(values.data() + shard, seed, purpose(p.name), (uint64_t)whole, n, p.init_std);
             });
-        store_parameter(model, optimizer, p, values);
+        store_parameter(model, optimizer, (int)i, values);
     }
 }
