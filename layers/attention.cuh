@@ -15,7 +15,7 @@
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"
-#include "residual.cuh"
+#include "rows.cuh"
 
 struct AttentionShape {
     int B, T, NH, HS;  // NH: heads of this rank, the model's from NH * rank on

@@ -1,16 +1,19 @@
-// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; alone, or fused
-//   with the residual before it: backward then also computes the gradient of the residual's bias
-//   x, y, dx, dy (N, C)   w, b (C)   gradients of w, b and bias (C) real   stats.mean, stats.rstd (N) real
+// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; and the residual
+//   addition before it, x = residual + f + bias, f a branch's output without its bias: fused with the layer
+//   norm, or alone where no layer norm follows in this chunk of layers
+//   With tensor parallelism a branch starts as partial sums, and its bias must be added once: here. The
+//   addition's backward is the identity but for the bias, which gets the sum over the rows.
+//   x, y, dx, dy, residual, f (N, C)   w, b, bias (C)   their gradients (C) real   stats.mean, .rstd (N) real
 //   kept:  stats (the block keeps x)
 //   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
 //             adds to them; scratch: row_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
-//   gpu: a row is held in the registers of one or several warps (residual.cuh). In backward each group of
+//   gpu: a row is held in the registers of one or several warps (rows.cuh). In backward each group of
 //   warps strides over the rows and keeps its own sums for dw, db and dx. The plain kernels handle rows that
 //   are not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would have too few registers).
 #pragma once
-#include "residual.cuh"
+#include "rows.cuh"
 
 constexpr real layernorm_epsilon = real(1e-5);
 
@@ -21,6 +24,36 @@ struct NormStats { real *mean, *rstd; };  // (N) each
 struct NormGradients { real *w, *b, *added_bias = nullptr; };
 
 // ---- the operations --------------------------------------------------------------------------------------
+
+struct ResidualForward {
+    floatX* y;
+    const floatX *residual, *f, *bias;
+    int N, C;
+
+    static constexpr const char* name = "residual_forward";
+    std::vector<Tensor> tensors() const {
+        return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
+                writes("y", y, N, C)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
+// dbias: the column sums of dx, where no layer norm's backward makes them
+struct ResidualBiasBackward {
+    real* dbias;
+    const floatX* dx;
+    real* column_scratch;
+    int N, C;
+    bool accumulate;
+
+    static constexpr const char* name = "residual_bias_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("dx", dx, N, C), sums_to("dbias", dbias, accumulate, C)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
 
 struct LayerNormForward {
     floatX* y;
@@ -82,6 +115,20 @@ struct LayerNormBackward {
 // ---- ref -------------------------------------------------------------------------------------------------
 
 #if REF_HERE
+void ResidualForward::ref(Stream) const {
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        long row = (long)n * C;
+        #pragma omp simd
+        for (int c = 0; c < C; c++)
+            y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
+    }
+}
+
+void ResidualBiasBackward::ref(Stream s) const {
+    ref::column_sum(dbias, dx, column_scratch, N, C, accumulate, s);
+}
+
 void LayerNormForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -161,6 +208,47 @@ void LayerNormBackward::ref(Stream s) const {
 
 #if KERNELS_HERE
 namespace gpu {
+
+// ---- the residual -----------------------------------------------------------------------------------------
+
+// 16 bytes per thread, if rows are whole vectors
+__global__ void residual_forward_kernel(floatX* y, const floatX* residual, const floatX* f,
+                                        const floatX* bias, long N, int C) {
+    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
+    if (C % vec_size == 0 && i < N * C) {
+        Vec<floatX> xs = load16(residual + i), fs = load16(f + i), bs = load16(bias + i % C);
+        #pragma unroll
+        for (int k = 0; k < vec_size; k++)
+            xs.at[k] = floatX(real(xs.at[k]) + real(fs.at[k]) + real(bs.at[k]));
+        store16(y + i, xs);
+    } else {
+        long end = i + vec_size < N * C ? i + vec_size : N * C;
+        for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
+    }
+}
+
+// parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
+template <int WARPS, int VECTORS>
+__global__ void __launch_bounds__(row_block(WARPS))
+residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
+    int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
+    real sums[VECTORS][vec_size] = {};
+
+    for (int n = first; n < N; n += step) {
+        Vec<floatX> v[VECTORS];
+        load_row_vectors<WARPS>(v, dx + (long)n * C, C);
+        #pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+            for (int i = 0; i < vec_size; i++) sums[k][i] += real(v[k].at[i]);
+    }
+
+    #pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        int c = row_column<WARPS>(k);
+        if (c >= C) break;
+        for (int i = 0; i < vec_size; i++) parts[(long)first * C + c + i] = sums[k][i];
+    }
+}
 
 // ---- rows in registers -----------------------------------------------------------------------------------
 
@@ -361,6 +449,25 @@ inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, 
 constexpr int layernorm_block = 128;
 
 }  // namespace gpu
+
+void ResidualForward::gpu(Stream s) const {
+    LAUNCH(gpu::residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f,
+           bias, N, C);
+}
+
+// adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
+void ResidualBiasBackward::gpu(Stream s) const {
+    int groups = gpu::used_groups(N, C);
+    real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
+    if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
+    gpu::with_row_warps(C, [&](auto warps, auto vectors) {
+        constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
+        constexpr int block = gpu::row_block(W);
+        LAUNCH((gpu::residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s,
+               column_scratch, dx, N, C);
+    });
+    gpu::column_sum(dbias, column_scratch, sums, groups, C, accumulate, s);
+}
 
 void ResidualLayerNormForward::gpu(Stream s) const {
     if (!gpu::row_warps(C)) {

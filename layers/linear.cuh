@@ -12,7 +12,7 @@
 #include "base/gemm.h"
 #include "base/operation.h"
 #include "fast/fp8_round.cuh"
-#include "residual.cuh"
+#include "rows.cuh"
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 

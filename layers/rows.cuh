@@ -1,15 +1,7 @@
-// residual.cuh   x = residual + f + bias, f a branch's output without its bias; column sums, of which bias
-//   gradients are made; and how kernels hold rows
-//   With tensor parallelism a branch starts as partial sums, and the bias must be added once: here, or where
-//   this is fused with the next layer norm (layernorm.cuh: all but a chunk's last). Backward is the identity
-//   but for the bias, which gets the sum over the rows.
-//   residual, f, x, dx (N, C)   bias (C)   dbias (C) real
-//   kept:  nothing
-//   backward: sets dbias or, with `accumulate`, adds to it; scratch: row_scratch(C) values, for column_sum
-//             alone column_sum_scratch(C)
-//   communicates: nothing    cost: 2*N*C flops; memory bound
-//   gpu: in kernels that need whole rows (layer norms), a row is held in the registers of 1, 4, 16 or 32
-//   warps, at most 32 values a thread, 16 bytes a read
+// rows.cuh   how kernels hold rows in registers, and column sums, of which bias gradients are made
+//   In kernels that need whole rows (layer norms), a row is held in the registers of 1, 4, 16 or 32 warps, at
+//   most 32 values a thread, 16 bytes a read. column_sum sums x (N, C) over its rows, in fixed order.
+//   communicates: nothing    cost: reads x once: memory bound
 #pragma once
 #include "base/operation.h"
 
@@ -26,38 +18,6 @@ constexpr int longest_summed_row = 4096;  // for longer rows LayerNormBackward h
 constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 constexpr int most_row_sums = 3;  // of a row's columns: dw, db and the bias gradient of the branch before
 inline long row_scratch(int C) { return most_row_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
-
-// ---- the operations --------------------------------------------------------------------------------------
-
-struct ResidualForward {
-    floatX* y;
-    const floatX *residual, *f, *bias;
-    int N, C;
-
-    static constexpr const char* name = "residual_forward";
-    std::vector<Tensor> tensors() const {
-        return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
-                writes("y", y, N, C)};
-    }
-    void ref(Stream) const;
-    void gpu(Stream) const;
-};
-
-// dbias: the column sums of dx, where no layer norm's backward makes them
-struct ResidualBiasBackward {
-    real* dbias;
-    const floatX* dx;
-    real* column_scratch;
-    int N, C;
-    bool accumulate;
-
-    static constexpr const char* name = "residual_bias_backward";
-    std::vector<Tensor> tensors() const {
-        return {reads("dx", dx, N, C), sums_to("dbias", dbias, accumulate, C)};
-    }
-    void ref(Stream) const;
-    void gpu(Stream) const;
-};
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
@@ -80,42 +40,10 @@ inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool acc
 }
 
 }  // namespace ref
-
-void ResidualForward::ref(Stream) const {
-    #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        long row = (long)n * C;
-        #pragma omp simd
-        for (int c = 0; c < C; c++)
-            y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
-    }
-}
-
-void ResidualBiasBackward::ref(Stream s) const {
-    ref::column_sum(dbias, dx, column_scratch, N, C, accumulate, s);
-}
 #endif
 
 #if KERNELS_HERE
 namespace gpu {
-
-// ---- forward ----------------------------------------------------------------------------------------------
-
-// 16 bytes per thread, if rows are whole vectors
-__global__ void residual_forward_kernel(floatX* y, const floatX* residual, const floatX* f,
-                                        const floatX* bias, long N, int C) {
-    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
-    if (C % vec_size == 0 && i < N * C) {
-        Vec<floatX> xs = load16(residual + i), fs = load16(f + i), bs = load16(bias + i % C);
-        #pragma unroll
-        for (int k = 0; k < vec_size; k++)
-            xs.at[k] = floatX(real(xs.at[k]) + real(fs.at[k]) + real(bs.at[k]));
-        store16(y + i, xs);
-    } else {
-        long end = i + vec_size < N * C ? i + vec_size : N * C;
-        for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
-    }
-}
 
 // ---- rows in registers -----------------------------------------------------------------------------------
 
@@ -278,54 +206,10 @@ void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumul
     column_sums(ColumnSums{{out}}, 1, x, scratch, N, C, accumulate, s);
 }
 
-// ---- backward ---------------------------------------------------------------------------------------------
-
-// parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
-template <int WARPS, int VECTORS>
-__global__ void __launch_bounds__(row_block(WARPS))
-residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
-    int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
-    real sums[VECTORS][vec_size] = {};
-
-    for (int n = first; n < N; n += step) {
-        Vec<floatX> v[VECTORS];
-        load_row_vectors<WARPS>(v, dx + (long)n * C, C);
-        #pragma unroll
-        for (int k = 0; k < VECTORS; k++)
-            for (int i = 0; i < vec_size; i++) sums[k][i] += real(v[k].at[i]);
-    }
-
-    #pragma unroll
-    for (int k = 0; k < VECTORS; k++) {
-        int c = row_column<WARPS>(k);
-        if (c >= C) break;
-        for (int i = 0; i < vec_size; i++) parts[(long)first * C + c + i] = sums[k][i];
-    }
-}
-
 // the number of groups that share N rows
 inline int used_groups(int N, int C) { return std::min(most_row_groups(C), ceil_div(N, 4) * 4); }
 // whether LayerNormBackward sums the new dx as well
 inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
 
 }  // namespace gpu
-
-void ResidualForward::gpu(Stream s) const {
-    LAUNCH(gpu::residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f,
-           bias, N, C);
-}
-
-// adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
-void ResidualBiasBackward::gpu(Stream s) const {
-    int groups = gpu::used_groups(N, C);
-    real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
-    if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
-    gpu::with_row_warps(C, [&](auto warps, auto vectors) {
-        constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
-        constexpr int block = gpu::row_block(W);
-        LAUNCH((gpu::residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s,
-               column_scratch, dx, N, C);
-    });
-    gpu::column_sum(dbias, column_scratch, sums, groups, C, accumulate, s);
-}
 #endif
