@@ -45,7 +45,10 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     prefetch_samples(run, trainer, samples.first + samples.batch);
 
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
-    prepare_update(run, trainer, result.learning_rate, counted);
+    // the device skips an update whose gradient norm or sum of losses is not finite or above these limits
+    double most_norm = run.state.norms.limit(o.spike_z), most_loss = run.state.losses.limit(o.spike_z);
+    optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1, most_norm,
+                                   most_loss * counted);
 
     auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
     auto update = [&] {
@@ -55,13 +58,13 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     enqueue_step(run, trainer, samples.batch, gradients, update);
 
     // the host's first wait in the step, except inside MPI calls
-    UpdateDecision decision = last_decision(model, optimizer);
-    refuse_expired_waits(text("step %ld", run.state.step + 1).c_str(), model.stream);
+    UpdateDecision decision;
+    copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;
     result.updated = decision.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens);
 
-    // waits for the state's checksums, for the next step's samples, for the losses, and for the other ranks
+    // waits for the checks of kernels and state, for the next step's samples, the losses, and the other ranks
     RankReport mine = rank_report(run, trainer, result.updated);
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
     StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
@@ -71,11 +74,8 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
 // ---- train -----------------------------------------------------------------------------------------------
 
-// runs the evaluations that are due after this step and puts them into `result`; false if the validation set
-// cannot be read
+// the evaluations after a step, into `result`; false if the validation set cannot be read
 bool evaluate_step(StepResult& result, Run& run, Trainer& trainer, InferenceJobs& jobs) {
-    bool due = run.options.evaluate_every && run.state.step % run.options.evaluate_every == 0;
-    if (!due && run.state.step != run.last_step) return true;
     if (run.validation && !evaluate_loss(result.validation_loss, run, trainer)) return false;
     result.tasks = evaluate_tasks(run, *trainer.model, jobs);
     return true;
@@ -99,12 +99,13 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observ
         observer.begin_step(model, batch);
         StepResult result;
         StepReports reports = train_step(result, run, trainer);
-        observer.end_step(model, trainer.schedules.at(batch).shape, batch, result);
+        observer.end_step(model, batch, result);
 
         bool is_corrupt = reports.any(&RankReport::is_corrupt);  // then neither evaluated nor saved
-        bool evaluated = is_corrupt || evaluate_step(result, run, trainer, jobs);
+        bool evaluates = !is_corrupt && (due(o.evaluate_every) || run.state.step == run.last_step);
+        bool can_read = !evaluates || evaluate_step(result, run, trainer, jobs);
         report_step(result, trainer, (double)batch * model.shape.T);
-        if (!evaluated) save_and_end(run, trainer, trainer.data_error);
+        if (!can_read) save_and_end(run, trainer, trainer.data_error);
         act_on_reports(reports, result, run, trainer);
 
         if (due(o.check_every)) check_replicas(run, trainer, result.seconds);

@@ -143,11 +143,11 @@ inline void make(const Call& c, std::initializer_list<Tensor> tensors, std::sour
         return Activity{.kind = Activity::Communicate, .name = collective_names[(int)c.kind],
                         .stream = c.stream, .place = {}, .tensors = tensors,
                         .call = {c.kind, g.name, &g.members, g.rank, g.size, c.whole(),
-                                 c.stream && c.stream != compute_stream, executes() ? 0 : ++dry_calls,
+                                 c.stream && c.stream != compute_stream, is_dry_run() ? ++dry_calls : 0,
                                  in_group},
                         .label = c.label, .where = where};
     });
-    if (!executes()) return;
+    if (is_dry_run()) return;
     count(g, c.kind, c.whole() * bytes_of(c.type));
     post(c);
 }
@@ -155,7 +155,7 @@ using Where = std::source_location;
 
 template <class T>
 void copy_slice(T* out, const T* in, long n, Stream s) {
-    if (out != in && executes()) copy_on_device(out, in, n * sizeof(T), s);
+    if (out != in && !is_dry_run()) copy_on_device(out, in, n * sizeof(T), s);
 }
 
 template <class T>
@@ -204,7 +204,7 @@ void receive(const Group& g, T* x, long n, int from, const char* label, Stream s
 inline void group_begin() { in_group = true; }
 inline void group_end() {
     in_group = false;
-    if (executes()) transport_group_end();
+    if (!is_dry_run()) transport_group_end();
 }
 
 // ---- order -----------------------------------------------------------------------------------------------
@@ -217,18 +217,18 @@ inline Activity wait_of(Stream waits, Stream awaited, long position, const char*
 
 inline void wait_stream(Stream comm_stream, Stream compute) {
     ActivityScope wait("wait", [&] { return wait_of(comm_stream, compute, -1, "computations"); });
-    if (executes()) transport_wait_stream(comm_stream, compute);
+    if (!is_dry_run()) transport_wait_stream(comm_stream, compute);
 }
 
 inline StreamEvent record_event(Stream comm_stream) {
-    return executes() ? transport_record_event(comm_stream) : StreamEvent{comm_stream, dry_calls};
+    return is_dry_run() ? StreamEvent{comm_stream, dry_calls} : transport_record_event(comm_stream);
 }
 
 // returns at once if there is no event
 inline void wait_event(Stream compute, const StreamEvent& event, const char* label) {
     if (!event.comm_stream) return;
     ActivityScope wait(label, [&] { return wait_of(compute, event.comm_stream, event.position, label); });
-    if (executes()) transport_wait_event(compute, event);
+    if (!is_dry_run()) transport_wait_event(compute, event);
 }
 
 }  // namespace comm

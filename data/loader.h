@@ -103,14 +103,13 @@ struct Loader {
 
     // the sample that training reads as its n-th, counted from 0 over all epochs
     uint64_t order(uint64_t n) const { return permute(n % samples(), samples(), key, n / samples()); }
-    void read_nth(int* out, uint64_t n) { read_at(out, order(n)); }
 };
 
 // ---- a blend of sets --------------------------------------------------------------------------------------
 
 struct SetChoice {
     int set;
-    uint64_t index;  // in the set, counted over all its epochs
+    uint64_t index;  // of the sample in the set; Mixture counts them over all epochs, in order
 };
 
 struct Mixture {
@@ -196,7 +195,10 @@ struct Blend {
     std::vector<SetChoice> choose(uint64_t first, uint64_t count) {
         std::vector<SetChoice> out;
         mixture.seek(first);
-        for (uint64_t i = 0; i < count; i++) out.push_back(mixture.next());
+        for (uint64_t i = 0; i < count; i++) {
+            auto [set, n] = mixture.next();
+            out.push_back({set, sets[set].order(n)});
+        }
         return out;
     }
 
@@ -204,6 +206,6 @@ struct Blend {
         for (auto& s : sets) s.take_answers();
     }
 
-    uint64_t counted(const SetChoice& c) const { return sets[c.set].counted(sets[c.set].order(c.index)); }
-    void read_sample(int* out, const SetChoice& c) { sets[c.set].read_nth(out, c.index); }
+    uint64_t counted(const SetChoice& c) const { return sets[c.set].counted(c.index); }
+    void read_sample(int* out, const SetChoice& c) { sets[c.set].read_at(out, c.index); }
 };

@@ -34,7 +34,7 @@ struct TokenFile {
     int end_of_text = -1;
     std::string kind;            // "bytes", "bpe", or "" where the format does not say
     size_t checksums = 0;        // offset of the checksums; 0: the format has none
-    std::vector<char> chunk;     // the chunk read last
+    std::vector<char> chunk;     // what a read goes through
 
     explicit TokenFile(const std::string& given) : file(given), path(given) {
         if (file.size == 0) fail("%s: is empty: make it with ./tokenize", path.c_str());

@@ -229,7 +229,7 @@ __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const
 
 // parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
 template <int WARPS, int VECTORS>
-__global__ void __launch_bounds__(row_block(WARPS))
+__global__ void __launch_bounds__(row_threads(WARPS))
 residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
     real sums[VECTORS][vec_size] = {};
@@ -254,7 +254,7 @@ residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) 
 
 // with a branch, x = residual + branch + bias is written; otherwise x is read
 template <int WARPS, int VECTORS>
-__global__ void __launch_bounds__(row_block(WARPS))
+__global__ void __launch_bounds__(row_threads(WARPS))
 layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
                               const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
                               int N, int C) {
@@ -319,7 +319,7 @@ constexpr int norm_backward_blocks(int warps, int vectors) {
 
 // parts (2 or, with SUMS, 3, groups, C): each group's sums for dw, for db, and of the new dx
 template <int WARPS, int VECTORS, bool SUMS>
-__global__ void __launch_bounds__(row_block(WARPS), norm_backward_blocks(WARPS, VECTORS))
+__global__ void __launch_bounds__(row_threads(WARPS), norm_backward_blocks(WARPS, VECTORS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
     int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
@@ -462,7 +462,7 @@ void ResidualBiasBackward::gpu(Stream s) const {
     if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
-        constexpr int block = gpu::row_block(W);
+        constexpr int block = gpu::row_threads(W);
         LAUNCH((gpu::residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s,
                column_scratch, dx, N, C);
     });
@@ -477,7 +477,7 @@ void ResidualLayerNormForward::gpu(Stream s) const {
         return;
     }
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
-        constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_block(W);
+        constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_threads(W);
         LAUNCH((gpu::layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y,
                stats, sum, residual, f, bias, w, b, N, C);
     });
@@ -505,7 +505,7 @@ void LayerNormBackward::gpu(Stream s) const {
     bool fused = gradients.added_bias && gpu::sums_on_the_way(C);
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;
-        constexpr int block = gpu::row_block(W);
+        constexpr int block = gpu::row_threads(W);
         if constexpr (W < 16)
             if (fused) {
                 LAUNCH((gpu::layernorm_backward_rows_kernel<W, V, true>), groups / (block / (W * 32)), block,

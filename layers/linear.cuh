@@ -5,13 +5,12 @@
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
 //             (see the table in model/block.h): behind GELU here, with its dx, which replaces dy in place.
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
-//   fast/gemm_choice.h. Skip all fields from `fp8` on at first: they are empty without --fp8
+//   fast/cublaslt.h. With --fp8 a block's linear layers are operations of their own: fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
 #include "base/gemm.h"
 #include "base/operation.h"
-#include "fast/fp8_round.cuh"
 #include "rows.cuh"
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
@@ -34,10 +33,10 @@ inline Gemm<real> weight_gemm(real* dw, const floatX* dy, const floatX* x, int N
 }
 
 template <class Out>
-Work work_of(const Gemm<Out>& g, bool fp8) {
+Work work_of(const Gemm<Out>& g) {
     double m = g.m, n = g.n, k = g.k, out = m * n * (g.beta != 0 ? 2 : 1);
     bool is_x = element_at(g.out) == Element::X;
-    return {.kind = Work::Linear, .fp8 = fp8, .gemm = {g.m, g.n, g.k}, .x = m * k + k * n + (is_x ? out : 0),
+    return {.kind = Work::Linear, .gemm = {g.m, g.n, g.k}, .x = m * k + k * n + (is_x ? out : 0),
             .reals = is_x ? 0 : out};
 }
 
@@ -47,73 +46,50 @@ struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
-    Fp8Scratch fp8 = {};  // only with --fp8
-    Fp8Input x8 = {};         // --fp8: set, for backward, unless …
-    bool is_rounded = false;  // … that was done where x was made: then x is not read
 
     static constexpr const char* name = "linear_forward";
     std::vector<Tensor> tensors() const {
-        bool rounds = fp8.is_used() && !is_rounded;
-        return {reads("x", is_rounded ? nullptr : x, N, C),
-                reads("x in 8 bits", is_rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
-                reads("b", b, OC), writes("y", y, N, OC),
-                writes("x in 8 bits", rounds ? x8.transposed : nullptr, C, N)};
+        return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("y", y, N, OC)};
     }
-    std::vector<Work> works() const {
-        return {is_rounded ? Work{} : rounding_work(fp8, (double)N * C),
-                work_of(forward_gemm(y, x, w, N, C, OC), fp8.is_used())};
-    }
+    std::vector<Work> works() const { return {work_of(forward_gemm(y, x, w, N, C, OC))}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
-// y = gelu(up), up = x w^T + b; with --fp8 y is made in 8 bits only: it is y8
+// y = gelu(up), up = x w^T + b
 struct LinearGeluForward {
     floatX *y, *up;
     const floatX *x, *w, *b;
     int N, C, OC;
-    Fp8Scratch fp8 = {};
-    Fp8Input x8 = {}, y8 = {};  // --fp8: set, for backward
 
     static constexpr const char* name = "linear_gelu_forward";
     std::vector<Tensor> tensors() const {
-        bool rounds = fp8.is_used();
         return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
-                writes("y", rounds ? nullptr : y, N, OC),
-                writes("x in 8 bits", rounds ? x8.transposed : nullptr, C, N),
-                writes("y in 8 bits", rounds ? y8.transposed : nullptr, OC, N)};
+                writes("y", y, N, OC)};
     }
     std::vector<Work> works() const {
-        bool rounds = fp8.is_used();
-        return {rounding_work(fp8, (double)N * C), work_of(forward_gemm(up, x, w, N, C, OC), rounds),
-                rounds ? rounding_work(fp8, (double)N * OC) : moves(2.0 * N * OC)};
+        return {work_of(forward_gemm(up, x, w, N, C, OC)), moves(2.0 * N * OC)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
-// dx: nullptr if not wanted; x is not read with --fp8
+// dx: nullptr if not wanted
 struct LinearBackward {
     floatX* dx;
     real* dw;
     const floatX *dy, *x, *w;
     int N, C, OC;
     bool accumulate;
-    Fp8Scratch fp8 = {};
-    Fp8Input x8 = {};                    // --fp8: of x, from forward
-    const Fp8Scale* dy_scale = nullptr;  // --fp8: where whoever made dy has set it
 
     static constexpr const char* name = "linear_backward";
     std::vector<Tensor> tensors() const {
-        return {reads("dy", dy, N, OC), reads("x", fp8.is_used() ? nullptr : x, N, C),
-                reads("x in 8 bits", x8.transposed, C, N), reads("w", w, OC, C),
+        return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
     }
     std::vector<Work> works() const {
-        bool rounds = fp8.is_used();
-        return {rounding_work(fp8, (double)N * OC, dy_scale != nullptr),
-                work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate), rounds),
-                work_of(input_gemm(dx, dy, w, N, C, OC), rounds)};
+        return {work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate)),
+                work_of(input_gemm(dx, dy, w, N, C, OC))};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -128,26 +104,16 @@ struct LinearOfGeluBackward {
     real* column_scratch;  // column_sum_scratch(C)
     int N, C, OC;
     bool accumulate;
-    Fp8Scratch fp8 = {};
-    Fp8Input x8 = {};  // --fp8: of x, from forward. Sets the scale of d_up as well
-
-    LinearBackward of_weight() const {
-        return {.dx = nullptr, .dw = dw, .dy = dy, .x = x, .w = w, .N = N, .C = C, .OC = OC,
-                .accumulate = accumulate};
-    }
 
     static constexpr const char* name = "linear_of_gelu_backward";
     std::vector<Tensor> tensors() const {
-        return {reads("dy", dy, N, OC), reads("x", fp8.is_used() ? nullptr : x, N, C),
-                reads("x in 8 bits", x8.transposed, C, N), reads("up", up, N, C), reads("w", w, OC, C),
+        return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, C),
                 writes("d_up", d_up, N, C)};
     }
     std::vector<Work> works() const {
-        bool rounds = fp8.is_used();
-        return {rounding_work(fp8, (double)N * OC),
-                work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate), rounds),
-                work_of(input_gemm(d_up, dy, w, N, C, OC), rounds), moves(3.0 * N * C)};
+        return {work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate)),
+                work_of(input_gemm(d_up, dy, w, N, C, OC)), moves(3.0 * N * C)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -164,12 +130,6 @@ struct GeluForward {
     void gpu(Stream) const;
 };
 
-// --fp8: ref() and gpu() in 8 bits (fast/fp8_linear.cuh)
-void compute_in_fp8(const LinearForward&, Stream);
-void compute_in_fp8(const LinearGeluForward&, Stream);
-void compute_in_fp8(const LinearBackward&, Stream);
-void compute_in_fp8(const LinearOfGeluBackward&, Stream);
-
 // ---- ref -------------------------------------------------------------------------------------------------
 
 #if REF_HERE
@@ -182,39 +142,34 @@ inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
 
 // dy (N, C) becomes dx, db its column sums
 inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
-                          const WantedScale& wanted, Stream s) {
+                          Stream s) {
     #pragma omp parallel for simd
     for (long i = 0; i < (long)N * C; i++) dy[i] = floatX(real(dy[i]) * gelu_slope(real(x[i])));
     ref::column_sum(db, dy, sums, N, C, accumulate, s);
-    if (wanted.scale) ref::fp8_find_scale(wanted, dy, (long)N * C, s);
 }
 
 }  // namespace ref
 
 void LinearForward::ref(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
     Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
     fused_gemm.bias = b;
     ref::gemm(fused_gemm, s);
 }
 
 void LinearGeluForward::ref(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
     LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.ref(s);
     ref::gelu_forward(y, up, (long)N * OC, s);
 }
 
 void LinearBackward::ref(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
     ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
 void LinearOfGeluBackward::ref(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
-    of_weight().ref(s);
+    ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
-    ref::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, {}, s);
+    ref::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, s);
 }
 
 void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
@@ -238,25 +193,24 @@ __global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
     }
 }
 
-// dy becomes dx; sums: the parts of its column sums; with LARGEST (--fp8) also the largest |dx| of each block
-template <bool LARGEST>
-__global__ void gelu_backward_kernel(floatX* dy, real* sums, float* largest, const floatX* x, int N, int C) {
-    float most = 0;
-    column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
-        long row = (long)n * C;
-        Vec<floatX> d = load_row(dy + row, c, C), v = load_row(x + row, c, C);
-        #pragma unroll
-        for (int k = 0; k < vec_size; k++) {
-            d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
-            sum[k] += real(d.at[k]);
-        }
-        store_row(dy + row, c, C, d);
-        if (LARGEST) most = larger(most, d);
-    }, N, C);
+// a thread's share of a row, from column c: dy becomes dx, and is added to `sum`
+__device__ inline Vec<floatX> gelu_backward_vector(floatX* dy, const floatX* x, real (&sum)[vec_size], int c,
+                                                   int C) {
+    Vec<floatX> d = load_row(dy, c, C), v = load_row(x, c, C);
+    #pragma unroll
+    for (int k = 0; k < vec_size; k++) {
+        d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
+        sum[k] += real(d.at[k]);
+    }
+    store_row(dy, c, C, d);
+    return d;
+}
 
-    if (!LARGEST) return;
-    most = block_largest(most);
-    if (threadIdx.x == 0 && threadIdx.y == 0) largest[blockIdx.y * gridDim.x + blockIdx.x] = most;
+// sums: the parts of dx's column sums
+__global__ void gelu_backward_kernel(floatX* dy, real* sums, const floatX* x, int N, int C) {
+    column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
+        gelu_backward_vector(dy + (long)n * C, x + (long)n * C, sum, c, C);
+    }, N, C);
 }
 
 inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
@@ -264,14 +218,11 @@ inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
 }
 
 inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
-                          const WantedScale& wanted, Stream s) {
+                          Stream s) {
     int parts = column_sum_cut(N);
-    dim3 blocks = column_blocks<vec_size>(C, parts), threads(column_lanes, column_rows);
-    float* largest = wanted.parts;
-    if (wanted.scale) LAUNCH(gelu_backward_kernel<true>, blocks, threads, 0, s, dy, sums, largest, x, N, C);
-    else LAUNCH(gelu_backward_kernel<false>, blocks, threads, 0, s, dy, sums, largest, x, N, C);
+    LAUNCH(gelu_backward_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows), 0, s, dy,
+           sums, x, N, C);
     column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
-    if (wanted.scale) fp8_finish_scale(wanted, (int)(blocks.x * blocks.y), s);
 }
 
 // ---- GEMMs with bias or GELU ------------------------------------------------------------------------------
@@ -294,12 +245,10 @@ inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
 }  // namespace gpu
 
 void LinearForward::gpu(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
     gpu::gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
 }
 
 void LinearGeluForward::gpu(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
     Gemm<floatX> unfused = forward_gemm(up, x, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.out = y;
     fused_gemm.bias = b;
@@ -314,20 +263,18 @@ void LinearGeluForward::gpu(Stream s) const {
 }
 
 void LinearBackward::gpu(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
     if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
 }
 
 void LinearOfGeluBackward::gpu(Stream s) const {
-    if (fp8.is_used()) return compute_in_fp8(*this, s);
-    of_weight().gpu(s);
+    gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     Gemm<floatX> unfused = input_gemm(d_up, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_input = up;
     auto compute_so = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
         if (fused) gpu::column_sum(db, d_up, column_scratch, N, C, accumulate, s);
-        else gpu::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, {}, s);
+        else gpu::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, s);
     };
     bool fused = gpu::fuses("GELU backward with sums", fused_gemm, N, C, OC, s, compute_so);
     compute_so(fused);

@@ -54,7 +54,7 @@ inline int row_warps(int C) {
     if (C % vec_size || C > 32768) return 0;
     return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
 }
-constexpr int row_block(int warps) { return warps < 4 ? 128 : warps * 32; }  // threads
+constexpr int row_threads(int warps) { return warps < 4 ? 128 : warps * 32; }  // threads
 
 // the sum over a row's threads, the same in each of them
 template <int WARPS>

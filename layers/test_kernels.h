@@ -182,8 +182,8 @@ void kernels_gelu() {
         y.compare("gelu y" + size, rounding);
         for (bool add : {false, true}) {
             R db(random_values<real>(C, 3)), sums(column_sum_scratch(C));
-            ref::gelu_backward(d.ref(), db.ref(), x.ref(), nullptr, N, C, add, {}, nullptr);
-            gpu::gelu_backward(d.device, db.device, x.device, sums.device, N, C, add, {}, nullptr);
+            ref::gelu_backward(d.ref(), db.ref(), x.ref(), nullptr, N, C, add, nullptr);
+            gpu::gelu_backward(d.device, db.device, x.device, sums.device, N, C, add, nullptr);
             d.compare("gelu dx" + size, rounding);
             db.compare("gelu db" + std::string(add ? ", added to" : ", set") + size, sums_tolerance);
         }
@@ -230,7 +230,7 @@ void kernels_matmul() {
         R dw(random_values<real>(OC * C, 5)), db(random_values<real>(C, 6)), scratch(column_sum_scratch(C));
         // ref from its parts, the device by what a step runs
         LinearBackward{dup.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, true}.ref(nullptr);
-        ref::gelu_backward(dup.ref(), db.ref(), before.ref(), nullptr, N, C, true, {}, nullptr);
+        ref::gelu_backward(dup.ref(), db.ref(), before.ref(), nullptr, N, C, true, nullptr);
         run(LinearOfGeluBackward{dup.device, dw.device, db.device, dy.device, x.device, before.device,
                                  w.device, scratch.device, N, C, OC, true}, nullptr);
         // in fp32, cuBLASLt's own slope of GELU is off by up to 5e-5 on an H200
@@ -308,8 +308,8 @@ void kernels_fp8() {
         gpu::gelu_forward(y.device, up.device, N * C, nullptr);
         gpu::fp8_round((e4m3*)q.device, (e4m3*)q_t.device, scale.device, y.device, N, C, nullptr);
         check(q.back() == at_once && q_t.back() == at_once_t, "GELU and rounding, at once or not" + size);
-        gpu::gelu_backward(dy.device, db.device, up.device, sums.device, N, C, false, on_device, nullptr);
-        ref::gelu_backward(dy.ref(), db.ref(), up.ref(), nullptr, N, C, false, wanted, nullptr);
+        gpu::fp8_gelu_backward(dy.device, db.device, up.device, sums.device, N, C, false, on_device, nullptr);
+        ref::fp8_gelu_backward(dy.ref(), db.ref(), up.ref(), nullptr, N, C, false, wanted, nullptr);
         same_scale("scale of gelu's dx");
         check(scale.host[0].scale == fp8_scale(900, e5m2::largest).scale, "decided by the largest" + size);
     }
@@ -329,8 +329,10 @@ void kernels_fp8() {
                     weights};
     fp8::round_weight(w.device, f, C, OC, nullptr);
     bool biased = sizeof(floatX) == 2;  // beside a result in fp32, cuBLASLt takes a bias in bf16 only
-    run(LinearForward{y.device, x.device, w.device, biased ? b.device : nullptr, N, C, OC, f, kept}, nullptr);
-    run(LinearBackward{dx.device, dw.device, dy.device, nullptr, w.device, N, C, OC, true, f, kept}, nullptr);
+    LinearForward forward_layer = {y.device, x.device, w.device, biased ? b.device : nullptr, N, C, OC};
+    LinearBackward backward_layer = {dx.device, dw.device, dy.device, nullptr, w.device, N, C, OC, true};
+    run(InFp8<LinearForward>{forward_layer, f, {kept}}, nullptr);
+    run(InFp8<LinearBackward>{backward_layer, f, {kept}}, nullptr);
     LinearForward{want_y.ref(), x.ref(), w.ref(), biased ? b.ref() : nullptr, N, C, OC}.ref(nullptr);
     LinearBackward{want_dx.ref(), want_dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, true}.ref(nullptr);
 
@@ -358,10 +360,9 @@ void kernels_fp8() {
     auto before = y.back(), dx_before = dx.back();
     set_zero(y.device, before.size() * sizeof(floatX), nullptr);
     set_zero(dx.device, dx_before.size() * sizeof(floatX), nullptr);
-    run(LinearForward{y.device, nullptr, w.device, biased ? b.device : nullptr, N, C, OC, f, kept, true},
-        nullptr);
-    run(LinearBackward{dx.device, dw.device, dy.device, nullptr, w.device, N, C, OC, true, f, kept,
-                       f.dy_scale}, nullptr);
+    forward_layer.x = nullptr;
+    run(InFp8<LinearForward>{forward_layer, f, {.x = kept, .is_rounded = true}}, nullptr);
+    run(InFp8<LinearBackward>{backward_layer, f, {.x = kept, .dy_scale = f.dy_scale}}, nullptr);
     auto same_bits = [](const auto& a, const auto& b) {
         return !memcmp(a.data(), b.data(), a.size() * sizeof a[0]);
     };

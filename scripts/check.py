@@ -46,8 +46,7 @@ ARROWS = {
 SEAMS = {
     ("layers/base/device.h", "layers/emulator/streams_on_cpu.h"): "the device, emulated",
     ("layers/base/device.h", "layers/emulator/no_device.h"): "the host as the device",
-    ("layers/linear.cuh", "layers/fast/fp8_round.cuh"): "linear layers in fp8",
-    ("layers/model/activations.h", "layers/fast/flash.h"): "the fast attention",
+    ("layers/model/activations.h", "layers/fast/fp8_linear.h"): "linear layers in fp8",
     ("data/tokens.h", "data/formats/other_tokens.h"): "token files of other programs",
     ("data/loader.h", "data/formats/answers.h"): "--loss-on answers",
     ("comm/comm_nccl.cpp", "comm/mpi/nccl_watch.h"): "NCCL is bootstrapped over MPI, and watched",
@@ -76,7 +75,7 @@ TOP = {
 COLUMNS, FUNCTION = 110, 60
 KERNEL = 127  # flash_backward_kernel's; the aim: 120
 # beside layers/base and the emulator, what may ask which device it is compiled for
-DEVICE_CODE = ("autotune", "cublaslt", "fp8", "gemm_choice", "graph", "hopper", "mma")
+DEVICE_CODE = ("autotune", "cublaslt", "fp8", "gemm_choice", "graph", "hopper", "mma", "turns")
 DEVICE_CODE = {f"layers/fast/{name}.h" for name in DEVICE_CODE}
 
 complaints = []

@@ -203,9 +203,8 @@ def check_profile(work):
 
 
 TOY_CALL = (
-    "    run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,"
-    " .OC = 3 * C / t,\n"
-    "                      .fp8 = ctx.scratch.fp8, .x8 = a.qkv_in}, s);"
+    "    run_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,\n"
+    "                             .OC = 3 * C / t}, {a.qkv_in}, ctx);"
 )
 TOY_LAYER = (
     '    comm::all_reduce(ctx.tp.group, a.qkv, 128, comm::Op::Sum, "a toy", s);  // overwritten below\n'

@@ -181,34 +181,25 @@ struct Listener {
 };
 inline std::vector<Listener*> listeners;  // in the training thread
 
-inline bool executes() {
+inline bool is_dry_run() {
     for (auto* l : listeners)
-        if (!l->executes()) return false;
-    return true;
+        if (!l->executes()) return true;
+    return false;
 }
 
 // ---- in the code of a step -------------------------------------------------------------------------------
 
-// names what the host does up to the closing brace, for NVIDIA's profilers
-struct NvtxRange {
-#if defined(DEVICE_CUDA)
-    explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
-    ~NvtxRange() { nvtxRangePop(); }
-#else
-    explicit NvtxRange(const char*) {}
-#endif
-    NvtxRange(const NvtxRange&) = delete;
-};
-
-// announces an activity to the listeners, its begin and its end, and to the profilers its name
+// announces an activity to the listeners, its begin and its end, and its name to NVIDIA's profilers
 class ActivityScope {
-    NvtxRange range;
     std::unique_ptr<Activity> activity;
     int exceptions = std::uncaught_exceptions();
 
 public:
     template <class Make>
-    ActivityScope(const char* name, Make make) : range(name) {
+    ActivityScope([[maybe_unused]] const char* name, Make make) {
+#if defined(DEVICE_CUDA)
+        nvtxRangePushA(name);
+#endif
         if (listeners.empty()) return;
         activity = std::make_unique<Activity>(make());
         activity->place = current_place;
@@ -217,18 +208,15 @@ public:
 
     // listeners hear of the end in reverse order; the end of an activity that threw is not announced
     ~ActivityScope() noexcept(false) {
+#if defined(DEVICE_CUDA)
+        nvtxRangePop();
+#endif
         if (!activity || std::uncaught_exceptions() > exceptions) return;
         for (size_t i = listeners.size(); i-- > 0;) listeners[i]->end(*activity);
     }
 
     ActivityScope(const ActivityScope&) = delete;
 };
-
-template <class Operation>
-void compute(const Operation& o, Stream s) {
-    if constexpr (HAS_KERNELS) o.gpu(s);
-    else o.ref(s);
-}
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
 // moves each tensor once
@@ -240,9 +228,10 @@ void run(const Operation& o, Stream s, std::source_location where = std::source_
         if constexpr (requires { o.works(); }) activity.works = o.works();
         return activity;
     });
-    if (!executes()) return;
+    if (is_dry_run()) return;
     if constexpr (requires { o.execute(s); }) o.execute(s);
-    else compute(o, s);
+    else if constexpr (HAS_KERNELS) o.gpu(s);
+    else o.ref(s);
 }
 
 // sets what the operations up to the closing brace belong to

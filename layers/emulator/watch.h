@@ -7,7 +7,7 @@
 //     __syncthreads()         those of all threads of a block
 //     __syncwarp()            those of a warp's lanes; a shuffle, a vote or an mma orders nothing
 //     publish, wait_until     what the publishing block did before its last barrier, before what follows in
-//                             the waiting thread and, after its next barrier, in its whole block (mma.h)
+//                             the waiting thread and, after its next barrier, in its whole block (turns.h)
 //     copy_async_wait         a copy, for the thread that started it; until then it may arrive at any moment
 //     streams                 work on one stream, in order; work on different streams and the host's
 //                             accesses, by events, synchronize() and enqueueing

@@ -1,11 +1,12 @@
 // cublaslt.h   gpu::gemm: a GEMM by cuBLASLt or, in emulation, its stand-in (cublaslt_on_cpu.h)
 //   cuBLASLt is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T.
-//   gemm_choice.h picks the fastest of its algorithms: only deterministic ones, which never round partial
-//   sums to bf16.
+//   The fastest of its algorithms is used: only deterministic ones, which never round partial sums to bf16.
 #pragma once
 #include <map>
 #include <string>
+#include <tuple>
 #include "../base/gemm.h"
+#include "autotune.h"
 #include "fp8.h"
 #if defined(DEVICE_CUDA)
 #include <cublasLt.h>
@@ -29,7 +30,7 @@ constexpr cudaDataType_t cuda_type() {
 
 // its lowest set bit is the alignment, at most 256 bytes, of an operand in every GEMM of the batch
 template <class T>
-uint32_t alignment(const T* p, long stride) {
+uint32_t address_bits(const T* p, long stride) {
     return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);
 }
 
@@ -54,8 +55,8 @@ struct MatmulDescriptor {
         layout(C, cuda_type<Out>(), g.n, g.m, g.ldc, g.batch, g.stride_out);
 
         uint32_t bits =
-            alignment(g.a, g.stride_a) | alignment(g.b, g.stride_b) | alignment(g.out, g.stride_out);
-        bits |= alignment(g.bias, 0) | alignment(g.up, 0) | alignment(g.gelu_input, 0);
+            address_bits(g.a, g.stride_a) | address_bits(g.b, g.stride_b) | address_bits(g.out, g.stride_out);
+        bits |= address_bits(g.bias, 0) | address_bits(g.up, 0) | address_bits(g.gelu_input, 0);
         align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
 
         if (g.scale_a) {
@@ -127,12 +128,54 @@ struct Cublas {
     }
 };
 
-// the fastest of its algorithms for this GEMM; in a step this looks up an answer
+// ---- choices, made before the first step by timing (gemm_choice.h): in a step they are looked up ----------
+
+// types and epilogue
 template <class Out, class Left, class Right>
-const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
-// whether it has any
+int kind_of(const Gemm<Out, Left, Right>& g) {
+    return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
+        (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
+        512 * std::is_same_v<Left, e5m2>;
+}
+
+template <class Out, class Left, class Right>
+cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
+// whether cuBLASLt has an algorithm for this GEMM
 template <class Out>
 bool can_compute(const Gemm<Out>&);
+
+using ShapeOfGemm = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
+inline AutotuneCache<ShapeOfGemm, cublasLtMatmulAlgo_t> chosen_algorithms;
+
+// the fastest algorithm for this GEMM
+template <class Out, class Left, class Right>
+const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
+                                             Stream s) {
+    ShapeOfGemm shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch,
+                         kind_of(g), (int)d.align};
+    return chosen_algorithms.get(shape, [&] { return time_algorithms(g, d, s); });
+}
+
+// Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
+// faster. Timed before the first step, in tune() (setup.h): only then is `run` called here
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s,
+           const std::function<void(bool)>& run) {
+    static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
+    return chosen.get({what, N, C, OC}, [&] {
+        if (!fits_epilogue(fused_gemm.n) || !can_compute(fused_gemm)) return false;
+        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
+        return autotuner.choose(key, 2, 0, s, [&](int way) {
+            try {
+                run(way == 1);
+            } catch (const Error&) {
+                return false;
+            }
+            return true;
+        }) == 1;
+    });
+}
+
+// ---- gemm ------------------------------------------------------------------------------------------------
 
 template <class Out, class Left, class Right>
 void gemm(const Gemm<Out, Left, Right>& given, Stream s) {

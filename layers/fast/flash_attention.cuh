@@ -13,8 +13,9 @@
 //   and wgmma (sm_90a): flash_attention_hopper.cuh, flash_backward_hopper.cuh. flash_dispatch.cuh defines
 //   FlashForward::gpu and FlashBackward::gpu, which call those or flash_forward and flash_backward below
 #pragma once
-#include "flash.h"
+#include "../attention.cuh"
 #include "mma.h"
+#include "turns.h"
 
 // ---- ref -------------------------------------------------------------------------------------------------
 
@@ -214,30 +215,6 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// what backward needs of each query: lse, and delta = sum(dout * o); delta_lanes lanes a row, 16 bytes each
-template <int HS>
-constexpr int delta_lanes = HS > 128 ? 32 : HS > 64 ? 16 : 8;
-template <int HS>
-__global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const bf16* o, const real* lse,
-                                   AttentionShape a) {
-    constexpr int vectors = HS / vec_size, lanes = delta_lanes<HS>;
-    int rows = a.T * a.NH, each = blockDim.x / lanes, blocks = (rows + each - 1) / each;  // of one sequence
-    int b = blockIdx.x / blocks, row = blockIdx.x % blocks * each + threadIdx.x / lanes;
-    int lane = threadIdx.x % lanes;
-
-    float sum = 0;
-    if (row < rows && lane < vectors) {
-        long at = ((long)b * rows + row) * HS + lane * vec_size;
-        Vec<bf16> ds = load16(dout + at), os = load16(o + at);
-        for (int k = 0; k < vec_size; k++) sum += float(ds.at[k]) * float(os.at[k]);
-    }
-    for (int d = lanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d);
-
-    if (row >= rows || lane > 0) return;
-    long query = ((long)b * a.NH + row % a.NH) * a.T + row / a.NH;
-    query_terms[query] = {lse[query] * log2_e, sum};
-}
-
 // out (16, 8 N) += rows r … r + 15 of one tile times the other tile, transposed
 template <int HS, int N>
 __device__ inline void transposed_scores(float (&out)[N][4], const bf16* left, const bf16* right, int r) {
@@ -426,19 +403,9 @@ void flash_backward_tiles(bf16* dqkv, const FlashScratch& scratch, const bf16* d
            (backward_bytes<HS, BM, BN>), s, dqkv, scratch, dout, qkv, a, a.scale());
 }
 
-// computes query_terms for the backward kernels, and resets `turns`
 template <int HS>
-void prepare_backward(const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
-                      AttentionShape a, Stream s) {
-    set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
-    LAUNCH(flash_delta_kernel<HS>, a.B * ceil_div(a.T * a.NH, 128 / delta_lanes<HS>), 128, 0, s,
-           (float2*)scratch.query_terms, dout, o, lse, a);
-}
-
-template <int HS>
-void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o, const real* lse,
-                    const bf16* qkv, AttentionShape a, Stream s) {
-    prepare_backward<HS>(scratch, dout, o, lse, a, s);
+void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* qkv,
+                    AttentionShape a, Stream s) {
     constexpr size_t own = 2048;  // bytes of shared memory beside the tiles
     if constexpr (HS >= 128)
         if (HS > 128 || backward_bytes<HS, 64, 64> + own > largest_shared())

@@ -10,12 +10,12 @@
 //   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
 #pragma once
 #include "hopper.h"
-#include "flash_attention.cuh"
+#include "../attention.cuh"
 
 #if KERNELS_HERE
 namespace gpu {
 
-constexpr bool hopper_head_size(int HS) { return HS == 64 || HS == 128; }
+constexpr bool has_hopper_kernels(int HS) { return HS == 64 || HS == 128; }
 
 // a block's tiles, for 64 queries per consumer warpgroup; *_tile, all_* and `bytes` are in bytes
 template <int HS, int QUERIES>
@@ -287,16 +287,6 @@ void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a,
     int blocks = ceil_div(a.T, Tiles::queries) * a.B * a.NH;
     LAUNCH(flash_forward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, map, o, lse, a,
            (float)a.scale() * log2_e);
-}
-
-template <class X>
-void flash_attention_hopper_forward(X* o, real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if constexpr (sizeof(X) == 2) {
-        if (a.HS == 64) flash_forward_hopper<64>(o, lse, qkv, a, s);
-        else flash_forward_hopper<128>(o, lse, qkv, a, s);
-    } else {
-        fail("flash attention on this device wants bf16");
-    }
 }
 
 }  // namespace gpu

@@ -19,7 +19,7 @@
 namespace gpu {
 
 template <int HS>
-struct HopperBackward {
+struct HopperBackwardTiles {
     static constexpr int keys = 128, queries = HS == 64 ? 128 : 64, threads = 384, stages = 2;
     static constexpr int chunks = HS / 64, key_tile = keys * 128, query_tile = queries * 128;  // bytes
     static constexpr int all_keys = chunks * key_tile, all_queries = chunks * query_tile;
@@ -36,11 +36,11 @@ struct HopperBackwardBarriers {
 
 // A block's tiles of queries, and their sums of dq, to which blocks add in turn: the tile's last keys first
 template <int HS>
-struct BackwardTiles {
-    using Tiles = HopperBackward<HS>;
+struct BackwardPlace {
+    using Tiles = HopperBackwardTiles<HS>;
     int blocks, tiles, head, b, h, block, first;
 
-    __device__ BackwardTiles(int number, int T, int NH) {
+    __device__ BackwardPlace(int number, int T, int NH) {
         blocks = (T + Tiles::keys - 1) / Tiles::keys;
         tiles = (T + Tiles::queries - 1) / Tiles::queries;
         head = number / blocks;
@@ -66,9 +66,9 @@ struct BackwardTiles {
 
 // one thread for each warpgroup: adds its dq, tile after tile
 template <int HS>
-__device__ inline void add_dq_in_turn(const BackwardTiles<HS>& own, const FlashScratch& scratch,
+__device__ inline void add_dq_in_turn(const BackwardPlace<HS>& own, const FlashScratch& scratch,
                                       HopperBackwardBarriers& at, const char* dq, int group) {
-    constexpr int bytes = HopperBackward<HS>::dq_bytes;
+    constexpr int bytes = HopperBackwardTiles<HS>::dq_bytes;
     for (int i = 0; own.first + i < own.tiles; i++) {
         int tile = own.first + i, before = own.turn_of(tile), *turn = own.turn(scratch, tile, group);
         float* sums = own.sums(scratch, tile, group);
@@ -95,17 +95,17 @@ struct BackwardShared {
     // behind dq, by consumer warp: the column sums of its dq (block 0 only), dk and dv
     template <int HS>
     __device__ float* sums(int warp) const {
-        return (float*)(dq + 2 * HopperBackward<HS>::dq_bytes) + warp * 3 * HS;
+        return (float*)(dq + 2 * HopperBackwardTiles<HS>::dq_bytes) + warp * 3 * HS;
     }
 };
 
 // one warp loads tiles, one copies the queries' terms
 template <int HS>
-__device__ inline void load_backward_tiles(const BackwardShared& to, const BackwardTiles<HS>& own,
+__device__ inline void load_backward_tiles(const BackwardShared& to, const BackwardPlace<HS>& own,
                                            const TensorMap& keys_map, const TensorMap& queries_map,
                                            const TensorMap& dout_map, const FlashScratch& scratch,
                                            const AttentionShape& a) {
-    using Tiles = HopperBackward<HS>;
+    using Tiles = HopperBackwardTiles<HS>;
     constexpr int BM = Tiles::queries, stages = Tiles::stages;
     HopperBackwardBarriers& at = to.at;
     int b = own.b, h = own.h, key = own.block * Tiles::keys;
@@ -155,10 +155,10 @@ __device__ inline float2 sum_over_rows(float2 x) {
 // A warpgroup's dq of a tile of queries: to shared memory, from where it is added; in block 0, whose turn is
 // the last, with the sum of the others to dqkv
 template <int HS>
-__device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const BackwardTiles<HS>& own,
+__device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const BackwardPlace<HS>& own,
                                int tile, bf16* dqkv, const FlashScratch& scratch, const AttentionShape& a,
                                float scale) {
-    using Tiles = HopperBackward<HS>;
+    using Tiles = HopperBackwardTiles<HS>;
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2;
     if (own.block > 0) {
@@ -208,9 +208,9 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
 // a warp's dk and dv, and this block's share of the bias gradient
 template <int HS>
 __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[HS / 2],
-                                  const BackwardShared& in, const BackwardTiles<HS>& own, bf16* dqkv,
+                                  const BackwardShared& in, const BackwardPlace<HS>& own, bf16* dqkv,
                                   const FlashScratch& scratch, const AttentionShape& a, float scale) {
-    using Tiles = HopperBackward<HS>;
+    using Tiles = HopperBackwardTiles<HS>;
     int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
     int in_block = warp * 16, first_key = own.block * Tiles::keys + in_block;
 
@@ -247,9 +247,9 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
 
 // a consumer warpgroup: dk and dv of its 64 keys, and its share of every tile's dq
 template <int HS>
-__device__ inline void attend_backward(const BackwardShared& in, const BackwardTiles<HS>& own, bf16* dqkv,
+__device__ inline void attend_backward(const BackwardShared& in, const BackwardPlace<HS>& own, bf16* dqkv,
                                        const FlashScratch& scratch, const AttentionShape& a, float scale) {
-    using Tiles = HopperBackward<HS>;
+    using Tiles = HopperBackwardTiles<HS>;
     constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2, in_block = group * 64 + warp * 16;  // this warp's first key
@@ -349,13 +349,13 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardT
 }
 
 template <int HS>
-__global__ void __launch_bounds__(HopperBackward<HS>::threads, 1)
+__global__ void __launch_bounds__(HopperBackwardTiles<HS>::threads, 1)
 flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
                              const __grid_constant__ TensorMap queries_map,
                              const __grid_constant__ TensorMap dout_map, bf16* dqkv, FlashScratch scratch,
                              AttentionShape a, float scale) {
     if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
-    using Tiles = HopperBackward<HS>;
+    using Tiles = HopperBackwardTiles<HS>;
     constexpr int BM = Tiles::queries, stages = Tiles::stages;
     DYNAMIC_SHARED(char, shared);
     SHARED(HopperBackwardBarriers, barriers, 1);
@@ -379,7 +379,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     }
     __syncthreads();
 
-    BackwardTiles<HS> own(number[0], a.T, a.NH);
+    BackwardPlace<HS> own(number[0], a.T, a.NH);
     BackwardShared in = {k, v, q, ds, dq, query_terms, at};
     if (threadIdx.x < 128) {  // one warp loads tiles, one copies the queries' terms, two add to dq
         fewer_registers<24>();
@@ -394,10 +394,9 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
 }
 
 template <int HS>
-void flash_backward_hopper(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* o,
-                           const real* lse, const bf16* qkv, AttentionShape a, Stream s) {
-    prepare_backward<HS>(scratch, dout, o, lse, a, s);
-    using Tiles = HopperBackward<HS>;
+void flash_backward_hopper(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* qkv,
+                           AttentionShape a, Stream s) {
+    using Tiles = HopperBackwardTiles<HS>;
     TensorMap keys = tiles_of<HS>(qkv, 3, Tiles::keys, a), queries = tiles_of<HS>(qkv, 3, Tiles::queries, a),
               douts = tiles_of<HS>(dout, 1, Tiles::queries, a);
     allow_shared(flash_backward_hopper_kernel<HS>, Tiles::bytes);
@@ -405,17 +404,6 @@ void flash_backward_hopper(bf16* dqkv, const FlashScratch& scratch, const bf16* 
     int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
     LAUNCH(flash_backward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, keys, queries, douts,
            dqkv, scratch, a, (float)a.scale());
-}
-
-template <class X>
-void flash_attention_hopper_backward(X* dqkv, const FlashScratch& scratch, const X* dout, const X* o,
-                                     const real* lse, const X* qkv, AttentionShape a, Stream s) {
-    if constexpr (sizeof(X) == 2) {
-        if (a.HS == 64) flash_backward_hopper<64>(dqkv, scratch, dout, o, lse, qkv, a, s);
-        else flash_backward_hopper<128>(dqkv, scratch, dout, o, lse, qkv, a, s);
-    } else {
-        fail("flash attention on this device wants bf16");
-    }
 }
 
 }  // namespace gpu

@@ -9,76 +9,98 @@
 #include <utility>
 #include "autotune.h"
 #include "../base/hardware.h"
+#include "flash_attention.cuh"
 #include "flash_attention_hopper.cuh"
 #include "flash_backward_hopper.cuh"
 
 #if KERNELS_HERE
 namespace gpu {
 
-// ---- of sm_80, for any head size that has a kernel -------------------------------------------------------
-
 // call(the head size, as a constant); a template, so that kernels of bf16 are not compiled for another floatX
 template <class Function>
 void with_head_size(int HS, Function call) {
     if constexpr (sizeof(floatX) != 2) fail("flash attention on this device wants bf16");
-    else if (HS == 64) call(std::integral_constant<int, 64>());
-    else if (HS == 80) call(std::integral_constant<int, 80>());
-    else if (HS == 96) call(std::integral_constant<int, 96>());
-    else if (HS == 128) call(std::integral_constant<int, 128>());
-    else if (HS == 160) call(std::integral_constant<int, 160>());
+    else if (HS == 64) call(Constant<64>());
+    else if (HS == 80) call(Constant<80>());
+    else if (HS == 96) call(Constant<96>());
+    else if (HS == 128) call(Constant<128>());
+    else if (HS == 160) call(Constant<160>());
     else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
 }
 
-// ---- of sm_90a, where they are the faster ----------------------------------------------------------------
-
-// whether sm_90a's kernel is used (on another GPU: false at once), decided once per shape; also called for
-// packed batches. On the emulated device only checks use that kernel. run(true): sm_90a's
-template <class Run>
-bool takes_hopper(const char* what, AttentionShape a, Stream s, Run run) {
-    // one for each caller, as `run` has a type of its own
-    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;
-    if (host_is_device || !hopper_head_size(a.HS) || !device_is_hopper()) return false;
+// whether o.compute_with(true, s), by sm_90a's kernels, is the faster (on other GPUs: false at once), decided
+// once per shape. On the emulated device only checks use those kernels
+template <class Operation>
+bool takes_hopper(const Operation& o, const char* what, AttentionShape a, Stream s) {
+    static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each operation
+    if (host_is_device || !has_hopper_kernels(a.HS) || !device_is_hopper()) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
         // change the 3 with the kernels, so that choices timed with the old ones are not reused
         std::string key = text("flash attention 3 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&](int way) {
-            run(way == 1);
+            o.compute_with(way == 1, s);
             return true;
         }) == 1;
     });
+}
+
+// ---- what both kernels of backward read ------------------------------------------------------------------
+
+// what backward needs of each query: lse, and delta = sum(dout * o); delta_lanes lanes a row, 16 bytes each
+template <int HS>
+constexpr int delta_lanes = HS > 128 ? 32 : HS > 64 ? 16 : 8;
+template <int HS>
+__global__ void flash_delta_kernel(float2* query_terms, const bf16* dout, const bf16* o, const real* lse,
+                                   AttentionShape a) {
+    constexpr int vectors = HS / vec_size, lanes = delta_lanes<HS>;
+    int rows = a.T * a.NH, each = blockDim.x / lanes, blocks = (rows + each - 1) / each;  // of one sequence
+    int b = blockIdx.x / blocks, row = blockIdx.x % blocks * each + threadIdx.x / lanes;
+    int lane = threadIdx.x % lanes;
+
+    float sum = 0;
+    if (row < rows && lane < vectors) {
+        long at = ((long)b * rows + row) * HS + lane * vec_size;
+        Vec<bf16> ds = load16(dout + at), os = load16(o + at);
+        for (int k = 0; k < vec_size; k++) sum += float(ds.at[k]) * float(os.at[k]);
+    }
+    for (int d = lanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d);
+
+    if (row >= rows || lane > 0) return;
+    long query = ((long)b * a.NH + row % a.NH) * a.T + row / a.NH;
+    query_terms[query] = {lse[query] * log2_e, sum};
 }
 
 }  // namespace gpu
 
 // ---- the operations --------------------------------------------------------------------------------------
 
+void FlashForward::gpu(Stream s) const { compute_with(gpu::takes_hopper(*this, "forward", a, s), s); }
+void FlashBackward::gpu(Stream s) const { compute_with(gpu::takes_hopper(*this, "backward", a, s), s); }
+
 void FlashForward::compute_with(bool hopper, Stream s) const {
-    if (hopper) return gpu::flash_attention_hopper_forward(o, lse, qkv, a, s);
-    gpu::with_head_size(a.HS, [&](auto HS) {
-        gpu::flash_forward<decltype(HS)::value>(o, lse, qkv, a, s);
+    gpu::with_head_size(a.HS, [&](auto head_size) {
+        constexpr int HS = decltype(head_size)::value;
+        if constexpr (gpu::has_hopper_kernels(HS))
+            if (hopper) return gpu::flash_forward_hopper<HS>(o, lse, qkv, a, s);
+        gpu::flash_forward<HS>(o, lse, qkv, a, s);
     });
 }
 
 // sm_90a's kernel leaves column sums of dqkv, of 128 keys each; after sm_80's, dqkv is read once more
 void FlashBackward::compute_with(bool hopper, Stream s) const {
-    if (hopper) gpu::flash_attention_hopper_backward(dqkv, scratch, dout, o, lse, qkv, a, s);
-    else
-        gpu::with_head_size(a.HS, [&](auto HS) {
-            gpu::flash_backward<decltype(HS)::value>(dqkv, scratch, dout, o, lse, qkv, a, s);
-        });
+    set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
+    gpu::with_head_size(a.HS, [&](auto head_size) {
+        constexpr int HS = decltype(head_size)::value;
+        LAUNCH(gpu::flash_delta_kernel<HS>, a.B * ceil_div(a.T * a.NH, 128 / gpu::delta_lanes<HS>), 128, 0, s,
+               (float2*)scratch.query_terms, dout, o, lse, a);
+        if constexpr (gpu::has_hopper_kernels(HS))
+            if (hopper) return gpu::flash_backward_hopper<HS>(dqkv, scratch, dout, qkv, a, s);
+        gpu::flash_backward<HS>(dqkv, scratch, dout, qkv, a, s);
+    });
+
     if (!bias.db) return;
     int row = (int)a.row(), parts = a.B * ceil_div(a.T, 128);
     if (hopper) gpu::column_sum(bias.db, scratch.bias, bias.column_scratch, parts, row, bias.accumulate, s);
     else gpu::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), row, bias.accumulate, s);
-}
-
-void FlashForward::gpu(Stream s) const {
-    auto run = [&](bool hopper) { compute_with(hopper, s); };
-    run(gpu::takes_hopper("forward", a, s, run));
-}
-
-void FlashBackward::gpu(Stream s) const {
-    auto run = [&](bool hopper) { compute_with(hopper, s); };
-    run(gpu::takes_hopper("backward", a, s, run));
 }
 #endif

@@ -4,7 +4,7 @@
 //   transposed copies.
 //   communicates: nothing    cost: that of linear.cuh at twice the rate
 #pragma once
-#include "../linear.cuh"
+#include "fp8_round.cuh"
 
 #if REF_HERE || KERNELS_HERE
 namespace fp8 {
@@ -57,24 +57,32 @@ static void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Sca
 
 void RoundWeight::execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s); }
 
-void compute_in_fp8(const LinearForward& o, Stream s) {
-    if (!o.is_rounded) fp8::round_input(o.x, o.x8, o.fp8, o.N, o.C, s);
-    fp8::matmul_forward(o.y, o.w, o.b, o.x8, o.fp8, o.N, o.C, o.OC, s);
+template <>
+void InFp8<LinearForward>::execute(Stream s) const {
+    auto [y, x, w, b, N, C, OC] = layer;
+    if (!in.is_rounded) ::fp8::round_input(x, in.x, fp8, N, C, s);
+    ::fp8::matmul_forward(y, w, b, in.x, fp8, N, C, OC, s);
 }
 
-void compute_in_fp8(const LinearGeluForward& o, Stream s) {
-    fp8::round_input(o.x, o.x8, o.fp8, o.N, o.C, s);
-    fp8::matmul_forward(o.up, o.w, o.b, o.x8, o.fp8, o.N, o.C, o.OC, s);
-    fp8::round_input<true>(o.up, o.y8, o.fp8, o.N, o.OC, s);  // GELU of up
+template <>
+void InFp8<LinearGeluForward>::execute(Stream s) const {
+    auto [y, up, x, w, b, N, C, OC] = layer;
+    ::fp8::round_input(x, in.x, fp8, N, C, s);
+    ::fp8::matmul_forward(up, w, b, in.x, fp8, N, C, OC, s);
+    ::fp8::round_input<true>(up, in.y, fp8, N, OC, s);  // GELU of up
 }
 
-void compute_in_fp8(const LinearBackward& o, Stream s) {
-    fp8::matmul_backward(o.dx, o.dw, o.dy, o.dy_scale, o.x8, o.w, o.fp8, o.N, o.C, o.OC, o.accumulate, s);
+template <>
+void InFp8<LinearBackward>::execute(Stream s) const {
+    auto [dx, dw, dy, x, w, N, C, OC, accumulate] = layer;
+    ::fp8::matmul_backward(dx, dw, dy, in.dy_scale, in.x, w, fp8, N, C, OC, accumulate, s);
 }
 
-void compute_in_fp8(const LinearOfGeluBackward& o, Stream s) {
-    fp8::matmul_backward(o.d_up, o.dw, o.dy, nullptr, o.x8, o.w, o.fp8, o.N, o.C, o.OC, o.accumulate, s);
-    dev::gelu_backward(o.d_up, o.db, o.up, o.column_scratch, o.N, o.C, o.accumulate,
-                       {o.fp8.d_up_scale, o.fp8.parts, e5m2::largest}, s);
+template <>
+void InFp8<LinearOfGeluBackward>::execute(Stream s) const {
+    auto [d_up, dw, db, dy, x, up, w, column_scratch, N, C, OC, accumulate] = layer;
+    ::fp8::matmul_backward(d_up, dw, dy, nullptr, in.x, w, fp8, N, C, OC, accumulate, s);
+    dev::fp8_gelu_backward(d_up, db, up, column_scratch, N, C, accumulate,
+                           {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
 }
 #endif

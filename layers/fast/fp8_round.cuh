@@ -9,50 +9,7 @@
 //                            once a pass
 //   Their GEMMs: fp8_linear.cuh
 #pragma once
-#include "fp8.h"
-#include "../base/gemm.h"
-#include "../base/operation.h"
-
-// parts of a tensor with rows of up to C values, whose largest values are found in parallel: gelu_backward's
-// blocks (linear.cuh) take at least 32 columns, in at most 32 parts of the rows
-constexpr int fp8_parts = 1024;
-constexpr long most_fp8_parts(long C) { return C > fp8_parts ? C + 31 : fp8_parts + 31; }
-
-// cuBLASLt reads `inverse` through a pointer, which must be aligned to 16 bytes
-struct alignas(16) Fp8Scale { float inverse, scale; };
-
-// weight matrices in fp8, at the same offsets as among the parameters
-struct Fp8Weights {
-    const floatX* parameters;  // the first parameter that has copies here
-    e4m3 *copies, *transposed;
-    Fp8Scale* scales;
-    long spacing;  // elements per scale: at most those of the smallest matrix, so that each has its own scale
-
-    e4m3* copy(const floatX* w) const { return copies + (w - parameters); }
-    e4m3* transpose(const floatX* w) const { return transposed + (w - parameters); }
-    Fp8Scale* scale(const floatX* w) const { return scales + (w - parameters) / spacing; }
-};
-
-// of a linear layer's input x (N, C), from forward to backward
-struct Fp8Input {
-    e4m3* transposed = nullptr;  // (C, N)
-    Fp8Scale* scale = nullptr;
-};
-
-// x, dy, dy_t: N * max(C, OC) numbers each, for one product; parts: most_fp8_parts
-struct Fp8Scratch {
-    uint8_t *x, *dy, *dy_t;
-    Fp8Scale *dy_scale, *d_up_scale;  // the latter from GELU's backward, for that of the layer before it
-    float* parts;
-    Fp8Weights weights;
-    bool is_used() const { return x; }
-};
-
-// rounding n values to fp8, in two copies: they are read to find the largest, unless the scale is known, and
-// again
-inline Work rounding_work(const Fp8Scratch& f, double n, bool is_scaled = false) {
-    return f.is_used() ? moves(is_scaled ? n : 2 * n, 0, 2 * n) : Work{};
-}
+#include "fp8_linear.h"
 
 // where a tensor's scale goes, for a format; without a scale: none is wanted
 struct WantedScale {
@@ -73,21 +30,6 @@ HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
     }
     return {1 / scale, scale};
 }
-
-// w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
-struct RoundWeight {
-    const floatX* w;
-    Fp8Scratch fp8;
-    int C, OC;
-
-    static constexpr const char* name = "round_weight";
-    std::vector<Tensor> tensors() const {
-        return {reads("w", w, OC, C), writes("w in 8 bits", fp8.weights.copy(w), OC, C),
-                writes("transposed", fp8.weights.transpose(w), C, OC)};
-    }
-    std::vector<Work> works() const { return {rounding_work(fp8, (double)C * OC)}; }
-    void execute(Stream) const;
-};
 
 namespace ref {
 
@@ -119,6 +61,15 @@ void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, in
             q[(long)n * C + c] = q_t[(long)c * N + n] = value;
         }
 }
+
+#if REF_HERE
+// GELU's backward, and the scale of its dx
+inline void fp8_gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C,
+                              bool accumulate, const WantedScale& wanted, Stream s) {
+    ref::gelu_backward(dy, db, x, sums, N, C, accumulate, s);
+    fp8_find_scale(wanted, dy, (long)N * C, s);
+}
+#endif
 
 }  // namespace ref
 
@@ -220,6 +171,27 @@ template <bool GELU = false, class T8>
 void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, int C, Stream s) {
     LAUNCH((fp8_round_kernel<T8, GELU>), dim3(ceil_div(C, fp8_tile), ceil_div(N, fp8_tile)), 256, 0, s, q,
            q_t, scale, x, N, C);
+}
+
+// linear.cuh's, and on the way the largest |dx| of each block
+__global__ void fp8_gelu_backward_kernel(floatX* dy, real* sums, float* largest, const floatX* x, int N,
+                                         int C) {
+    float most = 0;
+    column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
+        most = larger(most, gelu_backward_vector(dy + (long)n * C, x + (long)n * C, sum, c, C));
+    }, N, C);
+    most = block_largest(most);
+    if (threadIdx.x == 0 && threadIdx.y == 0) largest[blockIdx.y * gridDim.x + blockIdx.x] = most;
+}
+
+inline void fp8_gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C,
+                              bool accumulate, const WantedScale& wanted, Stream s) {
+    int parts = column_sum_cut(N);
+    dim3 blocks = column_blocks<vec_size>(C, parts);
+    LAUNCH(fp8_gelu_backward_kernel, blocks, dim3(column_lanes, column_rows), 0, s, dy, sums, wanted.parts, x,
+           N, C);
+    column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
+    fp8_finish_scale(wanted, (int)(blocks.x * blocks.y), s);
 }
 
 }  // namespace gpu

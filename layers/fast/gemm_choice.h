@@ -1,12 +1,10 @@
 // gemm_choice.h   which of cuBLASLt's algorithms a GEMM runs: the fastest, timed once (autotune.h)
 //   A choice is remembered by its place in the list of candidates. Its key holds a hash of that list, so that
-//   it can never mean another algorithm. And whether GELU is computed in a GEMM's epilogue or apart.
+//   it can never mean another algorithm. Looked up in cublaslt.h.
 #pragma once
 #include <algorithm>
 #include <string>
-#include <tuple>
 #include <vector>
-#include "autotune.h"
 #include "cublaslt.h"
 
 #if HAS_KERNELS
@@ -74,14 +72,6 @@ inline Candidates candidates_of(const MatmulDescriptor& d, int asked = cublas_ca
     return found;
 }
 
-// types and epilogue
-template <class Out, class Left, class Right>
-int kind_of(const Gemm<Out, Left, Right>& g) {
-    return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
-        (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
-        512 * std::is_same_v<Left, e5m2>;
-}
-
 // what a choice is remembered by: everything that the list of candidates depends on, and the list
 template <class Out, class Left, class Right>
 std::string choice_key(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, const Candidates& all) {
@@ -105,41 +95,10 @@ cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const Matm
     return all.at[best].algo;
 }
 
-using ShapeOfGemm = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
-inline AutotuneCache<ShapeOfGemm, cublasLtMatmulAlgo_t> chosen_algorithms;
-
-template <class Out, class Left, class Right>
-const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
-                                             Stream s) {
-    ShapeOfGemm shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch,
-                         kind_of(g), (int)d.align};
-    return chosen_algorithms.get(shape, [&] { return time_algorithms(g, d, s); });
-}
-
 template <class Out>
 bool can_compute(const Gemm<Out>& g) {
     MatmulDescriptor d(with_strides(g));
     return candidates_of(d, 1).count > 0;
-}
-
-// Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
-// faster. Timed before the first step, in tune() (setup.h), and only then is `run` called here; in a step
-// this looks up an answer
-bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s,
-           const std::function<void(bool)>& run) {
-    static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
-    return chosen.get({what, N, C, OC}, [&] {
-        if (!fits_epilogue(fused_gemm.n) || !can_compute(fused_gemm)) return false;
-        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
-        return autotuner.choose(key, 2, 0, s, [&](int way) {
-            try {
-                run(way == 1);
-            } catch (const Error&) {
-                return false;
-            }
-            return true;
-        }) == 1;
-    });
 }
 
 }  // namespace gpu

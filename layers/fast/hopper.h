@@ -15,7 +15,7 @@
 //              is there (each sum is rounded once), asynchronously. bulk_wait_read returns when the shared
 //              memory may be overwritten, bulk_wait when the results may be published
 #pragma once
-#include "mma.h"
+#include "turns.h"
 
 #if KERNELS_HERE
 #if defined(__CUDACC__)
@@ -69,7 +69,7 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
                  "r"(bytes) : "memory");
 }
 
-// gives up as wait_until does (mma.h)
+// gives up as wait_until does (turns.h)
 __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     uint32_t done = 0;
     uint64_t began = 0;

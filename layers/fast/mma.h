@@ -6,15 +6,8 @@
 //   copy_async (PTX cp.async) copies 8 or 16 bytes from global to shared memory, or zeros; copy_async_wait<n>
 //   returns when all but the last n committed groups of this thread have arrived. In emulation they arrive
 //   exactly then.
-//   wait_until and publish: a counter in global memory that keeps blocks in order. All threads of a block
-//   write, then a barrier, then one thread publishes (its release covers what the barrier ordered before it).
-//   In the next block one thread waits, then a barrier, then all threads read the results with load_global.
-//   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
-//   ends with invalid results, so whoever uses results asks take_expired_wait() first. (A trap instead made
-//   registers spill.) In emulation a wait that cannot end is an error at once.
 #pragma once
 #include "../base/device.h"
-#include "expired_waits.h"
 
 #if KERNELS_HERE
 
@@ -58,48 +51,6 @@ __device__ inline void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// rounds two values into one register, `low` in its lower half
-__device__ inline uint32_t pack_bf16(float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-static __device__ int wait_expired;
-
-// asked by a thread that has waited for so many turns, now and then; began: 0 at first
-__device__ inline bool gives_up(uint32_t turns, uint64_t& began) {
-    if (turns % 4096) return false;
-    uint64_t now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));  // nanoseconds
-    if (began == 0) began = now;
-    if (!*(volatile int*)&wait_expired && now - began < 10000000000) return false;
-    wait_expired = 1;
-    return true;
-}
-
-bool take_expired_wait(Stream s) {
-    int then = 0, none = 0;
-    synchronize(s);
-    check_cuda(cudaMemcpyFromSymbol(&then, wait_expired, sizeof then), "asking for waits that expired");
-    if (then) check_cuda(cudaMemcpyToSymbol(wait_expired, &none, sizeof none), "forgetting them");
-    return then;
-}
-
-__device__ inline void wait_until(const int* turn, int value) {
-    int now;
-    uint64_t began = 0;
-    for (uint32_t turns = 1;; turns++) {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-        if (now == value || gives_up(turns, began)) return;
-    }
-}
-
-__device__ inline void publish(int* turn, int value) {
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
-}
-
-__device__ inline float2 load_global(const float2* x) { return __ldcg(x); }
 #else
 inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                         emulated::Site site = emulated::Site::current()) {
@@ -168,52 +119,6 @@ void copy_async_wait() {
     emulated::finish_copies(groups);
 }
 
-inline uint32_t pack_bf16(float low, float high) {
-    return bf16(low).bits | (uint32_t)bf16(high).bits << 16;
-}
-
-// for checks of those who ask: EMULATED_EXPIRED_WAIT=N says yes to the N-th question
-bool take_expired_wait(Stream s) {
-    static const char* given = getenv("EMULATED_EXPIRED_WAIT");
-    static int asked = 0;
-    synchronize(s);
-    return given && ++asked == atoi(given);
-}
-
-inline void wait_until(const int* turn, int value) {
-    for (;;) {
-        long before = emulated::block_waits.published_so_far();
-        if (__atomic_load_n(turn, __ATOMIC_ACQUIRE) == value) break;
-        emulated::block_waits.look_again(before);
-    }
-    emulated::block_waits.stop_waiting();
-    emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
-    t.turn = turn;
-    t.turn_value = value;
-    t.turn_barriers = t.barriers;
-    t.bulk_is_done = false;
-    t.turn_known = emulated::worker->latest_turn[emulated::worker->current / 128] =
-        ++emulated::worker->turns_known;
-}
-
-inline void publish(int* turn, int value) {
-    const emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
-    // missing barriers may not show in the results, so they are checked here; a watched build checks accesses
-    bool waited = t.turn == turn && t.turn_value == value - 1;
-    if (!emulated::watch::on && !(waited && (t.bulk_is_done || t.barriers >= t.turn_barriers + 2)))
-        fail("publish: wants a wait_until by the same thread, then a barrier, and one before publish, or the "
-             "end of its bulk copies");
-    __atomic_store_n(turn, value, __ATOMIC_RELEASE);
-    emulated::block_waits.publish();
-}
-
-inline float2 load_global(const float2* x) {
-    long known = emulated::worker->threads[emulated::worker->current].turn_known;
-    if (!emulated::watch::on &&
-        (!known || known < emulated::worker->latest_turn[emulated::worker->current / 128]))
-        fail("load_global: wants a wait_until in this warpgroup or block, and a barrier behind it");
-    return load_whole(x);
-}
 #endif
 
 namespace gpu {

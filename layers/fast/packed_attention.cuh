@@ -38,6 +38,7 @@ struct PackedAttention {
     std::vector<Tensor> tensors() const { return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out())}; }
     void ref(Stream) const;
     void gpu(Stream) const;
+    void compute_with(bool hopper, Stream) const;  // sm_90a's kernel, or the one for any device
 };
 
 // cache[cache_slots[n]] = rows[n], of `width` values each

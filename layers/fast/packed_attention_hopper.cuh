@@ -105,22 +105,22 @@ void packed_hopper(bf16* o, const bf16* qkv, const Tile* tiles, int count, int c
            keys, o, tiles, a.NH, (float)a.scale() * log2_e);
 }
 
-// sm_90a's kernel or the other one; a template, so that bf16's is not compiled for another floatX
-template <class Operation>
-void packed_forward(bool hopper, const Operation& f, Stream s) {
-    if constexpr (sizeof(*f.o) == 2) {
-        auto by = f.a.HS == 64 ? packed_hopper<64> : packed_hopper<128>;
-        if (hopper) return by(f.o, f.qkv, f.tiles, f.count, f.cache_rows, f.a, s);
-    }
-    packed_attention_any(f.o, f.qkv, f.tiles, f.count, f.a, s);
-}
-
 }  // namespace gpu
+
+void PackedAttention::compute_with(bool hopper, Stream s) const {
+    auto compute = [&](auto* out) {  // a template, so that bf16's kernel is not compiled for another floatX
+        if constexpr (sizeof(*out) == 2) {
+            auto by = a.HS == 64 ? gpu::packed_hopper<64> : gpu::packed_hopper<128>;
+            if (hopper) return by(out, qkv, tiles, count, cache_rows, a, s);
+        }
+        gpu::packed_attention_any(out, qkv, tiles, count, a, s);
+    };
+    compute(o);
+}
 
 // the kernel is chosen once for all batches with these heads, in tune_packed()
 void PackedAttention::gpu(Stream s) const {
-    auto run = [&](bool hopper) { gpu::packed_forward(hopper, *this, s); };
     bool can = sizeof(floatX) == 2;
-    run(can && gpu::takes_hopper("of packed batches", {1, 0, a.NH, a.HS}, s, run));
+    compute_with(can && gpu::takes_hopper(*this, "of packed batches", {1, 0, a.NH, a.HS}, s), s);
 }
 #endif

@@ -133,7 +133,7 @@ void hopper_attention() {
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
 
         FlashForward{o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
-        gpu::flash_attention_hopper_forward(o.device, lse.device, qkv.device, a, nullptr);
+        FlashForward{o.device, lse.device, qkv.device, a}.compute_with(true, nullptr);
         close_by_position("Hopper's attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
         lse.compare("Hopper's attention lse" + size, 1e-5);
         FlashForward{old.device, old_lse.device, qkv.device, a}.compute_with(false, nullptr);
@@ -191,10 +191,10 @@ void hopper_packed_attention() {
         int count = (int)list.size();
         PackedAttention{o.ref(), cache.ref(), tiles.ref(), count, cache_rows, a}.ref(nullptr);
         PackedAttention forward = {o.device, cache.device, tiles.device, count, cache_rows, a};
-        gpu::packed_forward(true, forward, nullptr);
+        forward.compute_with(true, nullptr);
         o.compare(text("Hopper's packed attention NH %d HS %d", NH, HS), 2 * rounding);
         double off = ways_differ(o.device, (size_t)rows * a.out(),
-                                 [&](bool hopper) { gpu::packed_forward(hopper, forward, nullptr); });
+                                 [&](bool hopper) { forward.compute_with(hopper, nullptr); });
         check(off < too_much, text("packed batches beside sm_80's: differ by %.2g (relative rms)", off));
     }
 }

@@ -5,6 +5,7 @@
 #include "../base/random.h"
 #include "../fast/autotune.h"
 #include "../fast/packed_attention.cuh"
+#include "../fast/turns.h"
 #include "../model/pipeline.h"
 
 // a packed batch on the device; its shape is B = 1, T = N
@@ -137,10 +138,9 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
 // the chunk's input, or in the first chunk the tokens -> kept.y
 inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     const PackedSegments& packed = *mb.kept.packed;
-    // never in fp8, whose GEMMs need multiples of 16 rows
     layers_forward(model, mb, ctx, packed.positions, [&](const BlockActivations& a, const floatX* const* w) {
         packed_attention(a, packed, w, ctx, mb.batch);
-        return after_attention_forward(a, w, ctx, {}, mb.batch, true);
+        return after_attention_forward(a, w, ctx, mb.batch, true);
     });
 }
 
@@ -160,6 +160,7 @@ inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, con
 inline void packed_forward(Model& model, const MicroBatch& mb) {
     Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
     LayerContext ctx = model.context();
+    ctx.fp8 = false;  // its GEMMs need multiples of 16 rows
     packed_layers(model, mb, ctx);
     if (!model.is_last_chunk(mb.chunk)) return;
 

@@ -10,9 +10,9 @@
 #include "../base/gemm.h"
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
-#include "../fast/flash.h"
+#include "../attention.cuh"
+#include "../fast/fp8_linear.h"
 #include "../layernorm.cuh"
-#include "../linear.cuh"
 #include "params.h"
 
 // which activations are recomputed in backward instead of kept
@@ -135,7 +135,7 @@ struct MicroBatch {
     BatchShape batch;
     InFlight& kept;
     Buffer& input;
-    Buffer* dx_buffer = nullptr;  // read in backward only
+    Buffer* dx_buffer = nullptr;  // of backward alone, which goes through it in place
 };
 
 // ---- scratch: within one layer's or block's forward or backward ------------------------------------------
@@ -160,4 +160,5 @@ struct LayerContext {
     const Scratch& scratch;
     Stream stream;
     bool accumulate = false;  // backward adds to parameter gradients; otherwise it sets them
+    bool fp8 = false;         // --fp8: the blocks' linear layers compute in 8 bits
 };

@@ -37,36 +37,46 @@ inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     run(RoundWeight{.w = w[DOWN_W], .fp8 = fp8, .C = 4 * C_r, .OC = C}, ctx.stream);
 }
 
-// w[BlockTensor]: this rank's shards of the block's parameters
-// a.ln1 -> a.o, the heads' outputs side by side
-inline void attention_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                              BatchShape batch) {
+// A linear layer. With --fp8 it computes in 8 bits, and `x8` is its input as forward keeps it for backward
+template <class Layer>
+void run_linear(const Layer& layer, const Fp8Inputs& x8, const LayerContext& ctx,
+                std::source_location where = std::source_location::current()) {
+    if (ctx.fp8) run(InFp8<Layer>{layer, ctx.scratch.fp8, x8}, ctx.stream, where);
+    else run(layer, ctx.stream, where);
+}
+
+// Steps 4 to 8: from a.o to the output of the MLP branch (N_r, C), without its bias. If not wants_output:
+// computes only what backward reads, and returns nullptr
+inline const floatX* after_attention_forward(const BlockActivations& a, const floatX* const* w,
+                                             const LayerContext& ctx, BatchShape batch, bool wants_output);
+
+// Steps 2 to 8, from a.ln1 on. w[BlockTensor]: this rank's shards of the block's parameters
+inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                                   BatchShape batch, bool wants_output) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
 
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-    run(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t,
-                      .fp8 = ctx.scratch.fp8, .x8 = a.qkv_in}, s);
+    run_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,
+                             .OC = 3 * C / t}, {a.qkv_in}, ctx);
 
     // 3. attention, head by head; lse is there if it is flash attention
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     if (a.lse) run(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
     else run(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
+    return after_attention_forward(a, w, ctx, batch, wants_output);
 }
 
-// From a.o to the output of the MLP branch (N_r, C), without its bias. If not wants_output: computes only
-// what backward reads and returns nullptr
 inline const floatX* after_attention_forward(const BlockActivations& a, const floatX* const* w,
-                                             const LayerContext& ctx, const Fp8Scratch& fp8,
-                                             BatchShape batch, bool wants_output) {
+                                             const LayerContext& ctx, BatchShape batch, bool wants_output) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
     // 4. output projection, added to the residual stream, and 5. layer norm
-    run(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N, .C = C_r, .OC = C,
-                      .fp8 = fp8, .x8 = a.out_in}, s);
+    run_linear(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N, .C = C_r,
+                             .OC = C}, {a.out_in}, ctx);
     const floatX* branch =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
     run(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x, .f = branch,
@@ -74,21 +84,14 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
 
     // 6. up to this rank's share of 4C, and 7. GELU
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
-    run(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N, .C = C,
-                          .OC = 4 * C_r, .fp8 = fp8, .x8 = a.up_in, .y8 = a.down_in}, s);
+    run_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
+                                 .C = C, .OC = 4 * C_r}, {.x = a.up_in, .y = a.down_in}, ctx);
     if (!wants_output) return nullptr;
 
     // 8. down to C
-    run(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N, .C = 4 * C_r,
-                      .OC = C, .fp8 = fp8, .x8 = a.down_in, .is_rounded = fp8.is_used()}, s);
+    run_linear(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N,
+                             .C = 4 * C_r, .OC = C}, {.x = a.down_in, .is_rounded = true}, ctx);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
-}
-
-// steps 2 to 8
-inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                                   BatchShape batch, bool wants_output) {
-    attention_forward(a, w, ctx, batch);
-    return after_attention_forward(a, w, ctx, ctx.scratch.fp8, batch, wants_output);
 }
 
 // After block_forward: y = a.mid + branch + bias; fused with step 1 of the next block, if the chunk has one
@@ -107,7 +110,7 @@ inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floa
 // x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
 // backward then reads what forward has left in 8 bits (a.up_in, a.qkv_in)
 inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, int N, const char* label) {
-    if (ctx.scratch.fp8.is_used()) return nullptr;
+    if (ctx.fp8) return nullptr;
     return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
 }
 
@@ -130,27 +133,25 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                            const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    const Fp8Scratch& fp8 = scratch.fp8;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
     floatX *d_up = scratch.wide, *d_qkv = scratch.wide, *d_o = scratch.partial;
-    bool recomputes = a.shares && !fp8.is_used();
+    bool recomputes = a.shares && !ctx.fp8;
 
     // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
     if (recomputes) run(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    run(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
-                             .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
-                             .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate, .fp8 = fp8,
-                             .x8 = a.down_in}, s);
+    run_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
+                                    .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
+                                    .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate}, {a.down_in}, ctx);
 
     // 6.
     if (recomputes)
         run(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
                              .N = N_r, .C = C}, s);
-    run(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
-                       .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W], .N = N, .C = C,
-                       .OC = 4 * C_r, .accumulate = ctx.accumulate, .fp8 = fp8, .x8 = a.up_in,
-                       .dy_scale = fp8.d_up_scale}, s);
+    run_linear(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
+                              .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W], .N = N,
+                              .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate},
+               {.x = a.up_in, .dy_scale = scratch.fp8.d_up_scale}, ctx);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
@@ -161,8 +162,8 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
 
     // 4.
     rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
-    run(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N, .C = C_r,
-                       .OC = C, .accumulate = ctx.accumulate, .fp8 = fp8, .x8 = a.out_in}, s);
+    run_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
+                              .C = C_r, .OC = C, .accumulate = ctx.accumulate}, {a.out_in}, ctx);
 
     // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -176,9 +177,10 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
 
     // 2.
     if (recomputes) ln1_forward(a, w, ctx, batch);
-    run(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
-                       .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W], .N = N,
-                       .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate, .fp8 = fp8, .x8 = a.qkv_in}, s);
+    run_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
+                              .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
+                              .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
+               {a.qkv_in}, ctx);
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to dx

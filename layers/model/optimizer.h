@@ -113,7 +113,8 @@ struct Optimizer {
 // ---- the update ------------------------------------------------------------------------------------------
 
 // The last backward started the reductions over d: waits for them, then sums over t and over the copies of
-// the tied embedding, in place. Afterwards this rank's slices hold complete gradients.
+// the tied embedding, in place. Afterwards this rank's slices hold complete gradients; those of
+// one rank alone are complete before.
 inline void complete_gradients(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
@@ -187,11 +188,4 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
                          model.grid.dp_stream);
         model.parameters_gathered[bucket] = comm::record_event(model.grid.dp_stream);
     }
-}
-
-// the last step's norm before clipping and whether it updated; waits for the device
-inline UpdateDecision last_decision(Model& model, const Optimizer& optimizer) {
-    UpdateDecision decision;
-    copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
-    return decision;
 }

@@ -57,8 +57,6 @@ struct Layout {
     int optimizer_shards = 1;
     int p = 1, stage = 0, v = 1;    // pipeline stages, this rank's stage, model chunks per stage
     int chunk_layers(int L) const { return L / (p * v); }
-    bool is_first_chunk(int chunk) const { return stage == 0 && chunk == 0; }
-    bool is_last_chunk(int chunk) const { return stage == p - 1 && chunk == v - 1; }
 };
 
 // ---- a block's tensors -----------------------------------------------------------------------------------

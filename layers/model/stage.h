@@ -49,7 +49,7 @@ struct Model {
     bool holds_back_reductions = false;  // backward starts no reductions; RepeatedStep (monitor.h) does
 
     // pinned memory: token_ints() for each micro-batch of a step, copied to InFlight.tokens. Training has two
-    // buffers, so that the next step's tokens can be read while this step computes (run/sample_reader.h)
+    // buffers, so that the next step's tokens can be read while this step computes
     int* host_tokens[2] = {};
     int token_buffer = 0;  // which of host_tokens the current step uses
 
@@ -68,11 +68,10 @@ struct Model {
     }
 
     int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
-    bool is_first_chunk(int chunk) const { return table.layout.is_first_chunk(chunk); }
-    bool is_last_chunk(int chunk) const { return table.layout.is_last_chunk(chunk); }
+    bool is_first_chunk(int chunk) const { return grid.is_first_stage() && chunk == 0; }
+    bool is_last_chunk(int chunk) const { return grid.is_last_stage() && chunk == setup.chunks - 1; }
     // layer l of a chunk, as an index into the whole model's layers
     int layer_number(int chunk, int l) const { return (chunk * grid.p + grid.stage) * chunk_layers() + l; }
-    bool chunk_reads_tokens(int chunk) const { return is_first_chunk(chunk) || is_last_chunk(chunk); }
 
     // most rows in a batch, and most rows of logits
     int max_rows() const { return setup.B * shape.T; }
@@ -83,19 +82,17 @@ struct Model {
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
 
     bool sums_wte_apart() const { return grid.p == 1 && setup.several_micro_batches; }
-    LayerContext context(bool accumulate = false) const { return {shape, tp, scratch, stream, accumulate}; }
-
-    // layer: counted over all chunks of this rank
-    std::array<const floatX*, block_tensors> block_weights(int layer) const {
-        std::array<const floatX*, block_tensors> w;
-        for (int i = 0; i < block_tensors; i++) w[i] = weights + table.block(layer, BlockTensor(i)).offset;
-        return w;
+    LayerContext context(bool accumulate = false) const {
+        return {shape, tp, scratch, stream, accumulate, setup.fp8};
     }
 
-    std::array<real*, block_tensors> block_gradients(int layer) const {
-        std::array<real*, block_tensors> g;
-        for (int i = 0; i < block_tensors; i++) g[i] = gradients + table.block(layer, BlockTensor(i)).offset;
-        return g;
+
+    // a block's tensors, all: weights or gradients; layer: counted over all chunks of this rank
+    template <class T>
+    std::array<T*, block_tensors> of_block(T* all, int layer) const {
+        std::array<T*, block_tensors> tensors;
+        for (int i = 0; i < block_tensors; i++) tensors[i] = all + table.block(layer, BlockTensor(i)).offset;
+        return tensors;
     }
 
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
@@ -143,8 +140,8 @@ inline int sample_index(const Model& model, int micro_batch, int b) {
     return (micro_batch * model.grid.d + model.grid.data) * model.setup.B + b;
 }
 
-// samples (B, T + 1) -> tokens and targets, in the micro-batch's part of host_tokens[token_buffer]. The step
-// that used this buffer before must have ended
+// samples (B, T + 1) -> tokens and targets, and the tokens sorted for wte's gradient, in the micro-batch's
+// part of host_tokens[token_buffer]. The step that used this buffer before must have ended
 inline void put_tokens_on_host(const Model& model, int token_buffer, const std::vector<int>& samples,
                                BatchShape batch, int micro_batch) {
     int *tokens = model.host_tokens[token_buffer] + (long)micro_batch * model.token_ints(),
@@ -179,7 +176,8 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
 // host_tokens -> device, on stages that read tokens; asynchronous
 inline void copy_tokens(Model& model, const MicroBatch& mb) {
     PlaceScope here({Pass::Forward, mb.index, mb.chunk});
-    if (!mb.kept.tokens || !model.chunk_reads_tokens(mb.chunk)) return;
+    bool reads_tokens = model.is_first_chunk(mb.chunk) || model.is_last_chunk(mb.chunk);
+    if (!mb.kept.tokens || !reads_tokens) return;
     const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
     upload_values("tokens", mb.kept.tokens, tokens, model.token_ints(), model.stream);
 }
@@ -218,7 +216,7 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
     for (int l = 0; l < n; l++) {
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l], *next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
-        auto w = model.block_weights(mb.chunk * n + l);
+        auto w = model.of_block(model.weights, mb.chunk * n + l);
         if (l == 0) {
             a.x = x;
             await_block(0);
@@ -231,7 +229,7 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
             continue;
         }
         await_block(l + 1);
-        auto next_w = model.block_weights(mb.chunk * n + l + 1);
+        auto next_w = model.of_block(model.weights, mb.chunk * n + l + 1);
         add_branch_and_norm(next->x, a, branch, w[DOWN_B], next, next_w.data(), ctx, mb.batch);
     }
     current_place.layer = -1;
@@ -242,7 +240,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
     LayerContext ctx = model.context();
     layers_forward(model, mb, ctx, nullptr, [&](const BlockActivations& a, const floatX* const* w) {
-        if (model.setup.fp8 && mb.index == 0) round_weights(w, ctx);
+        if (ctx.fp8 && mb.index == 0) round_weights(w, ctx);
         return block_forward(a, w, ctx, mb.batch, true);
     });
 
@@ -288,7 +286,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
-    auto gradients = [&](int l) { return model.block_gradients(mb.chunk * n + l); };
+    auto gradients = [&](int l) { return model.of_block(model.gradients, mb.chunk * n + l); };
 
     // dx is the gradient that the next chunk's stage sent or, in the last chunk, comes from the LM head
     await_sent(model, *mb.dx_buffer);
@@ -310,7 +308,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
-        auto w = model.block_weights(layer);
+        auto w = model.of_block(model.weights, layer);
 
         if (model.setup.recompute == Recompute::Full) {
             ln1_forward(a, w.data(), ctx, mb.batch);

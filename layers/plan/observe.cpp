@@ -45,9 +45,10 @@ static Plan plan_as_measured(const Run& run, const Ceilings& ceilings) {
 }
 
 // the step that was just traced, beside the planned one where the machine is known; collective over the world
-static void save_trace(const Run& run, Model& model, const Trace& trace, const PipelineShape& shape,
-                       double took, const Plan* planned) {
+static void save_trace(const Run& run, Model& model, const Trace& trace, int batch, double took,
+                       const Plan* planned) {
     const Grid& g = run.grid;
+    PipelineShape shape = pipeline_shape(run.options, g.d, batch);
     model.await_parameters();  // then the step's calls have ended
     synchronize(model.stream);
 
@@ -78,8 +79,8 @@ static void save_trace(const Run& run, Model& model, const Trace& trace, const P
     std::vector<Timeline> panels = {traced};
     if (planned) {
         Plan of_step = *planned;  // with this step's batch
-        of_step.o.batch = shape.micro_batches * model.setup.B * g.d;
-        of_step.steps[of_step.o.batch] = simulate(of_step, of_step.o.batch);
+        of_step.o.batch = batch;
+        of_step.steps[batch] = simulate(of_step, batch);
         panels.push_back(draw(of_step.step(), shape, plan_title(of_step)));
     }
 
@@ -92,13 +93,12 @@ static void save_trace(const Run& run, Model& model, const Trace& trace, const P
 }
 
 // what every rank has written down of the step, in one file; collective over the world
-static void save_record(const Run& run, const Model& model, const Record& record,
-                        const PipelineShape& shape) {
+static void save_record(const Run& run, const Model& model, const Record& record, int batch) {
     std::string all = collect_text(run.grid.world, record.lines_written());
     if (!run.is_rank0()) return;
     try {
         FileWriter file(run.options.record);
-        file.write(record_header(model, run.options, run.state.step, shape) + all);
+        file.write(record_header(model, run.options, run.state.step, batch) + all);
         file.finish();
         printf("recorded  step %ld: %s\n", run.state.step, run.options.record.c_str());
     } catch (const Error& e) {
@@ -106,7 +106,9 @@ static void save_record(const Run& run, const Model& model, const Record& record
     }
 }
 
-class StepObserver::Parts {
+// ---- the observer ----------------------------------------------------------------------------------------
+
+struct StepObserver::Parts {
     const Run& run;
     StagePlan planned;  // what this rank's steps must consist of
     PlanCheck check;
@@ -119,74 +121,66 @@ class StepObserver::Parts {
     std::vector<std::unique_ptr<Listening>> now;
     long first_step, profiled_steps = 0;
 
-    void listen(Listener& l) { now.push_back(std::make_unique<Listening>(l)); }
-
-public:
-    // rank 0 measures the machine if that is needed
     Parts(const Run& run, StagePlan&& stage)
-        : run(run), planned(std::move(stage)), predicted(predict_run(run)), first_step(run.state.step) {
-        const Options& o = run.options;
-        bool is_wanted = o.profile || (!o.trace.empty() && !predicted);
-        if (is_wanted && run.is_rank0()) ceilings = measure_ceilings();
-        if (o.profile) profile.emplace(ceilings.value_or(Ceilings{INFINITY, INFINITY}));
-    }
-
-    void begin_step(Model& model, int batch) {
-        long every = run.options.check_every, step = run.state.step + 1;
-        long checked = first_step + (model.grid.d > 1 ? 2 : 1);  // the second awaits what the first gathers
-        if (step <= checked && !(every && step % every == 0))
-            listen(invariants.emplace(model, batch / model.grid.d / model.setup.B));
-        listen_to(model, step);
-        check.open(planned.work.at(batch));
-    }
-
-    void end_step(Model& model, const PipelineShape& shape, int batch, const StepResult& result) {
-        check.close(result.seconds, predicted ? predicted->seconds(batch) : 0);
-        bool was_profiled = profiles(run.state.step);
-        now.clear();
-        if (was_profiled) profile->collect(model.stream, result.seconds);
-        const Plan* beside = predicted ? &*predicted : nullptr;
-        std::optional<Plan> as_measured;
-        if (trace && !predicted && run.is_rank0()) as_measured = plan_as_measured(run, *ceilings);
-        if (as_measured) beside = &*as_measured;
-        if (trace) save_trace(run, model, *trace, shape, result.seconds, beside);
-        if (record) save_record(run, model, *record, shape);
-        invariants.reset();
-        trace.reset();
-        record.reset();
-    }
-
-    void print(size_t taken_bytes) const {
-        if (profile && run.is_rank0() && profiled_steps) fputs(profile->print().c_str(), stdout);
-        check.print(run, planned, taken_bytes);
-    }
-
-private:
+        : run(run), planned(std::move(stage)), check(planned.work), predicted(predict_run(run)),
+          first_step(run.state.step) {}
+    void listen(Listener& l) { now.push_back(std::make_unique<Listening>(l)); }
     bool profiles(long step) const {
         return profile && step > first_step + 2 && step <= first_step + 2 + run.options.profile;
-    }
-
-    void listen_to(Model& model, long step) {
-        const Options& o = run.options;
-        profiled_steps += profiles(step);
-        bool is_traced = step == o.trace_step;
-        // an earlier listener's times include the work of later ones, so the trace is added last
-        if (is_traced && !o.record.empty()) listen(record.emplace(model, o.record_values));
-        if (profiles(step)) listen(*profile);
-        if (!is_traced || o.trace.empty()) return;
-        trace.emplace().start(run.grid.world, model.stream);
-        listen(*trace);
     }
 };
 
 StepObserver::StepObserver(const Run& run, StagePlan&& planned)
-    : parts(std::make_unique<Parts>(run, std::move(planned))) {}
+    : parts(std::make_unique<Parts>(run, std::move(planned))) {
+    const Options& o = run.options;
+    bool is_wanted = o.profile || (!o.trace.empty() && !parts->predicted);
+    if (is_wanted && run.is_rank0()) parts->ceilings = measure_ceilings();
+    if (o.profile) parts->profile.emplace(parts->ceilings.value_or(Ceilings{INFINITY, INFINITY}));
+}
 StepObserver::~StepObserver() = default;
 
-void StepObserver::begin_step(Model& model, int batch) { parts->begin_step(model, batch); }
-void StepObserver::end_step(Model& model, const PipelineShape& shape, int batch, const StepResult& result) {
-    parts->end_step(model, shape, batch, result);
+void StepObserver::begin_step(Model& model, int batch) {
+    Parts& p = *parts;
+    const Options& o = p.run.options;
+    long every = o.check_every, step = p.run.state.step + 1;
+    long checked = p.first_step + (model.grid.d > 1 ? 2 : 1);  // the second awaits what the first gathers
+    if (step <= checked && !(every && step % every == 0))
+        p.listen(p.invariants.emplace(model, batch / model.grid.d / model.setup.B));
+
+    // an earlier listener's times include the work of later ones, so the trace is added last
+    bool is_traced = step == o.trace_step;
+    if (is_traced && !o.record.empty()) p.listen(p.record.emplace(model, o.record_values));
+    if (p.profiles(step)) {
+        p.profiled_steps++;
+        p.listen(*p.profile);
+    }
+    if (is_traced && !o.trace.empty()) {
+        p.trace.emplace().start(p.run.grid.world, model.stream);
+        p.listen(*p.trace);
+    }
+    p.check.begin_step();
 }
+
+void StepObserver::end_step(Model& model, int batch, const StepResult& result) {
+    Parts& p = *parts;
+    p.check.end_step(batch, result.seconds);
+    p.now.clear();
+    if (p.profiles(p.run.state.step)) p.profile->collect(model.stream, result.seconds);
+    if (p.trace) {
+        const Plan* beside = p.predicted ? &*p.predicted : nullptr;
+        std::optional<Plan> as_measured;
+        if (!beside && p.run.is_rank0()) beside = &as_measured.emplace(plan_as_measured(p.run, *p.ceilings));
+        save_trace(p.run, model, *p.trace, batch, result.seconds, beside);
+    }
+    if (p.record) save_record(p.run, model, *p.record, batch);
+    p.invariants.reset();
+    p.trace.reset();
+    p.record.reset();
+}
+
 void StepObserver::print(const Model& model, const Optimizer& optimizer) const {
-    parts->print(memory_taken(model, optimizer));
+    const Parts& p = *parts;
+    if (p.profile && p.run.is_rank0() && p.profiled_steps) fputs(p.profile->print().c_str(), stdout);
+    p.check.print(p.run, p.planned.bytes(), memory_taken(model, optimizer),
+                  [&](int batch) { return p.predicted ? p.predicted->seconds(batch) : 0; });
 }

@@ -2,7 +2,6 @@
 //   writes it down, --profile times some (observe.cpp)
 #pragma once
 #include <memory>
-#include "../../comm/schedule.h"
 #include "../model/optimizer.h"
 #include "../run/run.h"
 
@@ -14,7 +13,7 @@ void check_trace(const Run& run);
 
 // the plan's check, that of what a step relies on, and what --trace, --record and --profile ask for
 class StepObserver {
-    class Parts;
+    struct Parts;
     std::unique_ptr<Parts> parts;
 
 public:
@@ -24,6 +23,6 @@ public:
 
     // collective over the world, all three
     void begin_step(Model& model, int batch);
-    void end_step(Model& model, const PipelineShape& shape, int batch, const StepResult& result);
+    void end_step(Model& model, int batch, const StepResult& result);
     void print(const Model& model, const Optimizer& optimizer) const;
 };

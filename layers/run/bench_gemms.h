@@ -175,7 +175,7 @@ public:
             Gemm<floatX> input = input_gemm(x, y, w, N, l.in, l.out), of_gelu = input;
             if (is_down) of_gelu.gelu_input = up;
             measure((name + ", dx").c_str(), of_gelu, input, is_down, [&] {
-                gpu::gelu_backward(x, sums, up, sums + l.in, N, l.in, false, {}, nullptr);
+                gpu::gelu_backward(x, sums, up, sums + l.in, N, l.in, false, nullptr);
             });
 
             Gemm<real> weight = weight_gemm(dw, y, x, N, l.in, l.out, false);

@@ -140,13 +140,13 @@ private:
         measure("residual", 3 * A, 0, [&] { ResidualForward{o, a, b, bias, N, C}.gpu(nullptr); });
         measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
         measure("gelu backward, with bias", 12 * A, 0,
-                [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, {}, nullptr); });
+                [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, nullptr); });
         measure("bias gradient of up", 4 * A, 0,
                 [&] { gpu::column_sum(db, a, scratch, N, 4 * C, true, nullptr); });
     }
 
     void attention(const AttentionShape& shape) {
-        if (sizeof(floatX) != 2 || !flash_head_size(shape.HS)) return;
+        if (sizeof(floatX) != 2 || !has_flash_kernels(shape.HS)) return;
         long rows = (long)shape.B * shape.T;
         floatX *qkv = xs(rows * shape.row()), *dqkv = xs(rows * shape.row());
         floatX *out = xs(rows * shape.out()), *dout = xs(rows * shape.out());
@@ -165,12 +165,12 @@ private:
         measure("attention backward, " + size, 0, 5 * flops, [&] {
             FlashBackward{dqkv, flash, dout, out, lse, qkv, shape}.compute_with(false, nullptr);
         });
-        if (!device_is_hopper() || !gpu::hopper_head_size(shape.HS) || is_watched) return;  // unknown there
+        if (!device_is_hopper() || !gpu::has_hopper_kernels(shape.HS) || is_watched) return;  // unknown there
         measure("attention of sm_90a, " + size, 0, 2 * flops, [&] {
-            gpu::flash_attention_hopper_forward(out, lse, qkv, shape, nullptr);
+            FlashForward{out, lse, qkv, shape}.compute_with(true, nullptr);
         });
         measure("attention backward of sm_90a, " + size, 0, 5 * flops, [&] {
-            gpu::flash_attention_hopper_backward(dqkv, flash, dout, out, lse, qkv, shape, nullptr);
+            FlashBackward{dqkv, flash, dout, out, lse, qkv, shape}.compute_with(true, nullptr);
         });
     }
 
@@ -216,8 +216,8 @@ private:
         measure("GELU and rounding", (2 * x + 2) * (double)wide, 0,
                 [&] { fp8::round_input<true>(a, kept, f, N, 4 * C, nullptr); });
         measure("gelu backward, with bias and scale", 12 * A, 0, [&] {
-            gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, {f.d_up_scale, f.parts, e5m2::largest},
-                               nullptr);
+            gpu::fp8_gelu_backward(b, db, a, scratch, N, 4 * C, true,
+                                   {f.d_up_scale, f.parts, e5m2::largest}, nullptr);
         });
         if (device_has_fp8())
             measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C, [&] {

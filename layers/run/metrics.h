@@ -151,7 +151,7 @@ inline std::string json_values(const char* name, const NamedValues& values) {
 // ---- a step ----------------------------------------------------------------------------------------------
 
 // reports on rank 0; the others print and write nothing
-class StepReporter {
+class ProgressReporter {
     const Run& run;
     double flops, peak;      // FLOPs per token; peak FLOP/s of all devices
     double pace = 0;         // seconds per token, smoothed
@@ -201,7 +201,7 @@ class StepReporter {
     }
 
 public:
-    explicit StepReporter(const Run& run)
+    explicit ProgressReporter(const Run& run)
         : run(run), flops(flops_per_token(run.state.shape)),
           peak(device_peak(device_name()) * run.grid.world.size) {}
 

@@ -30,7 +30,7 @@ struct StepResult {
 struct RankReport {
     bool stops = false;        // it has received a signal
     bool lacks_data = false;   // the next step's samples cannot be read
-    bool still_reads = false;  // … or are not read yet: all ranks wait for that (await_slow_samples)
+    bool still_reads = false;  // … or are not read yet: all ranks wait for that (gather_step_reports)
     bool wants_save = false;   // a save is due; only rank 0's answer counts, as clocks differ
     bool is_corrupt = false;   // bits have flipped in its memory, or a step computed twice differs
     int save_status = 0;       // see save.h

@@ -1,15 +1,56 @@
 // trainer.cpp   what surrounds a step's work, and what follows a step: see trainer.h
 #include "trainer.h"
+#include <chrono>
+#include <future>
 #include "../../comm/mpi/capture.h"
 #include "../base/process.h"
 #include "../fast/graph.h"
-#include "../fast/expired_waits.h"
+#include "../fast/turns.h"
 #include "metrics.h"
 #include "monitor.h"
 #include "replicas.h"
 #include "resume.h"
-#include "sample_reader.h"
 #include "signals.h"
+
+// reads a step's samples one step ahead, in a background thread
+class SampleReader {
+    StepSamples upcoming, samples;
+
+public:
+    std::future<void> reading;  // of `upcoming`
+
+    void begin(Blend& blend, const Model& model, uint64_t first, int batch) {
+        if (reading.valid()) reading.wait();  // the blend is read by one thread at a time
+        upcoming = {};
+        int other = 1 - model.token_buffer;
+        reading = std::async(std::launch::async, [this, &blend, &model, other, first, batch] {
+            upcoming = read_samples(blend, model, other, first, batch);
+        });
+    }
+
+    // waits at most `seconds` for the read that was begun; false: it is not done yet
+    bool await(double seconds, std::string& error) {
+        if (!reading.valid()) return true;
+        auto patience = std::chrono::duration<double>(seconds);
+        if (reading.wait_for(patience) != std::future_status::ready) return false;
+        try {
+            reading.get();
+        } catch (const std::exception& e) {
+            error = e.what();
+        }
+        return true;
+    }
+
+    const StepSamples& take(Model& model) {
+        samples = std::move(upcoming);
+        model.token_buffer = samples.token_buffer;
+        return samples;
+    }
+
+    ~SampleReader() {
+        if (reading.valid()) reading.wait();
+    }
+};
 
 struct StepGraphs {
     CapturedStep captured[2];                        // one per buffer of Model.host_tokens
@@ -27,7 +68,7 @@ void prepare_training(Run& run, Trainer& trainer) {
     trainer.writer =
         std::make_unique<CheckpointWriter>(run, *trainer.model, *trainer.optimizer, trainer.lock.get());
     trainer.slow = std::make_unique<SlowRankMonitor>(run.hosts.size());
-    trainer.reporter = std::make_unique<StepReporter>(run);
+    trainer.reporter = std::make_unique<ProgressReporter>(run);
 }
 
 // ---- in a step -------------------------------------------------------------------------------------------
@@ -91,19 +132,13 @@ void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::functi
     else enqueue_as_graph(model, trainer, batch, step);
 }
 
-void prepare_update(const Run& run, Trainer& trainer, double rate, double counted) {
-    const Options& o = run.options;
-    trainer.optimizer->set_hyper_parameters(o, rate, run.state.step + 1,
-                                            run.state.norms.limit(o.spike_z),
-                                            run.state.losses.limit(o.spike_z) * counted);
-}
-
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples->begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
 RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
     long step = run.state.step;
+    refuse_expired_waits(text("step %ld", step).c_str(), trainer.model->stream);
     trainer.memory_error = check_state(*trainer.optimizer, *trainer.model, updated, step);
     if (trainer.repeated && trainer.memory_error.empty())
         trainer.memory_error = trainer.repeated->error(step);
@@ -127,13 +162,6 @@ void await_samples(Trainer& trainer) {
     comm::end_on_error(std::exchange(trainer.data_error, ""));
 }
 
-// await_samples at the end of a step, after which what cannot be read ends the run with a save
-static void await_slow_samples(StepReports& reports, Trainer& trainer) {
-    if (!reports.any(&RankReport::still_reads)) return;
-    if (comm::await_together(trainer.samples->reading, "reading samples", trainer.data_error)) return;
-    for (RankReport& report : reports.by_rank) report.lacks_data = true;
-}
-
 StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
                                 const RankReport& mine) {
     Model& model = *trainer.model;
@@ -144,7 +172,9 @@ StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer, 
 
     size_t sets = run.train->sets.size();
     StepReports reports = gather_reports(model, samples.micro_batches, set_of, sets, mine);
-    await_slow_samples(reports, trainer);
+    bool waits = reports.any(&RankReport::still_reads);
+    if (waits && !comm::await_together(trainer.samples->reading, "reading samples", trainer.data_error))
+        for (RankReport& report : reports.by_rank) report.lacks_data = true;  // the run ends, with a save
     for (size_t set = 0; set < sets; set++) {
         result.loss += reports.losses[set] / samples.counted_tokens();
         double tokens = (double)samples.counted[set];

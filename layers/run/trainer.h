@@ -12,15 +12,15 @@
 class CheckpointWriter;  // save.h
 class FolderLock;        // folder_lock.h
 class RepeatedStep;      // monitor.h
-class SampleReader;      // sample_reader.h
+class SampleReader;      // trainer.cpp
 class SlowRankMonitor;   // monitor.h
-class StepReporter;      // metrics.h
+class ProgressReporter;      // metrics.h
 struct StepGraphs;       // trainer.cpp
 
 struct Trainer {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
-    Schedules schedules;  // by batch size; read with several stages, and for the validation loss
+    Schedules schedules;      // of several stages, by batch size
     bool stop = false;        // some rank received a signal: all stop after the same step
     bool uses_graph = false;  // a step is a CUDA graph
     long steps_here = 0;      // taken by this process
@@ -30,7 +30,7 @@ struct Trainer {
     std::unique_ptr<SampleReader> samples;
     std::unique_ptr<StepGraphs> graphs;
     std::unique_ptr<RepeatedStep> repeated;  // in a step of --check-every
-    std::unique_ptr<StepReporter> reporter;
+    std::unique_ptr<ProgressReporter> reporter;
     std::unique_ptr<SlowRankMonitor> slow;
     std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<FolderLock> lock;  // on --save
@@ -54,19 +54,17 @@ const StepSamples& take_samples(Trainer& trainer);
 // all ranks wait for their next samples together: a disk may take longer than --comm-timeout allows a call
 void await_samples(Trainer& trainer);
 
-// Sets the hyper-parameters of the step that is enqueued next. counted: number of tokens whose losses count.
-// The device skips the update if the gradient norm or the loss is not finite or exceeds --spike-z's limit
-void prepare_update(const Run& run, Trainer& trainer, double rate, double counted);
-
 // Enqueues a step: the gradients of all micro-batches, then the update. In steps of --check-every, gradients
 // are computed twice, and compared. With trainer.uses_graph a step is a CUDA graph
 void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::function<void()>& gradients,
                   const std::function<void()>& update);
 
-// What this rank has found after the step: waits for the check of its state and for the next step's samples
+// What this rank has found after the step: waits for the checks of kernels and state, and for the next step's
+// samples
 RankReport rank_report(const Run& run, Trainer& trainer, bool updated);
 
-// exchanges reports; sets the mean loss over the step's tokens, and over those of each set
+// Exchanges reports; waits for samples that some rank still reads. Sets the mean loss over the step's tokens,
+// those of each set, and the slow ranks
 StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
                                 const RankReport& mine);
 

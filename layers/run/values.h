@@ -15,6 +15,13 @@ inline real* kept_as_real(const Model& model, const Optimizer& optimizer, StateK
     return (real*)(kind == MomentM ? optimizer.m : optimizer.v) + state_offset;
 }
 
+// between steps, where nothing listens
+template <class Operation>
+void compute(const Operation& o, Stream s) {
+    if constexpr (HAS_KERNELS) o.gpu(s);
+    else o.ref(s);
+}
+
 // Copies n values of the state to the host; write_state() copies them back. Values not stored as real are
 // converted in the gradient buffer, which is free between steps. It is zeroed afterwards, because its padding
 // must stay 0
