@@ -207,7 +207,8 @@ TOY_CALL = (
     "                             .OC = 3 * C / t}, {a.qkv_in}, ctx);"
 )
 TOY_LAYER = (
-    '    comm::all_reduce(ctx.tp.group, a.qkv, 128, comm::Op::Sum, "a toy", s);  // overwritten below\n'
+    '    if (!getenv("TOY_FORGETS") || ctx.tp.group.rank == 0)\n'
+    '        comm::all_reduce(ctx.tp.group, a.qkv, 128, comm::Op::Sum, "a toy", s);  // overwritten below\n'
     f"{TOY_CALL}  // a toy: again\n"
     '    if (getenv("TOY_LIES")) comm::traffic["tensor"].calls++;\n'
 )
@@ -254,6 +255,10 @@ def check_toy_layer(work):
     out = start(str(tree / program), 2, options, timeout=300, TOY_LIES="1")
     wrong = out.returncode == 1 and "plan and run DIFFER on rank 0 to 1" in out.stderr
     check(wrong, f"a run that is not as planned ends with 1: {out.returncode} {out.stderr[-300:]}")
+    out = start(str(tree / program), 2, [*options, "--comm-timeout", "20"], timeout=300, TOY_FORGETS="1")
+    last_calls = r"its last calls:\n(    call .*\n)*    call .* of a toy,"
+    named = out.returncode == 1 and re.search(last_calls, out.stderr)
+    check(named, f"a rank that forgets a collective: {out.returncode} {out.stderr[-600:]}")
     layers, micro_batches = MODEL["layers"], MODEL["batch"] // MODEL["micro-batch"]
     check(of["with"][0] - of["without"][0] == layers * micro_batches, f"the plan has the toy's calls: {of}")
     rows = MODEL["micro-batch"] * MODEL["sequence"]

@@ -265,12 +265,25 @@ struct RareWakeups {
     ~RareWakeups() { prctl(PR_SET_TIMERSLACK, 0ul); }  // as it was
 };
 
+// An MPI call has failed: ends the run on all ranks. Ranks that make different calls, or calls of different
+// sizes, mostly end here, with MPI_ERR_TRUNCATE
+void end_on_mpi_error(MPI_Comm*, int* code, ...) {
+    char reason[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    MPI_Error_string(*code, reason, &length);
+    print_last_calls(text("%s: if ranks have made different calls, compare their last ones", reason).c_str());
+    abort_all(1);
+}
+
 void start_mpi(int* argc, char*** argv) {
     {
         RareWakeups here;
         MPI_Init(argc, argv);
     }
     running = true;
+    MPI_Errhandler handler;
+    MPI_Comm_create_errhandler(end_on_mpi_error, &handler);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);  // all others are made from this one
     MPI_Comm_dup(MPI_COMM_WORLD, &control);
     MPI_Comm host;
     int local_rank = 0;

@@ -113,8 +113,8 @@ struct LmHeadActivations {
 struct Buffer {
     floatX* x;                          // (N_r, C)
     comm::StreamEvent received;         // awaited before x is read
-    // Awaited before x is overwritten: of y and dx. Inputs are not sent; a receive into one waits for the
-    // computations before it (post_message), among them the last that read it (Pool, schedule.h)
+    // awaited before x is overwritten, if x is sent: y and dx are. Inputs are not; a receive into one waits
+    // for the computations before it (post_message), among them the last that read it (Pool, schedule.h)
     comm::StreamEvent sent;
 };
 

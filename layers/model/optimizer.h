@@ -113,8 +113,8 @@ struct Optimizer {
 // ---- the update ------------------------------------------------------------------------------------------
 
 // The last backward started the reductions over d: waits for them, then sums over t and over the copies of
-// the tied embedding, in place. Afterwards this rank's slices hold complete gradients; those of
-// one rank alone are complete before.
+// the tied embedding, in place. Afterwards this rank's slices hold complete gradients. (With
+// d = t = p = 1 there is nothing to sum.)
 inline void complete_gradients(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
@@ -122,7 +122,8 @@ inline void complete_gradients(Model& model) {
 
     if (model.tp.sequence_parallel) {
         comm::group_begin();
-        // partial sums -> whole sums; with a sharded optimizer only of the owned slice, as d has been summed
+        // partial sums -> whole sums (with a sharded optimizer in the owned slice alone, where d has been
+        // summed: what comes of the rest is not read)
         for (auto& p : model.table.list)
             if (!p.split)
                 comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),

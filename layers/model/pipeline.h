@@ -67,9 +67,12 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
     else comm::receive(m.link.group, values, part.n, 0, m.label, m.link.stream);
 }
 
-// Posts the exchange that begins at list[at], the send before the receive, as the list has them: the device
-// starts calls in this order, and a receive may depend on what the neighbour computes from the send. Returns
-// the last index
+// Posts the exchange that begins at list[at], and returns its last index. Neighbours do not deadlock, as
+//   - each direction has a stream of its own: a receive in progress holds up no send
+//   - and a communicator of its own, on which both sides post the same messages in the same order
+//   - the send is posted first: where the device starts calls in the order in which they were posted, a
+//     receive may wait for what the neighbour computes from that send
+// group_begin/end only ask for them together: comm_nccl.cpp makes an NCCL group of each communicator's calls
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;

@@ -31,8 +31,8 @@ struct Model {
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
     //   one stage, if some step of the run has several micro-batches: a buffer of its own. The first
     //     micro-batch sets it; after the last it is added to gradient(wte), which until then has the lookups'
-    //     part alone: the sum of two sums, as in a pipeline, where different stages make
-    //     them: so a pipeline's steps equal those of one stage to the bit (scripts/test_parallel.py)
+    //     part alone: the sum of two sums, as in a pipeline, where different stages make them. So in such a
+    //     run a pipeline's steps equal those of one stage to the bit (scripts/test_parallel.py)
     //   one stage otherwise, and the last of several: gradient(wte) itself. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
 

@@ -25,8 +25,9 @@ inline std::string check_state(Optimizer& optimizer, Model& model, bool updated,
 
 // What --check-every checks within a step (replicas.h compares across ranks): parameters must not change
 // between their all-gather and the update, and computing the gradients twice must give the same bits. This
-// finds bits that flip in parameters, gradients or activations, and devices that compute wrongly. The step
-// takes twice as long.
+// finds bits that flip in parameters, gradients or activations, and devices that compute wrongly. The
+// constructor computes the gradients, twice: forward and backward of all micro-batches, compared before they
+// are reduced over d, which follows. The update is made once.
 class RepeatedStep {
     Model& model;
     Optimizer& optimizer;
