@@ -7,8 +7,8 @@
 //                      (in may be out + rank * n)
 //     send, receive    x (n)               to and from a rank of the group; those between group_begin() and
 //                      group_end() are posted before any is awaited
-//   n counts elements of floatX, real, double or int64. On a group of one, a call only copies. A comm stream
-//   cannot (over MPI it is not a CUDA stream), so there such a call must be in place.
+//   n counts elements of floatX, real, double or int64. On a group of one, a call does at most copy. A comm
+//   stream cannot (over MPI it is not a CUDA stream), so there such a call must be in place.
 //   On the compute stream a call is ordered among the computations. On a comm stream it runs concurrently
 //   with them, after what was enqueued on that stream before:
 //     wait_stream(comm_stream, compute)   comm_stream waits for what is enqueued on `compute` so far
@@ -66,7 +66,8 @@ struct Traffic {
     long calls = 0, sent = 0;  // sent: bytes, as sent_bytes() counts
     bool operator==(const Traffic&) const = default;
 };
-inline std::map<std::string, Traffic> traffic;  // of this rank so far, by group name
+using TrafficTable = std::map<std::string, Traffic>;  // by the group's name
+inline TrafficTable traffic;  // of this rank so far
 
 // ---- what a transport provides ---------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@
 //   To add a call: one line, here or in a layer's function, with its label and what each rank holds before
 //   and after (a new kind of collective: comm.h, the transports, Collective in base/operation.h). Plans
 //   include it without further changes. If a rank omits the call or passes another count, the stand-in for
-//   NCCL names both ranks (bash scripts/test.sh nccl); over MPI a rank ends the run with MPI's reason and its
-//   last calls, at once or after --comm-timeout. If plan and run differ, every run says so (scripts/test_parallel.py).
+//   NCCL names both ranks (bash scripts/test.sh nccl); over MPI a rank says MPI's reason and its last calls,
+//   at once or after --comm-timeout. If plan and run differ, every run says so (scripts/test_parallel.py).
 #pragma once
 #include <algorithm>
 #include <string>

@@ -87,14 +87,14 @@ struct FlashScratch {
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;
-    real* bias;  // column sums of dqkv, for every 128 keys of every sequence
+    real* column_sums;  // of dk and dv of every 128 keys of every sequence; of dq, all in the first 128's
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 // rounded up to whole tiles of queries: rows beyond the sequence only receive zeros, which nobody uses
 inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 128) * 128 * HS; }
 // for tiles of 32 queries, the smallest that a kernel has
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
-inline long flash_bias(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.row(); }
+inline long flash_column_sums(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.row(); }
 
 // whether the kernels support this head size
 constexpr bool has_flash_kernels(int HS) {
@@ -107,6 +107,7 @@ inline Work flash_work(const AttentionShape& a, int products, double x, double r
     return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
 }
 
+// o as AttentionForward; lse: for each query, the log of the sum of exp of its scores
 struct FlashForward {
     floatX* o;
     real* lse;
@@ -123,6 +124,7 @@ struct FlashForward {
     void compute_with(bool hopper, Stream) const;  // sm_90a's kernels, or sm_80's
 };
 
+// computes p = exp(score - lse) again; delta = sum(dout * o), which is sum(p * dp)
 struct FlashBackward {
     floatX* dqkv;
     FlashScratch scratch;
@@ -138,7 +140,8 @@ struct FlashBackward {
                 reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row()),
                 bias.tensor(a)};
     }
-    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys, over the causal half
+    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys (on sm_90a: 128), over
+    // the causal half
     std::vector<Work> works() const {
         double values = (double)a.rows() * (double)a.out();
         return {flash_work(a, 5, 9 * values, values * a.T / 64)};

@@ -19,10 +19,6 @@ constexpr real layernorm_epsilon = real(1e-5);
 
 struct NormStats { real *mean, *rstd; };  // (N) each
 
-// w, b: gradients of the layer norm's own; added_bias (C): of another layer's, which was added to x just
-// before the layer norm (OUT_B, DOWN_B): the column sums of the new dx; nullptr: not wanted
-struct NormGradients { real *w, *b, *added_bias = nullptr; };
-
 // ---- the operations --------------------------------------------------------------------------------------
 
 struct ResidualForward {
@@ -43,7 +39,7 @@ struct ResidualForward {
 struct ResidualBiasBackward {
     real* dbias;
     const floatX* dx;
-    real* column_scratch;
+    real* column_scratch;  // row_scratch(C) values
     int N, C;
     bool accumulate;
 
@@ -89,10 +85,12 @@ struct ResidualLayerNormForward {
 
 struct LayerNormBackward {
     floatX* dx;
-    NormGradients gradients;
+    real *dw, *db;
+    real* added_bias;  // (C): the gradient of a bias that was added to x just before the layer norm (OUT_B,
+                       // DOWN_B), the column sums of the new dx; nullptr: not wanted
     const floatX *dy, *x, *w;
     NormStats stats;
-    real* column_scratch;
+    real* column_scratch;  // row_scratch(C) values
     int N, C;
     bool accumulate;
 
@@ -100,12 +98,12 @@ struct LayerNormBackward {
     std::vector<Tensor> tensors() const {
         return {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C), reads("mean", stats.mean, N),
                 reads("rstd", stats.rstd, N), updates("dx", dx, N, C),
-                sums_to("dw", gradients.w, accumulate, C), sums_to("db", gradients.b, accumulate, C),
-                sums_to("dbias", gradients.added_bias, accumulate, C)};
+                sums_to("dw", dw, accumulate, C), sums_to("db", db, accumulate, C),
+                sums_to("dbias", added_bias, accumulate, C)};
     }
     // for long rows the new dx is read once more, for the gradient of the bias before the layer norm
     std::vector<Work> works() const {
-        double again = gradients.added_bias && C > longest_summed_row;
+        double again = added_bias && C > longest_summed_row;
         return {moves((4 + again) * N * C)};
     }
     void ref(Stream) const;
@@ -198,11 +196,11 @@ void LayerNormBackward::ref(Stream s) const {
         }
 
         for (int c = 0; c < cs; c++) {
-            gradients.w[c0 + c] = (accumulate ? gradients.w[c0 + c] : 0) + w_sum[c];
-            gradients.b[c0 + c] = (accumulate ? gradients.b[c0 + c] : 0) + b_sum[c];
+            dw[c0 + c] = (accumulate ? dw[c0 + c] : 0) + w_sum[c];
+            db[c0 + c] = (accumulate ? db[c0 + c] : 0) + b_sum[c];
         }
     }
-    if (gradients.added_bias) ref::column_sum(gradients.added_bias, dx, column_scratch, N, C, accumulate, s);
+    if (added_bias) ref::column_sum(added_bias, dx, column_scratch, N, C, accumulate, s);
 }
 #endif
 
@@ -432,7 +430,7 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
 // dw of these rows: the sums of dy * xhat over the columns
 __global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, const floatX* x, const real* mean,
                                              const real* rstd, int N, int C) {
-    column_sum_part<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
+    sum_columns_of_block<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
         Vec<floatX> d = load_row(dy + (long)n * C, c, C), v = load_row(x + (long)n * C, c, C);
         for (int k = 0; k < vec_size; k++) sum[k] += real(d.at[k]) * (real(v.at[k]) - mean[n]) * rstd[n];
     }, N, C);
@@ -440,7 +438,7 @@ __global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, cons
 
 inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean,
                                   const real* rstd, real* scratch, int N, int C, bool accumulate, Stream s) {
-    int parts = column_sum_cut(N);
+    int parts = column_parts(N);
     LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
            0, s, scratch, dy, x, mean, rstd, N, C);
     column_sum_finish({{out}}, 1, scratch, parts, C, accumulate, s);
@@ -495,14 +493,14 @@ void LayerNormBackward::gpu(Stream s) const {
     if (!gpu::row_warps(C) || !groups) {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);
-        gpu::column_sum(gradients.b, dy, sums, N, C, accumulate, s);
-        gpu::column_sum_normalised(gradients.w, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
-        if (gradients.added_bias) gpu::column_sum(gradients.added_bias, dx, sums, N, C, accumulate, s);
+        gpu::column_sum(db, dy, sums, N, C, accumulate, s);
+        gpu::column_sum_normalised(dw, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
+        if (added_bias) gpu::column_sum(added_bias, dx, sums, N, C, accumulate, s);
         return;
     }
 
     // the rows' kernel leaves each group's sums of columns; where registers suffice, also those of the new dx
-    bool fused = gradients.added_bias && gpu::sums_on_the_way(C);
+    bool fused = added_bias && gpu::sums_on_the_way(C);
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;
         constexpr int block = gpu::row_threads(W);
@@ -516,9 +514,9 @@ void LayerNormBackward::gpu(Stream s) const {
                dx, column_scratch, dy, x, w, stats, N, C);
     });
 
-    gpu::ColumnSums all = {{gradients.w, gradients.b, gradients.added_bias}};
+    gpu::ColumnSums all = {{dw, db, added_bias}};
     gpu::column_sums(all, fused ? 3 : 2, column_scratch, sums, groups, C, accumulate, s);
-    if (gradients.added_bias && !fused)
-        gpu::column_sum(gradients.added_bias, dx, sums, N, C, accumulate, s);
+    if (added_bias && !fused)
+        gpu::column_sum(added_bias, dx, sums, N, C, accumulate, s);
 }
 #endif

@@ -208,7 +208,7 @@ __device__ inline Vec<floatX> gelu_backward_vector(floatX* dy, const floatX* x, 
 
 // sums: the parts of dx's column sums
 __global__ void gelu_backward_kernel(floatX* dy, real* sums, const floatX* x, int N, int C) {
-    column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
+    sum_columns_of_block<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
         gelu_backward_vector(dy + (long)n * C, x + (long)n * C, sum, c, C);
     }, N, C);
 }
@@ -219,7 +219,7 @@ inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
 
 inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
                           Stream s) {
-    int parts = column_sum_cut(N);
+    int parts = column_parts(N);
     LAUNCH(gelu_backward_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows), 0, s, dy,
            sums, x, N, C);
     column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
@@ -232,30 +232,24 @@ __global__ void add_bias_kernel(floatX* y, const floatX* b, long N, int OC) {
     if (i < N * OC) y[i] = floatX(real(y[i]) + real(b[i % OC]));
 }
 
-// with the bias in the GEMM's epilogue where that is possible
-inline void gemm_with_bias(Gemm<floatX> g, const floatX* b, Stream s) {
-    bool fused = b && fits_epilogue(g.n);
-    if (fused) g.bias = b;
-    gemm(g, s);
-    long N = g.m;
-    int OC = g.n;
-    if (b && !fused) LAUNCH(add_bias_kernel, ceil_div(N * OC, 256), 256, 0, s, g.out, b, N, OC);
-}
-
 }  // namespace gpu
 
+// with the bias in the GEMM's epilogue where that is possible
 void LinearForward::gpu(Stream s) const {
-    gpu::gemm_with_bias(forward_gemm(y, x, w, N, C, OC), b, s);
+    Gemm<floatX> g = forward_gemm(y, x, w, N, C, OC);
+    bool fused = b && fits_epilogue(OC);
+    if (fused) g.bias = b;
+    gpu::gemm(g, s);
+    if (b && !fused) LAUNCH(gpu::add_bias_kernel, ceil_div((long)N * OC, 256), 256, 0, s, y, b, (long)N, OC);
 }
 
 void LinearGeluForward::gpu(Stream s) const {
-    Gemm<floatX> unfused = forward_gemm(up, x, w, N, C, OC), fused_gemm = unfused;
-    fused_gemm.out = y;
+    Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
     fused_gemm.bias = b;
     fused_gemm.up = up;
     auto compute_so = [&](bool fused) {
         if (fused) return gpu::gemm(fused_gemm, s);
-        gpu::gemm_with_bias(unfused, b, s);
+        LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.gpu(s);
         gpu::gelu_forward(y, up, (long)N * OC, s);
     };
     bool fused = gpu::fuses("GELU", fused_gemm, N, C, OC, s, compute_so);

@@ -7,9 +7,9 @@
 
 // column_sum: out[c] = sum over n of x[n][c], always in the same order: in at most this many parts of the
 // rows, then over the parts
-constexpr int column_sum_parts = 32;
-inline int column_sum_cut(int N) { return N < 64 * column_sum_parts ? ceil_div(N, 64) : column_sum_parts; }
-inline long column_sum_scratch(int C) { return (long)column_sum_parts * C; }
+constexpr int most_column_parts = 32;
+inline int column_parts(int N) { return N < 64 * most_column_parts ? ceil_div(N, 64) : most_column_parts; }
+inline long column_sum_scratch(int C) { return (long)most_column_parts * C; }
 
 // Backward distributes the rows over groups of warps (those that share a row), each with its own sums:
 // used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
@@ -128,7 +128,7 @@ constexpr int column_lanes = 8, column_rows = 32;  // a block's threads: columns
 
 // a block's share of the sums: blockIdx.y is the part of the rows; term(sum, n, c) adds row n's values from c
 template <int EACH, class Term>
-__device__ void column_sum_part(real* parts, Term term, int N, int C) {
+__device__ void sum_columns_of_block(real* parts, Term term, int N, int C) {
     constexpr int wide = column_lanes * EACH, plane = (column_rows + 1) * column_lanes;
     SHARED(real, sums, EACH * plane);  // one plane for each thread's k-th column, without bank conflicts
     int c = blockIdx.x * wide + threadIdx.x * EACH, own = threadIdx.y * column_lanes + threadIdx.x;
@@ -157,7 +157,7 @@ __global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
     constexpr int each = Vec<T>::size;
     x += (long)blockIdx.z * N * C;
     parts += (long)blockIdx.z * gridDim.y * C;
-    column_sum_part<each>(parts, [=](real (&sum)[each], int n, int c) {
+    sum_columns_of_block<each>(parts, [=](real (&sum)[each], int n, int c) {
         Vec<T> v = load_row(x + (long)n * C, c, C);
         for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
     }, N, C);
@@ -195,7 +195,7 @@ inline void column_sum_finish(ColumnSums to, int matrices, const real* parts, in
 template <class T>
 void column_sums(ColumnSums to, int matrices, const T* x, real* scratch, int N, int C, bool accumulate,
                  Stream s) {
-    int parts = column_sum_cut(N);
+    int parts = column_parts(N);
     LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts, matrices),
            dim3(column_lanes, column_rows), 0, s, scratch, x, N, C);
     column_sum_finish(to, matrices, scratch, parts, C, accumulate, s);

@@ -142,9 +142,9 @@ void kernels_layernorm() {
         y.compare("layernorm of it" + size, 2 * rounding);
 
         for (bool add : {false, true}) {
-            LayerNormBackward{dx.ref(), {dw.ref(), db.ref(), dbias.ref()}, dy.ref(), x.ref(), w.ref(),
+            LayerNormBackward{dx.ref(), dw.ref(), db.ref(), dbias.ref(), dy.ref(), x.ref(), w.ref(),
                               {mean.ref(), rstd.ref()}, nullptr, N, C, add}.ref(nullptr);
-            LayerNormBackward{dx.device, {dw.device, db.device, dbias.device}, dy.device, x.device, w.device,
+            LayerNormBackward{dx.device, dw.device, db.device, dbias.device, dy.device, x.device, w.device,
                               {mean.device, rstd.device}, scratch.device, N, C, add}.gpu(nullptr);
             std::string what = (add ? ", added to" : ", set") + size;
 
@@ -163,9 +163,9 @@ void kernels_layernorm() {
 
             // without that bias the rest is the same
             X other(random_values<floatX>(N * C, 5));
-            LayerNormBackward{other.ref(), {dw.ref(), db.ref()}, dy.ref(), x.ref(), w.ref(),
+            LayerNormBackward{other.ref(), dw.ref(), db.ref(), nullptr, dy.ref(), x.ref(), w.ref(),
                               {mean.ref(), rstd.ref()}, nullptr, N, C, false}.ref(nullptr);
-            LayerNormBackward{other.device, {dw.device, db.device}, dy.device, x.device, w.device,
+            LayerNormBackward{other.device, dw.device, db.device, nullptr, dy.device, x.device, w.device,
                               {mean.device, rstd.device}, scratch.device, N, C, false}.gpu(nullptr);
             other.compare("layernorm dx alone" + what, rounding);
         }
@@ -231,8 +231,8 @@ void kernels_matmul() {
         // ref from its parts, the device by what a step runs
         LinearBackward{dup.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, true}.ref(nullptr);
         ref::gelu_backward(dup.ref(), db.ref(), before.ref(), nullptr, N, C, true, nullptr);
-        run(LinearOfGeluBackward{dup.device, dw.device, db.device, dy.device, x.device, before.device,
-                                 w.device, scratch.device, N, C, OC, true}, nullptr);
+        compute(LinearOfGeluBackward{dup.device, dw.device, db.device, dy.device, x.device, before.device,
+                                     w.device, scratch.device, N, C, OC, true}, nullptr);
         // in fp32, cuBLASLt's own slope of GELU is off by up to 5e-5 on an H200
         bool rough = fused && !host_is_device && sizeof(floatX) == 4;
         dup.compare("gradient of up" + what, rough ? 1e-4 : 2 * rounding);
@@ -331,8 +331,8 @@ void kernels_fp8() {
     bool biased = sizeof(floatX) == 2;  // beside a result in fp32, cuBLASLt takes a bias in bf16 only
     LinearForward forward_layer = {y.device, x.device, w.device, biased ? b.device : nullptr, N, C, OC};
     LinearBackward backward_layer = {dx.device, dw.device, dy.device, nullptr, w.device, N, C, OC, true};
-    run(InFp8<LinearForward>{forward_layer, f, {kept}}, nullptr);
-    run(InFp8<LinearBackward>{backward_layer, f, {kept}}, nullptr);
+    compute(InFp8<LinearForward>{forward_layer, f, {kept}}, nullptr);
+    compute(InFp8<LinearBackward>{backward_layer, f, {kept}}, nullptr);
     LinearForward{want_y.ref(), x.ref(), w.ref(), biased ? b.ref() : nullptr, N, C, OC}.ref(nullptr);
     LinearBackward{want_dx.ref(), want_dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, true}.ref(nullptr);
 
@@ -361,8 +361,8 @@ void kernels_fp8() {
     set_zero(y.device, before.size() * sizeof(floatX), nullptr);
     set_zero(dx.device, dx_before.size() * sizeof(floatX), nullptr);
     forward_layer.x = nullptr;
-    run(InFp8<LinearForward>{forward_layer, f, {.x = kept, .is_rounded = true}}, nullptr);
-    run(InFp8<LinearBackward>{backward_layer, f, {.x = kept, .dy_scale = f.dy_scale}}, nullptr);
+    compute(InFp8<LinearForward>{forward_layer, f, {.x = kept, .is_rounded = true}}, nullptr);
+    compute(InFp8<LinearBackward>{backward_layer, f, {.x = kept, .dy_scale = f.dy_scale}}, nullptr);
     auto same_bits = [](const auto& a, const auto& b) {
         return !memcmp(a.data(), b.data(), a.size() * sizeof a[0]);
     };

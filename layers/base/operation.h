@@ -1,5 +1,5 @@
 // operation.h   what a step consists of: operations and calls, each declared once
-//   run(ResidualForward{.y = y, .residual = x, …}, s);
+//   compute(ResidualForward{.y = y, .residual = x, …}, s);
 //   An operation is a struct: its tensors and sizes are fields, and beside them stand its name, the tensors()
 //   that it reads and writes and, beyond that, its works(): GEMMs, and bytes that kernels move. ref()
 //   computes it with loops on the host, gpu() with kernels; what is the same on both is execute(). A call
@@ -12,7 +12,7 @@
 //     layers/plan/invariants.h   in the first steps of every run: what the code of a step relies on
 //   Without listeners it costs an NVTX range in CUDA builds, and nothing else.
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
-//   To follow a step, read on from run().
+//   To follow a step, read on from compute().
 #pragma once
 #include <exception>
 #include <memory>
@@ -221,7 +221,7 @@ public:
 // Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
 // moves each tensor once
 template <class Operation>
-void run(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
+void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
     ActivityScope announced(Operation::name, [&] {
         Activity activity = {.kind = Activity::Compute, .name = Operation::name, .stream = s, .place = {},
                              .tensors = o.tensors(), .where = where};
@@ -281,7 +281,7 @@ struct ClearValues {
 template <class T>
 void clear_values(const char* tensor, T* p, long n, Stream s,
                   std::source_location where = std::source_location::current()) {
-    run(ClearValues<T>{.tensor = tensor, .p = p, .n = n}, s, where);
+    compute(ClearValues<T>{.tensor = tensor, .p = p, .n = n}, s, where);
 }
 
 // copies from pinned host memory
@@ -300,5 +300,5 @@ struct UploadValues {
 template <class T>
 void upload_values(const char* tensor, T* to, const T* from, long n, Stream s,
                    std::source_location where = std::source_location::current()) {
-    run(UploadValues<T>{.tensor = tensor, .to = to, .from = from, .n = n}, s, where);
+    compute(UploadValues<T>{.tensor = tensor, .to = to, .from = from, .n = n}, s, where);
 }

@@ -7,7 +7,6 @@
 #include <tuple>
 #include "../base/gemm.h"
 #include "autotune.h"
-#include "fp8.h"
 #if defined(DEVICE_CUDA)
 #include <cublasLt.h>
 #elif HAS_KERNELS
@@ -23,9 +22,8 @@ inline void check_cublas(cublasStatus_t status, const char* what) {
 
 template <class T>
 constexpr cudaDataType_t cuda_type() {
-    if (std::is_same_v<T, e4m3>) return CUDA_R_8F_E4M3;
-    if (std::is_same_v<T, e5m2>) return CUDA_R_8F_E5M2;
-    return sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
+    if constexpr (sizeof(T) == 1) return T::mantissa == 3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;  // see fp8.h
+    else return sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
 // its lowest set bit is the alignment, at most 256 bytes, of an operand in every GEMM of the batch
@@ -62,7 +60,7 @@ struct MatmulDescriptor {
         if (g.scale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.scale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.scale_a);
-            int8_t rough = std::is_same_v<Left, e4m3>;  // forward GEMMs may accumulate in fewer bits
+            int8_t rough = cuda_type<Left>() == CUDA_R_8F_E4M3;  // forward GEMMs may accumulate in fewer bits
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, rough);
         }
 
@@ -130,12 +128,12 @@ struct Cublas {
 
 // ---- choices, made before the first step by timing (gemm_choice.h): in a step they are looked up ----------
 
-// types and epilogue
+// types, epilogue, and whether it adds to what is there
 template <class Out, class Left, class Right>
 int kind_of(const Gemm<Out, Left, Right>& g) {
     return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
         (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
-        512 * std::is_same_v<Left, e5m2>;
+        512 * (cuda_type<Left>() == CUDA_R_8F_E5M2);
 }
 
 template <class Out, class Left, class Right>

@@ -5,11 +5,12 @@
 //   of which each warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one
 //   thread for each warpgroup adds its dq to global memory when the block's turn comes: the order is always
 //   the same. Block 0, whose turn is the last, reads the sum of the others and writes dq itself.
+//     keys       mbarrier: the block's k and v have arrived
 //     full       mbarrier of a stage: its queries, dout and their terms have arrived
 //     free       mbarrier of a stage: eight warps are done with it
 //     dq_full    mbarrier of a warpgroup: its dq is in shared memory
 //     dq_free    mbarrier of a warpgroup: it has been read there
-//     barriers   1: ds is complete; 2, 3: of a warpgroup, the sum may be read
+//     barriers   1: ds is complete (at the end: the column sums); 2, 3: of a warpgroup, the sum may be read
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T
 #pragma once
@@ -36,11 +37,11 @@ struct HopperBackwardBarriers {
 
 // A block's tiles of queries, and their sums of dq, to which blocks add in turn: the tile's last keys first
 template <int HS>
-struct BackwardPlace {
+struct KeyBlock {
     using Tiles = HopperBackwardTiles<HS>;
     int blocks, tiles, head, b, h, block, first;
 
-    __device__ BackwardPlace(int number, int T, int NH) {
+    __device__ KeyBlock(int number, int T, int NH) {
         blocks = (T + Tiles::keys - 1) / Tiles::keys;
         tiles = (T + Tiles::queries - 1) / Tiles::queries;
         head = number / blocks;
@@ -59,19 +60,19 @@ struct BackwardPlace {
     __device__ int* turn(const FlashScratch& s, int tile, int group) const {
         return s.turns + 1 + part(tile, group);
     }
-    __device__ float* sums(const FlashScratch& s, int tile, int group) const {
+    __device__ float* dq_sums(const FlashScratch& s, int tile, int group) const {
         return s.dq + part(tile, group) * (Tiles::dq_bytes / 4);
     }
 };
 
 // one thread for each warpgroup: adds its dq, tile after tile
 template <int HS>
-__device__ inline void add_dq_in_turn(const BackwardPlace<HS>& own, const FlashScratch& scratch,
+__device__ inline void add_dq_in_turn(const KeyBlock<HS>& own, const FlashScratch& scratch,
                                       HopperBackwardBarriers& at, const char* dq, int group) {
     constexpr int bytes = HopperBackwardTiles<HS>::dq_bytes;
     for (int i = 0; own.first + i < own.tiles; i++) {
         int tile = own.first + i, before = own.turn_of(tile), *turn = own.turn(scratch, tile, group);
-        float* sums = own.sums(scratch, tile, group);
+        float* sums = own.dq_sums(scratch, tile, group);
 
         mbarrier_wait(&at.dq_full[group], i % 2);
         wait_until(turn, before);
@@ -94,14 +95,14 @@ struct BackwardShared {
 
     // behind dq, by consumer warp: the column sums of its dq (block 0 only), dk and dv
     template <int HS>
-    __device__ float* sums(int warp) const {
+    __device__ float* bias_sums(int warp) const {
         return (float*)(dq + 2 * HopperBackwardTiles<HS>::dq_bytes) + warp * 3 * HS;
     }
 };
 
 // one warp loads tiles, one copies the queries' terms
 template <int HS>
-__device__ inline void load_backward_tiles(const BackwardShared& to, const BackwardPlace<HS>& own,
+__device__ inline void load_backward_tiles(const BackwardShared& to, const KeyBlock<HS>& own,
                                            const TensorMap& keys_map, const TensorMap& queries_map,
                                            const TensorMap& dout_map, const FlashScratch& scratch,
                                            const AttentionShape& a) {
@@ -155,7 +156,7 @@ __device__ inline float2 sum_over_rows(float2 x) {
 // A warpgroup's dq of a tile of queries: to shared memory, from where it is added; in block 0, whose turn is
 // the last, with the sum of the others to dqkv
 template <int HS>
-__device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const BackwardPlace<HS>& own,
+__device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const KeyBlock<HS>& own,
                                int tile, bf16* dqkv, const FlashScratch& scratch, const AttentionShape& a,
                                float scale) {
     using Tiles = HopperBackwardTiles<HS>;
@@ -174,7 +175,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         int before = own.turn_of(tile);
         if (threadIdx.x % 128 == 0) wait_until(own.turn(scratch, tile, group), before);
         named_barrier<128>(2 + group);
-        const float* sums = own.sums(scratch, tile, group) + threadIdx.x % 128 * 4;
+        const float* sums = own.dq_sums(scratch, tile, group) + threadIdx.x % 128 * 4;
         float2 others[16] = {};  // all loads before the first use: none waits for another
         if (before > 0) {
             #pragma unroll
@@ -188,7 +189,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
             total[2 * i + 1] = dq[2 * i + 1] + others[i].y;
         }
 
-        float* columns = in.sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
+        float* columns = in.bias_sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
         #pragma unroll
         for (int i = 0; i < 32; i += 4) {  // queries beyond the sequence have zeros
             float2 column = sum_over_rows({total[i] + total[i + 2], total[i + 1] + total[i + 3]});
@@ -208,7 +209,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
 // a warp's dk and dv, and this block's share of the bias gradient
 template <int HS>
 __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[HS / 2],
-                                  const BackwardShared& in, const BackwardPlace<HS>& own, bf16* dqkv,
+                                  const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
                                   const FlashScratch& scratch, const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
     int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
@@ -226,7 +227,7 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
         store_rows<32>(to + 2 * HS + 64, dv, {1, 1}, free, keys_left, stride);
     }
 
-    float* sums = in.sums<HS>(warp);  // keys beyond the sequence have zeros
+    float* sums = in.bias_sums<HS>(warp);  // keys beyond the sequence have zeros
     #pragma unroll
     for (int i = 0; i < HS / 2; i += 4) {
         float2 k = sum_over_rows({(dk[i] + dk[i + 2]) * scale, (dk[i + 1] + dk[i + 3]) * scale});
@@ -237,17 +238,18 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
         }
     }
     named_barrier<256>(1);
-    float* parts = scratch.bias + ((long)own.b * own.blocks + own.block) * 3 * a.NH * HS + 3L * own.h * HS;
+    long block = (long)own.b * own.blocks + own.block;
+    float* parts = scratch.column_sums + block * 3 * a.NH * HS + 3L * own.h * HS;
     for (int i = (int)threadIdx.x - 128; i < 3 * HS; i += 256) {
         float sum = 0;
-        for (int w = 0; w < 8; w++) sum += in.sums<HS>(w)[i];
+        for (int w = 0; w < 8; w++) sum += in.bias_sums<HS>(w)[i];
         parts[i] = sum;
     }
 }
 
 // a consumer warpgroup: dk and dv of its 64 keys, and its share of every tile's dq
 template <int HS>
-__device__ inline void attend_backward(const BackwardShared& in, const BackwardPlace<HS>& own, bf16* dqkv,
+__device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
                                        const FlashScratch& scratch, const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
     constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
@@ -274,7 +276,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const BackwardP
         wgmma_commit();
     };
 
-    for (int i = lane; i < HS; i += 32) in.sums<HS>(group * 4 + warp)[i] = 0;
+    for (int i = lane; i < HS; i += 32) in.bias_sums<HS>(group * 4 + warp)[i] = 0;
     __syncwarp();
     mbarrier_wait(&in.at.keys, 0);
     for (int tile = own.first; tile < own.tiles; tile++) {
@@ -379,7 +381,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     }
     __syncthreads();
 
-    BackwardPlace<HS> own(number[0], a.T, a.NH);
+    KeyBlock<HS> own(number[0], a.T, a.NH);
     BackwardShared in = {k, v, q, ds, dq, query_terms, at};
     if (threadIdx.x < 128) {  // one warp loads tiles, one copies the queries' terms, two add to dq
         fewer_registers<24>();

@@ -99,8 +99,10 @@ void FlashBackward::compute_with(bool hopper, Stream s) const {
     });
 
     if (!bias.db) return;
-    int row = (int)a.row(), parts = a.B * ceil_div(a.T, 128);
-    if (hopper) gpu::column_sum(bias.db, scratch.bias, bias.column_scratch, parts, row, bias.accumulate, s);
+    int row = (int)a.row();
+    if (hopper)
+        gpu::column_sum(bias.db, scratch.column_sums, bias.column_scratch, a.B * ceil_div(a.T, 128), row,
+                        bias.accumulate, s);
     else gpu::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), row, bias.accumulate, s);
 }
 #endif

@@ -13,6 +13,7 @@
 template <int MANTISSA, int BIAS, int LARGEST>
 struct Fp8 {
     uint8_t bits;
+    static constexpr int mantissa = MANTISSA;
     static constexpr float largest = LARGEST;
 
     HOST_DEVICE static Fp8 of(float x) {

@@ -177,7 +177,7 @@ void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, in
 __global__ void fp8_gelu_backward_kernel(floatX* dy, real* sums, float* largest, const floatX* x, int N,
                                          int C) {
     float most = 0;
-    column_sum_part<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
+    sum_columns_of_block<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
         most = larger(most, gelu_backward_vector(dy + (long)n * C, x + (long)n * C, sum, c, C));
     }, N, C);
     most = block_largest(most);
@@ -186,7 +186,7 @@ __global__ void fp8_gelu_backward_kernel(floatX* dy, real* sums, float* largest,
 
 inline void fp8_gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C,
                               bool accumulate, const WantedScale& wanted, Stream s) {
-    int parts = column_sum_cut(N);
+    int parts = column_parts(N);
     dim3 blocks = column_blocks<vec_size>(C, parts);
     LAUNCH(fp8_gelu_backward_kernel, blocks, dim3(column_lanes, column_rows), 0, s, dy, sums, wanted.parts, x,
            N, C);

@@ -1,4 +1,4 @@
-// hopper.h   what sm_90a adds to mma.h, on the GPU and in emulation (PTX ISA: mbarrier,
+// hopper.h   sm_90a's tensor cores and copies, on the GPU and in emulation (PTX ISA: mbarrier,
 //            cp.async.bulk.tensor, wgmma, setmaxnreg)
 //   mbarrier   a counter in shared memory. A phase ends when all its arrivals and expected bytes have come;
 //              mbarrier_wait(b, parity) returns once the phase of that parity has ended. For a new barrier,
@@ -6,9 +6,10 @@
 //   TMA        one thread requests a box of a tensor; it arrives asynchronously: rows of 64 bf16, one after
 //              the other, their 16-byte pieces permuted (128-byte swizzle), with 0 outside of the tensor
 //   wgmma      D (64, N) += A (64, 16) B (16, N) by the four warps of a warpgroup, also asynchronous. A and B
-//              in shared memory are given by descriptors; A may be in registers, each warp's 16 rows laid out
-//              as in mma.h. Thread l of warp w holds these elements of D, for i < N / 2:
-//                d[i] = D[16 w + l / 4 + i / 2 % 2 * 8][i / 4 * 8 + l % 4 * 2 + i % 2]
+//              in shared memory are given by descriptors; A may be in registers. With g = 16 w + l / 4
+//              and c = l % 4 * 2, thread l of warp w holds these elements of D, for i < N / 2, and of A:
+//                d[i] = D[g + i / 2 % 2 * 8][i / 4 * 8 + c + i % 2]
+//                a[i] = A[g + i % 2 * 8][i / 2 * 8 + c, c + 1]: two bf16, the first in the lower half
 //              A group of products: wgmma_fence, products, wgmma_commit; their registers must not be touched
 //              until wgmma_wait<n>, which returns when all but the last n groups are done
 //   bulk       one thread copies contiguous bytes from shared to global memory, or adds fp32 numbers to what

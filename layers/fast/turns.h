@@ -2,6 +2,7 @@
 //   wait_until and publish: a counter in global memory that keeps blocks in order. All threads of a block
 //   write, then a barrier, then one thread publishes (its release covers what the barrier ordered before it).
 //   In the next block one thread waits, then a barrier, then all threads read the results with load_global.
+//   On sm_90a one thread does it all: it waits, adds by a bulk copy, waits for that to end, and publishes.
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
 //   ends with invalid results, so whoever uses results asks take_expired_wait() first. (A trap instead made
 //   registers spill.) In emulation a wait that cannot end is an error at once.

@@ -104,8 +104,8 @@ inline void tune_packed(Model& model) {
     AttentionShape heads = {1, packed.rows(), model.shape.NH / model.grid.t, model.shape.HS()};
     const PackedSegments& s = *kept.packed;
     TimingChoices here;
-    run(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = s.tiles, .count = s.tile_count,
-                        .cache_rows = s.cache_rows, .a = heads}, model.stream);
+    compute(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = s.tiles, .count = s.tile_count,
+                            .cache_rows = s.cache_rows, .a = heads}, model.stream);
     synchronize(model.stream);  // `values` is not needed after this
 }
 
@@ -124,15 +124,15 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
     int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
     floatX* qkv = packed.cache_slots ? ctx.scratch.wide : a.qkv;
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-    run(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t},
-        s);
+    compute(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t},
+            s);
     if (packed.cache_slots)
-        run(StoreCacheRows{.cache = a.qkv, .rows = qkv, .cache_slots = packed.cache_slots, .N = N,
-                           .width = 3 * C / t}, s);
+        compute(StoreCacheRows{.cache = a.qkv, .rows = qkv, .cache_slots = packed.cache_slots, .N = N,
+                               .width = 3 * C / t}, s);
 
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
-    run(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = packed.tiles, .count = packed.tile_count,
-                        .cache_rows = packed.cache_rows, .a = heads}, s);
+    compute(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = packed.tiles, .count = packed.tile_count,
+                            .cache_rows = packed.cache_rows, .a = heads}, s);
 }
 
 // the chunk's input, or in the first chunk the tokens -> kept.y
@@ -151,8 +151,8 @@ inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, con
         lm_head_rows(model.lm_head, mb.kept.y.x, model.lm_head_weights().data(), ctx, mb.batch);
     // rows[logit_rows[i]]: a table lookup, like the embedding
     int N = mb.batch.rows();
-    run(EmbeddingForward{.x = ctx.scratch.partial, .tokens = mb.kept.packed->logit_rows, .wte = rows,
-                         .N = mb.kept.packed->outputs, .C = ctx.shape.C, .v = {N, N, 0}}, ctx.stream);
+    compute(EmbeddingForward{.x = ctx.scratch.partial, .tokens = mb.kept.packed->logit_rows, .wte = rows,
+                             .N = mb.kept.packed->outputs, .C = ctx.shape.C, .v = {N, N, 0}}, ctx.stream);
     return ctx.scratch.partial;
 }
 

@@ -22,8 +22,8 @@
 // preceding block's add_branch_and_norm() has already computed it
 inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                         BatchShape batch) {
-    run(LayerNormForward{.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
-                         .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C}, ctx.stream);
+    compute(LayerNormForward{.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
+                             .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C}, ctx.stream);
 }
 
 // --fp8: in a pass's first micro-batch (forward, stage.h), rounds the weight matrices to the 8-bit
@@ -31,18 +31,18 @@ inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const
 inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     const Fp8Scratch& fp8 = ctx.scratch.fp8;
     int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
-    run(RoundWeight{.w = w[QKV_W], .fp8 = fp8, .C = C, .OC = 3 * C_r}, ctx.stream);
-    run(RoundWeight{.w = w[OUT_W], .fp8 = fp8, .C = C_r, .OC = C}, ctx.stream);
-    run(RoundWeight{.w = w[UP_W], .fp8 = fp8, .C = C, .OC = 4 * C_r}, ctx.stream);
-    run(RoundWeight{.w = w[DOWN_W], .fp8 = fp8, .C = 4 * C_r, .OC = C}, ctx.stream);
+    compute(RoundWeight{.w = w[QKV_W], .fp8 = fp8, .C = C, .OC = 3 * C_r}, ctx.stream);
+    compute(RoundWeight{.w = w[OUT_W], .fp8 = fp8, .C = C_r, .OC = C}, ctx.stream);
+    compute(RoundWeight{.w = w[UP_W], .fp8 = fp8, .C = C, .OC = 4 * C_r}, ctx.stream);
+    compute(RoundWeight{.w = w[DOWN_W], .fp8 = fp8, .C = 4 * C_r, .OC = C}, ctx.stream);
 }
 
 // A linear layer. With --fp8 it computes in 8 bits, and `x8` is its input as forward keeps it for backward
 template <class Layer>
-void run_linear(const Layer& layer, const Fp8Inputs& x8, const LayerContext& ctx,
+void compute_linear(const Layer& layer, const Fp8Inputs& x8, const LayerContext& ctx,
                 std::source_location where = std::source_location::current()) {
-    if (ctx.fp8) run(InFp8<Layer>{layer, ctx.scratch.fp8, x8}, ctx.stream, where);
-    else run(layer, ctx.stream, where);
+    if (ctx.fp8) compute(InFp8<Layer>{layer, ctx.scratch.fp8, x8}, ctx.stream, where);
+    else compute(layer, ctx.stream, where);
 }
 
 // Steps 4 to 8: from a.o to the output of the MLP branch (N_r, C), without its bias. If not wants_output:
@@ -58,13 +58,13 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
 
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
-    run_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,
-                             .OC = 3 * C / t}, {a.qkv_in}, ctx);
+    compute_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,
+                                 .OC = 3 * C / t}, {a.qkv_in}, ctx);
 
     // 3. attention, head by head; lse is there if it is flash attention
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
-    if (a.lse) run(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
-    else run(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
+    if (a.lse) compute(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
+    else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
     return after_attention_forward(a, w, ctx, batch, wants_output);
 }
 
@@ -75,22 +75,23 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
     // 4. output projection, added to the residual stream, and 5. layer norm
-    run_linear(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N, .C = C_r,
-                             .OC = C}, {a.out_in}, ctx);
+    compute_linear(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N,
+                                 .C = C_r, .OC = C}, {a.out_in}, ctx);
     const floatX* branch =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
-    run(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x, .f = branch,
-                                 .bias = w[OUT_B], .w = w[LN2_W], .b = w[LN2_B], .N = N_r, .C = C}, s);
+    compute(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x,
+                                     .f = branch, .bias = w[OUT_B], .w = w[LN2_W], .b = w[LN2_B], .N = N_r,
+                                     .C = C}, s);
 
     // 6. up to this rank's share of 4C, and 7. GELU
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
-    run_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
-                                 .C = C, .OC = 4 * C_r}, {.x = a.up_in, .y = a.down_in}, ctx);
+    compute_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
+                                     .C = C, .OC = 4 * C_r}, {.x = a.up_in, .y = a.down_in}, ctx);
     if (!wants_output) return nullptr;
 
     // 8. down to C
-    run_linear(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N,
-                             .C = 4 * C_r, .OC = C}, {.x = a.down_in, .is_rounded = true}, ctx);
+    compute_linear(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N,
+                                 .C = 4 * C_r, .OC = C}, {.x = a.down_in, .is_rounded = true}, ctx);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
@@ -100,11 +101,11 @@ inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floa
                                 const floatX* const* next_w, const LayerContext& ctx, BatchShape batch) {
     int N_r = ctx.tp.rows(batch.rows()), C = ctx.shape.C;
     if (!next)
-        return run(ResidualForward{.y = y, .residual = a.mid, .f = branch, .bias = bias, .N = N_r, .C = C},
-                   ctx.stream);
-    run(ResidualLayerNormForward{.sum = y, .y = next->ln1, .stats = next->ln1_stats, .residual = a.mid,
-                                 .f = branch, .bias = bias, .w = next_w[LN1_W], .b = next_w[LN1_B], .N = N_r,
-                                 .C = C}, ctx.stream);
+        return compute(ResidualForward{.y = y, .residual = a.mid, .f = branch, .bias = bias, .N = N_r,
+                                       .C = C}, ctx.stream);
+    compute(ResidualLayerNormForward{.sum = y, .y = next->ln1, .stats = next->ln1_stats, .residual = a.mid,
+                                     .f = branch, .bias = bias, .w = next_w[LN1_W], .b = next_w[LN1_B],
+                                     .N = N_r, .C = C}, ctx.stream);
 }
 
 // x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
@@ -138,54 +139,55 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
     bool recomputes = a.shares && !ctx.fp8;
 
     // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
-    if (recomputes) run(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
+    if (recomputes) compute(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    run_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
-                                    .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
-                                    .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate}, {a.down_in}, ctx);
+    compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
+                                        .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
+                                        .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate}, {a.down_in},
+                   ctx);
 
     // 6.
     if (recomputes)
-        run(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
-                             .N = N_r, .C = C}, s);
-    run_linear(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
-                              .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W], .N = N,
-                              .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate},
-               {.x = a.up_in, .dy_scale = scratch.fp8.d_up_scale}, ctx);
+        compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
+                                 .N = N_r, .C = C}, s);
+    compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
+                                  .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W],
+                                  .N = N, .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate},
+                   {.x = a.up_in, .dy_scale = scratch.fp8.d_up_scale}, ctx);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
-    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN2_W], .b = g[LN2_B], .added_bias = g[OUT_B]},
-                          .dy = d_ln, .x = a.mid, .w = w[LN2_W], .stats = a.ln2_stats,
-                          .column_scratch = scratch.columns, .N = N_r, .C = C,
-                          .accumulate = ctx.accumulate}, s);
+    compute(LayerNormBackward{.dx = dx, .dw = g[LN2_W], .db = g[LN2_B], .added_bias = g[OUT_B],
+                              .dy = d_ln, .x = a.mid, .w = w[LN2_W], .stats = a.ln2_stats,
+                              .column_scratch = scratch.columns, .N = N_r, .C = C,
+                              .accumulate = ctx.accumulate}, s);
 
     // 4.
     rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
-    run_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
-                              .C = C_r, .OC = C, .accumulate = ctx.accumulate}, {a.out_in}, ctx);
+    compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
+                                  .C = C_r, .OC = C, .accumulate = ctx.accumulate}, {a.out_in}, ctx);
 
     // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     QkvBiasGradient bias = {g[QKV_B], scratch.columns, ctx.accumulate};
     if (a.lse)
-        run(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
-                          .qkv = a.qkv, .a = heads, .bias = bias}, s);
-    else
-        run(AttentionBackward{.dqkv = d_qkv, .dp = scratch.scores_gradient, .dout = d_o, .p = a.probabilities,
+        compute(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
                               .qkv = a.qkv, .a = heads, .bias = bias}, s);
+    else
+        compute(AttentionBackward{.dqkv = d_qkv, .dp = scratch.scores_gradient, .dout = d_o,
+                                  .p = a.probabilities, .qkv = a.qkv, .a = heads, .bias = bias}, s);
 
     // 2.
     if (recomputes) ln1_forward(a, w, ctx, batch);
-    run_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
-                              .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
-                              .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
-               {a.qkv_in}, ctx);
+    compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
+                                  .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
+                                  .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
+                   {a.qkv_in}, ctx);
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to dx
-    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LN1_W], .b = g[LN1_B], .added_bias = added_bias},
-                          .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats,
-                          .column_scratch = scratch.columns, .N = N_r, .C = C,
-                          .accumulate = ctx.accumulate}, s);
+    compute(LayerNormBackward{.dx = dx, .dw = g[LN1_W], .db = g[LN1_B], .added_bias = added_bias,
+                              .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats,
+                              .column_scratch = scratch.columns, .N = N_r, .C = C,
+                              .accumulate = ctx.accumulate}, s);
 }

@@ -146,16 +146,16 @@ inline void compute_decision(Model& model, Optimizer& optimizer, double max_norm
     int buckets = model.table.bucket_ids;
     clear_values("sums", optimizer.sums, buckets + 1, model.stream);  // other stages' buckets stay 0 here
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
-        run(SumValues{.sum = optimizer.sums + buckets, .x = model.lm_head.losses,
-                      .n = (long)model.setup.micro_batches * model.max_outputs()}, model.stream);
-    run(SquareSums{.sums = optimizer.sums, .parts = optimizer.sum_parts, .x = model.gradients,
-                   .flags = optimizer.flags, .slices = optimizer.device_slices,
-                   .count = (int)optimizer.slices.size(), .sum_count = buckets, .all = model.table.elements,
-                   .n = optimizer.elements}, model.stream);
+        compute(SumValues{.sum = optimizer.sums + buckets, .x = model.lm_head.losses,
+                          .n = (long)model.setup.micro_batches * model.max_outputs()}, model.stream);
+    compute(SquareSums{.sums = optimizer.sums, .parts = optimizer.sum_parts, .x = model.gradients,
+                       .flags = optimizer.flags, .slices = optimizer.device_slices,
+                       .count = (int)optimizer.slices.size(), .sum_count = buckets,
+                       .all = model.table.elements, .n = optimizer.elements}, model.stream);
     comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::Op::Sum, "norm and loss",
                      model.stream);
-    run(DecideUpdate{.decision = optimizer.decision, .sums = optimizer.sums, .count = buckets,
-                     .max_norm = max_norm, .hyper = optimizer.hyper}, model.stream);
+    compute(DecideUpdate{.decision = optimizer.decision, .sums = optimizer.sums, .count = buckets,
+                         .max_norm = max_norm, .hyper = optimizer.hyper}, model.stream);
 }
 
 // uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
@@ -167,10 +167,10 @@ inline void update_parameters(Model& model, Optimizer& optimizer, double max_nor
 
     auto update = [&](const Slice& mine, long n) {
         optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {
-            run(AdamW<decltype(state)>{.state = state, .gradients = model.gradients + mine.at,
-                                       .flags = optimizer.flags + mine.state_offset / flag_span,
-                                       .hyper = optimizer.hyper, .decision = optimizer.decision,
-                                       .check = optimizer.state_check, .n = n}, model.stream);
+            compute(AdamW<decltype(state)>{.state = state, .gradients = model.gradients + mine.at,
+                                           .flags = optimizer.flags + mine.state_offset / flag_span,
+                                           .hyper = optimizer.hyper, .decision = optimizer.decision,
+                                           .check = optimizer.state_check, .n = n}, model.stream);
         });
     };
     // not sharded: the slices are whole buckets, one after another, and one launch covers them all

@@ -291,10 +291,10 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // dx is the gradient that the next chunk's stage sent or, in the last chunk, comes from the LM head
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
-        run(ResidualBiasBackward{.dbias = gradients(n - 1)[DOWN_B], .dx = dx,
-                                 .column_scratch = ctx.scratch.columns,
-                                 .N = ctx.tp.rows(mb.batch.rows()), .C = model.shape.C,
-                                 .accumulate = ctx.accumulate}, model.stream);
+        compute(ResidualBiasBackward{.dbias = gradients(n - 1)[DOWN_B], .dx = dx,
+                                     .column_scratch = ctx.scratch.columns,
+                                     .N = ctx.tp.rows(mb.batch.rows()), .C = model.shape.C,
+                                     .accumulate = ctx.accumulate}, model.stream);
     } else {
         await_lm_head(model);
         lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
@@ -330,7 +330,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
                    mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
-        run(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);
+        compute(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);
     begin_reduction(table.list[table.wte]);
     begin_reduction(table.list[table.wpe]);
 }

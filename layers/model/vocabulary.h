@@ -33,10 +33,10 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
-    run(EmbeddingForward{.x = partial, .tokens = tokens, .wte = wte, .N = N, .C = C, .v = v}, s);
+    compute(EmbeddingForward{.x = partial, .tokens = tokens, .wte = wte, .N = N, .C = C, .v = v}, s);
     reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
-    run(PositionForward{.x = x, .wpe = wpe, .positions = positions, .offset = first_row(ctx.tp, N_r),
-                        .N = N_r, .T = batch.T, .C = C}, s);
+    compute(PositionForward{.x = x, .wpe = wpe, .positions = positions, .offset = first_row(ctx.tp, N_r),
+                            .N = N_r, .T = batch.T, .C = C}, s);
 }
 
 // adds to dwte; sets dwpe or, with ctx.accumulate, adds to it
@@ -47,12 +47,12 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
 
-    run(PositionBackward{.dwpe = dwpe, .dx = dx, .offset = first_row(ctx.tp, N_r), .N = N_r, .T = batch.T,
-                         .C = C, .accumulate = ctx.accumulate}, s);
+    compute(PositionBackward{.dwpe = dwpe, .dx = dx, .offset = first_row(ctx.tp, N_r), .N = N_r, .T = batch.T,
+                             .C = C, .accumulate = ctx.accumulate}, s);
     const floatX* rows =
         gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
-    run(EmbeddingBackward{.dwte = dwte, .tokens = tokens, .sorted_rows = sorted_rows,
-                          .run_starts = run_starts, .dx = rows, .N = N, .C = C, .v = v}, s);
+    compute(EmbeddingBackward{.dwte = dwte, .tokens = tokens, .sorted_rows = sorted_rows,
+                              .run_starts = run_starts, .dx = rows, .N = N, .C = C, .v = v}, s);
 }
 
 // ---- LM head: final layer norm, logits, loss --------------------------------------------------------------
@@ -64,8 +64,8 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
                                   const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C;
-    run(LayerNormForward{.y = a.ln, .stats = a.stats, .x = x, .w = w[LNF_W], .b = w[LNF_B],
-                         .N = ctx.tp.rows(N), .C = C}, s);
+    compute(LayerNormForward{.y = a.ln, .stats = a.stats, .x = x, .w = w[LNF_W], .b = w[LNF_B],
+                             .N = ctx.tp.rows(N), .C = C}, s);
 
     floatX* all = a.input_rows ? a.input_rows : ctx.scratch.all_rows;
     return gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
@@ -74,8 +74,8 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
 // rows (n, C) -> logits (n, Vp_r), never in FP8; n is at most a.rows_held
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
-    run(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
-                      .OC = ctx.shape.Vp / ctx.tp.group.size}, ctx.stream);
+    compute(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
+                          .OC = ctx.shape.Vp / ctx.tp.group.size}, ctx.stream);
 }
 
 // Loss of n rows of logits, from the micro-batch's row `first` on: adds to losses; with notes_greedy, sets
@@ -95,14 +95,14 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     CrossEntropy loss = {.losses = losses, .is_greedy = is_greedy, .logits = a.logits, .largest = a.largest,
                          .sums = a.sums, .targets = targets, .dloss = dloss, .want_gradient = want_gradient,
                          .N = n, .v = v};
-    if (tp.size == 1) return run(loss, s);
+    if (tp.size == 1) return compute(loss, s);
 
     // over t ranks: the largest logit and the sum of a row come from all shards
-    run(loss.largest_of_rows(), s);
+    compute(loss.largest_of_rows(), s);
     comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // max of a shard -> of the row
-    run(loss.sums_of_rows(), s);
+    compute(loss.sums_of_rows(), s);
     comm::all_reduce(tp, a.sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // shard's -> row's sums
-    run(loss.finish(), s);
+    compute(loss.finish(), s);
 }
 
 // rows (N, C), of lm_head_rows() -> logits -> losses, a.rows_held rows at a time
@@ -134,16 +134,16 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }
-        run(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W], .dy = a.logits,
-                           .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
-                           .accumulate = ctx.accumulate || first > 0}, s);
+        compute(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W], .dy = a.logits,
+                               .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
+                               .accumulate = ctx.accumulate || first > 0}, s);
     }
 
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     clear_values("dx", dx, (long)N_r * C, s);  // LayerNormBackward adds to it
-    run(LayerNormBackward{.dx = dx, .gradients = {.w = g[LNF_W], .b = g[LNF_B], .added_bias = added_bias},
-                          .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats,
-                          .column_scratch = scratch.columns, .N = N_r, .C = C,
-                          .accumulate = ctx.accumulate}, s);
+    compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .added_bias = added_bias,
+                              .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats,
+                              .column_scratch = scratch.columns, .N = N_r, .C = C,
+                              .accumulate = ctx.accumulate}, s);
 }

@@ -22,11 +22,9 @@ public:
 
 // ---- what is added up ------------------------------------------------------------------------------------
 
-using TrafficTable = std::map<std::string, comm::Traffic>;  // by the group's name
-
 // a rank's calls and GEMM FLOPs, counted as comm.h and linear.cuh do
 struct StepWork {
-    TrafficTable traffic;
+    comm::TrafficTable traffic;
     int64_t linear_flops = 0;
     double gemm_flops = 0;  // with those of attention
 

@@ -13,7 +13,7 @@
 //   Parameters are read when their all-gather was awaited.     await_parameter, stage.h   read_weight
 //   A buffer of messages is used when what it receives has     await_message, pipeline.h  use_buffer
 //   come, and written when it was sent.                        await_sent, stage.h
-//   Whether plan and run communicate the same: plan_check.h.
+//   Whether plan and run communicate the same: observe.cpp.
 #pragma once
 #include <map>
 #include <set>

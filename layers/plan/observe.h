@@ -21,7 +21,7 @@ public:
     StepObserver(const Run& run, StagePlan&& planned);
     ~StepObserver();
 
-    // collective over the world, all three
+    // print is collective over the world; so is end_step, after a step that is traced or recorded
     void begin_step(Model& model, int batch);
     void end_step(Model& model, int batch, const StepResult& result);
     void print(const Model& model, const Optimizer& optimizer) const;

@@ -46,8 +46,8 @@ public:
         for (auto [in, out, times] : {std::tuple{C, 3 * C, shape.L}, {C, C, shape.L}, {C, 4 * C, shape.L},
                                       {4 * C, C, shape.L}, {C, (long)shape.Vp, 1}})
             for (int i = 0; i < times; i++) {
-                run(LinearForward{c, a, b, nullptr, N, (int)in, (int)out}, nullptr);
-                run(LinearBackward{c, sums, a, b, b, N, (int)in, (int)out, true}, nullptr);
+                compute(LinearForward{c, a, b, nullptr, N, (int)in, (int)out}, nullptr);
+                compute(LinearBackward{c, sums, a, b, b, N, (int)in, (int)out, true}, nullptr);
                 flops += 6.0 * N * (double)in * (double)out;
             }
         synchronize(nullptr);

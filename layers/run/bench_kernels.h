@@ -135,7 +135,7 @@ private:
             ResidualLayerNormForward{b, o, stats, a, c, bias, w, bias, N, C}.gpu(nullptr);
         });
         measure("layer norm backward", 4 * A, 0, [&] {
-            LayerNormBackward{o, {dw, db, db + C}, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
+            LayerNormBackward{o, dw, db, db + C, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
         });
         measure("residual", 3 * A, 0, [&] { ResidualForward{o, a, b, bias, N, C}.gpu(nullptr); });
         measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
@@ -154,7 +154,7 @@ private:
         FlashScratch flash = {rs(flash_query_terms(shape.B, shape.NH, shape.T)),
                               rs(flash_dq(shape.B, shape.NH, shape.T, shape.HS)),
                               (int*)room(flash_turns(shape.B, shape.NH, shape.T) * sizeof(int)),
-                              rs(flash_bias(shape))};
+                              rs(flash_column_sums(shape))};
 
         // FLOPs of one matmul over the causal half: forward has two, backward five
         double flops = (double)shape.B * shape.NH * shape.T * shape.T * shape.HS;

@@ -34,7 +34,7 @@ class RepeatedStep {
 
     template <class T>
     void sum(int which, const T* x, long n) {
-        run(SumBits<T>{.sum = optimizer.bit_sums + which, .x = x, .n = n}, model.stream);
+        compute(SumBits<T>{.sum = optimizer.bit_sums + which, .x = x, .n = n}, model.stream);
     }
 
     void sum_gradients(int which) {

@@ -54,7 +54,7 @@ public:
 
 struct StepGraphs {
     CapturedStep captured[2];                        // one per buffer of Model.host_tokens
-    std::map<std::string, comm::Traffic> traffic[2];  // of one launch of each
+    comm::TrafficTable traffic[2];  // of one launch of each
 };
 
 Run::Run() = default;
@@ -89,7 +89,7 @@ static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const st
     CapturedStep& captured = trainer.graphs->captured[model.token_buffer];
     if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, step);
 
-    std::map<std::string, comm::Traffic> before = comm::traffic;
+    comm::TrafficTable before = comm::traffic;
     bool is_new = false;
     await_communication(model);
     captured.must_capture = true;
@@ -102,7 +102,7 @@ static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const st
     });
 
     // calls are counted while they are captured; each later launch adds the same counts
-    std::map<std::string, comm::Traffic>& of_launch = trainer.graphs->traffic[model.token_buffer];
+    comm::TrafficTable& of_launch = trainer.graphs->traffic[model.token_buffer];
     if (is_new) of_launch.clear();
     for (auto& [group, sum] : comm::traffic) {
         comm::Traffic& launch = of_launch[group];

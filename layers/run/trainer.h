@@ -47,8 +47,8 @@ void prepare_training(Run& run, Trainer& trainer);
 // begins to read the samples of the step that starts at sample `first`, in the background
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first);
 
-// the samples of the next step, valid until the next call; from here on the model copies its tokens from the
-// host buffer that these were read into (Model.token_buffer)
+// the samples of the step that begins now, valid until the next call; from here on the model copies its
+// tokens from the host buffer that these were read into (Model.token_buffer)
 const StepSamples& take_samples(Trainer& trainer);
 
 // all ranks wait for their next samples together: a disk may take longer than --comm-timeout allows a call
