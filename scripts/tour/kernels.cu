@@ -91,7 +91,7 @@ int main() {
     auto* x = norm.tensor<bf16>("x", "bf16", N, C);
     auto* w = norm.tensor<bf16>("w", "bf16", C, 1);
     auto* b = norm.tensor<bf16>("b", "bf16", C, 1);
-    norm.print("layernorm_forward_rows_kernel", ceil_div(N, gpu::row_block(1) / 32), gpu::row_block(1),
+    norm.print("layernorm_forward_rows_kernel", ceil_div(N, gpu::row_threads(1) / 32), gpu::row_threads(1),
                [&] { LayerNormForward{y, stats, x, w, b, N, C}.gpu(nullptr); });
 
     constexpr int T = 128, HS = 64;
