@@ -14,8 +14,8 @@
 //     wait_stream(comm_stream, compute)   comm_stream waits for what is enqueued on `compute` so far
 //     record_event(comm_stream)           an event at this point of comm_stream
 //     wait_event(compute, event)          `compute` waits for that event
-//   At any time, all calls of a group are on one comm stream, or on the compute stream. model/pipeline.h has
-//   a table of the streams and who waits for whom.
+//   The calls of a group that are under way are all on one comm stream, or all on the compute stream: it
+//   changes only when the other has been awaited. model/pipeline.h has a table of the streams.
 //   Each call has a label. A call that does not end within comm::timeout seconds ends the run: every rank of
 //   its group that still responds prints its last calls, and ranks that never arrived are named. Ranks meet
 //   before a group is made, with the same timeout; late ranks are named.

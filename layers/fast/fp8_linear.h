@@ -71,6 +71,7 @@ struct Fp8Inputs {
     const Fp8Scale* dy_scale = nullptr;  // backward: where whoever made dy has set it
 };
 
+// an operation of linear.cuh, computed in 8 bits
 template <class Layer>
 struct InFp8 {
     Layer layer;

@@ -125,7 +125,8 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 // added_bias: gradient of the preceding block's DOWN_B; nullptr: not wanted. With sequence parallelism,
 // gradients of replicated tensors cover only this rank's rows; optimizer.h sums them over the tensor-parallel
 // ranks, once per step.
-// Scratch is reused within the block, in the order of one stream:
+// Scratch is reused within the block, in the order of one stream (without sequence parallelism, so on one
+// rank too, `reduced` is `partial`):
 //             steps 8, 7   6                    5      4      3        2                    1
 //   wide      d_up         d_up                               d_qkv    d_qkv
 //   partial                gradient of ln2             d_o    d_o      gradient of ln1

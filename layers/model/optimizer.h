@@ -113,8 +113,8 @@ struct Optimizer {
 // ---- the update ------------------------------------------------------------------------------------------
 
 // The last backward started the reductions over d: waits for them, then sums over t and over the copies of
-// the tied embedding, in place. Afterwards this rank's slices hold complete gradients. (With
-// d = t = p = 1 there is nothing to sum.)
+// the tied embedding, in place. Afterwards this rank's slices (Optimizer.slices) hold complete gradients;
+// what lies beside them is not read. With d = t = p = 1 there is nothing to sum.
 inline void complete_gradients(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;

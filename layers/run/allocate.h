@@ -4,7 +4,8 @@
 //   only counts and placed by the same walk (base/arena.h): what is printed at the start, and a plan, show
 //   exactly what is taken. What each tensor is: model/activations.h
 //   To add a scratch buffer, or one of the LM head: a pointer in Scratch or LmHeadActivations, and a line in
-//   its place(); what inference needs too stands before `if (!setup.training) return`.
+//   its place(); what inference needs too stands before `if (!setup.training) return`. Add scratch to the
+//   list in plan/invariants.h as well: what is not there is not watched. The optimizer's: place(Optimizer).
 //   To add an activation to a block: a pointer in BlockActivations, above `shares`, and a line in place(),
 //   which both measures and places it, or in place_shareable(), if light recomputation shall recompute it and
 //   backward with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns
