@@ -108,14 +108,15 @@ void packed_hopper(bf16* o, const bf16* qkv, const Tile* tiles, int count, int c
 }  // namespace gpu
 
 void PackedAttention::compute_with(bool hopper, Stream s) const {
-    auto compute = [&](auto* out) {  // a template, so that bf16's kernel is not compiled for another floatX
+    // a template, so that bf16's kernel is not compiled for another floatX
+    auto compute = [&](auto* out, auto* in) {
         if constexpr (sizeof(*out) == 2) {
             auto by = a.HS == 64 ? gpu::packed_hopper<64> : gpu::packed_hopper<128>;
-            if (hopper) return by(out, qkv, tiles, count, cache_rows, a, s);
+            if (hopper) return by(out, in, tiles, count, cache_rows, a, s);
         }
-        gpu::packed_attention_any(out, qkv, tiles, count, a, s);
+        gpu::packed_attention_any(out, in, tiles, count, a, s);
     };
-    compute(o);
+    compute(o, qkv);
 }
 
 // the kernel is chosen once for all batches with these heads, in tune_packed()
