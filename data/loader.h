@@ -107,11 +107,6 @@ struct Loader {
 
 // ---- a blend of sets --------------------------------------------------------------------------------------
 
-struct SetChoice {
-    int set;
-    uint64_t index;  // of the sample in the set; Mixture counts them over all epochs, in order
-};
-
 struct Mixture {
     std::vector<double> weights;
     std::vector<uint64_t> taken;
@@ -123,7 +118,8 @@ struct Mixture {
         for (double& w : weights) w /= sum;
     }
 
-    SetChoice next() {
+    // the set of the next sample; taken[set] counts it, over all epochs of the set
+    int next() {
         double at = n > 0 ? (double)n : 1, most = -INFINITY;
         int best = 0;
         for (size_t i = 0; i < weights.size(); i++) {
@@ -134,7 +130,8 @@ struct Mixture {
             }
         }
         n++;
-        return {best, taken[best]++};
+        taken[best]++;
+        return best;
     }
 
     // moves to sample `to`; moving backwards counts from 0 again
@@ -164,6 +161,11 @@ inline std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
         fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
     return weights;
 }
+
+struct SetChoice {
+    int set;
+    uint64_t index;  // of the sample, in the set
+};
 
 // the training set: sample n of the blend
 struct Blend {
@@ -196,8 +198,8 @@ struct Blend {
         std::vector<SetChoice> out;
         mixture.seek(first);
         for (uint64_t i = 0; i < count; i++) {
-            auto [set, n] = mixture.next();
-            out.push_back({set, sets[set].order(n)});
+            int set = mixture.next();
+            out.push_back({set, sets[set].order(mixture.taken[set] - 1)});
         }
         return out;
     }

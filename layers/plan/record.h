@@ -150,8 +150,7 @@ public:
     const std::string& lines_written() const { return written; }
 };
 
-inline std::string record_header(const Model& model, const Options& o, long step,
-                                 int batch) {
+inline std::string record_header(const Model& model, const Options& o, long step, int batch) {
     const ModelShape& m = model.shape;
     const Grid& g = model.grid;
     bool repeated = o.check_every && step % o.check_every == 0;
@@ -161,8 +160,7 @@ inline std::string record_header(const Model& model, const Options& o, long step
                 "\"sequence_parallel\":%s,\"recompute\":\"%s\",\"optimizer_shards\":%d,\"pipeline_group\":%d,"
                 "\"computed_twice\":%s}\n",
                 step, PRECISION_NAME, m.L, m.C, m.NH, m.T, m.V, m.Vp, g.t, g.d, g.p, model.setup.chunks,
-                batch, model.setup.B,
-                model.tp.sequence_parallel ? "true" : "false", o.recompute.c_str(),
+                batch, model.setup.B, model.tp.sequence_parallel ? "true" : "false", o.recompute.c_str(),
                 model.setup.optimizer_shards, pipeline_shape(o, g.d, batch).interleave_group,
                 repeated ? "true" : "false");
 }
