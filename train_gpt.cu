@@ -65,9 +65,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     run.state.advance(samples.batch, (uint64_t)tokens);
 
     // waits for the checks of kernels and state, for the next step's samples, the losses, and the other ranks
-    RankReport mine = rank_report(run, trainer, result.updated);
-    mine.computed = seconds() - start - (comm::waited_seconds() - waited);
-    StepReports reports = gather_step_reports(result, run, trainer, samples, mine);
+    StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);
     result.seconds = seconds() - start;
     return reports;
 }

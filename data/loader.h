@@ -207,7 +207,4 @@ struct Blend {
     void take_answers() {
         for (auto& s : sets) s.take_answers();
     }
-
-    uint64_t counted(const SetChoice& c) const { return sets[c.set].counted(c.index); }
-    void read_sample(int* out, const SetChoice& c) { sets[c.set].read_at(out, c.index); }
 };

@@ -16,7 +16,7 @@
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"
-#include "rows.cuh"
+#include "column_sums.cuh"
 
 struct AttentionShape {
     int B, T, NH, HS;  // NH: heads of this rank, the model's from NH * rank on

@@ -146,32 +146,32 @@ void PositionBackward::ref(Stream) const {
 #if KERNELS_HERE
 namespace gpu {
 
-// in forward a thread has 16 bytes of row vector_row(C), from column vector_column(C) on; fewer at the end of
+// in forward a thread has 16 bytes of row thread_row(C), from column thread_column(C) on; fewer at the end of
 // a row whose length is not a multiple of the vector size
-__device__ inline long vector_row(int C) {
+__device__ inline long thread_row(int C) {
     return ((long)blockIdx.x * blockDim.x + threadIdx.x) / ((C + vec_size - 1) / vec_size);
 }
-__device__ inline int vector_column(int C) {
+__device__ inline int thread_column(int C) {
     return (int)(((long)blockIdx.x * blockDim.x + threadIdx.x) % ((C + vec_size - 1) / vec_size)) * vec_size;
 }
-inline int row_vector_blocks(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }
+inline int blocks_of_vectors(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }
 
 __global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, int N, int C,
                                          VocabularyShard v) {
-    long n = vector_row(C);
-    int c = vector_column(C);
+    long n = thread_row(C);
+    int c = thread_column(C);
     if (n >= N) return;
-    int own = tokens[n] - v.first;
+    int row = tokens[n] - v.first;
     Vec<floatX> values;
     for (int k = 0; k < vec_size; k++) values.at[k] = floatX(0);
-    if (own >= 0 && own < v.size) values = load_row(wte + (long)own * C, c, C);
+    if (row >= 0 && row < v.size) values = load_row(wte + (long)row * C, c, C);
     store_row(x + n * C, c, C, values);
 }
 
 __global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int* positions, int offset, int N,
                                         int T, int C) {
-    long n = vector_row(C);
-    int c = vector_column(C);
+    long n = thread_row(C);
+    int c = thread_column(C);
     if (n >= N) return;
     int in_batch = offset + (int)n, position = positions ? positions[in_batch] : in_batch % T;
     Vec<floatX> v = load_row(x + n * C, c, C), p = load_row(wpe + (long)position * C, c, C);
@@ -245,11 +245,11 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
 }  // namespace gpu
 
 void EmbeddingForward::gpu(Stream s) const {
-    LAUNCH(gpu::embedding_forward_kernel, gpu::row_vector_blocks(N, C), 256, 0, s, x, tokens, wte, N, C, v);
+    LAUNCH(gpu::embedding_forward_kernel, gpu::blocks_of_vectors(N, C), 256, 0, s, x, tokens, wte, N, C, v);
 }
 
 void PositionForward::gpu(Stream s) const {
-    LAUNCH(gpu::position_forward_kernel, gpu::row_vector_blocks(N, C), 256, 0, s, x, wpe, positions, offset,
+    LAUNCH(gpu::position_forward_kernel, gpu::blocks_of_vectors(N, C), 256, 0, s, x, wpe, positions, offset,
            N, T, C);
 }
 

@@ -9,15 +9,24 @@
 //             adds to them; scratch: row_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
 //                            writes dx: memory bound
-//   gpu: a row is held in the registers of one or several warps (rows.cuh). In backward each group of
-//   warps strides over the rows and keeps its own sums for dw, db and dx. The plain kernels handle rows that
-//   are not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would have too few registers).
+//   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read.
+//   In backward each group of warps strides over the rows and keeps its own sums for dw, db and dx. The plain
+//   kernels handle rows that are not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would
+//   have too few registers).
 #pragma once
-#include "rows.cuh"
+#include "column_sums.cuh"
 
 constexpr real layernorm_epsilon = real(1e-5);
 
 struct NormStats { real *mean, *rstd; };  // (N) each
+
+// Backward distributes the rows over groups of warps (those that share a row), each with its own sums:
+// used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
+// the same on every GPU
+constexpr int longest_summed_row = 4096;  // for longer rows LayerNormBackward has no registers to sum dx too
+constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
+// dw, db and the bias gradient of the branch before
+inline long row_scratch(int C) { return most_column_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
 
 // ---- the operations --------------------------------------------------------------------------------------
 
@@ -207,6 +216,85 @@ void LayerNormBackward::ref(Stream s) const {
 #if KERNELS_HERE
 namespace gpu {
 
+// ---- rows in registers -----------------------------------------------------------------------------------
+
+constexpr int row_vectors = 32 / vec_size;  // per thread, at most
+
+// warps per row of C values; 0: use the plain kernels
+inline int row_warps(int C) {
+    if (C % vec_size || C > 32768) return 0;
+    return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
+}
+constexpr int row_threads(int warps) { return warps < 4 ? 128 : warps * 32; }  // threads
+
+// the sum over a row's threads, the same in each of them
+template <int WARPS>
+__device__ inline real row_sum(real x) {
+    SHARED(real, warps, WARPS);
+    x = warp_sum(x);
+    if (WARPS == 1) return x;
+    __syncthreads();  // the values of the previous call have been read
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = warps[0];
+    for (int w = 1; w < WARPS; w++) x += warps[w];
+    return x;
+}
+
+// a thread's rows are row_first, row_first + gridDim.x * rows_per_block, …, and its k-th vector begins at
+// column row_column(k)
+template <int WARPS>
+__device__ inline int rows_per_block() {
+    return blockDim.x / (WARPS * 32);
+}
+template <int WARPS>
+__device__ inline int row_first() {
+    return blockIdx.x * rows_per_block<WARPS>() + threadIdx.x / (WARPS * 32);
+}
+template <int WARPS>
+__device__ inline int row_column(int k) {
+    return (k * WARPS * 32 + threadIdx.x % (WARPS * 32)) * vec_size;
+}
+
+// this thread's k-th vector of a row; 0 beyond the row. There is no branch, so that all loads of a row are in
+// flight together
+template <int WARPS>
+__device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
+    int c = row_column<WARPS>(k);
+    return c < C ? load16(row + c) : Vec<floatX>{};
+}
+template <int WARPS, int VECTORS>
+__device__ inline void load_row_vectors(Vec<floatX> (&v)[VECTORS], const floatX* row, int C) {
+    #pragma unroll
+    for (int k = 0; k < VECTORS; k++) v[k] = row_vector<WARPS>(row, k, C);
+}
+template <int WARPS>
+__device__ inline void store_row_vector(floatX* row, int k, const Vec<floatX>& v, int C) {
+    if (row_column<WARPS>(k) < C) store16(row + row_column<WARPS>(k), v);
+}
+template <int WARPS, int VECTORS>
+__device__ inline void store_row_vectors(floatX* row, const Vec<floatX> (&v)[VECTORS], int C) {
+    #pragma unroll
+    for (int k = 0; k < VECTORS; k++) store_row_vector<WARPS>(row, k, v[k], C);
+}
+
+// call(Constant<WARPS>(), Constant<VECTORS>()) for rows of C values: fewer vectors leave room for more rows
+template <class Function>
+void with_row_warps(int C, Function call) {
+    Constant<row_vectors> all;
+    if (C <= 768) call(Constant<1>(), Constant<row_vectors * 3 / 4>());
+    else if (row_warps(C) == 1) call(Constant<1>(), all);
+    else if (C <= 2048) call(Constant<4>(), Constant<row_vectors / 2>());
+    else if (row_warps(C) == 4) call(Constant<4>(), all);
+    else if (row_warps(C) == 16) call(Constant<16>(), all);
+    else call(Constant<32>(), all);
+}
+
+// the number of groups that share N rows
+inline int used_groups(int N, int C) { return std::min(most_row_groups(C), ceil_div(N, 4) * 4); }
+// whether LayerNormBackward sums the new dx as well
+inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
+
 // ---- the residual -----------------------------------------------------------------------------------------
 
 // 16 bytes per thread, if rows are whole vectors
@@ -248,7 +336,7 @@ residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) 
     }
 }
 
-// ---- rows in registers -----------------------------------------------------------------------------------
+// ---- layer norm, with rows in registers ------------------------------------------------------------------
 
 // with a branch, x = residual + branch + bias is written; otherwise x is read
 template <int WARPS, int VECTORS>
@@ -456,7 +544,7 @@ void ResidualForward::gpu(Stream s) const {
 // adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
 void ResidualBiasBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
+    real* sums = column_scratch + (long)most_column_sums * most_row_groups(C) * C;
     if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
@@ -489,7 +577,7 @@ void LayerNormForward::gpu(Stream s) const {
 
 void LayerNormBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = column_scratch + (long)most_row_sums * most_row_groups(C) * C;
+    real* sums = column_scratch + (long)most_column_sums * most_row_groups(C) * C;
     if (!gpu::row_warps(C) || !groups) {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);

@@ -11,7 +11,7 @@
 #pragma once
 #include "base/gemm.h"
 #include "base/operation.h"
-#include "rows.cuh"
+#include "column_sums.cuh"
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 

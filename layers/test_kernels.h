@@ -361,8 +361,9 @@ void kernels_fp8() {
     set_zero(y.device, before.size() * sizeof(floatX), nullptr);
     set_zero(dx.device, dx_before.size() * sizeof(floatX), nullptr);
     forward_layer.x = nullptr;
-    compute(InFp8<LinearForward>{forward_layer, f, {.x = kept, .is_rounded = true}}, nullptr);
-    compute(InFp8<LinearBackward>{backward_layer, f, {.x = kept, .dy_scale = f.dy_scale}}, nullptr);
+    f.d_up_scale = f.dy_scale;
+    compute(InFp8<LinearForward>{forward_layer, f, {.x = kept, .x_is_rounded = true}}, nullptr);
+    compute(InFp8<LinearBackward>{backward_layer, f, {.x = kept, .dy_is_scaled = true}}, nullptr);
     auto same_bits = [](const auto& a, const auto& b) {
         return !memcmp(a.data(), b.data(), a.size() * sizeof a[0]);
     };

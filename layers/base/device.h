@@ -203,6 +203,8 @@ inline int ceil_div(long a, long b) { return (int)((a + b - 1) / b); }
 
 #if KERNELS_HERE
 constexpr unsigned all_lanes = 0xffffffffu;
+template <int value>
+using Constant = std::integral_constant<int, value>;  // a template argument, handed to a lambda
 
 // n adjacent values, read or written in one access: p must be aligned to all of them
 template <class T, int n>
@@ -232,9 +234,9 @@ __device__ inline Values<T, n> load_values(const T* p) { return load_whole((cons
 template <class T, int n>
 __device__ inline void store_values(T* p, const Values<T, n>& v) { store_whole((Values<T, n>*)p, v); }
 template <class T>
-__device__ inline Vec<T> load16(const T* p) { return load_values<Vec<T>::size>(p); }
+__device__ inline Vec<T> load16(const T* p) { return load_whole((const Vec<T>*)p); }
 template <class T>
-__device__ inline void store16(T* p, const Vec<T>& v) { store_values(p, v); }
+__device__ inline void store16(T* p, const Vec<T>& v) { store_whole((Vec<T>*)p, v); }
 
 // 16 bytes from column c of a row of C values; beyond the end of a row that is not whole vectors, 0
 template <class T>

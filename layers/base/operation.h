@@ -219,7 +219,7 @@ public:
 };
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
-// moves each tensor once
+// moves each tensor once. gpu() stands in the layer's file, behind ref(); it is compiled in layers/compute.cu
 template <class Operation>
 void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
     ActivityScope announced(Operation::name, [&] {

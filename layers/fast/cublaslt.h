@@ -126,7 +126,7 @@ struct Cublas {
     }
 };
 
-// ---- choices, made before the first step by timing (gemm_choice.h): in a step they are looked up ----------
+// ---- choices, made before the first step by timing (gemm_choice.h): from the second step on looked up -----
 
 // types, epilogue, and whether it adds to what is there
 template <class Out, class Left, class Right>

@@ -2,7 +2,8 @@
 //   The same function and sums, in other tiles. A block has 128 queries. Its first warpgroup is the producer:
 //   it loads tiles of 128 keys and their values, the last first, into a ring of two stages. The other two are
 //   consumers with 64 queries each. While a consumer computes its softmax, the tensor cores run its previous
-//   p v and the other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own.
+//   p v and the other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own (3
+//   and 4: a consumer's warps have read its queries, whose tile then takes its output).
 //     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
 //     full      mbarrier of a stage: its bytes have arrived       the consumers wait for it
 //     free      mbarrier of a stage: eight warps have read it     the producer waits for it
@@ -18,7 +19,7 @@ namespace gpu {
 constexpr bool has_hopper_kernels(int HS) { return HS == 64 || HS == 128; }
 
 // a block's tiles, for 64 queries per consumer warpgroup; *_tile, all_* and `bytes` are in bytes
-template <int HS, int QUERIES>
+template <int HS, int QUERIES = 128>
 struct HopperTiles {
     static constexpr int queries = QUERIES, keys = 128, stages = 2;
     static constexpr int warps = queries / 16, threads = 128 + 32 * warps;
@@ -211,27 +212,24 @@ __device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, cha
         float all = a.sum[half];
         for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
         inverse[half] = 1 / all;
-        int own = row + g + half * 8;
-        if (lse && threadIdx.x % 4 == 0 && own < rows) lse[own] = a.largest[half] / log2_e + logf(all);
+        int query = row + g + half * 8;
+        if (lse && threadIdx.x % 4 == 0 && query < rows) lse[query] = a.largest[half] / log2_e + logf(all);
     }
 
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
     named_barrier<128>(3 + group);  // all warps' products with the queries are complete
-    char* own = q + warp * 16 * 128;
+    char* its_queries = q + warp * 16 * 128;
     bf16* to = o + row * stride;
-    store_rows<0>(to, a.out, inverse, own, rows - row, stride);
-    if constexpr (HS > 64) store_rows<32>(to + 64, a.out, inverse, own, rows - row, stride);
+    store_rows<0>(to, a.out, inverse, its_queries, rows - row, stride);
+    if constexpr (HS > 64) store_rows<32>(to + 64, a.out, inverse, its_queries, rows - row, stride);
 }
 
 template <int HS>
-using FlashTiles = HopperTiles<HS, 128>;
-
-template <int HS>
-__global__ void __launch_bounds__(FlashTiles<HS>::threads, 1)
+__global__ void __launch_bounds__(HopperTiles<HS>::threads, 1)
 flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real* lse, AttentionShape a,
                             float scale_log2) {
     if (!has_wgmma) return;  // also compiled for other GPUs, but never launched there
-    using Tiles = FlashTiles<HS>;
+    using Tiles = HopperTiles<HS>;
     constexpr int rows = Tiles::keys;  // and queries
     DYNAMIC_SHARED(char, shared);
     SHARED(HopperBarriers, barriers, 1);
@@ -281,7 +279,7 @@ TensorMap tiles_of(const bf16* x, int parts, int rows, AttentionShape a) {
 
 template <int HS>
 void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s) {
-    using Tiles = FlashTiles<HS>;
+    using Tiles = HopperTiles<HS>;
     TensorMap map = tiles_of<HS>(qkv, 3, Tiles::keys, a);
     allow_shared(flash_forward_hopper_kernel<HS>, Tiles::bytes);
     int blocks = ceil_div(a.T, Tiles::queries) * a.B * a.NH;

@@ -372,10 +372,10 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         number[0] = atomicAdd(scratch.turns, 1);
         mbarrier_init(&at.keys, 1);
         for (int i = 0; i < 2; i++) {
-            mbarrier_init(&at.full[i], 33);
-            mbarrier_init(&at.free[i], 8);
-            mbarrier_init(&at.dq_full[i], 128);
-            mbarrier_init(&at.dq_free[i], 1);
+            mbarrier_init(&at.full[i], 33);      // TMA's thread, and a warp that copies query_terms
+            mbarrier_init(&at.free[i], 8);       // the consumers' warps
+            mbarrier_init(&at.dq_full[i], 128);  // a warpgroup
+            mbarrier_init(&at.dq_free[i], 1);    // the thread that adds its dq
         }
         mbarrier_fence_init();
     }

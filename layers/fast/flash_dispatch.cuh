@@ -33,8 +33,9 @@ void with_head_size(int HS, Function call) {
 template <class Operation>
 bool takes_hopper(const Operation& o, const char* what, AttentionShape a, Stream s) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each operation
-    if (host_is_device || !has_hopper_kernels(a.HS) || !device_is_hopper()) return false;
+    if (host_is_device) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
+        if (!has_hopper_kernels(a.HS) || !device_is_hopper()) return false;
         // change the 3 with the kernels, so that choices timed with the old ones are not reused
         std::string key = text("flash attention 3 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&](int way) {

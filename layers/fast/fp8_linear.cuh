@@ -34,14 +34,14 @@ static void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp
                                        .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
-// dy_scale: set already; nullptr: it is found here
-static void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Scale* dy_scale,
-                            const Fp8Input& kept, const floatX* w, const Fp8Scratch& f, int N, int C, int OC,
-                            bool accumulate, Stream s) {
+// dy_is_scaled: f.d_up_scale is dy's; otherwise its scale is found here
+static void matmul_backward(floatX* dx, real* dw, const floatX* dy, bool dy_is_scaled, const Fp8Input& kept,
+                            const floatX* w, const Fp8Scratch& f, int N, int C, int OC, bool accumulate,
+                            Stream s) {
     e5m2 *q = (e5m2*)f.dy, *q_t = (e5m2*)f.dy_t;
-    if (dy_scale) dev::fp8_round(q, q_t, dy_scale, dy, N, OC, s);
+    if (dy_is_scaled) dev::fp8_round(q, q_t, f.d_up_scale, dy, N, OC, s);
     else round(q, q_t, f.dy_scale, dy, f, N, OC, s);
-    const float* scale = dy_scale ? &dy_scale->inverse : &f.dy_scale->inverse;
+    const float* scale = dy_is_scaled ? &f.d_up_scale->inverse : &f.dy_scale->inverse;
 
     dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = q_t, .b = kept.transposed, .m = OC, .n = C, .k = N,
                                      .transpose_b = true, .beta = real(accumulate), .scale_a = scale,
@@ -60,7 +60,7 @@ void RoundWeight::execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s
 template <>
 void InFp8<LinearForward>::execute(Stream s) const {
     auto [y, x, w, b, N, C, OC] = layer;
-    if (!in.is_rounded) ::fp8::round_input(x, in.x, fp8, N, C, s);
+    if (!in.x_is_rounded) ::fp8::round_input(x, in.x, fp8, N, C, s);
     ::fp8::matmul_forward(y, w, b, in.x, fp8, N, C, OC, s);
 }
 
@@ -75,13 +75,13 @@ void InFp8<LinearGeluForward>::execute(Stream s) const {
 template <>
 void InFp8<LinearBackward>::execute(Stream s) const {
     auto [dx, dw, dy, x, w, N, C, OC, accumulate] = layer;
-    ::fp8::matmul_backward(dx, dw, dy, in.dy_scale, in.x, w, fp8, N, C, OC, accumulate, s);
+    ::fp8::matmul_backward(dx, dw, dy, in.dy_is_scaled, in.x, w, fp8, N, C, OC, accumulate, s);
 }
 
 template <>
 void InFp8<LinearOfGeluBackward>::execute(Stream s) const {
     auto [d_up, dw, db, dy, x, up, w, column_scratch, N, C, OC, accumulate] = layer;
-    ::fp8::matmul_backward(d_up, dw, dy, nullptr, in.x, w, fp8, N, C, OC, accumulate, s);
+    ::fp8::matmul_backward(d_up, dw, dy, false, in.x, w, fp8, N, C, OC, accumulate, s);
     dev::fp8_gelu_backward(d_up, db, up, column_scratch, N, C, accumulate,
                            {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
 }

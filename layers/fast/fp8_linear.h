@@ -65,10 +65,10 @@ struct RoundWeight {
 
 // what a linear layer in 8 bits has beside its operands
 struct Fp8Inputs {
-    Fp8Input x;               // forward sets it, backward reads it
-    Fp8Input y = {};          // of LinearGeluForward, which makes y in 8 bits only: the next layer's x
-    bool is_rounded = false;  // forward: x is set already, by the layer before
-    const Fp8Scale* dy_scale = nullptr;  // backward: where whoever made dy has set it
+    Fp8Input x;                 // forward sets it, backward reads it
+    Fp8Input y = {};            // of LinearGeluForward, which makes y in 8 bits only: the next layer's x
+    bool x_is_rounded = false;  // forward: x is set already, by the layer before
+    bool dy_is_scaled = false;  // backward: dy's scale is d_up_scale; whoever made dy has set it
 };
 
 // an operation of linear.cuh, computed in 8 bits
@@ -98,14 +98,14 @@ inline Work in_fp8(Work work) {
 template <>
 inline std::vector<Tensor> InFp8<LinearForward>::tensors() const {
     auto [y, x, w, b, N, C, OC] = layer;
-    return {reads("x", in.is_rounded ? nullptr : x, N, C),
-            reads("x in 8 bits", in.is_rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
+    return {reads("x", in.x_is_rounded ? nullptr : x, N, C),
+            reads("x in 8 bits", in.x_is_rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
             reads("b", b, OC), writes("y", y, N, OC),
-            writes("x in 8 bits", in.is_rounded ? nullptr : in.x.transposed, C, N)};
+            writes("x in 8 bits", in.x_is_rounded ? nullptr : in.x.transposed, C, N)};
 }
 template <>
 inline std::vector<Work> InFp8<LinearForward>::works() const {
-    return {in.is_rounded ? Work{} : rounding_work((double)layer.N * layer.C), in_fp8(layer.works()[0])};
+    return {in.x_is_rounded ? Work{} : rounding_work((double)layer.N * layer.C), in_fp8(layer.works()[0])};
 }
 
 template <>
@@ -129,7 +129,7 @@ inline std::vector<Tensor> InFp8<LinearBackward>::tensors() const {
 template <>
 inline std::vector<Work> InFp8<LinearBackward>::works() const {
     std::vector<Work> gemms = layer.works();
-    return {rounding_work((double)layer.N * layer.OC, in.dy_scale != nullptr), in_fp8(gemms[0]),
+    return {rounding_work((double)layer.N * layer.OC, in.dy_is_scaled), in_fp8(gemms[0]),
             in_fp8(gemms[1])};
 }
 

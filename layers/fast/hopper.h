@@ -74,12 +74,12 @@ __device__ inline void mbarrier_arrive_expect(Mbarrier* b, int bytes) {
 __device__ inline void mbarrier_wait(Mbarrier* b, int parity) {
     uint32_t done = 0;
     uint64_t began = 0;
-    for (uint32_t turns = 1; !done; turns++) {
+    for (uint32_t polls = 1; !done; polls++) {
         asm volatile("{\n\t.reg .pred done;\n\t"
                      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
                      "selp.u32 %0, 1, 0, done;\n\t}"
                      : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
-        if (!done && gives_up(turns, began)) return;
+        if (!done && gives_up(polls, began)) return;
     }
 }
 

@@ -27,9 +27,9 @@ inline void refuse_expired_waits(const char* what, Stream s) {
 #if defined(__CUDACC__)
 static __device__ int wait_expired;
 
-// asked by a thread that has waited for so many turns, now and then; began: 0 at first
-__device__ inline bool gives_up(uint32_t turns, uint64_t& began) {
-    if (turns % 4096) return false;
+// asked by a thread that has polled so often, now and then; began: 0 at first
+__device__ inline bool gives_up(uint32_t polls, uint64_t& began) {
+    if (polls % 4096) return false;
     uint64_t now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));  // nanoseconds
     if (began == 0) began = now;
@@ -49,9 +49,9 @@ bool take_expired_wait(Stream s) {
 __device__ inline void wait_until(const int* turn, int value) {
     int now;
     uint64_t began = 0;
-    for (uint32_t turns = 1;; turns++) {
+    for (uint32_t polls = 1;; polls++) {
         asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-        if (now == value || gives_up(turns, began)) return;
+        if (now == value || gives_up(polls, began)) return;
     }
 }
 

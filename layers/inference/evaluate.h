@@ -2,7 +2,6 @@
 #pragma once
 #include <string>
 #include <vector>
-#include "../run/reports.h"
 #include "../run/run.h"
 
 namespace comm { struct RankHash; }  // comm/mpi/collective_check.h

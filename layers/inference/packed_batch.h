@@ -148,7 +148,7 @@ inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext
 inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
     const floatX* rows =
-        lm_head_rows(model.lm_head, mb.kept.y.x, model.lm_head_weights().data(), ctx, mb.batch);
+        lm_head_rows(model.lm_head, mb.kept.y.x, model.lm_head_weights.data(), ctx, mb.batch);
     // rows[logit_rows[i]]: a table lookup, like the embedding
     int N = mb.batch.rows();
     compute(EmbeddingForward{.x = ctx.scratch.partial, .tokens = mb.kept.packed->logit_rows, .wte = rows,
@@ -166,7 +166,7 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
 
     const LmHeadActivations& a = model.lm_head;
     lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.kept.packed->outputs, 0,
-                    model.lm_head_weights().data(), ctx, a.is_greedy != nullptr);
+                    model.lm_head_weights.data(), ctx, a.is_greedy != nullptr);
 }
 
 // logits (V) of each requested row, on the last stage; of a single batch, with chunk c in in_flight[c], as

@@ -80,14 +80,14 @@ struct BlockActivations {
     floatX* ln2 = nullptr;  // (N_r, C): the second layer norm's output
     floatX* up = nullptr;   // (N, 4 C_r): GELU's input …
     floatX* act = nullptr;  // … and output
-    // --fp8: the linear layers' inputs ln1, o, ln2 and act, for backward
-    Fp8Input qkv_in, out_in, up_in, down_in;
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
     real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
     NormStats ln1_stats, ln2_stats;   // (N_r) each
     // ln1, ln2 and act are shared by all blocks: backward recomputes them (light recomputation) or does not
     // need them (--fp8)
     bool shares = false;
+    // --fp8: the linear layers' inputs ln1, o, ln2 and act in 8 bits, for backward
+    Fp8Inputs qkv_fp8, out_fp8, up_fp8, down_fp8;
 };
 
 // ---- the LM head -----------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ struct Buffer {
 struct InFlight {
     std::vector<BlockActivations> blocks;  // one per layer of the chunk
     Buffer y;                              // the chunk's output
-    int *tokens = nullptr, *targets;       // (N), on the first and last stage
-    int *sorted_rows, *run_starts;         // tokens sorted (see embedding.cuh); in training, first stage
+    int *tokens = nullptr, *targets;       // (N), on the first and last stage; and, one behind the other,
+    int *sorted_rows, *run_starts;         // tokens sorted (see embedding.cuh): in training, first stage
     int* segment_arrays = nullptr;         // of a packed batch, and what they hold
     std::shared_ptr<PackedSegments> packed;
 };

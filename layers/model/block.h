@@ -37,11 +37,11 @@ inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     compute(RoundWeight{.w = w[DOWN_W], .fp8 = fp8, .C = 4 * C_r, .OC = C}, ctx.stream);
 }
 
-// A linear layer. With --fp8 it computes in 8 bits, and `x8` is its input as forward keeps it for backward
+// A linear layer, with --fp8 in 8 bits: `fp8` is its input as forward keeps it for backward
 template <class Layer>
-void compute_linear(const Layer& layer, const Fp8Inputs& x8, const LayerContext& ctx,
-                std::source_location where = std::source_location::current()) {
-    if (ctx.fp8) compute(InFp8<Layer>{layer, ctx.scratch.fp8, x8}, ctx.stream, where);
+void compute_linear(const Layer& layer, const Fp8Inputs& fp8, const LayerContext& ctx,
+                    std::source_location where = std::source_location::current()) {
+    if (ctx.fp8) compute(InFp8<Layer>{layer, ctx.scratch.fp8, fp8}, ctx.stream, where);
     else compute(layer, ctx.stream, where);
 }
 
@@ -59,7 +59,7 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     compute_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,
-                                 .OC = 3 * C / t}, {a.qkv_in}, ctx);
+                                 .OC = 3 * C / t}, a.qkv_fp8, ctx);
 
     // 3. attention, head by head; lse is there if it is flash attention
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -76,7 +76,7 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
 
     // 4. output projection, added to the residual stream, and 5. layer norm
     compute_linear(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N,
-                                 .C = C_r, .OC = C}, {a.out_in}, ctx);
+                                 .C = C_r, .OC = C}, a.out_fp8, ctx);
     const floatX* branch =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
     compute(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x,
@@ -86,12 +86,12 @@ inline const floatX* after_attention_forward(const BlockActivations& a, const fl
     // 6. up to this rank's share of 4C, and 7. GELU
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
     compute_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
-                                     .C = C, .OC = 4 * C_r}, {.x = a.up_in, .y = a.down_in}, ctx);
+                                     .C = C, .OC = 4 * C_r}, a.up_fp8, ctx);
     if (!wants_output) return nullptr;
 
     // 8. down to C
     compute_linear(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N,
-                                 .C = 4 * C_r, .OC = C}, {.x = a.down_in, .is_rounded = true}, ctx);
+                                 .C = 4 * C_r, .OC = C}, a.down_fp8, ctx);
     return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
@@ -109,7 +109,7 @@ inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floa
 }
 
 // x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
-// backward then reads what forward has left in 8 bits (a.up_in, a.qkv_in)
+// backward then reads what forward has left in 8 bits (a.up_fp8, a.qkv_fp8)
 inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, int N, const char* label) {
     if (ctx.fp8) return nullptr;
     return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
@@ -144,8 +144,8 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
     compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
                                         .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
-                                        .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate}, {a.down_in},
-                   ctx);
+                                        .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate},
+                   a.down_fp8, ctx);
 
     // 6.
     if (recomputes)
@@ -154,7 +154,7 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
     compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
                                   .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W],
                                   .N = N, .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate},
-                   {.x = a.up_in, .dy_scale = scratch.fp8.d_up_scale}, ctx);
+                   a.up_fp8, ctx);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
@@ -166,7 +166,7 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
     // 4.
     rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
-                                  .C = C_r, .OC = C, .accumulate = ctx.accumulate}, {a.out_in}, ctx);
+                                  .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
 
     // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -183,7 +183,7 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
     compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
-                   {a.qkv_in}, ctx);
+                   a.qkv_fp8, ctx);
     d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to dx

@@ -36,6 +36,12 @@ struct Model {
     //   one stage otherwise, and the last of several: gradient(wte) itself. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
 
+    // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
+    std::vector<std::array<const floatX*, block_tensors>> block_weights;
+    std::vector<std::array<real*, block_tensors>> block_gradients;
+    std::array<const floatX*, lm_head_tensors> lm_head_weights;
+    std::array<real*, lm_head_tensors> lm_head_gradients;
+
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
     BlockActivations shared;        // with recomputation or --fp8: what all layers share
@@ -86,24 +92,8 @@ struct Model {
         return {shape, tp, scratch, stream, accumulate, setup.fp8};
     }
 
-
-    // a block's tensors, all: weights or gradients; layer: counted over all chunks of this rank
-    template <class T>
-    std::array<T*, block_tensors> of_block(T* all, int layer) const {
-        std::array<T*, block_tensors> tensors;
-        for (int i = 0; i < block_tensors; i++) tensors[i] = all + table.block(layer, BlockTensor(i)).offset;
-        return tensors;
-    }
-
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
     real* gradient(int parameter) const { return gradients + table.list[parameter].offset; }
-    std::array<const floatX*, lm_head_tensors> lm_head_weights() const {
-        return {weight(table.lnf), weight(table.lnf + 1), weight(table.wte)};
-    }
-
-    std::array<real*, lm_head_tensors> lm_head_gradients() const {
-        return {gradient(table.lnf), gradient(table.lnf + 1), wte_gradient_from_logits};
-    }
 
     // the stream waits until the last update's all-gather of a parameter's bucket is done
     void await_parameter(const Parameter& p) {
@@ -161,13 +151,15 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
     int B = model.setup.B, T = model.shape.T, micro_batches = batch / model.grid.d / B;
     StepSamples out = {first, batch, micro_batches, token_buffer, blend.choose(first, batch), {}};
     out.counted.resize(blend.sets.size());
-    for (auto& choice : out.chosen) out.counted[choice.set] += blend.counted(choice);
+    for (auto& choice : out.chosen) out.counted[choice.set] += blend.sets[choice.set].counted(choice.index);
     if (!model.loads_tokens()) return out;
 
     std::vector<int> tokens((size_t)B * (T + 1));  // of one micro-batch
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
-        for (int b = 0; b < B; b++)
-            blend.read_sample(&tokens[(size_t)b * (T + 1)], out.chosen[sample_index(model, micro_batch, b)]);
+        for (int b = 0; b < B; b++) {
+            const SetChoice& choice = out.chosen[sample_index(model, micro_batch, b)];
+            blend.sets[choice.set].read_at(&tokens[(size_t)b * (T + 1)], choice.index);
+        }
         put_tokens_on_host(model, token_buffer, tokens, {B, T}, micro_batch);
     }
     return out;
@@ -216,21 +208,21 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
     for (int l = 0; l < n; l++) {
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l], *next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
-        auto w = model.of_block(model.weights, mb.chunk * n + l);
+        const floatX* const* w = model.block_weights[mb.chunk * n + l].data();
         if (l == 0) {
             a.x = x;
             await_block(0);
-            ln1_forward(a, w.data(), ctx, mb.batch);
+            ln1_forward(a, w, ctx, mb.batch);
         }
 
-        const floatX* branch = block(a, w.data());
+        const floatX* branch = block(a, w);
         if (!next) {
             add_branch_and_norm(mb.kept.y.x, a, branch, w[DOWN_B], nullptr, nullptr, ctx, mb.batch);
             continue;
         }
         await_block(l + 1);
-        auto next_w = model.of_block(model.weights, mb.chunk * n + l + 1);
-        add_branch_and_norm(next->x, a, branch, w[DOWN_B], next, next_w.data(), ctx, mb.batch);
+        const floatX* const* next_w = model.block_weights[mb.chunk * n + l + 1].data();
+        add_branch_and_norm(next->x, a, branch, w[DOWN_B], next, next_w, ctx, mb.batch);
     }
     current_place.layer = -1;
 }
@@ -247,9 +239,9 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
     if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
-    auto w = model.lm_head_weights();
-    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w.data(), ctx, mb.batch);
-    lm_head_forward(model.lm_head, mb, rows, mb.batch.rows(), dloss, w.data(), ctx);
+    const floatX* const* w = model.lm_head_weights.data();
+    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w, ctx, mb.batch);
+    lm_head_forward(model.lm_head, mb, rows, mb.batch.rows(), dloss, w, ctx);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
@@ -286,19 +278,19 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
-    auto gradients = [&](int l) { return model.of_block(model.gradients, mb.chunk * n + l); };
+    auto* gradients = &model.block_gradients[mb.chunk * n];  // of the chunk's blocks
 
     // dx is the gradient that the next chunk's stage sent or, in the last chunk, comes from the LM head
     await_sent(model, *mb.dx_buffer);
     if (!model.is_last_chunk(mb.chunk)) {
-        compute(ResidualBiasBackward{.dbias = gradients(n - 1)[DOWN_B], .dx = dx,
+        compute(ResidualBiasBackward{.dbias = gradients[n - 1][DOWN_B], .dx = dx,
                                      .column_scratch = ctx.scratch.columns,
                                      .N = ctx.tp.rows(mb.batch.rows()), .C = model.shape.C,
                                      .accumulate = ctx.accumulate}, model.stream);
     } else {
         await_lm_head(model);
-        lm_head_backward(dx, model.lm_head_gradients().data(), gradients(n - 1)[DOWN_B], model.lm_head, mb,
-                         dloss, model.lm_head_weights().data(), ctx);
+        lm_head_backward(dx, model.lm_head_gradients.data(), gradients[n - 1][DOWN_B], model.lm_head, mb,
+                         dloss, model.lm_head_weights.data(), ctx);
         begin_reduction(table.list[table.lnf]);
         if (model.grid.p > 1) begin_reduction(table.list[table.wte]);
     }
@@ -308,15 +300,15 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l];
         if (l == 0) a.x = x;
-        auto w = model.of_block(model.weights, layer);
+        const floatX* const* w = model.block_weights[layer].data();
 
         if (model.setup.recompute == Recompute::Full) {
-            ln1_forward(a, w.data(), ctx, mb.batch);
-            block_forward(a, w.data(), ctx, mb.batch, false);
+            ln1_forward(a, w, ctx, mb.batch);
+            block_forward(a, w, ctx, mb.batch, false);
         }
 
-        block_backward(dx, gradients(l).data(), l > 0 ? gradients(l - 1)[DOWN_B] : nullptr, a, w.data(), ctx,
-                       mb.batch);
+        real* added_bias = l > 0 ? gradients[l - 1][DOWN_B] : nullptr;
+        block_backward(dx, gradients[l].data(), added_bias, a, w, ctx, mb.batch);
         begin_reduction(table.block(layer, LN1_W));
     }
     current_place.layer = -1;

@@ -5,8 +5,7 @@
 #include "../model/optimizer.h"
 #include "../run/run.h"
 
-struct StagePlan;   // stage_plan.h
-struct StepResult;  // run/reports.h
+struct StagePlan;  // stage_plan.h
 
 // refuses before the run, not at its step, what cannot be traced, recorded or profiled
 void check_trace(const Run& run);

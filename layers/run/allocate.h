@@ -73,10 +73,13 @@ inline void place(Arena& arena, BlockActivations& a, const Model& model) {
     for (real** stat : {&a.ln1_stats.mean, &a.ln1_stats.rstd, &a.ln2_stats.mean, &a.ln2_stats.rstd})
         *stat = arena.take_real(N_r);
     if (!setup.fp8) return;
-    place(arena, a.qkv_in, N, shape.C);
-    place(arena, a.out_in, N, C_r);
-    place(arena, a.up_in, N, shape.C);
-    place(arena, a.down_in, N, 4 * C_r);
+    place(arena, a.qkv_fp8.x, N, shape.C);
+    place(arena, a.out_fp8.x, N, C_r);
+    place(arena, a.up_fp8.x, N, shape.C);
+    place(arena, a.down_fp8.x, N, 4 * C_r);
+    a.up_fp8.y = a.down_fp8.x;  // GELU's output is rounded where it is made
+    a.down_fp8.x_is_rounded = true;
+    a.up_fp8.dy_is_scaled = true;
 }
 
 inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
@@ -195,6 +198,24 @@ inline void place_fp8_weights(Arena& arena, Model& model) {
     model.fp8.scales = arena.take<Fp8Scale>(elements / model.fp8.spacing + 1);
 }
 
+// where each block, and the LM head, finds its parameters and gradients
+inline void point_at_parameters(Model& model) {
+    const ParameterTable& table = model.table;
+    int layers = model.setup.chunks * model.chunk_layers();
+    auto blocks = [&](auto& each, auto* all) {
+        each.resize(layers);
+        for (int layer = 0; layer < layers; layer++)
+            for (int i = 0; i < block_tensors; i++)
+                each[layer][i] = all + table.block(layer, BlockTensor(i)).offset;
+    };
+    blocks(model.block_weights, model.weights);
+    model.lm_head_weights = {model.weight(table.lnf), model.weight(table.lnf + 1), model.weight(table.wte)};
+    if (!model.setup.training) return;
+    blocks(model.block_gradients, model.gradients);
+    model.lm_head_gradients = {model.gradient(table.lnf), model.gradient(table.lnf + 1),
+                               model.wte_gradient_from_logits};
+}
+
 // make(name, walk): returns the memory of everything that `walk` takes
 template <class Make>
 void make_arenas(Model& model, Make make, size_t workspace) {
@@ -206,6 +227,7 @@ void make_arenas(Model& model, Make make, size_t workspace) {
     if (model.setup.fp8) add("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena, model); });
     add("scratch", [&](Arena& arena) { place(arena, model.scratch, model); });
     model.scratch.fp8.weights = model.fp8;
+    point_at_parameters(model);
     model.memory.push_back({"GEMM workspace", nullptr, workspace});
 }
 

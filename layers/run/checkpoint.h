@@ -6,7 +6,7 @@
 //                         a rank's shard; the piece holds the shard's values from index `first` on, in
 //                         row-major order (version 1: no "first", the whole shard)
 //     vocab.bpe           the vocabulary, if the tokens are BPE's
-//     index.json          written last: the run's state (run_state.h), its options, and for each rank: its
+//     index.json          written last: the run's state (run.h), its options, and for each rank: its
 //                         file names, checksum of its table, bytes of its values, and the tensors that have
 //                         values there (indices into parameter_table's list, e.g. 0-11,24)
 //     DAMAGED             verify_older (save.h) found the checkpoint damaged: it no longer counts as complete
@@ -26,7 +26,7 @@
 #include "../base/file_writer.h"
 #include "../model/optimizer.h"
 #include "config.h"
-#include "run_state.h"
+#include "run.h"
 
 constexpr const char* shard_kinds[] = {"master", "m", "v"};
 constexpr const char* real_name = sizeof(real) == 8 ? "float64" : "float32";

@@ -1,4 +1,4 @@
-// config.h   configuration of a run: presets, the table of options (options.h), the model's shape
+// config.h   configuration of a run: presets, the table of options (run.h), the model's shape
 //   The parser (base/arguments.h), --help, the printed settings and the options recorded in checkpoints are
 //   generated from the table. A --config file uses the same names, one option per line (`batch 1920`); the
 //   command line overrides it.
@@ -17,7 +17,7 @@
 #include <variant>
 #include <vector>
 #include "../base/arguments.h"
-#include "options.h"
+#include "run.h"
 
 struct Preset {
     const char* name;

@@ -1,7 +1,6 @@
 // metrics.h   what a run reports: its settings, progress lines, and with --metrics a JSON line per step
 #pragma once
 #include "../base/hardware.h"
-#include "reports.h"
 #include "same_run.h"
 
 // model FLOPs per token, for MFU: 6 N + 6 L C T; N without position embeddings, causal half of attention

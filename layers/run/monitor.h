@@ -1,27 +1,11 @@
 // monitor.h   monitors across steps: flipped bits, slow ranks
-//   Flipped bits: each rank checks itself, after each update and with --check-every.
+//   Flipped bits: each rank checks itself, with --check-every; after each update: check_state (trainer.cpp).
 //   Slow ranks: rank 0 compares all.
 #pragma once
 #include <functional>
 #include "../model/optimizer.h"
-#include "reports.h"
 #include "run.h"
 #include "sum_bits.cuh"
-
-// "", or what is wrong in this rank's memory: an update must read master weights and moments exactly
-// as the previous one wrote them. Waits for the device, which has ended the step by then
-inline std::string check_state(Optimizer& optimizer, Model& model, bool updated, long step) {
-    if (!updated) return "";
-    StateCheck now;
-    copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
-    bool same = !optimizer.has_written || now.read == optimizer.written;
-    optimizer.written = now.written;
-    optimizer.has_written = true;
-    if (same) return "";
-    return text("step %ld read other master weights or moments than the update before it had written: a "
-                "bit has flipped in memory: go on from the last checkpoint, and have this host's memory "
-                "checked", step);
-}
 
 // What --check-every checks within a step (replicas.h compares across ranks): parameters must not change
 // between their all-gather and the update, and computing the gradients twice must give the same bits. This

@@ -3,7 +3,7 @@
 //   host. Replicas write equal shares of the state, so that no two ranks write the same values and nothing
 //   has to be gathered. The rest runs in a background thread on each rank, in stages. A stage begins when all
 //   ranks have finished the previous one; ranks exchange their status at the end of each step
-//   (reports.h):
+//   (run.h):
 //     write     every rank: its values and its table, in DIR/.step-N.partial
 //     publish   rank 0: vocabulary and index; then the folder is renamed
 //     verify    every rank: reads its file back, bypassing the page cache if possible, and compares values;

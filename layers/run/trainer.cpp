@@ -1,5 +1,6 @@
 // trainer.cpp   what surrounds a step's work, and what follows a step: see trainer.h
 #include "trainer.h"
+#include <bit>
 #include <chrono>
 #include <future>
 #include "../../comm/mpi/capture.h"
@@ -53,7 +54,7 @@ public:
 };
 
 struct StepGraphs {
-    CapturedStep captured[2];                        // one per buffer of Model.host_tokens
+    CapturedStep captured[2];       // one per buffer of Model.host_tokens
     comm::TrafficTable traffic[2];  // of one launch of each
 };
 
@@ -136,7 +137,23 @@ void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.samples->begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
-RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
+// "", or what is wrong in this rank's memory: an update must read master weights and moments exactly
+// as the previous one wrote them. Waits for the device, which has ended the step by then
+static std::string check_state(Optimizer& optimizer, Model& model, bool updated, long step) {
+    if (!updated) return "";
+    StateCheck now;
+    copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
+    bool same = !optimizer.has_written || now.read == optimizer.written;
+    optimizer.written = now.written;
+    optimizer.has_written = true;
+    if (same) return "";
+    return text("step %ld read other master weights or moments than the update before it had written: a "
+                "bit has flipped in memory: go on from the last checkpoint, and have this host's memory "
+                "checked", step);
+}
+
+// what this rank has found after the step: waits for the device, and for the next step's samples
+static RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
     long step = run.state.step;
     refuse_expired_waits(text("step %ld", step).c_str(), trainer.model->stream);
     trainer.memory_error = check_state(*trainer.optimizer, *trainer.model, updated, step);
@@ -162,9 +179,53 @@ void await_samples(Trainer& trainer) {
     comm::end_on_error(std::exchange(trainer.data_error, ""));
 }
 
-StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
-                                const RankReport& mine) {
+// The sum of losses of each sequence in the first `micro_batches`, on the last stage: reports have losses by
+// set of the blend; what the device sums for its decision (adamw.cuh) is all of them
+static std::vector<double> sequence_losses(Model& model, int micro_batches) {
+    std::vector<real> losses((size_t)micro_batches * model.max_rows());
+    if (!losses.empty())
+        copy_to_host(losses.data(), model.lm_head.losses, losses.size() * sizeof(real), model.stream);
+    std::vector<double> sums((size_t)micro_batches * model.setup.B, 0);
+    for (size_t i = 0; i < losses.size(); i++) sums[i / model.shape.T] += losses[i];
+    return sums;
+}
+
+// set_of: the set of each sequence in this replica's micro-batches; empty: set 0 for all. Collective over the
+// world; losses are added in rank order
+static StepReports gather_reports(Model& model, int micro_batches, const std::vector<int>& set_of,
+                                  size_t sets, const RankReport& mine) {
+    const Grid& grid = model.grid;
+    std::vector<double> sums(sets, 0);
+    if (grid.is_last_stage() && grid.tensor == 0) {
+        std::vector<double> losses = sequence_losses(model, micro_batches);
+        for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
+    }
+    std::vector<int64_t> numbers = {mine.stops, mine.lacks_data, mine.still_reads, mine.wants_save,
+                                    mine.is_corrupt, mine.save_status,
+                                    std::bit_cast<int64_t>(mine.computed)};
+    size_t first_loss = numbers.size();
+    for (double sum : sums) numbers.push_back(std::bit_cast<int64_t>(sum));
+
+    std::vector<int64_t> all = comm::gather_numbers(grid.world, numbers, "a step's reports");
+    StepReports out = {std::vector<double>(sets, 0), {}};
+    for (size_t at = 0; at < all.size(); at += numbers.size()) {
+        const int64_t* of_rank = &all[at];
+        for (size_t set = 0; set < sets; set++)
+            out.losses[set] += std::bit_cast<double>(of_rank[first_loss + set]);
+        out.by_rank.push_back({.stops = of_rank[0] != 0, .lacks_data = of_rank[1] != 0,
+                               .still_reads = of_rank[2] != 0, .wants_save = of_rank[3] != 0,
+                               .is_corrupt = of_rank[4] != 0, .save_status = (int)of_rank[5],
+                               .computed = std::bit_cast<double>(of_rank[6])});
+    }
+    return out;
+}
+
+StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
+                             double start, double waited) {
     Model& model = *trainer.model;
+    RankReport mine = rank_report(run, trainer, result.updated);
+    mine.computed = seconds() - start - (comm::waited_seconds() - waited);
+
     std::vector<int> set_of;
     for (int micro_batch = 0; micro_batch < samples.micro_batches; micro_batch++)
         for (int b = 0; b < model.setup.B; b++)
@@ -181,7 +242,9 @@ StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer, 
         if (sets > 1 && tokens > 0)
             result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens});
     }
-    result.slow_ranks = trainer.slow->update(run.grid, run.hosts, reports.by_rank, run.options.slow_factor);
+    if (run.grid.world.size > 1)
+        result.slow_ranks =
+            trainer.slow->update(run.grid, run.hosts, reports.by_rank, run.options.slow_factor);
     return reports;
 }
 
@@ -381,7 +444,7 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
 }
 
 // --on-spike: the device has skipped the update (adamw.cuh), as loss or norm is not finite or exceeds its
-// limit. Every rank sees the same loss (reports.h) and norm (all-reduced), so all decide alike
+// limit. Every rank sees the same loss (gather_reports) and norm (all-reduced), so all decide alike
 static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     const std::string& way = run.options.on_spike;
     int most = way == "skip" ? 10 : way == "back" ? 3 : 0;

@@ -1,12 +1,12 @@
 // trainer.h   what training keeps from step to step, and what surrounds a step's work (trainer.cpp)
-//   At the end of a step (train_gpt.cu) ranks exchange reports (reports.h), and all act on them in the
-//   same way: begin or advance a save, skip a spike or roll back, end the run if data cannot be read.
+//   At the end of a step (train_gpt.cu) ranks exchange reports (run.h), and all act on them in the same
+//   way: begin or advance a save, skip a spike or roll back. A rank that cannot read the next step's samples
+//   sets lacks_data; then all ranks save (if there is --save) and exit with 1 (save_and_end).
 #pragma once
 #include <functional>
 #include <memory>
 #include <string>
 #include "../model/pipeline.h"
-#include "reports.h"
 #include "run.h"
 
 class CheckpointWriter;  // save.h
@@ -14,7 +14,7 @@ class FolderLock;        // folder_lock.h
 class RepeatedStep;      // monitor.h
 class SampleReader;      // trainer.cpp
 class SlowRankMonitor;   // monitor.h
-class ProgressReporter;      // metrics.h
+class ProgressReporter;  // metrics.h
 struct StepGraphs;       // trainer.cpp
 
 struct Trainer {
@@ -22,7 +22,7 @@ struct Trainer {
     std::unique_ptr<Optimizer> optimizer;
     Schedules schedules;      // of several stages, by batch size
     bool stop = false;        // some rank received a signal: all stop after the same step
-    bool uses_graph = false;  // a step is a CUDA graph
+    bool uses_graph = false;  // a step is a CUDA graph: --graph auto, where that is faster (start.cpp)
     long steps_here = 0;      // taken by this process
     long loaded_step = -1;    // step of the checkpoint that was loaded last
     std::string data_error, memory_error;  // this rank's; its report carries only the flags
@@ -59,14 +59,11 @@ void await_samples(Trainer& trainer);
 void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::function<void()>& gradients,
                   const std::function<void()>& update);
 
-// What this rank has found after the step: waits for the checks of kernels and state, and for the next step's
-// samples
-RankReport rank_report(const Run& run, Trainer& trainer, bool updated);
-
-// Exchanges reports; waits for samples that some rank still reads. Sets the mean loss over the step's tokens,
-// those of each set, and the slow ranks
-StepReports gather_step_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
-                                const RankReport& mine);
+// What ranks have found after the step: waits for the checks of kernels and state, for the next step's
+// samples, the losses, and the other ranks. Sets the mean loss over the step's tokens, those of each set, and
+// the slow ranks. start, waited: seconds() and comm::waited_seconds() at the step's beginning
+StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
+                             double start, double waited);
 
 // ---- after a step ----------------------------------------------------------------------------------------
 
