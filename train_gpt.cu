@@ -1,6 +1,7 @@
 // train_gpt.cu   trains a GPT: a step, and the loop over steps
 //   ./train_gpt --help lists the options; bash scripts/demo.sh shows a run. Read train_step first, then go on
-//   in the README's reading order.
+//   in the README's reading order. layers/README.md follows a step on one GPU file by file ("One step on one
+//   GPU"): which options are on, what does nothing on one rank, and what the host waits for.
 #include "layers/inference/evaluate.h"
 #include "layers/plan/observe.h"
 #include "layers/run/trainer.h"
@@ -13,11 +14,8 @@
 void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& samples, real dloss) {
     int B = model.setup.B, T = model.shape.T, micro_batches = samples.micro_batches;
     clear_losses(model);
-    if (model.grid.p > 1) {  // several stages: see pipeline.h
-        std::vector<BatchShape> sizes(micro_batches, {B, T});
-        MicroBatches all = token_batches(model, sizes, dloss);
-        return run_schedule(model, trainer.schedules.at(samples.batch), all, dloss);
-    }
+    if (model.grid.p > 1)
+        return run_pipeline(model, trainer.schedules.at(samples.batch), micro_batches, dloss);
 
     // one stage: a plain loop
     for (int i = 0; i < micro_batches; i++) {
@@ -46,9 +44,9 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
     // the device skips an update whose gradient norm or sum of losses is not finite or above these limits
-    double most_norm = run.state.norms.limit(o.spike_z), most_loss = run.state.losses.limit(o.spike_z);
-    optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1, most_norm,
-                                   most_loss * counted);
+    double norm_limit = run.state.norms.limit(o.spike_z), loss_limit = run.state.losses.limit(o.spike_z);
+    optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1, norm_limit,
+                                   loss_limit * counted);
 
     auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
     auto update = [&] {

@@ -1,4 +1,4 @@
-// comm.h   communication between ranks; one of comm_single, comm_mpi, comm_nccl is linked
+// comm.h   communication between ranks; linked is one of comm_nccl.cpp, mpi/comm_mpi.cpp, mpi/comm_single.cpp
 //   A Group is an ordered set of ranks; every member makes the same calls in the same order.
 //     all_reduce       x (n)               each rank: partial values  -> each rank: SUM or MAX over the ranks
 //     reduce_scatter   in (size * n)       each rank: partial values  -> out (n): slice `rank` of the SUM

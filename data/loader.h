@@ -20,16 +20,17 @@
 
 // ---- a set ------------------------------------------------------------------------------------------------
 
-// a permutation of 0 … n - 1 (Luby & Rackoff; cycle walking until the image is below n)
-inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t round_key) {
+// where a permutation of 0 … n - 1, another in each epoch, takes index (Luby & Rackoff: a Feistel network
+// over the next even number of bits, walked until the image is below n)
+inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch) {
     int half = 1;
-    while (half < 32 && 1ull << 2 * half < n) half++;
+    while (half < 32 && 1ull << (2 * half) < n) half++;
     uint64_t mask = (1ull << half) - 1;
 
     do {
         uint64_t left = index >> half, right = index & mask;
         for (int round = 0; round < 6; round++) {
-            uint64_t mixed = philox(key, round_key * 8 + round, right).x[0];
+            uint64_t mixed = philox(key, epoch * 8 + round, right).x[0];
             uint64_t next = left ^ (mixed & mask);
             left = right;
             right = next;

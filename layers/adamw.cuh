@@ -1,7 +1,7 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
-//   scale = min(1, max_norm / (norm + 1e-6)), norm = L2 norm of all gradients; without max_norm 1. If the
+//   scale = min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; without clip 1. If the
 //   norm or the loss is not finite, or exceeds its limit, the update is skipped. The device decides; the host
 //   learns of it when the step has ended (handle_spike, run/trainer.cpp), and counts the step either way.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
@@ -119,17 +119,17 @@ struct HyperParameters {
 
 // whether and how a step updates the parameters: made on the device, read by adamw, then by the host
 struct UpdateDecision {
-    double norm, loss;  // loss: summed over the step's tokens; for the decision, before the host knows it
-    real scale;         // of the gradients: clips their norm
-    int will_update;    // 0: the update is skipped
+    double norm;      // before clipping
+    real scale;       // of the gradients: clips their norm
+    int will_update;  // 0: the update is skipped
 
-    HOST_DEVICE void decide(const double* sums, int count, double max_norm, const HyperParameters& hyper) {
+    HOST_DEVICE void decide(const double* sums, int count, double clip, const HyperParameters& hyper) {
         double sum = 0;
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
-        double wanted = max_norm > 0 ? max_norm / (norm + 1e-6) : 1;
+        double wanted = clip > 0 ? clip / (norm + 1e-6) : 1;
         scale = (real)(wanted < 1 ? wanted : 1);
-        loss = sums[count];
+        double loss = sums[count];  // summed over the step's tokens
         // comparisons with NaN are false
         will_update = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY &&
             loss <= hyper.loss_limit;
@@ -195,7 +195,7 @@ struct AdamW {
     void gpu(Stream) const;
 };
 
-// sum += x; both (n) real, n a multiple of 128
+// sum += x; both (n) real, and aligned to 16 bytes
 struct AddValues {
     real* sum;
     const real* x;
@@ -243,7 +243,7 @@ struct DecideUpdate {
     UpdateDecision* decision;
     const double* sums;
     int count;
-    double max_norm;
+    double clip;
     const HyperParameters* hyper;
 
     static constexpr const char* name = "decide_update";
@@ -339,7 +339,7 @@ void SumValues::ref(Stream) const {
 }
 
 void DecideUpdate::ref(Stream) const {
-    decision->decide(sums, count, max_norm, *hyper);
+    decision->decide(sums, count, clip, *hyper);
 }
 #endif
 
@@ -404,11 +404,14 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
 
 __global__ void add_values_kernel(real* sum, const real* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
-    if (i >= n) return;
-    Vec<real> a = load16(sum + i), b = load16(x + i);
-    #pragma unroll
-    for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
-    store16(sum + i, a);
+    if (i + real_each <= n) {
+        Vec<real> a = load16(sum + i), b = load16(x + i);
+        #pragma unroll
+        for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
+        store16(sum + i, a);
+    } else {
+        for (int k = 0; k < real_each && i + k < n; k++) sum[i + k] += x[i + k];
+    }
 }
 
 constexpr int square_sum_block = 256;
@@ -453,8 +456,8 @@ __global__ void sum_values_kernel(double* out, const real* x, long n) {
 }
 
 __global__ void decide_update_kernel(UpdateDecision* decision, const double* sums, int count,
-                                     double max_norm, const HyperParameters* hyper) {
-    decision->decide(sums, count, max_norm, *hyper);
+                                     double clip, const HyperParameters* hyper) {
+    decision->decide(sums, count, clip, *hyper);
 }
 
 }  // namespace gpu
@@ -480,6 +483,6 @@ void SumValues::gpu(Stream s) const {
 }
 
 void DecideUpdate::gpu(Stream s) const {
-    LAUNCH(gpu::decide_update_kernel, 1, 1, 0, s, decision, sums, count, max_norm, hyper);
+    LAUNCH(gpu::decide_update_kernel, 1, 1, 0, s, decision, sums, count, clip, hyper);
 }
 #endif

@@ -189,7 +189,7 @@ __device__ inline void take_largest(real& most, const Vec<floatX>& x) {
 __device__ inline void add_exp(real& sum, const Vec<floatX>& x, real most) {
     for (int k = 0; k < vec_size; k++) sum += exp_of(real(x.at[k]) - most);
 }
-// whether this thread has the vector with column c
+// whether this thread has the vector with column c: it stores the target's gradient, after the vector's
 __device__ inline bool has_column(int c) {
     return threadIdx.x == (unsigned)(c / vec_size % cross_entropy_block);
 }

@@ -225,7 +225,8 @@ inline int row_warps(int C) {
     if (C % vec_size || C > 32768) return 0;
     return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
 }
-constexpr int row_threads(int warps) { return warps < 4 ? 128 : warps * 32; }  // threads
+// a block's: four rows of one warp each, or one row
+constexpr int row_threads(int warps) { return warps < 4 ? 128 : warps * 32; }
 
 // the sum over a row's threads, the same in each of them
 template <int WARPS>
@@ -241,14 +242,14 @@ __device__ inline real row_sum(real x) {
     return x;
 }
 
-// a thread's rows are row_first, row_first + gridDim.x * rows_per_block, …, and its k-th vector begins at
+// a thread's rows are thread_first_row, that + gridDim.x * rows_per_block, …, and its k-th vector begins at
 // column row_column(k)
 template <int WARPS>
 __device__ inline int rows_per_block() {
     return blockDim.x / (WARPS * 32);
 }
 template <int WARPS>
-__device__ inline int row_first() {
+__device__ inline int thread_first_row() {
     return blockIdx.x * rows_per_block<WARPS>() + threadIdx.x / (WARPS * 32);
 }
 template <int WARPS>
@@ -317,7 +318,7 @@ __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const
 template <int WARPS, int VECTORS>
 __global__ void __launch_bounds__(row_threads(WARPS))
 residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
-    int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
+    int first = thread_first_row<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
     real sums[VECTORS][vec_size] = {};
 
     for (int n = first; n < N; n += step) {
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(row_threads(WARPS))
 layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
                               const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
                               int N, int C) {
-    int n = row_first<WARPS>();
+    int n = thread_first_row<WARPS>();
     if (n >= N) return;  // for all threads of the row
     long row = (long)n * C;
     Vec<floatX> v[VECTORS];
@@ -408,7 +409,7 @@ template <int WARPS, int VECTORS, bool SUMS>
 __global__ void __launch_bounds__(row_threads(WARPS), norm_backward_blocks(WARPS, VECTORS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
-    int first = row_first<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
+    int first = thread_first_row<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
     real dw[VECTORS][vec_size] = {}, db[VECTORS][vec_size] = {};
     real sums[SUMS ? VECTORS : 1][vec_size] = {};
     constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice

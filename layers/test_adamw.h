@@ -73,7 +73,7 @@ double long_run_of_v() {
     std::vector<uint8_t> flags(n / flag_span, 0);
     using State = AdamWState<Moment, !master_is_parameter>;
     State state = {parameters.data(), low.data(), m.data(), v.data()};
-    UpdateDecision decision = {1, 1, 1, 1};
+    UpdateDecision decision = {1, 1, 1};
     StateCheck sums = {};
 
     for (uint32_t step = 1; step <= 1000; step++) {
@@ -285,7 +285,23 @@ void check_adamw(const char* moments) {
     }
 }
 
+// tensors whose size is no multiple of what a thread adds, and what lies behind them
+void kernels_add_values() {
+    for (long n : {1L, 128L, 257L, 2570L}) {
+        R sum(random_values<real>(n + 4, 1)), x(random_values<real>(n + 4, 2));
+        std::vector<real> before = sum.host;
+        AddValues{sum.ref(), x.ref(), n}.ref(nullptr);
+        AddValues{sum.device, x.device, n}.gpu(nullptr);
+        std::vector<real> after = sum.back();
+        check(after == sum.host && sum.host[n - 1] == before[n - 1] + x.host[n - 1],
+              text("adding %ld values", n));
+        check(std::equal(after.begin() + n, after.end(), before.begin() + n),
+              text("what lies behind %ld values stays", n));
+    }
+}
+
 void kernels_adamw() {
+    kernels_add_values();
     constexpr bool halves = !master_is_parameter;
     check_adamw<real, halves>(" in real");
     check_adamw<bf16, halves>(" in bf16");

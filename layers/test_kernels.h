@@ -336,22 +336,12 @@ void kernels_fp8() {
     LinearForward{want_y.ref(), x.ref(), w.ref(), biased ? b.ref() : nullptr, N, C, OC}.ref(nullptr);
     LinearBackward{want_dx.ref(), want_dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, true}.ref(nullptr);
 
-    // root of the mean square of the difference over that of the values. A rounding is off by up
-    // to 2^-4 (e4m3) or 2^-3 (e5m2) of a value, in the mean by 1/sqrt(3) of that, two together by the root of
-    // their squares.
-    auto off = [](const auto& got, const auto& want) {
-        double d = 0, all = 0;
-        for (size_t i = 0; i < got.size(); i++) {
-            d += std::pow((double)real(got[i]) - (double)real(want[i]), 2);
-            all += std::pow((double)real(want[i]), 2);
-        }
-        return std::sqrt(d / all);
-    };
-
+    // a rounding is off by up to 2^-4 (e4m3) or 2^-3 (e5m2) of a value, in the mean by 1/sqrt(3) of that, two
+    // together by the root of their squares
     double forward = std::sqrt(2.0) / 16 / std::sqrt(3.0),
            backward = std::sqrt(1 / 256.0 + 1 / 64.0) / std::sqrt(3.0);
-    double y_off = off(y.back(), want_y.host), dx_off = off(dx.back(), want_dx.host),
-           dw_off = off(dw.back(), want_dw.host);
+    double y_off = rms_off(y.back(), want_y.host), dx_off = rms_off(dx.back(), want_dx.host),
+           dw_off = rms_off(dw.back(), want_dw.host);
     check(y_off < forward && y_off > forward / 16, text("a layer in fp8: y is off by %g", y_off));
     check(dx_off < backward && dx_off > backward / 16, text("a layer in fp8: dx is off by %g", dx_off));
     check(dw_off < backward && dw_off > backward / 16, text("a layer in fp8: dw is off by %g", dw_off));

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from over_ranks import check, environment
+from over_ranks import check, environment, limited
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = (
@@ -49,17 +49,7 @@ def shimmed(**settings):
 
 
 def run(words, env=None, timeout=120):
-    try:
-        return subprocess.run(
-            words,
-            env=env or environment,
-            capture_output=True,
-            encoding="latin-1",
-            timeout=timeout,
-            cwd=WORK,
-        )
-    except subprocess.TimeoutExpired as e:
-        return subprocess.CompletedProcess(words, -1, str(e.stdout)[-500:], "hangs")
+    return limited(words, timeout, env=env or environment, encoding="latin-1", cwd=WORK)
 
 
 def start(words, env=None):

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-from over_ranks import check, environment, finish, limited
+from over_ranks import check, copy_tree, environment, finish, limited
 
 ROOT = Path(__file__).parent.parent
 BUILD = "build/emulated-bf16-watched-mpi"
@@ -317,20 +317,6 @@ def nccl_sites():
                 yield site_of(NCCL, path, text, found.start(), found.end(), found.expand(becomes))
 
 
-def copy_tree(folder):
-    names = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    for name in names:
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-
-
 def run(command, folder, variables=None):
     """The line that says what is wrong, or nothing where it succeeds."""
     shutil.rmtree(folder / f"{DATA}.saves", ignore_errors=True)
@@ -413,7 +399,7 @@ def main():
         for i in range(min(options.jobs, len(sites))):
             folder = Path(scratch) / str(i)
             folder.mkdir()
-            copy_tree(folder)
+            copy_tree(ROOT, folder)
             get_ready(folder)
             folders.put(folder)
 

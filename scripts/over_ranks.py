@@ -1,6 +1,7 @@
 """What checks and benchmarks of whole programs share: starting programs, counting, comparing."""
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -36,16 +37,7 @@ def start(program, ranks, arguments, timeout=60, **variables):
     command = [program, *arguments]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
-    try:
-        return subprocess.run(
-            command,
-            env=dict(environment, **variables),
-            capture_output=True,
-            encoding="latin-1",
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, -1, "", "hangs")
+    return limited(command, timeout, env=dict(environment, **variables), encoding="latin-1")
 
 
 def limited(command, seconds, **more):
@@ -73,6 +65,15 @@ def output_of(command, seconds=600, **more):
     if done.returncode:
         sys.exit(done.stderr.strip() or f"{command[0]}: exit {done.returncode}")
     return done.stdout
+
+
+def copy_tree(root, folder):
+    """The files of a clone, with what is not committed yet, but for what git ignores."""
+    files = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(files, cwd=root, capture_output=True, text=True, check=True).stdout.split():
+        if (root / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
 
 
 def near(a, b, scale=1.0, most=1e-10):

@@ -47,6 +47,10 @@ LAYOUTS = [
     {"tensor-parallel": 4, "recompute": "light"},
     {"tensor-parallel": 4, "pipeline-parallel": 2, "recompute": "full"},
     {"tensor-parallel": 2, "sequence-parallel": "no", "ranks": 4},
+    # groups that hold copies of the same tensor sum in an order of their own
+    {"ranks": 8, "tensor-parallel": 4, "check-every": 1, "zero": 0},
+    {"tensor-parallel": 2, "sequence-parallel": "no", "ranks": 6, "check-every": 1},
+    {"tensor-parallel": 2, "sequence-parallel": "no", "ranks": 6, "check-every": 1, "zero": 0},
     {"ranks": 2, "zero": 0},
     {"ranks": 4, "zero": 0, "tensor-parallel": 2},
     {"ranks": 4, "pipeline-parallel": 2, "check-every": 2, "loss-chunk": 8},

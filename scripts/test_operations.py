@@ -6,13 +6,12 @@ Usage: test_operations.py BUILD EMULATED_BUILD"""
 import json
 import math
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from over_ranks import check, environment, finish, limited, start, words
+from over_ranks import check, copy_tree, environment, finish, limited, start, words
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts/tour"))
@@ -217,20 +216,7 @@ TOY_LAYER = (
 def check_toy_layer(work):
     """A copy of the tree whose blocks have one product and one collective more, with nothing else changed."""
     tree = work / "tree"
-    files = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(files, cwd=ROOT, capture_output=True, text=True).stdout.split()
-    if not names:  # not a clone
-        names = [
-            str(path.relative_to(ROOT))
-            for folder in ("layers", "comm", "data")
-            for path in (ROOT / folder).rglob("*")
-            if path.is_file()
-        ] + ["Makefile", "train_gpt.cu"]
-
-    for name in names:
-        if (ROOT / name).exists():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+    copy_tree(ROOT, tree)
     block = tree / "layers/model/block.h"
     text = block.read_text()
     check(text.count(TOY_CALL) == 1, "block.h has the line that the toy layer stands behind")

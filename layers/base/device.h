@@ -131,7 +131,7 @@ inline void set_zero(void* p, size_t bytes, Stream s) {
     check_cuda(cudaMemsetAsync(p, 0, bytes, s), "set to zero");
 }
 
-inline void (*while_waiting)() = nullptr;  // called now and then while the host waits
+inline void (*while_waiting)() = nullptr;  // called now and then while the host waits: set over NCCL
 inline void synchronize(Stream s) {
     for (long turn = 0; while_waiting; turn++) {
         cudaError_t e = cudaStreamQuery(s);

@@ -219,7 +219,8 @@ public:
 };
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
-// moves each tensor once. gpu() stands in the layer's file, behind ref(); it is compiled in layers/compute.cu
+// moves each tensor once. ref() and gpu() stand further down in the layer's file (flash attention's gpu() in
+// fast/flash_dispatch.cuh), and are compiled in layers/compute.cu
 template <class Operation>
 void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
     ActivityScope announced(Operation::name, [&] {
@@ -279,10 +280,7 @@ struct ClearValues {
 };
 
 template <class T>
-void clear_values(const char* tensor, T* p, long n, Stream s,
-                  std::source_location where = std::source_location::current()) {
-    compute(ClearValues<T>{.tensor = tensor, .p = p, .n = n}, s, where);
-}
+ClearValues(const char*, T*, long) -> ClearValues<T>;
 
 // copies from pinned host memory
 template <class T>
@@ -298,7 +296,4 @@ struct UploadValues {
 };
 
 template <class T>
-void upload_values(const char* tensor, T* to, const T* from, long n, Stream s,
-                   std::source_location where = std::source_location::current()) {
-    compute(UploadValues<T>{.tensor = tensor, .to = to, .from = from, .n = n}, s, where);
-}
+UploadValues(const char*, T*, const T*, long) -> UploadValues<T>;

@@ -67,6 +67,17 @@ std::vector<double> wide(const std::vector<T>& x) {
 
 inline std::vector<double> wide(const std::vector<double>& x) { return x; }
 
+// the root mean square of got - want, relative to that of want
+template <class A, class B>
+double rms_off(const std::vector<A>& got, const std::vector<B>& want) {
+    double difference = 0, square = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        difference += std::pow((double)real(got[i]) - (double)real(want[i]), 2);
+        square += std::pow((double)real(want[i]), 2);
+    }
+    return std::sqrt(difference / square);
+}
+
 // |got - want| <= tolerance * (|want| + root mean square of want), element by element; NaN never passes
 template <class A, class B>
 void close(const std::string& what, const std::vector<A>& got_, const std::vector<B>& want_,

@@ -126,7 +126,7 @@ struct Cublas {
     }
 };
 
-// ---- choices, made before the first step by timing (gemm_choice.h): from the second step on looked up -----
+// ---- choices, made by timing before the first step, which looks them up ----------------------------------
 
 // types, epilogue, and whether it adds to what is there
 template <class Out, class Left, class Right>
@@ -137,7 +137,7 @@ int kind_of(const Gemm<Out, Left, Right>& g) {
 }
 
 template <class Out, class Left, class Right>
-cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
+cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
 // whether cuBLASLt has an algorithm for this GEMM
 template <class Out>
 bool can_compute(const Gemm<Out>&);
@@ -151,7 +151,7 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
                                              Stream s) {
     ShapeOfGemm shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch,
                          kind_of(g), (int)d.align};
-    return chosen_algorithms.get(shape, [&] { return time_algorithms(g, d, s); });
+    return chosen_algorithms.get(shape, [&] { return find_algorithm(g, d, s); });
 }
 
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is

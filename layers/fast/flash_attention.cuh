@@ -348,7 +348,7 @@ flash_backward_kernel(bf16* dqkv, FlashScratch scratch, const bf16* dout, const 
         if (block < diagonal)
             for (int n = 0; n < width / 8; n++)
                 for (int half = 0; half < 2; half++) {
-                    float2 sum = load_global((const float2*)(sums[half] + n * 8));
+                    float2 sum = load_from_l2((const float2*)(sums[half] + n * 8));
                     dq[n][2 * half] = sum.x;
                     dq[n][2 * half + 1] = sum.y;
                 }

@@ -54,8 +54,9 @@ __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* f
     for (int x = 0; x < HS; x += 64) tma_load(to + x / 64 * rows * 128, qkv, full, x, head_part, first, b);
 }
 
-// a tile's scores -> their exponentials; largest, sum: so far, for this lane's rows g and g + 8; the output
-// accumulated so far must be multiplied by shrink
+// a tile's scores -> their exponentials. So far, for this lane's rows g and g + 8: largest, of the scores
+// times scale_log2, over the row; sum, over this lane's columns alone (write_rows adds those of the four
+// lanes). The output accumulated so far must be multiplied by shrink
 template <int N>
 __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
                                     float scale_log2) {
@@ -250,7 +251,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
         return;
     }
 
-    more_registers<240>();
+    more_registers<240>();  // 2 x 128 x 240 + 128 x 24: 64,512 of the 65,536 that there are
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int own = group * 64 + warp * 16 + lane / 4, c = lane % 4 * 2;
     uint32_t q_own = shared_address(q) + (uint32_t)group * 64 * 128;

@@ -39,7 +39,7 @@ struct HopperBackwardBarriers {
 template <int HS>
 struct KeyBlock {
     using Tiles = HopperBackwardTiles<HS>;
-    int blocks, tiles, head, b, h, block, first;
+    int blocks, tiles, head, b, h, block, first_tile;
 
     __device__ KeyBlock(int number, int T, int NH) {
         blocks = (T + Tiles::keys - 1) / Tiles::keys;
@@ -48,7 +48,7 @@ struct KeyBlock {
         b = head / NH;
         h = head % NH;
         block = blocks - 1 - number % blocks;
-        first = block * Tiles::keys / Tiles::queries;
+        first_tile = block * Tiles::keys / Tiles::queries;
     }
 
     // how many blocks add to a tile before this one
@@ -70,8 +70,8 @@ template <int HS>
 __device__ inline void add_dq_in_turn(const KeyBlock<HS>& own, const FlashScratch& scratch,
                                       HopperBackwardBarriers& at, const char* dq, int group) {
     constexpr int bytes = HopperBackwardTiles<HS>::dq_bytes;
-    for (int i = 0; own.first + i < own.tiles; i++) {
-        int tile = own.first + i, before = own.turn_of(tile), *turn = own.turn(scratch, tile, group);
+    for (int i = 0; own.first_tile + i < own.tiles; i++) {
+        int tile = own.first_tile + i, before = own.turn_of(tile), *turn = own.turn(scratch, tile, group);
         float* sums = own.dq_sums(scratch, tile, group);
 
         mbarrier_wait(&at.dq_full[group], i % 2);
@@ -120,8 +120,8 @@ __device__ inline void load_backward_tiles(const BackwardShared& to, const KeyBl
     }
 
     const float2* from_terms = (const float2*)scratch.query_terms + (long)own.head * a.T;
-    for (int i = 0; own.first + i < own.tiles; i++) {
-        int stage = i % stages, first = (own.first + i) * BM;
+    for (int i = 0; own.first_tile + i < own.tiles; i++) {
+        int stage = i % stages, first = (own.first_tile + i) * BM;
         char* queries = to.q + stage * 2 * Tiles::all_queries;
         if (threadIdx.x > 0 && threadIdx.x < 32) break;
 
@@ -164,7 +164,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
     int g = lane / 4, c = lane % 4 * 2;
     if (own.block > 0) {
         char* to = in.dq + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
-        mbarrier_wait(&in.at.dq_free[group], (tile - own.first + 1) % 2);
+        mbarrier_wait(&in.at.dq_free[group], (tile - own.first_tile + 1) % 2);
         #pragma unroll
         for (int i = 0; i < 8; i++)
             store_for_async(to + i * 128 * 16,
@@ -180,7 +180,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         if (before > 0) {
             #pragma unroll
             for (int i = 0; i < 16; i++)
-                others[i] = load_global((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
+                others[i] = load_from_l2((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
         }
         float total[32];
         #pragma unroll
@@ -216,7 +216,8 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
     int in_block = warp * 16, first_key = own.block * Tiles::keys + in_block;
 
     // the other stage of q and dout: with the last tile, both warpgroups were done with it
-    char* free = in.q + (own.tiles - own.first) % Tiles::stages * 2 * Tiles::all_queries + in_block * 128;
+    int next_stage = (own.tiles - own.first_tile) % Tiles::stages;
+    char* free = in.q + next_stage * 2 * Tiles::all_queries + in_block * 128;
     int keys_left = a.T - first_key;
     long stride = 3L * a.NH * HS;
     bf16* to = dqkv + ((long)own.b * a.T + first_key) * stride + 3L * own.h * HS;
@@ -279,8 +280,8 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
     for (int i = lane; i < HS; i += 32) in.bias_sums<HS>(group * 4 + warp)[i] = 0;
     __syncwarp();
     mbarrier_wait(&in.at.keys, 0);
-    for (int tile = own.first; tile < own.tiles; tile++) {
-        int i_tile = tile - own.first, stage = i_tile % stages;
+    for (int tile = own.first_tile; tile < own.tiles; tile++) {
+        int i_tile = tile - own.first_tile, stage = i_tile % stages;
         uint32_t q_now = q_tiles + (uint32_t)stage * 2 * Tiles::all_queries;
         uint32_t dout_now = q_now + Tiles::all_queries;
         uint32_t ds_tile = ds_tiles + (uint32_t)(i_tile % 2 * Tiles::ds_bytes);
@@ -369,6 +370,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     char *ds = q + stages * 2 * Tiles::all_queries, *dq = ds + 2 * Tiles::ds_bytes;
 
     if (threadIdx.x == 0) {
+        // not blockIdx: numbered as they start, blocks wait only for some that run already
         number[0] = atomicAdd(scratch.turns, 1);
         mbarrier_init(&at.keys, 1);
         for (int i = 0; i < 2; i++) {

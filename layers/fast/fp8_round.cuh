@@ -1,6 +1,7 @@
 // fp8_round.cuh   tensors of the linear layers in fp8, for --fp8 (Micikevicius et al., 2022)
 //   x and w are rounded to e4m3, dy to e5m2. Each tensor is scaled by the largest power of two that keeps its
-//   largest value within the format's range ("current scaling": nothing is kept from step to step).
+//   largest value within the format's range ("current scaling": nothing is kept from step to step). NaN stays
+//   NaN, infinities saturate.
 //   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); of x its
 //          transposed copy and scale, so that backward does not read x itself. GELU's output is only made in
 //          fp8: its input is read instead

@@ -84,7 +84,7 @@ std::string choice_key(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& 
 }
 
 template <class Out, class Left, class Right>
-cublasLtMatmulAlgo_t time_algorithms(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, Stream s) {
+cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d, Stream s) {
     Candidates all = candidates_of(d);
     if (!all.count)
         fail("cuBLASLt has no algorithm for a GEMM in " PRECISION_NAME " aligned to %u bytes: choose "

@@ -81,13 +81,7 @@ double ways_differ(const T* x, size_t n, Run run) {
         values[way].resize(n);
         copy_to_host(values[way].data(), x, n * sizeof(T), nullptr);
     }
-    double difference = 0, square = 0;
-    for (size_t i = 0; i < n; i++) {
-        double wanted = real(values[0][i]), off = real(values[1][i]) - wanted;
-        difference += off * off;
-        square += wanted * wanted;
-    }
-    return std::sqrt(difference / square);
+    return rms_off(values[1], values[0]);
 }
 constexpr double too_much = 0x1p-8;
 

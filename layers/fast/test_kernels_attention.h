@@ -48,13 +48,7 @@ void kernels_flash_attention() {
     // roundings are independent: in the root of the mean square few of them add up to less than 2^-8
     auto alike = [](const std::string& what, const std::vector<floatX>& got,
                     const std::vector<floatX>& want) {
-        double difference = 0, square = 0;
-        for (size_t i = 0; i < got.size(); i++) {
-            double x = real(got[i]) - real(want[i]);
-            difference += x * x;
-            square += real(want[i]) * real(want[i]);
-        }
-        double off = std::sqrt(difference / square);
+        double off = rms_off(got, want);
         check(off < std::ldexp(1, -8), text("%s: off by %.2e in the mean", what.c_str(), off));
     };
 

@@ -1,7 +1,7 @@
 // turns.h   blocks that wait for one another's turn, and whether such a wait has expired
 //   wait_until and publish: a counter in global memory that keeps blocks in order. All threads of a block
 //   write, then a barrier, then one thread publishes (its release covers what the barrier ordered before it).
-//   In the next block one thread waits, then a barrier, then all threads read the results with load_global.
+//   In the next block one thread waits, then a barrier, then all threads read the results with load_from_l2.
 //   On sm_90a one thread does it all: it waits, adds by a bulk copy, waits for that to end, and publishes.
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
 //   ends with invalid results, so whoever uses results asks take_expired_wait() first. (A trap instead made
@@ -59,7 +59,8 @@ __device__ inline void publish(int* turn, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
 }
 
-__device__ inline float2 load_global(const float2* x) { return __ldcg(x); }
+// past L1, which may hold what was there before other blocks wrote
+__device__ inline float2 load_from_l2(const float2* x) { return __ldcg(x); }
 #else
 // for checks of those who ask: EMULATED_EXPIRED_WAIT=N says yes to the N-th question
 bool take_expired_wait(Stream s) {
@@ -96,11 +97,11 @@ inline void publish(int* turn, int value) {
     emulated::block_waits.publish();
 }
 
-inline float2 load_global(const float2* x) {
+inline float2 load_from_l2(const float2* x) {
     long known = emulated::worker->threads[emulated::worker->current].turn_known;
     if (!emulated::watch::on &&
         (!known || known < emulated::worker->latest_turn[emulated::worker->current / 128]))
-        fail("load_global: wants a wait_until in this warpgroup or block, and a barrier behind it");
+        fail("load_from_l2: wants a wait_until in this warpgroup or block, and a barrier behind it");
     return load_whole(x);
 }
 #endif

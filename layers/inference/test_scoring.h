@@ -49,6 +49,18 @@ void test_segments() {
     check(padded.rows() == 8 && padded.outputs() == 0, "padding");
 }
 
+std::vector<Score> score_all(Trial& trial, const EvalFile& file, const ScoreBatches& plan) {
+    std::vector<Score> scores(file.requests.size());
+    for (auto& b : plan.batches) {
+        clear_losses(trial.model);
+        InFlight& kept = trial.model.in_flight[0];
+        load_packed(trial.model, kept, plan.pack_batch(b, 1));
+        packed_forward(trial.model, trial.micro_batch(0, {1, b.rows}));
+        collect_scores(trial.model, plan, b, 0, scores);
+    }
+    return scores;
+}
+
 void test_scores() {
     Options o;
     int T = 24, V = 61, B = 2;
@@ -58,18 +70,6 @@ void test_scores() {
         std::vector<int> out(n);
         for (int i = 0; i < n; i++) out[i] = (int)(hash_of(salt * 1000 + i) % V);
         return out;
-    };
-
-    auto score_all = [&](const EvalFile& file, const ScoreBatches& plan) {
-        std::vector<Score> scores(file.requests.size());
-        for (auto& b : plan.batches) {
-            clear_losses(a.model);
-            InFlight& kept = a.model.in_flight[0];
-            load_packed(a.model, kept, plan.pack_batch(b, 1));
-            packed_forward(a.model, a.micro_batch(0, {1, b.rows}));
-            collect_scores(a.model, plan, b, 0, scores);
-        }
-        return scores;
     };
 
     // continuations of one token and of many, contexts shared and not, one that fills the sequence, one too
@@ -84,8 +84,8 @@ void test_scores() {
         narrow(file, T, B * T, 25, 1);
     check(shared.truncated == 1 && shared.rows < alone.rows,
           "the long document is counted, shared contexts are fewer rows");
-    std::vector<Score> scores = score_all(file, shared), one_by_one = score_all(file, alone),
-                       cut = score_all(file, narrow);
+    std::vector<Score> scores = score_all(a, file, shared), one_by_one = score_all(a, file, alone),
+                       cut = score_all(a, file, narrow);
 
     std::vector<double> got, again, few, want;
     for (size_t r = 0; r < file.requests.size(); r++) {
@@ -131,7 +131,7 @@ void test_scores() {
     wrong_first[0] = (wrong_first[0] + 1) % V;
     wrong_last[3] = (wrong_last[3] + 1) % V;
     EvalFile greedy = requests_of({{{c, chosen}, {c, wrong_first}, {c, wrong_last}, {c, {chosen[0]}}}}, V);
-    scores = score_all(greedy, ScoreBatches(greedy, T, B * T, B * T, 1));
+    scores = score_all(a, greedy, ScoreBatches(greedy, T, B * T, B * T, 1));
     check(scores[0].is_greedy && !scores[1].is_greedy && !scores[2].is_greedy && scores[3].is_greedy,
           "greedy: all tokens, or not");
 

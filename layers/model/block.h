@@ -45,8 +45,9 @@ void compute_linear(const Layer& layer, const Fp8Inputs& fp8, const LayerContext
     else compute(layer, ctx.stream, where);
 }
 
-// Steps 4 to 8: from a.o to the output of the MLP branch (N_r, C), without its bias. If not wants_output:
-// computes only what backward reads, and returns nullptr
+// Steps 4 to 8: from a.o to the output of the MLP branch (N_r, C), without its bias. Apart, as packed batches
+// (inference/packed_batch.h) have their own steps 2 and 3. If not wants_output: computes only what backward
+// reads, and returns nullptr
 inline const floatX* after_attention_forward(const BlockActivations& a, const floatX* const* w,
                                              const LayerContext& ctx, BatchShape batch, bool wants_output);
 

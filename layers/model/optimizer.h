@@ -9,10 +9,12 @@
 //     min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
-//     2. under sequence parallelism, all-reduce over t of gradients of tensors that are not split
+//     2. of gradients of tensors that are not split: under sequence parallelism, all-reduce over t; where
+//        copies may differ in their last bits, another that makes them the same
 //     3. all-reduce of the tied embedding's gradient over first and last stage
 //     4. all-reduce of the sums of squares (for the norm) and of the losses
-//     5. all-gather of parameters over d, by bucket; the next forward awaits each where it first reads it
+//     5. all-gather of parameters over d, by bucket; the next forward (or, if backward computes the loss, it)
+//        awaits each where it first reads it
 #pragma once
 #include "stage.h"
 
@@ -64,7 +66,9 @@ struct Optimizer {
     uint8_t* flags = nullptr;
     Slice* device_slices;
     double *sums, *sum_parts;
-    HyperParameters *hyper, *next_hyper = nullptr;  // on the device; next_hyper: pinned host memory
+    // on the device, where a CUDA graph reads them anew (kernel arguments stay those of its capture);
+    // next_hyper: pinned host memory
+    HyperParameters *hyper, *next_hyper = nullptr;
     UpdateDecision* decision;
     StateCheck* state_check;
     unsigned long long written = 0;  // the last update's checksum of the state, as it was written
@@ -112,6 +116,15 @@ struct Optimizer {
 
 // ---- the update ------------------------------------------------------------------------------------------
 
+// the gradients of tensors of which every tensor-parallel rank holds all, in place
+inline void all_reduce_copies(Model& model, const comm::Group& group, comm::Op op) {
+    comm::group_begin();
+    for (auto& p : model.table.list)
+        if (!p.split)
+            comm::all_reduce(group, model.gradients + p.offset, p.size, op, p.name.c_str(), model.stream);
+    comm::group_end();
+}
+
 // The last backward started the reductions over d: waits for them, then sums over t and over the copies of
 // the tied embedding, in place. Afterwards this rank's slices (Optimizer.slices) hold complete gradients;
 // what lies beside them is not read. With d = t = p = 1 there is nothing to sum.
@@ -120,19 +133,17 @@ inline void complete_gradients(Model& model) {
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
 
-    if (model.tp.sequence_parallel) {
-        comm::group_begin();
-        // partial sums -> whole sums (with a sharded optimizer in the owned slice alone, where d has been
-        // summed: what comes of the rest is not read)
-        for (auto& p : model.table.list)
-            if (!p.split)
-                comm::all_reduce(grid.tp, model.gradients + p.offset, p.size, comm::Op::Sum, p.name.c_str(),
-                                 model.stream);
-        comm::group_end();
-    }
+    // tensors that are not split: partial sums -> whole sums (with a sharded optimizer in the owned slice
+    // alone, where d has been summed: what comes of the rest is not read)
+    bool partial = model.tp.sequence_parallel;
+    int shards = model.table.layout.optimizer_shards;
+    if (partial) all_reduce_copies(model, grid.tp, comm::Op::Sum);
+    // Copies that different groups have summed, over d or t: NCCL's order may differ from group to group, and
+    // with it a sum of more than two terms. The largest is the same for all
+    if (!partial && grid.t > 1 && grid.d > 2) all_reduce_copies(model, grid.tp, comm::Op::Max);
+    if (partial && grid.t > 2 && grid.d > 1 && shards == 1) all_reduce_copies(model, grid.dp, comm::Op::Max);
     if (!grid.holds_tied()) return;
 
-    int shards = model.table.layout.optimizer_shards;
     const Bucket& bucket = model.table.buckets[model.table.list[model.table.wte].bucket];
     long slice = bucket.elements / shards;
     real* mine = model.gradients + bucket.offset + (shards > 1 ? grid.data * slice : 0);
@@ -142,9 +153,10 @@ inline void complete_gradients(Model& model) {
 
 // The device computes the norm, the clipping scale and whether to update, from the sums of squares per bucket
 // and the sum of losses, all-reduced over all ranks
-inline void compute_decision(Model& model, Optimizer& optimizer, double max_norm) {
+inline void compute_decision(Model& model, Optimizer& optimizer, double clip) {
     int buckets = model.table.bucket_ids;
-    clear_values("sums", optimizer.sums, buckets + 1, model.stream);  // other stages' buckets stay 0 here
+    // other stages' buckets stay 0 here
+    compute(ClearValues{"sums", optimizer.sums, buckets + 1}, model.stream);
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
         compute(SumValues{.sum = optimizer.sums + buckets, .x = model.lm_head.losses,
                           .n = (long)model.setup.micro_batches * model.max_outputs()}, model.stream);
@@ -155,15 +167,15 @@ inline void compute_decision(Model& model, Optimizer& optimizer, double max_norm
     comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::Op::Sum, "norm and loss",
                      model.stream);
     compute(DecideUpdate{.decision = optimizer.decision, .sums = optimizer.sums, .count = buckets,
-                         .max_norm = max_norm, .hyper = optimizer.hyper}, model.stream);
+                         .clip = clip, .hyper = optimizer.hyper}, model.stream);
 }
 
 // uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
-inline void update_parameters(Model& model, Optimizer& optimizer, double max_norm) {
+inline void update_parameters(Model& model, Optimizer& optimizer, double clip) {
     Section section({.pass = Pass::Update}, model.stream);
-    upload_values("hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1, model.stream);
-    compute_decision(model, optimizer, max_norm);
-    clear_values("state check", optimizer.state_check, 1, model.stream);
+    compute(UploadValues{"hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1}, model.stream);
+    compute_decision(model, optimizer, clip);
+    compute(ClearValues{"state check", optimizer.state_check, 1}, model.stream);
 
     auto update = [&](const Slice& mine, long n) {
         optimizer.with_state(model, mine.at, mine.state_offset, [&](auto state) {

@@ -72,7 +72,8 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
 //   - and a communicator of its own, on which both sides post the same messages in the same order
 //   - the send is posted first: where the device starts calls in the order in which they were posted, a
 //     receive may wait for what the neighbour computes from that send
-// group_begin/end only ask for them together: comm_nccl.cpp makes an NCCL group of each communicator's calls
+// group_begin/end only ask for them together: comm_nccl.cpp makes an NCCL group of each communicator's calls,
+// of which two must fit on the device at a time (scripts/test_nccl.py)
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;
@@ -135,4 +136,10 @@ inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatc
         }
     }
     finish_messages(model);
+}
+
+// forward and backward of a step's micro-batches
+inline void run_pipeline(Model& model, const Schedule& schedule, int micro_batches, real dloss) {
+    std::vector<BatchShape> sizes(micro_batches, {model.setup.B, model.shape.T});
+    run_schedule(model, schedule, token_batches(model, sizes, dloss), dloss);
 }

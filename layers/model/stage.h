@@ -171,7 +171,7 @@ inline void copy_tokens(Model& model, const MicroBatch& mb) {
     bool reads_tokens = model.is_first_chunk(mb.chunk) || model.is_last_chunk(mb.chunk);
     if (!mb.kept.tokens || !reads_tokens) return;
     const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
-    upload_values("tokens", mb.kept.tokens, tokens, model.token_ints(), model.stream);
+    compute(UploadValues{"tokens", mb.kept.tokens, tokens, model.token_ints()}, model.stream);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------
@@ -188,7 +188,8 @@ inline void await_lm_head(Model& model) {
 }
 
 // The chunk's input, or in the first chunk the tokens -> kept.y. block(a, w): steps 2 to 8 of a block, whose
-// parameters have come. positions: of the tokens; nullptr: 0 to T - 1 in each sequence
+// parameters have come: block_forward or, for packed batches, packed_batch.h's own. positions: of the tokens;
+// nullptr: 0 to T - 1 in each sequence
 template <class Block>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
                     Block block) {
@@ -207,7 +208,8 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
 
     for (int l = 0; l < n; l++) {
         current_place.layer = model.layer_number(mb.chunk, l);
-        BlockActivations a = mb.kept.blocks[l], *next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
+        BlockActivations a = mb.kept.blocks[l];  // a copy: block 0's x is this micro-batch's input
+        const BlockActivations* next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
         const floatX* const* w = model.block_weights[mb.chunk * n + l].data();
         if (l == 0) {
             a.x = x;
@@ -318,7 +320,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
     bool logits_set_it = dwte == from_logits;
-    if (mb.index == 0 && !logits_set_it) clear_values("dwte", dwte, size, model.stream);
+    // cleared, not set: the lookups' part reaches only the rows of tokens that occur
+    if (mb.index == 0 && !logits_set_it) compute(ClearValues{"dwte", dwte, size}, model.stream);
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
                    mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
@@ -331,5 +334,6 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
 
 inline void clear_losses(Model& model) {
     long values = (long)model.setup.micro_batches * model.max_outputs();
-    if (model.grid.is_last_stage()) clear_values("losses", model.lm_head.losses, values, model.stream);
+    if (!model.grid.is_last_stage()) return;
+    compute(ClearValues{"losses", model.lm_head.losses, values}, model.stream);
 }

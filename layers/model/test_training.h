@@ -151,15 +151,10 @@ void training_gradients_in_fp8() {
     for (Trial* each : {&wanted, &got}) each->train(some_samples(4, 32, 61), 0, false);  // two micro-batches
 
     for (auto& p : wanted.model.table.list) {
-        double off = 0, all = 0;
         std::vector<real> g(p.size), want(p.size);
         copy_to_host(g.data(), got.model.gradients + p.offset, p.size * sizeof(real), nullptr);
         copy_to_host(want.data(), wanted.model.gradients + p.offset, p.size * sizeof(real), nullptr);
-        for (long i = 0; i < p.size; i++) {
-            off += std::pow((double)g[i] - (double)want[i], 2);
-            all += std::pow((double)want[i], 2);
-        }
-        double ratio = std::sqrt(off / all);
+        double ratio = rms_off(g, want);
         check(ratio < 0.3 && ratio > 1e-4, text("%s: fp8's gradient is off by %g", p.name.c_str(), ratio));
     }
 }

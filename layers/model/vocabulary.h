@@ -141,7 +141,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
 
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
-    clear_values("dx", dx, (long)N_r * C, s);  // LayerNormBackward adds to it
+    compute(ClearValues{"dx", dx, (long)N_r * C}, s);  // LayerNormBackward adds to it
     compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .added_bias = added_bias,
                               .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats,
                               .column_scratch = scratch.columns, .N = N_r, .C = C,

@@ -160,23 +160,10 @@ void bench_evaluate() {
     Model& m = trial.model;
     std::vector<int> samples = some_samples(B, shape.T, shape.V);
 
-    auto train = [&] {
-        double start = seconds();
-        trial.train(samples, 1e-4);
-        synchronize(nullptr);
-        return seconds() - start;
-    };
-
+    auto train = [&] { return timed_step(trial, samples); };
     auto evaluate = [&](const EvalFile& file, const ScoreBatches& plan) {
-        std::vector<Score> scores(file.requests.size());
         double start = seconds();
-        for (auto& b : plan.batches) {
-            clear_losses(m);
-            InFlight& kept = m.in_flight[0];
-            load_packed(m, kept, plan.pack_batch(b, 1));
-            packed_forward(m, trial.micro_batch(0, {1, b.rows}));
-            collect_scores(m, plan, b, 0, scores);
-        }
+        score_all(trial, file, plan);
         return seconds() - start;
     };
 

@@ -233,7 +233,7 @@ private:
         uint8_t* flags = put(std::vector<uint8_t>(parameters / flag_span, flag_decay | flag_in_norm));
         HyperParameters* hyper = put(HyperParameters{real(1e-4), real(0.9), real(0.95), real(1e-8),
                                                      real(0.1), real(0.1), real(0.05), 1});
-        UpdateDecision* decision = put(UpdateDecision{1, 1, 1, 1});
+        UpdateDecision* decision = put(UpdateDecision{1, 1, 1});
         StateCheck* state_check = put(StateCheck{});
 
         auto measure_adamw = [&](const char* name, auto state) {

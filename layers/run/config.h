@@ -173,7 +173,8 @@ inline const std::vector<RunOption> option_table = [] {
         {"check-every", &O::check_every, 0,
          "every this many steps, compute a step twice and compare replicated state bitwise; 0: never"},
         {"comm-timeout", &O::comm_timeout, 1,
-         "seconds a collective or message may wait for other ranks before the run is aborted"},
+         "seconds that a collective or message may wait for other ranks before the run is aborted (NCCL: "
+         "since the call before it ended, with what the device computes before it)"},
         {"graph", &O::graph, 0,
          "yes or no: run a step as one CUDA graph (multiple ranks: NCCL); auto: on one rank, if faster"},
         {"tuning", &O::tuning, 0,

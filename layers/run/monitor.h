@@ -28,21 +28,21 @@ class RepeatedStep {
     }
 
 public:
-    // compute(): forward and backward of all micro-batches
-    RepeatedStep(Model& model, Optimizer& optimizer, const std::function<void()>& compute)
+    // gradients(): forward and backward of all micro-batches
+    RepeatedStep(Model& model, Optimizer& optimizer, const std::function<void()>& gradients)
         : model(model), optimizer(optimizer) {
         auto traffic = comm::traffic;  // do not count the repetition
 
         model.await_parameters();
-        clear_values("bit sums", optimizer.bit_sums, Optimizer::bit_sum_count, model.stream);
+        compute(ClearValues{"bit sums", optimizer.bit_sums, Optimizer::bit_sum_count}, model.stream);
         sum(0, model.weights, model.table.elements);
 
         // twice, over the same micro-batches
         model.holds_back_reductions = true;
-        compute();
+        gradients();
         sum_gradients(2);
         comm::traffic = traffic;
-        compute();
+        gradients();
         sum_gradients(3);
 
         sum(1, model.weights, model.table.elements);

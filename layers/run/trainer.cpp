@@ -121,7 +121,8 @@ void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::functi
     trainer.repeated.reset();
     long every = run.options.check_every;
     bool repeats = every && (run.state.step + 1) % every == 0;
-    bool initialises = !trainer.steps_here++ && model.grid.world.size > 1;
+    bool initialises = trainer.steps_here == 0 && model.grid.world.size > 1;
+    trainer.steps_here++;
 
     auto step = [&] {
         if (repeats) trainer.repeated = std::make_unique<RepeatedStep>(model, *trainer.optimizer, gradients);
@@ -153,7 +154,7 @@ static std::string check_state(Optimizer& optimizer, Model& model, bool updated,
 }
 
 // what this rank has found after the step: waits for the device, and for the next step's samples
-static RankReport rank_report(const Run& run, Trainer& trainer, bool updated) {
+static RankReport await_rank_report(const Run& run, Trainer& trainer, bool updated) {
     long step = run.state.step;
     refuse_expired_waits(text("step %ld", step).c_str(), trainer.model->stream);
     trainer.memory_error = check_state(*trainer.optimizer, *trainer.model, updated, step);
@@ -223,7 +224,7 @@ static StepReports gather_reports(Model& model, int micro_batches, const std::ve
 StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
                              double start, double waited) {
     Model& model = *trainer.model;
-    RankReport mine = rank_report(run, trainer, result.updated);
+    RankReport mine = await_rank_report(run, trainer, result.updated);
     mine.computed = seconds() - start - (comm::waited_seconds() - waited);
 
     std::vector<int> set_of;

@@ -22,7 +22,7 @@ struct Trainer {
     std::unique_ptr<Optimizer> optimizer;
     Schedules schedules;      // of several stages, by batch size
     bool stop = false;        // some rank received a signal: all stop after the same step
-    bool uses_graph = false;  // a step is a CUDA graph: --graph auto, where that is faster (start.cpp)
+    bool uses_graph = false;  // a step is a CUDA graph: --graph yes, or auto where that is faster
     long steps_here = 0;      // taken by this process
     long loaded_step = -1;    // step of the checkpoint that was loaded last
     std::string data_error, memory_error;  // this rank's; its report carries only the flags
@@ -47,8 +47,9 @@ void prepare_training(Run& run, Trainer& trainer);
 // begins to read the samples of the step that starts at sample `first`, in the background
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first);
 
-// the samples of the step that begins now, valid until the next call; from here on the model copies its
-// tokens from the host buffer that these were read into (Model.token_buffer)
+// the samples of the step that begins now, valid until the next call. They have been read: the last step's
+// end (or await_samples, before the first) has waited for it. From here on the model copies its tokens from
+// the host buffer that these were read into (Model.token_buffer)
 const StepSamples& take_samples(Trainer& trainer);
 
 // all ranks wait for their next samples together: a disk may take longer than --comm-timeout allows a call

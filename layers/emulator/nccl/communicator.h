@@ -5,9 +5,10 @@
 //     channel   written, read (pieces)  |  piece 0  |  piece 1
 //     piece     Header                  |  up to 4,096 bytes
 //
-//   Every collective is a set of sends and receives. Sums are taken in the order of the ranks, rounded to the
-//   type after each addition. Each turn moves at most one piece over each channel: a call reads its inputs
-//   and writes its outputs while other streams advance, so that a missing wait shows in the results.
+//   Every collective is a set of sends and receives. Sums begin at a rank that differs by communicator, as
+//   NCCL's order may (SharedComm::first), and are rounded to the type after each addition. Each turn moves at
+//   most one piece over each channel: a call reads its inputs and writes its outputs while other streams
+//   advance, so that a missing wait shows in the results.
 #pragma once
 #include <nccl.h>
 #include <algorithm>
@@ -19,9 +20,8 @@
 
 namespace nccl_on_cpu {
 
-enum class Kind { AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, SendReceive };
-constexpr const char* kind_names[] = {"all-reduce", "reduce-scatter", "all-gather",
-                                      "broadcast",  "reduce",         "message"};
+enum class Kind { AllReduce, ReduceScatter, AllGather, SendReceive };
+constexpr const char* kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "message"};
 
 inline size_t bytes_of(ncclDataType_t type) {
     return type == ncclBfloat16 ? 2 : type == ncclFloat32 ? 4 : 8;
@@ -31,19 +31,17 @@ struct Header {
     Kind kind;
     int64_t number;  // of the communicator's collectives or, for a message, of those on this channel
     int64_t count;
-    int type, op, root;
+    int type, op;
 
     bool operator==(const Header&) const = default;
     std::string describe() const {
         constexpr const char* types[] = {"", "", "", "", "int64", "", "", "fp32", "fp64", "bf16"};
         const char* name = kind_names[(int)kind];
         std::string out = text("%s %ld of %ld %s", name, (long)number, (long)count, types[type]);
-        bool sums = kind == Kind::AllReduce || kind == Kind::ReduceScatter || kind == Kind::Reduce;
-        if (sums) out += op == ncclSum ? " sum" : " max";
-        if (kind == Kind::Broadcast) out += text(" from %d", root);
-        if (kind == Kind::Reduce) out += text(" to %d", root);
+        if (sums()) out += op == ncclSum ? " sum" : " max";
         return out;
     }
+    bool sums() const { return kind == Kind::AllReduce || kind == Kind::ReduceScatter; }
 };
 
 struct Channel {
@@ -102,6 +100,7 @@ struct SharedComm {
     std::atomic<int> joined;
     std::atomic<int> size_of[Processes::most];  // what each rank takes the size to be; 0: has not come
     size_t host_of[Processes::most];            // a hash of each rank's host
+    std::atomic<int> first;  // the rank at which sums begin: by rank 0's number in MPI's world
     Channel channels[];
 };
 
@@ -127,7 +126,7 @@ namespace nccl_on_cpu {
 
 inline void add_transfers(ncclComm& comm, NcclCall& call) {
     int64_t bytes = call.bytes();
-    int rank = comm.rank, root = call.header.root;
+    int rank = comm.rank;
     Kind kind = call.header.kind;
 
     auto send = [&](int to, const char* from, int64_t n) {
@@ -139,8 +138,7 @@ inline void add_transfers(ncclComm& comm, NcclCall& call) {
 
     if (kind == Kind::SendReceive)
         return call.in ? send(call.peer, call.in, bytes) : receive(call.peer, call.out, bytes);
-    bool is_root_of_sum = kind == Kind::Reduce && rank == root;
-    call.sums = kind == Kind::AllReduce || kind == Kind::ReduceScatter || is_root_of_sum;
+    call.sums = call.header.sums();
     if (call.sums) call.received.resize(comm.size);
 
     for (int peer = 0; peer < comm.size; peer++) {
@@ -160,13 +158,7 @@ inline void add_transfers(ncclComm& comm, NcclCall& call) {
                 send(peer, call.in, bytes);
                 receive(peer, call.out + peer * bytes, bytes);
                 break;
-            case Kind::Reduce:  // as below, the other way
-                send(peer, call.in, peer == root ? bytes : 0);
-                receive(peer, part, rank == root ? bytes : 0);
-                break;
-            default:  // broadcast; all hear from all that they make the same call
-                send(peer, call.in, rank == root ? bytes : 0);
-                receive(peer, call.out, peer == root ? bytes : 0);
+            case Kind::SendReceive: break;
         }
     }
 }
@@ -187,16 +179,6 @@ inline void add_ranges(const ncclComm& comm, NcclCall& call) {
             call.reads = {{in, bytes}};
             call.writes = {{out, before}, {in + bytes, behind}};
             return;
-        case Kind::Broadcast:
-            if (comm.rank != call.header.root) in = nullptr;
-            else if (in_place) out = nullptr;
-            break;
-        case Kind::Reduce:
-            if (comm.rank != call.header.root) {
-                out = nullptr;
-                break;
-            }
-            [[fallthrough]];
         case Kind::AllReduce:
             if (!in_place) break;
             call.updates = {{out, bytes}};
@@ -258,10 +240,11 @@ void sum_range(const ncclComm& comm, const NcclCall& call, const char* own, int6
     bool adds = call.header.op == ncclSum;
     for (int64_t i = first / (int64_t)sizeof(T); i < last / (int64_t)sizeof(T); i++) {
         T sum = {};
-        for (int rank = 0; rank < comm.size; rank++) {
+        for (int i_rank = 0; i_rank < comm.size; i_rank++) {
+            int rank = (comm.shared->first + i_rank) % comm.size;
             const char* part = rank == comm.rank ? own : call.received[rank].data();
             T x = ((const T*)part)[i];
-            if (rank == 0) sum = x;
+            if (i_rank == 0) sum = x;
             else if (adds) sum = T(sum + x);
             else if (x > sum) sum = x;
         }

@@ -3,7 +3,7 @@
 //   received. Refused:
 //     by the call      memory that the device cannot access, ranges that overlap, a communicator that has
 //                      failed or was aborted; one communicator's calls on two streams in one group
-//     between ranks    ranks whose calls differ in kind, count, type, operation or root: both are named
+//     between ranks    ranks whose calls differ in kind, count, type or operation: both are named
 //     deadlock         what every rank waits for is printed
 //   Order: a communicator's calls run one after another. With NCCL_LAUNCH_ORDER_IMPLICIT=1 calls of all
 //   communicators begin in the host's order (within a group, in an order of NCCL's own). At most
@@ -71,8 +71,6 @@ void begin(Launch& l) {
         for (auto& r : call.writes) memset(r.p, 0xFF, r.bytes);  // who reads too early is to notice
         if (call.header.kind == Kind::AllGather && call.updates.empty() && call.writes.size() == 1)
             memcpy(call.out + l.comm->rank * call.bytes(), call.in, call.bytes());
-        if (call.header.kind == Kind::Broadcast && l.comm->rank == call.header.root && call.in != call.out)
-            memcpy(call.out, call.in, call.bytes());
     }
 }
 
@@ -284,8 +282,6 @@ ncclResult_t collective(Header header, const void* in, void* out, ncclComm* comm
     if (ncclResult_t wrong = check_type(header.type)) return wrong;
     if (header.op != ncclSum && header.op != ncclMax)
         return refuse(ncclInvalidArgument, "an operation that the stand-in does not have");
-    if (header.root < 0 || header.root >= comm->size)
-        return refuse(ncclInvalidArgument, "a root outside the communicator");
     return enqueue(comm, {header, (const char*)in, (char*)out}, stream);
 }
 
@@ -295,7 +291,7 @@ ncclResult_t message(const void* in, void* out, size_t count, ncclDataType_t typ
     if (ncclResult_t wrong = check_type(type)) return wrong;
     if (peer < 0 || peer >= comm->size || peer == comm->rank)
         return refuse(ncclInvalidArgument, text("a message of rank %d to or from rank %d", comm->rank, peer));
-    Header header = {Kind::SendReceive, 0, (int64_t)count, type, 0, 0};
+    Header header = {Kind::SendReceive, 0, (int64_t)count, type, 0};
     return enqueue(comm, {header, (const char*)in, (char*)out, peer}, stream);
 }
 
@@ -341,6 +337,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
         return refuse(ncclInvalidUsage, text("%s has a rank %d twice", comm->name.c_str(), rank));
     const char *host = getenv("NCCL_HOSTID"), *debug = getenv("NCCL_DEBUG");
     comm->shared->host_of[rank] = std::hash<std::string>()(host ? host : "this one");
+    const char* in_world = getenv("OMPI_COMM_WORLD_RANK");
+    if (rank == 0 && in_world) comm->shared->first = (int)(emulated::mix(atoi(in_world)) % size);
     int most = config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? 0 : config->maxCTAs;
     if (debug && !strcmp(debug, "INFO"))
         fprintf(stderr, "NCCL INFO %s: maxCTAs %d\n", comm->name.c_str(), most);
@@ -379,23 +377,15 @@ ncclResult_t ncclGroupEnd() {
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-    return collective({Kind::AllReduce, 0, (int64_t)count, type, op, 0}, in, out, comm, stream);
+    return collective({Kind::AllReduce, 0, (int64_t)count, type, op}, in, out, comm, stream);
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-    return collective({Kind::ReduceScatter, 0, (int64_t)count, type, op, 0}, in, out, comm, stream);
+    return collective({Kind::ReduceScatter, 0, (int64_t)count, type, op}, in, out, comm, stream);
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-    return collective({Kind::AllGather, 0, (int64_t)count, type, ncclSum, 0}, in, out, comm, stream);
-}
-ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, cudaStream_t stream) {
-    return collective({Kind::Broadcast, 0, (int64_t)count, type, ncclSum, root}, in, out, comm, stream);
-}
-ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                        int root, ncclComm_t comm, cudaStream_t stream) {
-    return collective({Kind::Reduce, 0, (int64_t)count, type, op, root}, in, out, comm, stream);
+    return collective({Kind::AllGather, 0, (int64_t)count, type, ncclSum}, in, out, comm, stream);
 }
 ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
