@@ -188,12 +188,19 @@ struct Tokenizer {
 
     TokenWriter& writer() { return to_validation ? *validation : *train; }
 
+    // whether a character that is neither white space nor a control character ends at s[end]
+    static bool ends_word(std::string_view s, size_t end) {
+        if ((unsigned char)s[end] < 0x80) return s[end] > 32 && s[end] < 127;
+        size_t at = end;
+        while (at > 0 && end - at < 3 && (s[at] & 0xC0) == 0x80) at--;
+        const unsigned char* begin = (const unsigned char*)s.data() + at;
+        return decode_char(begin, end + 1 - at, char_classes().data()).kind != Space;
+    }
+
     // the first place at or after `from` where text can be cut without touching a word, or npos
     static size_t cut(std::string_view s, size_t from, bool jsonl) {
-        for (size_t i = std::max(from, (size_t)1); i < s.size(); i++) {
-            if (jsonl ? s[i - 1] == '\n' : (s[i] == ' ' || s[i] == '\n') && s[i - 1] > 32 && s[i - 1] < 127)
-                return i;
-        }
+        for (size_t i = std::max(from, (size_t)1); i < s.size(); i++)
+            if (jsonl ? s[i - 1] == '\n' : (s[i] == ' ' || s[i] == '\n') && ends_word(s, i - 1)) return i;
         return s.npos;
     }
 

@@ -68,6 +68,9 @@ def test_crawl(work):
     server.asked.clear()
     check(crawl("crawl/good.gz")[0] == 0 and [name for name, _ in server.asked] == ["paths.gz"], "not again")
 
+    code, said = crawl("good.gz", "b/named%20so.gz?token=1")
+    check(code == 0 and is_whole("named%20so.gz?token=1"), said)
+
     for name, says in (("longer.gz", "is not here"), ("shorter.gz", "is damaged")):
         code, said = crawl("good.gz", f"a/{name}")
         check(code == 1 and f"{name}: {says}" in said and "1 of 2 files" in said, said)

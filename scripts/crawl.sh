@@ -24,7 +24,8 @@ fetch() {
 case $list in
     http://* | https://*)
         rm -f "$folder/partial/$(basename "$list")"*  # every crawl's list has one name
-        fetch "$list" || { echo "crawl.sh: $list: cannot be fetched" >&2; exit 1; }
+        fetch --out="$(basename "$list")" "$list" ||
+            { echo "crawl.sh: $list: cannot be fetched" >&2; exit 1; }
         list=$folder/partial/$(basename "$list")
         ;;
 esac
@@ -40,7 +41,9 @@ sed 's|.*/||' "$folder/partial/urls" | sort | uniq -d | { ! grep .; } ||
 while read -r url; do
     [ -e "$folder/${url##*/}" ] || echo "$url"
 done < "$folder/partial/urls" > "$folder/partial/wanted"
-[ ! -s "$folder/partial/wanted" ] || fetch --input-file="$folder/partial/wanted" || true
+# under the names that the URLs end in: aria2 itself would decode or cut them
+awk -F/ '{ print; print "  out=" $NF }' "$folder/partial/wanted" > "$folder/partial/named"
+[ ! -s "$folder/partial/wanted" ] || fetch --input-file="$folder/partial/named" || true
 
 # what is whole goes where it belongs
 missing=0

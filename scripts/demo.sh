@@ -55,7 +55,8 @@ python3 scripts/compare_runs.py demo=demo/metrics.jsonl --output demo/loss.svg
 
 prompt=$(head -c 200 "$text" | head -n 1 | cut -c 1-20)
 echo "== the model continues from \"$prompt\""
-./train_gpt --resume demo/checkpoints --generate "${prompt:-The}" --sample-tokens 400 --temperature 0.8
+printf %s "${prompt:-The}" |
+    ./train_gpt --resume demo/checkpoints --generate - --sample-tokens 400 --temperature 0.8
 
 echo "== what to try next
   more words:        ./train_gpt --resume demo/checkpoints --generate 'Once' --sample-tokens 500

@@ -270,6 +270,15 @@ def launcher_rules():
         large = launch.Launcher("mpirun", ["h"] * 240, 8, 240, launch.Options(options))
         check(large.replicas(239) == wanted, f"replicas on 239 hosts: {large.replicas(239)} for {wanted}")
 
+    # options as train_gpt reads them: the last of several; a file's behind a mark and tabs
+    config = WORK / "rules.conf"
+    config.write_text("\ufeffsave\t/a  # here\nbatch 8\n\n", encoding="utf8")
+    several = ["--save", "/b", "--save", "/c", "--config", "/none", "--config", str(config)]
+    read = launch.Options(several).values
+    check(read["save"] == "/c" and read["batch"] == "8", f"options: {read}")
+    read = launch.Options(["--config", str(config)]).values
+    check(read["save"] == "/a", f"options of a file: {read}")
+
     # a host that is lost on again and again without a spare is not taken back at once, nor one written down
     launcher.wanted = 4
     launcher.record["attempts"].append({"lost_on": ["node3.cluster"]})

@@ -18,18 +18,19 @@ for option in "$@"; do
         --with-cluster-tests) with_cluster=yes ;;
         --with-tour) with_tour=yes ;;
         --with-browser) with_tour=yes with_browser=yes ;;
-        -h | --help) sed -n '2,9s/^# //p' "$0"; exit ;;
+        -h | --help) sed -n '2,9s/^# //p' "scripts/${0##*/}"; exit ;;
         *) echo "install.sh: unknown option $option: did you mean --with-corpus?" >&2; exit 1 ;;
     esac
 done
 
+read -ra compiler <<< "${CXX:-g++}"  # of several words with ccache
 missing() {  # the names of what is not there
-    command -v "${CXX:-g++}" >/dev/null && echo 'int main() {}' |
-        "${CXX:-g++}" -std=c++20 -fopenmp -x c++ - -o /dev/null 2>/dev/null || echo compiler
+    command -v "${compiler[0]}" >/dev/null && echo 'int main() {}' |
+        "${compiler[@]}" -std=c++20 -fopenmp -x c++ - -o /dev/null 2>/dev/null || echo compiler
     command -v make >/dev/null || echo make
     command -v python3 >/dev/null || echo python
     command -v mpicxx >/dev/null && command -v mpirun >/dev/null || echo mpi
-    if command -v make >/dev/null && command -v "${CXX:-g++}" >/dev/null; then
+    if command -v make >/dev/null && command -v "${compiler[0]}" >/dev/null; then
         make -s found >/dev/null 2>&1 || echo blas
     else
         echo blas

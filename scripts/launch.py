@@ -86,12 +86,12 @@ class Options:
         self.words = words
         self.values = {}
         for name, value in zip(words, words[1:] + [""]):
-            if name.startswith("--") and name[2:] not in self.values:
+            if name.startswith("--"):  # as there, the last of several counts
                 self.values[name[2:]] = value
         if "config" in self.values:
-            for line in Path(self.values["config"]).read_text().splitlines():
-                name, _, value = line.split("#")[0].strip().partition(" ")
-                self.values.setdefault(name.lstrip("-"), value.strip())
+            for line in Path(self.values["config"]).read_text("utf-8-sig").splitlines():
+                name, *value = line.split("#")[0].split(None, 1)[:2] or [""]
+                self.values.setdefault(name.lstrip("-"), "".join(value).strip())
 
     def number(self, name, default):
         return int(float(self.values.get(name, default)))
@@ -292,7 +292,8 @@ class Launcher:
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            encoding="latin-1",
+            encoding="utf8",
+            errors="replace",
             start_new_session=True,  # a terminal's Ctrl-C comes through on_signal alone
         )
         attempt = types.SimpleNamespace(

@@ -9,7 +9,7 @@
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
-usage() { sed -n '2,8s/^# //p' "$0"; exit 1; }
+usage() { sed -n '2,8s/^# //p' "scripts/${0##*/}"; exit 1; }
 [ $# -ge 2 ] || usage
 how=$1 where=$2
 shift 2

@@ -9,7 +9,7 @@
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
-[ $# -ge 3 ] || { sed -n '2,8s/^# //p' "$0"; exit 1; }
+[ $# -ge 3 ] || { sed -n '2,8s/^# //p' "scripts/${0##*/}"; exit 1; }
 hosts=$1
 shift
 [[ $hosts = /* ]] || hosts=$from/$hosts

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" != gpt2 ] || [ $# -gt 2 ]; then
-    sed -n '2,5s/^# //p' "$0"
+    sed -n '2,5s/^# //p' "scripts/${0##*/}"
     exit $([ "${1:-}" = --help ] || [ "${1:-}" = -h ] && echo 0 || echo 1)
 fi
 folder=${2:-prepared}  # beside this script, unless the path is absolute

@@ -51,7 +51,10 @@ class Engine:
         except OSError as e:
             sys.exit(f"serve.py: {command[0]} does not start: {e}")
         first = self.process.stdout.readline()
-        if not first.startswith("{"):
+        if first and not first.startswith("{"):
+            self.process.kill()
+            sys.exit(f"serve.py: {' '.join(command)} does not say what it is, but: {first.strip()}")
+        if not first:
             sys.exit(f"serve.py: {' '.join(command)} ended with {self.process.wait()}: see its message above")
         self.info = json.loads(first)
         threading.Thread(target=self.read, daemon=True).start()
@@ -198,6 +201,9 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused("wants a Content-Length", 411)
         if int(length) > LONGEST_BODY:
             self.close_connection = True
+            left = min(int(length), 16 * LONGEST_BODY)  # or a client that still writes sees no answer
+            while left > 0 and (read := self.rfile.read(min(left, 1 << 20))):
+                left -= len(read)
             raise Refused(f"the request has {length} bytes, at most {LONGEST_BODY} are taken", 413)
         try:
             out = json.loads(self.rfile.read(int(length)))
@@ -320,13 +326,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Cache-Control", "no-cache")
-            self.send_header("Transfer-Encoding", "chunked")
+            if self.request_version == "HTTP/1.0":  # knows no chunks: the connection's end is the answer's
+                self.close_connection = True
+            else:
+                self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
         line = content if isinstance(content, str) else json.dumps(content)
         self.chunk(f"data: {line}\n\n".encode())
 
     def chunk(self, data):
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        has_chunks = self.request_version != "HTTP/1.0"
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if has_chunks else data)
         self.wfile.flush()
         if not data:
             self.is_streaming = False

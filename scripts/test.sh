@@ -28,7 +28,7 @@ for each in $chosen; do
     case " $parts " in
         *" $each "*) ;;
         *)
-            sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"
+            sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "scripts/${0##*/}"
             [ "$each" = --help ] || [ "$each" = -h ] && exit 0
             echo "test.sh: no part $each: choose some of $parts" >&2
             exit 1
@@ -359,6 +359,13 @@ for each in '{"text": "a"}' '{"id": 1, "text": "a"}'; do
     echo "$each" | $bin/tokenize --vocabulary bytes --output "$work/plain" - > /dev/null 2> "$work/note"
     expect "a note of JSON lines" grep -q "standard input begins like JSON lines" "$work/note"
 done
+
+# a text without ASCII: cut at its lines, behind characters that are no white space
+for each in $(seq 60000); do printf '春眠不觉晓，处处闻啼鸟。\n　夜来风雨声\u00a0\n'; done > "$work/chinese.txt"
+expect "a text without ASCII" $bin/tokenize --vocabulary bytes --validation 0.1 --output "$work/chinese" \
+    "$work/chinese.txt"
+expect "its parts" bash -c "for part in train validation; do
+    $bin/tokenize --decode $work/chinese.\$part.bin --vocabulary bytes; done | cmp - $work/chinese.txt"
 
 # what is no text is refused, with what to do
 gzip -c "$work/text.txt" > "$work/text.gz"

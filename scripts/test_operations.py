@@ -193,6 +193,17 @@ def check_picture(work, name, ranks, layout):
     check("tensor-parallel calls" in text and "waits" in text, f"{name}: calls and waits are drawn")
 
 
+def check_ramp(work):
+    """Steps of a batch ramp, beside a plan of their own batch."""
+    one = {"layers": 1, "batch": 2, "micro-batch": 1, "ramp-start": 1, "ramp-increment": 1, "ramp-tokens": 64}
+    group = {"pipeline-parallel": 4, "pipeline-chunks": 3, "pipeline-group": 4, "layers": 12}
+    ramp = {"batch": 8, "micro-batch": 1, "ramp-start": 5, "ramp-increment": 3, "ramp-tokens": 4096}
+    for ranks, options in ((1, one), (4, {**group, **ramp})):
+        out = train(work, ranks, {**options, "trace": work / "ramp.json", "steps": 3})
+        good = out.returncode == 0 and "traced    step 2" in out.stdout
+        check(good, f"a step of a ramp is traced: {out.stdout[-300:]} {out.stderr[-300:]}")
+
+
 def check_profile(work):
     out = train(work, 2, {"tensor-parallel": 2, "profile": 4, "steps": 8})
     rows = re.findall(r"^(\w+) .* ([\d.]+) %", out.stdout, re.M)
@@ -258,6 +269,7 @@ def main():
         work = Path(folder)
         prepare(work)
         check_record(work)
+        check_ramp(work)
         check_profile(work)
         check_emulated(work)
         check_toy_layer(work)

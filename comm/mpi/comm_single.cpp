@@ -5,7 +5,7 @@
 namespace comm {
 
 void start(int*, char***) {
-    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         const char* size = getenv(name);
         if (size && atoi(size) > 1)
             fail("started as %s ranks, but built without MPI: install Open MPI and run make again", size);

@@ -115,6 +115,20 @@ inline int device_count() {
     return count;
 }
 
+// tells this rank's GPU from the others of its host; 0 without one
+inline int64_t device_id() {
+#if defined(DEVICE_CUDA)
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, current_device()), "the device's properties");
+    int64_t halves[2];
+    static_assert(sizeof halves == sizeof properties.uuid);
+    memcpy(halves, &properties.uuid, sizeof halves);
+    return halves[0] ^ halves[1];
+#else
+    return 0;
+#endif
+}
+
 // the number in a file; SIZE_MAX if there is none, as in cgroups without a limit ("max")
 inline size_t number_in_file(const char* path) {
     unsigned long long number = SIZE_MAX;

@@ -110,7 +110,10 @@ inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
         config += text("\"%s\": \"<|endoftext|>\"%s", name, *name == 'u' ? "}\n" : ", ");
 
-    std::string merges = v.kind == "bpe" ? v.source : "#version: 0.2\n";
+    // readers skip the first line, and what no newline ends
+    std::string merges = v.kind == "bpe" ? v.source : "";
+    if (!merges.starts_with("#version")) merges = "#version: 0.2\n" + merges;
+    if (!merges.ends_with('\n')) merges += '\n';
     for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
                                    {"merges.txt", merges}, {"tokenizer_config.json", config}}) {
         FileWriter file(to + "/" + name);

@@ -1,6 +1,6 @@
 // flash_dispatch.cuh   gpu() of flash attention's operations: the faster of sm_80's and sm_90a's kernels
 //   sm_90a's kernels run where all of these hold, for each shape, and separately for forward and backward:
-//     the device is an sm_90 and the head size is 64 or 128;
+//     the device is an sm_90, the program has code for sm_90a, and the head size is 64 or 128;
 //     where they were timed, for this shape, they were faster; the choice is then the run's, shared by its
 //     ranks and kept in its checkpoints (autotune.h). That both agree is a check of ./test_gpt hopper.
 //   Otherwise flash_attention.cuh's run. Whether a run uses flash attention at all is decided before it
@@ -28,6 +28,20 @@ void with_head_size(int HS, Function call) {
     else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
 }
 
+// whether this program has sm_90a's code: a build for another architecture has these kernels too, but empty
+__global__ void has_wgmma_kernel(int* out) { *out = has_wgmma; }
+inline bool has_hopper_code(Stream s) {
+    static const bool has = [s] {
+        int* on_device = (int*)device_malloc(sizeof(int), "a question");
+        LAUNCH(has_wgmma_kernel, 1, 1, 0, s, on_device);
+        int answer = 0;
+        copy_to_host(&answer, on_device, sizeof answer, s);
+        device_free(on_device);
+        return answer != 0;
+    }();
+    return has;
+}
+
 // whether o.compute_with(true, s), by sm_90a's kernels, is the faster (on other GPUs: false at once), decided
 // once per shape. On the emulated device only checks use those kernels
 template <class Operation>
@@ -35,7 +49,7 @@ bool takes_hopper(const Operation& o, const char* what, AttentionShape a, Stream
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each operation
     if (host_is_device) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
-        if (!has_hopper_kernels(a.HS) || !device_is_hopper()) return false;
+        if (!has_hopper_kernels(a.HS) || !device_is_hopper() || !has_hopper_code(s)) return false;
         // change the 3 with the kernels, so that choices timed with the old ones are not reused
         std::string key = text("flash attention 3 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&](int way) {

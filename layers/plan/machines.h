@@ -97,9 +97,10 @@ inline Hardware find_hardware(const std::string& name) {
 
 // the machine named, else the one we run on; if that is in no table, with --plan, the best documented one
 inline Hardware choose_hardware(const Options& o) {
-    std::string name = o.hardware, device = device_name();
+    std::string name = o.hardware;
+    const Gpu* here = find_gpu(device_name());
     for (auto& h : machines)
-        if (name.empty() && h.is_known() && device.find(h.gpu.name) != device.npos) name = h.name;
+        if (name.empty() && here && h.is_known() && !strcmp(h.gpu.name, here->name)) name = h.name;
     Hardware found = find_hardware(!name.empty() ? name : o.plan.empty() ? "here" : "dgx-a100");
     if (found.name == std::string("here")) found.gpu.memory = (double)free_memory() * 11 / 12;
     found.efficiency = o.gemm_efficiency;

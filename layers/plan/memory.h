@@ -36,15 +36,15 @@ inline size_t memory_taken(const Model& model, const Optimizer& optimizer) {
 // Bytes that each rank may take: ranks share the free memory of their device (of the host, if it has none)
 // equally, less a twelfth for libraries, and `ulimit -v` bounds each; the least of all ranks. Collective.
 inline double memory_of_a_rank() {
-    std::vector<int64_t> mine = {comm::host_id(), (int64_t)free_memory(),
+    std::vector<int64_t> mine = {comm::host_id(), device_id(), (int64_t)free_memory(),
                                  (int64_t)std::min(free_address_space(), (size_t)INT64_MAX)};
     std::vector<int64_t> all = comm::gather_numbers(comm::everyone(), mine, "free memory");
     double least = INFINITY;
-    for (size_t i = 0; i < all.size(); i += 3) {
-        int here = 0;
-        for (size_t j = 0; j < all.size(); j += 3) here += all[j] == all[i];
-        double share = (double)all[i + 1] / ceil_div(here, device_count()) * 11 / 12;
-        least = std::min({least, share, host_is_device ? (double)all[i + 2] : INFINITY});
+    for (size_t i = 0; i < all.size(); i += 4) {
+        int sharing = 0;
+        for (size_t j = 0; j < all.size(); j += 4) sharing += all[j] == all[i] && all[j + 1] == all[i + 1];
+        double share = (double)all[i + 2] / sharing * 11 / 12;
+        least = std::min({least, share, host_is_device ? (double)all[i + 3] : INFINITY});
     }
     return least;
 }

@@ -33,8 +33,8 @@ static std::optional<Plan> predict_run(const Run& run) {
 
 // The plan to draw beside a trace on a machine that is in no table: GEMMs and copies at the rates that rank 0
 // measures, messages at the rate of copies. The latency of calls is not measured but taken from GPUs: small
-// steps take longer than this says
-static Plan plan_as_measured(const Run& run, const Ceilings& ceilings) {
+// steps take longer than this says. samples: consumed before the step
+static Plan plan_as_measured(const Run& run, const Ceilings& ceilings, uint64_t samples) {
     Hardware h = find_hardware("here");
     h.name = "this machine as measured";
     h.gpu.peak = ceilings.flops;
@@ -42,7 +42,7 @@ static Plan plan_as_measured(const Run& run, const Ceilings& ceilings) {
     h.nvlink = h.network = ceilings.bytes / 2;
     h.efficiency = 1;
     h.is_measured = true;
-    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, false);
+    return make_plan(run.options, run.state.shape, run.grid, h, samples, false);
 }
 
 // the step that was just traced, beside the planned one where the machine is known; collective over the world
@@ -77,18 +77,17 @@ static void save_trace(const Run& run, Model& model, const Trace& trace, int bat
     traced.spans.resize(spans.size() / sizeof(Span));
     memcpy((void*)traced.spans.data(), spans.data(), spans.size());
 
-    std::vector<Timeline> panels = {traced};
-    if (planned) {
-        Plan of_step = *planned;  // with this step's batch
-        of_step.o.batch = batch;
-        of_step.steps[batch] = simulate(of_step, batch);
-        panels.push_back(draw(of_step.step(), shape, plan_title(of_step)));
-    }
-
     try {
+        std::vector<Timeline> panels = {traced};
+        if (planned) {
+            Plan of_step = *planned;  // with this step's batch
+            of_step.o.batch = batch;
+            of_step.steps[batch] = simulate(*planned, shape);
+            panels.push_back(draw(of_step.step(), shape, plan_title(of_step)));
+        }
         save_timeline(run.options.trace, panels, events);
         printf("traced    step %ld: %s\n", run.state.step, run.options.trace.c_str());
-    } catch (const Error& e) {  // a run must not fail because its timeline cannot be written
+    } catch (const std::exception& e) {  // a run must not fail because its timeline cannot be written
         printf("not traced: %s\n", e.what());
     }
 }
@@ -266,7 +265,9 @@ void StepObserver::end_step(Model& model, int batch, const StepResult& result) {
     if (p.trace) {
         const Plan* beside = p.predicted ? &*p.predicted : nullptr;
         std::optional<Plan> as_measured;
-        if (!beside && p.run.is_rank0()) beside = &as_measured.emplace(plan_as_measured(p.run, *p.ceilings));
+        uint64_t before = p.run.state.samples - (uint64_t)batch;
+        if (!beside && p.run.is_rank0())
+            beside = &as_measured.emplace(plan_as_measured(p.run, *p.ceilings, before));
         save_trace(p.run, model, *p.trace, batch, result.seconds, beside);
     }
     if (p.record) save_record(p.run, model, *p.record, batch);

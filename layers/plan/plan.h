@@ -64,8 +64,7 @@ inline void time_sends(StageRun& run, const Hardware& h, const Grid& grid, int s
     }
 }
 
-inline Simulation simulate(const Plan& plan, int batch) {
-    PipelineShape s = pipeline_shape(plan.o, plan.grid.d, batch);
+inline Simulation simulate(const Plan& plan, const PipelineShape& s) {
     return Simulator(all_stages(s), plan.runs, reports_seconds(plan.world())).run();
 }
 
@@ -108,6 +107,7 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
 
     if (!plan.timed()) return plan;
     for (int batch : representative_batches(o, samples))
-        if (all || batch == o.batch) plan.steps[batch] = simulate(plan, batch);
+        if (all || batch == o.batch)
+            plan.steps[batch] = simulate(plan, pipeline_shape(o, grid.d, batch));
     return plan;
 }

@@ -77,7 +77,8 @@ inline Choices possible_micro_batches(const Plan& plan) {
         with.micro_batch = b;
         double wanted = 0;
         try {
-            wanted = most_stage_bytes(with, plan.shape, plan.grid, plan.samples, plan.target);
+            wanted = most_stage_bytes(with, plan.shape, plan.grid, plan.samples, plan.target) +
+                plan.communicators() * bytes_of_communicator;
         } catch (const Error& e) {
             out.refused.push_back(text("not %d: %s", b, e.what()));
             continue;

@@ -51,6 +51,7 @@ inline void resolve_plan(Run& run) {
     if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
     else choose_micro_batch(run, (double)free_memory() * 11 / 12);
     run.grid.world.size = o.world_size;
+    if (o.plan == "search" && run.automatic_micro_batch) o.given.erase("micro-batch");  // it is searched for
 }
 
 // every stage, and every batch of the recipe

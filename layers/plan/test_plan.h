@@ -231,6 +231,13 @@ void test_plan_advice() {
           text("products %.17g", products));
     check(choices(plan_of(mtnlg + "--world-size 2240")).find("as few as 4") != std::string::npos,
           "chunks that the ramp forbids are not offered");
+    // what is called possible fits, its communicators included
+    const std::string tight = "--hardware dgx-a100 --model 6.7B --batch 512 --world-size 64 "
+                              "--tensor-parallel 2 --pipeline-parallel 2 --micro-batch ";
+    for (int b : possible_micro_batches(plan_of(tight + "1")).possible)
+        check(plan_of(tight + std::to_string(b)).fits(), text("%d is possible, and fits", b));
+    Run any = resolved_plan("search --hardware dgx-h100 --batch 512 --world-size 64 --micro-batch auto");
+    check(!any.options.has("micro-batch"), "a search looks for the micro-batch that is left to it");
     refuses("is not a regular file", [] { FileWriter file("/dev/null"); });
     refuses("give --plan without search", [] { resolved_plan("search --hosts x"); });
     refuses("choose one of dgx", [] { resolved_plan("--hardware foo"); });

@@ -299,7 +299,9 @@ struct Checkpoint {
             fail("%s: damaged: its checksum differs", name.c_str());
 
         std::error_code missing;
-        if (std::filesystem::file_size(f.data, missing) != f.bytes || missing)
+        size_t bytes = std::filesystem::file_size(f.data, missing);
+        if (missing) fail("%s: cannot be read: %s", f.data.c_str(), missing.message().c_str());
+        if (bytes != f.bytes)
             fail("%s: truncated: wants %zu bytes", f.data.c_str(), f.bytes);
 
         Json table = Json::parse(file.view(), name);

@@ -14,6 +14,7 @@
 // it has not been touched for two beats, the holder is considered dead.
 class FolderLock {
     static constexpr int beat = 5;  // seconds
+    std::string mine;  // what this run has written there
     std::string path;
     int fd = -1;
     std::thread heart;
@@ -67,7 +68,8 @@ public:
         if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
         bool is_locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 
-        std::string mine = text("%s, process %d", this_host().c_str(), (int)getpid()), there = holder(fd);
+        std::string there = holder(fd);
+        mine = text("%s, process %d", this_host().c_str(), (int)getpid());
         struct stat info = {};
         bool is_elsewhere =
             fstat(fd, &info) == 0 && info.st_size > 0 && there.rfind(this_host() + ",", 0) != 0;
@@ -95,7 +97,7 @@ public:
             ends.notify_all();
             heart.join();
         }
-        if (fd >= 0 && ftruncate(fd, 0) == 0) close(fd);
+        if (fd >= 0 && (holder(fd) != mine || ftruncate(fd, 0) == 0)) close(fd);
     }
 
     // fails if the folder of that name is not the one that was locked: then another run may write there
@@ -106,6 +108,9 @@ public:
         if (!same)
             fail("--save %s: is no longer the folder that this run has locked: it was renamed, removed or "
                  "replaced: give it its name back", path.substr(0, path.rfind('/')).c_str());
+        if (std::string now = holder(fd); now != mine)  // this run had stood still, and so had its heartbeat
+            fail("--save %s: %s has taken it over and writes there: go on from its checkpoints, or choose "
+                 "another folder", path.substr(0, path.rfind('/')).c_str(), now.c_str());
     }
 
     // removes what interrupted saves left behind; restores a checkpoint that such a save had moved aside

@@ -176,8 +176,9 @@ inline void open_vocabulary(Run& run) {
 // the micro-batch given to the checkpoint's run, where it divides this one's share of the batch: with it the
 // same layout gives the same bits; or 0
 inline int micro_batch_of_checkpoint(const Run& run, int share) {
-    if (run.checkpoints.empty() || !run.checkpoints[0].given.count("micro-batch")) return 0;
-    int B = atoi(run.checkpoints[0].options.at("micro-batch").c_str());
+    if (run.checkpoints.empty()) return 0;
+    auto before = run.checkpoints[0].options.find("micro-batch");
+    int B = before == run.checkpoints[0].options.end() ? 0 : atoi(before->second.c_str());
     return B > 0 && share % B == 0 ? B : 0;
 }
 
@@ -275,11 +276,16 @@ inline void resolve_schedule(Run& run) {
     if (!o.inference()) resolve_batch(run);
     else if (!o.generate.empty()) o.micro_batch = 1;
     else if (!o.micro_batch) o.micro_batch = 4;
-    if (o.inference() && (long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
+    if ((long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
         fail("--%s: makes more than %d rows at once: choose a smaller one",
              o.prompts() ? "batch" : "micro-batch", 1 << 28);
 
-    if (o.beta1 >= 1 || o.beta2 >= 1) fail("--beta1 %g --beta2 %g: want less than 1", o.beta1, o.beta2);
+    if ((real)o.beta1 >= 1 || (real)o.beta2 >= 1)
+        fail("--beta1 %.10g --beta2 %.10g: want less than 1, in the %zu bits that they are computed with",
+             o.beta1, o.beta2, 8 * sizeof(real));
+    if (!((real)o.epsilon > 0))  // a moment of 0 would be divided by it
+        fail("--epsilon %g: wants more than 0: give 1e-8, or another that %zu bits can hold", o.epsilon,
+             8 * sizeof(real));
     if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
     resolve_last_step(run);
     resolve_learning_rate(run);

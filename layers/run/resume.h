@@ -143,8 +143,11 @@ inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
                      o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
 
         uint64_t training_set_size = run.state.training_set_size;
-        uint64_t training_set_sum = run.state.training_set_sum;
+        uint64_t training_set_sum = run.state.training_set_sum, vocabulary_sum = run.state.vocabulary_sum;
+        std::string tokenizer = run.state.tokenizer;  // of the checkpoint, or given where that names none
         run.state = checkpoint.state;
+        run.state.tokenizer = tokenizer;
+        run.state.vocabulary_sum = vocabulary_sum;
         run.state.shape = model.shape;
         run.state.training_set_size = training_set_size;
         run.state.training_set_sum = training_set_sum;

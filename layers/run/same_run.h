@@ -17,12 +17,13 @@ inline std::vector<comm::RankHash> program_hash() {
     return {{"the program", file_sum("/proc/self/exe"), "copy one build to all hosts"}};
 }
 
-inline std::vector<comm::RankHash> option_hashes(const Options& o) {
+// compared as given, and once they are resolved
+inline std::vector<comm::RankHash> option_hashes(const Options& o, const char* advice) {
     std::vector<comm::RankHash> hashes;
     for (auto& option : option_table) {
         std::string value = print_value(o, option);
         hashes.push_back({text("--%s", option.name), checksum(value.data(), value.size()),
-                         "start all ranks with the same options"});
+                         advice});
     }
     return hashes;
 }

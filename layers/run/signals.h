@@ -44,6 +44,9 @@ inline void catch_stop_signals(bool speaks, bool is_alone) {
     }
 }
 
+// some rank has noticed one, and all stop: a second one does not end the last save
+inline void notice_stop_signal() { stop_signal::is_noticed = 1; }
+
 // at a step's end: whether the run is to stop
 inline bool take_stop_signal() {
     stop_signal::is_noticed = stop_signal::is_requested;

@@ -438,7 +438,11 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
                            "again with --resume");
 
     trainer.writer->forget();
-    open_metrics(run);
+    try {
+        open_metrics(run);
+    } catch (const std::exception& e) {  // a full disk must not end the run
+        fprintf(stderr, "--metrics: keeps the lines of the steps that are taken again: %s\n", e.what());
+    }
 
     prefetch_samples(run, trainer, run.state.samples);
     await_samples(trainer);
@@ -465,6 +469,7 @@ static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
 
 void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
     trainer.stop |= reports.any(&RankReport::stops);
+    if (trainer.stop) notice_stop_signal();
     if (reports.any(&RankReport::is_corrupt))
         comm::end_on_error(trainer.memory_error.empty() ? ""
             : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);

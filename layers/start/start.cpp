@@ -52,7 +52,7 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
         comm::timeout = o.comm_timeout;
     });
     comm::check_ranks_agree(program_hash());
-    comm::check_ranks_agree(option_hashes(o));
+    comm::check_ranks_agree(option_hashes(o, "start all ranks with the same options"));
     run.start_times.end("options");
     if (o.help || o.version) return schedules;
 
@@ -72,6 +72,7 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
 
     comm::together([&] { resolve_and_check(run, jobs, schedules, memory); });
     if (!o.plan.empty()) return schedules;
+    comm::check_ranks_agree(option_hashes(o, "is resolved differently on unlike machines: give it"));
     comm::check_ranks_agree(file_fingerprints(run));
     comm::check_ranks_agree(job_hashes(jobs, o));
     check_shared_folder(run);
@@ -81,7 +82,8 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
     run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     run.hosts = comm::gather_hosts(run.grid.world);
     int devices = host_is_device ? 0 : device_count();
-    if (run.is_rank0()) printf("%s", comm::host_notes(run.hosts, run.grid.t, devices).c_str());
+    FILE* out = o.inference() ? stderr : stdout;  // answers alone are on stdout
+    if (run.is_rank0()) fprintf(out, "%s", comm::host_notes(run.hosts, run.grid.t, devices).c_str());
     run.start_times.end("groups");
     return schedules;
 }
