@@ -259,8 +259,8 @@ def test_refused(work):
         check(server.ask({"prompt": "a"}, Host="evil.example")[0] == 403, "another Host is refused")
         body = b'{"prompt": "a", "max_tokens": 3, "temperature": 0, "stream": true}'
         with socket.create_connection(("127.0.0.1", server.port), 60) as old:
-            head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
-            old.sendall(head.encode() + body)
+            named = f"Host: 127.0.0.1:{server.port}\r\nContent-Length: {len(body)}\r\n\r\n"
+            old.sendall(f"POST /v1/completions HTTP/1.0\r\n{named}".encode() + body)
             said = b"".join(iter(lambda: old.recv(65536), b""))
         check(b"chunked" not in said and said.endswith(b"data: [DONE]\n\n"), f"HTTP/1.0: {said[-200:]}")
         inert = {"prompt": "a", "best_of": 1, "logit_bias": {}, "presence_penalty": 0, "user": "me"}
