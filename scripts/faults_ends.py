@@ -278,12 +278,30 @@ def two_launchers():
         good and (WORK / "launched/launch.json").read_text() == before,
         f"a second launcher: {r.stderr[-400:]}",
     )
-    process.terminate()
+    process.send_signal(signal.SIGHUP)
     check("stopped by a signal" in end(process), "the first goes on until it is stopped")
     status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "launched")]).stdout
     check("state         stopped by a signal" in status, f"status.sh: {status}")
 
-    hosts.write_text("a\nb\na\n")
+    # ranks that the mpirun of another MPI starts
+    r = run(command(), environment | {"PMI_SIZE": "4", "PMI_RANK": "2"})
+    good = r.returncode == 1 and "started as 4 ranks, but this program's MPI sees one" in r.stderr
+    check(good, f"another MPI: {r.returncode} {r.stderr[-300:]}")
+
+    # whatever the terminal's characters are, a run is read to its end
+    (WORK / "says").mkdir()
+    script = "#!/bin/sh\necho 'device \u2026'; echo end; exit 5\n"
+    (WORK / "says/train_gpt").write_text(script, encoding="utf8")
+    (WORK / "says/train_gpt").chmod(0o755)
+    latin = env | {"PYTHONIOENCODING": "latin-1", "LC_ALL": "C", "LAUNCH_DIR": str(WORK / "says")}
+    r = run([*launch, "--save", "said"], latin)
+    log = (WORK / "said/launch.log").read_text(encoding="utf8")
+    good = "ended with 5" in r.stderr and "Traceback" not in r.stderr and "device \u2026\nend\n" in log
+    check(good, f"characters: {r.returncode} {r.stderr[-400:]} {log}")
+    r = run([*launch, *options], env | {"LAUNCH_SILENCE": "1h"})
+    check(r.returncode == 1 and "LAUNCH_SILENCE=1h: wants" in r.stderr, f"a setting: {r.stderr[-300:]}")
+
+    hosts.write_text("\ufeffa\nb\n  # c\na\n", encoding="utf8")
     r = run([*launch, *options], env)
     check(r.returncode == 1 and "names a more than once" in r.stderr, f"a host twice: {r.stderr[-300:]}")
 
@@ -297,6 +315,9 @@ def generator_beside_training():
     for _ in range(20):
         r = run(program)
         check(r.returncode == 0 and r.stdout.startswith("ab"), f"{r.returncode} {r.stderr[-400:]}")
+    r = run(["bash", "-c", '"$@" > /dev/full', "full", *program])
+    good = r.returncode == 1 and "standard output: cannot be written" in r.stderr
+    check(good, f"a text for a full disk: {r.returncode} {r.stderr[-400:]}")
     process.terminate()
     check("stopped by a signal" in end(process), "the run goes on until it is stopped")
 

@@ -263,6 +263,14 @@ def launcher_rules():
         found = launcher.lost_hosts(printed, hosts[:3])
         check(found == wanted, f"lost on {wanted}: {found} by {printed}")
 
+    addresses = [f"10.0.0.{i}" for i in range(1, 5)]
+    for printed, wanted in (
+        ("ssh: connect to host 10.0.0.2 port 22: No route to host", {"10.0.0.2": "lost"}),
+        ("[rank 3] train_gpt: node2: step 7 read other", {"10.0.0.2": "memory"}),
+    ):
+        found = launch.named_hosts(printed, addresses, addresses[:3], 2)
+        check(found == wanted, f"lost on {wanted}: {found} by {printed}")
+
     recipe = (
         "--batch 1920 --ramp-start 32 --ramp-increment 32 --tensor-parallel 8 --pipeline-parallel 35".split()
     )
@@ -278,6 +286,14 @@ def launcher_rules():
     check(read["save"] == "/c" and read["batch"] == "8", f"options: {read}")
     read = launch.Options(["--config", str(config)]).values
     check(read["save"] == "/a", f"options of a file: {read}")
+    for options, wanted in (
+        ("--resume a", "a"),
+        ("--resume a --save b", "b"),
+        ("--resume a --save no", "None"),
+        ("--resume a/step-00000010", "None"),
+    ):
+        folder = launch.Options(options.split()).folder()
+        check(str(folder) == wanted, f"{options} saves in {wanted}: {folder}")
 
     # a host that is lost on again and again without a spare is not taken back at once, nor one written down
     launcher.wanted = 4

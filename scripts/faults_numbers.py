@@ -26,7 +26,7 @@ from faults import (
     until,
     write_into,
 )
-from over_ranks import check, checksum, environment
+from over_ranks import check, checksum, environment, near
 
 
 def flip_bit(process_id, address, bit=2):
@@ -148,6 +148,26 @@ def spikes():
     codes = [r.returncode for r in ran]
     check(codes == [0, 0, 0] and left_out and max(left_out) > 35, f"skip: {codes}, left out {left_out}")
     check(at_once == in_two, f"resumed, the same are left out: {at_once[30:]} {in_two[30:]}")
+
+    # back in a batch ramp: what is taken again are larger steps, and the run ends where it should
+    ramp = "--batch 64 --micro-batch 2 --ramp-start 2 --ramp-increment 2 --ramp-tokens 20000".split()
+    ramp += "--until-tokens 40000 --on-spike back --spike-z 0.3 --save-every 20 --save ramp".split()
+    r = run(command(*ramp, "--metrics", "ramp.jsonl", "--learning-rate", 1e-5))
+    check(r.returncode == 0 and "back to the newest" in r.stderr, f"ramp: {r.returncode} {r.stderr[-300:]}")
+    tokens = [line["tokens"] for line in metric_lines(WORK / "ramp.jsonl")]
+    check(tokens[-2] < 40000 <= tokens[-1], f"ramp: the last steps end at {tokens[-2:]} tokens of 40000")
+
+    # what a preset decides stays, however often a run is resumed
+    preset = ["--model", "350M", "--save", "preset", "--metrics", "preset.jsonl"]
+    for steps, options in ((2, preset), (4, ["--resume", "preset"]), (6, ["--resume", "preset"])):
+        words = command("--steps", steps, *options)
+        at = words.index("--learning-rate")
+        r = run(words[:at] + words[at + 2 :])
+        check(r.returncode == 0, f"preset: {r.stderr[-300:]}")
+        index = json.loads((WORK / f"preset/step-{steps:08d}/index.json").read_text())
+        model, *rates = (index["options"][name] for name in ("model", "learning-rate", "min-learning-rate"))
+        good = model == "350M" and near([float(rate) for rate in rates], [3e-4, 3e-5])
+        check(good, f"preset, step {steps}: {model} {rates}")
 
     r = run(
         command("--steps", 61, "--save", "plain", "--resume", "plain/", "--clip", 2, "--check-every", 50)

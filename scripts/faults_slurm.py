@@ -81,7 +81,8 @@ def configure(folder, *lines):
 
 
 def one_node():
-    """kill -9 of a rank under Slurm: the run goes on; without progress it stops after three attempts."""
+    """kill -9 of a rank under Slurm, and ranks that hang: the run goes on; without progress it stops after
+    three attempts."""
     if not is_installed():
         return skipped("Slurm", "not installed: bash scripts/install.sh --with-cluster-tests")
     folder, port = WORK / "slurm", 20000 + os.getpid() % 20000
@@ -129,25 +130,28 @@ def one_node():
         lines = WORK / "slurm.jsonl"
         words += ["--pipeline-parallel", 2, "--save", WORK / "slurmed", "--metrics", lines]
         here = subprocess.run(
-            [str(w) for w in words], env=variables, capture_output=True, text=True, cwd=REPOSITORY
+            [str(w) for w in words],
+            env=variables | {"LAUNCH_SILENCE": "20"},
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
         )
         begun = until(lambda: steps_written(lines) >= 60, 40)
         log = lambda: (folder / "log").read_text() if (folder / "log").exists() else ""
         check(begun, f"a job begins: {here.stdout} {here.stderr} {log()[-400:]}")
         if not begun:
             return
-        victims = run(["pgrep", "-f", f"{BUILD}/train_gpt.*slurmed"]).stdout.split()
-        names = {
-            v: Path(f"/proc/{v}/comm").read_text().strip()
-            for v in victims
-            if Path(f"/proc/{v}/comm").exists()
-        }
-        os.kill(int(next(v for v, name in names.items() if name == "train_gpt")), signal.SIGKILL)
+        os.kill(ranks()[0], signal.SIGKILL)
+        at = steps_written(lines)
+        again = until(lambda: "at checkpoint" in log() and steps_written(lines) > at + 20, 60)
+        for rank in ranks() if again else []:  # they hang, and hold their nodes when srun is gone
+            os.kill(rank, signal.SIGSTOP)
 
-        ended = until(lambda: not run(["squeue", "-h"], variables).stdout.strip(), 90)
+        ended = until(lambda: not run(["squeue", "-h"], variables).stdout.strip(), 120)
         good = ended and metrics(lines) == undisturbed()
         attempts = json.loads((WORK / "slurmed/launch.json").read_text())["attempts"]
-        check(good and len(attempts) == 2, f"killed under Slurm: {len(attempts)} attempts, {log()[-600:]}")
+        check(good and len(attempts) == 3, f"killed under Slurm: {len(attempts)} attempts, {log()[-600:]}")
+        check("srun is silent: killed" in log(), f"ranks that hang: {log()[-600:]}")
         words[words.index("--save") + 1], words[words.index("--metrics") + 1] = (
             WORK / "stuck",
             WORK / "stuck.jsonl",
@@ -169,6 +173,13 @@ def one_node():
         run(["scancel", "--full", "--state=RUNNING"], variables, 10)
         for daemon in daemons:
             os.killpg(daemon.pid, signal.SIGKILL)
+
+
+def ranks():
+    """Process ids of the first job's ranks."""
+    pids = run(["pgrep", "-f", f"{BUILD}/train_gpt.*slurmed"]).stdout.split()
+    comm = lambda pid: Path(f"/proc/{pid}/comm")
+    return [int(pid) for pid in pids if comm(pid).exists() and comm(pid).read_text().strip() == "train_gpt"]
 
 
 ENDLESS = ["--pipeline-parallel", 2, "--save-every", 10, "--keep", 3, "--decay-tokens", 50000]

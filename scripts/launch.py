@@ -13,12 +13,13 @@ A host on which a run was lost is excluded if there is a spare for it, or if it 
 hosts are short, those that can start programs again are readmitted, except hosts with memory errors and those
 that somebody has added to DIR/excluded-hosts.
 
-DIR is the folder of --save. DIR/launch.log has what was printed, DIR/launch.json what was started and how it
-ended. DIR/excluded-hosts has one host per line, with the reason; it is read before each attempt, so it may be
-edited. LAUNCH_PAUSE: seconds before a new attempt; doubled for each one in a row without a newer checkpoint
-[30]. LAUNCH_SILENCE: seconds without a printed line after which a run counts as lost [3600]. LAUNCH_PATIENCE:
-seconds to wait for hosts if too few are left [21600]. LAUNCH_DIR: the folder of train_gpt [the current one].
-LAUNCH_MPIRUN: more options for mpirun."""
+DIR is the folder of --save, or of --resume without a --save. DIR/launch.log has what was printed,
+DIR/launch.json what was started and how it ended. DIR/excluded-hosts has one host per line, with the reason;
+it is read before each attempt, so it may be edited. LAUNCH_PAUSE: seconds before a new attempt; doubled for
+each one in a row without a newer checkpoint [30]. LAUNCH_SILENCE: seconds without a printed line after which
+a run counts as lost [3600]. LAUNCH_PATIENCE: seconds to wait for hosts if too few are left [21600].
+LAUNCH_DIR: the folder of train_gpt [the current one]. LAUNCH_MPIRUN: more options for mpirun. At SIGTERM,
+SIGINT, SIGUSR1 or SIGHUP the ranks finish their step and save."""
 
 import collections
 import concurrent.futures
@@ -27,6 +28,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,7 +37,7 @@ import time
 import types
 from pathlib import Path
 
-from launch_log import ENDS, SPIKE, named_hosts
+from launch_log import ENDS, SPIKE, first_label, named_hosts
 
 DIVERGED = 3  # train_gpt's exit code: a loss that is not finite, or a spike
 PROGRAM = Path(os.environ.get("LAUNCH_DIR", "."), "train_gpt").resolve()
@@ -47,9 +49,11 @@ ANSWER_SECONDS = 30  # of a host that is asked to start a program
 
 
 def say(message, file=None, end="\n"):
-    """To whoever listens; a log on a full disk must not end a run."""
+    """To whoever listens, in what characters the terminal has; a log on a full disk must not end a run."""
+    file = file or sys.stdout
     try:
-        print(message, file=file or sys.stdout, end=end, flush=True)
+        code = file.encoding or "utf8"
+        print(message.encode(code, "replace").decode(code), file=file, end=end, flush=True)
     except OSError:
         pass
 
@@ -60,7 +64,12 @@ def stop(message):
 
 
 def seconds(name, default):
-    return float(os.environ.get(name, default))
+    """A setting from the environment."""
+    given = os.environ.get(name, "").strip()
+    try:
+        return float(given or default)
+    except ValueError:
+        stop(f"{name}={given}: wants a number of seconds")
 
 
 def patiently(read):
@@ -89,12 +98,27 @@ class Options:
             if name.startswith("--"):  # as there, the last of several counts
                 self.values[name[2:]] = value
         if "config" in self.values:
-            for line in Path(self.values["config"]).read_text("utf-8-sig").splitlines():
-                name, *value = line.split("#")[0].split(None, 1)[:2] or [""]
+            try:
+                text = Path(self.values["config"]).read_text("utf-8-sig", errors="replace")
+            except OSError as e:
+                stop(f"--config {self.values['config']}: {e.strerror}")
+            for line in text.splitlines():
+                name, *value = line.split("#")[0].split(None, 1) or [""]
                 self.values.setdefault(name.lstrip("-"), "".join(value).strip())
 
     def number(self, name, default):
-        return int(float(self.values.get(name, default)))
+        given = self.values.get(name, default)
+        try:
+            return int(float(given))
+        except ValueError:
+            stop(f"--{name} {given}: wants a number")
+
+    def folder(self):
+        """Where the run saves: by --save, or back into what --resume names, unless that is one checkpoint."""
+        resumed = self.values.get("resume", "")
+        back = "" if re.fullmatch(r"step-\d+", Path(resumed).name) else resumed
+        named = self.values.get("save", back)
+        return Path(named) if named and named != "no" else None
 
     def ranks_of_replica(self):
         return self.number("tensor-parallel", 1) * self.number("pipeline-parallel", 1)
@@ -113,15 +137,18 @@ def newest_checkpoint(folder, before=None):
 
 def read_hosts(path):
     """What each line says of the host that it begins with."""
-    lines = patiently(lambda: path.read_text().splitlines() if path.exists() else [])
-    return {line.split()[0]: line for line in lines if line.split() and not line.startswith("#")}
+    lines = patiently(lambda: path.read_text("utf-8-sig").splitlines() if path.exists() else [])
+    return {line.split()[0]: line for line in lines if line.split() and not line.lstrip().startswith("#")}
 
 
 class Launcher:
     def __init__(self, how, hosts, each, wanted, options):
         self.how, self.hosts, self.each, self.options = how, hosts, each, options
         self.wanted = wanted or len(hosts)
-        self.folder = Path(options.values["save"]) if "save" in options.values else None
+        self.folder = options.folder()
+        self.pause = seconds("LAUNCH_PAUSE", 30)
+        self.silence = seconds("LAUNCH_SILENCE", 3600)
+        self.patience = seconds("LAUNCH_PATIENCE", 21600)
         self.excluded = {}  # host: its line in excluded-hosts
         self.child = None
         self.told = False
@@ -141,7 +168,7 @@ class Launcher:
     def answers(self, host):
         """Whether a program starts there."""
         with subprocess.Popen(
-            self.starter([host], 1, 1) + ["true"],
+            self.starter([host], 1, 1, f"probe-{host}") + ["true"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -150,8 +177,21 @@ class Launcher:
             try:
                 return asked.wait(ANSWER_SECONDS) == 0
             except subprocess.TimeoutExpired:
-                os.killpg(asked.pid, signal.SIGKILL)
+                self.kill(asked.pid, f"probe-{host}")
                 return False
+
+    def kill(self, process, name):
+        """mpirun's daemons notice, and end their ranks; of srun the job step stays, and holds its nodes."""
+        os.killpg(process, signal.SIGKILL)
+        if self.how == "slurm":
+            steps = self.ask("squeue", "-h", "-s", "-j", os.environ.get("SLURM_JOB_ID", ""), "-o", "%i %j")
+            for step in (line.split()[0] for line in steps.splitlines() if line.split()[1:] == [name]):
+                self.ask("scancel", step)
+
+    def ask(self, *command):
+        """What one of Slurm's programs says; "" where it fails."""
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, encoding="utf8")
+        return "" if done.returncode else done.stdout
 
     def answering(self, hosts):
         if self.stopping or not hosts:
@@ -210,7 +250,7 @@ class Launcher:
                 f" takes {replica}: mend hosts and take them out of {self.folder}/excluded-hosts, or add"
                 " hosts"
             )
-            if self.stopping or time.time() - began > seconds("LAUNCH_PATIENCE", 21600):
+            if self.stopping or time.time() - began > self.patience:
                 stop(message)
             if not told:
                 say(f"launch.py: {message}; waiting for them")
@@ -223,14 +263,15 @@ class Launcher:
             words = Options(words).without("resume") + ["--resume", str(self.folder)]
         if resume_before is not None:
             words = words + ["--resume-before", str(resume_before)]
-        return [*self.starter(hosts, ranks, self.each), str(PROGRAM), *words, "--world-size", str(ranks)]
+        starter = self.starter(hosts, ranks, self.each, "train_gpt")
+        return [*starter, str(PROGRAM), *words, "--world-size", str(ranks)]
 
-    def starter(self, hosts, ranks, each):
-        """What starts a program on hosts, up to `each` ranks on one."""
+    def starter(self, hosts, ranks, each, name):
+        """What starts a program on hosts, up to `each` ranks on one; name: of the job step."""
         if self.how == "slurm":
             mpi = os.environ.get("SLURM_MPI_TYPE", "pmix")
             where = [f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}", f"--ntasks={ranks}"]
-            return ["srun", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where]
+            return ["srun", f"--job-name={name}", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where]
         # a host whose link is down is noticed after some seconds, not never
         alive = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
         settings = [word for name, value in alive.items() for word in ("--mca", name, str(value))]
@@ -238,7 +279,7 @@ class Launcher:
         exports = [word for name in passed_on for word in ("-x", name)]
         where = ["--host", ",".join(f"{host}:{each}" for host in hosts), "-n", str(ranks)]
         placing = ["--map-by", f"ppr:{each}:node", "--bind-to", "none"]
-        extra = os.environ.get("LAUNCH_MPIRUN", "").split()
+        extra = shlex.split(os.environ.get("LAUNCH_MPIRUN", ""))
         return ["mpirun", *extra, *settings, *where, *placing, *exports]
 
     # ---- one attempt
@@ -247,7 +288,7 @@ class Launcher:
         """Into a file of the folder; where its disk is full the run goes on without."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / name, mode) as file:
+            with open(self.folder / name, mode, encoding="utf8") as file:
                 file.write(text)
             return True
         except OSError as e:
@@ -290,6 +331,7 @@ class Launcher:
         """The exit code, and the end of what was printed."""
         self.child = subprocess.Popen(
             command,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf8",
@@ -306,9 +348,9 @@ class Launcher:
         reader.start()
         while self.child.poll() is None:
             time.sleep(0.05)
-            silent = time.time() - attempt.heard > seconds("LAUNCH_SILENCE", 3600)
+            silent = time.time() - attempt.heard > self.silence
             if silent or (attempt.ends_since and time.time() - attempt.ends_since > LONGEST_END):
-                os.killpg(self.child.pid, signal.SIGKILL)  # its daemons notice, and end their ranks
+                self.kill(self.child.pid, "train_gpt")
                 self.was_killed = True
                 self.child.wait()
                 say(f"launch.py: {command[0]} {'is silent' if silent else 'does not end'}: killed")
@@ -328,7 +370,8 @@ class Launcher:
     def end_if_permanent(self, code, printed, lost):
         """Without a word of a step or of a host, another attempt would end like this one."""
         self.ran = self.ran or bool(STEP.search(printed))
-        taken = "writes there: end that run" in printed
+        # behind steps of this run it is what is left of an attempt, which will end
+        taken = "writes there: end that run" in printed and not self.ran
         if code == DIVERGED or SPIKE.search(printed) or (not taken and (self.ran or lost or self.was_killed)):
             return
         stop(
@@ -376,19 +419,25 @@ class Launcher:
             self.excluded.update(dict.fromkeys(out, ""))
 
     def leave(self, code, work_is_left):
-        """Under Slurm a job whose time was up goes on in another."""
+        """Under Slurm a job whose time will be up goes on in another; one that was cancelled does not."""
+        job = os.environ.get("SLURM_JOB_ID", "")
         if self.how == "slurm" and work_is_left and self.folder:
-            subprocess.run(["scontrol", "requeue", os.environ.get("SLURM_JOB_ID", "")])
+            state = self.ask("squeue", "-h", "-j", job, "-o", "%T").strip()
+            if state == "RUNNING" and subprocess.run(["scontrol", "requeue", job]).returncode:
+                say(f"launch.py: job {job} cannot be queued again: submit it again, to go on", sys.stderr)
+                code = code or 1
         sys.exit(code)
 
     def loop(self):
-        signal.signal(signal.SIGTERM, self.on_signal)
-        signal.signal(signal.SIGINT, self.on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self.on_signal)
         self.lock()
-        pause = seconds("LAUNCH_PAUSE", 30)
         failures, resume_before, best = 0, None, newest_checkpoint(self.folder)
         while True:
             hosts, ranks = self.choose()
+            if self.how == "mpirun":  # it begins with the host that it runs on, if that takes part
+                hosts.sort(key=lambda host: first_label(host) != first_label(os.uname().nodename))
             start = newest_checkpoint(self.folder, resume_before)
             command = self.command(hosts, ranks, resume_before)
             attempt = {
@@ -428,7 +477,7 @@ class Launcher:
                     f" {self.folder}/launch.log"
                 )
 
-            wait = min(LONGEST_PAUSE, pause * 2**failures)
+            wait = min(LONGEST_PAUSE, self.pause * 2**failures)
             where = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
             say(f"launch.py: train_gpt ended with {code} at checkpoint {end}{where}: again in {wait:.0f} s")
             self.sleep(wait)
@@ -451,7 +500,8 @@ def main(words):
         if not re.fullmatch("[1-9][0-9]*", each):
             stop(f"{each} ranks per host: wants a number")
         hosts, each = list(read_hosts(hostfile)), int(each)
-        named = [line.split()[0] for line in hostfile.read_text().splitlines() if line.split()]
+        text = hostfile.read_text("utf-8-sig")
+        named = [line.split()[0] for line in text.splitlines() if line.split()]
         twice = [host for host in hosts if named.count(host) > 1]
         if twice:
             stop(f"{hostfile} names {twice[0]} more than once: give a line a host, and its ranks once")
@@ -459,7 +509,8 @@ def main(words):
             stop(f"{hostfile} names no host")
     elif how == "slurm" and len(words) >= 2:
         listed = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
-        hosts, rest = subprocess.run(listed, stdout=subprocess.PIPE, text=True).stdout.split(), words[1:]
+        hosts = subprocess.run(listed, stdout=subprocess.PIPE, encoding="utf8").stdout.split()
+        rest = words[1:]
         each = int(os.environ.get("SLURM_NTASKS_PER_NODE", "1"))
         if not hosts:
             stop("SLURM_JOB_NODELIST names no host: start with sbatch scripts/launch_slurm.sh")
@@ -468,6 +519,8 @@ def main(words):
 
     wanted = 0
     if rest[0] == "--hosts" and len(rest) > 2:
+        if not re.fullmatch("[1-9][0-9]*", rest[1]):
+            stop(f"--hosts {rest[1]}: wants a number")
         wanted, rest = int(rest[1]), rest[2:]
     if wanted > len(hosts):
         stop(f"--hosts {wanted}: {len(hosts)} are given")

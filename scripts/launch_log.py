@@ -14,7 +14,7 @@ LOST = (
 )
 # of srun only the first: it then kills the tasks of all other nodes itself
 FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)")
-MEMORY = re.compile(r"train_gpt: (\S+): (?:step \d+|parameters) ")
+MEMORY = re.compile(r"(?:\[rank (\d+)\] )?train_gpt: (\S+): (?:step \d+|parameters) ")
 # by the first rank whose patience ended: the others may miss that one
 HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
 # by the program itself: something of its host, or of all
@@ -24,7 +24,8 @@ SPIKE = re.compile(r"train_gpt: step \d+: loss .*: (?:not finite|a spike)")
 
 
 def first_label(host):
-    return host.split(".")[0]
+    """A host's name without its domain; addresses are whole."""
+    return host if re.fullmatch(r"[\d.]+|.*:.*", host) else host.split(".")[0]
 
 
 def named_hosts(printed, known, hosts, each):
@@ -49,7 +50,9 @@ def named_hosts(printed, known, hosts, each):
     if abort and not found:
         found = {host_of(int(abort[1])): "fails"}
 
-    for name in MEMORY.findall(printed):
+    for rank, name in MEMORY.findall(printed):
         if first_label(name) in ours:
             found[ours[first_label(name)]] = "memory"
+        elif rank:  # the hosts are addresses, or called otherwise
+            found[host_of(int(rank))] = "memory"
     return found

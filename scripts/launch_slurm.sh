@@ -20,11 +20,13 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
+[ $# -ge 1 ] && [ "$1" != --help ] || { sed -n '2,13s/^# //p' "$0"; exit 1; }
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
 if ! [ -r scripts/launch.py ]; then
     echo "launch_slurm.sh: $PWD is not the repository: sbatch from there" >&2
     exit 1
 fi
-[ $# -ge 1 ] && [ "$1" != --help ] || { sed -n '2,13s/^# //p' "$0"; exit 1; }
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+# since Slurm 22.05 srun does not take sbatch's
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 exec python3 scripts/launch.py slurm "$@"

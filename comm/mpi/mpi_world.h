@@ -281,6 +281,16 @@ void start_mpi(int* argc, char*** argv) {
         MPI_Init(argc, argv);
     }
     running = true;
+    // a launcher of another MPI than this program's: MPI_Init then makes each rank a world of its own
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+        const char* size = getenv(name);
+        if (size && atoi(size) > 1 && world_size() == 1)
+            fail("started as %s ranks, but this program's MPI sees one, and each would train alone: start it "
+                 "with the mpirun of the MPI that it was built with (MPICXX), or build it with the other's",
+                 size);
+        if (size) break;
+    }
+
     MPI_Errhandler handler;
     MPI_Comm_create_errhandler(end_on_mpi_error, &handler);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);  // all others are made from this one

@@ -83,7 +83,9 @@ inline void take_options(Run& run, const std::vector<std::string>& names) {
     for (auto& option : option_table) {
         const std::string name = option.name;
         bool is_end = name == "steps" || name == "until-tokens";
-        if (!std::count(names.begin(), names.end(), name) || !from.given.count(name)) continue;
+        // a resumed run's own checkpoints hold the model's name, which that run's options did not give
+        bool was_given = from.given.count(name) || (name == "model" && from.options.count(name));
+        if (!std::count(names.begin(), names.end(), name) || !was_given) continue;
         if (o.has(option.name) || (is_end && has_end)) continue;
 
         std::vector<std::string> value = {from.options.at(name)};

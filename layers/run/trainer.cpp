@@ -433,6 +433,7 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     run.state.spikes_since_progress = spikes;
     run.state.losses = run.state.norms = {};  // otherwise a lasting change would stop the run
     if (!checkpoint_is_wrong) run.state.samples = samples;
+    resolve_last_step(run);  // in a batch ramp, steps over later samples hold more tokens
     if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
         comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
                            "again with --resume");
