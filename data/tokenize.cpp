@@ -339,11 +339,11 @@ int decode(const Settings& a) {
             else if (at + i + 1 < file.count) text += "<|endoftext|>";
         }
         if (out) out->write(text);
-        else if (fwrite(text.data(), 1, text.size(), stdout) != text.size())
-            fail("standard output: %s", strerror(errno));
+        else fwrite(text.data(), 1, text.size(), stdout);
     }
 
     if (out) out->finish();
+    check_standard_output();
     return 0;
 }
 

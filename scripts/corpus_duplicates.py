@@ -221,6 +221,19 @@ def test_components(work):
         "little memory, without pairs",
     )
     check(json.load(open(f"{work}/wide/components.json"))["removed"] == 6667 + 9000, "each copy goes")
+    # what a step before has written, and somebody has changed since
+    run("clean", "--output", f"{work}/cleaned", "--compress", "none", "--language", "any", wide[1])
+    step = f"{work}/cleaned/b/more.jsonl"
+    words = ["dedup", "--output", f"{work}/again", "--compress", "none", f"b={step}"]
+    run(*words)
+    write(step, read(step)[10:])
+    run(*words)
+    first = read(f"{work}/again/b/more.jsonl")[0]["id"]
+    check(first == read(step)[0]["id"], f"an input that was shortened: it begins with {first}")
+
+    write(f"{work}/none.jsonl", [])
+    run("dedup", "--output", f"{work}/empty", "--pairs", f"{work}/empty.pairs", f"s={work}/none.jsonl")
+    check(open(f"{work}/empty.pairs").read() == "", "pairs of no documents")
     run("dedup", "--output", f"{work}/o", "--priority", "nobody", *args, fails="there is no such set")
 
 

@@ -47,6 +47,9 @@ def chunked(body, size=100):
     return b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n"
 
 
+ATTRIBUTES = b" ".join(b"a%d=1" % i for i in range(100000))
+
+
 def test_extract(work):
     text = ENGLISH * 2
     want = "A heading\n\n" + text.strip()
@@ -75,6 +78,13 @@ def test_extract(work):
             }
             if shutil.which("zstd")
             else {}
+        ),
+        "many gzip members": response(
+            gzip.compress(page(text)) + gzip.compress(b"") * 3000, html + "Content-Encoding: gzip\r\n"
+        ),
+        # libxml2 ends a script at </script alone
+        "a script with tags and quotes": response(
+            page(text, "<script>d.write('<b>x</b>');for(i=0;i<n;i++);s={" + '"k":"v",' * 600 + "}</script>")
         ),
         "gzip in chunks": response(
             chunked(gzip.compress(page(text))),
@@ -152,6 +162,8 @@ def test_extract(work):
             (f"label {label}", page(accents + text, f"<meta charset={label}>", "cp1252"), "")
             for label in "iso8859-1 l1 cp819 ibm819 iso-ir-100 csisolatin1 x-cp1252 ansi_x3.4-1968".split()
         ),
+        ("stray bytes", page(accents + text, "<!--" + "-" * 70000 + "-->") + "é".encode()[:1], ""),
+        ("windows-1258", page(accents + text, charset="cp1258") + b"<p>e", "; charset=windows-1258"),
         ("label ms_kanji", page("日本語 " + text, charset="shift_jis"), "; charset=MS_Kanji"),
     ):
         open(f"{work}/a.warc", "wb").write(record(response(body, f"Content-Type: text/html{header}\r\n")))
@@ -232,6 +244,12 @@ def test_extract(work):
             {"records longer than --longest-page": 1},
         ),
         ("lines without a return", b"".join(r).replace(b"\r\n", b"\n"), 6, {}),
+        (
+            "a wrong length in one member",
+            gzip.compress(r[0].replace(b"Length: ", b"Length: 99999999", 1) + b"".join(r[1:])),
+            5,
+            {"records of wrong length": 1},
+        ),
         ("a damaged beginning", b"\0" + whole[0][1:] + b"".join(whole[1:]), 5, {"damaged gzip members": 1}),
         ("junk before", b"junk\r\n" * 100 + b"".join(r), 6, {"bytes that are no record": None}),
         (
@@ -278,7 +296,12 @@ def test_extract(work):
     for name, body in (
         ("nesting", b"<div>" * 200000),
         ("end tags", b"<div>" * 250 + b"</b>" * 300000),
-        ("attributes", b"<p " + b" ".join(b"a%d=1" % i for i in range(100000)) + b">" + ENGLISH.encode() * 3),
+        ("attributes", b"<p " + ATTRIBUTES + b">" + ENGLISH.encode() * 3),
+        # attributes behind what looks as if it kept tags from being tags
+        *(
+            (f"attributes behind {before.decode()}", before + ATTRIBUTES + b">")
+            for before in (b"<!-- --!><p ", b"<script/><p ", b"<stylex><p ", b"<script a=b/></b></script><p ")
+        ),
         ("headings", b"<h1><br>x</h1>" * 100000),
         ("paragraphs", b"<p>x</p>" * 200000),
         ("a stray quote", b"<div ' " + b" ".join(b"x%d=1" % i for i in range(100000)) + b">"),
@@ -297,6 +320,9 @@ def test_extract(work):
         start = time.time()
         run("extract", "--output", f"{work}/x", "--compress", "none", "--language", "any", f"s={work}/a.warc")
         check(time.time() - start < 60, f"a page of {name} took {time.time() - start:.0f} s")
+        guarded = counts(f"{work}/x", "extract")["s"].get("tags with too many attributes", 0)
+        expected = name.startswith(("attributes", "a stray quote"))
+        check(guarded == expected, f"a page of {name}: {guarded} tags blanked out")
         documents = f"{work}/x/s/a.jsonl"
         run("clean", "--output", f"{work}/y", "--language", "any", f"s={documents}")
         check(time.time() - start < 60, f"cleaning a page of {name} took {time.time() - start:.0f} s")
@@ -410,6 +436,7 @@ def test_clean(work):
     )
     check_lines_that_are_json(work)
     check_correct_text_is_kept(work)
+    check_damage_between_lines(work)
 
 
 def clean(work, lines, *words, **more):
@@ -461,6 +488,29 @@ def check_lines_that_are_json(work):
     )  # fmt: skip
     told = "WARNING: clean: 20 of 115 lines of s are no documents and were left out"
     check(done.returncode == 0 and told in done.stderr, f"a warning: {done.stderr}")
+
+
+def check_damage_between_lines(work):
+    """Gzip members that end anywhere, one of them damaged: no document is made of the halves of two."""
+    lines = [json.dumps({"text": f"<{i}>" + "x y z " * 150 + f"</{i}>", "id": str(i)}) for i in range(200)]
+    data = "\n".join(lines).encode() + b"\n"
+    for cut in range(19000, 21000, 499):
+        members = [gzip.compress(data[i : i + cut]) for i in range(0, len(data), cut)]
+        members[3] = b"\xff" * 40 + members[3][40:]
+        got = clean(work, members, "--unreadable", 0.5)
+        glued = [d["id"] for d in got if not d["text"].endswith(f"</{d['id']}>")]
+        check(not glued and len(got) > 150, f"members of {cut} bytes: {len(got)} kept, glued {glued}")
+
+
+def test_stopwords(work):
+    """A language's own list: letters of any alphabet are lower-cased, as Python does."""
+    text = "И солнце взошло. В городе тихо. На улице пусто. Не слышно голосов. " * 8
+    open(f"{work}/ru.txt", "w").write("и\nв\nна\nне\n")
+    open(f"{work}/a.warc", "wb").write(record(response(f"<p>{text}</p>".encode())))
+    words = ["--stopwords", f"{work}/ru.txt", "--language", "any", "--compress", "none", f"s={work}/a.warc"]
+    run("extract", "--output", f"{work}/x", *words)
+    got = [d["text"] for d in read(f"{work}/x/s/a.jsonl")]
+    check(got == [text.strip()], f"capitals among stop words: {got}")
 
 
 def check_correct_text_is_kept(work):

@@ -45,6 +45,12 @@ done < "$folder/partial/urls" > "$folder/partial/wanted"
 awk -F/ '{ print; print "  out=" $NF }' "$folder/partial/wanted" > "$folder/partial/named"
 [ ! -s "$folder/partial/wanted" ] || fetch --input-file="$folder/partial/named" || true
 
+# (2: something else stands behind the last member, which nobody reads)
+is_damaged() {
+    gzip -t "$1" 2> /dev/null
+    [ $? = 1 ]
+}
+
 # what is whole goes where it belongs
 missing=0
 while read -r url; do
@@ -52,7 +58,7 @@ while read -r url; do
     if [ ! -e "$part" ] || [ -e "$part.aria2" ]; then
         echo "crawl.sh: $url: is not here" >&2
         missing=$((missing + 1))
-    elif [[ $name == *.gz ]] && ! gzip -t "$part" 2> /dev/null; then
+    elif [[ $name == *.gz ]] && is_damaged "$part"; then
         echo "crawl.sh: $url: is damaged, and is fetched anew the next time" >&2
         rm "$part"
         missing=$((missing + 1))

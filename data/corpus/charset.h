@@ -9,6 +9,7 @@
 #include <iconv.h>
 #include <strings.h>
 #include <uchardet/uchardet.h>
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include "text.h"
@@ -240,6 +241,12 @@ inline bool convert(std::string_view in, const std::string& charset, std::string
     char* from = (char*)in.data();
     size_t left = in.size();
     char piece[32 << 10];
+    auto flush = [&] {  // a letter that a mark behind it might have changed is held back
+        char* to = piece;
+        size_t space = sizeof piece;
+        iconv(state, nullptr, nullptr, &to, &space);
+        out.append(piece, sizeof piece - space);
+    };
 
     while (left) {
         char* to = piece;
@@ -247,11 +254,13 @@ inline bool convert(std::string_view in, const std::string& charset, std::string
         size_t result = iconv(state, &from, &left, &to, &space);
         out.append(piece, sizeof piece - space);
         if (result != (size_t)-1 || errno == E2BIG) continue;
+        if (charset != "ISO-2022-JP") flush();  // where it would also forget the escape
         out += "\xEF\xBF\xBD";
         ++*wrong;  // a byte that is none, or a character cut off
         from++;
         left--;
     }
+    flush();
     iconv_close(state);
     return true;
 }
@@ -307,6 +316,9 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
     uchardet_data_end(detector);
     std::string found = uchardet_get_charset(detector);
     uchardet_delete(detector);
-    if (found == "UTF-8") return out;
+    size_t high = (size_t)std::count_if(body.begin(), body.end(), [](char c) { return (c & 0x80) != 0; });
+    // it saw ASCII alone, and what follows is UTF-8 but for a cut or a stray byte
+    bool mostly_utf8 = (found == "ASCII" || found.empty()) && 2 * wrong < high;
+    if (found == "UTF-8" || mostly_utf8) return out;
     return is_in(found) || is_in("CP1252") ? other : out;
 }

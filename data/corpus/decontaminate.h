@@ -12,17 +12,11 @@
 //   Text is searched by a hash of every 8 consecutive words, which every key begins with; a possible hit is
 //   then compared word by word.
 #pragma once
-#include <utf8proc.h>
 #include "../tasks/evaluation.h"
 #include "../tasks/tasks.h"
 #include "steps.h"
 
 constexpr int key_least = 8, key_most = 13;
-
-inline uint32_t lower_code(uint32_t c) {
-    if (c < 0x80) return c >= 'A' && c <= 'Z' ? c | 32 : c;
-    return (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
-}
 
 // word(first byte, one past its last byte, hash of its lower-cased characters) until it returns false
 template <class Word>
@@ -65,12 +59,6 @@ void each_word(std::string_view s, Word word) {
         if ((unsigned char)s[i] >= 0x80) decode_at(s, i, &n);
         i += n;
     }
-}
-
-inline std::string lower_word(std::string_view s) {
-    std::string out;
-    for (size_t i = 0, n = 0; i < s.size(); i += n) append_utf8(out, lower_code(decode_at(s, i, &n)));
-    return out;
 }
 
 struct Key {

@@ -379,7 +379,7 @@ inline uint64_t find_removed(Dedup& d, const Ranks& ranks, const Settings& setti
     }
 
     d.left_over = ranks.sum({d.left_over}, "documents left over")[0];
-    if (!pairs.empty() && d.first.back()) d.write_pairs(pairs);
+    if (!pairs.empty()) d.write_pairs(pairs);
     if (d.first.back() < (1ull << 32)) d.find_components<uint32_t>(path);
     else d.find_components<uint64_t>(path);
     if (ranks.first()) {

@@ -1,8 +1,9 @@
 // documents.h   documents as they travel between steps: one JSON object a line, plain, .gz or .zst
 //   {"text": "…", "id": "…", "meta": {…}}   the Pile's form; id and meta are optional, other keys dropped
 //   A line that is not a document is skipped and counted: broken JSON, no "text", invalid UTF-8, or longer
-//   than `longest` bytes. A line is held whole, so `longest` bounds a reader's memory. What no field needs is
-//   not judged: integers of any size and lone surrogates, which simdjson refuses, are read by json.h.
+//   than `longest` bytes; where compressed data are damaged, what stands before the hole and what stands
+//   behind it are no line. A line is held whole, so `longest` bounds a reader's memory. What no field needs
+//   is not judged: integers of any size and lone surrogates, which simdjson refuses, are read by json.h.
 #pragma once
 #include <simdjson.h>
 #include <xxhash.h>
@@ -165,9 +166,13 @@ private:
 
             seen = end;
             size_t want = std::max((size_t)256 << 10, std::min(end, (size_t)64 << 20));
-            if (buffer.size() < end + want + simdjson::SIMDJSON_PADDING)
-                buffer.resize(end + want + simdjson::SIMDJSON_PADDING);
+            size_t room = end + 1 + want + simdjson::SIMDJSON_PADDING;
+            if (buffer.size() < room) buffer.resize(room);
             size_t got = bytes.read(buffer.data() + end, want);
+            if (got && bytes.behind_damage) {  // or one line would be made of the halves of two
+                memmove(buffer.data() + end + 1, buffer.data() + end, got);
+                buffer[end++] = '\n';
+            }
             end += got;
 
             if (got) continue;

@@ -172,8 +172,14 @@ private:
     }
 };
 
+// s begins with these ASCII letters, in either case
+inline bool begins_as(std::string_view s, std::string_view letters) {
+    return s.size() >= letters.size() && !strncasecmp(s.data(), letters.data(), letters.size());
+}
+
 // Blanks out tags that may have more than `most` attributes (counting blanks, slashes and quotes): libxml2
-// compares each attribute with all before it. What is inside scripts, styles and comments is not a tag.
+// compares each attribute with all before it. What is inside scripts, styles and comments is not a tag; these
+// begin and end where libxml2 takes them to.
 inline std::string without_huge_tags(std::string page, int64_t* removed) {
     constexpr int most = 2000;
     auto past = [&](size_t i, std::string_view end) {
@@ -183,12 +189,22 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
 
     for (size_t i = page.find('<'); i != page.npos; i = page.find('<', i)) {
         size_t from = i++;
-        std::string_view rest = std::string_view(page).substr(i, 6);
-        if (rest.starts_with("!--")) i = past(i, "-->");
+        std::string_view rest = std::string_view(page).substr(i);
+        if (rest.starts_with("!--")) {
+            size_t end = past(i, "-->"), other = rest.substr(0, end - i).find("--!>");
+            i = other == rest.npos ? end : i + other;
+        }
         if (i >= page.size() || !isalpha((unsigned char)page[i])) continue;
 
-        bool raw = !strncasecmp(rest.data(), "script", 6) || !strncasecmp(rest.data(), "style", 5);
+        auto is_called = [&](std::string_view name) {
+            std::string_view next = rest.substr(std::min(name.size(), rest.size()), 1);
+            bool ends = next.empty() || (!isalnum((unsigned char)next[0]) && !(next[0] & 0x80) &&
+                                         next.find_first_of("-_:.") == next.npos);
+            return begins_as(rest, name) && ends;
+        };
+        std::string_view raw = is_called("script") ? "script" : is_called("style") ? "style" : "";
         int parts = 0;
+        bool bare = false;  // inside a value without quotes, whose last byte may be a slash
         char quote = 0, last = 0;
         for (; i < page.size() && (quote || page[i] != '>'); i++) {
             char c = page[i];
@@ -199,13 +215,16 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
                 }
             } else if ((c == '"' || c == '\'') && last == '=') quote = c;
             else if ((unsigned char)c <= ' ' || c == '/' || c == '"' || c == '\'') parts++;
+            bare = !quote && (unsigned char)c > ' ' && (bare || last == '=');
             if ((unsigned char)c > ' ') last = c;
         }
 
         if (parts > most) {
             std::fill(page.begin() + (long)from, page.begin() + (long)i, ' ');
             ++*removed;
-        } else if (raw) i = past(i, "</");
+        } else if (!raw.empty() && (bare || page[i - 1] != '/'))  // not <script/>, which is closed
+            while ((i = past(i, "</")) < page.size() &&
+                   !begins_as(std::string_view(page).substr(i + 2), raw)) i += 2;
     }
     return page;
 }
@@ -214,10 +233,11 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
 
 struct StopWords {
     std::unordered_set<std::string> words;
+    static constexpr size_t longest = 120;  // bytes of a word that may be one
 
     explicit StopWords(const std::string& path) {  // "": the English ones that are built in
         std::string all = path.empty() ? english_stopwords : std::string(WholeFile(path).text());
-        for_words(all, [&](std::string_view word) { words.insert(lower(word)); });
+        for_words(all, [&](std::string_view word) { words.insert(lower_word(word)); });
         if (words.empty()) fail("%s: has no words: wants one a line", path.c_str());
     }
 
@@ -229,13 +249,13 @@ struct StopWords {
 
     double share(std::string_view s) const {  // of the words of s
         long all = 0, stop = 0;
-        std::string word;
-        for_words(s, [&](std::string_view w) {
+        std::string lowered;
+        for_words(s, [&](std::string_view word) {
             all++;
-            if (w.size() > 40) return;
-            word.assign(w);
-            make_lower(word);
-            stop += (long)words.count(word);
+            if (word.size() > longest) return;
+            lowered.clear();
+            append_lower(lowered, word);
+            stop += (long)words.count(lowered);
         });
         return all ? (double)stop / (double)all : 0;
     }

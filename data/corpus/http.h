@@ -45,14 +45,13 @@ inline bool inflate_all(std::string_view in, std::string& out, int bits, size_t 
     s.avail_in = (uInt)in.size();
     out.clear();
 
+    char piece[64 << 10];
     int result = Z_OK;
     while (result == Z_OK && out.size() <= longest) {
-        size_t had = out.size();
-        out.resize(had + std::max((size_t)64 << 10, had));
-        s.next_out = (Bytef*)out.data() + had;
-        s.avail_out = (uInt)(out.size() - had);
+        s.next_out = (Bytef*)piece;
+        s.avail_out = sizeof piece;
         result = inflate(&s, Z_NO_FLUSH);
-        out.resize(out.size() - s.avail_out);
+        out.append(piece, sizeof piece - s.avail_out);
         if (result == Z_OK && !s.avail_in && s.avail_out) break;
         // RFC 1952: a gzip file is one member after another; what else follows is padding
         bool another = s.avail_in >= 2 && s.next_in[0] == 0x1f && s.next_in[1] == 0x8b;
@@ -68,13 +67,13 @@ inline bool unbrotli(std::string_view in, std::string& out, size_t longest, bool
     const uint8_t* next = (const uint8_t*)in.data();
     size_t left = in.size();
     out.clear();
+    uint8_t piece[64 << 10];
     BrotliDecoderResult result = BROTLI_DECODER_RESULT_NEEDS_MORE_OUTPUT;
     while (result == BROTLI_DECODER_RESULT_NEEDS_MORE_OUTPUT && out.size() <= longest) {
-        size_t had = out.size(), space = std::max((size_t)64 << 10, had);
-        out.resize(had + space);
-        uint8_t* to = (uint8_t*)out.data() + had;
+        size_t space = sizeof piece;
+        uint8_t* to = piece;
         result = BrotliDecoderDecompressStream(state, &left, &next, &space, &to, nullptr);
-        out.resize(out.size() - space);
+        out.append((const char*)piece, sizeof piece - space);
     }
     cut = result != BROTLI_DECODER_RESULT_SUCCESS && out.size() <= longest;
     BrotliDecoderDestroyInstance(state);
@@ -86,12 +85,12 @@ inline bool unzstd(std::string_view in, std::string& out, size_t longest, bool& 
     ZSTD_DCtx* state = ZSTD_createDCtx();
     ZSTD_inBuffer from = {in.data(), in.size(), 0};
     out.clear();
+    char piece[64 << 10];
     size_t left = 1;  // 0: a frame has ended
-    for (size_t had = 0; out.size() <= longest;) {
-        out.resize(had + std::max((size_t)64 << 10, had));
-        ZSTD_outBuffer to = {out.data(), out.size(), had};
+    while (out.size() <= longest) {
+        ZSTD_outBuffer to = {piece, sizeof piece, 0};
         left = ZSTD_decompressStream(state, &to, &from);
-        out.resize(had = to.pos);
+        out.append(piece, to.pos);
         if (ZSTD_isError(left) || (from.pos == from.size && to.pos < to.size)) break;
         if (from.pos == from.size && left == 0) break;
     }

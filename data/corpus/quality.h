@@ -162,6 +162,10 @@ inline void train_on(const std::string& lines, const Settings& settings, const s
     fasttext::FastText model;
     model.train(a);
     model.saveModel(path + ".partial");
+    // fastText does not say when the disk is full
+    double rows = (double)model.getInputMatrix()->size(0) + (double)model.getOutputMatrix()->size(0);
+    if ((double)std::filesystem::file_size(path + ".partial") < 4.0 * a.dim * rows)
+        fail("%s: could not be written whole: is the disk full?", path.c_str());
     if (rename((path + ".partial").c_str(), path.c_str())) fail("%s: %s", path.c_str(), strerror(errno));
 }
 

@@ -133,8 +133,9 @@ struct Stage {
     static uint64_t identity(const std::string& path) {
         std::string about = path + ".counts";
         if (access(about.c_str(), F_OK) == 0) {
-            std::string hash = Json::parse(WholeFile(about).view(), about).at("hash", about).string(about);
-            return strtoull(hash.c_str(), nullptr, 16);
+            Json said = Json::parse(WholeFile(about).view(), about);
+            if (said.at("ends", about).string(about) == hex(ends_of(path)))  // else it was changed since
+                return strtoull(said.at("hash", about).string(about).c_str(), nullptr, 16);
         }
         struct stat info = {};
         stat(path.c_str(), &info);

@@ -20,6 +20,7 @@ struct ByteReader {
     size_t at = 0;             // in the file
     bool starts_part = true;   // the next byte is the first of a member, or of the file
     long damaged = 0;          // members and frames that broke
+    bool behind_damage = false;  // between what was read last and what was read before, some is lost
 
     explicit ByteReader(const std::string& path) : file(path) {
         std::string_view all = file.view();
@@ -49,6 +50,7 @@ struct ByteReader {
             madvise((void*)(file.data + given_back), (at - given_back) & ~(size_t)0xFFFF, MADV_DONTNEED);
             given_back += (at - given_back) & ~(size_t)0xFFFF;
         }
+        behind_damage = false;
         for (;;) {
             size_t had = at;
             if (at >= file.size) {
@@ -66,6 +68,7 @@ private:
     z_stream inflate_state = {};
     ZSTD_DCtx* zstd = nullptr;
     bool inside = false;    // of a member or frame
+    bool broken = false;    // since bytes were read last
     size_t given_back = 0;  // bytes of the file
 
     bool gzip_at(size_t i) const {
@@ -82,6 +85,7 @@ private:
 
     // to the next member behind damage, or the end
     void find_member(size_t from) {
+        broken = true;
         for (at = std::min(from, file.size); at < file.size && !gzip_at(at);) {
             const void* next = memchr(file.data + at + 1, 0x1f, file.size - at - 1);
             at = next ? (size_t)((const char*)next - file.data) : file.size;
@@ -102,6 +106,7 @@ private:
             inside = starts_part = true;
         } else starts_part = false;
 
+        behind_damage |= std::exchange(broken, false);
         inflate_state.next_in = (Bytef*)file.data + at;
         inflate_state.avail_in = (uInt)std::min(file.size - at, (size_t)1 << 30);
         inflate_state.next_out = (Bytef*)out;

@@ -1,8 +1,10 @@
 // text.h   UTF-8 text: characters (code points), white space, words
 #pragma once
 #include <stdint.h>
+#include <utf8proc.h>
 #include <string>
 #include <string_view>
+#include "../json.h"
 
 // bytes of the character at s, 0 if there is none: UTF-8 as Unicode defines it (Table 3-7)
 inline size_t utf8_bytes(std::string_view s) {
@@ -125,6 +127,27 @@ inline void make_lower(std::string& s) {
 inline std::string lower(std::string_view s) {
     std::string out(s);
     make_lower(out);
+    return out;
+}
+
+// the lower case of any letter
+inline uint32_t lower_code(uint32_t c) {
+    if (c < 0x80) return c >= 'A' && c <= 'Z' ? c | 32 : c;
+    return (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
+}
+
+inline void append_lower(std::string& out, std::string_view s) {
+    for (size_t i = 0, n = 1; i < s.size(); i += n)
+        if ((unsigned char)s[i] >= 0x80) append_utf8(out, lower_code(decode_at(s, i, &n)));
+        else {
+            out += (char)lower_code((unsigned char)s[i]);
+            n = 1;
+        }
+}
+
+inline std::string lower_word(std::string_view s) {
+    std::string out;
+    append_lower(out, s);
     return out;
 }
 

@@ -92,9 +92,9 @@ struct WarcReader {
             counts["records"]++;
             if (n > longest) {
                 bool wrong = bytes.packing == Packing::Plain && n > view().size() + bytes.left();
-                counts[wrong ? "records of wrong length" : "records longer than --longest-page"]++;
                 if (wrong) junk(5);
-                else skip(head + n);
+                else wrong = !skip(head + n);
+                counts[wrong ? "records of wrong length" : "records longer than --longest-page"]++;
                 continue;
             }
 
@@ -157,13 +157,25 @@ private:
         return view().size() >= n;
     }
 
-    void skip(size_t n) {  // what is skipped may be more than should be held
+    // What is skipped may be more than should be held. false: another record begins inside, as in a file of
+    // one member where the length is wrong, and is next
+    bool skip(size_t n) {
+        constexpr std::string_view other = "\r\n\r\nWARC/1.";
         while (n > 0) {
-            size_t here = std::min(n, view().size());
-            take(here);
-            n -= here;
-            if (n && (limit || !need(1) || begins)) return;
+            size_t here = std::min(n, view().size()), at = view().substr(0, here).find(other);
+            if (at != view().npos) {
+                take(at);
+                return false;
+            }
+            bool ends = n == here || limit;  // with this record, or with its member
+            size_t kept = ends ? 0 : std::min(here, other.size() - 1);  // `other` may go on behind it
+            take(here - kept);
+            n -= here - kept;
+            if (n == 0) break;
+            if (!need(kept + 1)) take(kept);
+            if (view().size() <= kept || (!kept && begins)) break;
         }
+        return true;
     }
 
     void junk(size_t n) {

@@ -229,7 +229,7 @@ void answer_prompts(const Run& run, Model& model, const InferenceJobs& jobs) {
                 file->write(line);
             } else {
                 fputs(line.c_str(), stdout);
-                fflush(stdout);
+                check_standard_output();
             }
         }
     }

@@ -62,9 +62,11 @@ public:
             ssize_t n = ::read(STDIN_FILENO, part, sizeof part);
             if (n < 0 && errno == EINTR) continue;
             ended = n <= 0;
-            if (n > 0) held.append(part, (size_t)n);
-            else if (!held.empty()) held += '\n';  // a last line without its end
-            end = held.rfind('\n');
+            size_t got = n > 0 ? (size_t)n : 0;
+            if (!got && !held.empty()) part[got++] = '\n';  // a last line without its end
+            size_t last = std::string_view(part, got).rfind('\n');
+            if (last != std::string_view::npos) end = held.size() + last;
+            held.append(part, got);
         }
 
         if (end == held.npos) return "";
@@ -237,7 +239,7 @@ private:
     void print(const std::string& line) const {
         if (!run.is_rank0()) return;
         fputs(line.c_str(), stdout);
-        if (fflush(stdout) != 0) fail("standard output is closed");
+        check_standard_output();
     }
 
     void take_line(const std::string& line) {

@@ -154,6 +154,7 @@ std::unique_ptr<StepObserver> start(Run& run, Trainer& trainer, InferenceJobs& j
     const Options& o = run.options;
     if (o.help || o.version || !o.plan.empty()) {
         print_answer(run);
+        check_standard_output();
         return {};
     }
 
@@ -168,6 +169,7 @@ std::unique_ptr<StepObserver> start(Run& run, Trainer& trainer, InferenceJobs& j
 
     if (!run.trains()) {
         infer(run, *trainer.model, jobs);
+        check_standard_output();
         return {};
     }
     open_metrics(run);
