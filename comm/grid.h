@@ -42,6 +42,11 @@ struct Grid {
     Stream dp_stream = nullptr;             // for dp: gradients are reduced, parameters gathered
 
     int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
+    void place(int rank) {
+        tensor = rank % t;
+        data = rank / t % d;
+        stage = rank / t / d;
+    }
     bool is_first_stage() const { return stage == 0; }
     bool is_last_stage() const { return stage == p - 1; }
     bool holds_tied() const { return p > 1 && (is_first_stage() || is_last_stage()); }
@@ -61,9 +66,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     g.t = t;
     g.p = p;
     g.d = world / (t * p);
-    g.tensor = rank % t;
-    g.data = rank / t % g.d;
-    g.stage = rank / t / g.d;
+    g.place(rank);
 
     auto group = [&](const char* name, int size, int mine, auto member) {
         comm::Group out = {name, mine, size, std::vector<int>(size)};

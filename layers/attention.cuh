@@ -103,7 +103,7 @@ constexpr bool has_flash_kernels(int HS) {
 
 // `products` matmuls over the causal half of the scores, in tiles that never leave the chip
 inline Work flash_work(const AttentionShape& a, int products, double x, double reals = 0) {
-    GemmShape half = {a.T, a.T / 2, a.HS, a.heads() * products};
+    GemmShape half = {a.T, (a.T + 1) / 2, a.HS, a.heads() * products};
     return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
 }
 

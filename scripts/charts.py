@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from html import escape
 
 COLOURS = {"others": "#9aa5b1", "ours": "#4878cf", "published": "#d1495b"}
 LINES = ("#4878cf", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b", "#7a8591")
@@ -17,21 +18,21 @@ def bars(title, rows, unit, legend, note=""):
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
         ' font-family="sans-serif" font-size="12">',
         f'<rect width="{wide}" height="{high}" fill="white"/>',
-        f'<text x="8" y="18" font-size="14">{title}</text>',
+        f'<text x="8" y="18" font-size="14">{escape(title)}</text>',
     ]
 
     x = 8
     for what, name in legend.items():
         out.append(f'<rect x="{x}" y="28" width="12" height="12" fill="{COLOURS[what]}"/>')
-        out.append(f'<text x="{x + 18}" y="38">{name}</text>')
+        out.append(f'<text x="{x + 18}" y="38">{escape(name)}</text>')
         x += 40 + 7 * len(name)
     if note:
-        out.append(f'<text x="8" y="56" fill="#666">{note}</text>')
+        out.append(f'<text x="8" y="56" fill="#666">{escape(note)}</text>')
 
     y = head
     scale = (wide - left - 130) / top
     for name, values in rows:
-        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{name}</text>')
+        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
         for value, what, error in values:
             end = left + value * scale
             out.append(
@@ -65,7 +66,7 @@ def over_time(title, models):
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
         ' font-family="sans-serif" font-size="12">',
         f'<rect width="{wide}" height="{high}" fill="white"/>',
-        f'<text x="8" y="18" font-size="14">{title}</text>',
+        f'<text x="8" y="18" font-size="14">{escape(title)}</text>',
     ]
 
     for power, said in (
@@ -92,7 +93,7 @@ def over_time(title, models):
         colour = COLOURS["ours" if model["preset"] else "others"]
         out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
         at = f'x="{x - 9:.1f}" text-anchor="end"' if crowded else f'x="{x + 9:.1f}"'
-        out.append(f'<text {at} y="{y + 4:.1f}">{model["name"]}</text>')
+        out.append(f'<text {at} y="{y + 4:.1f}">{escape(model["name"])}</text>')
 
     out.append(f'<text x="{wide - 20}" y="34" text-anchor="end" fill="{COLOURS["ours"]}">presets here</text>')
     return "\n".join(out) + "\n</svg>\n"
@@ -150,16 +151,16 @@ def line_chart(curves, x_said, y_said, low, x_names=()):
 
     for x, name in list(enumerate(x_names)) or [(x, f"{x:g}") for x in ticks(0, last)]:
         at = f'x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}"'
-        out.append(f'<text {at} text-anchor="middle">{name}</text>')
+        out.append(f'<text {at} text-anchor="middle">{escape(name)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    out.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{x_said}</text>')
-    out.append(f'<text x="{LEFT}" y="20">{y_said}</text>')
+    out.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_said)}</text>')
+    out.append(f'<text x="{LEFT}" y="20">{escape(y_said)}</text>')
 
     for i, curve in enumerate(curves):
         path = "".join(f"{'ML'[j > 0]}{px(x):.1f} {py(y):.1f}" for j, (x, y) in enumerate(curve.points))
         out.append(f'<path d="{path}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"/>')
         at = f'x="{WIDTH - RIGHT}" y="{TOP + 14 + 18 * i}"'
-        out.append(f'<text {at} text-anchor="end" fill="{curve.colour}">{curve.name}</text>')
+        out.append(f'<text {at} text-anchor="end" fill="{curve.colour}">{escape(curve.name)}</text>')
         if curve.width == 2:
             dots = [f'cx="{px(x):.1f}" cy="{py(y):.1f}"' for x, y in curve.points]
             out += [f'<circle {dot} r="3" fill="{curve.colour}"/>' for dot in dots]

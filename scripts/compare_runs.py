@@ -31,9 +31,11 @@ class Metrics:
 
 def read(argument, by):
     """A run, its curves by tokens, steps or seconds. argument: [NAME=]FILE."""
-    name, _, path = argument.rpartition("=")
+    name, _, path = ("", "", argument) if Path(argument).is_file() else argument.rpartition("=")
     try:
-        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        text = Path(path).read_text()
+        whole = text[: text.rfind("\n") + 1]  # the run may be writing the last line
+        lines = [json.loads(line) for line in whole.splitlines()]
         clock, train, held = 0.0, [], []
         for line in lines:
             clock += line["seconds"]

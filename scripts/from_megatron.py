@@ -36,6 +36,10 @@ WANTED = (
     ("group_query_attention", (False,), "grouped queries"),
     ("multi_latent_attention", (False,), "multi-latent attention"),
     ("num_experts", (None,), "experts"),
+    ("window_size", (None,), "sliding-window attention"),
+    ("softmax_type", ("vanilla",), "another softmax"),
+    ("softmax_scale", (None,), "another scale of the scores"),
+    ("mtp_num_layers", (None, 0), "multi-token prediction"),
     ("apply_residual_connection_post_layernorm", (False,), "a residual behind the layer norm"),
 )
 # ours: megatron-core's, in the order in which they are looked for; {} is a layer's prefix
@@ -132,7 +136,7 @@ def check_arguments(args, folder):
     ffn = getattr(args, "ffn_hidden_size", None)
     if ffn not in (None, 4 * args.hidden_size):
         fail(f"{folder}: has ffn_hidden_size {ffn}, this program computes 4 * hidden_size")
-    if not getattr(args, "bias_gelu_fusion", True):
+    if not getattr(args, "bias_gelu_fusion", True) and not getattr(args, "openai_gelu", False):
         print(
             "note: without --bias-gelu-fusion Megatron's GELU is by erf, this program's by tanh: losses"
             " differ slightly"

@@ -192,6 +192,14 @@ def test_nanogpt(work, tensors):
     said = good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano")
     check("computes GELU by erf" in said, "the difference is said")
     check(export(work, "nano") == tensors, "a model of nanoGPT is the same to the last bit")
+    # rows that are no tokens, as nanoGPT has them behind GPT-2's
+    padded = ([V + 7, C], linear["wte.weight"][1] + [0.5] * 7 * C)
+    tied = {name: padded for name in state if name.endswith(("wte.weight", "lm_head.weight"))}
+    write_safetensors(path, state | tied)
+    options = ["--heads", NH, "--tokenizer", "bytes", "--to", f"{work}/nano-padded"]
+    said = good("convert", "--from-nanogpt", path, *options)
+    check("the last 7 rows of the token embedding" in said, f"rows that are left out: {said}")
+    check(export(work, "nano-padded") == tensors, "a padded model, with its tokens' vocabulary, is the same")
     weights = {name: tensor for name, tensor in state.items() if not name.endswith(".bias")}
     write_safetensors(path, weights)
     said = good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano-0")
@@ -308,6 +316,8 @@ def test_megatron(work, tensors):
     converted("has a gated MLP (swiglu True)", swiglu=True)
     converted("epsilon 1e-06", norm_epsilon=1e-6)
     converted("has experts", num_experts=8)
+    converted("has sliding-window attention", window_size=(127, 0))
+    converted("has another softmax (softmax_type off-by-one)", softmax_type="off-by-one")
     converted("has 2 layers, its arguments say 3", num_layers=L + 1)
 
 

@@ -50,8 +50,17 @@ def test_compare_runs(work):
         check(out.returncode == 0 and len(ends) == 2 and ends[0] == 700, f"by {by}: {ends}")
         check(abs(ends[1] - (60 + 640 * 8 / 20)) < 0.1, f"by {by}: eight of twenty steps end at {ends[1]}")
 
+    # a name with "=" in it, characters that mean something in SVG, a line that is being written
+    odd = work / "lr=1e-3 & <x>.jsonl"
+    odd.write_text((work / "a.jsonl").read_text() + '{"step": 21, "lo')
+    out = compared(odd, work / "b.jsonl", "--output", work / "two.svg")
+    texts = xml.dom.minidom.parse(str(work / "two.svg")).getElementsByTagName("text")
+    names = [text.firstChild.data for text in texts]
+    good = out.returncode == 0 and any(name.startswith(odd.stem) for name in names)
+    check(good, f"an odd name: {names} {out.stderr}")
+
     for text, says in (
-        ("{", "is it a file of"),
+        ("{\n", "is it a file of"),
         ("", "no line with a loss"),
         ('{"step": 1}\n', "is it a file of"),
     ):
@@ -82,6 +91,9 @@ def test_tensorboard(work):
     file, folder = work / "run.jsonl", work / "events"
     command = [sys.executable, "scripts/to_tensorboard.py", str(file), str(folder)]
     metrics(file, 20)
+    folder.mkdir()
+    theirs = folder / "events.out.tfevents.1.somebody"
+    theirs.write_bytes(b"")
     with file.open("a") as more:
         more.write('{"step": 21, "lo')  # a line that is being written
     out = limited(command, 60, cwd=ROOT)
@@ -100,6 +112,7 @@ def test_tensorboard(work):
             time.sleep(0.5)
         check(len(scalars_of(folder)["loss"]) == steps, f"following: {steps} steps")
 
+    check(theirs.exists(), "another program's events stay")
     follower.terminate()
     follower.wait()
     file.write_text("[1]\n")

@@ -25,6 +25,9 @@ except ImportError:
     sys.exit("to_tensorboard.py: the package tensorboard is not here: python3 -m pip install tensorboard")
 
 
+SUFFIX = ".train_gpt"
+
+
 def scalars(line):
     """(name, value) of a line's finite numbers."""
     for key, value in line.items():
@@ -43,9 +46,9 @@ class Events:
     def restart(self):
         if self.writer:
             self.writer.close()
-        for old in self.folder.glob("events.out.tfevents.*"):
+        for old in self.folder.glob(f"events.out.tfevents.*{SUFFIX}"):  # those of other programs stay
             old.unlink()
-        self.writer, self.lines = EventFileWriter(str(self.folder)), []
+        self.writer, self.lines = EventFileWriter(str(self.folder), filename_suffix=SUFFIX), []
 
     def update(self, lines):
         """All of the file's whole lines, as text."""

@@ -48,6 +48,7 @@ inline const Gpu* find_gpu(const std::string& device) {
     for (auto& gpu : gpus) {
         size_t at = device.find(gpu.name), end = at + strlen(gpu.name);
         if (at == device.npos) continue;
+        if (device.compare(end, 7, " Laptop") == 0 || device.compare(end, 3, " D") == 0) continue;
         if (end >= device.size() || !isdigit(device[end])) return &gpu;  // an RTX A4000 is no A40
     }
     return nullptr;

@@ -50,19 +50,26 @@ inline void check_shape(const ModelShape& m, const std::string& path) {
 }
 
 inline void write_checkpoint(const ForeignModel& model, const std::string& to, const std::string& tokenizer) {
-    const ModelShape& m = model.shape;
+    ModelShape m = model.shape;
     std::optional<Vocabulary> vocabulary;
     if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
+    if (vocabulary && vocabulary->size() < m.V) {  // as nanoGPT's 50304 rows for GPT-2's 50257 tokens
+        printf("note: the last %d rows of the token embedding are no tokens of %s, and are left out\n",
+               m.V - vocabulary->size(), tokenizer.c_str());
+        m.V = m.Vp = vocabulary->size();
+    }
     if (vocabulary && vocabulary->size() != m.V)
         fail("--tokenizer %s: has %d tokens, the model %d", tokenizer.c_str(), vocabulary->size(), m.V);
 
     if (!list_checkpoints(to).empty())
         fail("--to %s already holds checkpoints: choose another folder", to.c_str());
-    ParameterTable table = parameter_table(m);
+    ParameterTable table = parameter_table(m), theirs = parameter_table(model.shape);
     std::vector<real> values;
     Snapshot snapshot;
-    for (auto& p : table.list) {
-        std::vector<real> ours = model.read(p);
+    for (size_t i = 0; i < table.list.size(); i++) {
+        const Parameter& p = table.list[i];
+        std::vector<real> ours = model.read(theirs.list[i]);
+        ours.resize((size_t)p.stored());
         snapshot.ranges.push_back({p, Master, 0, p.stored(), -1, values.size()});
         values.insert(values.end(), ours.begin(), ours.end());
     }

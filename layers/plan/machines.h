@@ -111,7 +111,7 @@ inline Hardware choose_hardware(const Options& o) {
 }
 
 inline double filled(const Hardware& h, const GemmShape& p) {
-    if (h.is_measured || h.gpu.sms == 0) return 1;
+    if (h.is_measured || h.gpu.sms == 0 || p.m * p.n == 0) return 1;
     constexpr long tile = 128, least_k = 512;
     long rows = (p.m + tile - 1) / tile, columns = (p.n + tile - 1) / tile;
     long tiles = rows * columns * p.batch, parts = 1;

@@ -11,8 +11,9 @@
 inline void prove_grid(const Plan& plan) {
     const Grid& g = plan.grid;
     std::vector<int> seen(plan.world(), 0);
+    Grid at = g;
     for (int rank = 0; rank < plan.world(); rank++) {
-        Grid at = place_in_grid(rank, plan.world(), g.t, g.p);
+        at.place(rank);
         bool inside = at.tensor < g.t && at.data < g.d && at.stage < g.p;
         if (!inside || at.rank_of(at.tensor, at.data, at.stage) != rank)
             fail("rank %d is misplaced: a defect of this program", rank);
@@ -229,6 +230,14 @@ inline double checkpoint_bytes(const Plan& plan) {  // master, m and v of the un
     return 3 * count * (double)plan.target.precision.real;
 }
 
+// of the rank that writes most; the last stage's copy of the token embedding is not written
+inline double most_written(const Plan& plan) {
+    long most = 0, tied = (long)plan.shape.Vp / plan.grid.t * plan.shape.C;
+    for (auto& s : plan.stages)
+        most = std::max(most, s.parameters - (s.stage > 0 && s.stage == plan.grid.p - 1 ? tied : 0));
+    return 3.0 * (double)most / plan.grid.d * (double)plan.target.precision.real;
+}
+
 inline double bubble(const Plan& plan) {  // relative to the ideal time, by the formula
     return (plan.grid.p - 1) /
         ((double)plan.o.batch / plan.grid.d / plan.o.micro_batch * plan.o.pipeline_chunks);
@@ -286,8 +295,8 @@ inline std::string plan_text(const Plan& plan) {
     }
 
     double saved = checkpoint_bytes(plan) * 1e-9, rate = plan.o.file_system_rate;
-    out += text("checkpoint      %.4g GB; a rank writes %.3g GB, and holds as much on its host meanwhile\n",
-                saved, saved / plan.world());
+    out += text("checkpoint      %.4g GB; a rank writes up to %.3g GB, and holds as much on its host "
+                "meanwhile\n", saved, most_written(plan) * 1e-9);
     if (rate > 0)
         out += text("  at %.4g GB/s  written in %.3g s beside the steps, read in %.3g s at a resume\n", rate,
                     saved / rate, saved / rate);

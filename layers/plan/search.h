@@ -36,6 +36,9 @@ inline void check_plan_options(Options& o) {
             fail("--%s wants one layout: give --plan without %s", name, o.plan.c_str());
     for (const char* name : {"trace", "record", "profile", "generate"})
         if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
+    if ((long)o.tensor_parallel * o.pipeline_parallel > 1 << 24)
+        fail("--tensor-parallel %d x --pipeline-parallel %d: at most %d ranks can be planned",
+             o.tensor_parallel, o.pipeline_parallel, 1 << 24);
     if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
 }
 
@@ -45,7 +48,10 @@ inline void resolve_plan(Run& run) {
     // a search resolves a single replica: the number of ranks need not suit the layout that it starts with
     int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
+    int chunks = o.pipeline_chunks;  // of the layouts that are searched; one stage has one
+    if (o.plan == "search" && o.pipeline_parallel == 1) o.pipeline_chunks = 1;
     resolve(run, 0);
+    o.pipeline_chunks = chunks;
     Hardware h = choose_hardware(o);
     double taken = most_communicators(run.grid, o.pipeline_chunks > 1) * bytes_of_communicator;
     if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
@@ -65,6 +71,7 @@ inline Plan whole_plan(const Run& run, const Hardware& h) {
 inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool timed) {
     Run run;
     run.options = o;
+    run.options.plan = "this";
     run.state = base.state;
 
     if (!o.has("micro-batch")) run.options.micro_batch = 0;  // resolved anew if not named
@@ -207,17 +214,29 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
     return all;
 }
 
+// as a shell takes it
+inline std::string quoted(const std::string& word) {
+    const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+    if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
+    std::string out = "'";
+    for (char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+    return out + "'";
+}
+
 // the command that starts a run with a plan's layout: what was given, but for what asks for the plan
 inline std::string command_of(const Plan& plan) {
     const std::set<std::string> layout = {"tensor-parallel", "pipeline-parallel", "pipeline-chunks",
                                           "micro-batch", "recompute"},
                                 asks = {"plan", "plan-json", "hardware", "world-size", "network-rate",
-                                        "gemm-efficiency", "file-system-rate"};
+                                        "gemm-efficiency", "file-system-rate", "verbose"};
     std::string out = text("mpirun -n %d ./train_gpt", plan.world());
     for (auto& option : option_table) {
         std::string name = option.name;
-        if (layout.count(name) || (plan.o.has(option.name) && !asks.count(name)))
-            out += " --" + name + " " + print_value(plan.o, option);
+        if (!layout.count(name) && (!plan.o.has(option.name) || asks.count(name))) continue;
+        out += " --" + name;
+        if (auto* list = std::get_if<std::vector<std::string> Options::*>(&option.field))
+            for (auto& word : plan.o.*(*list)) out += " " + quoted(word);
+        else out += " " + quoted(print_value(plan.o, option));
     }
     return out + (plan.o.train.empty() ? " --train …" : "");
 }

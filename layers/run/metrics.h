@@ -164,7 +164,7 @@ class ProgressReporter {
         std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %s", run.state.step,
                                 (unsigned long long)run.state.tokens, json_number(r.loss).c_str());
         line += json_values("losses", r.set_losses);
-        if (!std::isnan(r.validation_loss)) line += text(", \"validation_loss\": %.17g", r.validation_loss);
+        if (r.validation_loss) line += ", \"validation_loss\": " + json_number(*r.validation_loss);
         line += json_values("tasks", r.tasks);
 
         line += text(", \"learning_rate\": %.17g, \"gradient_norm\": %s, \"seconds\": %.6g, "
@@ -213,14 +213,14 @@ public:
 
         double speed = 1 / pace;
         if (!run.options.metrics.empty()) write_metrics(r, speed);
-        bool evaluated = !std::isnan(r.validation_loss);
+        bool evaluated = r.validation_loss.has_value();
         bool edge = run.state.step == 1 || run.state.step == run.last_step || evaluated;
         if (!edge && seconds() - last_print < 2) return;
         last_print = seconds();
 
         double left = ((double)run.last_tokens - (double)run.state.tokens) / speed;
         std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops / peak) : "";
-        std::string validation = evaluated ? text("  validation loss %.4f", r.validation_loss) : "";
+        std::string validation = evaluated ? text("  validation loss %.4f", *r.validation_loss) : "";
         printf("step %6ld/%ld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s%s  left %ld:%02ld%s\n",
                run.state.step, run.last_step, r.loss, r.learning_rate, r.norm, speed, mfu.c_str(),
                (long)left / 60, (long)left % 60, validation.c_str());

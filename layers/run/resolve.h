@@ -219,7 +219,8 @@ inline void resolve_batch(Run& run) {
     }
     run.automatic_micro_batch |= o.micro_batch == automatic;
     if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
-    if (o.batch / d / std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share)) > 1 << 16)
+    int part = std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share));
+    if (o.batch / d / part > 1 << 16 && o.plan != "search")  // which has more replicas than this one
         fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
              "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
 

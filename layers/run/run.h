@@ -148,7 +148,7 @@ struct StepResult {
     bool updated = true;           // false: a spike; parameters and optimizer state unchanged
     std::vector<int> slow_ranks;   // see SlowRankMonitor (monitor.h)
     NamedValues set_losses;        // for each set of a blend that had samples in the step
-    double validation_loss = NAN;  // NAN: not evaluated
+    std::optional<double> validation_loss;  // if evaluated
     NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
     bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
 };

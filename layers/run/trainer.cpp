@@ -285,7 +285,7 @@ static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
 
 // loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set; in
 // rounds of as many as the buffers hold. Returns false if any rank cannot read it.
-bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
+bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer) {
     const Setup& setup = trainer.model->setup;
     uint64_t all = run.validation->samples();
     uint64_t count = std::min(all, run.options.evaluate_batches * (uint64_t)setup.B);
@@ -301,6 +301,9 @@ bool evaluate_loss(double& loss, Run& run, Trainer& trainer) {
         for (uint64_t sample : chosen) counted += (double)run.validation->counted(sample);
     }
     loss = sum / std::max(1.0, counted);
+    if (!std::isfinite(*loss) && run.is_rank0())  // which a last step does not notice by its own loss
+        fprintf(stderr, "step %ld: the validation loss is not finite: checkpoints from here on are useless: "
+                "go on from an earlier one (--resume-before)\n", run.state.step);
     return true;
 }
 
@@ -309,9 +312,9 @@ void report_nothing_to_do(Run& run, Trainer& trainer) {
     if (run.is_rank0())
         printf("nothing to do: the run is at step %ld, and %s\n", run.state.step,
                o.has("steps") ? text("--steps %ld is its length in all", o.steps).c_str() : "ends there");
-    double loss = 0;
+    std::optional<double> loss;
     if (run.validation && evaluate_loss(loss, run, trainer) && run.is_rank0())
-        printf("validation loss %.4f\n", loss);
+        printf("validation loss %.4f\n", *loss);
 }
 
 // ---- saves -----------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, con
 // ---- after a step ----------------------------------------------------------------------------------------
 
 // The mean validation loss over at most --evaluate-batches micro-batches; false if any rank cannot read them
-bool evaluate_loss(double& loss, Run& run, Trainer& trainer);
+bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer);
 
 // progress lines and --metrics; tokens: in the step
 void report_step(const StepResult& result, Trainer& trainer, double tokens);
