@@ -11,9 +11,11 @@ MULTIARCH := $(shell $(CXX) -print-multiarch 2>/dev/null)
 # ---- what is here ------------------------------------------------------------------------------------------
 NVCC     ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 GPU      := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)
-MPICXX   := $(shell command -v mpicxx 2>/dev/null)
+MPICXX   := $(firstword $(shell command -v mpicxx 2>/dev/null) $(wildcard /usr/lib64/openmpi/bin/mpicxx))
 CUDA_DIR := $(patsubst %/bin/nvcc,%,$(NVCC))
-NCCL     := $(firstword $(wildcard $(CUDA_DIR)/include/nccl.h /usr/include/nccl.h))
+# where a module has it, else beside CUDA or the system's
+NCCL     := $(firstword $(wildcard $(addsuffix /nccl.h,$(addsuffix /include,$(NCCL_HOME) $(NCCL_ROOT)) \
+	$(subst :, ,$(CPATH)) $(CUDA_DIR)/include /usr/include)))
 
 # prefers a BLAS that uses OpenMP's threads: one with its own thread pool competes with ours for the cores
 blas_links = $(shell echo 'extern "C" void cblas_sgemm(); int main() { cblas_sgemm(); }' | \
@@ -135,7 +137,9 @@ ifeq ($(COMM),nccl)
     $(error COMM=nccl: nccl.h was not found: install NCCL, or choose COMM=mpi)
   endif
   ifeq ($(DEVICE),cuda)
-    NCCL_LINK := -L$(CUDA_DIR)/lib -lnccl
+    NCCL_LIB  := $(patsubst %/include/nccl.h,%/lib,$(filter-out /usr/include/%,$(NCCL)))
+    NCCL_COMPILE := $(if $(NCCL_LIB),-isystem $(dir $(NCCL)))
+    NCCL_LINK := $(if $(NCCL_LIB),-L$(NCCL_LIB) -Xlinker -rpath -Xlinker $(NCCL_LIB)) -L$(CUDA_DIR)/lib -lnccl
   else ifeq ($(DEVICE),emulated)
     NCCL_COMPILE := -Ilayers/emulator/nccl -idirafter $(dir $(NCCL))
     NCCL_OBJECT  := $(OBJECTS)/nccl.o
@@ -150,7 +154,12 @@ ifneq ($(COMM),single)
   # Open MPI's wrapper says what it passes on with --showme, MPICH's and Intel's with -show
   MPI_FLAGS   := $(or $(shell $(MPICXX) --showme 2>/dev/null),$(shell $(MPICXX) -show 2>/dev/null))
   MPI_COMPILE := -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I%,$(MPI_FLAGS))
-  MPI_LINK    := $(filter -L% -l%,$(MPI_FLAGS))
+  # found at run time too, on hosts where no module is loaded
+  MPI_LINK    := $(filter -L% -l%,$(MPI_FLAGS)) \
+	$(foreach d,$(patsubst -L%,%,$(filter -L%,$(MPI_FLAGS))),-Xlinker -rpath -Xlinker $(d))
+endif
+ifeq ($(DEVICE)-$(COMM)-$(origin COMM),cuda-mpi-file)
+  $(warning NCCL was not found: several ranks would talk over MPI, through the host: set NCCL_HOME)
 endif
 
 .PHONY: all $(PROGRAMS) corpus corpus-found found nccl-folder onednn-flags help test check clean \
@@ -209,6 +218,22 @@ DEPENDENCIES := $(wildcard $(OBJECTS)/*.d $(TOOLS)/*.d)
 USED  := $(sort $(filter %.cpp %.cu,$(if $(DEPENDENCIES),$(shell cat $(DEPENDENCIES)))))
 MOVED := $(filter-out $(wildcard $(USED)),$(USED))
 $(MOVED): ;
+
+# what was made with other settings is made again: the compiler and its flags, GPUs, MPI and BLAS
+now_settings  := $(strip $(CXX) $(ARCH) $(if $(filter-out file,$(origin CXXFLAGS)),$(CXXFLAGS)))
+now_libraries := $(strip $(MPI_FLAGS) $(BLAS))
+now_gpu_code  := $(GPU_CODE)
+$(foreach folder,$(OBJECTS) $(TOOLS),$(addprefix $(folder)/,settings libraries gpu_code)): FORCE
+	@mkdir -p $(@D)
+	@echo '$(now_$(@F))' | cmp -s - $@ || echo '$(now_$(@F))' > $@
+FORCE:
+$(addprefix $(OBJECTS)/,train_gpt.o start_and_plan.o run_and_inference.o compute.o test_gpt.o nccl.o \
+	comm_nccl.o comm_mpi.o comm_single.o): $(OBJECTS)/settings
+$(addprefix $(TOOLS)/,tokenize.o tasks.o convert.o corpus.o fuzz_corpus.o comm_mpi.o \
+	comm_single.o): $(TOOLS)/settings
+$(addprefix $(OBJECTS)/,comm_nccl.o comm_mpi.o comm_single.o): $(OBJECTS)/libraries
+$(addprefix $(TOOLS)/,comm_mpi.o comm_single.o): $(TOOLS)/libraries
+$(OBJECTS)/compute.o: $(OBJECTS)/gpu_code
 
 $(OBJECTS)/train_gpt.o: train_gpt.cu Makefile
 	@mkdir -p $(@D)

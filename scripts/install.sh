@@ -104,15 +104,16 @@ if command -v apt-get >/dev/null; then
     command="apt-get install -y $list"
     if able; then
         echo "installing: $list"
-        "${root[@]}" apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -qq $list >/dev/null
+        # where it fails, what is still missing is told below
+        "${root[@]}" apt-get update -qq || true
+        DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -qq $list >/dev/null || true
     fi
 elif command -v dnf >/dev/null; then
     list=$(packages dnf $needed | tr '\n' ' ')
     command="dnf install -y $list"
     if able; then
         echo "installing: $list"
-        "${root[@]}" dnf install -y -q $list >/dev/null
+        "${root[@]}" dnf install -y -q $list >/dev/null || true
     fi
 else
     command="your package manager: a C++20 compiler with OpenMP, make, python3, OpenBLAS built for OpenMP,"
@@ -122,6 +123,10 @@ else
     [ $with_corpus = no ] || command+="; $corpus, OpenSSL, aria2"
 fi
 
+if ! command -v mpirun >/dev/null && [ -x /usr/lib64/openmpi/bin/mpirun ]; then
+    echo "install.sh: Open MPI is in /usr/lib64/openmpi/bin: module load mpi/openmpi-x86_64, then again" >&2
+    exit 1
+fi
 left=$(missing)
 if [ -n "$left" ]; then
     echo "install.sh: still missing: $(echo $left). Install with: $command" >&2

@@ -223,6 +223,7 @@ def step_table(kernels, model, gpu):
 # ---- the report --------------------------------------------------------------------------------------
 
 SHOWN = ("tensor", "special", "shared", "copy", "global", "barrier", "fence", "region", "branch")
+IN_ALL = ("tensor", "special", "global", "local", "barrier", "fence")  # of these all, not of the loop alone
 
 
 def counts_of(kernel):
@@ -232,11 +233,12 @@ def counts_of(kernel):
     return {
         "registers": kernel["registers"],
         "spilt": kernel["spilt"],
+        "frame": kernel["frame"],  # of arrays that are indexed at run time, say
         "instructions": len(loop.body),
         "waits": near + far,
         **{kind: loop.count(kind) for kind in SHOWN},
         # of the whole kernel, so that nothing grows unseen outside of the loop
-        **{f"all {kind}": whole.count(kind) for kind in ("tensor", "special", "global", "barrier", "fence")},
+        **{f"all {kind}": whole.count(kind) for kind in IN_ALL},
         "timed waits": sum(map(machine_code.ends_in_time, waits)),
         "endless waits": len(waits) - sum(map(machine_code.ends_in_time, waits)),
     }

@@ -209,6 +209,7 @@ def compile_kernels(nvcc, arch, folder):
         kernels[re.match(r"'(\S+)'", block)[1]] = {
             "registers": number(r"Used (\d+) registers"),
             "shared": number(r"(\d+) bytes smem"),
+            "frame": number(r"(\d+) bytes stack frame"),
             "spilt": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         }
 

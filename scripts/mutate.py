@@ -132,20 +132,22 @@ NCCL_CHANGES = (
     (r"ncclFloat64 : ncclInt64", "ncclInt64 : ncclFloat64"),
     (r"ncclSum : ncclMax", "ncclMax : ncclSum"),
     (r"ncclSum, c", "ncclMax, c"),
-    (r"(?<=ncclAllReduce\(x, x, )n", "n - 1"),
-    (r"(?<=ncclReduceScatter\()in", "out"),
-    (r"(?<=ncclAllGather\()in", "out"),
-    (r"(?<=ncclSend\(x, )n", "(n + 1) / 2"),
-    (r"(?<=type_nccl\(type\), )(to|from)(?=, c)", r"1 - \1"),
+    (r"(?<=ncclAllReduce\(c\.in, c\.out, )c\.n", "c.n - 1"),
+    (r"(?<=ncclReduceScatter\()c\.in", "c.out"),
+    (r"(?<=ncclAllGather\()c\.in", "c.out"),
+    (r"(?<=ncclSend\(c\.in, )c\.n", "(c.n + 1) / 2"),
+    (r"(?<=type, )c\.peer(?=, comm)", "1 - c.peer"),
     # calls of the compute stream; those of a comm stream would only be ordered more strictly there
-    (r"(?<=, c, )s(?=\);)", "s || comm_streams.empty() ? s : comm_streams.begin()->first"),
+    (
+        r"(?<=comm, )c\.stream(?=\);)",
+        "comm_streams.empty() || comm_streams.count(c.stream) ? c.stream : comm_streams.begin()->first",
+    ),
     (r"check_nccl\(ncclGroup(Start|End)\(\), [^;]*;", ""),
     (r"(?<=, size, id, )rank", "0"),
     (r"(?<=&joining->comm, )size", "size + rank"),
     (r"while_waiting = look;", ""),
     (r"check_nccl\(error, each[^;]*;", ""),
     (r"communicators\.push_back\([^;]*;", ""),
-    (r"let_device_go_on\(\);", ""),
 )
 
 
@@ -184,10 +186,10 @@ HOPPER_CHANGES = (
     (r"(?<=\[stage\], )i / stages % 2", "1 - i / stages % 2"),
     (r"\(i / stages \+ 1\) % 2(?=\))", "i / stages % 2"),
     (r"(?<=\[stage\], )i_tile / stages % 2", "1 - i_tile / stages % 2"),
-    (r"\(i_tile \+ 1\) % 2(?=\))", "i_tile % 2"),
+    (r"\(tile - own\.first_tile \+ 1\) % 2(?=\))", "(tile - own.first_tile) % 2"),
     (r"(?<=dq_full\[group\], )i % 2", "(i + 1) % 2"),
     (r"before == 0(?=\) bulk)", "false"),
-    (r"before > 0(?=\) sum)", "false"),
+    (r"before > 0(?=\) \{)", "false"),
     (r"(?<=dq_full\[i\], )128", "127"),
     (r"group == 1 && count > 1(?=\))", "false"),
     (r"(?<=wait\(&at\.)(queries|keys), 0", r"\1, 1"),
@@ -300,21 +302,28 @@ def hopper_sites():
                 continue
             end = end_of_call(text, text.find("(", found.end()))
             yield site_of(HOPPER, path, text, found.start(), end)
-    for path in (*kernels, Path("layers/fast/hopper.h")):
+    yield from changed_sites(HOPPER, (*kernels, Path("layers/fast/hopper.h")), HOPPER_CHANGES)
+
+
+def changed_sites(kind, paths, changes):
+    """Where each pattern matches; one that matches nowhere has outlived the code that it was written for."""
+    unused = {pattern for pattern, _ in changes}
+    for path in paths:
         text = (ROOT / path).read_text()
-        begin = text.rfind("namespace gpu {")  # in front of it in hopper.h: PTX, and what emulates it
-        for pattern, becomes in HOPPER_CHANGES:
+        # in front of it in hopper.h: PTX, and what emulates it
+        begin = text.rfind("namespace gpu {")
+        for pattern, becomes in changes:
             for found in re.finditer(pattern, text):
                 if found.start() > begin and not in_comment(text, found.start()):
-                    yield site_of(HOPPER, path, text, found.start(), found.end(), found.expand(becomes))
+                    unused.discard(pattern)
+                    yield site_of(kind, path, text, found.start(), found.end(), found.expand(becomes))
+    if unused:
+        sys.exit(f"mutate.py: these match nothing: {', '.join(sorted(unused))}")
 
 
 def nccl_sites():
-    for path in map(Path, ("comm/comm_nccl.cpp", "comm/mpi/nccl_start.h")):
-        text = (ROOT / path).read_text()
-        for pattern, becomes in NCCL_CHANGES:
-            for found in re.finditer(pattern, text):
-                yield site_of(NCCL, path, text, found.start(), found.end(), found.expand(becomes))
+    names = ("comm/comm_nccl.cpp", "comm/mpi/nccl_start.h", "comm/mpi/nccl_watch.h")
+    yield from changed_sites(NCCL, map(Path, names), NCCL_CHANGES)
 
 
 def run(command, folder, variables=None):

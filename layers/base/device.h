@@ -215,19 +215,13 @@ struct alignas(n * sizeof(T)) Values {
 template <class T>
 using Vec = Values<T, 16 / sizeof(T)>;  // 16 bytes, the most that one access takes
 constexpr int vec_size = Vec<floatX>::size;
-#if defined(WATCHED)
-using emulated::watch::load_whole, emulated::watch::store_whole;
+#if defined(DEVICE_EMULATED)
+using emulated::load_whole, emulated::store_whole;
 #else
 template <class V>
 __device__ inline V load_whole(const V* p) { return *p; }  // in one access
 template <class V>
-__device__ inline void store_whole(V* p, const V& v) {
-#if defined(DEVICE_EMULATED)
-    memcpy((void*)p, (const void*)&v, sizeof v);  // not value by value, as bf16's own assignment would
-#else
-    *p = v;
-#endif
-}
+__device__ inline void store_whole(V* p, const V& v) { *p = v; }
 #endif
 template <int n, class T>
 __device__ inline Values<T, n> load_values(const T* p) { return load_whole((const Values<T, n>*)p); }

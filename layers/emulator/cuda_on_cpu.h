@@ -25,6 +25,36 @@
 
 namespace emulated {
 
+// accesses of several values at once: a device ends a kernel whose address is not aligned to all of them
+template <class V>
+void check_aligned(const V* p) {
+    if ((uintptr_t)p % alignof(V))
+        fail("kernel %s: an access of %zu bytes at %p, not aligned to %zu", worker->kernel, sizeof(V),
+             (const void*)p, alignof(V));
+}
+
+template <class V>
+[[gnu::always_inline]] inline V load_whole(const V* p) {
+    check_aligned(p);
+#if defined(WATCHED)
+    V v;
+    watch::load(&v, p, sizeof v);
+    return v;
+#else
+    return *p;
+#endif
+}
+
+template <class V>
+[[gnu::always_inline]] inline void store_whole(V* p, const V& v) {
+    check_aligned(p);
+#if defined(WATCHED)
+    watch::store(p, &v, sizeof v);
+#else
+    memcpy((void*)p, (const void*)&v, sizeof v);  // not value by value, as bf16's own assignment would
+#endif
+}
+
 inline void* shared_array(const void* key, size_t bytes) {
     for (auto& s : worker->shared) {
         if (s.key != key) continue;

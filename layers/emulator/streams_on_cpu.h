@@ -210,8 +210,10 @@ inline bool lies_in(const Ranges& ranges, const void* p, size_t bytes) {
     auto [begin, size] = *std::prev(after);
     return (const char*)p + bytes <= begin + size;
 }
+inline int captures = 0;  // that are under way: no memory is taken or given back meanwhile
 }  // namespace emulated
 inline cudaError_t cudaMalloc(void** p, size_t bytes) {
+    if (emulated::captures) return cudaErrorStreamCaptureUnsupported;
     if (!emulated::take_memory(p, bytes)) return cudaErrorMemoryAllocation;
     memset(*p, 0xFF, bytes);
     emulated::on_device[(const char*)*p] = bytes;
@@ -219,18 +221,21 @@ inline cudaError_t cudaMalloc(void** p, size_t bytes) {
 }
 
 inline cudaError_t cudaFree(void* p) {
+    if (emulated::captures) return cudaErrorStreamCaptureUnsupported;
     emulated::on_device.erase((const char*)p);
     emulated::give_memory(p);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    if (emulated::captures) return cudaErrorStreamCaptureUnsupported;
     if (!emulated::take_memory(p, bytes)) return cudaErrorMemoryAllocation;
     emulated::pinned[(const char*)*p] = bytes;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaFreeHost(void* p) {
+    if (emulated::captures) return cudaErrorStreamCaptureUnsupported;
     emulated::pinned.erase((const char*)p);
     emulated::give_memory(p);
     return cudaSuccess;
@@ -353,6 +358,7 @@ constexpr int cudaStreamCaptureModeThreadLocal = 1;
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, int) {
     if (!s || s->recording) return cudaErrorNotReady;  // the default stream cannot be captured
+    emulated::captures++;
     s->recording = std::make_shared<EmulatedCapture>();
     s->recording->streams = {s};
     return cudaSuccess;
@@ -368,6 +374,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
         else if (awaited.capture) open[capture->nodes[awaited.at].stream] = false;
     }
 
+    emulated::captures--;
     for (auto* stream : capture->streams) stream->recording = nullptr;
     capture->ended = true;
     *graph = nullptr;

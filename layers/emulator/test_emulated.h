@@ -35,6 +35,7 @@ __global__ void poison_kernel(float* out) {
 
 __global__ void order_kernel(int* out, int* next) { out[atomicAdd(next, 1)] = threadIdx.x; }
 __global__ void stamp_kernel(int* out) { *out = 7; }
+__global__ void misaligned_kernel(int* out) { store_values(out + 1, load_values<2>(out)); }
 // neighbour's value through shared memory: right only with the barrier, in any order of threads
 __global__ void neighbour_kernel(int* out, bool barrier) {
     SHARED(int, x, 64);
@@ -95,6 +96,7 @@ void test_emulated() {
             [&] { LAUNCH(two_calls_kernel, 1, 32, 0, nullptr, o); });
     refused("53248 bytes of shared memory and 0 dynamic ones",
             [&] { LAUNCH(large_shared_kernel, 1, 32, 0, nullptr, o); });
+    refused("an access of 8 bytes at", [&] { LAUNCH(misaligned_kernel, 1, 1, 0, nullptr, o); });
     refused("launched with 50000 bytes of dynamic shared memory: 49152 are allowed",
             [&] { LAUNCH(stamp_kernel, 1, 1, 50000, nullptr, o); });
     allow_shared(stamp_kernel, 50000);
@@ -199,6 +201,20 @@ void test_emulated() {
         synchronize(s);
         check(value[0] == i && value[1] == 40 + i, "a copy from pageable memory, without capture");
     }
+
+    // nor one that takes memory
+    CapturedStep taking;
+    bool is_refused = false;
+    for (int i = 0; i < 3; i++) {
+        taking.enqueue(s, 1, [&] {
+            void* p = nullptr;
+            is_refused |= cudaMalloc(&p, 16) == cudaErrorStreamCaptureUnsupported;
+            if (p) cudaFree(p);
+            LAUNCH(stamp_kernel, 1, 1, 0, s, value);
+        });
+        synchronize(s);
+    }
+    check(is_refused, "memory that is taken during a capture");
 
     int early_changes = 0;
     for (unsigned round = 1; round <= 40; round++) {

@@ -72,17 +72,6 @@ void finish_send(const void* p, size_t bytes);
 
 void load(void* to, const void* p, size_t bytes);  // copies in one access
 void store(void* p, const void* from, size_t bytes);
-template <class V>
-[[gnu::always_inline]] inline V load_whole(const V* p) {
-    V v;
-    load(&v, p, sizeof v);
-    return v;
-}
-
-template <class V>
-[[gnu::always_inline]] inline void store_whole(V* p, const V& v) {
-    store(p, &v, sizeof v);
-}
 
 extern char* memory;  // all that is watched: device, pinned and shared memory
 constexpr size_t span = 64ull << 30;
