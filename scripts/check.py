@@ -57,20 +57,8 @@ SEAMS = {
 }
 MOST_IN_BOOK = {"files": 28, "lines": 6000}
 MOST_INCLUDED = 7000  # lines that train_gpt.cu includes
-TOP = {
-    "Makefile",
-    "train_gpt.cu",
-    "test_gpt.cu",
-    "layers",
-    "comm",
-    "data",
-    "scripts",
-    "README.md",
-    "LICENSE",
-    ".gitignore",
-    ".ci",
-    ".github",
-}
+TOP = """Makefile train_gpt.cu test_gpt.cu layers comm data scripts README.md LICENSE .gitignore .ci
+.github""".split()
 
 COLUMNS, FUNCTION = 110, 60
 KERNEL = 127  # flash_backward_kernel's; the aim: 120
@@ -210,47 +198,11 @@ def without_templates(items):
     return out
 
 
-TYPES = (
-    "unsigned",
-    "long",
-    "short",
-    "int",
-    "char",
-    "double",
-    "float",
-    "bool",
-    "auto",
-    "const",
-    "static",
-    "constexpr",
-    "thread_local",
-    "inline",
-    "volatile",
-    "mutable",
-    "size_t",
-    "real",
-    "floatX",
-)
+TYPES = """unsigned long short int char double float bool auto const static constexpr thread_local inline
+volatile mutable size_t real floatX""".split()
 HEADS = ("if", "for", "while", "switch")
-OTHERS = (
-    "using",
-    "typedef",
-    "template",
-    "struct",
-    "class",
-    "enum",
-    "union",
-    "namespace",
-    "public",
-    "private",
-    "static_assert",
-    "case",
-    "default",
-    "friend",
-    "extern",
-    "goto",
-    "throw",
-)
+OTHERS = """using typedef template struct class enum union namespace public private static_assert case default
+friend extern goto throw""".split()
 
 
 def is_declaration(items):
@@ -342,7 +294,7 @@ def check_parameters(name, text):
     most = 12 if is_layer else 8
     for match in FUNCTION_HEAD.finditer(text):
         of_libraries = match.group(1).startswith(("cblas_", "cublasLt"))
-        if match.group(1) in HEADS + ("catch", "defined") or of_libraries:
+        if match.group(1) in (*HEADS, "catch", "defined") or of_libraries:
             continue  # their interfaces are not ours
         count = parameters_of(re.sub(r"//[^\n]*", "", match.group(2)))
         if count > most:

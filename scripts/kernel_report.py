@@ -300,7 +300,8 @@ def check(counts, compiler, path):
     with open(path) as f:
         recorded = json.load(f)
     if compiler != recorded["compiler"]:
-        return print(f"not checked: nvcc is {compiler}, what was recorded is of {recorded['compiler']}")
+        was = recorded["compiler"]
+        sys.exit(f"not checked: nvcc is {compiler}, what was recorded is of {was}: make record-kernels")
 
     passed = failures = 0
     for arch, kernels in counts.items():

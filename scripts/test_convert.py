@@ -228,9 +228,13 @@ def test_nanogpt(work, tensors):
     write_safetensors(path, {**state, "transformer.wpe.weight": linear["wpe.weight"]})
     refused("are the same tensor", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
 
-    # a Hugging Face folder that does not say whether its head is tied
+    # Hugging Face folders: a model in several files, and one that does not say whether its head is tied
     folder = f"{work}/untied"
     good("convert", "--from-checkpoint", f"{work}/own", "--to-huggingface", folder)
+    os.rename(f"{folder}/model.safetensors", f"{work}/whole")
+    open(f"{folder}/model.safetensors.index.json", "w").close()
+    refused("the model is in several files, wants one", "--from-huggingface", folder, "--to", f"{work}/none")
+    os.rename(f"{work}/whole", f"{folder}/model.safetensors")
     config = json.load(open(f"{folder}/config.json"))
     del config["tie_word_embeddings"]
     json.dump(config, open(f"{folder}/config.json", "w"))

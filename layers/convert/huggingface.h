@@ -52,6 +52,11 @@ inline ForeignModel open_huggingface(const std::string& dir) {
     std::string weights = dir + "/model.safetensors", torch_saved = dir + "/pytorch_model.bin";
     if (access(weights.c_str(), F_OK) != 0 && access(torch_saved.c_str(), F_OK) == 0)
         weights = torch_saved;  // which is refused, with what to do
+    if (access(weights.c_str(), F_OK) != 0 && access((weights + ".index.json").c_str(), F_OK) == 0)
+        fail("%s: the model is in several files, wants one: make it by\n"
+             "  from transformers import GPT2LMHeadModel\n"
+             "  model = GPT2LMHeadModel.from_pretrained(\"%s\")\n"
+             "  model.save_pretrained(NEW_DIR, max_shard_size=\"1TB\")", weights.c_str(), dir.c_str());
     auto tensors = std::make_shared<Safetensors>(weights);
     tensors->refuse_unknown(parameter_table(m));
     return {m, [=](const Parameter& p) {

@@ -80,6 +80,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
     double wanted = 0;
     for (int b = 1; b <= common; b++) {
         if (common % b || (b > 1 && g.p > 1 && common / b < g.p)) continue;
+        if ((long)b * o.sequence > most_rows) break;
 
         Options with = o;
         with.micro_batch = b;

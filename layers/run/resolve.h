@@ -279,9 +279,9 @@ inline void resolve_schedule(Run& run) {
     if (!o.inference()) resolve_batch(run);
     else if (!o.generate.empty()) o.micro_batch = 1;
     else if (!o.micro_batch) o.micro_batch = 4;
-    if ((long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > 1 << 28)
-        fail("--%s: makes more than %d rows at once: choose a smaller one",
-             o.prompts() ? "batch" : "micro-batch", 1 << 28);
+    if ((long)(o.prompts() ? o.batch : o.micro_batch) * o.sequence > most_rows)
+        fail("--%s: makes more than %ld rows at once: choose a smaller one",
+             o.prompts() ? "batch" : "micro-batch", most_rows);
 
     if ((real)o.beta1 >= 1 || (real)o.beta2 >= 1)
         fail("--beta1 %.10g --beta2 %.10g: want less than 1, in the %zu bits that they are computed with",

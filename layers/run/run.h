@@ -20,6 +20,7 @@ struct Vocabulary;  // data/tokenizer.h
 // what each means: the table in config.h, or ./train_gpt --help
 
 constexpr int automatic = -1;  // a number given as `auto`, resolved later
+constexpr long most_rows = 1 << 28;  // B * T: some products with them are counted in 32 bits
 
 struct Options : OptimizerOptions {
     std::string model = "124M";
