@@ -233,7 +233,7 @@ $(addprefix $(TOOLS)/,tokenize.o tasks.o convert.o corpus.o fuzz_corpus.o comm_m
 	comm_single.o): $(TOOLS)/settings
 $(addprefix $(OBJECTS)/,comm_nccl.o comm_mpi.o comm_single.o): $(OBJECTS)/libraries
 $(addprefix $(TOOLS)/,comm_mpi.o comm_single.o): $(TOOLS)/libraries
-$(OBJECTS)/compute.o: $(OBJECTS)/gpu_code
+$(addprefix $(OBJECTS)/,compute.o test_gpt.o): $(OBJECTS)/gpu_code
 
 $(OBJECTS)/train_gpt.o: train_gpt.cu Makefile
 	@mkdir -p $(@D)

@@ -160,6 +160,16 @@ def metrics_of_others():
     check((WORK / "shared.jsonl.previous").read_text() == before, "its lines are kept")
     check(list(metrics(WORK / "shared.jsonl")) == [4], "and this run's begin")
 
+    # a branch that writes into its root's file; and a run that has nothing to do
+    r = run(command("--steps", 20, "--save", "root", "--save-every", 10, "--metrics", "root.jsonl"))
+    before = (WORK / "root.jsonl").read_text()
+    for options in (["--resume", "root/step-00000010", "--save", "no"], ["--resume", "root", "--save", "no"]):
+        steps = 15 if options[1] != "root" else 5
+        r = run(command("--steps", steps, *options, "--metrics", "root.jsonl"))
+        check(r.returncode == 0, f"{options}: {r.stderr[-300:]}")
+        kept = (WORK / "root.jsonl.previous").read_text()
+        check(kept == before and max(metrics(WORK / "root.jsonl")) == 15, f"{options}: the root's lines")
+
     # no launcher started it
     status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "other_run")])
     wants = ("state         not running", "step          4", "checkpoint    step 4")
@@ -320,6 +330,30 @@ def generator_beside_training():
     check(good, f"a text for a full disk: {r.returncode} {r.stderr[-400:]}")
     process.terminate()
     check("stopped by a signal" in end(process), "the run goes on until it is stopped")
+
+
+def unreadable_older():
+    """An older checkpoint that the disk does not give when it is read back: no older one is removed."""
+    run(command("--steps", 20, "--save", "sector", "--save-every", 10))
+    fails = shimmed(FAULT_RANK=0, FAULT_PATH="step-00000020/rank-00000.bin", PREAD_FAILS=1)
+    r = run(command("--steps", 30, "--save", "sector", "--resume", "sector", "--save-every", 30), fails)
+    told = "step-00000020 cannot be read, so no older one is removed"
+    check(r.returncode == 0 and told in r.stderr, f"a bad sector: {r.returncode} {r.stderr[-400:]}")
+    names = [f"step-{step:08d}" for step in (10, 20, 30)]
+    check(checkpoints(WORK / "sector") == names, f"what is left: {checkpoints(WORK / 'sector')}")
+
+
+def late_signals():
+    """Two signals while a run's last save is written: it is written."""
+    options = ["--steps", 20, "--save", "late", "--metrics", "late.jsonl"]
+    process = start(command(*options), shimmed(FAULT_RANK=0, FAULT_PATH="/.step-", FSYNC_SECONDS=1.5))
+    check(until(lambda: steps_written(WORK / "late.jsonl") == 20), "its last step")
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(3.5)
+    text = end(process)
+    good = process.returncode == 0 and checkpoints(WORK / "late") == ["step-00000020"]
+    check(good, f"two signals in the last save: {process.returncode} {text[-300:]}")
 
 
 def overwritten_value():

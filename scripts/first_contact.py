@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,13 +25,13 @@ MODEL = programs.MODEL
 # name: seconds, what it answers. In order of value; `others` run only where they are asked for by name
 PARTS = {
     "machine": (10, "card, driver, clocks, libraries; do the programs start?"),
-    "checks": (80, "every kernel beside the CPU's; if one is wrong, nothing else runs"),
+    "checks": (100, "every kernel beside the CPU's; if one is wrong, nothing else runs"),
     "losses": (25, "training in fp32, bf16 and as a graph beside the CPU's losses"),
     "124M": (45, "a step's rate and its parts, the choices made for it"),
     "peers": (80, "other trainers, in turn with 124M"),
     "pytorch": (115, "PyTorch compiled, in its fastest forms, between two runs of 124M"),
     "nccl": (100, "2 and 8 ranks that share the GPU over NCCL, beside one"),
-    "gemms": (110, "each GEMM of a step under load: the choice, others, PyTorch's, the clocks"),
+    "gemms": (95, "each GEMM of a step under load: the choice, others, PyTorch's, the clocks"),
     "1558M": (60, "a larger model, one and four micro-batches a step"),
     "fp8": (50, "124M and 1.3B in fp8 beside bf16, in turn"),
     "kernels": (50, "each kernel at the step's own size, for a second"),
@@ -50,6 +51,8 @@ LAYOUTS = (  # ranks, options
     (2, "--pipeline-parallel 2 --pipeline-chunks 2"),
     (4, "--tensor-parallel 2 --pipeline-parallel 2 --pipeline-chunks 2"),
     (8, "--tensor-parallel 2 --pipeline-parallel 2"),  # through sockets a second a step
+    # four replicas, whose sums each have an order of their own: complete_gradients makes copies equal
+    (8, "--tensor-parallel 2 --sequence-parallel no --micro-batch 2"),
 )
 
 parser = argparse.ArgumentParser(prog="first_contact.sh", description=__doc__)
@@ -63,6 +66,7 @@ parser.add_argument("--prepare", action="store_true", help="build what is run, t
 parser.add_argument("--arch", help="with --prepare: for which GPU [native, or 90a where none is]")
 parser.add_argument("--peer", action="append", default=[], metavar="NAME=MODEL=COMMAND")
 parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch [this one]")
+parser.add_argument("--minutes", type=float, default=9.5, help="it ends by then, with its report [9.5]")
 parser.add_argument("--force", action="store_true", help="go on where the checks fail")
 parser.add_argument("--rehearse", action="store_true", help="small, without a GPU: to see that it works")
 parser.add_argument(
@@ -98,6 +102,10 @@ def note(name, good, says):
     return good
 
 
+# a GPU's own run starts on all cores: parameters are drawn on the host
+CORES = {} if o.rehearse else {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+
+
 def words_of(command):
     return ["sleep", "10000"] if o.hang == current else [str(word) for word in command]
 
@@ -121,7 +129,9 @@ def judged(name, done, judge):
     if done.returncode == 124:
         return note(name, False, f"was ended: its time was over: {last_line(done.stdout)}")
     good, says = judge(done.stdout)
-    return note(name, good and done.returncode == 0, says if good else says + " " + last_line(done.stderr))
+    if not good:
+        says = "; ".join([says, last_line(done.stderr), *re.findall(r"^FAILED.*", done.stdout, re.M)[:5]])
+    return note(name, good and done.returncode == 0, says)
 
 
 def json_lines(text):
@@ -134,6 +144,9 @@ def is_counted(text):
 
 
 # ---- steps -------------------------------------------------------------------------------------------
+
+
+OVER = "its time was over"
 
 
 def train(name, model, micro_batch, *options, steps=20, batch=None):
@@ -153,9 +166,10 @@ def train(name, model, micro_batch, *options, steps=20, batch=None):
             *("--steps", steps, "--train", logs / "tokens.bin", "--metrics", metrics),
             *("--tuning", logs / "tuning"),
         ],
+        **CORES,
     )
     if done.returncode:
-        return {"error": "its time was over" if done.returncode == 124 else last_line(done.stderr)}
+        return {"error": OVER if done.returncode == 124 else last_line(done.stderr)}
     lines = json_lines(metrics.read_text())
     size = (batch or micro_batch) * (64 if o.rehearse else MODELS[model].sequence)
     rates = [size / line["seconds"] for line in lines[len(lines) // 2 :]]
@@ -182,15 +196,16 @@ def in_turn(name, model, micro_batch, ways, rounds=2, **more):
             else:
                 got = train(f"{name} {way}", model, micro_batch, *options.split(), **more)
             if "error" in got:
-                note(f"{name}, {way}", False, got["error"])
-            else:
-                rates[way].append(got["tokens_per_second"])
+                note(f"{name}, {way}", None if got["error"] == OVER else False, got["error"])
+            rates[way].append(got.get("tokens_per_second"))
     base = next(iter(ways))
+    rounds_of = {way: list(zip(own, rates[base])) for way, own in rates.items()}
     for way, own in rates.items():
+        own[:] = [rate for rate in own if rate]
         if not own:
-            note(f"{name}, {way}", None, "its time was over")
+            note(f"{name}, {way}", None, OVER)
             continue
-        ratios = [a / b for a, b in zip(own, rates[base])]
+        ratios = [a / b for a, b in rounds_of[way] if a and b]  # of the same round
         beside = f"; {statistics.mean(ratios):.3f} x {base}" if way != base and ratios else ""
         note(f"{name}, {way}", True, " and ".join(f"{rate:,.0f}" for rate in own) + " tokens/s" + beside)
     figures.setdefault("steps", {})[name] = rates
@@ -207,13 +222,15 @@ def identify():
     figures["machine"] = {
         "card": card.splitlines()[0] if card else "no GPU",
         "torch": found.stdout.strip() if found.returncode == 0 else None,
-        "commit": programs.commit(),
+        "why": OVER if found.returncode == 124 else last_line(found.stderr),
+        "commit": programs.commit() or carried().get("commit"),
     }
 
 
 def machine():
     card = figures["machine"]["card"]
-    note("card", card != "no GPU" or o.rehearse, f"{card}; PyTorch {figures['machine']['torch']}")
+    torch = figures["machine"]["torch"] or f"is not here: {figures['machine']['why']}"
+    note("card", card != "no GPU" or o.rehearse, f"{card}; PyTorch {torch}")
     for variant in ("bf16", "fp32", "bf16-nccl", "fp32-nccl"):
         path = program(variant)
         if not path.exists():
@@ -236,7 +253,8 @@ def checks():
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(ask, chapters))
     good = [judged(name, done, is_counted) for name, done in zip(chapters, answers)]
-    if not all(good) and not o.force:
+    wrong = [done for done, right in zip(answers, good) if not right and done.returncode != 124]
+    if wrong and not o.force:  # those that were only slow say nothing
         sys.exit(
             "first_contact.sh: kernels are not right, so nothing is timed (--force does it all the same)"
         )
@@ -292,7 +310,7 @@ def step_124M():
         note("choices", bool(lines), f"{len(lines)} choices; the table is in {o.output}.md")
     small = "--layers 2 --hidden 64 --heads 1 --sequence 64 --micro-batch 2".split()
     options = small if o.rehearse else ["--micro-batch", 64]
-    done = run("profile", [program("bf16", "test_gpt"), "profile", *options])
+    done = run("profile", [program("bf16", "test_gpt"), "profile", *options], **CORES)
     figures["profile"] = done.stdout
     note("profile", done.returncode == 0, f"the table is in {o.output}.md")
 
@@ -336,6 +354,9 @@ def pytorch():
     figures["pytorch"] = rows
     rates = [got["tokens_per_second"] for got in (before, after) if "error" not in got]
     for row in rows:
+        if "error" in row:
+            note(f"PyTorch {row['form']}", False, row["error"])
+            continue
         ratio = f", ours is {statistics.mean(rates) / row['tokens_per_second']:.3f} x that" if rates else ""
         note(f"PyTorch {row['form']}", True, rate_of(row) + ratio)
     if len(rows) < len(forms):
@@ -390,15 +411,13 @@ def nccl():
             break
         compare(*each, " and MPS" if works else "", **(mps if works else {}))
     if mps:
-        subprocess.run(
-            ["nvidia-cuda-mps-control"], input="quit\n", text=True, env=dict(os.environ, **mps), timeout=5
-        )
+        limited(["sh", "-c", "echo quit | nvidia-cuda-mps-control"], 5, env=dict(os.environ, **mps))
 
 
 def gemms():
     small = "--layers 1 --hidden 64 --heads 1 --sequence 64 --vocabulary 300 --micro-batch 1".split()
     options = small if o.rehearse else ["--micro-batch", 64]
-    ours = run("gemms", [program("bf16", "test_gpt"), "bench-gemms", *options], left() - 52)
+    ours = run("gemms", [program("bf16", "test_gpt"), "bench-gemms", *options], left() - 38, **CORES)
     rows = {row["gemm"]: row for row in json_lines(ours.stdout) if "m" in row}
     figures["gemms"] = rows
     figures["beside"] = [row for row in json_lines(ours.stdout) if "beside_us" in row]
@@ -407,7 +426,7 @@ def gemms():
     )
     if not figures["machine"]["torch"]:
         return note("GEMMs of PyTorch", None, "PyTorch is not here")
-    done = run("gemms of torch", twin("--gemms", 0 if o.rehearse else 3))
+    done = run("gemms of torch", twin("--gemms", 0 if o.rehearse else 2))
     theirs = json_lines(done.stdout)
     for row in theirs:
         rows.setdefault(row["gemm"], {})["torch"] = row
@@ -418,7 +437,8 @@ def larger():
     for batch in (16, 64):
         got = train(f"1558M batch {batch}", "1558M", 16, batch=batch, steps=8)
         figures.setdefault("1558M", {})[batch] = got
-        note(f"1558M, micro-batch 16, batch {batch}", "error" not in got, rate_of(got))
+        good = None if got.get("error") == OVER else "error" not in got
+        note(f"1558M, micro-batch 16, batch {batch}", good, rate_of(got))
 
 
 def fp8():
@@ -597,30 +617,48 @@ def pack():
             archive.add(path, path.name)
 
 
-def main():
+def run_part(name, end):
     global deadline, current
+    current, start = name, time.time()
+    if start > end - 10:
+        return note(name, None, f"no time is left: go on with --from {name} --output OTHER")
+    deadline = min(start + {**PARTS, **OTHERS}[name][0] * slower, end - 5)
+    try:
+        RUN[name]()
+    except Exception as e:  # a part that fails does not stop the rest
+        note(name, False, f"{type(e).__name__} {e}"[:300])
+    if held := clocks_between(start, time.time()):
+        figures.setdefault("clocks", {})[name] = held
+    figures.setdefault("seconds", {})[name] = round(time.time() - start, 1)
+
+
+def carried():
+    try:
+        return json.loads((programs.FOLDER / "prepared.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def main():
+    global deadline
     names = o.parts if o.parts is not None else list(PARTS)
     if o.first:
         names = list(PARTS)[list(PARTS).index(o.first) :]
     logs.mkdir(parents=True, exist_ok=True)
     programs.make_tokens(logs / "tokens.bin", 40_000 if o.rehearse else 4_000_000)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends it gets the report all the same
     clocks = log_clocks()
-    deadline = time.time() + 30
-    identify()
-    for name in names:
-        current, start = name, time.time()
-        deadline = start + {**PARTS, **OTHERS}[name][0] * slower
-        try:
-            RUN[name]()
-        except Exception as e:  # a part that fails does not stop the rest
-            note(name, False, f"{type(e).__name__} {e}"[:300])
-        if held := clocks_between(start, time.time()):
-            figures.setdefault("clocks", {})[name] = held
-        figures.setdefault("seconds", {})[name] = round(time.time() - start, 1)
-    if clocks:
-        clocks.terminate()
-    write_report()
-    pack()
+    end = began + 60 * o.minutes * slower
+    deadline = time.time() + 90  # PyTorch may be read from a cold disk
+    try:
+        identify()
+        for name in names:
+            run_part(name, end)
+    finally:
+        if clocks:
+            clocks.terminate()
+        write_report()
+        pack()
     failed = sum(part["good"] is False for part in parts)
     print(f"{sum(part['good'] is True for part in parts)} passed, {failed} failed: {o.output}.md")
     sys.exit(bool(failed))
@@ -640,8 +678,8 @@ if not has_gpu and not o.rehearse and not o.prepare:
 if o.prepare or not (o.rehearse or programs.is_prepared()):
     if programs.FOLDER.exists() and not o.prepare:  # building would take a GPU's minutes
         sys.exit(
-            f"first_contact.sh: {programs.FOLDER} is of another commit than {programs.commit()[:9]}, which is"
-            " here: build it anew with --prepare"
+            f"first_contact.sh: {programs.FOLDER} is of other sources than those here: build it anew with"
+            " --prepare"
         )
     programs.prepare(o.arch or ("native" if has_gpu else "90a"))
     if o.prepare:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything about a GPU in one call, in thirteen minutes: bash scripts/first_contact.sh [OPTION…]
+# Everything about a GPU in thirteen minutes: bash scripts/first_contact.sh [OPTION…]
+# One call ends with its report after --minutes (9.5), and names the part to go on from (--from) in another.
 # Needs Python and, to build, nvcc; compares with PyTorch if it is installed, and runs ranks that share the
 # GPU over NCCL if there is MPI. The most valuable parts run first; each is ended when its time is over, and
 # one that fails does not stop the rest. Writes OUTPUT.json, OUTPUT.md and the folder OUTPUT with what each

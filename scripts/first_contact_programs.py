@@ -2,6 +2,7 @@
 variants, Open MPI's files, texts, and the CPU's losses."""
 
 import array
+import hashlib
 import json
 import os
 import platform
@@ -42,6 +43,15 @@ def commit():
     return here("git", "rev-parse", "HEAD")
 
 
+def sources():
+    """A sum of all that programs are built from, in a copy with or without git."""
+    folders = [path for folder in ("layers", "comm", "data") for path in Path(folder).rglob("*.*")]
+    files = [Path(name) for name in ("train_gpt.cu", "test_gpt.cu", "Makefile")]
+    files += [path for path in folders if path.suffix in (".h", ".cuh", ".cpp", ".cu")]
+    sums = [f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in sorted(files)]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
 def build(arch):
     """All variants, beside the builds of this machine; the CPU's for any processor with AVX2, with plain
     loops as BLAS."""
@@ -59,7 +69,7 @@ def build(arch):
         programs = [f"{objects}-{transport}/{name}" for name in names.split()]
         where = [f"OBJECTS={objects}", "TOOLS=build/carried-host", f"BLAS={plain}"]
         how = [f"GPU_CODE={code}", "ARCH=x86-64-v3", *settings.split()]
-        subprocess.run(["make", "-s", "-j2", *where, *how, *programs], check=True)
+        subprocess.run(["make", "-s", f"-j{os.cpu_count() or 2}", *where, *how, *programs], check=True)
         (FOLDER / variant).mkdir(parents=True)
         for each in programs:
             shutil.copy2(each, FOLDER / variant)
@@ -153,9 +163,9 @@ def prepare_texts(folder, rehearse, steps):
 
 
 def is_prepared():
-    """Whether the folder was made from this commit, as far as a copy without git can tell."""
+    """Whether the folder was made from these sources."""
     try:
-        return commit() in ("", json.loads((FOLDER / "prepared.json").read_text())["commit"])
+        return json.loads((FOLDER / "prepared.json").read_text())["sources"] == sources()
     except (OSError, ValueError, KeyError):
         return False
 
@@ -166,7 +176,10 @@ def prepare(arch):
     carry_mpi()
     losses = prepare_texts(FOLDER, False, STEPS)
     (FOLDER / "prepared.json").write_text(
-        json.dumps({"commit": commit(), "arch": arch, "steps": STEPS, "cpu": losses}) + "\n"
+        json.dumps(
+            {"commit": commit(), "sources": sources(), "arch": arch, "steps": STEPS, "cpu": losses}
+        )
+        + "\n"
     )
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     print(f"{FOLDER}: {size / 1e6:.1f} MB, carried to a machine with a GPU it needs no building there")

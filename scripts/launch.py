@@ -372,7 +372,10 @@ class Launcher:
         self.ran = self.ran or bool(STEP.search(printed))
         # behind steps of this run it is what is left of an attempt, which will end
         taken = "writes there: end that run" in printed and not self.ran
-        if code == DIVERGED or SPIKE.search(printed) or (not taken and (self.ran or lost or self.was_killed)):
+        meanwhile = "another run has ended meanwhile" in printed  # start again, it says
+        if code == DIVERGED or SPIKE.search(printed) or meanwhile:
+            return
+        if not taken and (self.ran or lost or self.was_killed):
             return
         stop(
             f"train_gpt ended with {code} before its first step, which another attempt would not change:\n"

@@ -57,6 +57,9 @@ def limited(command, seconds, **more):
         out, error = process.communicate()
         stopped = f"\nstopped after {seconds:.0f} s"
         return subprocess.CompletedProcess(words, 124, (out or "") + stopped, (error or "") + stopped)
+    except BaseException:  # this program is ended: so is what it has started
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def output_of(command, seconds=600, **more):

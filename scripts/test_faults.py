@@ -41,6 +41,8 @@ WAITING = (
     faults_ends.renamed_folder,
     faults_ends.metrics_of_others,
     faults_ends.overwritten_value,
+    faults_ends.unreadable_older,
+    faults_ends.late_signals,
     faults_ends.generator_beside_training,
 )
 LANES = 3

@@ -169,7 +169,11 @@ if o.gemms is not None:
     time_gemms(o.gemms)
 else:
     for form in o.forms:
-        print(json.dumps(time_form(form)), flush=True)
+        try:
+            row = time_form(form)
+        except Exception as e:  # one form that fails leaves the others
+            row = {"form": form, "error": f"{type(e).__name__} {e}"[:200]}
+        print(json.dumps(row), flush=True)
         if device == "cuda":
             torch._dynamo.reset()  # forgets what was compiled, and the memory of its graphs
             torch.cuda.empty_cache()

@@ -193,7 +193,7 @@ void bench_gemms(const std::vector<std::string>& words) {
     if (!o.has("model")) o.model = "124M";
     ModelShape shape = model_shape(o, 0);
     int B = o.micro_batch ? o.micro_batch : host_is_device ? 1 : 64;
-    double load = host_is_device ? 0 : 3;
+    double load = host_is_device ? 0 : 2;
     GemmsOfStep(load).all(B * shape.T, shape.C, shape.Vp);
 }
 #endif

@@ -104,29 +104,43 @@ inline void check_metrics(const Run& run) {
     if (run.trains()) lock_metrics(path);
 }
 
+// whether the run that goes on is the one that the checkpoint's run wrote this file for
+inline bool continues_metrics(const Run& run) {
+    const Options& o = run.options;
+    if (run.checkpoints.empty() || o.save != o.resume) return false;
+    auto recorded = run.checkpoints[0].options.find("metrics");
+    return recorded != run.checkpoints[0].options.end() && recorded->second == o.metrics;
+}
+
 // Continues the metrics file from the resumed checkpoint: drops the lines of later steps, which will be run
-// again. The file of another run, which a new one, or one with other numbers at this step is, is renamed
-// FILE.previous, or FILE.previous-2 and so on.
+// again. The file of another run, which a new one, or one with other numbers or none at this step is, is
+// renamed FILE.previous, or FILE.previous-2 and so on; a branch of a run leaves a copy of it there.
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
-    if (path.empty() || !run.is_rank0()) return;
-    std::string kept;
-    bool is_other = run.state.step == 0;
+    if (path.empty() || !run.is_rank0() || run.state.step >= run.last_step) return;
+    std::string kept, there(WholeFile(path).text());
+    bool is_other = true;
     std::vector<std::pair<long, std::string>> lines = read_metrics_file(path);
     for (auto& [step, line] : lines) {
         if (step <= run.state.step) kept += line + "\n";
         if (step != run.state.step) continue;
         Json at = Json::parse(line, path);
         const Json* tokens = at.find("tokens");
-        is_other |= !tokens || (uint64_t)tokens->integer(path) != run.state.tokens;
+        is_other = run.state.step == 0 || !tokens || (uint64_t)tokens->integer(path) != run.state.tokens;
     }
-    if (is_other && !lines.empty()) {
+    bool drops = !lines.empty() && lines.back().first > run.state.step;
+    if (!lines.empty() && (is_other || (drops && !continues_metrics(run)))) {
         std::string aside = path + ".previous";
         for (int i = 2; access(aside.c_str(), F_OK) == 0; i++) aside = path + text(".previous-%d", i);
         std::filesystem::rename(path, aside);
-        kept.clear();
+        if (is_other) kept.clear();
+        there.clear();
         printf("note: %s has %zu steps of another run, which are now in %s\n", path.c_str(), lines.size(),
                aside.c_str());
+    }
+    if (!there.empty() && there.starts_with(kept)) {  // takes no room on a full disk
+        if (there.size() > kept.size()) std::filesystem::resize_file(path, kept.size());
+        return;
     }
     FileWriter file(path);
     file.write(kept);

@@ -154,11 +154,12 @@ inline void verify_rank_file(const std::string& folder, int rank, const Snapshot
 }
 
 // Each rank verifies its share of the older checkpoints that --keep counts. A damaged one is marked and no
-// longer counts, so an older checkpoint is kept in its stead.
-inline void verify_older(const std::string& dir, long step, long keep, const comm::Group& world) {
+// longer counts, so an older checkpoint is kept in its stead. false: one could not be read, or not be marked
+inline bool verify_older(const std::string& dir, long step, long keep, const comm::Group& world) {
+    bool all_known = true;
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) >= step) continue;
-        if (keep <= 1) return;
+        if (keep <= 1) return all_known;
 
         std::string folder = dir + "/" + name;
         if (std::filesystem::is_symlink(folder) || access((folder + "/DAMAGED").c_str(), F_OK) == 0) continue;
@@ -167,17 +168,23 @@ inline void verify_older(const std::string& dir, long step, long keep, const com
             for (size_t i = world.rank; i < c.files.size(); i += world.size) c.verify_file(i);
             keep--;
         } catch (const std::exception& e) {
+            bool is_gone = access((folder + "/index.json").c_str(), F_OK) != 0;
             // what cannot be read right now may still be intact
-            if (!strstr(e.what(), "damaged") && !strstr(e.what(), "truncated")) continue;
-            fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
-            if (access((folder + "/index.json").c_str(), F_OK) != 0) continue;
-            FILE* mark = fopen((folder + "/DAMAGED").c_str(), "w");
-            if (mark) {
-                fprintf(mark, "%s\n", e.what());
-                fclose(mark);
+            if (!strstr(e.what(), "damaged") && !strstr(e.what(), "truncated")) {
+                if (is_gone) continue;
+                all_known = false;
+                fprintf(stderr, "checkpoint %s cannot be read, so no older one is removed: %s\n",
+                        folder.c_str(), e.what());
+                continue;
             }
+            fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
+            if (is_gone) continue;
+            FILE* mark = fopen((folder + "/DAMAGED").c_str(), "w");
+            if (mark) fprintf(mark, "%s\n", e.what());
+            if (!mark || fclose(mark) != 0) all_known = false;
         }
     }
+    return all_known;
 }
 
 // files: one per rank
@@ -221,12 +228,12 @@ inline void save_whole(const std::string& dir, const RunState& state, const Snap
 
 class CheckpointWriter {
 public:
-    enum Status { Busy, Done, Failed };
+    enum Status { Busy, Done, Failed, Unsure };  // Unsure: done, but an older checkpoint could not be read
 
 private:
-    enum Stage { Idle, Write, Publish, Verify, Drop, Tidy };
-    static constexpr const char* doing[] = {"idle",      "writing",  "publishing",
-                                            "verifying", "dropping", "tidying up behind"};
+    enum Stage { Idle, Prepare, Write, Publish, Verify, Drop, Tidy };
+    static constexpr const char* doing[] = {"idle",      "preparing", "writing",          "publishing",
+                                            "verifying", "dropping",  "tidying up behind"};
     const Run& run;
     const Optimizer& optimizer;
     const FolderLock* lock;
@@ -242,7 +249,7 @@ private:
     int tensors;             // in the whole model
     int failures = 0;
     double began, due_since, stage_began = 0, not_before = 0, blocked = 0, took = 0;
-    bool was_named = false, stuck = false;
+    bool was_named = false, stuck = false, unsure = false;
     long last_saved = -1;
 
     template <class Work>
@@ -315,7 +322,7 @@ public:
                 error = e.what();
             }
         }
-        return error.empty() ? Done : Failed;
+        return !error.empty() ? Failed : unsure ? Unsure : Done;
     }
 
     // takes the snapshot; the rest runs during the next steps. Called on all ranks together, when idle
@@ -329,14 +336,8 @@ public:
                                range.state_offset, range.n);
 
         blocked = seconds() - began;
-        start(Write, true, [this] {
-            if (lock) lock->check_folder();
-            std::string partial = partial_folder(run.options.save, state.step);
-            // --save itself is not made again: it is gone, or has another name
-            if (mkdir(partial.c_str(), 0777) != 0 && errno != EEXIST)
-                fail("%s: cannot be made: %s", partial.c_str(), strerror(errno));
-            file = write_rank_file(partial, run.grid.world.rank, snapshot);
-        });
+        unsure = false;
+        start(Prepare, is_first(), [this] { make_partial(); });  // before any rank writes there
     }
 
     // what each rank has written; sets all_bytes and all_seconds. Collective
@@ -367,7 +368,13 @@ public:
         for (size_t rank = 0; rank < statuses.size(); rank++)
             if (statuses[rank] == Failed) return give_up((int)rank);
 
-        if (stage == Write) {
+        if (stage == Prepare) {
+            start(Write, true, [this] {
+                make_partial();  // a network file system shows rank 0's folder late
+                file = write_rank_file(partial_folder(run.options.save, state.step), run.grid.world.rank,
+                                       snapshot);
+            });
+        } else if (stage == Write) {
             start(Publish, is_first(), [this, files = gather_files()] {
                 if (lock) lock->check_folder();
                 publish_checkpoint(run.options.save, state, files, options_json(run.options),
@@ -376,14 +383,16 @@ public:
         } else if (stage == Publish) {
             start(Verify, true, [this] {
                 verify_rank_file(folder(), run.grid.world.rank, snapshot);
-                verify_older(run.options.save, state.step, run.options.keep, run.grid.world);
+                unsure = !verify_older(run.options.save, state.step, run.options.keep, run.grid.world);
             });
         } else if (stage == Verify) {
             failures = 0;
             last_saved = state.step;
             took = seconds() - began;
             if (is_first()) print_saved();
-            start(Drop, is_first(), [this] {
+            bool drops = !std::count(statuses.begin(), statuses.end(), (int)Unsure);
+            start(Drop, is_first() && drops, [this] {
+                if (lock) lock->check_folder();
                 drop_old_checkpoints(run.options.save, state.step, run.options.keep);
             });
         } else {
@@ -392,6 +401,14 @@ public:
     }
 
 private:
+    void make_partial() const {
+        if (lock) lock->check_folder();
+        std::string partial = partial_folder(run.options.save, state.step);
+        // --save itself is not made again: it is gone, or has another name
+        if (mkdir(partial.c_str(), 0777) != 0 && errno != EEXIST)
+            fail("%s: cannot be made: %s", partial.c_str(), strerror(errno));
+    }
+
     void print_saved() const {
         printf("saved     %s  %.4g MB: copied in %.3f s, written in %.3f s (%.2f GB/s)\n", folder().c_str(),
                (double)all_bytes * 1e-6, blocked, all_seconds,
@@ -424,6 +441,11 @@ private:
         not_before = seconds() + pause;
 
         start(at == Tidy ? Idle : Tidy, is_first() && at != Tidy, [this, at] {
+            try {
+                if (lock) lock->check_folder();
+            } catch (const Error&) {
+                return;  // what lies there is another run's
+            }
             FolderLock::remove_leftovers(run.options.save);
             if (at != Verify) return;
             std::filesystem::remove(folder() + "/index.json");  // first: without it, not a checkpoint

@@ -319,6 +319,17 @@ void report_nothing_to_do(Run& run, Trainer& trainer) {
 
 // ---- saves -----------------------------------------------------------------------------------------------
 
+// The run that held --save until now may have saved since this one looked for checkpoints
+static void refuse_newer_checkpoints(const Run& run) {
+    const Options& o = run.options;
+    bool resumes_there = !run.checkpoints.empty() && o.resume == o.save;
+    long from = resumes_there ? run.checkpoints[0].state.step : -1;
+    for (auto& name : list_checkpoints(o.save))
+        if (step_of(name) > from && !o.resume_before && is_complete(o.save + "/" + name))
+            fail("--save %s: another run has ended meanwhile and left %s there: start again",
+                 o.save.c_str(), name.c_str());
+}
+
 // Locks --save for this run. Collective, because rank 0 may need some seconds to be sure that another host's
 // lock is stale
 void lock_save_folder(const Run& run, Trainer& trainer) {
@@ -329,6 +340,7 @@ void lock_save_folder(const Run& run, Trainer& trainer) {
         locking = std::async(std::launch::async, [&] {
             trainer.lock = std::make_unique<FolderLock>(folder);
             FolderLock::remove_leftovers(folder);
+            refuse_newer_checkpoints(run);
         });
     std::string error;
     comm::await_together(locking, "locking --save", error);
@@ -383,6 +395,7 @@ static void check_save_attempts(const Run& run, const Trainer& trainer) {
 
 static void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
+    notice_stop_signal();  // no step follows that would
     double patience = trainer.writer->is_stuck() ? save_patience() : INFINITY;
     if (!finish_save(run, trainer, patience))
         comm::end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: check "
