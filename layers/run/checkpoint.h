@@ -491,8 +491,13 @@ inline bool is_complete(const std::string& folder) {
 // what to give instead of a folder without checkpoints
 inline std::string folder_with_checkpoints(const std::string& dir) {
     std::error_code ignored;
-    for (auto& entry : std::filesystem::directory_iterator(dir, ignored))
+    for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
+        std::string name = entry.path().filename();
+        if (name.starts_with("step-") && name.ends_with(".replaced"))  // swap_folders() has moved it aside
+            return name + " is the one that an interrupted save was to replace: rename it to " +
+                   name.substr(0, name.rfind('.'));
         if (!list_checkpoints(entry.path()).empty()) return "did you mean " + entry.path().string() + "?";
+    }
     return "choose a folder that --save wrote";
 }
 

@@ -107,7 +107,8 @@ inline void check_metrics(const Run& run) {
 // whether the run that goes on is the one that the checkpoint's run wrote this file for
 inline bool continues_metrics(const Run& run) {
     const Options& o = run.options;
-    if (run.checkpoints.empty() || o.save != o.resume) return false;
+    std::error_code none;
+    if (run.checkpoints.empty() || !std::filesystem::equivalent(o.save, o.resume, none)) return false;
     auto recorded = run.checkpoints[0].options.find("metrics");
     return recorded != run.checkpoints[0].options.end() && recorded->second == o.metrics;
 }
@@ -135,7 +136,8 @@ inline void open_metrics(const Run& run) {
         std::filesystem::rename(path, aside);
         if (is_other) kept.clear();
         there.clear();
-        printf("note: %s has %zu steps of another run, which are now in %s\n", path.c_str(), lines.size(),
+        std::string what = is_other ? "of another run, which are" : "of the run that this one branches off,";
+        printf("note: %s has %zu steps %s now in %s\n", path.c_str(), lines.size(), what.c_str(),
                aside.c_str());
     }
     if (!there.empty() && there.starts_with(kept)) {  // takes no room on a full disk
